@@ -1,0 +1,91 @@
+"""All errors that stoker raises on purpose.
+
+    StokerError                  1  a bug, or something no other class names
+    ├── UsageError               2  a wrong command line, setting or record (also a ValueError)
+    ├── GateError                3  the model is not as good as the workload's gate asks
+    ├── PlatformError            4  a platform refused or lost a request
+    ├── FeedError                5  the feed cannot go on
+    │   ├── FeedLostError           no data worker is left, or none came in time
+    │   ├── ShippingError           a dataset or collate function cannot travel
+    │   └── ProtocolError           a peer sent what the protocol does not allow
+    └── WorkloadError            6  the user's command failed; its own exit code is in training.json
+
+The numbers are the exit codes of the command line.
+"""
+
+
+class StokerError(Exception):
+    """Base of all errors of stoker: three facts, of which two may be empty.
+
+    Attributes:
+        what: What went wrong, with the values.
+        where: File, line, key, host, rank or batch; empty where there is no place.
+        fix: What to do next; empty where nothing is known to help.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        super().__init__(what, where, fix)
+        self.what = what
+        self.where = where
+        self.fix = fix
+
+    def __str__(self) -> str:
+        """The facts as the command line prints them, one a line."""
+        lines = [self.what]
+        if self.where:
+            lines.append(f"where: {self.where}")
+        if self.fix:
+            lines.append(f"try:   {self.fix}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Lets the error travel between processes with all its facts."""
+        return (_rebuild, (type(self), self.what, self.where, self.fix))
+
+
+def _rebuild(kind: type[StokerError], what: str, where: str, fix: str) -> StokerError:
+    return kind(what, where=where, fix=fix)
+
+
+class UsageError(StokerError, ValueError):
+    """A wrong command line, setting or record."""
+
+    exit_code = 2
+
+
+class GateError(StokerError):
+    """The model is not as good as the workload's gate asks."""
+
+    exit_code = 3
+
+
+class PlatformError(StokerError):
+    """A platform refused or lost a request."""
+
+    exit_code = 4
+
+
+class FeedError(StokerError):
+    """The feed cannot go on."""
+
+    exit_code = 5
+
+
+class FeedLostError(FeedError):
+    """No data worker is left, or none came in time."""
+
+
+class ShippingError(FeedError):
+    """A dataset, collate function or sampler index cannot travel to another host."""
+
+
+class ProtocolError(FeedError):
+    """A peer sent what the protocol does not allow."""
+
+
+class WorkloadError(StokerError):
+    """The user's command failed."""
+
+    exit_code = 6

@@ -1,0 +1,297 @@
+"""The protocol: every message that crosses a connection of the feed.
+
+Each message is one zmq multipart: the packed message first, then its frames (at most one).
+Two services, both ROUTER sockets with CURVE, one fixed port a host:
+
+coordinator (in the dnn leader's launcher)
+    launchers  Join → Welcome | Refused;  Beat → State;  Leave
+    ranks      Attend → Roster, and a Roster again whenever it changes;  Progress
+
+agent (on a data host)
+    trainers   Open → Need | Ready | Failed;  Ship + frame → Ready | Failed
+               Make + frame → Made + frame | Raised + frame;  Forget;  Close
+               and unasked: Credits, Leaving
+
+A *session* is one loader of one trainer process. A *spec* is what makes batches: dataset, collate
+function, worker_init_fn, pickled together and named by the digest of its bytes; each host gets it
+once. `Make` carries the batch's seed words, so a worker knows nothing of epochs or ranks.
+"""
+
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from stoker.errors import ProtocolError
+
+# Raised with every change that an older peer would misread.
+PROTOCOL_VERSION = 1
+
+Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
+Words = Annotated[tuple[Count, ...], msgspec.Meta(max_length=8)]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Base of all messages."""
+
+
+class Join(Message, frozen=True, kw_only=True):
+    """A launcher joins: `agent` on a data host, `follower` on another dnn host.
+
+    Attributes:
+        address: Under which trainers reach this host.
+        port: Of its agent; 0 for a follower.
+        plain_port: Where batches that are not encrypted are sent from; 0: none.
+        workers: Data workers of the host.
+        incarnation: Random; a host that comes back has another one.
+    """
+
+    protocol: int
+    run_id: Identifier
+    kind: Literal["agent", "follower"]
+    host: Identifier
+    group: Identifier
+    address: Identifier
+    port: Count
+    plain_port: Count = 0
+    workers: Count = 0
+    incarnation: Identifier
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """The launcher is a member; it must beat every `beat_seconds`."""
+
+    beat_seconds: float
+    lease_seconds: float
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """The launcher is not welcome, and must end."""
+
+    reason: str
+
+
+class Beat(Message, frozen=True, kw_only=True):
+    """Renews the lease of a launcher."""
+
+    host: Identifier
+    incarnation: Identifier
+
+
+class State(Message, frozen=True, kw_only=True):
+    """The run's state, in answer to Beat, and unasked when it changes.
+
+    Attributes:
+        outcome: absent while the run goes on.
+        reason: Why, where it failed.
+        unknown: The sender is not (any more) a member: join again.
+    """
+
+    outcome: Literal["succeeded", "failed", "stopped"] | None = None
+    exit_code: int | None = None
+    reason: str = ""
+    unknown: bool = False
+
+
+class Leave(Message, frozen=True, kw_only=True):
+    """A launcher ends; exit_code is its training command's on a follower."""
+
+    host: Identifier
+    incarnation: Identifier
+    exit_code: int | None = None
+    reason: str = ""
+
+
+class Attend(Message, frozen=True, kw_only=True):
+    """A rank asks for the roster, now and whenever it changes."""
+
+    protocol: int
+    run_id: Identifier
+    rank: Count
+    host: Identifier
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An agent that trainers may dial; seconds since its last beat."""
+
+    host: Identifier
+    group: Identifier
+    address: Identifier
+    port: Count
+    plain_port: Count
+    workers: Count
+    incarnation: Identifier
+    silent_seconds: float = 0.0
+
+
+class Roster(Message, frozen=True, kw_only=True):
+    """The agents that are there; `expected` hosts make up the data group."""
+
+    agents: tuple[Member, ...]
+    expected: Count
+    lost: tuple[Member, ...] = ()
+
+
+class Progress(Message, frozen=True, kw_only=True):
+    """What a rank did so far, about once a second."""
+
+    rank: Count
+    steps: Count
+    samples: Count
+    wait_seconds: float
+    compute_seconds: float
+
+
+class Open(Message, frozen=True, kw_only=True):
+    """A trainer opens a session, or changes its spec at the next iter().
+
+    Attributes:
+        spec: Digest of the pickled spec.
+        spec_bytes: Its size.
+        plain_identity: Routing id of the trainer's plain connection; empty: batches come here.
+        seeding: How a worker seeds each batch.
+    """
+
+    protocol: int
+    session: Identifier
+    rank: Count
+    spec: Identifier
+    spec_bytes: Count
+    plain_identity: bytes = b""
+    seeding: Literal["batch", "sample", "torch"] = "batch"
+    versions: dict[str, str] = {}
+
+
+class Need(Message, frozen=True, kw_only=True):
+    """The agent does not have that spec."""
+
+    spec: Identifier
+
+
+class Ship(Message, frozen=True, kw_only=True):
+    """The pickled spec, in the frame."""
+
+    spec: Identifier
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    """The session may ask for batches: at most `credits` at a time."""
+
+    session: Identifier
+    spec: Identifier
+    credits: Count
+    workers: Count
+    versions: dict[str, str] = {}
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    """The spec cannot be used on this host; the frame is the pickled error."""
+
+    session: Identifier
+    spec: Identifier
+    reason: str
+
+
+class Credits(Message, frozen=True, kw_only=True):
+    """The session's credits changed."""
+
+    session: Identifier
+    credits: Count
+
+
+class Make(Message, frozen=True, kw_only=True):
+    """Asks for batch `number`; the frame is the encoded index (see wire.encode).
+
+    Attributes:
+        epoch: Counts the iter() calls of the session.
+        seed: Seed words (base seed, replica, epoch, number); the worker adds (index, occurrence)
+            for `sample` seeding.
+    """
+
+    session: Identifier
+    epoch: Count
+    number: Count
+    seed: Words
+
+
+class Made(Message, frozen=True, kw_only=True):
+    """A batch; the frame is its payload, `tree` describes it (see wire)."""
+
+    session: Identifier
+    epoch: Count
+    number: Count
+    tree: bytes
+    cpu_seconds: float
+    wall_seconds: float
+    worker: Count
+
+
+class Raised(Message, frozen=True, kw_only=True):
+    """The dataset or collate function raised; the frame is the pickled error."""
+
+    session: Identifier
+    epoch: Count
+    number: Count
+    summary: str
+
+
+class Dropped(Message, frozen=True, kw_only=True):
+    """The agent cannot make that batch now (its worker died twice, or it drains): ask elsewhere."""
+
+    session: Identifier
+    epoch: Count
+    number: Count
+    reason: str
+
+
+class Forget(Message, frozen=True, kw_only=True):
+    """The trainer no longer wants batches of epochs below `before_epoch`."""
+
+    session: Identifier
+    before_epoch: Count
+
+
+class Close(Message, frozen=True, kw_only=True):
+    """The session ends."""
+
+    session: Identifier
+
+
+class Leaving(Message, frozen=True, kw_only=True):
+    """The agent drains: what it has not begun goes elsewhere."""
+
+
+ToCoordinator = Join | Beat | Leave | Attend | Progress
+FromCoordinator = Welcome | Refused | State | Roster
+ToAgent = Open | Ship | Make | Forget | Close
+FromAgent = Need | Ready | Failed | Credits | Made | Raised | Dropped | Leaving
+
+_AnyT = TypeVar("_AnyT")
+_encoder = msgspec.msgpack.Encoder()
+
+
+def pack(message: Message) -> bytes:
+    """The message as bytes."""
+    return _encoder.encode(message)
+
+
+class Unpacker:
+    """Decodes the messages of one direction.
+
+    Args:
+        kinds: One of the unions above.
+    """
+
+    def __init__(self, kinds: object) -> None:
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(kinds)
+
+    def __call__(self, data: bytes | memoryview) -> Message:
+        """The message.
+
+        Raises:
+            ProtocolError: If the bytes are no such message.
+        """
+        try:
+            return self._decoder.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
+            raise ProtocolError(f"not a message of the feed: {err}") from None

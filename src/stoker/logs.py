@@ -1,0 +1,97 @@
+"""Logs: one event, one line, `event key=value ...`, run id and host always.
+
+A line looks like `stoker 2026-11-20T08:00:00.123Z run=mnist-1 host=algo-1 agent_listens port=7600`
+and is read back by `parse_line`, so that whoever holds only the log of a job (CloudWatch, a pod's
+log) can still follow it.
+"""
+
+import os
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TextIO
+
+LogValue = str | int | float | bool | None
+
+_PREFIX = "stoker "
+
+
+@dataclass(frozen=True, slots=True)
+class LogEvent:
+    """One parsed line.
+
+    Attributes:
+        when: UTC time, ISO 8601 with milliseconds.
+        run: Run id.
+        host: Host name as the platform gave it.
+        event: Name of the event.
+        values: Key to value, as text.
+    """
+
+    when: str
+    run: str
+    host: str
+    event: str
+    values: Mapping[str, str]
+
+
+class Log:
+    """Writes events of one host and run; safe to use from several threads."""
+
+    def __init__(self, *, run: str, host: str, stream: TextIO | None = None) -> None:
+        self._head = f"run={_quote(run)} host={_quote(host)}"
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def event(self, name: str, **values: LogValue) -> None:
+        """Writes one line; a closed or full stream is ignored, for a log must not end a job."""
+        pairs = "".join(f" {key}={_quote(_text(value))}" for key, value in values.items())
+        line = f"{_PREFIX}{_now()} {self._head} {name}{pairs}\n"
+        with self._lock:
+            try:
+                stream = self._stream or sys.stderr
+                stream.write(line)
+                stream.flush()
+            except (OSError, ValueError):
+                return
+
+
+def parse_line(line: str) -> LogEvent | None:
+    """The event in `line`, or None if the line is not one of stoker's."""
+    start = line.find(_PREFIX)
+    if start < 0:
+        return None
+    try:
+        words = shlex.split(line[start + len(_PREFIX) :])
+    except ValueError:
+        return None
+    if len(words) < 4 or not words[1].startswith("run=") or not words[2].startswith("host="):
+        return None
+    values = dict(word.split("=", 1) for word in words[4:] if "=" in word)
+    return LogEvent(words[0], words[1][4:], words[2][5:], words[3], values)
+
+
+def process_name() -> str:
+    """A short name of this process for log lines: `pid-123`."""
+    return f"pid-{os.getpid()}"
+
+
+def _text(value: LogValue) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "" if value is None else str(value)
+
+
+def _quote(text: str) -> str:
+    flat = " ".join(text.split())
+    return (
+        flat if flat and flat.isprintable() and not set(flat) & set(" '\"\\") else shlex.quote(flat)
+    )
+
+
+def _now() -> str:
+    now = time.time()
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"

@@ -1,0 +1,112 @@
+"""What every platform can do: plan a job as a pure value, submit it, follow it, stop it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from stoker.records import FeedSettings, Group, Json, ProfileSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """A training job, the same for all platforms.
+
+    Attributes:
+        name: Run id: letters, digits and dashes.
+        command: Program and arguments of the training.
+        groups: The dnn group first.
+        channels: Name to where the data is.
+        channel_groups: Name to the groups that get it; a name that is missing goes to all.
+        environment: More variables for the user's command.
+        profile: Set where the job is a profile.
+        run_dir: Folder on this machine for logs and outputs of the run.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    groups: tuple[Group, ...]
+    run_dir: Path
+    channels: Mapping[str, str] = field(default_factory=dict)
+    channel_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    strategy: str = "auto"
+    feed: FeedSettings = FeedSettings()
+    profile: ProfileSettings | None = None
+    workload_sha256: str | None = None
+    replace_dataloader: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnd:
+    """How a job ended.
+
+    Attributes:
+        status: succeeded, failed or stopped.
+        exit_code: The training command's own, where known.
+        failure: The failure's words, where there are any.
+        output_dir: Folder on this machine with the dnn leader's output/data, where it is known.
+        data_group_release_seconds: From the end of the dnn leader to the end of the last data host.
+    """
+
+    status: str
+    exit_code: int | None
+    failure: str | None
+    output_dir: Path | None
+    data_group_release_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One line of a host's log, without the line end."""
+
+    group: str
+    host: str
+    text: str
+
+
+RequestT = TypeVar("RequestT")
+
+
+class Run(Protocol):
+    """A submitted job."""
+
+    name: str
+
+    def lines(self) -> Iterator[LogLine]:
+        """Log lines of all hosts as they come; ends when the job has ended."""
+        ...
+
+    def wait(self) -> JobEnd:
+        """Blocks until all hosts have ended."""
+        ...
+
+    def stop(self) -> None:
+        """Asks the job to stop and ends what does not; may be called twice, never raises."""
+        ...
+
+
+class Platform(Protocol[RequestT]):
+    """Where jobs run. plan() is pure, submit() sends what plan() made."""
+
+    name: str
+
+    def plan(self, job: JobSpec) -> RequestT:
+        """The request for `job`, with every rule of the platform checked.
+
+        Raises:
+            UsageError: If the platform cannot run such a job, naming the rule.
+        """
+        ...
+
+    def describe(self, request: RequestT) -> dict[str, Json]:
+        """The request as `--dry-run` prints it."""
+        ...
+
+    def submit(self, request: RequestT) -> Run:
+        """Starts the job.
+
+        Raises:
+            PlatformError: If the platform refuses.
+        """
+        ...

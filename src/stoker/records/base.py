@@ -1,0 +1,285 @@
+"""What all records share: constrained numbers, reading with exact errors, writing without gaps."""
+
+import difflib
+import hashlib
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, TypeVar, get_args
+
+import msgspec
+
+from stoker.errors import UsageError
+
+PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
+NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+# JSON and YAML documents, as their parsers give them.
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+
+# Free-form values of a record: scalars, and lists and mappings of them.
+Scalar = None | bool | int | float | str
+Value = Scalar | list[Scalar] | dict[str, Scalar]
+
+_RecordT = TypeVar("_RecordT", bound="Record")
+_PATH = re.compile(r" - at `(?:key in )?\$(?P<path>[^`]*)`$")
+_UNKNOWN = re.compile(r"unknown field `(?P<key>[^`]*)`")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[([^\]]*)\]")
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of everything that is read from or written to a file; None means *not known*."""
+
+
+class Place:
+    """Where in a file a key stands: the file's name, and line numbers where the parser keeps them."""
+
+    def __init__(self, source: str, lines: Mapping[str, int] | None = None) -> None:
+        self.source = source
+        self._lines = lines or {}
+
+    def at(self, path: str) -> str:
+        """`file:line, key path` with as much of it as is known."""
+        probe = path
+        while probe and probe not in self._lines:
+            probe = probe.rpartition(".")[0] if "." in probe else ""
+        line = self._lines.get(probe)
+        head = f"{self.source}:{line}" if line else self.source
+        return f"{head}, key {path}" if path else head
+
+
+def convert(document: Json, kind: type[_RecordT], place: Place) -> _RecordT:
+    """Turns a parsed document into a record.
+
+    Raises:
+        UsageError: Naming the key, what was expected, what was found, and for an unknown key the
+            nearest known one.
+    """
+    _refuse_not_finite(document, place, "")
+    _check_schema(document, kind, place)
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as err:
+        raise _explain(str(err), document, kind, place) from None
+
+
+def read_json(path: Path | str, kind: type[_RecordT]) -> _RecordT:
+    """Reads a record from a JSON file.
+
+    Raises:
+        UsageError: If the file is missing, is not JSON, or is not such a record.
+    """
+    text = read_text(path)
+    try:
+        document = json.loads(text, object_pairs_hook=_unique_keys)
+    except ValueError as err:
+        raise UsageError(
+            f"not a JSON document: {err}", where=str(path), fix="write it with stoker, or mend it"
+        ) from None
+    return convert(document, kind, Place(str(path)))
+
+
+def read_text(path: Path | str) -> str:
+    """The text of a file.
+
+    Raises:
+        UsageError: If it cannot be read, saying why.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(
+            f"no such file: {path}", where=f"folder {os.getcwd()}", fix="check the path"
+        ) from None
+    except (OSError, UnicodeDecodeError) as err:
+        raise UsageError(
+            f"cannot read {path}: {err}", fix="check the file and its rights"
+        ) from None
+
+
+def to_json(record: Record) -> str:
+    """The record as JSON text with a final newline; fields that are not known are left out."""
+    return json.dumps(to_document(record), indent=2, allow_nan=False) + "\n"
+
+
+def to_document(record: msgspec.Struct) -> dict[str, Json]:
+    """The record as plain dicts, lists and scalars; fields that are not known are left out."""
+    document = _without_none(msgspec.to_builtins(record))
+    assert isinstance(document, dict)
+    return document
+
+
+def write_json(path: Path | str, record: Record) -> None:
+    """Writes the record so that a reader sees the old file or the new one, never a part."""
+    write_text(path, to_json(record))
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Writes a file by temporary file, fsync and rename.
+
+    Raises:
+        UsageError: If the folder cannot be written to.
+    """
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as err:
+        raise UsageError(f"cannot write {path}: {err}", fix="name another file") from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except OSError as err:
+        Path(temporary).unlink(missing_ok=True)
+        raise UsageError(
+            f"cannot write {path}: {err}", fix="free some space, or name another"
+        ) from None
+
+
+def sha256_of(record: Record) -> str:
+    """A digest of the record's content: 64 hexadecimal digits."""
+    text = json.dumps(to_document(record), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """A suggestion for a misspelt word: the nearest known one, else the list of known ones."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else "known are: " + ", ".join(sorted(known))
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _unique_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"key {twice!r} stands there twice")
+    return document
+
+
+def _without_none(value: Json) -> Json:
+    if isinstance(value, Mapping):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(item) for item in value]
+    return value
+
+
+def _refuse_not_finite(value: Json, place: Place, path: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{value} is not a number that can be used", where=place.at(path))
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _refuse_not_finite(item, place, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _refuse_not_finite(item, place, f"{path}[{index}]")
+
+
+def _check_schema(document: Json, kind: type[Record], place: Place) -> None:
+    expected = next((f.default for f in msgspec.structs.fields(kind) if f.name == "schema"), None)
+    if expected is None:
+        return
+    if not isinstance(document, Mapping):
+        raise UsageError(
+            f"expected a mapping ({expected}), found {_kind_of(document)}", where=place.at("")
+        )
+    found = document.get("schema", expected if kind.__name__ == "Workload" else None)
+    if found != expected:
+        raise UsageError(
+            f"expected a record of schema {expected}, found {found!r}",
+            where=place.at("schema"),
+            fix=f"hand over the right file, or write it with this version: stoker {kind.__name__.lower()}",
+        )
+
+
+def _explain(message: str, document: Json, kind: type[Record], place: Place) -> UsageError:
+    match = _PATH.search(message)
+    path = (match.group("path") if match else "").lstrip(".")
+    what = message[: match.start()] if match else message
+    unknown = _UNKNOWN.search(what)
+    if unknown:
+        key = unknown.group("key")
+        fix = nearest(key, _known_keys(kind, document, path))
+        where = place.at(f"{path}.{key}" if path else key)
+        return UsageError(f"unknown key {key}", where=where, fix=fix)
+    found = _value_at(document, path)
+    shown = "" if found is _MISSING else f", found {_shown(found)}"
+    what = what[0].lower() + what[1:]
+    return UsageError(
+        f"{what}{shown}", where=place.at(path), fix="see: stoker schema " + _schema(kind)
+    )
+
+
+_MISSING = object()
+
+
+def _schema(kind: type[Record]) -> str:
+    return kind.__name__.lower()
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _kind_of(value: object) -> str:
+    return "nothing" if value is None else type(value).__name__
+
+
+def _steps(path: str) -> list[str]:
+    return [a or b for a, b in _STEP.findall("." + path if path[:1] not in ("", "[") else path)]
+
+
+def _value_at(document: Json, path: str) -> object:
+    value: object = document
+    for step in _steps(path):
+        if isinstance(value, Mapping) and step in value:
+            value = value[step]
+        elif isinstance(value, list | tuple) and step.isdigit() and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            return _MISSING
+    return value
+
+
+def _known_keys(kind: type[Record], document: Json, path: str) -> list[str]:
+    types: list[object] = [kind]
+    for step in _steps(path):
+        types = [child for parent in types for child in _children(parent, step)]
+    structs = [t for t in types if isinstance(t, type) and issubclass(t, msgspec.Struct)]
+    return [name for struct in structs for name in struct.__struct_encode_fields__]
+
+
+def _children(parent: object, step: str) -> list[object]:
+    if isinstance(parent, type) and issubclass(parent, msgspec.Struct):
+        hints = {f.encode_name: f.type for f in msgspec.structs.fields(parent)}
+        return _leaves(hints.get(step))
+    # Of a mapping the values, of a sequence the items: the last argument that is a type.
+    return [leaf for argument in get_args(parent)[-2:] for leaf in _leaves(argument)]
+
+
+def _leaves(hint: object) -> list[object]:
+    arguments = get_args(hint)
+    is_container = hasattr(hint, "__origin__") and hint.__origin__ in (dict, tuple, list)
+    if not arguments or is_container:
+        return [hint]
+    return [leaf for argument in arguments for leaf in _leaves(argument)]

@@ -1,0 +1,121 @@
+"""Decision: the ranked plans, the chosen one, and why."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from stoker.records.base import (
+    Fraction,
+    Name,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Record,
+)
+from stoker.records.workload import Constraints
+
+Action = Literal["keep", "tune", "scale_up", "heterogeneous", "scale_out", "offload_gpu"]
+Limit = Literal["cpu", "accelerator", "latency", "network", "receive", "storage"]
+Bottleneck = Literal["cpu", "accelerator", "network", "storage", "none", "unexplained"]
+Role = Literal["dnn", "data"]
+
+
+class Group(Record, frozen=True, kw_only=True):
+    """Hosts of one type with one role.
+
+    Attributes:
+        workers_per_host: Data workers of one host; 0: it loads nothing; absent: not decided here
+            (the script's num_workers on a dnn host, the host's vCPUs on a data host).
+    """
+
+    name: Name
+    role: Role
+    instance_type: Name
+    count: PositiveInt
+    processes_per_host: PositiveInt | None = None
+    workers_per_host: NonNegativeInt | None = None
+
+
+class Predicted(Record, frozen=True, kw_only=True):
+    """What a plan is expected to do.
+
+    Attributes:
+        accelerator_utilization: Accelerator-only time over the step.
+        speedup: Today's measured step over this step.
+        cost_change: This usd_per_1000_steps over today's, minus 1; negative is cheaper.
+    """
+
+    step_seconds: PositiveFloat
+    step_seconds_low: PositiveFloat
+    step_seconds_high: PositiveFloat
+    limit: Limit
+    second_limit: Limit
+    accelerator_utilization: Fraction
+    usd_per_hour: NonNegativeFloat
+    usd_per_1000_steps: NonNegativeFloat
+    speedup: PositiveFloat
+    cost_change: float
+    total_hours: NonNegativeFloat | None = None
+    total_usd: NonNegativeFloat | None = None
+
+
+class Plan(Record, frozen=True, kw_only=True):
+    """A cluster that could run the workload.
+
+    Attributes:
+        groups: dnn first.
+        remote_share: Fraction of batches made on the data group.
+        predicted: Absent where the plan cannot be priced or predicted.
+        reason: For an infeasible plan, which constraint or rule; for the chosen one, why.
+    """
+
+    action: Action
+    groups: Annotated[tuple[Group, ...], msgspec.Meta(min_length=1)]
+    remote_share: Fraction = 0.0
+    predicted: Predicted | None = None
+    feasible: bool = True
+    reason: str = ""
+
+
+class Answer(Record, frozen=True, kw_only=True):
+    """One question of the flow chart as walked."""
+
+    question: str
+    answer: Literal["yes", "no", "unknown"]
+    because: str
+
+
+class Advice(Record, frozen=True, kw_only=True):
+    """Something worth doing that is not a plan to run."""
+
+    id: Name
+    text: str
+    when: str | None = None
+
+
+class Prices(Record, frozen=True, kw_only=True):
+    """Where the prices come from; stale: older than 90 days."""
+
+    date: str | None = None
+    region: str | None = None
+    purchase: str = "on-demand"
+    source: str
+    stale: bool = False
+
+
+class Decision(Record, frozen=True, kw_only=True):
+    """The ranked plans, the chosen one, and why."""
+
+    schema: Literal["stoker.decision/v1"] = "stoker.decision/v1"
+    workload_sha256: str | None = None
+    bottleneck: Bottleneck
+    action: Action
+    plan: Plan
+    plans: Annotated[tuple[Plan, ...], msgspec.Meta(min_length=1)]
+    path: tuple[Answer, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    warnings: tuple[str, ...] = ()
+    prices: Prices
+    objective: Literal["cost", "time"]
+    constraints: Constraints

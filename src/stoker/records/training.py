@@ -1,0 +1,85 @@
+"""Training: what a run did, step by step and in the end."""
+
+from typing import Literal
+
+import msgspec
+
+from stoker.records.base import (
+    Name,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Record,
+)
+from stoker.records.decision import Group
+from stoker.records.profile import Spread
+
+
+class Host(Record, frozen=True, kw_only=True):
+    """A host of the run; rank of its first trainer process, absent on data hosts."""
+
+    host: Name
+    group: Name
+    rank: NonNegativeInt | None = None
+
+
+class Measured(Record, frozen=True, kw_only=True):
+    """Medians over the steps of the run's main loader (the one with most batches).
+
+    Attributes:
+        compute_seconds: A step without its wait.
+        samples_per_second: Samples of all ranks over the time of all steps.
+        usd_per_1000_steps: Absent where a price is not known.
+        timeline_file: CSV of the leader's steps, relative to the record's own folder.
+    """
+
+    step_seconds: NonNegativeFloat
+    wait_seconds: NonNegativeFloat
+    compute_seconds: NonNegativeFloat
+    samples_per_second: NonNegativeFloat
+    steps: NonNegativeInt
+    usd_per_1000_steps: NonNegativeFloat | None = None
+    spread: dict[str, Spread] = msgspec.field(default_factory=dict)
+    timeline_file: str | None = None
+
+
+class Job(Record, frozen=True, kw_only=True):
+    """The platform's own name for the run."""
+
+    platform: Name
+    name: Name
+    url: str | None = None
+
+
+class Event(Record, frozen=True, kw_only=True):
+    """Something that happened in the run: when is UTC, ISO 8601."""
+
+    when: str
+    what: str
+    host: str | None = None
+
+
+class Training(Record, frozen=True, kw_only=True):
+    """What a run did.
+
+    Attributes:
+        exit_code: The training command's own.
+        data_group_release_seconds: From the end of the training to the end of the last data host.
+        failure: What failed, in the words of the failing part (a traceback, a lost host).
+    """
+
+    schema: Literal["stoker.training/v1"] = "stoker.training/v1"
+    workload_sha256: str | None = None
+    status: Literal["succeeded", "failed", "stopped"]
+    exit_code: int | None = None
+    decision_id: str | None = None
+    groups: tuple[Group, ...]
+    hosts: tuple[Host, ...] = ()
+    strategy: str = "auto"
+    engine: str = "stoker"
+    measured: Measured | None = None
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    model_uri: str | None = None
+    job: Job
+    data_group_release_seconds: NonNegativeFloat | None = None
+    events: tuple[Event, ...] = ()
+    failure: str | None = None

@@ -1,0 +1,183 @@
+"""Workload: the user's training command with its inputs, gate and today's cluster."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from stoker.records.base import (
+    Fraction,
+    Name,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Record,
+    Value,
+)
+
+PlatformName = Literal["local", "sagemaker", "kubernetes"]
+
+
+class TodaysGroup(Record, frozen=True, kw_only=True):
+    """The hosts that train today.
+
+    Attributes:
+        instance_type: A type of the catalog, with or without `ml.`.
+        count: Hosts.
+        processes_per_host: Trainer processes of one host; absent: one an accelerator, at least one.
+    """
+
+    instance_type: Name
+    count: PositiveInt = 1
+    processes_per_host: PositiveInt | None = None
+
+
+class Cluster(Record, frozen=True, kw_only=True):
+    """Today's cluster."""
+
+    dnn: TodaysGroup
+
+
+class Channel(Record, frozen=True, kw_only=True):
+    """One input of the job.
+
+    Attributes:
+        uri: Where the data is: a folder (local) or an s3:// address.
+        groups: Instance groups that get it; absent: all.
+    """
+
+    uri: Name
+    groups: tuple[Name, ...] | None = None
+    data_type: Literal["S3Prefix", "ManifestFile", "AugmentedManifestFile"] = "S3Prefix"
+    distribution: Literal["FullyReplicated", "ShardedByS3Key"] = "FullyReplicated"
+    mode: Literal["File", "Pipe", "FastFile"] = "File"
+
+
+class Constraints(Record, frozen=True, kw_only=True):
+    """What a plan may be.
+
+    Attributes:
+        objective: What ranks the plans.
+        max_usd_per_hour: Dollars an hour of the whole cluster.
+        deadline_hours: Hours for the whole training; needs its number of steps.
+        max_data_hosts: 0: no data group.
+        allowed_instance_types: For dnn and data hosts alike; today's type is always allowed.
+        regions: Regions whose prices may be used.
+    """
+
+    objective: Literal["cost", "time"] = "cost"
+    max_usd_per_hour: PositiveFloat | None = None
+    deadline_hours: PositiveFloat | None = None
+    max_data_hosts: NonNegativeInt = 8
+    allowed_instance_types: tuple[Name, ...] | None = None
+    regions: tuple[Name, ...] | None = None
+
+
+class TrainingSize(Record, frozen=True, kw_only=True):
+    """How long the training is: steps, or epochs with samples_per_epoch and global_batch_size."""
+
+    steps: PositiveInt | None = None
+    epochs: PositiveInt | None = None
+    samples_per_epoch: PositiveInt | None = None
+    global_batch_size: PositiveInt | None = None
+
+    def total_steps(self) -> int | None:
+        """Steps of the whole training, or None where that is not known."""
+        if self.steps:
+            return self.steps
+        if self.epochs and self.samples_per_epoch and self.global_batch_size:
+            return self.epochs * -(-self.samples_per_epoch // self.global_batch_size)
+        return None
+
+
+class Gate(Record, frozen=True, kw_only=True):
+    """A bound on one metric that the training reports."""
+
+    metric: Name
+    min: float | None = None
+    max: float | None = None
+
+
+class FeedSettings(Record, frozen=True, kw_only=True):
+    """Settings of the feed.
+
+    Attributes:
+        local_workers: Data workers on a dnn host; auto: what the script's `num_workers` says;
+            0: dnn hosts load nothing.
+        credits: Batches asked for ahead, a worker. 2: beyond it no gain, with 1 each batch waits
+            for a round trip (+3 % a step, facts/feed.md section 6); adapts up to 4.
+        max_bytes: Bytes of batches that may wait in one host, made or under way.
+        encrypt_batches: False where the network between the hosts is encrypted already; requests,
+            datasets and membership stay encrypted.
+        seeding: What the random state of a sample is made from: `batch` (seed, replica, epoch,
+            batch number), `sample` (..., index, occurrence), `torch` (torch's own, not independent
+            of placement).
+        lease_seconds: A launcher that is silent for longer is lost.
+        start_deadline_seconds: How long hosts wait for the first sign of each other.
+        max_dataset_bytes: A larger pickled dataset is refused: use `stoker.remote`.
+        port: Fixed port of coordinator and agents; port + 1 carries batches that are not encrypted.
+    """
+
+    local_workers: Literal["auto"] | NonNegativeInt = "auto"
+    credits: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
+    max_bytes: PositiveInt = 2 << 30
+    encrypt_batches: bool = True
+    seeding: Literal["batch", "sample", "torch"] = "batch"
+    lease_seconds: Annotated[float, msgspec.Meta(ge=1)] = 12.0
+    start_deadline_seconds: PositiveFloat = 1800.0
+    max_dataset_bytes: PositiveInt = 1 << 30
+    port: Annotated[int, msgspec.Meta(ge=1024, le=65534)] = 7600
+
+
+class ProfileSettings(Record, frozen=True, kw_only=True):
+    """Settings of the profile.
+
+    Attributes:
+        budget_seconds: Seconds from the first batch to the verdict.
+        max_unexplained: The parts may miss the whole by this fraction before the profile says
+            *unexplained*.
+    """
+
+    budget_seconds: Annotated[float, msgspec.Meta(ge=5)] = 180.0
+    max_unexplained: Fraction = 0.15
+
+
+class Workload(Record, frozen=True, kw_only=True):
+    """The user's training command with its inputs, gate and today's cluster.
+
+    Attributes:
+        command: Program and arguments; relative paths are relative to the folder stoker runs in.
+        strategy: `auto`: torchrun where more than one process trains, else the command itself.
+        sagemaker: Settings of that platform.
+        kubernetes: Settings of that platform.
+    """
+
+    schema: Literal["stoker.workload/v1"] = "stoker.workload/v1"
+    name: Annotated[str, msgspec.Meta(pattern="^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
+    command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    image: Name | None = None
+    platform: PlatformName = "local"
+    cluster: Cluster | None = None
+    channels: dict[Name, Channel] = msgspec.field(default_factory=dict)
+    constraints: Constraints = Constraints()
+    training: TrainingSize = TrainingSize()
+    gate: tuple[Gate, ...] = ()
+    feed: FeedSettings = FeedSettings()
+    strategy: Literal["auto", "torchrun", "plain"] = "auto"
+    engine: Literal["stoker"] = "stoker"
+    profile: ProfileSettings = ProfileSettings()
+    sagemaker: dict[str, Value] | None = None
+    kubernetes: dict[str, Value] | None = None
+
+
+__all__ = [
+    "Channel",
+    "Cluster",
+    "Constraints",
+    "FeedSettings",
+    "Gate",
+    "PlatformName",
+    "ProfileSettings",
+    "TodaysGroup",
+    "TrainingSize",
+    "Workload",
+]

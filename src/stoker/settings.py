@@ -1,0 +1,241 @@
+"""Settings: the workload file with its overrides, and what a launched process learns from STOKER_*.
+
+The environment is read here and in `launch.topology`, nowhere else.
+
+| variable | who sets it | what it says |
+| --- | --- | --- |
+| STOKER_RUN_ID | platform | id of the run, in every log line |
+| STOKER_BASE_DIR | platform | replaces /opt/ml |
+| STOKER_TOKEN_FILE | platform | file with the run's token: 32 bytes as hexadecimal digits |
+| STOKER_FEED | platform | FeedSettings as JSON |
+| STOKER_WORKERS | platform | JSON {"dnn": N, "data": N}: workers a host, where decided |
+| STOKER_STRATEGY | platform | auto, torchrun or plain |
+| STOKER_PROCESSES_PER_HOST | platform | trainer processes of a dnn host, where decided |
+| STOKER_ADVERTISE | platform | address under which others reach this host; else its own name |
+| STOKER_PORT | platform | port of this host's coordinator or agent; else FeedSettings.port |
+| STOKER_COORDINATOR | platform, launcher | host:port of the coordinator; else leader's name and port |
+| STOKER_PROFILE | platform | ProfileSettings as JSON: the run is a profile |
+| STOKER_WORKLOAD_SHA256 | platform | digest of the workload, for the training record |
+| STOKER_HOST, STOKER_GROUP | launcher | this host's name and group |
+| STOKER_LAUNCHER_PID | launcher | pid of the launcher, in its own children |
+| STOKER_HAS_DATA_GROUP | launcher | 1 where a data group exists: loaders use the feed |
+| STOKER_OUTPUT | launcher | folder of this host for timelines, failures, profile results |
+| STOKER_METRICS | launcher | file for the metrics that the script reports |
+| STOKER_REPLACE_DATALOADER | platform | 1: torch's DataLoader is replaced, too |
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import yaml
+
+from stoker.errors import UsageError
+from stoker.records import FeedSettings, Json, Place, ProfileSettings, Workload, convert, read_text
+from stoker.records.base import Record
+
+_RecordT = TypeVar("_RecordT", bound=Record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSettings:
+    """What a process of a run learns from its environment; see the table above.
+
+    Attributes:
+        rank: Global rank of this trainer process (torchrun's RANK), 0 without one.
+        world_size: Trainer processes of the run.
+        local_rank: Rank within the host.
+        workers: Workers a host by role, where decided.
+        coordinator: `host:port`, or None outside a launched run.
+    """
+
+    run_id: str
+    host: str
+    group: str
+    base_dir: Path
+    token_file: Path | None
+    feed: FeedSettings
+    workers: Mapping[str, int]
+    strategy: str
+    processes_per_host: int | None
+    advertise: str | None
+    port: int | None
+    coordinator: str | None
+    profile: ProfileSettings | None
+    workload_sha256: str | None
+    has_data_group: bool
+    output: Path | None
+    metrics: Path | None
+    launcher_pid: int | None
+    replace_dataloader: bool
+    rank: int
+    world_size: int
+    local_rank: int
+
+
+def from_environment(environ: Mapping[str, str] | None = None) -> ProcessSettings:
+    """Reads STOKER_* (and torchrun's RANK, WORLD_SIZE, LOCAL_RANK).
+
+    Raises:
+        UsageError: If a variable is malformed, naming it.
+    """
+    env = os.environ if environ is None else environ
+    return ProcessSettings(
+        run_id=env.get("STOKER_RUN_ID") or env.get("TRAINING_JOB_NAME") or "adhoc",
+        host=env.get("STOKER_HOST", "localhost"),
+        group=env.get("STOKER_GROUP", ""),
+        base_dir=Path(env.get("STOKER_BASE_DIR") or env.get("SAGEMAKER_BASE_DIR") or "/opt/ml"),
+        token_file=_path(env, "STOKER_TOKEN_FILE"),
+        feed=_record(env, "STOKER_FEED", FeedSettings) or FeedSettings(),
+        workers=_workers(env),
+        strategy=env.get("STOKER_STRATEGY", "auto"),
+        processes_per_host=_number(env, "STOKER_PROCESSES_PER_HOST"),
+        advertise=env.get("STOKER_ADVERTISE") or None,
+        port=_number(env, "STOKER_PORT"),
+        coordinator=env.get("STOKER_COORDINATOR") or None,
+        profile=_record(env, "STOKER_PROFILE", ProfileSettings),
+        workload_sha256=env.get("STOKER_WORKLOAD_SHA256") or None,
+        has_data_group=env.get("STOKER_HAS_DATA_GROUP") == "1",
+        output=_path(env, "STOKER_OUTPUT"),
+        metrics=_path(env, "STOKER_METRICS"),
+        launcher_pid=_number(env, "STOKER_LAUNCHER_PID"),
+        replace_dataloader=env.get("STOKER_REPLACE_DATALOADER") == "1",
+        rank=_number(env, "RANK") or 0,
+        world_size=_number(env, "WORLD_SIZE") or 1,
+        local_rank=_number(env, "LOCAL_RANK") or 0,
+    )
+
+
+def read_workload(path: Path | str, *, overrides: Sequence[str] = ()) -> Workload:
+    """Reads a workload file; `overrides` are `key.path=value`, the value in YAML.
+
+    Raises:
+        UsageError: With file, line and key path, the nearest key for an unknown one.
+    """
+    text = read_text(path)
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        document: Json = yaml.safe_load(text)
+    except yaml.YAMLError as err:
+        mark = getattr(err, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        problem = getattr(err, "problem", None) or str(err)
+        raise UsageError(
+            f"not YAML: {problem}", where=where, fix="mind indents and quotes"
+        ) from None
+    lines: dict[str, int] = {}
+    if node is not None:
+        _lines_of(node, "", lines, str(path))
+    if not isinstance(document, Mapping):
+        raise UsageError(
+            "a workload is a mapping of keys", where=str(path), fix="see configs/mnist.yaml"
+        )
+    document = dict(document)
+    for override in overrides:
+        _override(document, override)
+    workload = convert(document, Workload, Place(str(path), lines))
+    _check_workload(workload, Place(str(path), lines))
+    return workload
+
+
+def _check_workload(workload: Workload, place: Place) -> None:
+    for index, gate in enumerate(workload.gate):
+        if gate.min is None and gate.max is None:
+            raise UsageError(
+                f"gate {gate.metric} has neither min nor max", where=place.at(f"gate[{index}]")
+            )
+        if gate.min is not None and gate.max is not None and gate.min > gate.max:
+            raise UsageError(
+                f"gate {gate.metric}: min {gate.min} is above max {gate.max}",
+                where=place.at(f"gate[{index}]"),
+            )
+    if workload.constraints.deadline_hours and workload.training.total_steps() is None:
+        raise UsageError(
+            "a deadline needs the number of steps",
+            where=place.at("constraints.deadline_hours"),
+            fix="set training.steps, or epochs with samples_per_epoch and global_batch_size",
+        )
+
+
+def _override(document: dict[str, Json], override: str) -> None:
+    key, equals, text = override.partition("=")
+    steps = key.strip().split(".")
+    if not equals or not all(steps):
+        raise UsageError(
+            f"--set {override} is not key.path=value", fix="for example --set feed.credits=4"
+        )
+    try:
+        value: Json = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UsageError(f"--set {override}: the value is not YAML", fix="quote it") from None
+    target = document
+    for step in steps[:-1]:
+        child = target.get(step)
+        copied = dict(child) if isinstance(child, Mapping) else {}
+        target[step] = copied
+        target = copied
+    target[steps[-1]] = value
+
+
+def _lines_of(node: yaml.Node, path: str, lines: dict[str, int], source: str) -> None:
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            name = str(key.value)
+            child = f"{path}.{name}" if path else name
+            if name in seen:
+                raise UsageError(
+                    f"key {name} stands there twice",
+                    where=f"{source}:{key.start_mark.line + 1}, key {child}",
+                    fix="keep one of them",
+                )
+            seen.add(name)
+            lines[child] = key.start_mark.line + 1
+            _lines_of(value, child, lines, source)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            child = f"{path}[{index}]"
+            lines[child] = item.start_mark.line + 1
+            _lines_of(item, child, lines, source)
+
+
+def _path(env: Mapping[str, str], name: str) -> Path | None:
+    return Path(env[name]) if env.get(name) else None
+
+
+def _number(env: Mapping[str, str], name: str) -> int | None:
+    text = env.get(name)
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(
+            f"expected a whole number, found {text!r}", where=f"variable {name}"
+        ) from None
+
+
+def _record(env: Mapping[str, str], name: str, kind: type[_RecordT]) -> _RecordT | None:
+    text = env.get(name)
+    if not text:
+        return None
+    try:
+        document: Json = msgspec.json.decode(text)
+    except msgspec.DecodeError as err:
+        raise UsageError(f"not JSON: {err}", where=f"variable {name}") from None
+    return convert(document, kind, Place(f"variable {name}"))
+
+
+def _workers(env: Mapping[str, str]) -> Mapping[str, int]:
+    text = env.get("STOKER_WORKERS")
+    if not text:
+        return {}
+    try:
+        return msgspec.json.decode(text, type=dict[str, int])
+    except msgspec.DecodeError as err:
+        raise UsageError(
+            f"expected a JSON object of numbers: {err}", where="variable STOKER_WORKERS"
+        ) from None
