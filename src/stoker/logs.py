@@ -49,7 +49,7 @@ class Log:
     def event(self, name: str, **values: LogValue) -> None:
         """Writes one line; a closed or full stream is ignored, for a log must not end a job."""
         pairs = "".join(f" {key}={_quote(_text(value))}" for key, value in values.items())
-        line = f"{_PREFIX}{_now()} {self._head} {name}{pairs}\n"
+        line = f"{_PREFIX}{now_utc()} {self._head} {name}{pairs}\n"
         with self._lock:
             try:
                 stream = self._stream or sys.stderr
@@ -79,6 +79,12 @@ def process_name() -> str:
     return f"pid-{os.getpid()}"
 
 
+def now_utc() -> str:
+    """The time now: UTC, ISO 8601 with milliseconds."""
+    now = time.time()
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
+
+
 def _text(value: LogValue) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
@@ -90,8 +96,3 @@ def _quote(text: str) -> str:
     return (
         flat if flat and flat.isprintable() and not set(flat) & set(" '\"\\") else shlex.quote(flat)
     )
-
-
-def _now() -> str:
-    now = time.time()
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"

@@ -133,11 +133,34 @@ def read_workload(path: Path | str, *, overrides: Sequence[str] = ()) -> Workloa
         raise UsageError(
             "a workload is a mapping of keys", where=str(path), fix="see configs/mnist.yaml"
         )
-    document = dict(document)
+    return workload_from(document, overrides=overrides, source=str(path), lines=lines)
+
+
+def workload_from(
+    document: Mapping[str, Json],
+    *,
+    overrides: Sequence[str] = (),
+    source: str = "command line",
+    lines: Mapping[str, int] | None = None,
+) -> Workload:
+    """The workload of a parsed document, with `key.path=value` overrides applied.
+
+    Args:
+        document: As YAML gives it.
+        overrides: Applied in order.
+        source: Name of the document in errors.
+        lines: Key path to line number, where known.
+
+    Raises:
+        UsageError: With source, line and key path, the nearest key for an unknown one.
+    """
+    changed = dict(document)
     for override in overrides:
-        _override(document, override)
-    workload = convert(document, Workload, Place(str(path), lines))
-    _check_workload(workload, Place(str(path), lines))
+        _override(changed, override)
+    keys = [override.partition("=")[0].strip() for override in overrides]
+    place = Place(source, lines, overridden=keys)
+    workload = convert(changed, Workload, place)
+    _check_workload(workload, place)
     return workload
 
 

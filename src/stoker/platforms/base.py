@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from stoker.records import FeedSettings, Group, Json, ProfileSettings
 
@@ -31,7 +31,7 @@ class JobSpec:
     channel_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     strategy: str = "auto"
-    feed: FeedSettings = FeedSettings()
+    feed: FeedSettings = field(default_factory=FeedSettings)
     profile: ProfileSettings | None = None
     workload_sha256: str | None = None
     replace_dataloader: bool = False
@@ -49,7 +49,7 @@ class JobEnd:
         data_group_release_seconds: From the end of the dnn leader to the end of the last data host.
     """
 
-    status: str
+    status: Literal["succeeded", "failed", "stopped"]
     exit_code: int | None
     failure: str | None
     output_dir: Path | None

@@ -32,6 +32,17 @@ Value = Scalar | list[Scalar] | dict[str, Scalar]
 _RecordT = TypeVar("_RecordT", bound="Record")
 _PATH = re.compile(r" - at `(?:key in )?\$(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `(?P<key>[^`]*)`")
+_REQUIRED = re.compile(r"missing required field `(?P<key>[^`]*)`")
+_GOT = re.compile(r", got `[^`]*`$")
+_PLAIN_WORDS = {
+    "`object`": "a mapping",
+    "`array`": "a list",
+    "`str`": "a text",
+    "`int`": "a whole number",
+    "`float`": "a number",
+    "`bool`": "true or false",
+    " | ": " or ",
+}
 _STEP = re.compile(r"\.([^.\[\]]+)|\[([^\]]*)\]")
 
 
@@ -40,14 +51,30 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Place:
-    """Where in a file a key stands: the file's name, and line numbers where the parser keeps them."""
+    """Where keys stand: the file's name, and line numbers where the parser keeps them.
 
-    def __init__(self, source: str, lines: Mapping[str, int] | None = None) -> None:
+    Args:
+        source: Name of the file, or of whatever else the document came from.
+        lines: Key path to line number.
+        overridden: Key paths that were set on the command line.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        lines: Mapping[str, int] | None = None,
+        *,
+        overridden: Sequence[str] = (),
+    ) -> None:
         self.source = source
         self._lines = lines or {}
+        self._overridden = overridden
 
     def at(self, path: str) -> str:
         """`file:line, key path` with as much of it as is known."""
+        for key in self._overridden:
+            if path == key or path.startswith((f"{key}.", f"{key}[")):
+                return f"--set {key}=..., key {path}"
         probe = path
         while probe and probe not in self._lines:
             probe = probe.rpartition(".")[0] if "." in probe else ""
@@ -218,22 +245,35 @@ def _explain(message: str, document: Json, kind: type[Record], place: Place) -> 
     unknown = _UNKNOWN.search(what)
     if unknown:
         key = unknown.group("key")
-        fix = nearest(key, _known_keys(kind, document, path))
+        fix = nearest(key, _known_keys(kind, path))
         where = place.at(f"{path}.{key}" if path else key)
         return UsageError(f"unknown key {key}", where=where, fix=fix)
     found = _value_at(document, path)
+    missing = _REQUIRED.search(what)
+    if missing:
+        key = missing.group("key")
+        where = place.at(f"{path}.{key}" if path else key)
+        return UsageError(f"key {key} is missing", where=where, fix=_see(kind))
+    choices = [value for leaf in _types_at(kind, path) for value in _choices(leaf)]
+    if choices and what.startswith("Invalid enum"):
+        wrong = found if isinstance(found, str) else what.split("'")[1]
+        return UsageError(
+            f"{wrong!r} is not one of {', '.join(choices)}",
+            where=place.at(path),
+            fix=nearest(wrong, choices),
+        )
+    what = _GOT.sub("", what[0].lower() + what[1:])
+    for word, plain in _PLAIN_WORDS.items():
+        what = what.replace(word, plain)
     shown = "" if found is _MISSING else f", found {_shown(found)}"
-    what = what[0].lower() + what[1:]
-    return UsageError(
-        f"{what}{shown}", where=place.at(path), fix="see: stoker schema " + _schema(kind)
-    )
+    return UsageError(f"{what}{shown}", where=place.at(path), fix=_see(kind))
+
+
+def _see(kind: type[Record]) -> str:
+    return f"stoker schema {kind.__name__.lower()}     shows what is expected"
 
 
 _MISSING = object()
-
-
-def _schema(kind: type[Record]) -> str:
-    return kind.__name__.lower()
 
 
 def _shown(value: object) -> str:
@@ -261,12 +301,24 @@ def _value_at(document: Json, path: str) -> object:
     return value
 
 
-def _known_keys(kind: type[Record], document: Json, path: str) -> list[str]:
+def _known_keys(kind: type[Record], path: str) -> list[str]:
+    structs = [
+        leaf
+        for leaf in _types_at(kind, path)
+        if isinstance(leaf, type) and issubclass(leaf, msgspec.Struct)
+    ]
+    return [name for struct in structs for name in struct.__struct_encode_fields__]
+
+
+def _types_at(kind: type[Record], path: str) -> list[object]:
     types: list[object] = [kind]
     for step in _steps(path):
         types = [child for parent in types for child in _children(parent, step)]
-    structs = [t for t in types if isinstance(t, type) and issubclass(t, msgspec.Struct)]
-    return [name for struct in structs for name in struct.__struct_encode_fields__]
+    return types
+
+
+def _choices(leaf: object) -> list[str]:
+    return [leaf] if isinstance(leaf, str) else []
 
 
 def _children(parent: object, step: str) -> list[object]:

@@ -12,6 +12,7 @@ from stoker.records.base import (
     PositiveInt,
     Record,
     Value,
+    sha256_of,
 )
 
 PlatformName = Literal["local", "sagemaker", "kubernetes"]
@@ -167,6 +168,24 @@ class Workload(Record, frozen=True, kw_only=True):
     profile: ProfileSettings = ProfileSettings()
     sagemaker: dict[str, Value] | None = None
     kubernetes: dict[str, Value] | None = None
+
+    def digest(self) -> str:
+        """What records carry as `workload_sha256`: 64 hexadecimal digits.
+
+        Of what is trained and where it trains today. Constraints, gate and settings are left out:
+        a profile holds for another budget or objective, too.
+        """
+        identity = Workload(
+            name=self.name,
+            command=self.command,
+            image=self.image,
+            cluster=self.cluster,
+            channels=self.channels,
+            training=self.training,
+            strategy=self.strategy,
+            engine=self.engine,
+        )
+        return sha256_of(identity)
 
 
 __all__ = [

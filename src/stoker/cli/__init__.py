@@ -1,0 +1,5 @@
+"""The command line: thin verbs over the bodies of the components."""
+
+from stoker.cli.edge import main
+
+__all__ = ["main"]

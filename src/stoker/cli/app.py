@@ -1,0 +1,268 @@
+"""The verbs. Their bodies are imported when they run: `stoker --help` stays light."""
+
+from datetime import date
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stoker.cli.options import (
+    AsJson,
+    Debug,
+    Groups,
+    Out,
+    Overrides,
+    Prices,
+    Words,
+    WorkloadFile,
+    Yes,
+)
+
+app = typer.Typer(
+    name="stoker",
+    help="Keeps accelerators fed: profile, decide, train, evaluate.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+_PLATFORM = typer.Option("--platform", metavar="P", help="local, sagemaker or kubernetes.")
+
+
+@app.command("run")
+def run_verb(
+    workload: WorkloadFile,
+    *,
+    from_step: Annotated[
+        str | None,
+        typer.Option("--from", metavar="STEP", help="Re-uses the latest run's earlier records."),
+    ] = None,
+    prices: Prices = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    yes: Yes = False,
+    debug: Debug = False,
+) -> None:
+    """Runs the whole chain: profile, decide, train, evaluate, report."""
+    from stoker.cli.chain import run_chain
+    from stoker.cli.workloads import resolve
+
+    code = run_chain(
+        resolve([workload], overrides=overrides or ()),
+        source=workload,
+        from_step=from_step,
+        prices=prices,
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
+
+
+@app.command("profile")
+def profile_verb(
+    words: Words,
+    *,
+    out: Out = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget", metavar="SECONDS", help="Time for measuring.")
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Measures what a training step waits for, on the unchanged command."""
+    from stoker.cli.verbs import profile_command
+
+    sets = [*(overrides or ()), *([f"profile.budget_seconds={budget}"] if budget else ())]
+    profile_command(words, out=out, overrides=sets, as_json=as_json)
+
+
+@app.command("decide")
+def decide_verb(
+    profile: Annotated[
+        Path | None, typer.Argument(metavar="PROFILE", help="A profile.json.", show_default=False)
+    ] = None,
+    *,
+    out: Out = None,
+    workload: Annotated[
+        str | None, typer.Option("--workload", metavar="W", help="Gives constraints and size.")
+    ] = None,
+    objective: Annotated[
+        str | None, typer.Option("--objective", metavar="O", help="cost or time.")
+    ] = None,
+    max_usd_per_hour: Annotated[
+        float | None, typer.Option("--max-usd-per-hour", metavar="X", help="Of all hosts.")
+    ] = None,
+    prices: Prices = None,
+    groups: Groups = None,
+    instance_type: Annotated[
+        str | None,
+        typer.Option("--instance-type", metavar="T", help="With no profile: today's type."),
+    ] = None,
+    step_seconds: Annotated[
+        float | None, typer.Option("--step-seconds", metavar="S", help="Today's step.")
+    ] = None,
+    accelerator_step_seconds: Annotated[
+        float | None,
+        typer.Option("--accelerator-step-seconds", metavar="S", help="The step without waiting."),
+    ] = None,
+    vcpus_needed: Annotated[
+        float | None,
+        typer.Option("--vcpus-needed", metavar="N", help="vCPUs that would feed the accelerator."),
+    ] = None,
+    platform: Annotated[str | None, _PLATFORM] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Ranks the clusters that could run the workload, in time and money."""
+    from stoker.cli.verbs import Guess, decide_command
+
+    sets = list(overrides or ())
+    if objective:
+        sets.append(f"constraints.objective={objective}")
+    if max_usd_per_hour is not None:
+        sets.append(f"constraints.max_usd_per_hour={max_usd_per_hour}")
+    if platform:
+        sets.append(f"platform={platform}")
+    decide_command(
+        profile,
+        guess=Guess(
+            instance_type=instance_type,
+            step_seconds=step_seconds,
+            accelerator_step_seconds=accelerator_step_seconds,
+            vcpus_needed=vcpus_needed,
+        ),
+        out=out,
+        workload_file=workload,
+        prices=prices,
+        groups=groups or (),
+        overrides=sets,
+        as_json=as_json,
+        today=date.today(),
+    )
+
+
+@app.command("train")
+def train_verb(
+    words: Words,
+    *,
+    out: Out = None,
+    platform: Annotated[str | None, _PLATFORM] = None,
+    decision: Annotated[
+        Path | None, typer.Option("--decision", metavar="D", help="Runs its chosen plan.")
+    ] = None,
+    groups: Groups = None,
+    replace_dataloader: Annotated[
+        bool,
+        typer.Option("--replace-dataloader", help="torch's DataLoader takes the feed, too."),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Prints the request only.")] = False,
+    prices: Prices = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    yes: Yes = False,
+    debug: Debug = False,
+) -> None:
+    """Runs the workload on a decision's cluster, or on the groups named here."""
+    from stoker.cli.verbs import train_command
+
+    code = train_command(
+        words,
+        out=out,
+        decision_file=decision,
+        groups=groups or (),
+        replace_dataloader=replace_dataloader,
+        dry_run=dry_run,
+        prices=prices,
+        overrides=[*(overrides or ()), *([f"platform={platform}"] if platform else ())],
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
+
+
+@app.command("evaluate")
+def evaluate_verb(
+    workload: WorkloadFile,
+    *,
+    profile: Annotated[Path, typer.Option("--profile", metavar="F", help="profile.json")],
+    decision: Annotated[Path, typer.Option("--decision", metavar="F", help="decision.json")],
+    training: Annotated[Path, typer.Option("--training", metavar="F", help="training.json")],
+    out: Out = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="F", help="Writes the HTML report, too.")
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Judges a training: the gate's metrics, and the promise against the outcome."""
+    from stoker.cli.verbs import evaluate_command
+
+    code = evaluate_command(
+        workload,
+        profile_file=profile,
+        decision_file=decision,
+        training_file=training,
+        out=out,
+        report=report,
+        overrides=overrides or (),
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
+
+
+@app.command("report")
+def report_verb(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders runs/ID.")],
+    *,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Writes report.html of each run again from its records."""
+    from stoker.cli.verbs import report_command
+
+    report_command(runs, as_json=as_json)
+
+
+@app.command("catalog")
+def catalog_verb(
+    *,
+    platform: Annotated[str, _PLATFORM] = "sagemaker",
+    prices: Prices = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Lists the instance types and dated prices that decide knows."""
+    from stoker.cli.verbs import catalog_command
+
+    catalog_command(platform, prices=prices, as_json=as_json)
+
+
+@app.command("schema")
+def schema_verb(
+    record: Annotated[
+        str,
+        typer.Argument(metavar="RECORD", help="workload, profile, decision, training, evaluation"),
+    ],
+    *,
+    debug: Debug = False,
+) -> None:
+    """Prints the JSON Schema of a record."""
+    import json
+
+    from stoker.records import json_schema
+
+    print(json.dumps(json_schema(record), indent=2))
+
+
+@app.command("launch", context_settings={"ignore_unknown_options": True})
+def launch_verb(
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD", help="The training command.")],
+) -> None:
+    """Plays this host's part in a job: the image's entry point."""
+    import os
+
+    from stoker.launch import launch
+
+    raise typer.Exit(launch(command, os.environ))

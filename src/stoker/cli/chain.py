@@ -1,0 +1,238 @@
+"""`stoker run`: the four components in a row, their records in one folder."""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import TypeVar
+
+from stoker.catalog import load_catalog
+from stoker.cli.clusters import describe
+from stoker.cli.progress import following, relative, say, step_line
+from stoker.cli.reporting import report_of_run
+from stoker.cli.verbs import exit_code_of, training_words
+from stoker.cli.workloads import latest_run_dir, new_run_dir, todays_cluster
+from stoker.decide import decide
+from stoker.errors import StokerError, UsageError
+from stoker.evaluate import evaluate
+from stoker.platforms import platform_named
+from stoker.profile import profile
+from stoker.records import (
+    Decision,
+    Evaluation,
+    Profile,
+    Record,
+    Training,
+    Workload,
+    nearest,
+    read_json,
+    to_json,
+    write_json,
+    write_text,
+)
+from stoker.train import prepare, train
+
+STEPS = ("profile", "decide", "train", "evaluate")
+
+_RecordT = TypeVar("_RecordT", bound=Record)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Chain:
+    """One run of the chain; `run_dir` holds what is done."""
+
+    workload: Workload
+    source: str
+    run_dir: Path
+    first: int
+    prices: Path | None
+    quiet: bool
+
+    def step(
+        self,
+        name: str,
+        kind: type[_RecordT],
+        make: Callable[[], _RecordT],
+        words: Callable[[_RecordT], str],
+    ) -> _RecordT:
+        """Makes the step's record and writes it, or reads the earlier one."""
+        file = self.run_dir / f"{_RECORD_OF[name]}.json"
+        if STEPS.index(name) < self.first:
+            record = read_json(file, kind)
+            say(step_line(name, f"re-used: {words(record)}", None), quiet=self.quiet)
+            return record
+        began = time.monotonic()
+        record = make()
+        write_json(file, record)
+        took = time.monotonic() - began
+        say(step_line(name, words(record), took), quiet=self.quiet)
+        return record
+
+
+_RECORD_OF = {
+    "profile": "profile",
+    "decide": "decision",
+    "train": "training",
+    "evaluate": "evaluation",
+}
+
+
+def run_chain(
+    workload: Workload,
+    *,
+    source: str,
+    from_step: str | None,
+    prices: Path | None,
+    as_json: bool,
+) -> int:
+    """Runs the chain and gives its exit code; the report is written even when a step failed.
+
+    Raises:
+        UsageError: If `from_step` is no step, or there is no earlier run to go on with.
+    """
+    if from_step is not None and from_step not in STEPS:
+        raise UsageError(f"--from {from_step} is no step", fix=nearest(from_step, STEPS))
+    first = STEPS.index(from_step) if from_step else 0
+    run_dir = latest_run_dir(workload, needs=_needs(first)) if first else _fresh(workload)
+    chain = _Chain(
+        workload=workload,
+        source=source,
+        run_dir=run_dir,
+        first=first,
+        prices=prices,
+        quiet=as_json,
+    )
+    _forget_later(run_dir, first)
+    say(f"stoker run {source}  →  {relative(run_dir)}", quiet=as_json)
+    try:
+        code, evaluation = _steps(chain)
+    except StokerError:
+        _report(chain)
+        raise
+    report = _report(chain)
+    if as_json:
+        print(to_json(evaluation) if evaluation else "null", end="")
+    say(step_line("report", relative(report), None), quiet=as_json)
+    say(f"next:      stoker run {source} --from train     trains again", quiet=as_json)
+    return code
+
+
+def _steps(chain: _Chain) -> tuple[int, Evaluation | None]:
+    workload, run_dir = chain.workload, chain.run_dir
+    platform = platform_named(workload.platform)
+    catalog = load_catalog(workload.platform, prices=chain.prices)
+    profiled = chain.step(
+        "profile",
+        Profile,
+        lambda: profile(
+            workload,
+            cluster=todays_cluster(workload),
+            platform=platform,
+            run_dir=run_dir / "profile",
+        ),
+        profile_words,
+    )
+    decision = chain.step(
+        "decide",
+        Decision,
+        lambda: decide(
+            profiled,
+            catalog=catalog,
+            constraints=workload.constraints,
+            training=workload.training,
+            feed=workload.feed,
+            today=date.today(),
+            workload_sha256=workload.digest(),
+        ),
+        decision_words,
+    )
+
+    def trained() -> Training:
+        job = prepare(
+            workload=workload, groups=decision.plan.groups, run_dir=run_dir, decision=decision
+        )
+        with following(quiet=chain.quiet, echo=False) as follow:
+            return train(
+                job,
+                platform=platform,
+                catalog=catalog,
+                decision=decision,
+                total_steps=workload.training.total_steps(),
+                on_line=follow.line,
+                on_progress=follow.progress,
+            )
+
+    training = chain.step("train", Training, trained, training_words)
+    if training.status != "succeeded":
+        say(f"{training.failure or ''}\nlogs: {relative(run_dir / 'logs')}", quiet=chain.quiet)
+        return exit_code_of(training), None
+    evaluation = chain.step(
+        "evaluate",
+        Evaluation,
+        lambda: evaluate(workload=workload, profile=profiled, decision=decision, training=training),
+        evaluation_words,
+    )
+    return (0 if all(gate.passed for gate in evaluation.gates) else 3), evaluation
+
+
+def profile_words(record: Profile) -> str:
+    """The verdict of a profile in one line."""
+    step = record.step
+    if step.wait_seconds is None:
+        return f"a step takes {step.step_seconds * 1000:.1f} ms"
+    share = min(1.0, step.wait_seconds / step.step_seconds)
+    unexplained = record.check is not None and not record.check.explained
+    return f"a step takes {step.step_seconds * 1000:.1f} ms, {share:.0%} of it waiting for data" + (
+        ", unexplained" if unexplained else ""
+    )
+
+
+def decision_words(record: Decision) -> str:
+    """The verdict of a decision in one line."""
+    predicted = record.plan.predicted
+    promise = f", {predicted.speedup:.2f} times as fast" if predicted else ""
+    if record.action == "keep":
+        return f"keep {describe(record.plan.groups)}: {record.plan.reason or 'nothing pays'}"
+    return f"{record.action}: {describe(record.plan.groups)}{promise}"
+
+
+def evaluation_words(record: Evaluation) -> str:
+    """The verdict of an evaluation in one line."""
+    gates = ", ".join(
+        f"{gate.metric} {'not reported' if gate.value is None else f'{gate.value:.4g}'} "
+        f"{'passed' if gate.passed else 'FAILED'}"
+        for gate in record.gates
+    )
+    performance = record.performance
+    if performance is None:
+        return gates or "no gate"
+    error = performance.prediction_error
+    promise = "" if error is None else f" (step {error:+.1%} against the prediction)"
+    speed = f"{performance.speedup:.2f} times as fast{promise}"
+    return f"{gates}; {speed}" if gates else speed
+
+
+def _fresh(workload: Workload) -> Path:
+    run_dir = new_run_dir(workload.name)
+    write_text(run_dir / "workload.sha256", workload.digest() + "\n")
+    write_json(run_dir / "workload.json", workload)
+    return run_dir
+
+
+def _needs(first: int) -> tuple[str, ...]:
+    return tuple(f"{_RECORD_OF[step]}.json" for step in STEPS[:first])
+
+
+def _forget_later(run_dir: Path, first: int) -> None:
+    """Removes what the steps to come will write: an old record must not pass for a new one."""
+    for step in STEPS[first:]:
+        (run_dir / f"{_RECORD_OF[step]}.json").unlink(missing_ok=True)
+    if first <= STEPS.index("train"):
+        for folder in ("hosts", "logs"):
+            shutil.rmtree(run_dir / folder, ignore_errors=True)
+
+
+def _report(chain: _Chain) -> Path:
+    return report_of_run(chain.run_dir, workload=chain.workload)

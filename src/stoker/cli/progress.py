@@ -1,0 +1,90 @@
+"""What a person sees while something runs: a bar on a terminal, quiet lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from stoker.platforms.base import LogLine
+from stoker.train import Progress
+
+# One line this often where there is no terminal: a log of a CI job stays short.
+_QUIET_SECONDS = 15.0
+_WIDTH = 78
+
+
+def say(text: str, *, quiet: bool) -> None:
+    """One line for people, on stderr so that stdout stays the machine's."""
+    if not quiet:
+        print(text, file=sys.stderr, flush=True)
+
+
+def step_line(verb: str, text: str, seconds: float | None) -> str:
+    """`verb  what came of it ...... 12.3 s`, the time at the right."""
+    right = "" if seconds is None else f"{seconds:.1f} s"
+    left = f"{verb:<10} {text}"
+    return f"{left:<{_WIDTH}}{right:>9}".rstrip()
+
+
+class Follow:
+    """Shows a run's log lines and its progress."""
+
+    def __init__(self, *, bar: Bar | None, quiet: bool, echo: bool) -> None:
+        self._bar = bar
+        self._task = bar.add_task("train", total=None, words="starting") if bar else None
+        self._quiet = quiet
+        self._echo = echo
+        self._said_at = time.monotonic()
+
+    def line(self, line: LogLine) -> None:
+        """One log line: the user's own are shown, stoker's stay in the files."""
+        if self._echo and not self._quiet and not line.text.startswith("stoker "):
+            text = f"{line.group}/{line.host} {line.text}"
+            if self._bar:
+                self._bar.console.print(text, markup=False, highlight=False)
+            else:
+                print(text, file=sys.stderr, flush=True)
+
+    def progress(self, progress: Progress) -> None:
+        """How far the run is."""
+        wait = progress.wait_seconds / progress.step_seconds if progress.step_seconds else 0.0
+        words = f"{progress.step_seconds * 1000:.1f} ms a step, {wait:.0%} of it waiting"
+        if self._bar and self._task is not None:
+            self._bar.update(
+                self._task, completed=progress.steps, total=progress.total_steps, words=words
+            )
+        elif not self._quiet and time.monotonic() - self._said_at >= _QUIET_SECONDS:
+            self._said_at = time.monotonic()
+            of = f" of {progress.total_steps}" if progress.total_steps else ""
+            say(f"           step {progress.steps}{of}, {words}", quiet=False)
+
+
+@contextmanager
+def following(*, quiet: bool, echo: bool) -> Iterator[Follow]:
+    """A bar while the block runs, where stderr is a terminal."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield Follow(bar=None, quiet=quiet, echo=echo)
+        return
+    columns = (
+        TextColumn("train     "),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[words]}"),
+        TimeElapsedColumn(),
+    )
+    with Bar(*columns, console=console, transient=True) as bar:
+        yield Follow(bar=bar, quiet=quiet, echo=echo)
+
+
+def relative(path: Path) -> str:
+    """The path as a person would type it from here."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,302 @@
+"""The verbs of single components: files in, body, file and words out."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import TypeVar
+
+from stoker.catalog import load_catalog
+from stoker.cli.clusters import parse_groups
+from stoker.cli.workloads import new_run_dir, resolve, todays_cluster
+from stoker.errors import UsageError
+from stoker.records import (
+    Decision,
+    Evaluation,
+    Group,
+    Json,
+    Profile,
+    ProfiledHost,
+    Record,
+    StepTerms,
+    Training,
+    Workload,
+    read_json,
+    to_json,
+    write_json,
+)
+from stoker.settings import read_workload, workload_from
+
+_RecordT = TypeVar("_RecordT", bound=Record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guess:
+    """What the user knows where there is no profile; seconds of a global step."""
+
+    instance_type: str | None
+    step_seconds: float | None
+    accelerator_step_seconds: float | None
+    vcpus_needed: float | None
+
+
+def profile_command(
+    words: Sequence[str], *, out: Path | None, overrides: Sequence[str], as_json: bool
+) -> None:
+    """`stoker profile`."""
+    from stoker.cli.progress import say
+    from stoker.platforms import platform_named
+    from stoker.profile import explain, profile
+
+    workload = resolve(words, overrides=overrides)
+    run_dir = new_run_dir(f"{workload.name}-profile")
+    say(f"profile of {workload.name}: {workload.profile.budget_seconds:.0f} s", quiet=as_json)
+    record = profile(
+        workload,
+        cluster=todays_cluster(workload),
+        platform=platform_named(workload.platform),
+        run_dir=run_dir,
+    )
+    _deliver(record, out=out or Path("profile.json"), explain=explain, as_json=as_json)
+
+
+def decide_command(
+    profile_file: Path | None,
+    *,
+    guess: Guess,
+    out: Path | None,
+    workload_file: str | None,
+    prices: Path | None,
+    groups: Sequence[str],
+    overrides: Sequence[str],
+    as_json: bool,
+    today: date,
+) -> None:
+    """`stoker decide`."""
+    from stoker.decide import decide, explain
+
+    profile = _profile_of(profile_file, guess)
+    if workload_file:
+        workload = read_workload(workload_file, overrides=overrides)
+        if profile.workload_sha256 not in (None, read_workload(workload_file).digest()):
+            raise UsageError(
+                "the profile was made for another workload",
+                where=f"{profile_file}, key workload_sha256",
+                fix=f"profile again: stoker profile {workload_file}",
+            )
+    else:
+        local = profile.host.instance_type.startswith("local.")
+        workload = workload_from(
+            {
+                "name": "decide",
+                "command": ["true"],
+                "platform": "local" if local else "sagemaker",
+            },
+            overrides=overrides,
+        )
+    asked = [parse_groups(groups, default_type=profile.host.instance_type)] if groups else []
+    record = decide(
+        profile,
+        catalog=load_catalog(workload.platform, prices=prices),
+        constraints=workload.constraints,
+        training=workload.training,
+        feed=workload.feed,
+        extra_clusters=asked,
+        today=today,
+        workload_sha256=profile.workload_sha256,
+    )
+    _deliver(record, out=out or Path("decision.json"), explain=explain, as_json=as_json)
+
+
+def train_command(
+    words: Sequence[str],
+    *,
+    out: Path | None,
+    decision_file: Path | None,
+    groups: Sequence[str],
+    replace_dataloader: bool,
+    dry_run: bool,
+    prices: Path | None,
+    overrides: Sequence[str],
+    as_json: bool,
+) -> int:
+    """`stoker train`; gives the exit code."""
+    from stoker.cli.progress import following, say
+    from stoker.platforms import platform_named
+    from stoker.train import prepare, train
+
+    workload = resolve(words, overrides=overrides)
+    if decision_file and groups:
+        raise UsageError("--decision and --group exclude each other", fix="name one of them")
+    decision = read_json(decision_file, Decision) if decision_file else None
+    chosen = decision.plan.groups if decision else _groups_of(workload, groups)
+    platform = platform_named(workload.platform)
+    if dry_run:
+        job = prepare(workload=workload, groups=chosen, run_dir=Path("runs") / "dry-run")
+        print(json.dumps(platform.describe(platform.plan(job)), indent=2))
+        return 0
+    run_dir = new_run_dir(workload.name)
+    job = prepare(
+        workload=workload,
+        groups=chosen,
+        run_dir=run_dir,
+        decision=decision,
+        replace_dataloader=replace_dataloader,
+    )
+    platform.plan(job)
+    with following(quiet=as_json, echo=True) as follow:
+        record = train(
+            job,
+            platform=platform,
+            catalog=load_catalog(workload.platform, prices=prices),
+            decision=decision,
+            total_steps=workload.training.total_steps(),
+            on_line=follow.line,
+            on_progress=follow.progress,
+        )
+    write_json(run_dir / "training.json", record)
+    file = out or run_dir / "training.json"
+    _deliver(record, out=file, explain=training_words, as_json=as_json)
+    say(f"logs: {run_dir / 'logs'}", quiet=as_json)
+    return exit_code_of(record)
+
+
+def evaluate_command(
+    workload_file: str,
+    *,
+    profile_file: Path,
+    decision_file: Path,
+    training_file: Path,
+    out: Path | None,
+    report: Path | None,
+    overrides: Sequence[str],
+    as_json: bool,
+) -> int:
+    """`stoker evaluate`; gives the exit code."""
+    from stoker.evaluate import evaluate, summary
+
+    workload = read_workload(workload_file, overrides=overrides)
+    profile = read_json(profile_file, Profile)
+    decision = read_json(decision_file, Decision)
+    training = read_json(training_file, Training)
+    record = evaluate(workload=workload, profile=profile, decision=decision, training=training)
+    _deliver(record, out=out or Path("evaluation.json"), explain=summary, as_json=as_json)
+    if report:
+        from stoker.cli.reporting import report_of_records
+
+        report_of_records(
+            report,
+            workload=workload,
+            profile=profile,
+            decision=decision,
+            training=training,
+            evaluation=record,
+            training_file=training_file,
+        )
+    return exit_code_of(training) or _gate_code(record)
+
+
+def report_command(runs: Sequence[Path], *, as_json: bool) -> None:
+    """`stoker report`."""
+    from stoker.cli.reporting import report_of_run
+
+    files: list[Json] = [str(report_of_run(run)) for run in runs]
+    print(json.dumps({"reports": files}) if as_json else "\n".join(map(str, files)))
+
+
+def catalog_command(platform: str, *, prices: Path | None, as_json: bool) -> None:
+    """`stoker catalog`."""
+    catalog = load_catalog(platform, prices=prices)
+    if as_json:
+        print(json.dumps(catalog.to_document(), indent=2))
+    else:
+        print(catalog.table())
+
+
+def training_words(training: Training) -> str:
+    """What a run did, in two lines at most."""
+    measured = training.measured
+    if training.status != "succeeded":
+        first = (training.failure or "no reason was left").strip().splitlines()[-1]
+        return f"training {training.status} (exit code {training.exit_code}): {first}"
+    if measured is None or not measured.steps:
+        return "training succeeded; it asked no loader of stoker for a batch"
+    step, wait = measured.step_seconds * 1000, measured.wait_seconds * 1000
+    metrics = "".join(f", {name} {value:.4g}" for name, value in training.metrics.items())
+    return f"{measured.steps} steps of {step:.1f} ms, {wait:.1f} ms of it waiting{metrics}"
+
+
+def exit_code_of(training: Training) -> int:
+    """0, 6 for a failed workload, 143 for a stopped one."""
+    return {"succeeded": 0, "failed": 6, "stopped": 143}[training.status]
+
+
+def _gate_code(evaluation: Evaluation) -> int:
+    return 0 if all(gate.passed for gate in evaluation.gates) else 3
+
+
+def _profile_of(file: Path | None, guess: Guess) -> Profile:
+    if file:
+        return read_json(file, Profile)
+    if not guess.instance_type or not guess.step_seconds:
+        raise UsageError(
+            "no profile to decide on",
+            fix="stoker decide profile.json, or --instance-type T --step-seconds S",
+        )
+    needed, accelerator = guess.vcpus_needed, guess.accelerator_step_seconds
+    if needed is not None and accelerator is None:
+        raise UsageError(
+            "--vcpus-needed says how many vCPUs feed the accelerator at its own pace",
+            fix="add --accelerator-step-seconds",
+        )
+    cpu = needed * accelerator if needed is not None and accelerator is not None else None
+    return Profile(
+        host=ProfiledHost(instance_type=guess.instance_type),
+        step=StepTerms(
+            step_seconds=guess.step_seconds,
+            accelerator_step_seconds=accelerator,
+            loader_cpu_seconds=cpu,
+            global_batch_size=1,
+        ),
+    )
+
+
+def _groups_of(workload: Workload, texts: Sequence[str]) -> tuple[Group, ...]:
+    today = todays_cluster(workload).dnn
+    if texts:
+        return parse_groups(texts, default_type=today.instance_type)
+    return (
+        Group(
+            name="dnn",
+            role="dnn",
+            instance_type=today.instance_type,
+            count=today.count,
+            processes_per_host=today.processes_per_host,
+        ),
+    )
+
+
+def _deliver(
+    record: _RecordT, *, out: Path, explain: Callable[[_RecordT], str], as_json: bool
+) -> None:
+    write_json(out, record)
+    if as_json:
+        sys.stdout.write(to_json(record))
+    else:
+        print(explain(record))
+        print(f"written: {out}")
+
+
+__all__ = [
+    "Guess",
+    "catalog_command",
+    "decide_command",
+    "evaluate_command",
+    "exit_code_of",
+    "profile_command",
+    "report_command",
+    "train_command",
+    "training_words",
+]

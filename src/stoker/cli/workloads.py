@@ -1,0 +1,107 @@
+"""WORKLOAD | -- CMD: what the user names on the command line."""
+
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from stoker.errors import UsageError
+from stoker.records import Cluster, TodaysGroup, Workload
+from stoker.settings import read_workload, workload_from
+
+RUNS = Path("runs")
+
+
+def resolve(words: Sequence[str], *, overrides: Sequence[str]) -> Workload:
+    """The workload of a file, or one made of a bare command; its program and script exist.
+
+    Raises:
+        UsageError: If there is neither, or the command cannot be found.
+    """
+    if not words:
+        raise UsageError(
+            "no workload and no command", fix="name a workload file, or a command behind --"
+        )
+    if len(words) == 1 and words[0].endswith((".yaml", ".yml")):
+        workload = read_workload(words[0], overrides=overrides)
+        check_command(workload.command, where=f"{words[0]}, key command")
+        return workload
+    check_command(words, where="command line")
+    script = next((word for word in words if word.endswith((".py", ".sh"))), words[0])
+    name = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:40] or "command"
+    return workload_from({"name": name, "command": list(words)}, overrides=overrides)
+
+
+def check_command(command: Sequence[str], *, where: str) -> None:
+    """Finds the command's program, and the script of `python SCRIPT`, before anything starts.
+
+    Raises:
+        UsageError: Naming what is missing.
+    """
+    program = command[0]
+    if shutil.which(program) is None and program not in ("python", "python3"):
+        raise UsageError(
+            f"command not found: {program}", where=where, fix="check its spelling and the PATH"
+        )
+    is_python = Path(program).name.startswith("python")
+    if is_python and len(command) > 1 and command[1].endswith(".py"):
+        if not Path(command[1]).is_file():
+            raise UsageError(
+                f"no such script: {command[1]}",
+                where=f"{where}, folder {Path.cwd()}",
+                fix="run stoker in the project's folder, or mend the path",
+            )
+
+
+def todays_cluster(workload: Workload) -> Cluster:
+    """Today's cluster; on this machine one host of one core where the workload names none.
+
+    Raises:
+        UsageError: If a cloud workload names none.
+    """
+    if workload.cluster:
+        return workload.cluster
+    if workload.platform == "local":
+        return Cluster(dnn=TodaysGroup(instance_type="local.c1", count=1))
+    raise UsageError(
+        "the workload does not say on which cluster it trains today",
+        where=f"workload {workload.name}, key cluster",
+        fix="add cluster: {dnn: {instance_type: ..., count: ...}}",
+    )
+
+
+def new_run_dir(name: str) -> Path:
+    """Makes runs/NAME-DATE-TIME, a folder that did not exist."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for suffix in ["", *(f"-{n}" for n in range(2, 100))]:
+        folder = RUNS / f"{name}-{stamp}{suffix}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as err:
+            raise UsageError(
+                f"cannot make a run folder: {err}", where=str(RUNS), fix="check its rights"
+            ) from None
+        return folder
+    raise UsageError("a hundred runs began in this second", where=str(RUNS), fix="wait a second")
+
+
+def latest_run_dir(workload: Workload, *, needs: Sequence[str]) -> Path:
+    """The newest run of the same workload that holds the files in `needs`.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    digest = workload.digest()
+    marks = sorted(RUNS.glob(f"{workload.name}-*/workload.sha256"), key=lambda f: f.stat().st_mtime)
+    for mark in reversed(marks):
+        is_same = mark.read_text().strip() == digest
+        if is_same and all((mark.parent / name).is_file() for name in needs):
+            return mark.parent
+    raise UsageError(
+        f"no earlier run of this workload has {', '.join(needs)}",
+        where=f"folder {RUNS.resolve()}, workload {workload.name} ({digest[:12]})",
+        fix="leave --from out; a changed command or cluster needs a new profile",
+    )

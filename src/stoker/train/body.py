@@ -1,0 +1,139 @@
+"""The body of the train component, the same on every platform."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from stoker.catalog import Catalog
+from stoker.errors import UsageError
+from stoker.logs import now_utc
+from stoker.platforms.base import JobEnd, JobSpec, LogLine, Platform
+from stoker.records import (
+    Decision,
+    Event,
+    Group,
+    Job,
+    Training,
+    Workload,
+    read_json,
+    sha256_of,
+)
+from stoker.train.follow import Progress, progress_in
+
+RequestT = TypeVar("RequestT")
+
+
+def prepare(
+    *,
+    workload: Workload,
+    groups: Sequence[Group],
+    run_dir: Path,
+    decision: Decision | None = None,
+    replace_dataloader: bool = False,
+) -> JobSpec:
+    """The job that runs `workload` on `groups`.
+
+    Raises:
+        UsageError: If the decision was made for another workload.
+    """
+    digest = workload.digest()
+    if decision and decision.workload_sha256 and decision.workload_sha256 != digest:
+        raise UsageError(
+            f"the decision was made for another workload ({decision.workload_sha256[:12]})",
+            where=f"workload {workload.name} ({digest[:12]})",
+            fix="decide again: stoker decide PROFILE --workload WORKLOAD",
+        )
+    return JobSpec(
+        name=run_dir.name,
+        command=workload.command,
+        groups=tuple(groups),
+        run_dir=run_dir,
+        channels={name: channel.uri for name, channel in workload.channels.items()},
+        channel_groups={
+            name: channel.groups
+            for name, channel in workload.channels.items()
+            if channel.groups is not None
+        },
+        strategy=workload.strategy,
+        feed=workload.feed,
+        workload_sha256=digest,
+        replace_dataloader=replace_dataloader,
+    )
+
+
+def train(
+    job: JobSpec,
+    *,
+    platform: Platform[RequestT],
+    catalog: Catalog,
+    decision: Decision | None = None,
+    total_steps: int | None = None,
+    on_line: Callable[[LogLine], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Training:
+    """Submits the job, follows it to its end and gives its record.
+
+    Blocks until all hosts have ended. When the caller is interrupted the job is stopped first, so
+    that nothing keeps running.
+
+    Raises:
+        UsageError: If the platform cannot run such a job.
+        PlatformError: If the platform refuses it.
+    """
+    run = platform.submit(platform.plan(job))
+    try:
+        for line in run.lines():
+            if on_line:
+                on_line(line)
+            progress = progress_in(line, total_steps=total_steps) if on_progress else None
+            if progress and on_progress:
+                on_progress(progress)
+        end = run.wait()
+    finally:
+        run.stop()
+    return _record(job, end, platform_name=platform.name, catalog=catalog, decision=decision)
+
+
+def _record(
+    job: JobSpec,
+    end: JobEnd,
+    *,
+    platform_name: str,
+    catalog: Catalog,
+    decision: Decision | None,
+) -> Training:
+    written = _written_by_leader(job, end, platform_name=platform_name)
+    measured = written.measured
+    if measured and measured.steps:
+        usd_per_hour = catalog.usd_per_hour(job.groups)
+        if usd_per_hour is not None:
+            usd = measured.step_seconds * usd_per_hour / 3600 * 1000
+            measured = msgspec.structs.replace(measured, usd_per_1000_steps=usd)
+    return msgspec.structs.replace(
+        written,
+        workload_sha256=job.workload_sha256,
+        # The platform saw more than the leader could write: its end counts.
+        status=end.status,
+        exit_code=end.exit_code if written.exit_code is None else written.exit_code,
+        failure=written.failure or end.failure,
+        decision_id=sha256_of(decision)[:12] if decision else None,
+        groups=job.groups,
+        measured=measured,
+        data_group_release_seconds=end.data_group_release_seconds,
+    )
+
+
+def _written_by_leader(job: JobSpec, end: JobEnd, *, platform_name: str) -> Training:
+    file = end.output_dir / "stoker" / "training.json" if end.output_dir else None
+    if file and file.is_file():
+        return read_json(file, Training)
+    lost = Event(when=now_utc(), what="the dnn leader ended without writing its record")
+    return Training(
+        status="failed",
+        groups=job.groups,
+        strategy=job.strategy,
+        job=Job(platform=platform_name, name=job.name),
+        events=(lost,),
+    )
