@@ -13,7 +13,7 @@ The environment is read here and in `launch.topology`, nowhere else.
 | STOKER_PROCESSES_PER_HOST | platform | trainer processes of a dnn host, where decided |
 | STOKER_ADVERTISE | platform | address under which others reach this host; else its own name |
 | STOKER_PORT | platform | port of this host's coordinator or agent; else FeedSettings.port |
-| STOKER_COORDINATOR | platform, launcher | host:port of the coordinator; else leader's name and port |
+| STOKER_COORDINATOR | both | host:port of the coordinator; else leader's name and port |
 | STOKER_PROFILE | platform | ProfileSettings as JSON: the run is a profile |
 | STOKER_WORKLOAD_SHA256 | platform | digest of the workload, for the training record |
 | STOKER_HOST, STOKER_GROUP | launcher | this host's name and group |

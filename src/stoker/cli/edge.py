@@ -63,9 +63,7 @@ def run(arguments: list[str]) -> int:
 def _launch(arguments: list[str]) -> int:
     command = arguments[1:] if arguments[:1] == ["--"] else arguments
     if not command or command[0] in ("-h", "--help"):
-        print(
-            "Usage: stoker launch -- CMD ...\n\n  Plays this host's part in a job: the image's entry point."
-        )
+        print("Usage: stoker launch -- CMD\n\n  Plays this host's part in a job.")
         return 0 if command else EXIT_USAGE
     try:
         from stoker.launch import launch

@@ -45,13 +45,13 @@ def check_command(command: Sequence[str], *, where: str) -> None:
             f"command not found: {program}", where=where, fix="check its spelling and the PATH"
         )
     is_python = Path(program).name.startswith("python")
-    if is_python and len(command) > 1 and command[1].endswith(".py"):
-        if not Path(command[1]).is_file():
-            raise UsageError(
-                f"no such script: {command[1]}",
-                where=f"{where}, folder {Path.cwd()}",
-                fix="run stoker in the project's folder, or mend the path",
-            )
+    script = command[1] if is_python and len(command) > 1 else ""
+    if script.endswith(".py") and not Path(script).is_file():
+        raise UsageError(
+            f"no such script: {script}",
+            where=f"{where}, folder {Path.cwd()}",
+            fix="run stoker in the project's folder, or mend the path",
+        )
 
 
 def todays_cluster(workload: Workload) -> Cluster:

@@ -234,7 +234,7 @@ def _check_schema(document: Json, kind: type[Record], place: Place) -> None:
         raise UsageError(
             f"expected a record of schema {expected}, found {found!r}",
             where=place.at("schema"),
-            fix=f"hand over the right file, or write it with this version: stoker {kind.__name__.lower()}",
+            fix="hand over the right file, or write it again with this version",
         )
 
 

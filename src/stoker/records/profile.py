@@ -34,7 +34,7 @@ class StepTerms(Record, frozen=True, kw_only=True):
         accelerator_step_seconds: Replaying cached batches, all-reduce inside.
         loader_cpu_seconds: CPU-seconds of loading and augmenting, all ranks, every vCPU busy.
         receive_seconds: Of the trainer's own thread, not overlapped, a rank.
-        receive_cpu_seconds: CPU-seconds of the feed's receive side off the trainer's thread, a rank.
+        receive_cpu_seconds: CPU-seconds of the feed's receive side off that thread, a rank.
         loader_wall_seconds: Worker-seconds of the same work, uncontended.
         trainer_cpu_seconds: CPU-seconds of the trainer processes themselves, all ranks.
         trainer_vcpus: Instead of it, where only that is known: vCPUs of one host that the trainer
