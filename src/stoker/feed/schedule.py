@@ -1,0 +1,355 @@
+"""Which batch is asked of which peer, and when: pure bookkeeping, the clock is passed in.
+
+A *peer* makes batches: the agent of a data host, or the local workers of this process. Each has
+credits: how many batches it may be asked for at a time. Numbers are handed out oldest first, within
+a window that starts at the next number to be delivered:
+
+    window = ceil(latency of the slowest peer / interval of consumption) + all credits + 2
+
+so that a slow peer holds nobody up: while it works on number n, the others go on with later ones,
+and n is back when its turn comes (facts: with a window of 3 batches a worker, one worker that is
+three times slower costs 22 % and more; with this one about 1 %).
+"""
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+Peer = Hashable
+
+# A head-of-line batch is asked for elsewhere after max(this, 4 x p95), DESIGN section 5, 3.
+_OVERDUE_SECONDS = 2.0
+# The first batch of all includes opening files and warm-up.
+_FIRST_OVERDUE_SECONDS = 10.0
+_OVERDUE_FACTOR = 4.0
+# Latencies and intervals that are remembered: enough for a p95, few enough to follow a change.
+_MEMORY = 32
+# A hung peer must not let the window grow without end.
+_MAX_WINDOW_PER_CREDIT = 32
+
+
+@dataclass(slots=True)
+class _PeerState:
+    credits: int = 0
+    is_leaving: bool = False
+    asked: dict[int, tuple[float, int]] = field(default_factory=dict)
+    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_MEMORY))
+    p95_seconds: float | None = None
+    service_seconds: float = 0.0
+
+    def free(self) -> int:
+        return 0 if self.is_leaving else self.credits - len(self.asked)
+
+    def finish_seconds(self) -> float:
+        """When one more batch would be ready, from now: its place in the queue times the pace."""
+        return (len(self.asked) + 1) * self.service_seconds
+
+    def load(self) -> float:
+        return len(self.asked) / self.credits
+
+    def answered(self, asked_at: float, queued: int, now: float) -> None:
+        latency = max(now - asked_at, 0.0)
+        self.latencies.append(latency)
+        ordered = sorted(self.latencies)
+        self.p95_seconds = ordered[math.ceil(0.95 * len(ordered)) - 1]
+        service = latency / queued
+        known = self.service_seconds
+        self.service_seconds = service if known == 0.0 else 0.8 * known + 0.2 * service
+
+
+class Schedule:
+    """The books of one session: its peers, and the batches of the epoch under way.
+
+    Args:
+        max_bytes: Bytes of batches that may wait in this process, made or under way; never less
+            than what the credits ask for.
+    """
+
+    def __init__(self, *, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._peers: dict[Peer, _PeerState] = {}
+        self._takes: deque[float] = deque(maxlen=_MEMORY + 1)
+        self._interval_seconds: float | None = None
+        self._mean_bytes = 0.0
+        self._epoch_begins()
+
+    def _epoch_begins(self) -> None:
+        self._head = 0
+        self._supplied = 0
+        self._next_new = 0
+        self._is_complete = False
+        self._again: list[int] = []
+        self._queued_again: set[int] = set()
+        self._arrived: set[int] = set()
+        self._holders: dict[int, set[Peer]] = {}
+        self._refused: dict[int, set[Peer]] = {}
+
+    # What the trainer does.
+
+    def begin(self) -> None:
+        """Starts a new epoch: number 0 is next, nothing is in flight; peers stay known."""
+        for state in self._peers.values():
+            state.asked.clear()
+        self._takes.clear()
+        self._epoch_begins()
+
+    def supply(self, count: int) -> None:
+        """`count` more numbers may be handed out."""
+        self._supplied += count
+
+    def finish(self) -> None:
+        """No more numbers will be supplied in this epoch."""
+        self._is_complete = True
+
+    def wanted(self, now: float) -> int:
+        """How many more numbers the window has room for: supply so many."""
+        if self._is_complete:
+            return 0
+        return max(0, self._head + max(self.window(now), 1) - self._supplied)
+
+    def is_over(self) -> bool:
+        """Whether every number of the epoch was taken."""
+        return self._is_complete and self._head >= self._supplied
+
+    @property
+    def head(self) -> int:
+        """The number that is delivered next."""
+        return self._head
+
+    def take(self, now: float) -> None:
+        """The trainer has taken the head-of-line batch."""
+        self._arrived.discard(self._head)
+        self._refused.pop(self._head, None)
+        self._head += 1
+        self._takes.append(now)
+        self._interval_seconds = _mean_interval(self._takes)
+
+    # What peers do.
+
+    def grant(self, peer: Peer, credits: int) -> None:
+        """The peer may have `credits` batches in flight; an unknown one joins."""
+        state = self._peers.setdefault(peer, _PeerState())
+        state.credits = credits
+        state.is_leaving = False
+
+    def leave(self, peer: Peer) -> None:
+        """The peer gets nothing new; what it has is still awaited."""
+        if peer in self._peers:
+            self._peers[peer].is_leaving = True
+
+    def lost(self, peer: Peer) -> None:
+        """The peer is gone: what only it had is handed out again."""
+        state = self._peers.pop(peer, None)
+        if state is not None:
+            for number in state.asked:
+                self._let_go(peer, number)
+
+    def arrived(self, peer: Peer, number: int, *, frame_bytes: int, now: float) -> bool:
+        """A batch (or its exception) came; False if it came before, and is to be dropped."""
+        state = self._peers.get(peer)
+        if state is not None and number in state.asked:
+            asked_at, queued = state.asked.pop(number)
+            state.answered(asked_at, queued, now)
+        holders = self._holders.get(number)
+        if holders is not None:
+            holders.discard(peer)
+            if not holders:
+                del self._holders[number]
+        if number < self._head or number in self._arrived or number >= self._next_new:
+            return False
+        self._arrived.add(number)
+        self._mean_bytes = (
+            frame_bytes if self._mean_bytes == 0 else 0.9 * self._mean_bytes + 0.1 * frame_bytes
+        )
+        return True
+
+    def dropped(self, peer: Peer, number: int) -> bool:
+        """The peer cannot make that batch; True if no other is left that could be asked.
+
+        Two peers that refuse the same batch are proof enough that the batch is to blame.
+        """
+        state = self._peers.get(peer)
+        is_draining = state is not None and state.is_leaving
+        if state is not None:
+            state.asked.pop(number, None)
+        if not is_draining:
+            self._refused.setdefault(number, set()).add(peer)
+        self._let_go(peer, number)
+        refused = self._refused.get(number, set())
+        if not self._is_open(number) or self._holders.get(number):
+            return False
+        return len(refused) >= 2 or (len(refused) == 1 and not set(self._peers) - refused)
+
+    # What follows from it.
+
+    def assign(self, now: float) -> list[tuple[Peer, int]]:
+        """The batches to ask for now, and of whom; they count as asked."""
+        asks: list[tuple[Peer, int]] = []
+        limit = self._head + max(self.window(now), 1)
+        skipped: list[int] = []
+        while True:
+            free = [peer for peer, state in self._peers.items() if state.free() > 0]
+            if not free:
+                break
+            number = self._next_number(limit)
+            if number is None:
+                break
+            barred = self._holders.get(number, set()) | self._refused.get(number, set())
+            able = [peer for peer in free if peer not in barred]
+            if not able:
+                skipped.append(number)
+                continue
+            peer = min(able, key=self._preference)
+            if self._is_better_kept(peer, now):
+                skipped.append(number)
+                break
+            state = self._peers[peer]
+            state.asked[number] = (now, len(state.asked) + 1)
+            self._holders.setdefault(number, set()).add(peer)
+            asks.append((peer, number))
+        for number in skipped:
+            self._hand_out_again(number)
+        return asks
+
+    def overdue(self, now: float) -> list[int]:
+        """Numbers that are to be asked for elsewhere too, because the head of the line is late.
+
+        They are handed out by the next `assign`; the late peer is not judged, its answer is taken
+        if it comes first.
+        """
+        holders = self._holders.get(self._head)
+        if not holders or self._head in self._queued_again:
+            return []
+        due = max(self._due(peer, self._head) for peer in holders)
+        if now < due or not self._others(self._head):
+            return []
+        again = []
+        for peer in holders:
+            for number in self._peers[peer].asked:
+                is_late = all(now >= self._due(other, number) for other in self._holders[number])
+                if is_late and number not in self._queued_again and self._is_open(number):
+                    self._hand_out_again(number)
+                    again.append(number)
+        return again
+
+    def next_check(self, now: float) -> float | None:
+        """Seconds until `overdue` may have something to say; None: not before an event."""
+        holders = self._holders.get(self._head)
+        if not holders or self._head in self._queued_again or not self._others(self._head):
+            return None
+        return max(0.0, max(self._due(peer, self._head) for peer in holders) - now)
+
+    def window(self, now: float) -> int:
+        """How many numbers from the head on may be made or under way."""
+        total = sum(state.credits for state in self._peers.values() if not state.is_leaving)
+        interval = self._interval_seconds
+        window = total + 2
+        if interval is not None:
+            slowest = max((self._latency(s, now) for s in self._peers.values()), default=0.0)
+            if slowest > interval * _MAX_WINDOW_PER_CREDIT * total:
+                window = _MAX_WINDOW_PER_CREDIT * total
+            elif interval > 0:
+                window += math.ceil(slowest / interval)
+        if self._mean_bytes > 0:
+            window = min(window, int(self.max_bytes / self._mean_bytes))
+        return max(window, total)
+
+    def peers(self) -> list[Peer]:
+        """The peers that are known, leaving ones among them."""
+        return list(self._peers)
+
+    def in_flight(self, peer: Peer) -> int:
+        """Batches the peer was asked for and has not answered."""
+        return len(self._peers[peer].asked) if peer in self._peers else 0
+
+    def _preference(self, peer: Peer) -> tuple[float, float]:
+        state = self._peers[peer]
+        return (state.finish_seconds(), state.load())
+
+    def _is_better_kept(self, peer: Peer, now: float) -> bool:
+        """Whether, near the end, others will have made what is left before `peer` makes this one.
+
+        Without it a slow peer gets one of the last batches and the epoch waits for it.
+        """
+        left = self._supplied - self._next_new + len(self._again) + 1
+        if not self._is_complete or left > sum(s.credits for s in self._peers.values()):
+            return False
+        mine = self._peers[peer].finish_seconds()
+        ends = [
+            (state.finish_seconds(), state.service_seconds)
+            for other, state in self._peers.items()
+            if other != peer and state.service_seconds > 0 and self._keeps_pace(state, now)
+        ]
+        heapq.heapify(ends)
+        for _ in range(left if ends else 0):
+            end, service = ends[0]
+            if end >= mine:
+                return False
+            heapq.heapreplace(ends, (end + service, service))
+        return bool(ends)
+
+    def _keeps_pace(self, state: _PeerState, now: float) -> bool:
+        ages = [now - asked_at for asked_at, _ in state.asked.values()]
+        return bool(ages) and max(ages) <= 2 * (state.p95_seconds or 0.0) and not state.is_leaving
+
+    def _next_number(self, limit: int) -> int | None:
+        while self._again:
+            number = heapq.heappop(self._again)
+            self._queued_again.discard(number)
+            if self._is_open(number):
+                return number
+        if self._next_new < min(limit, self._supplied):
+            self._next_new += 1
+            return self._next_new - 1
+        return None
+
+    def _is_open(self, number: int) -> bool:
+        return number >= self._head and number not in self._arrived
+
+    def _let_go(self, peer: Peer, number: int) -> None:
+        holders = self._holders.get(number)
+        if holders is not None:
+            holders.discard(peer)
+            if not holders:
+                del self._holders[number]
+                self._hand_out_again(number)
+
+    def _hand_out_again(self, number: int) -> None:
+        if self._is_open(number) and number not in self._queued_again:
+            self._queued_again.add(number)
+            heapq.heappush(self._again, number)
+
+    def _others(self, number: int) -> bool:
+        barred = self._holders.get(number, set()) | self._refused.get(number, set())
+        return any(
+            peer not in barred and not state.is_leaving and state.credits > 0
+            for peer, state in self._peers.items()
+        )
+
+    def _due(self, peer: Peer, number: int) -> float:
+        state = self._peers[peer]
+        p95 = state.p95_seconds
+        if p95 is None:
+            known = [s.p95_seconds for s in self._peers.values() if s.p95_seconds is not None]
+            p95 = max(known) if known else _FIRST_OVERDUE_SECONDS / _OVERDUE_FACTOR
+        return state.asked[number][0] + max(_OVERDUE_SECONDS, _OVERDUE_FACTOR * p95)
+
+    def _latency(self, state: _PeerState, now: float) -> float:
+        """Of one peer: what it usually takes, or what it is taking now if that is more."""
+        ages = [
+            now - asked_at
+            for number, (asked_at, _) in state.asked.items()
+            if len(self._holders.get(number, ())) == 1
+        ]
+        return max(state.p95_seconds or 0.0, max(ages, default=0.0))
+
+
+def _mean_interval(takes: deque[float]) -> float | None:
+    """Mean seconds between two takes, the longest left out (a checkpoint, a validation)."""
+    if len(takes) < 4:
+        return None
+    longest = max(later - earlier for earlier, later in pairwise(takes))
+    return max(takes[-1] - takes[0] - longest, 0.0) / (len(takes) - 2)

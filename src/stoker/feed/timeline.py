@@ -1,0 +1,121 @@
+"""The timeline of a trainer process: what each step waited for data, and what it computed.
+
+One row a delivered batch, written when the next one is asked for (only then the step's compute is
+known), to STOKER_OUTPUT/timeline-rankR.csv. Rows reach the file about once a second and at the end
+of each epoch, so that a process that leaves by `os._exit` loses a second at most.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+COLUMNS = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples"
+
+_FLUSH_SECONDS = 1.0
+
+
+class Timeline:
+    """Collects the steps of all loaders of a process.
+
+    Used by the thread that iterates; the totals may be read by any.
+
+    Args:
+        path: The CSV file; None: only the totals are kept.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, path: Path | None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.steps = 0
+        self.samples = 0
+        self.wait_seconds = 0.0
+        self.compute_seconds = 0.0
+        self._path = path
+        self._clock = clock
+        self._rows: list[str] = []
+        self._zero: float | None = None
+        self._flushed = 0.0
+        self._loaders = 0
+        self._lock = threading.Lock()
+
+    def new_loader(self) -> int:
+        """A number for one more DataLoader of this process: 0, 1, 2, ..."""
+        self._loaders += 1
+        return self._loaders - 1
+
+    def epoch(self, *, loader: int, epoch: int) -> "Steps":
+        """The recorder for one pass over a loader."""
+        return Steps(self, loader=loader, epoch=epoch, clock=self._clock)
+
+    def add(self, *, head: str, start: float, wait: float, compute: float, samples: int) -> None:
+        """One step; `start` on the timeline's clock."""
+        if self._zero is None:
+            self._zero = self._flushed = start
+        self.steps += 1
+        self.samples += samples
+        self.wait_seconds += wait
+        self.compute_seconds += compute
+        if self._path is not None:
+            self._rows.append(f"{head},{start - self._zero:.6f},{wait:.6f},{compute:.6f},{samples}")
+            if start + wait + compute - self._flushed > _FLUSH_SECONDS:
+                self.flush()
+
+    def flush(self) -> None:
+        """Writes what has been collected; a full disk ends the timeline, not the training."""
+        with self._lock, contextlib.suppress(OSError):
+            self._flushed = self._clock()
+            rows, self._rows = self._rows, []
+            if not rows or self._path is None:
+                return
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                if file.tell() == 0:
+                    rows.insert(0, COLUMNS)
+                file.write("\n".join(rows) + "\n")
+
+    def close(self) -> None:
+        """Writes the rest; may be called twice."""
+        self.flush()
+        self._path = None
+
+
+class Steps:
+    """Times one pass over a loader: `ask` before a batch is waited for, `got` when it is there."""
+
+    def __init__(
+        self, timeline: Timeline, *, loader: int, epoch: int, clock: Callable[[], float]
+    ) -> None:
+        self._timeline = timeline
+        self._head = f"{loader},{epoch},"
+        self._clock = clock
+        self._batch = 0
+        self._asked = 0.0
+        self._open: tuple[float, float, int] | None = None
+
+    def ask(self) -> None:
+        """The trainer asks for a batch: the step before is complete."""
+        self._asked = self._clock()
+        self._complete(self._asked)
+
+    def got(self, samples: int) -> None:
+        """The batch is there; its step begins."""
+        self._open = (self._asked, self._clock(), samples)
+
+    def end(self) -> None:
+        """The pass is over, or dropped; may be called twice."""
+        self._complete(self._clock())
+        self._timeline.flush()
+
+    def _complete(self, now: float) -> None:
+        if self._open is not None:
+            asked, got, samples = self._open
+            self._open = None
+            self._timeline.add(
+                head=f"{self._head}{self._batch}",
+                start=asked,
+                wait=got - asked,
+                compute=now - got,
+                samples=samples,
+            )
+            self._batch += 1

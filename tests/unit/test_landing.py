@@ -1,0 +1,91 @@
+"""Blocks are used again with their last view, not before."""
+
+import gc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from stoker.feed.landing import Landing
+
+SIZE = 1 << 20
+
+
+def tensor_on(landing: Landing) -> torch.Tensor:
+    return torch.frombuffer(landing.take(SIZE), dtype=torch.uint8)
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], object]] = {
+    "the tensor": lambda t: t,
+    "detach": lambda t: t.detach(),
+    "data": lambda t: t.data,
+    "numpy": lambda t: t.numpy(),
+    "slice": lambda t: t[10:20],
+    "numpy of a slice": lambda t: t[10:20].numpy()[2:3],
+    "another dtype": lambda t: t.view(torch.float32)[4:8],
+    "memoryview": lambda t: memoryview(t.numpy()),
+    "storage": lambda t: t.untyped_storage(),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_block_is_not_reused_while_a_view_lives(name: str) -> None:
+    landing = Landing()
+    view = VIEWS[name](tensor_on(landing))
+    gc.collect()
+    assert landing.idle_bytes() == 0
+    del view
+    gc.collect()
+    assert landing.idle_bytes() == SIZE
+
+
+def test_block_is_not_reused_while_a_slice_of_the_array_lives() -> None:
+    landing = Landing()
+    array = landing.take(SIZE)
+    part = array[5:9][1:2]
+    other = np.frombuffer(array[100:200], dtype=np.uint16)
+    del array
+    assert landing.idle_bytes() == 0
+    del part
+    assert landing.idle_bytes() == 0
+    del other
+    assert landing.idle_bytes() == SIZE
+
+
+def test_content_survives_the_tensor() -> None:
+    landing = Landing()
+    tensor = tensor_on(landing)
+    tensor[:] = 7
+    kept = tensor.detach()[:100].numpy()
+    del tensor
+    for value in range(8):
+        landing.take(SIZE)[:] = value
+    assert (kept == 7).all()
+
+
+def test_the_same_block_comes_back() -> None:
+    landing = Landing()
+    array = landing.take(SIZE)
+    address = array.ctypes.data
+    del array
+    assert landing.take(SIZE - 100).ctypes.data == address
+
+
+def test_idle_memory_is_bounded() -> None:
+    landing = Landing(max_idle_bytes=3 * SIZE)
+    arrays = [landing.take(SIZE) for _ in range(10)]
+    arrays.clear()
+    assert landing.idle_bytes() == 3 * SIZE
+
+
+@pytest.mark.parametrize("size", [0, 1, 65535, 65536, 65537, 100_000, 4_816_896, 19_267_584])
+def test_array_has_the_size_asked_for(size: int) -> None:
+    assert Landing().take(size).nbytes == size
+
+
+def test_at_most_a_quarter_of_a_block_is_unused() -> None:
+    for size in range(1 << 20, 1 << 22, 12_345):
+        landing = Landing()
+        landing.take(size)
+        assert size <= landing.idle_bytes() <= size * 1.25 + 4096

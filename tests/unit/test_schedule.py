@@ -1,0 +1,333 @@
+"""The schedule, without processes: virtual time, any order of events."""
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from stoker.feed.schedule import Schedule
+
+BIG = 1 << 40
+
+
+def simulate(
+    *,
+    costs: Sequence[Callable[[int], float]],
+    step_seconds: float,
+    batches: int,
+    credits: int = 2,
+    max_bytes: int = BIG,
+    frame_bytes: int = 1000,
+) -> float:
+    """Mean step in virtual time of peers that each serve their queue one by one."""
+    schedule = Schedule(max_bytes=max_bytes)
+    for peer in range(len(costs)):
+        schedule.grant(peer, credits)
+    free_at = [0.0] * len(costs)
+    events: list[tuple[float, int, int, int]] = []  # (time, kind, peer, number)
+    now, ready, delivered = 0.0, set[int](), 0
+    supplied = 0
+    busy_until = 0.0
+
+    def push() -> None:
+        nonlocal supplied
+        more = min(schedule.wanted(now), batches - supplied)
+        schedule.supply(more)
+        supplied += more
+        if supplied == batches:
+            schedule.finish()
+        schedule.overdue(now)
+        for peer, number in schedule.assign(now):
+            free_at[peer] = max(free_at[peer], now) + costs[peer](number)
+            heapq.heappush(events, (free_at[peer], 0, peer, number))
+
+    push()
+    while delivered < batches:
+        while schedule.head in ready and busy_until <= now:
+            ready.discard(schedule.head)
+            schedule.take(now)
+            delivered += 1
+            busy_until = now + step_seconds
+            heapq.heappush(events, (busy_until, 1, 0, 0))
+            push()
+        assert events, f"deadlock at batch {schedule.head}"
+        now, kind, peer, number = heapq.heappop(events)
+        if kind == 0 and schedule.arrived(peer, number, frame_bytes=frame_bytes, now=now):
+            ready.add(number)
+        push()
+    return now / batches
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 6])
+def test_equal_workers_reach_the_bound(workers: int) -> None:
+    step = simulate(costs=[lambda n: 0.06] * workers, step_seconds=0.02, batches=400)
+    assert step <= max(0.02, 0.06 / workers) * 1.02
+
+
+def test_one_worker_three_times_slower_among_four_costs_no_more_than_its_share() -> None:
+    # The rate bound is the step itself: 3 workers at 60 ms and one at 180 ms make a batch in 18 ms.
+    costs = [lambda n: 0.06] * 3 + [lambda n: 0.18]
+    assert simulate(costs=costs, step_seconds=0.02, batches=600) <= 0.02 * 1.03
+
+
+def test_a_slow_worker_does_not_set_the_pace_where_workers_are_the_limit() -> None:
+    costs = [lambda n: 0.06] * 3 + [lambda n: 0.18]
+    bound = 1 / (3 / 0.06 + 1 / 0.18)
+    assert simulate(costs=costs, step_seconds=0.001, batches=600) <= bound * 1.05
+
+
+@pytest.mark.parametrize(("workers", "excess"), [(4, 1.08), (6, 1.04)])
+def test_exponential_costs_stay_near_the_bound(workers: int, excess: float) -> None:
+    def cost(number: int) -> float:
+        return random.Random(number).expovariate(1 / 0.06)
+
+    mean = sum(cost(n) for n in range(600)) / 600
+    step = simulate(costs=[cost] * workers, step_seconds=0.02, batches=600)
+    assert step <= max(0.02, mean / workers) * excess
+
+
+def test_first_batches_go_to_different_peers() -> None:
+    schedule = Schedule(max_bytes=BIG)
+    for peer in "abc":
+        schedule.grant(peer, 2)
+    schedule.supply(3)
+    assert sorted(schedule.assign(0.0)) == [("a", 0), ("b", 1), ("c", 2)]
+
+
+def test_numbers_of_a_lost_peer_come_before_new_ones() -> None:
+    schedule = Schedule(max_bytes=BIG)
+    schedule.grant("a", 2)
+    schedule.supply(2)
+    schedule.assign(0.0)
+    schedule.grant("b", 4)
+    schedule.supply(4)
+    schedule.lost("a")
+    assert [number for _, number in schedule.assign(0.0)] == [0, 1, 2, 3]
+
+
+def test_late_duplicate_is_refused_by_number() -> None:
+    schedule = Schedule(max_bytes=BIG)
+    schedule.grant("a", 1)
+    schedule.supply(1)
+    schedule.assign(0.0)
+    assert schedule.arrived("a", 0, frame_bytes=1, now=1.0)
+    assert not schedule.arrived("b", 0, frame_bytes=1, now=1.0)
+    schedule.take(1.0)
+    assert not schedule.arrived("b", 0, frame_bytes=1, now=2.0)
+
+
+def test_answer_to_a_batch_that_was_not_asked_for_is_refused() -> None:
+    schedule = Schedule(max_bytes=BIG)
+    schedule.grant("a", 1)
+    schedule.supply(5)
+    schedule.assign(0.0)
+    assert not schedule.arrived("a", 4, frame_bytes=1, now=1.0)
+
+
+def test_batch_of_a_hung_peer_is_asked_for_elsewhere_after_its_deadline() -> None:
+    schedule = Schedule(max_bytes=BIG)
+    schedule.grant("hung", 1)
+    schedule.grant("well", 1)
+    schedule.supply(10)
+    asked = dict(schedule.assign(0.0))
+    hung = asked["hung"]
+    now = 0.1
+    number = asked["well"]
+    while True:
+        schedule.arrived("well", number, frame_bytes=1, now=now)
+        if schedule.head == number != hung:
+            schedule.take(now)
+        new = dict(schedule.assign(now))
+        if "well" not in new:
+            break
+        number = new["well"]
+        now += 0.1
+    assert schedule.head == hung == 0
+    assert schedule.overdue(1.9) == []
+    assert schedule.next_check(1.9) == pytest.approx(0.1)
+    assert schedule.overdue(2.1) == [0]
+    assert schedule.assign(2.1) == [("well", 0)]
+    assert schedule.arrived("well", 0, frame_bytes=1, now=2.2)
+    assert not schedule.arrived("hung", 0, frame_bytes=1, now=9.0)
+
+
+def test_nobody_is_asked_twice_where_nobody_else_is_there() -> None:
+    schedule = Schedule(max_bytes=BIG)
+    schedule.grant("only", 2)
+    schedule.supply(1)
+    schedule.assign(0.0)
+    assert schedule.overdue(1000.0) == []
+    assert schedule.next_check(1000.0) is None
+
+
+def test_batch_that_two_peers_refuse_is_given_up() -> None:
+    schedule = Schedule(max_bytes=BIG)
+    for peer in "abc":
+        schedule.grant(peer, 1)
+    schedule.supply(1)
+    ((first, _),) = schedule.assign(0.0)
+    assert not schedule.dropped(first, 0)
+    ((second, _),) = schedule.assign(0.0)
+    assert second != first
+    assert schedule.dropped(second, 0)
+
+
+def test_batch_that_a_leaving_peer_refuses_goes_elsewhere() -> None:
+    schedule = Schedule(max_bytes=BIG)
+    schedule.grant("a", 1)
+    schedule.supply(1)
+    schedule.assign(0.0)
+    schedule.leave("a")
+    assert not schedule.dropped("a", 0)
+    schedule.grant("b", 1)
+    assert schedule.assign(0.0) == [("b", 0)]
+
+
+def test_window_is_bounded_by_bytes_but_never_below_the_credits() -> None:
+    schedule = Schedule(max_bytes=5000)
+    schedule.grant("a", 4)
+    for number in range(40):
+        schedule.supply(1)
+        schedule.assign(number * 1.0)
+        schedule.arrived("a", number, frame_bytes=1000, now=number * 1.0 + 0.9)
+        schedule.take(number * 1.0 + 0.9)
+    assert schedule.window(41.0) == 5
+    schedule.grant("a", 9)
+    assert schedule.window(41.0) == 9
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever happens in whatever order, every number is delivered once, in order."""
+
+    @initialize(batches=st.integers(0, 30), max_bytes=st.sampled_from([1, 3000, BIG]))
+    def start(self, batches: int, max_bytes: int) -> None:
+        self.schedule = Schedule(max_bytes=max_bytes)
+        self.batches = batches
+        self.supplied = 0
+        self.now = 0.0
+        self.flying: set[tuple[str, int]] = set()
+        self.zombies: set[tuple[str, int]] = set()
+        self.credits: dict[str, int] = {}
+        self.ready: set[int] = set()
+        self.delivered: list[int] = []
+        self.step()
+
+    def step(self) -> None:
+        more = min(self.schedule.wanted(self.now), self.batches - self.supplied)
+        self.schedule.supply(more)
+        self.supplied += more
+        if self.supplied == self.batches:
+            self.schedule.finish()
+        for ask in self.schedule.assign(self.now):
+            assert ask not in self.flying, "asked twice of the same peer"
+            self.flying.add(ask)
+        for peer, credits in self.credits.items():
+            if peer not in self.leaving_now():
+                assert sum(p == peer for p, _ in self.flying) <= max(credits, self.peak[peer])
+
+    def leaving_now(self) -> set[str]:
+        return getattr(self, "leaving", set())
+
+    @property
+    def peak(self) -> dict[str, int]:
+        return self.__dict__.setdefault("_peak", {})
+
+    @rule(peer=st.sampled_from("abcd"), credits=st.integers(1, 5))
+    def grant(self, peer: str, credits: int) -> None:
+        self.peak[peer] = max(self.peak.get(peer, 0), credits, self.credits.get(peer, 0))
+        self.credits[peer] = credits
+        self.schedule.grant(peer, credits)
+        self.step()
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data(), seconds=st.floats(0, 20))
+    def arrive(self, data: st.DataObject, seconds: float) -> None:
+        peer, number = data.draw(st.sampled_from(sorted(self.flying)))
+        self.now += seconds
+        self.flying.discard((peer, number))
+        if self.schedule.arrived(peer, number, frame_bytes=1000, now=self.now):
+            assert number not in self.ready
+            self.ready.add(number)
+        self.step()
+
+    @precondition(lambda self: self.zombies)
+    @rule(data=st.data())
+    def arrive_from_a_lost_peer(self, data: st.DataObject) -> None:
+        peer, number = data.draw(st.sampled_from(sorted(self.zombies)))
+        self.zombies.discard((peer, number))
+        if (peer, number) not in self.flying and self.schedule.arrived(
+            peer, number, frame_bytes=1000, now=self.now
+        ):
+            self.ready.add(number)
+        self.step()
+
+    @precondition(lambda self: self.credits)
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        peer = data.draw(st.sampled_from(sorted(self.credits)))
+        del self.credits[peer]
+        gone = {ask for ask in self.flying if ask[0] == peer}
+        self.flying -= gone
+        self.zombies |= gone
+        self.schedule.lost(peer)
+        self.step()
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        peer, number = data.draw(st.sampled_from(sorted(self.flying)))
+        self.flying.discard((peer, number))
+        if self.schedule.dropped(peer, number) and self.schedule.arrived(
+            peer, number, frame_bytes=0, now=self.now
+        ):
+            self.ready.add(number)
+        self.step()
+
+    @rule(seconds=st.floats(0, 50))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.schedule.overdue(self.now)
+        self.step()
+
+    @precondition(lambda self: self.schedule.head in self.ready)
+    @rule()
+    def take(self) -> None:
+        self.ready.discard(self.schedule.head)
+        self.delivered.append(self.schedule.head)
+        self.schedule.take(self.now)
+        self.step()
+
+    @invariant()
+    def order_is_kept(self) -> None:
+        if hasattr(self, "delivered"):
+            assert self.delivered == list(range(len(self.delivered)))
+
+    def teardown(self) -> None:
+        """With one more healthy peer, the epoch always comes to its end."""
+        if not hasattr(self, "schedule"):
+            return
+        self.credits["rescue"] = 2
+        self.peak["rescue"] = 2
+        self.schedule.grant("rescue", 2)
+        for _ in range(10 * self.batches + 10):
+            self.now += 100.0
+            self.schedule.overdue(self.now)
+            self.step()
+            for ask in [a for a in sorted(self.flying) if a[0] == "rescue"]:
+                self.flying.discard(ask)
+                if self.schedule.arrived("rescue", ask[1], frame_bytes=1, now=self.now):
+                    self.ready.add(ask[1])
+            while self.schedule.head in self.ready:
+                self.ready.discard(self.schedule.head)
+                self.delivered.append(self.schedule.head)
+                self.schedule.take(self.now)
+        assert self.schedule.is_over()
+        assert self.delivered == list(range(self.batches))
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
