@@ -34,14 +34,14 @@ _PATH = re.compile(r" - at `(?:key in )?\$(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `(?P<key>[^`]*)`")
 _REQUIRED = re.compile(r"missing required field `(?P<key>[^`]*)`")
 _GOT = re.compile(r", got `[^`]*`$")
+_TYPES = re.compile(r"`([^`]*)`")
 _PLAIN_WORDS = {
-    "`object`": "a mapping",
-    "`array`": "a list",
-    "`str`": "a text",
-    "`int`": "a whole number",
-    "`float`": "a number",
-    "`bool`": "true or false",
-    " | ": " or ",
+    "object": "a mapping",
+    "array": "a list",
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
 }
 _STEP = re.compile(r"\.([^.\[\]]+)|\[([^\]]*)\]")
 
@@ -262,11 +262,14 @@ def _explain(message: str, document: Json, kind: type[Record], place: Place) -> 
             where=place.at(path),
             fix=nearest(wrong, choices),
         )
-    what = _GOT.sub("", what[0].lower() + what[1:])
-    for word, plain in _PLAIN_WORDS.items():
-        what = what.replace(word, plain)
+    what = _TYPES.sub(_plain_words, _GOT.sub("", what[0].lower() + what[1:]))
     shown = "" if found is _MISSING else f", found {_shown(found)}"
     return UsageError(f"{what}{shown}", where=place.at(path), fix=_see(kind))
+
+
+def _plain_words(match: re.Match[str]) -> str:
+    words = [word for word in match.group(1).split(" | ") if word != "null"]
+    return " or ".join(_PLAIN_WORDS.get(word, word) for word in words)
 
 
 def _see(kind: type[Record]) -> str:

@@ -1,0 +1,175 @@
+"""The command line is an interface: its verbs and flags are held against a list here."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from stoker.cli.app import app
+from stoker.records import RECORDS
+
+VERBS = {
+    "run": {"--from", "--prices", "--set", "--json", "--yes", "--debug"},
+    "profile": {"--out", "--budget", "--set", "--json", "--debug"},
+    "decide": {
+        "--out",
+        "--workload",
+        "--objective",
+        "--max-usd-per-hour",
+        "--prices",
+        "--group",
+        "--instance-type",
+        "--step-seconds",
+        "--accelerator-step-seconds",
+        "--vcpus-needed",
+        "--platform",
+        "--set",
+        "--json",
+        "--debug",
+    },
+    "train": {
+        "--out",
+        "--platform",
+        "--decision",
+        "--group",
+        "--replace-dataloader",
+        "--dry-run",
+        "--prices",
+        "--set",
+        "--json",
+        "--yes",
+        "--debug",
+    },
+    "evaluate": {
+        "--profile",
+        "--decision",
+        "--training",
+        "--out",
+        "--report",
+        "--set",
+        "--json",
+        "--debug",
+    },
+    "report": {"--json", "--debug"},
+    "catalog": {"--platform", "--prices", "--json", "--debug"},
+    "schema": {"--debug"},
+    "launch": set(),
+}
+
+HEAVY = (
+    "torch",
+    "numpy",
+    "zmq",
+    "rich",
+    "jinja2",
+    "boto3",
+    "kfp",
+    "sagemaker",
+    "kubernetes",
+    "yaml",
+)
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stoker.cli", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_verbs_and_flags_equal_the_list() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    found = {
+        name: {flag for param in command.params for flag in param.opts if flag.startswith("--")}
+        for name, command in commands.items()
+    }
+    assert found == VERBS
+
+
+def test_help_names_every_verb_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from stoker.cli.edge import run\n"
+        "code = run(['--help'])\n"
+        f"print('HEAVY', [m for m in {HEAVY!r} if m in sys.modules], code)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "HEAVY [] 0" in done.stdout
+    assert all(verb in done.stdout for verb in VERBS)
+
+
+def test_importing_stoker_imports_nothing_heavy() -> None:
+    code = f"import sys, stoker; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "launch"])
+def test_every_verb_explains_itself(verb: str) -> None:
+    done = run(verb, "--help")
+    assert done.returncode == 0
+    assert all(flag in done.stdout for flag in VERBS[verb])
+
+
+@pytest.mark.parametrize("record", sorted(RECORDS))
+def test_schema_prints_a_json_schema(record: str) -> None:
+    done = run("schema", record)
+    assert json.loads(done.stdout)["$schema"].startswith("https://json-schema.org/")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["run", "missing.yaml"], 2, ["no such file: missing.yaml", "where:", "try:"]),
+        (["run", "bad-type.yaml"], 2, ["bad-type.yaml:3, key feed.credits", "whole number"]),
+        (["run", "unknown-key.yaml"], 2, ["unknown key comand", "did you mean command?"]),
+        (["run", "not-yaml.yaml"], 2, ["not YAML", "not-yaml.yaml:2"]),
+        (["run", "no-command.yaml"], 2, ["command not found: no-such-program"]),
+        (["run", "no-script.yaml"], 2, ["no such script: missing.py"]),
+        (["run", "good.yaml", "--from", "trian"], 2, ["--from trian", "did you mean train?"]),
+        (["run", "good.yaml", "--from", "train"], 2, ["no earlier run"]),
+        (["run", "good.yaml", "--set", "feed.credit=3"], 2, ["--set feed.credit", "credits?"]),
+        (["train", "--", "no-such-program"], 2, ["command not found: no-such-program"]),
+        (["train"], 2, ["no workload and no command"]),
+        (["train", "--group", "data=2", "--", "true"], 2, ["no --group dnn"]),
+        (["train", "--group", "dnn=0", "--", "true"], 2, ["a host or more"]),
+        (["train", "--group", "dmn=1", "--", "true"], 2, ["did you mean dnn?"]),
+        (["train", "--platform", "lokal", "--", "true"], 2, ["did you mean local?"]),
+        (["decide"], 2, ["no profile to decide on"]),
+        (["decide", "good.yaml"], 2, ["not a JSON document", "good.yaml"]),
+        (["schema", "profil"], 2, ["did you mean profile?"]),
+        (["report", "nothing-here"], 2, ["no run in nothing-here"]),
+    ],
+)
+def test_bad_input_gets_three_lines_and_the_usage_exit_code(
+    tmp_path: Path, arguments: list[str], code: int, words: list[str]
+) -> None:
+    good = "name: x\ncommand: [python, -c, pass]\n"
+    files = {
+        "good.yaml": good,
+        "bad-type.yaml": good + "feed: {credits: many}\n",
+        "unknown-key.yaml": good + "comand: [a]\n",
+        "not-yaml.yaml": "name: x\ncommand: [a\n",
+        "no-command.yaml": "name: x\ncommand: [no-such-program]\n",
+        "no-script.yaml": "name: x\ncommand: [python, missing.py]\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.strip().splitlines()) <= 3
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr

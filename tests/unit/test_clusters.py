@@ -1,0 +1,41 @@
+import pytest
+
+from stoker.cli.clusters import describe, parse_groups
+from stoker.errors import UsageError
+
+
+def test_type_hosts_and_workers_are_read() -> None:
+    data, dnn = "data=ml.c7i.8xlarge:2:30", "dnn=ml.g5.xlarge:1"
+    groups = parse_groups([data, dnn], default_type=None)
+    assert [(g.role, g.instance_type, g.count, g.workers_per_host) for g in groups] == [
+        ("dnn", "ml.g5.xlarge", 1, None),
+        ("data", "ml.c7i.8xlarge", 2, 30),
+    ]
+    assert describe(groups) == "1 x ml.g5.xlarge + 2 x ml.c7i.8xlarge"
+
+
+def test_todays_type_is_the_default() -> None:
+    groups = parse_groups(["dnn=1:0", "data=2:1"], default_type="local.c1")
+    assert [(g.instance_type, g.count, g.workers_per_host) for g in groups] == [
+        ("local.c1", 1, 0),
+        ("local.c1", 2, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["dnn", "dnn=", "dnn=a:b", "dnn=1:2:3", "dnn=-1", "dnn=local.c1", "gpu=1", "dnn=t:1:2:3"],
+)
+def test_anything_else_is_refused_with_the_text_named(text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        parse_groups([text], default_type="local.c1")
+
+
+def test_a_data_group_without_workers_is_refused() -> None:
+    with pytest.raises(UsageError, match="without workers"):
+        parse_groups(["dnn=1", "data=1:0"], default_type="local.c1")
+
+
+def test_a_role_may_stand_there_once() -> None:
+    with pytest.raises(UsageError, match="twice"):
+        parse_groups(["dnn=1", "dnn=1"], default_type="local.c1")

@@ -1,0 +1,31 @@
+import io
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.logs import Log, parse_line
+
+
+@given(st.text(max_size=40), st.text(min_size=1, max_size=40))
+def test_what_is_logged_is_read_back(value: str, host: str) -> None:
+    stream = io.StringIO()
+    Log(run="r 1", host=host, stream=stream).event("agent_listens", port=7600, reason=value)
+    (line,) = stream.getvalue().splitlines()
+    event = parse_line("data/algo-1 " + line)
+    assert event is not None
+    assert event.event == "agent_listens"
+    assert event.run == "r 1"
+    assert event.values["port"] == "7600"
+    assert event.values["reason"] == " ".join(value.split())
+
+
+def test_other_lines_are_not_events() -> None:
+    assert parse_line("epoch 1 loss 0.3") is None
+    assert parse_line("stoker is a nice tool") is None
+    assert parse_line("stoker 'unbalanced run=a host=b x") is None
+
+
+def test_a_closed_stream_does_not_end_the_job() -> None:
+    stream = io.StringIO()
+    stream.close()
+    Log(run="r", host="h", stream=stream).event("still_here")

@@ -1,0 +1,88 @@
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import UsageError
+from stoker.settings import from_environment, read_workload, workload_from
+
+GOOD = """\
+name: demo
+command: [python, train.py]
+feed:
+  credits: 3
+gate:
+  - {metric: accuracy, min: 0.9}
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "w.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_a_workload_is_read_with_its_defaults(tmp_path: Path) -> None:
+    workload = read_workload(write(tmp_path, GOOD))
+    assert workload.command == ("python", "train.py")
+    assert workload.feed.credits == 3
+    assert workload.feed.lease_seconds == 12.0
+    assert workload.constraints.max_data_hosts == 8
+
+
+def test_set_wins_over_the_file(tmp_path: Path) -> None:
+    overrides = ["feed.credits=5", "constraints.objective=time"]
+    workload = read_workload(write(tmp_path, GOOD), overrides=overrides)
+    assert workload.feed.credits == 5
+    assert workload.constraints.objective == "time"
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "where"),
+    [
+        (GOOD + "naem: x\n", "unknown key naem", "w.yaml:7, key naem"),
+        (GOOD.replace("credits", "credit"), "unknown key credit", "w.yaml:4, key feed.credit"),
+        (GOOD.replace("0.9", "high"), "expected a number", "w.yaml:6, key gate[0].min"),
+        (GOOD.replace("0.9", ".inf"), "not a number", "w.yaml:6, key gate[0].min"),
+        (GOOD.replace("min: 0.9", ""), "neither min nor max", "w.yaml:6, key gate[0]"),
+        (GOOD.replace(" 3", " 0"), ">= 1", "w.yaml:4, key feed.credits"),
+        (GOOD + "name: y\n", "twice", "w.yaml:7, key name"),
+        (GOOD + "schema: stoker.workload/v9\n", "stoker.workload/v1", "w.yaml:7"),
+        ("command: [a]\n", "key name is missing", "key name"),
+        ("- a\n", "a mapping", "w.yaml"),
+        (GOOD + "platform: locl\n", "'locl' is not one of", "w.yaml:7, key platform"),
+        (GOOD + "constraints: {deadline_hours: 2}\n", "number of steps", "w.yaml:7"),
+    ],
+)
+def test_an_error_says_what_and_where(tmp_path: Path, text: str, what: str, where: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_workload(write(tmp_path, text))
+    assert what in caught.value.what
+    assert where in caught.value.where
+
+
+def test_an_error_in_an_override_points_at_the_override(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_workload(write(tmp_path, GOOD), overrides=["feed.credits=many"])
+    assert caught.value.where == "--set feed.credits=..., key feed.credits"
+
+
+def test_another_budget_is_the_same_workload() -> None:
+    document = {"name": "a", "command": ["b"]}
+    one = workload_from(document)
+    assert workload_from(document, overrides=["profile.budget_seconds=9"]).digest() == one.digest()
+    assert workload_from(document, overrides=["command=[c]"]).digest() != one.digest()
+
+
+def test_a_malformed_variable_is_named() -> None:
+    with pytest.raises(UsageError) as caught:
+        from_environment({"STOKER_FEED": '{"credits": 0}'})
+    assert "STOKER_FEED" in caught.value.where
+    with pytest.raises(UsageError, match="whole number"):
+        from_environment({"STOKER_PORT": "http"})
+
+
+def test_outside_a_run_nothing_is_assumed() -> None:
+    process = from_environment({})
+    assert process.coordinator is None
+    assert not process.has_data_group
+    assert (process.rank, process.world_size) == (0, 1)
