@@ -28,7 +28,9 @@ PROTOCOL_VERSION = 1
 
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
-Words = Annotated[tuple[Count, ...], msgspec.Meta(max_length=8)]
+# A base seed of torch has 63 bits.
+Word = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Words = Annotated[tuple[Word, ...], msgspec.Meta(max_length=8)]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
