@@ -1,0 +1,239 @@
+"""CSV tables of instance types: the catalog's own, and what `--prices` hands over."""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import TypeVar
+
+from stoker.catalog.instances import Instance
+from stoker.errors import UsageError
+from stoker.records import PlatformName, nearest
+
+_COLUMNS = (
+    "family",
+    "instance_type",
+    "vcpus",
+    "physical_cores",
+    "memory_gib",
+    "gpus",
+    "gpu_model",
+    "gpu_memory_gib_each",
+    "network_gbps",
+    "network_kind",
+    "sagemaker_usd_per_hour_us_east_1",
+    "sagemaker_usd_per_hour_2022_2024",
+    "ec2_usd_per_hour_us_east_1",
+    "usd_per_hour",
+    "priced_on",
+    "in_training_enum",
+    "cpu_model",
+    "coremark_per_vcpu",
+    "coremark_source",
+    "source",
+)
+_PRICE = re.compile(r"^(?P<payer>sagemaker|ec2)_usd_per_hour_(?P<region>[a-z]{2}(?:_[a-z]+)+_\d+)$")
+_PAYER: Mapping[PlatformName, str] = {"sagemaker": "sagemaker", "kubernetes": "ec2", "local": ""}
+_EC2_DATE = re.compile(r"EC2:[a-z-]*?(\d{4}-\d\d-\d\d)")
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table of instance types for one platform.
+
+    Attributes:
+        rows: Cells by column, with the line of the file they stand in.
+        price_column: The column this platform pays; None: the table has no prices for it.
+        region: Of the prices, where the column names it.
+    """
+
+    source: str
+    columns: tuple[str, ...]
+    rows: tuple["Row", ...]
+    price_column: str | None
+    region: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of a table."""
+
+    source: str
+    line: int
+    cells: Mapping[str, str]
+
+    def error(self, column: str, what: str) -> UsageError:
+        """A usage error at this line and column."""
+        return UsageError(what, where=f"{self.source}:{self.line}, column {column}")
+
+    def value(self, column: str, parse: Callable[[str], _T], expected: str) -> _T | None:
+        """The parsed cell; None where it is blank or the table has no such column."""
+        text = self.cells.get(column, "").strip()
+        if not text:
+            return None
+        try:
+            return parse(text)
+        except ValueError:
+            raise self.error(column, f"expected {expected}, found {text!r}") from None
+
+
+def parse_table(text: str, *, platform: PlatformName, source: str) -> Table:
+    """Reads the CSV text.
+
+    Raises:
+        UsageError: With line and column, if a column is not known or a row has the wrong length.
+    """
+    lines = csv.reader(io.StringIO(text.removeprefix("\ufeff")))
+    header = tuple(cell.strip() for cell in next(_rows(lines, source), []))
+    _check_header(header, source)
+    rows = []
+    seen: dict[str, int] = {}
+    for cells in _rows(lines, source):
+        if not any(cell.strip() for cell in cells):
+            continue
+        line = lines.line_num
+        if len(cells) != len(header):
+            raise UsageError(
+                f"{len(cells)} cells in a table of {len(header)} columns",
+                where=f"{source}:{line}",
+                fix="quote cells that hold a comma",
+            )
+        row = Row(source=source, line=line, cells=dict(zip(header, cells, strict=True)))
+        name = row.cells["instance_type"].strip()
+        if not name:
+            raise row.error("instance_type", "the instance type has no name")
+        bare = name.removeprefix("ml.")
+        if bare in seen:
+            raise row.error("instance_type", f"{name} stands in line {seen[bare]} too")
+        seen[bare] = line
+        rows.append(row)
+    column, region = _price_column(header, platform)
+    return Table(
+        source=source, columns=header, rows=tuple(rows), price_column=column, region=region
+    )
+
+
+def to_instance(
+    row: Row, table: Table, *, platform: PlatformName, base: Instance | None
+) -> Instance:
+    """The row as an instance type; `base` gives what the table has no column for.
+
+    Raises:
+        UsageError: With line and column, if a cell is wrong or a necessary one is missing.
+    """
+    name = platform_name(row.cells["instance_type"].strip(), platform)
+
+    def old(field: str, column: str, new: _T | None) -> _T | None:
+        return new if column in table.columns or base is None else getattr(base, field)
+
+    vcpus = old("vcpus", "vcpus", row.value("vcpus", _count(1, 4096), "a number of vCPUs"))
+    if vcpus is None:
+        raise row.error("vcpus", f"{name} is not in the catalog: its vCPUs are needed")
+    accelerators = row.value("gpus", _count(0, 1024), "a number of accelerators")
+    memory = row.value("memory_gib", _positive, "GiB above 0")
+    gbps = row.value("network_gbps", _positive, "Gbit/s above 0")
+    is_burst = row.value("network_kind", _choice("up_to", "sustained"), "up_to or sustained")
+    coremark = row.value("coremark_per_vcpu", _positive, "a CoreMark above 0")
+    in_enum = row.value("in_training_enum", _choice("yes", "no"), "yes or no")
+    gpu_memory = row.value("gpu_memory_gib_each", _positive, "GiB above 0")
+    usd, priced_on = _price(row, table, platform, base)
+    return Instance(
+        type=name,
+        family=old("family", "family", row.value("family", str, "")) or name.rpartition(".")[0],
+        vcpus=vcpus,
+        accelerators=old("accelerators", "gpus", accelerators) or 0,
+        accelerator_model=old("accelerator_model", "gpu_model", row.value("gpu_model", str, "")),
+        accelerator_memory_gib=old("accelerator_memory_gib", "gpu_memory_gib_each", gpu_memory),
+        memory_gib=old("memory_gib", "memory_gib", memory),
+        network_gbps=old("network_gbps", "network_gbps", gbps),
+        is_burst_network=bool(
+            old("is_burst_network", "network_kind", is_burst == "up_to" if is_burst else False)
+        ),
+        coremark_per_vcpu=old("coremark_per_vcpu", "coremark_per_vcpu", coremark),
+        usd_per_hour=usd,
+        priced_on=priced_on,
+        in_training_enum=old("in_training_enum", "in_training_enum", in_enum != "no") is not False,
+    )
+
+
+def platform_name(instance_type: str, platform: PlatformName) -> str:
+    """The type as the platform spells it: with `ml.` on SageMaker, without it elsewhere."""
+    bare = instance_type.removeprefix("ml.")
+    return f"ml.{bare}" if platform == "sagemaker" else bare
+
+
+def _price(
+    row: Row, table: Table, platform: PlatformName, base: Instance | None
+) -> tuple[float | None, date | None]:
+    column = table.price_column
+    if column is None:
+        return (base.usd_per_hour, base.priced_on) if base else (None, None)
+    usd = row.value(column, _positive, "dollars an hour above 0 (blank: not to be used)")
+    priced_on = row.value("priced_on", date.fromisoformat, "a date like 2026-09-27")
+    # The table's date is SageMaker's; EC2's own stands in its sources.
+    match = _EC2_DATE.search(row.cells.get("source", "")) if platform == "kubernetes" else None
+    return usd, date.fromisoformat(match.group(1)) if match else priced_on
+
+
+def _rows(lines: Iterator[list[str]], source: str) -> Iterator[list[str]]:
+    try:
+        yield from lines
+    except csv.Error as err:
+        raise UsageError(f"not a CSV table: {err}", where=source) from None
+
+
+def _check_header(header: Sequence[str], source: str) -> None:
+    for column in header:
+        if column not in _COLUMNS and not _PRICE.match(column):
+            raise UsageError(
+                f"unknown column {column!r}", where=f"{source}:1", fix=nearest(column, _COLUMNS)
+            )
+        if header.count(column) > 1:
+            raise UsageError(f"column {column} stands there twice", where=f"{source}:1")
+    if "instance_type" not in header:
+        raise UsageError(
+            "no column instance_type",
+            where=f"{source}:1",
+            fix="start with a line: instance_type,vcpus,usd_per_hour,priced_on",
+        )
+
+
+def _price_column(header: Sequence[str], platform: PlatformName) -> tuple[str | None, str | None]:
+    if "usd_per_hour" in header:
+        return "usd_per_hour", None
+    for column in header:
+        match = _PRICE.match(column)
+        if match and match.group("payer") == _PAYER[platform]:
+            return column, match.group("region").replace("_", "-")
+    return None, None
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number) or not 0 < number < 1e9:
+        raise ValueError(text)
+    return number
+
+
+def _count(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        number = int(text)
+        if not low <= number <= high:
+            raise ValueError(text)
+        return number
+
+    return parse
+
+
+def _choice(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(text)
+        return text
+
+    return parse
