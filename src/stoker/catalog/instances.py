@@ -159,7 +159,8 @@ def _shown(number: float | None) -> str:
 
 def _document(instance: Instance) -> dict[str, Json]:
     document: dict[str, Json] = asdict(instance)
-    return document | {"priced_on": instance.priced_on and instance.priced_on.isoformat()}
+    document["priced_on"] = instance.priced_on.isoformat() if instance.priced_on else None
+    return document
 
 
 def _suggestion(name: str, known: tuple[str, ...]) -> str:

@@ -2,9 +2,10 @@
 
 import os
 import re
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import get_args
+from types import MappingProxyType
 
 from stoker.catalog.instances import Catalog, Instance
 from stoker.catalog.table import Table, parse_table, platform_name, to_instance
@@ -15,6 +16,9 @@ from stoker.records import PlatformName, nearest, read_text
 LOCAL_USD_PER_CORE_HOUR = 0.05
 # Loopback carries more than any plan here needs; the receive CPU limits first.
 _LOOPBACK_GBPS = 20.0
+_PLATFORMS: Mapping[str, PlatformName] = MappingProxyType(
+    {"local": "local", "sagemaker": "sagemaker", "kubernetes": "kubernetes"}
+)
 _LOCAL = re.compile(r"^local\.c([1-9]\d{0,3})$")
 
 
@@ -31,13 +35,12 @@ def load_catalog(platform: str, prices: Path | None = None, *, cores: int | None
         UsageError: If the platform is unknown, or the file is missing or wrong, with line and
             column.
     """
-    if platform == "local":
-        catalog = _local(cores)
-    elif platform == "sagemaker" or platform == "kubernetes":
-        catalog = _aws(platform)
-    else:
-        known = get_args(PlatformName)
-        raise UsageError(f"no platform is called {platform!r}", fix=nearest(platform, known))
+    if platform not in _PLATFORMS:
+        raise UsageError(
+            f"no platform is called {platform!r}", fix=nearest(platform, list(_PLATFORMS))
+        )
+    named = _PLATFORMS[platform]
+    catalog = _local(cores) if named == "local" else _aws(named)
     if prices is None:
         return catalog
     table = parse_table(read_text(prices), platform=catalog.platform, source=str(prices))

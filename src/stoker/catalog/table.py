@@ -175,6 +175,8 @@ def _price(
         return (base.usd_per_hour, base.priced_on) if base else (None, None)
     usd = row.value(column, _positive, "dollars an hour above 0 (blank: not to be used)")
     priced_on = row.value("priced_on", date.fromisoformat, "a date like 2026-09-27")
+    if usd is None:
+        return None, None
     # The table's date is SageMaker's; EC2's own stands in its sources.
     match = _EC2_DATE.search(row.cells.get("source", "")) if platform == "kubernetes" else None
     return usd, date.fromisoformat(match.group(1)) if match else priced_on
