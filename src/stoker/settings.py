@@ -48,6 +48,7 @@ class ProcessSettings:
         rank: Global rank of this trainer process (torchrun's RANK), 0 without one.
         world_size: Trainer processes of the run.
         local_rank: Rank within the host.
+        local_world_size: Trainer processes of this host.
         workers: Workers a host by role, where decided.
         coordinator: `host:port`, or None outside a launched run.
     """
@@ -74,10 +75,11 @@ class ProcessSettings:
     rank: int
     world_size: int
     local_rank: int
+    local_world_size: int = 1
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> ProcessSettings:
-    """Reads STOKER_* (and torchrun's RANK, WORLD_SIZE, LOCAL_RANK).
+    """Reads STOKER_* (and torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE).
 
     Raises:
         UsageError: If a variable is malformed, naming it.
@@ -106,6 +108,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> ProcessSetting
         rank=_number(env, "RANK") or 0,
         world_size=_number(env, "WORLD_SIZE") or 1,
         local_rank=_number(env, "LOCAL_RANK") or 0,
+        local_world_size=_number(env, "LOCAL_WORLD_SIZE") or 1,
     )
 
 
