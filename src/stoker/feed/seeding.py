@@ -1,0 +1,86 @@
+"""The three random states that a dataset may draw from, made from words instead of from history.
+
+A batch (or a sample) is the same wherever it is made because Python's `random`, NumPy's global
+state and torch's default CPU generator are set from (base seed, replica, epoch, number) before it
+is made. The words are hashed by BLAKE2b, which no version of NumPy can change.
+"""
+
+import hashlib
+import random
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+_MASK = (1 << 64) - 1
+
+
+def seed_batch(words: Sequence[int]) -> None:
+    """Sets the three random states from `words`: whole numbers from 0 to 2**64 - 1. 15 us."""
+    _seed(_digest(words))
+
+
+def seed_sample(words: Sequence[int], index: object, occurrence: int) -> None:
+    """Sets the three random states for one sample.
+
+    Args:
+        words: Base seed, replica, epoch.
+        index: What the sampler gave.
+        occurrence: How often the epoch had this index before.
+    """
+    digest = hashlib.blake2b(_digest(words), digest_size=64, person=b"stoker sample")
+    digest.update(_index_bytes(index))
+    digest.update(struct.pack("<Q", occurrence))
+    _seed(digest.digest())
+
+
+def seed_as_torch(base_seed: int, worker_id: int) -> int:
+    """Sets the states as torch's worker loop does at its start; returns the worker's seed."""
+    from torch.utils.data._utils.worker import _generate_state
+
+    seed = base_seed + worker_id
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed & _MASK)
+    np.random.seed(_generate_state(base_seed, worker_id))  # type: ignore[no-untyped-call]
+    return seed
+
+
+@contextmanager
+def preserved_random_state() -> Iterator[None]:
+    """Restores the three random states at its end: the trainer's own draws do not move. 66 us."""
+    python, numpy, own = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(own)
+
+
+def _digest(words: Sequence[int]) -> bytes:
+    packed = struct.pack(f"<{len(words)}Q", *(word & _MASK for word in words))
+    return hashlib.blake2b(packed, digest_size=64, person=b"stoker batch").digest()
+
+
+def _seed(digest: bytes) -> None:
+    random.seed(int.from_bytes(digest[:16], "little"))
+    np.random.seed(np.frombuffer(digest, dtype="<u4", count=8, offset=16))
+    # Not torch.manual_seed: it visits every backend, 76 us against 1.2 us.
+    torch.default_generator.manual_seed(int.from_bytes(digest[48:56], "little"))
+
+
+def _index_bytes(index: object) -> bytes:
+    """The same bytes for 3, numpy.int64(3) and tensor(3): samplers differ in what they yield."""
+    if isinstance(index, torch.Tensor | np.ndarray | np.generic):
+        plain: object = index.tolist()
+        return _index_bytes(plain)
+    if isinstance(index, list | tuple):
+        parts = [_index_bytes(part) for part in index]
+        return b"(" + b"".join(struct.pack("<Q", len(part)) + part for part in parts)
+    if isinstance(index, bytes):
+        return b"b" + index
+    if isinstance(index, int):
+        return b"i" + str(int(index)).encode()
+    return b"r" + repr(index).encode("utf-8", "surrogatepass")

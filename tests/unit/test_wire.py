@@ -1,0 +1,284 @@
+import collections
+import contextlib
+import dataclasses
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from stoker.errors import ProtocolError, ShippingError
+from stoker.feed import wire
+
+Point = collections.namedtuple("Point", ["x", "y"])
+
+
+@dataclasses.dataclass
+class Sample:
+    image: torch.Tensor
+    name: str
+
+
+def travel(value: object, *, allow_pickle: bool = True) -> object:
+    encoded = wire.encode(value, allow_pickle=allow_pickle)
+    payload = np.zeros(encoded.nbytes, dtype=np.uint8)
+    if encoded.nbytes:
+        encoded.write_into(memoryview(payload))
+    return wire.decode(encoded.tree, payload, allow_pickle=allow_pickle)
+
+
+def same(a: object, b: object) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and raw(a) == raw(b)
+    if isinstance(a, np.ndarray | np.generic) and isinstance(b, np.ndarray | np.generic):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return same(list(a.items()), list(b.items()))
+    if isinstance(a, float) and isinstance(b, float):
+        return a == b or (math.isnan(a) and math.isnan(b))
+    return a == b
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return tensor.resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+tensor_dtypes = st.sampled_from(
+    [getattr(torch, name) for name in sorted(wire._TENSOR_DTYPES) if hasattr(torch, name)]
+)
+shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    dtype, shape = draw(tensor_dtypes), draw(shapes)
+    count = math.prod(shape) * dtype.itemsize
+    data = np.frombuffer(draw(st.binary(min_size=count, max_size=count)), dtype=np.uint8).copy()
+    if dtype is torch.bool:
+        data &= 1
+    tensor = (
+        torch.from_numpy(data).view(dtype).view(shape) if count else torch.empty(shape, dtype=dtype)
+    )
+    return tensor.movedim(0, -1) if len(shape) > 1 and draw(st.booleans()) else tensor
+
+
+arrays = hnp.arrays(
+    st.one_of(
+        hnp.boolean_dtypes(),
+        hnp.integer_dtypes(),
+        hnp.floating_dtypes(),
+        hnp.complex_number_dtypes(),
+        hnp.unicode_string_dtypes(min_len=1, max_len=4),
+        hnp.byte_string_dtypes(min_len=1, max_len=4),
+        hnp.datetime64_dtypes(),
+    ),
+    hnp.array_shapes(min_dims=0, min_side=0, max_dims=3, max_side=4),
+)
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(min_value=1 << 64, max_value=1 << 200),
+    st.floats(),
+    st.complex_numbers(allow_nan=False),
+    st.text(st.characters(), max_size=5),
+    st.binary(max_size=5),
+    st.binary(min_size=1100, max_size=1200),
+)
+keys = st.one_of(
+    st.integers(), st.text(max_size=4), st.booleans(), st.none(), st.binary(max_size=3)
+)
+values = st.recursive(
+    st.one_of(scalars, tensors(), arrays),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(keys, inner, max_size=3),
+    ),
+    max_leaves=12,
+)
+
+
+@given(values)
+@settings(max_examples=150, deadline=None)
+def test_a_batch_comes_back_as_it_was_without_a_pickle(value: object) -> None:
+    assert same(travel(value, allow_pickle=False), value)
+
+
+@given(values)
+@settings(max_examples=50, deadline=None)
+def test_a_packed_value_comes_back_as_it_was(value: object) -> None:
+    packed = wire.pack_value(value, allow_pickle=False)
+    assert same(wire.unpack_value(packed, allow_pickle=False), value)
+
+
+def test_unusual_leaves_come_back_as_they_were() -> None:
+    for value in [
+        torch.arange(24).reshape(2, 3, 4).transpose(0, 2),
+        torch.tensor([1 + 2j, 3j]).conj(),
+        torch.arange(6)[::2],
+        np.arange(24, dtype=">i4").reshape(4, 6)[::2, ::-1],
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.float32(1.5),
+        np.datetime64("2026-11-20T08:00"),
+        np.str_("é"),
+        "\ud800",
+        {1: {"a": (1, [2, {"b": None}])}, "é": b"\x00"},
+    ]:
+        assert same(travel(value, allow_pickle=False), value), value
+
+
+def test_requires_grad_is_dropped() -> None:
+    back = travel(torch.ones(2, requires_grad=True), allow_pickle=False)
+    assert isinstance(back, torch.Tensor)
+    assert not back.requires_grad
+
+
+def test_tensors_and_arrays_are_writable_views_of_the_payload() -> None:
+    encoded = wire.encode([torch.ones(3), np.ones((2, 2))], allow_pickle=False)
+    payload = np.zeros(encoded.nbytes, dtype=np.uint8)
+    encoded.write_into(memoryview(payload))
+    tensor, array = wire.decode(encoded.tree, payload, allow_pickle=False)  # type: ignore[misc]
+    tensor[0] = 7
+    array[0, 0] = 8
+    assert array.base is payload
+    assert payload[:4].view("<f4")[0] == 7
+    assert payload[64:72].view("<f8")[0] == 8
+
+
+def test_what_is_pickled_keeps_its_type_and_its_tensors_travel_raw() -> None:
+    image = torch.arange(100_000, dtype=torch.uint8)
+    for value in [
+        Point(image, 3),
+        Sample(image, "a"),
+        {"x": collections.OrderedDict(a=image)},
+        {1, 2},
+        np.array([1, "a"], dtype=object),
+        np.zeros(2, dtype=[("a", "i4")]),
+        Path("a"),
+    ]:
+        encoded = wire.encode(value, allow_pickle=True)
+        assert encoded.has_pickle
+        assert len(encoded.tree) < 1000
+        back = travel(value)
+        assert type(back) is type(value)
+        if isinstance(value, Sample):
+            assert isinstance(back, Sample)
+            assert torch.equal(back.image, image)
+    assert torch.equal(travel(Point(image, 3)).x, image)  # type: ignore[attr-defined]
+
+
+def test_a_part_that_must_be_pickled_is_named_where_that_is_not_allowed() -> None:
+    with pytest.raises(ShippingError, match=r"batch\[1\]\['meta'\] is a .*Point"):
+        wire.encode([1, {"meta": Point(1, 2)}], allow_pickle=False)
+
+
+def test_a_part_that_cannot_be_pickled_is_named() -> None:
+    with pytest.raises(ShippingError, match=r"batch\[0\] is a builtins.generator"):
+        wire.encode([(i for i in range(3))], allow_pickle=True)
+
+
+def test_a_pickle_is_refused_where_none_is_allowed() -> None:
+    tree = wire.encode({1}, allow_pickle=True)
+    payload = np.zeros(tree.nbytes, dtype=np.uint8)
+    tree.write_into(memoryview(payload))
+    with pytest.raises(ProtocolError, match="pickle"):
+        wire.decode(tree.tree, payload, allow_pickle=False)
+
+
+def test_a_deep_batch_is_bounded() -> None:
+    deep: list[object] = []
+    for _ in range(wire.MAX_DEPTH + 5):
+        deep = [deep]
+    with pytest.raises(ShippingError):
+        wire.encode(deep, allow_pickle=False)
+    assert travel(deep) == deep
+    bomb = b"\x92\x00" * 100_000 + b"\x90"
+    with pytest.raises(ProtocolError):
+        wire.decode(bomb, None, allow_pickle=False)
+
+
+LIES: list[object] = [
+    [3, "uint8", [101], 0],
+    [3, "uint8", [2, 1 << 40], 0],
+    [3, "uint8", [1 << 40, 1 << 40], 0],
+    [3, "uint8", [-1], 0],
+    [3, "uint8", [1], -64],
+    [3, "uint8", [1], 1],
+    [3, "uint8", [0] * 65, 0],
+    [3, "uint8", [0, 1 << 47, 1 << 47], 0],
+    [3, "load", [1], 0],
+    [3, "quint8", [1], 0],
+    [4, "|O", [1], 0],
+    [4, "<i4", [26], 0],
+    [4, "|S0", [1 << 40], 0],
+    [4, "(9,9)i4", [1], 0],
+    [4, "<i3", [1], 0],
+    [4, "<f9", [1], 0],
+    [5, "<i4", [1], 0],
+    [6, 64, 100],
+    [0, [6, 0, 60], [6, 0, 60]],
+    [2, 1],
+    [2, [0], 1],
+    [99],
+    [],
+    ["a"],
+    {"a": 1},
+    [10, [6, 0, 4], []],
+]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=repr)
+def test_a_description_that_lies_is_refused(lie: object) -> None:
+    with pytest.raises(ProtocolError):
+        wire.decode(msgspec.msgpack.encode(lie), np.zeros(100, np.uint8), allow_pickle=False)
+
+
+nodes = st.recursive(
+    st.one_of(scalars, st.sampled_from(["uint8", "<i4", "|S1", "|O", "float32"])),
+    lambda inner: st.builds(
+        lambda tag, rest: [tag, *rest], st.integers(-1, 12), st.lists(inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@given(nodes.filter(lambda n: not isinstance(n, int) or -(1 << 63) <= n < 1 << 64))
+@settings(max_examples=200, deadline=None)
+def test_hostile_descriptions_raise_nothing_but_protocol_errors(node: object) -> None:
+    try:
+        tree = msgspec.msgpack.encode(node)
+    except (OverflowError, TypeError, UnicodeEncodeError):
+        return
+    with contextlib.suppress(ProtocolError):
+        wire.decode(tree, np.zeros(200, np.uint8), allow_pickle=False)
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_flipped_and_cut_bytes_raise_nothing_but_protocol_errors(data: st.DataObject) -> None:
+    value = {"x": torch.arange(10), "y": [np.ones(3), "é", 1.5, b"z" * 2000], 3: (1 << 70, 2j)}
+    packed = bytearray(wire.pack_value(value, allow_pickle=False))
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, 220))
+        packed[place] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.one_of(st.just(len(packed)), st.integers(0, len(packed))))
+    with contextlib.suppress(ProtocolError):
+        wire.unpack_value(bytes(packed[:cut]), allow_pickle=False)
+
+
+@given(st.binary(max_size=200))
+@example(b"")
+@settings(max_examples=200, deadline=None)
+def test_random_bytes_raise_nothing_but_protocol_errors(junk: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        wire.unpack_value(junk, allow_pickle=False)
