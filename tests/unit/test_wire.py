@@ -52,6 +52,9 @@ def raw(tensor: torch.Tensor) -> bytes:
     return tensor.resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
+# torch warns of complex32 once a process.
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
+
 tensor_dtypes = st.sampled_from(
     [getattr(torch, name) for name in sorted(wire._TENSOR_DTYPES) if hasattr(torch, name)]
 )

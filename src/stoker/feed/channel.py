@@ -1,0 +1,143 @@
+"""Messages with file descriptors between processes of one host, over a unix stream socket.
+
+A message is a head (length, number of descriptors) and its bytes. The event loop's side never
+blocks; the worker's side does.
+"""
+
+import array
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from stoker.errors import ProtocolError
+
+# An index of a million samples is 10 MB; nothing else is near that.
+MAX_MESSAGE_BYTES = 256 << 20
+_MAX_DESCRIPTORS = 4
+_HEAD = struct.Struct("<IB")
+_READ_BYTES = 1 << 16
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
+
+Received = tuple[bytes, tuple[int, ...]]
+
+
+def channel_pair() -> tuple[socket.socket, socket.socket]:
+    """The two ends of a channel; neither is inherited by a program that is executed."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+class Channel:
+    """One end of a channel; it owns the socket.
+
+    Args:
+        blocking: True: `send` and `receive` wait (the other end's death ends the wait).
+
+    Attributes:
+        is_closed: The other end is gone.
+    """
+
+    def __init__(self, sock: socket.socket, *, blocking: bool) -> None:
+        sock.setblocking(blocking)
+        self._socket = sock
+        self._blocking = blocking
+        self._incoming = bytearray()
+        self._descriptors: deque[int] = deque()
+        self._outgoing: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+        self.is_closed = False
+
+    def fileno(self) -> int:
+        """The socket's descriptor; -1 when closed."""
+        return self._socket.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether `flush` should be called when the socket is writable."""
+        return bool(self._outgoing) and not self.is_closed
+
+    def send(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Sends, or keeps what cannot be sent now; silent when the other end is gone.
+
+        The caller keeps its descriptors; they are open at least until the message has left, which
+        for a non-blocking channel is sure only while `wants_write` is False.
+        """
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise ProtocolError(f"a message of {len(data)} bytes, more than {MAX_MESSAGE_BYTES}")
+        head = _HEAD.pack(len(data), len(descriptors))
+        self._outgoing.append((memoryview(head + data), tuple(descriptors)))
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what waits, as far as it goes."""
+        while self._outgoing and not self.is_closed:
+            view, descriptors = self._outgoing[0]
+            try:
+                if descriptors:
+                    sent = socket.send_fds(self._socket, [view], list(descriptors))
+                else:
+                    sent = self._socket.send(view)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                self.is_closed = True
+                return
+            if sent == len(view):
+                self._outgoing.popleft()
+            else:
+                self._outgoing[0] = (view[sent:], ())
+
+    def receive(self) -> list[Received]:
+        """The messages that are there, each with its descriptors, which the caller then owns.
+
+        A blocking channel waits for at least one; an empty list means that the other end is gone.
+
+        Raises:
+            ProtocolError: If a message is longer than the bound.
+        """
+        messages = list(self._parse())
+        while not self.is_closed and not (self._blocking and messages):
+            if not self._read():
+                break
+            messages.extend(self._parse())
+        return messages
+
+    def close(self) -> None:
+        """Closes the socket and what came over it unclaimed; may be called twice."""
+        self.is_closed = True
+        self._outgoing.clear()
+        while self._descriptors:
+            socket.close(self._descriptors.popleft())
+        self._socket.close()
+
+    def _read(self) -> bool:
+        """One read; False if there is nothing now."""
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(
+                _READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+            )
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            data, ancillary = b"", []
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                numbers = array.array("i")
+                numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+                self._descriptors.extend(numbers)
+        if not data:
+            self.is_closed = True
+        self._incoming += data
+        return bool(data)
+
+    def _parse(self) -> Iterator[Received]:
+        while len(self._incoming) >= _HEAD.size:
+            length, count = _HEAD.unpack_from(self._incoming)
+            if length > MAX_MESSAGE_BYTES or count > _MAX_DESCRIPTORS:
+                self.is_closed = True
+                raise ProtocolError(f"a message of {length} bytes, more than {MAX_MESSAGE_BYTES}")
+            end = _HEAD.size + length
+            if len(self._incoming) < end or len(self._descriptors) < count:
+                return
+            data = bytes(self._incoming[_HEAD.size : end])
+            del self._incoming[:end]
+            yield data, tuple(self._descriptors.popleft() for _ in range(count))

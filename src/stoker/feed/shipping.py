@@ -1,0 +1,329 @@
+"""What travels pickled: the spec (what makes batches) to the hosts, and errors back.
+
+cloudpickle, both ways: what the training script itself defines (`__main__`) travels by value, what
+is installed on every host by name.
+"""
+
+import hashlib
+import importlib
+import io
+import pickle
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import cloudpickle
+
+from stoker.errors import ShippingError, StokerError, UsageError
+
+# A larger spec is sent, but named: it delays the start and is held once a host.
+LARGE_SPEC_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What makes batches: the parts of a loader that a data worker needs.
+
+    Attributes:
+        dataset: Map-style dataset, or a `Remote`.
+        auto_collation: False with `batch_size=None`: an index is one sample.
+        num_threads: torch's threads in a worker; torch's own loader has 1.
+    """
+
+    dataset: object
+    collate_fn: Callable[[object], object]
+    worker_init_fn: Callable[[int], object] | None = None
+    auto_collation: bool = True
+    num_threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSpec:
+    """A pickled spec.
+
+    Attributes:
+        data: The pickle.
+        digest: Names the spec: hexadecimal digits of BLAKE2b of the pickle.
+        warnings: What the user should know, a sentence each.
+    """
+
+    data: bytes
+    digest: str
+    warnings: tuple[str, ...] = ()
+
+
+class Remote:
+    """A dataset that is built where batches are made: see `remote`."""
+
+    def __init__(self, factory: str, arguments: dict[str, object]) -> None:
+        module, colon, name = factory.partition(":")
+        if not colon or not module or not name.isidentifier():
+            raise UsageError(
+                f"stoker.remote({factory!r}): expected 'package.module:function'",
+                fix="name a function that can be imported on the data hosts",
+            )
+        self._factory = factory
+        self._arguments = arguments
+        self._built: object = None
+        self._is_built = False
+
+    def build(self) -> object:
+        """The dataset, built at the first call in this process.
+
+        Raises:
+            UsageError: If there is no such factory.
+        """
+        if not self._is_built:
+            module, _, name = self._factory.partition(":")
+            try:
+                factory = getattr(importlib.import_module(module), name)
+            except (ImportError, AttributeError) as err:
+                raise UsageError(
+                    f"stoker.remote: {self._factory} cannot be imported: {err}",
+                    fix="install the package in the image of the data hosts",
+                ) from err
+            self._built = factory(**self._arguments)
+            self._is_built = True
+        return self._built
+
+    def __len__(self) -> int:
+        return len(self.build())  # type: ignore[arg-type]
+
+    def __getitem__(self, index: object) -> object:
+        item: object = self.build()[index]  # type: ignore[index]
+        return item
+
+    def __repr__(self) -> str:
+        return f"stoker.remote({self._factory!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Remote, (self._factory, self._arguments))
+
+
+def remote(factory: str, /, **kwargs: object) -> Remote:
+    """A dataset that is built on the data hosts by `package.module:function(**kwargs)`.
+
+    In the trainer it is built only when its length or an item is asked for.
+
+    Raises:
+        UsageError: If `factory` is not of that form.
+    """
+    return Remote(factory, dict(kwargs))
+
+
+def pack_spec(spec: Spec, *, max_bytes: int) -> PackedSpec:
+    """Pickles a spec for the hosts that make its batches.
+
+    Raises:
+        ShippingError: If a part of it cannot travel (naming the attribute), lies on an accelerator,
+            or is larger than `max_bytes`.
+    """
+    buffer = io.BytesIO()
+    pickler = _SpecPickler(buffer)
+    try:
+        pickler.dump(spec)
+    except ShippingError:
+        raise
+    except Exception as err:
+        raise ShippingError(
+            f"{_culprit(spec)} cannot travel to a data host: {type(err).__name__}: {err}",
+            fix="make it in worker_init_fn or at first use, leave it out in __getstate__, "
+            "or name the dataset by stoker.remote('module:function')",
+        ) from err
+    data = buffer.getvalue()
+    if len(data) > max_bytes:
+        raise ShippingError(
+            f"the pickled dataset has {len(data)} bytes, more than feed.max_dataset_bytes "
+            f"({max_bytes}); {_largest(spec)}",
+            fix="build it on the data hosts: stoker.remote('module:function')",
+        )
+    warnings: tuple[str, ...] = ()
+    if len(data) > LARGE_SPEC_BYTES:
+        warnings = (
+            f"the pickled dataset has {len(data) >> 20} MiB, sent once to each data host; "
+            f"{_largest(spec)}; stoker.remote('module:function') builds it there instead",
+        )
+    return PackedSpec(data, digest(data), warnings)
+
+
+def unpack_spec(data: bytes | memoryview) -> Spec:
+    """The spec, with the dataset of a `Remote` built.
+
+    Raises:
+        ShippingError: If it cannot be rebuilt on this host.
+    """
+    try:
+        spec = pickle.loads(data)
+    except Exception as err:
+        raise ShippingError(
+            f"the dataset cannot be rebuilt on this host: {type(err).__name__}: {err}",
+            fix="install what it imports in the image of the data hosts",
+        ) from err
+    if not isinstance(spec, Spec):
+        raise ShippingError(f"expected a spec, found a {type(spec).__name__}")
+    if isinstance(spec.dataset, Remote):
+        spec.dataset.build()
+    return spec
+
+
+def digest(data: bytes | memoryview) -> str:
+    """The name of a pickled spec."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedError:
+    kind: bytes | None
+    name: str
+    message: str
+    arguments: bytes | None = field(default=None)
+
+
+def pack_error(err: BaseException, *, host: str, where: str) -> bytes:
+    """Pickles an error that a worker met, with its traceback as text.
+
+    Args:
+        where: Worker and sample, as `data worker 1, index 41`.
+    """
+    text = "".join(traceback.format_exception(err))
+    message = f"Caught {type(err).__name__} in {where} on host {host}.\nOriginal {text}"
+    return pickle.dumps(
+        _PackedError(_try_pickle(type(err)), type(err).__name__, message, _try_pickle(err))
+    )
+
+
+def unpack_error(data: bytes | memoryview) -> Exception:
+    """The error again, to be raised in the trainer: of its own type where that can be made of a
+    message (as torch does it), else a RuntimeError; the message holds the worker's traceback.
+
+    Raises:
+        ShippingError: If the bytes are no packed error.
+    """
+    try:
+        packed = pickle.loads(data)
+    except Exception as err:
+        raise ShippingError(f"an error from a data worker cannot be read: {err}") from err
+    if not isinstance(packed, _PackedError):
+        raise ShippingError(f"expected an error, found a {type(packed).__name__}")
+    kind = _try_unpickle(packed.kind)
+    if kind is KeyError:
+        return KeyError(_Text(packed.message))
+    original = _try_unpickle(packed.arguments)
+    if isinstance(original, StokerError):
+        original.add_note(packed.message)
+        return original
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        try:
+            made = kind(packed.message)
+        except Exception:
+            made = None
+        if isinstance(made, kind):
+            return made
+        if isinstance(original, Exception):
+            # A constructor with other arguments: the original one keeps its facts, and a note
+            # (which tracebacks show) has the rest.
+            original.add_note(packed.message)
+            return original
+    return RuntimeError(packed.message)
+
+
+class _Text(str):
+    """A message of a KeyError, which shows the repr: the lines of a traceback must stay lines."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class _SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Refuses what would travel silently and be of no use there."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+
+    def persistent_id(self, obj: object) -> None:
+        """Looks at each object on its way; names none."""
+        if type(obj).__module__.startswith("torch"):
+            _refuse_accelerator(obj)
+
+
+def _refuse_accelerator(obj: object) -> None:
+    import torch
+
+    if isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
+        raise ShippingError(
+            f"the dataset or collate function holds a tensor on {obj.device} "
+            f"(shape {tuple(obj.shape)}, {obj.dtype}), perhaps a model among its globals",
+            fix="keep it on the CPU, and move batches to the accelerator in the training loop",
+        )
+
+
+def _culprit(spec: Spec) -> str:
+    """The part that cannot be pickled, as `dataset.lock (_thread.lock)`."""
+    for name, part in _parts(spec):
+        if part is None or _pickles(part):
+            continue
+        path, value = name, part
+        for _ in range(8):
+            inner = next(((n, v) for n, v in _attributes(value) if not _pickles(v)), None)
+            if inner is None:
+                break
+            path, value = path + inner[0], inner[1]
+        kind = type(value)
+        return f"{path} ({kind.__module__}.{kind.__qualname__})"
+    return "the dataset"
+
+
+def _parts(spec: Spec) -> Sequence[tuple[str, object]]:
+    return (
+        ("dataset", spec.dataset),
+        ("collate_fn", spec.collate_fn),
+        ("worker_init_fn", spec.worker_init_fn),
+    )
+
+
+def _attributes(value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{number}]", item) for number, item in enumerate(value))
+    elif callable(value) and getattr(value, "__closure__", None):
+        names: Sequence[str] = value.__code__.co_freevars  # type: ignore[attr-defined]
+        for name, cell in zip(names, value.__closure__, strict=False):  # type: ignore[attr-defined]
+            yield f" variable {name}", cell.cell_contents
+    else:
+        yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
+
+
+def _largest(spec: Spec) -> str:
+    sizes = [
+        (len(_try_pickle(value) or b""), f"{name}{attribute}")
+        for name, part in _parts(spec)
+        for attribute, value in [("", part), *_attributes(part)]
+        if attribute or not hasattr(part, "__dict__")
+    ]
+    size, name = max(sizes, default=(0, "dataset"))
+    return f"its largest part is {name} with {size >> 20} MiB"
+
+
+def _pickles(value: object) -> bool:
+    return _try_pickle(value) is not None
+
+
+def _try_pickle(value: object) -> bytes | None:
+    try:
+        data: bytes = cloudpickle.dumps(value)
+    except Exception:
+        return None
+    return data
+
+
+def _try_unpickle(data: bytes | None) -> object:
+    if data is None:
+        return None
+    try:
+        value: object = pickle.loads(data)
+    except Exception:
+        return None
+    return value

@@ -1,0 +1,321 @@
+"""A data worker: one process that makes batches, one after the other, as torch's worker loop does.
+
+It gets jobs over a channel and answers each with a batch in shared memory, or an error. The memory
+is a *slot*: a memfd, made as needed, whose descriptor is sent once; it has no name that could
+outlive its processes. The reader frees a slot when the last view of its batch is gone. A worker
+never waits for a slot: how much is held is the reader's to bound, by what it asks for.
+"""
+
+import ctypes
+import mmap
+import os
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Protocol, cast
+
+import msgspec
+import torch
+from torch.utils.data import _DatasetKind
+from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data._utils import worker as torch_worker
+
+from stoker.errors import ShippingError
+from stoker.feed import seeding, wire
+from stoker.feed.channel import Channel
+from stoker.feed.shipping import Spec, pack_error
+
+# Free slots that a worker keeps, warm for its next batches.
+_SPARE_SLOTS = 3
+_PR_SET_PDEATHSIG = 1
+
+
+class Job(msgspec.Struct, frozen=True, tag=True):
+    """Reader to worker: make this batch."""
+
+    index: bytes
+    seed: tuple[int, ...]
+
+
+class Free(msgspec.Struct, frozen=True, tag=True):
+    """Reader to worker: that slot may be written again."""
+
+    slot: int
+
+
+class Slot(msgspec.Struct, frozen=True, tag=True):
+    """Worker to reader: a new slot; its descriptor comes with the message."""
+
+    slot: int
+    nbytes: int
+
+
+class Retired(msgspec.Struct, frozen=True, tag=True):
+    """Worker to reader: that slot is no longer used."""
+
+    slot: int
+
+
+class Batch(msgspec.Struct, frozen=True, tag=True):
+    """Worker to reader: the batch is in that slot (-1: it has no payload)."""
+
+    slot: int
+    tree: bytes
+    nbytes: int
+    has_pickle: bool
+    cpu_seconds: float
+    wall_seconds: float
+
+
+class Error(msgspec.Struct, frozen=True, tag=True):
+    """Worker to reader: the job raised; `error` is for shipping.unpack_error."""
+
+    error: bytes
+    summary: str
+
+
+to_worker = msgspec.msgpack.Decoder(Job | Free)
+from_worker = msgspec.msgpack.Decoder(Slot | Retired | Batch | Error)
+pack = msgspec.msgpack.Encoder().encode
+
+
+class _Fetcher(Protocol):
+    def fetch(self, index: object) -> object: ...
+
+
+def worker_main(
+    sock: socket.socket,
+    spec: Spec,
+    *,
+    worker_id: int,
+    num_workers: int,
+    base_seed: int,
+    seeding: str,
+    host: str = "localhost",
+) -> None:
+    """Makes batches until the other end of `sock` is closed; for a forked or spawned child.
+
+    Args:
+        num_workers: For `get_worker_info()`.
+        base_seed: For `get_worker_info()`, and for `torch` seeding until a job says another.
+        seeding: `batch`, `sample` or `torch`.
+        host: Named in errors.
+    """
+    _become_worker()
+    worker = _Worker(
+        Channel(sock, blocking=True),
+        spec,
+        worker_id=worker_id,
+        num_workers=num_workers,
+        base_seed=base_seed,
+        seeding=seeding,
+        host=host,
+    )
+    worker.run()
+
+
+def die_with_parent() -> None:
+    """Has the kernel kill this process when the thread that started it ends (Linux only)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "prctl"):
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _become_worker() -> None:
+    die_with_parent()
+    # Ctrl-C reaches the whole process group; the trainer decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A handler of the training script's, inherited by fork, is not for a worker.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+
+
+class _Slots:
+    """The shared memory that batches are written to."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._free: dict[int, mmap.mmap] = {}
+        self._held: dict[int, mmap.mmap] = {}
+        self._next = 0
+
+    def free(self, slot: int) -> None:
+        memory = self._held.pop(slot, None)
+        if memory is not None:
+            self._free[slot] = memory
+        while len(self._free) > _SPARE_SLOTS:
+            self._retire(min(self._free, key=lambda number: len(self._free[number])))
+
+    def write(self, encoded: wire.Encoded) -> int:
+        """Puts the payload into a slot; returns its number, -1 without a payload."""
+        if not encoded.nbytes:
+            return -1
+        fitting = [n for n, memory in self._free.items() if len(memory) >= encoded.nbytes]
+        if fitting:
+            slot = min(fitting, key=lambda number: len(self._free[number]))
+            memory = self._free.pop(slot)
+        else:
+            if self._free:
+                self._retire(min(self._free, key=lambda number: len(self._free[number])))
+            slot, memory = self._make(encoded.nbytes)
+        self._held[slot] = memory
+        encoded.write_into(memoryview(memory))
+        return slot
+
+    def _make(self, nbytes: int) -> tuple[int, mmap.mmap]:
+        # A little more: batches of samples of different sizes then share slots.
+        size = -(-(nbytes + nbytes // 8) // mmap.PAGESIZE) * mmap.PAGESIZE
+        slot, self._next = self._next, self._next + 1
+        descriptor = os.memfd_create(f"stoker-{os.getpid()}-{slot}", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, size)
+            memory = mmap.mmap(descriptor, size)
+            self._channel.send(pack(Slot(slot, size)), [descriptor])
+        finally:
+            os.close(descriptor)
+        return slot, memory
+
+    def _retire(self, slot: int) -> None:
+        self._free.pop(slot)
+        self._channel.send(pack(Retired(slot)))
+
+
+class _Worker:
+    def __init__(
+        self,
+        channel: Channel,
+        spec: Spec,
+        *,
+        worker_id: int,
+        num_workers: int,
+        base_seed: int,
+        seeding: str,
+        host: str,
+    ) -> None:
+        self._channel = channel
+        self._slots = _Slots(channel)
+        self._spec = spec
+        self._id = worker_id
+        self._num_workers = num_workers
+        self._base_seed = base_seed
+        self._stream: tuple[int, ...] = ()
+        self._seeding = seeding
+        self._host = host
+        self._fetcher: _Fetcher | None = None
+        self._init_error: bytes | None = None
+        self._at: object = None
+
+    def run(self) -> None:
+        torch.set_num_threads(self._spec.num_threads)
+        torch_collate.default_collate_fn_map[torch.Tensor] = _collate_tensors
+        self._start_stream(self._base_seed)
+        try:
+            if self._spec.worker_init_fn is not None:
+                self._spec.worker_init_fn(self._id)
+            self._fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
+                _DatasetKind.Map,
+                self._spec.dataset,
+                self._spec.auto_collation,
+                self._spec.collate_fn,
+                False,
+            )
+        except Exception as err:
+            self._init_error = self._pack(err, "worker_init_fn of ")
+        while messages := self._channel.receive():
+            for data, _ in messages:
+                match to_worker.decode(data):
+                    case Free(slot):
+                        self._slots.free(slot)
+                    case Job() as job:
+                        self._do(job)
+
+    def _do(self, job: Job) -> None:
+        if self._init_error is not None:
+            self._channel.send(pack(Error(self._init_error, "worker_init_fn raised")))
+            return
+        wall, cpu = time.monotonic(), time.process_time()
+        try:
+            value = self._make(job)
+            encoded = wire.encode(value, allow_pickle=True)
+            slot = self._slots.write(encoded)
+        except Exception as err:
+            where = "" if self._at is None else f"index {self._at!r} of "
+            packed = self._pack(err, where)
+            self._channel.send(pack(Error(packed, f"{type(err).__name__} at {where}{self._name}")))
+            return
+        answer = Batch(
+            slot,
+            encoded.tree,
+            encoded.nbytes,
+            encoded.has_pickle,
+            time.process_time() - cpu,
+            time.monotonic() - wall,
+        )
+        self._channel.send(pack(answer))
+
+    def _make(self, job: Job) -> object:
+        self._at = None
+        index = wire.unpack_value(job.index, allow_pickle=True)
+        if self._seeding == "torch":
+            if job.seed[:3] != self._stream:
+                self._stream = job.seed[:3]
+                self._start_stream(job.seed[0] if job.seed else self._base_seed)
+        else:
+            seeding.seed_batch(job.seed)
+        assert self._fetcher is not None
+        if not self._spec.auto_collation:
+            self._at = index
+            if self._seeding == "sample":
+                seeding.seed_sample(job.seed[:3], index, 0)
+            return self._fetcher.fetch(index)
+        if getattr(self._spec.dataset, "__getitems__", None):
+            return self._fetcher.fetch(index)
+        return self._fetcher.fetch(self._watched(cast("Sequence[object]", index), job.seed))
+
+    def _watched(self, indices: Sequence[object], words: Sequence[int]) -> Iterator[object]:
+        """The indices as the fetcher goes through them: it is known which one raised."""
+        seen: Counter[str] = Counter()
+        for index in indices:
+            self._at = index
+            if self._seeding == "sample":
+                seeding.seed_sample(words[:3], index, seen[repr(index)])
+                seen[repr(index)] += 1
+            yield index
+        self._at = None
+        if self._seeding == "sample":
+            # The collate function's draws belong to the batch.
+            seeding.seed_batch(words)
+
+    def _start_stream(self, base_seed: int) -> None:
+        seed = seeding.seed_as_torch(base_seed, self._id)
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=self._id,
+            num_workers=self._num_workers,
+            seed=seed,
+            dataset=cast("torch.utils.data.Dataset[object]", self._spec.dataset),
+        )
+
+    @property
+    def _name(self) -> str:
+        return f"data worker {self._id}"
+
+    def _pack(self, err: Exception, where: str) -> bytes:
+        if isinstance(err, ShippingError):
+            return pack_error(err, host=self._host, where=self._name)
+        return pack_error(err, host=self._host, where=f"{where}{self._name}")
+
+
+def _collate_tensors(
+    batch: Sequence[torch.Tensor],
+    *,
+    collate_fn_map: object = None,
+) -> torch.Tensor:
+    """torch's own stacks into shared memory of its own; here the batch is copied to a slot anyway,
+    and a small /dev/shm (64 MiB in a container) is no limit."""
+    first = batch[0]
+    if type(first) is torch.Tensor and first.layout is torch.strided and not first.is_nested:
+        return torch.stack(list(batch), 0)
+    stacked: torch.Tensor = torch_collate.collate_tensor_fn(batch)
+    return stacked
