@@ -1,0 +1,72 @@
+# Everything runs in .venv with the versions of constraints.txt; targets prepare what they need.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --progress-bar off -c constraints.txt
+TORCH := $(shell grep '^torch==' constraints.txt)
+BUILD := hatchling editables
+
+# Stamps: what running needs, and what developing needs on top of it.
+RUN := .venv/.installed-run
+DEV := .venv/.installed-dev
+
+.PHONY: help setup run test check fmt faults bench soak clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+setup: $(DEV)  ## .venv with everything that developing needs
+
+run: $(RUN)  ## the example, end to end: profile, decide, train, evaluate, report
+	@$(BIN)/stoker run configs/mnist.yaml --yes
+
+test: $(DEV)  ## all tests: unit, contract, faults, end to end
+	@$(BIN)/pytest -q tests
+
+check: $(DEV)  ## format, lint, types, import layers
+	@$(BIN)/ruff format --check -q . && $(BIN)/ruff check -q . && $(BIN)/mypy \
+	  && $(BIN)/lint-imports
+
+fmt: $(DEV)  ## format, and mend what the linter can mend
+	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
+
+faults: $(DEV)  ## only the tests that kill, stop and cut real processes
+	@$(BIN)/pytest -q tests -m fault
+
+bench: $(DEV)  ## measurements side by side with the alternatives
+	@for file in benchmarks/[a-z]*.py; do \
+	  echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+soak: $(DEV)  ## the fault tests again and again: make soak ROUNDS=20
+	@for round in $$(seq $(or $(ROUNDS),10)); do \
+	  echo "== round $$round"; $(BIN)/pytest -q tests -m fault || exit 1; done
+
+clean:  ## removes .venv, runs and caches
+	@rm -rf .venv runs dist .*_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "error: stoker needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1)"; \
+	  echo "try:   make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "set-up 1: a virtual environment in .venv"
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; \
+	  echo "error: $(PYTHON) cannot make virtual environments"; \
+	  echo "try:   install its venv module (Debian: apt-get install python3-venv)"; exit 1; }
+
+# torch comes first and alone, so that nothing else can ask for another build of it.
+$(RUN): pyproject.toml constraints.txt examples/mnist/requirements.txt | .venv/bin/python
+	@echo "set-up 2: $(TORCH) (the largest part; minutes where it must be fetched)"
+	@$(PIP) $(TORCH)
+	@echo "set-up 3: stoker and what the example needs"
+	@$(PIP) $(BUILD)
+	@$(PIP) --no-build-isolation -e '.[torch]' -r examples/mnist/requirements.txt
+	@touch $@
+
+$(DEV): $(RUN) pyproject.toml constraints.txt
+	@echo "set-up 4: the tools of development"
+	@$(PIP) --no-build-isolation -e '.[torch,dev]'
+	@touch $@

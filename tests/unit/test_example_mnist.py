@@ -1,0 +1,120 @@
+"""The example: its data, its pictures, its settings, and that it stays a plain PyTorch script."""
+
+import hashlib
+import importlib.util
+import random
+import re
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from stoker.settings import read_workload
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "mnist"
+FULL_MNIST = ROOT.parent / "shared" / "data" / "mnist"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    pytest.importorskip("PIL", reason="the example needs Pillow")
+    spec = importlib.util.spec_from_file_location("mnist_train", EXAMPLE / "train.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_import_of_the_loader_is_the_only_stoker_line_of_the_code() -> None:
+    code = (EXAMPLE / "train.py").read_text().split('"""', 2)[2]
+    lines = [line for line in code.splitlines() if re.search(r"\bstoker\b", line)]
+    assert lines == ["from stoker import DataLoader"]
+
+
+def test_bundled_files_are_those_that_the_notice_names() -> None:
+    notice = (EXAMPLE / "data" / "README.md").read_text()
+    files = sorted((EXAMPLE / "data").glob("*.gz"))
+    assert len(files) == 2
+    for file in files:
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        assert f"| {file.name} | {digest} |" in notice
+
+
+def test_bundled_digits_are_split_without_overlap_and_the_same_every_time(
+    script: ModuleType,
+) -> None:
+    train, test = script.read_split(EXAMPLE / "data")
+    again, _ = script.read_split(EXAMPLE / "data")
+    assert (len(train), len(test)) == (8000, 2000)
+    assert np.array_equal(train.images, again.images)
+    labels = np.concatenate([train.labels, test.labels])
+    # Of MNIST's test set, as published.
+    published = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert np.bincount(labels).tolist() == published
+    pictures = {image.tobytes() for image in train.images}
+    assert not any(image.tobytes() in pictures for image in test.images)
+
+
+@pytest.mark.skipif(not FULL_MNIST.exists(), reason="needs the full MNIST")
+def test_a_folder_with_the_full_mnist_gives_its_own_split(script: ModuleType) -> None:
+    train, test = script.read_split(FULL_MNIST)
+    assert (len(train), len(test)) == (60_000, 10_000)
+    assert (train.is_augmented, test.is_augmented) == (True, False)
+    assert round(float(train.images.mean()) / 255, 4) == 0.1307
+
+
+def test_a_picture_is_uint8_of_one_channel_and_96_by_96(script: ModuleType) -> None:
+    for digits in script.read_split(EXAMPLE / "data"):
+        pixels, label = digits[7]
+        assert (pixels.dtype, tuple(pixels.shape)) == (torch.uint8, (1, 96, 96))
+        assert label == digits.labels[7]
+
+
+def test_a_picture_depends_on_the_random_state_and_on_nothing_else(script: ModuleType) -> None:
+    train, test = script.read_split(EXAMPLE / "data")
+    random.seed(3)
+    first, other = train[0][0], train[0][0]
+    random.seed(3)
+    assert torch.equal(train[0][0], first)
+    assert not torch.equal(first, other)
+    assert torch.equal(test[0][0], test[0][0])
+
+
+def test_a_perspective_leaves_the_centre_where_it_is(script: ModuleType) -> None:
+    random.seed(11)
+    centre = script.SIDE / 2
+    for _ in range(20):
+        a, b, c, d, e, f, g, h = script.random_view(tilt=0.001, shear=0.2, zoom=0.15)
+        depth = g * centre + h * centre + 1
+        assert (a * centre + b * centre + c) / depth == pytest.approx(centre)
+        assert (d * centre + e * centre + f) / depth == pytest.approx(centre)
+
+
+def test_a_broken_file_is_named(script: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"t10k-images-idx3-ubyte\.gz"):
+        script.read_split(tmp_path)
+
+
+def test_the_channel_of_the_platform_is_the_default_folder(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert script.parse([]).data == EXAMPLE / "data"
+    monkeypatch.setenv("SM_CHANNEL_TRAINING", str(tmp_path))
+    assert script.parse([]).data == tmp_path
+    assert script.parse(["--data", "elsewhere"]).data == Path("elsewhere")
+
+
+def test_the_workload_says_what_the_script_does(script: ModuleType) -> None:
+    workload = read_workload(ROOT / "configs" / "mnist.yaml")
+    assert workload.command == ("python", "examples/mnist/train.py")
+    options = script.parse(workload.command[2:])
+    train, _ = script.read_split(options.data)
+    assert workload.training.epochs == options.epochs
+    assert workload.training.samples_per_epoch == len(train)
+    assert workload.training.global_batch_size == options.batch_size
+    assert workload.training.total_steps() == options.epochs * len(train) // options.batch_size
+    assert [(gate.metric, gate.min) for gate in workload.gate] == [("accuracy", 0.94)]
