@@ -144,7 +144,8 @@ def accuracy_of(network: nn.Module, batches: DataLoader, device: torch.device) -
     network.train()
     if dist.is_initialized():
         dist.all_reduce(counts)
-    return float(counts[0] / counts[1])
+    right, asked = counts.tolist()
+    return right / asked
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
