@@ -1,0 +1,215 @@
+"""The report: one HTML file that opens offline, without a script, in light and dark."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import jinja2
+from markupsafe import Markup
+
+from stoker.records import Decision, Evaluation, Plan, Profile, Training, Workload, write_text
+from stoker.report import quantities
+from stoker.report.figures import collect, group_arguments, plan_name
+from stoker.report.intervals import Interval, draw_bar
+from stoker.report.pictures import (
+    collect_strips,
+    picture_of_intervals,
+    picture_of_series,
+    picture_of_strips,
+)
+from stoker.report.quantities import TimeUnit, time_unit
+from stoker.report.strips import describe_windows
+from stoker.report.verdict import judge
+
+_PLANS_AT_ONCE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """A plan of the table with its bar."""
+
+    plan: Plan
+    name: str
+    chosen: bool
+    bar: Markup | None
+
+
+@dataclass(frozen=True, slots=True)
+class LogLink:
+    """A log of the run; href is empty where it does not lie below the report."""
+
+    name: str
+    href: str
+
+
+def write_report(
+    path: Path,
+    *,
+    run_id: str,
+    workload: Workload,
+    profile: Profile | None,
+    decision: Decision | None,
+    training: Training | None,
+    evaluation: Evaluation | None,
+    before_timeline: Path | None,
+    after_timeline: Path | None,
+    environment: Mapping[str, str],
+    log_files: Sequence[Path] = (),
+    failure: str | None = None,
+) -> None:
+    """Writes the report of a run, whole or not; records that are missing are said to be so.
+
+    Args:
+        path: The HTML file, replaced in one go.
+        run_id: Id of the run.
+        workload: What was asked for.
+        profile: Absent where the run ended before it.
+        decision: Absent where the run ended before it.
+        training: Absent where the run ended before it.
+        evaluation: Absent where the run ended before it.
+        before_timeline: CSV of the baseline's steps as the profile saw them, as-is phase only;
+            without it the profile's medians are drawn.
+        after_timeline: CSV of the leader's steps on the chosen plan; without it the training's
+            medians are drawn.
+        environment: Facts to show as they are (versions, cores, date). The key `command` holds
+            the command line that made the run.
+        log_files: Logs to name; those below the report's folder become links.
+        failure: Why the run ended early, where no record says it.
+
+    Raises:
+        UsageError: If the file cannot be written.
+    """
+    figures = collect(profile=profile, decision=decision, training=training, evaluation=evaluation)
+    plans = decision.plans if decision else ()
+    unit = time_unit(
+        [figures.baseline, figures.measured]
+        + [plan.predicted.step_seconds for plan in plans if plan.predicted]
+    )
+    nominal = _is_nominal(workload, decision)
+    rows = _plan_rows(decision) if decision else []
+    strips = collect_strips(
+        profile=profile,
+        decision=decision,
+        training=training,
+        before=before_timeline,
+        after=after_timeline,
+    )
+    context: dict[str, object] = {
+        "run_id": run_id,
+        "workload": workload,
+        "profile": profile,
+        "decision": decision,
+        "training": training,
+        "evaluation": evaluation,
+        "figures": figures,
+        "unit": unit,
+        "nominal": nominal,
+        "verdict": judge(
+            figures=figures,
+            unit=unit,
+            nominal=nominal,
+            profile=profile,
+            decision=decision,
+            training=training,
+            evaluation=evaluation,
+            failure=failure,
+        ),
+        "rows": rows[:_PLANS_AT_ONCE],
+        "more_rows": rows[_PLANS_AT_ONCE:],
+        "strips": strips,
+        "strip_picture": picture_of_strips(strips, unit),
+        "strip_caption": describe_windows(strips) if strips else "",
+        "series_picture": picture_of_series(strips, unit),
+        "interval_picture": picture_of_intervals(figures, unit),
+        "environment": {key: text for key, text in environment.items() if key != "command"},
+        "command": environment.get("command", ""),
+        "train_command": _train_command(workload, decision) if decision else "",
+        "workload_command": shlex.join(workload.command),
+        "logs": [_log_link(log, path.parent) for log in log_files],
+        "terms": _terms(profile) if profile else [],
+    }
+    write_text(path, _environment(unit).get_template("report.html.jinja").render(context))
+
+
+def _environment(unit: TimeUnit) -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("stoker.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        time=unit.show,
+        bare=unit.bare,
+        usd=quantities.usd,
+        percent=quantities.percent,
+        signed=quantities.signed_percent,
+        times=quantities.times,
+        metric=quantities.metric,
+        whole=quantities.whole,
+        count=quantities.count,
+    )
+    return environment
+
+
+def _is_nominal(workload: Workload, decision: Decision | None) -> bool:
+    words = f"{decision.prices.source} {decision.prices.purchase}" if decision else ""
+    return workload.platform == "local" or "nominal" in words
+
+
+def _plan_rows(decision: Decision) -> list[PlanRow]:
+    predicted = [plan.predicted for plan in decision.plans if plan.predicted]
+    largest = max((each.step_seconds_high for each in predicted), default=0.0)
+    chosen = next(
+        (index for index, plan in enumerate(decision.plans) if plan == decision.plan), None
+    )
+    rows = []
+    for index, plan in enumerate(decision.plans):
+        bar = None
+        if plan.predicted:
+            interval = Interval(
+                "",
+                "measured" if plan.action == "keep" else "predicted",
+                plan.predicted.step_seconds,
+                plan.predicted.step_seconds_low,
+                plan.predicted.step_seconds_high,
+            )
+            bar = draw_bar(interval, largest=largest)
+        rows.append(PlanRow(plan, plan_name(plan), index == chosen, bar))
+    return rows
+
+
+def _terms(profile: Profile) -> list[tuple[str, str, float]]:
+    """Name of the field, what it is, seconds: what is known of a global step."""
+    step = profile.step
+    named = (
+        ("step_seconds", "step, wall clock, as is", step.step_seconds),
+        ("wait_seconds", "of it, waiting for data", step.wait_seconds),
+        (
+            "accelerator_step_seconds",
+            "step with cached batches, nothing to load",
+            step.accelerator_step_seconds,
+        ),
+        ("loader_cpu_seconds", "CPU time to load and augment a batch", step.loader_cpu_seconds),
+        ("loader_wall_seconds", "worker time for the same", step.loader_wall_seconds),
+        ("trainer_cpu_seconds", "CPU time of the trainer itself", step.trainer_cpu_seconds),
+        ("receive_seconds", "receiving a batch, in the trainer's thread", step.receive_seconds),
+        ("receive_cpu_seconds", "receiving a batch, beside it", step.receive_cpu_seconds),
+    )
+    return [(field, text, value) for field, text, value in named if value is not None]
+
+
+def _train_command(workload: Workload, decision: Decision) -> str:
+    words = ["stoker", "train", "--platform", workload.platform, *group_arguments(decision.plan)]
+    return shlex.join([*words, "--", *workload.command])
+
+
+def _log_link(log: Path, folder: Path) -> LogLink:
+    try:
+        inside = log.resolve().relative_to(folder.resolve())
+    except ValueError:
+        return LogLink(log.name, "")
+    return LogLink(str(inside), "./" + quote(inside.as_posix()))

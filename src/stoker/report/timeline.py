@@ -1,0 +1,178 @@
+"""The steps of a run as its trainer wrote them down, and what can be said about them."""
+
+import csv
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the trainer: it waits for its batch, then computes.
+
+    Attributes:
+        start_seconds: Since the first batch of the process.
+    """
+
+    loader: int
+    epoch: int
+    batch: int
+    start_seconds: float
+    wait_seconds: float
+    compute_seconds: float
+
+    @property
+    def step_seconds(self) -> float:
+        """Wait and compute."""
+        return self.wait_seconds + self.compute_seconds
+
+    @property
+    def end_seconds(self) -> float:
+        """When the next batch was asked for."""
+        return self.start_seconds + self.step_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Means over neighbouring steps; the two parts add up to the whole.
+
+    Attributes:
+        first: Number of its first step, from 0.
+        steps: How many steps it holds.
+    """
+
+    first: int
+    steps: int
+    wait_seconds: float
+    compute_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Step time at 5, 25, 50, 75 and 95 % of the steps, in seconds."""
+
+    p5: float
+    p25: float
+    p50: float
+    p75: float
+    p95: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Steps of the main loader in the order of their start.
+
+    Attributes:
+        measured: False where the steps are drawn from medians because no timeline was kept.
+    """
+
+    steps: tuple[Step, ...]
+    measured: bool = True
+
+    def quantiles(self) -> Quantiles:
+        """Of the time of all steps."""
+        values = sorted(step.step_seconds for step in self.steps)
+        return Quantiles(*(_quantile(values, share) for share in (0.05, 0.25, 0.5, 0.75, 0.95)))
+
+    def median(self) -> tuple[float, float, float]:
+        """Median step, wait and compute, in seconds; each a median of its own."""
+        return (
+            _quantile(sorted(step.step_seconds for step in self.steps), 0.5),
+            _quantile(sorted(step.wait_seconds for step in self.steps), 0.5),
+            _quantile(sorted(step.compute_seconds for step in self.steps), 0.5),
+        )
+
+    def window(self, seconds: float) -> tuple[Step, ...]:
+        """Consecutive steps that fill `seconds`, as near to the middle of the run as can be.
+
+        A window inside one epoch is preferred to one that crosses the validation between two.
+        """
+        starts = [step.start_seconds for step in self.steps]
+        middle = (starts[0] + self.steps[-1].end_seconds - seconds) / 2
+
+        def cut(first: int) -> tuple[Step, ...]:
+            last = bisect_left(starts, starts[first] + seconds - 1e-9)
+            return self.steps[first : max(last, first + 1)]
+
+        order = sorted(range(len(starts)), key=lambda index: abs(starts[index] - middle))
+        for first in order:
+            steps = cut(first)
+            full = steps[-1].end_seconds >= starts[first] + seconds
+            if full and steps[0].epoch == steps[-1].epoch:
+                return steps
+        return cut(order[0]) if starts[-1] - starts[0] > seconds else cut(0)
+
+    def bins(self, at_most: int) -> list[Bin]:
+        """The whole run in no more than `at_most` neighbourhoods."""
+        size = max(1, math.ceil(len(self.steps) / at_most))
+        bins = []
+        for first in range(0, len(self.steps), size):
+            part = self.steps[first : first + size]
+            wait = sum(step.wait_seconds for step in part) / len(part)
+            compute = sum(step.compute_seconds for step in part) / len(part)
+            bins.append(Bin(first, len(part), wait, compute))
+        return bins
+
+
+def read_timeline(path: Path) -> Timeline | None:
+    """The main loader's steps: of the loader with most rows.
+
+    Rows that are not whole (a killed process leaves one) are left out. None where the file is
+    missing or holds no step.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    rows = list(_steps(text))
+    if not rows:
+        return None
+    main, _ = Counter(row.loader for row in rows).most_common(1)[0]
+    steps = sorted((row for row in rows if row.loader == main), key=lambda row: row.start_seconds)
+    return Timeline(tuple(steps))
+
+
+def flat_timeline(*, wait_seconds: float, compute_seconds: float, steps: int) -> Timeline | None:
+    """A run whose steps are all alike, for want of a timeline; None for steps of no length."""
+    step_seconds = wait_seconds + compute_seconds
+    if step_seconds <= 0:
+        return None
+    return Timeline(
+        tuple(
+            Step(0, 0, batch, batch * step_seconds, wait_seconds, compute_seconds)
+            for batch in range(steps)
+        ),
+        measured=False,
+    )
+
+
+def shown_seconds(step_seconds: Sequence[float]) -> float:
+    """The common window of several strips: about 24 of the slowest steps, never more than 40."""
+    return min(24 * max(step_seconds), 40 * min(step_seconds))
+
+
+def _steps(text: str) -> Iterator[Step]:
+    for row in csv.DictReader(text.splitlines()):
+        try:
+            step = Step(
+                loader=int(row["loader"]),
+                epoch=int(row["epoch"]),
+                batch=int(row["batch"]),
+                start_seconds=float(row["start_seconds"]),
+                wait_seconds=float(row["wait_seconds"]),
+                compute_seconds=float(row["compute_seconds"]),
+            )
+        except (KeyError, TypeError, ValueError):
+            continue
+        if math.isfinite(step.end_seconds) and min(step.wait_seconds, step.compute_seconds) >= 0:
+            yield step
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

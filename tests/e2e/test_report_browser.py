@@ -1,0 +1,277 @@
+"""The report in a real browser, over the DevTools protocol on a pipe: no port, no driver."""
+
+import base64
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from stoker.report import write_report
+from support import sample_records
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+DEADLINE_SECONDS = 60.0
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--remote-debugging-pipe",
+)
+
+# Labels that overlap each other, or that stick out of their picture, as laid out by the browser.
+CLASHES = """(() => {
+  const found = [];
+  for (const svg of document.querySelectorAll("figure svg")) {
+    const frame = svg.getBoundingClientRect();
+    if (!frame.width) continue;
+    const boxes = [...svg.querySelectorAll("text")].map(
+      text => [text.textContent, text.getBoundingClientRect()]);
+    boxes.forEach(([text, box], index) => {
+      if (box.left < frame.left - 1 || box.right > frame.right + 1) found.push("out: " + text);
+      if (box.top < frame.top - 1 || box.bottom > frame.bottom + 1) found.push("out: " + text);
+      for (const [other, there] of boxes.slice(index + 1))
+        if (box.left < there.right - 1 && there.left < box.right - 1 &&
+            box.top < there.bottom - 3 && there.top < box.bottom - 3)
+          found.push(text + " / " + other);
+    });
+  }
+  return found;
+})()"""
+
+
+class Browser:
+    """A browser with one page; everything it says is kept in `events`."""
+
+    def __init__(self, program: str, folder: Path) -> None:
+        # 3 and 4 are where the browser reads commands and writes answers.
+        reader, self._to = _high_pipe()
+        self._from, writer = _high_pipe()
+        self._folder = folder
+        self._process = subprocess.Popen(
+            [program, *FLAGS, f"--user-data-dir={folder / 'profile'}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            close_fds=False,
+            start_new_session=True,
+            preexec_fn=lambda: (os.dup2(reader, 3), os.dup2(writer, 4), None)[-1],
+        )
+        os.close(reader)
+        os.close(writer)
+        self.events: list[dict[str, Any]] = []
+        self._buffer = b""
+        self._number = 0
+        self._session = ""
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
+        for domain in ("Network", "Log", "Runtime", "Page"):
+            self.call(f"{domain}.enable")
+
+    def __enter__(self) -> "Browser":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._to)
+        os.close(self._from)
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(timeout=DEADLINE_SECONDS)
+
+    def call(self, method: str, **params: object) -> dict[str, Any]:
+        """Sends a command and gives its result."""
+        self._number += 1
+        command = {"id": self._number, "method": method, "params": params}
+        if self._session:
+            command["sessionId"] = self._session
+        os.write(self._to, json.dumps(command).encode() + b"\0")
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while True:
+            message = self._next(deadline)
+            if message.get("id") == self._number:
+                assert "error" not in message, message["error"]
+                return message["result"]
+            self.events.append(message)
+
+    def open(self, path: Path, *, width: int = 1200, scheme: str = "light") -> None:
+        """Loads a file and waits until it and its parts are there."""
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+        self.events.clear()
+        self.call("Page.navigate", url=path.as_uri())
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not self.named("Page.loadEventFired"):
+            self.events.append(self._next(deadline))
+
+    def named(self, method: str) -> list[dict[str, Any]]:
+        """The parameters of all events of that name since the page was opened."""
+        return [event["params"] for event in self.events if event.get("method") == method]
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression in the page."""
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"]["value"]
+
+    def screenshot(self, path: Path) -> None:
+        """Writes the whole page as a PNG."""
+        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    def _next(self, deadline: float) -> dict[str, Any]:
+        while b"\0" not in self._buffer:
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([self._from], [], [], max(0.0, left))
+            assert ready, f"the browser said nothing for {DEADLINE_SECONDS:g} s"
+            chunk = os.read(self._from, 1 << 16)
+            assert chunk, f"the browser ended, code {self._process.poll()}"
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\0")
+        return json.loads(line)
+
+
+def _high_pipe() -> tuple[int, int]:
+    """A pipe whose ends are out of the way of 3 and 4."""
+    ends = os.pipe()
+    high = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends)
+    for end in ends:
+        os.close(end)
+    return high[0], high[1]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip(f"none of {', '.join(BROWSERS)} is on the PATH")
+    with Browser(program, tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("reports")
+    before, after = sample_records.write_timelines(folder)
+    whole = folder / "whole.html"
+    write_report(
+        whole,
+        run_id="mnist-1",
+        workload=sample_records.workload(),
+        profile=sample_records.profile(),
+        decision=sample_records.decision(),
+        training=sample_records.training(),
+        evaluation=sample_records.evaluation(),
+        before_timeline=before,
+        after_timeline=after,
+        environment=sample_records.environment(),
+        log_files=[folder / "logs" / "dnn-algo-1.log"],
+    )
+    broken = folder / "broken.html"
+    write_report(
+        broken,
+        run_id="mnist-2",
+        workload=sample_records.workload(),
+        profile=sample_records.profile(),
+        decision=None,
+        training=None,
+        evaluation=None,
+        before_timeline=None,
+        after_timeline=None,
+        environment={},
+        failure="error: the catalog has no type local.c9",
+    )
+    return {"whole": whole, "broken": broken}
+
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["whole", "broken"])
+def test_report_opens_with_no_console_message_and_fetches_nothing(
+    browser: Browser, reports: dict[str, Path], name: str, scheme: str
+) -> None:
+    browser.open(reports[name], scheme=scheme)
+    asked = [request["request"]["url"] for request in browser.named("Network.requestWillBeSent")]
+    assert [url for url in asked if not url.startswith("data:")] == [reports[name].as_uri()]
+    assert browser.named("Runtime.consoleAPICalled") == []
+    assert browser.named("Runtime.exceptionThrown") == []
+    assert browser.named("Log.entryAdded") == []
+    assert browser.evaluate("document.scripts.length") == 0
+
+
+def test_the_check_for_fetches_sees_one(browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text('<!doctype html><title>x</title><img alt="" src="missing.png">')
+    browser.open(page)
+    asked = [request["request"]["url"] for request in browser.named("Network.requestWillBeSent")]
+    assert (tmp_path / "missing.png").as_uri() in asked
+
+
+@pytest.mark.parametrize("width", [1200, 760, 420])
+@pytest.mark.parametrize("name", ["whole", "broken"])
+def test_page_is_not_wider_than_its_window_and_labels_do_not_clash(
+    browser: Browser, reports: dict[str, Path], name: str, width: int
+) -> None:
+    browser.open(reports[name], width=width)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert browser.evaluate(CLASHES) == []
+
+
+def test_one_drawing_of_each_pair_is_shown(browser: Browser, reports: dict[str, Path]) -> None:
+    shown = "[...document.querySelectorAll('figure svg')].filter(e => e.clientWidth).length"
+    figures = "document.querySelectorAll('figure').length"
+    for width in (1200, 420):
+        browser.open(reports["whole"], width=width)
+        assert browser.evaluate(shown) == browser.evaluate(figures) == 3
+
+
+def test_dark_page_is_dark_and_light_page_is_light(
+    browser: Browser, reports: dict[str, Path]
+) -> None:
+    colour = "getComputedStyle(document.body).backgroundColor"
+    grounds = {}
+    for scheme in ("light", "dark"):
+        browser.open(reports["whole"], scheme=scheme)
+        grounds[scheme] = browser.evaluate(colour)
+    assert grounds == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 24, 29)"}
+
+
+def test_pictures_are_named_and_described_for_screen_readers(
+    browser: Browser, reports: dict[str, Path]
+) -> None:
+    browser.open(reports["whole"])
+    browser.call("Accessibility.enable")
+    nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
+    names = [node["name"]["value"] for node in nodes if node["role"].get("value") == "image"]
+    assert len(names) == 3
+    assert "Before: today's cluster" in names[0]

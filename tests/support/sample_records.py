@@ -1,0 +1,285 @@
+"""Records of a run as they come out of the main job: MNIST on two one-core hosts."""
+
+import random
+from pathlib import Path
+
+import msgspec
+
+from stoker.records import (
+    Action,
+    Advice,
+    Answer,
+    Check,
+    Cluster,
+    Constraints,
+    Decision,
+    Evaluation,
+    Event,
+    Fix,
+    Gate,
+    GateResult,
+    Group,
+    Host,
+    Job,
+    Limit,
+    Measured,
+    Performance,
+    Plan,
+    Predicted,
+    Prices,
+    Profile,
+    ProfiledHost,
+    Spread,
+    StepCost,
+    StepTerms,
+    TodaysGroup,
+    Training,
+    TrainingSize,
+    Workload,
+)
+
+BASELINE_SECONDS = 0.062
+WAIT_SECONDS = 0.040
+PREDICTED_SECONDS = 0.034
+MEASURED_SECONDS = 0.036
+USD_PER_HOST_HOUR = 0.04
+
+
+def workload() -> Workload:
+    return Workload(
+        name="mnist",
+        command=("python", "examples/mnist/train.py", "--epochs", "3"),
+        cluster=Cluster(dnn=TodaysGroup(instance_type="local.c1")),
+        constraints=Constraints(objective="time", max_data_hosts=4),
+        training=TrainingSize(epochs=3, samples_per_epoch=8000, global_batch_size=32),
+        gate=(Gate(metric="accuracy", min=0.94),),
+    )
+
+
+def profile() -> Profile:
+    return Profile(
+        host=ProfiledHost(instance_type="local.c1", vcpus=1, accelerators=0),
+        step=StepTerms(
+            step_seconds=BASELINE_SECONDS,
+            wait_seconds=WAIT_SECONDS,
+            accelerator_step_seconds=0.0214,
+            loader_cpu_seconds=0.0386,
+            loader_wall_seconds=0.0391,
+            trainer_cpu_seconds=0.0219,
+            receive_cpu_seconds=0.0008,
+            num_workers=2,
+            global_batch_size=32,
+            batch_bytes=32 * 96 * 96,
+        ),
+        spread={
+            "step_seconds": Spread(low=0.0597, high=0.0651, samples=212),
+            "wait_seconds": Spread(low=0.0379, high=0.0433, samples=212),
+            "accelerator_step_seconds": Spread(low=0.0209, high=0.0222, samples=240),
+        },
+        check=Check(predicted_step_seconds=0.0605, error=-0.0242, explained=True),
+        fixes=(
+            Fix(
+                id="uint8",
+                text="Send images as uint8 and scale them on the accelerator.",
+                saves_seconds=0.0011,
+                cost="small",
+            ),
+        ),
+        what={"command": "python examples/mnist/train.py", "seed": 7},
+    )
+
+
+def decision() -> Decision:
+    keep = _plan("keep", data_hosts=0, step=BASELINE_SECONDS, limit="cpu", second="accelerator")
+    chosen = _plan(
+        "heterogeneous", data_hosts=1, step=PREDICTED_SECONDS, limit="cpu", second="accelerator"
+    )
+    tune = _plan("tune", data_hosts=0, step=0.0609, limit="cpu", second="accelerator")
+    others = tuple(
+        msgspec.structs.replace(
+            _plan("heterogeneous", data_hosts=hosts, step=step, limit=limit, second=second),
+            feasible=False,
+            reason=f"needs {hosts + 1} cores, this machine has 2",
+        )
+        for hosts, step, limit, second in (
+            (2, 0.0247, "cpu", "accelerator"),
+            (3, 0.0223, "accelerator", "cpu"),
+            (4, 0.0223, "accelerator", "cpu"),
+        )
+    )
+    return Decision(
+        bottleneck="cpu",
+        action="heterogeneous",
+        plan=chosen,
+        plans=(chosen, tune, keep, *others),
+        path=(
+            Answer(
+                question="Is the CPU the limit?",
+                answer="yes",
+                because="the trainer waits 40.0 ms of a 62.0 ms step; with cached batches a step"
+                " takes 21.4 ms",
+            ),
+            Answer(
+                question="Is there a free fix that is enough?",
+                answer="no",
+                because="uint8 saves 1.1 ms of 40.0 ms",
+            ),
+            Answer(
+                question="Is there a larger type of the same family with the same accelerators?",
+                answer="no",
+                because="this machine has 2 cores, local.c2 would leave none for a data host",
+            ),
+            Answer(
+                question="Do data hosts pay?",
+                answer="yes",
+                because="one data host: 34.0 ms a step, 1.82 times as fast",
+            ),
+        ),
+        advice=(
+            Advice(
+                id="offload-gpu",
+                text="Rotate and blur on the accelerator (kornia).",
+                when="the accelerator is idle for more than half of a step",
+            ),
+        ),
+        warnings=("Prices are nominal: local hosts are not billed.",),
+        prices=Prices(
+            date="2026-11-20",
+            region="local",
+            purchase="nominal",
+            source="stoker's local catalog, $0.04 a core and hour",
+        ),
+        objective="time",
+        constraints=workload().constraints,
+    )
+
+
+def training() -> Training:
+    return Training(
+        status="succeeded",
+        exit_code=0,
+        groups=decision().plan.groups,
+        hosts=(
+            Host(host="algo-1", group="dnn", rank=0),
+            Host(host="algo-2", group="data"),
+        ),
+        strategy="plain",
+        measured=Measured(
+            step_seconds=MEASURED_SECONDS,
+            wait_seconds=0.0116,
+            compute_seconds=0.0244,
+            samples_per_second=872.0,
+            steps=750,
+            usd_per_1000_steps=_usd(MEASURED_SECONDS, hosts=2),
+            spread={"step_seconds": Spread(low=0.0338, high=0.0391, samples=750)},
+            timeline_file="timeline-rank0.csv",
+        ),
+        metrics={"accuracy": 0.967, "loss": 0.1084},
+        job=Job(platform="local", name="mnist-20261120-081500"),
+        data_group_release_seconds=0.4,
+        events=(
+            Event(when="2026-11-20T08:15:03Z", what="data host registered", host="algo-2"),
+            Event(when="2026-11-20T08:15:41Z", what="training ended, data host released"),
+        ),
+    )
+
+
+def evaluation() -> Evaluation:
+    baseline_usd = _usd(BASELINE_SECONDS, hosts=1)
+    measured_usd = _usd(MEASURED_SECONDS, hosts=2)
+    return Evaluation(
+        passed=True,
+        gates=(GateResult(metric="accuracy", value=0.967, min=0.94, passed=True),),
+        performance=Performance(
+            baseline=StepCost(step_seconds=BASELINE_SECONDS, usd_per_1000_steps=baseline_usd),
+            predicted=StepCost(
+                step_seconds=PREDICTED_SECONDS,
+                usd_per_1000_steps=_usd(PREDICTED_SECONDS, hosts=2),
+            ),
+            measured=StepCost(step_seconds=MEASURED_SECONDS, usd_per_1000_steps=measured_usd),
+            prediction_error=MEASURED_SECONDS / PREDICTED_SECONDS - 1,
+            speedup=BASELINE_SECONDS / MEASURED_SECONDS,
+            cost_change=measured_usd / baseline_usd - 1,
+        ),
+    )
+
+
+def environment() -> dict[str, str]:
+    return {
+        "command": "stoker run configs/mnist.yaml",
+        "date": "2026-11-20 08:16 UTC",
+        "stoker": "0.1.0",
+        "python": "3.11.9",
+        "torch": "2.13.0+cpu",
+        "system": "Linux 6.1, x86_64",
+        "cores": "2; dnn host on core 0, data host on core 1",
+        "seed": "7",
+    }
+
+
+def write_timeline(
+    path: Path, *, wait_seconds: float, compute_seconds: float, epochs: int, steps: int
+) -> Path:
+    """A timeline with the noise of a real one, and a validation loader between its epochs."""
+    noise = random.Random(7)
+    lines = ["loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples"]
+    now = 0.0
+    for epoch in range(epochs):
+        for loader, batches in ((0, steps), (1, steps // 8)):
+            for batch in range(batches):
+                first = 0.3 if batch == 0 and loader == 0 else 0.0
+                wait = first + wait_seconds * noise.lognormvariate(0, 0.12)
+                wait += 0.06 if noise.random() < 0.01 else 0.0
+                compute = compute_seconds * noise.lognormvariate(0, 0.05) / (1 + loader)
+                lines.append(f"{loader},{epoch},{batch},{now:.6f},{wait:.6f},{compute:.6f},32")
+                now += wait + compute
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def write_timelines(folder: Path) -> tuple[Path, Path]:
+    """Before and after, as the report reads them."""
+    return (
+        write_timeline(
+            folder / "before.csv", wait_seconds=0.040, compute_seconds=0.022, epochs=1, steps=212
+        ),
+        write_timeline(
+            folder / "after.csv", wait_seconds=0.0116, compute_seconds=0.0244, epochs=3, steps=250
+        ),
+    )
+
+
+def _usd(step_seconds: float, *, hosts: int) -> float:
+    return step_seconds * 1000 / 3600 * USD_PER_HOST_HOUR * hosts
+
+
+def _plan(action: Action, *, data_hosts: int, step: float, limit: Limit, second: Limit) -> Plan:
+    groups = [Group(name="dnn", role="dnn", instance_type="local.c1", count=1, workers_per_host=1)]
+    if data_hosts:
+        groups.append(
+            Group(
+                name="data",
+                role="data",
+                instance_type="local.c1",
+                count=data_hosts,
+                workers_per_host=1,
+            )
+        )
+    usd = _usd(step, hosts=1 + data_hosts)
+    return Plan(
+        action=action,
+        groups=tuple(groups),
+        remote_share={0: 0.0, 1: 0.71}.get(data_hosts, 1.0),
+        predicted=Predicted(
+            step_seconds=step,
+            step_seconds_low=step if action == "keep" else step * 0.9,
+            step_seconds_high=step if action == "keep" else step * 1.1,
+            limit=limit,
+            second_limit=second,
+            accelerator_utilization=min(1.0, 0.0214 / step),
+            usd_per_hour=USD_PER_HOST_HOUR * (1 + data_hosts),
+            usd_per_1000_steps=usd,
+            speedup=BASELINE_SECONDS / step,
+            cost_change=usd / _usd(BASELINE_SECONDS, hosts=1) - 1,
+        ),
+    )
