@@ -98,7 +98,7 @@ class RawSocketLoader:
         _fill(connection, memoryview(header))
         with self._changed:
             batch = self._free.pop() if self._free else torch.empty(BATCH_BYTES, dtype=torch.uint8)
-        _fill(connection, memoryview(batch.numpy()))
+        _fill(connection, batch.numpy().data)
         (number,) = _NUMBER.unpack(header)
         with self._changed:
             self._latencies[worker].append(time.monotonic() - self._asked[worker].pop(number))
@@ -169,7 +169,7 @@ def _send(connection: socket.socket, made: queue.SimpleQueue[tuple[bytes, torch.
         while True:
             request, batch = made.get()
             connection.sendall(request)
-            connection.sendall(memoryview(batch.numpy()).cast("B"))
+            connection.sendall(batch.numpy().data.cast("B"))
 
 
 def _connect(port: int) -> socket.socket:
