@@ -1,0 +1,226 @@
+"""The body of the profile component: submits the profiled job, follows it, reads what it left."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from stoker.errors import StokerError, UsageError, WorkloadError
+from stoker.logs import now_utc
+from stoker.platforms.base import JobEnd, JobSpec, LogLine, Platform, Run
+from stoker.profile.measure import combine
+from stoker.profile.raw import RankResult, read_ranks
+from stoker.records import Cluster, Group, Profile, TodaysGroup, Workload
+from stoker.records.base import Value
+
+RequestT = TypeVar("RequestT")
+
+# From the job's first line to the first batch: imports, data sets, models; and the end of it all.
+START_ALLOWANCE_SECONDS = 120.0
+_GIT_SECONDS = 5.0
+
+
+def profile(
+    workload: Workload,
+    *,
+    platform: Platform[RequestT],
+    run_dir: Path,
+    cluster: Cluster | None = None,
+    on_line: Callable[[LogLine], None] = lambda line: None,
+) -> Profile:
+    """Runs the workload's command on today's cluster in profiling mode, and says what it found.
+
+    Blocks for about `workload.profile.budget_seconds` after the first batch; 120 s more from the
+    first line of the job, and it is stopped. Interrupted (KeyboardInterrupt), it stops the job and
+    gives the verdict so far, if there is one. Leaves the steps as is in
+    `run_dir`/baseline-timeline.csv.
+
+    Args:
+        cluster: Today's; absent: the workload's own.
+
+    Raises:
+        UsageError: If the workload names no cluster, the script never read from a DataLoader, or
+            ended before enough was measured.
+        WorkloadError: If the command failed, with its traceback, or the deadline passed.
+        PlatformError: If the platform refused or lost the job.
+    """
+    group = cluster.dnn if cluster else _todays_group(workload)
+    run = platform.submit(platform.plan(_job(workload, group=group, run_dir=run_dir)))
+    budget = workload.profile.budget_seconds
+    deadline = _Deadline(run=run, seconds=budget + START_ALLOWANCE_SECONDS)
+    interrupted: KeyboardInterrupt | None = None
+    try:
+        with deadline:
+            for line in run.lines():
+                deadline.start()
+                on_line(line)
+        end = run.wait()
+    except KeyboardInterrupt as err:
+        interrupted = err
+        run.stop()
+        end = run.wait()
+    finally:
+        run.stop()
+    ranks = _results(end)
+    if interrupted and not any(rank.accelerator for rank in ranks):
+        raise interrupted
+    if deadline.has_passed and not any(rank.accelerator for rank in ranks):
+        raise WorkloadError(
+            f"no verdict after {deadline.seconds:.0f} s (profile.budget_seconds {budget:.0f}, "
+            f"{START_ALLOWANCE_SECONDS:.0f} to start and end); the job was stopped",
+            where=_progress(ranks),
+            fix="raise profile.budget_seconds, or make the command reach its first batch sooner",
+        )
+    if end.status == "failed" and not deadline.has_passed:
+        raise _failure(end)
+    found = combine(
+        ranks,
+        group=group,
+        settings=workload.profile,
+        workload_sha256=workload.digest(),
+        what=_what(workload),
+    )
+    _keep_timeline(end, run_dir)
+    return found
+
+
+@dataclass(slots=True, kw_only=True)
+class _Deadline:
+    """Stops the run once it has passed; counts from the first `start`."""
+
+    run: Run
+    seconds: float
+    has_passed: bool = False
+    _timer: threading.Timer | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __enter__(self) -> "_Deadline":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            if self._timer:
+                self._timer.cancel()
+
+    def start(self) -> None:
+        """The clock runs; may be called again."""
+        with self._lock:
+            if self._timer is None:
+                self._timer = threading.Timer(self.seconds, self._expire)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _expire(self) -> None:
+        self.has_passed = True
+        self.run.stop()
+
+
+def _todays_group(workload: Workload) -> TodaysGroup:
+    if workload.cluster is None:
+        raise UsageError(
+            "the workload does not say on what it trains today",
+            where=f"workload {workload.name}, key cluster.dnn",
+            fix="add cluster: {dnn: {instance_type: TYPE, count: 1}}",
+        )
+    return workload.cluster.dnn
+
+
+def _job(workload: Workload, *, group: TodaysGroup, run_dir: Path) -> JobSpec:
+    dnn = Group(
+        name="dnn",
+        role="dnn",
+        instance_type=group.instance_type,
+        count=group.count,
+        processes_per_host=group.processes_per_host,
+    )
+    return JobSpec(
+        name=run_dir.name,
+        command=workload.command,
+        groups=(dnn,),
+        run_dir=run_dir,
+        channels={name: channel.uri for name, channel in workload.channels.items()},
+        strategy=workload.strategy,
+        feed=workload.feed,
+        profile=workload.profile,
+        workload_sha256=workload.digest(),
+    )
+
+
+def _results(end: JobEnd) -> list[RankResult]:
+    return read_ranks(end.output_dir / "stoker") if end.output_dir else []
+
+
+def _progress(ranks: list[RankResult]) -> str:
+    if not ranks:
+        return "before the first batch of a DataLoader"
+    return f"after {ranks[0].steps} steps of rank {ranks[0].rank}"
+
+
+class _Failure(msgspec.Struct):
+    rank: int = 0
+    host: str = ""
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+
+
+def _failure(end: JobEnd) -> StokerError:
+    code = "" if end.exit_code is None else f" with exit code {end.exit_code}"
+    for failure in _failures(end):
+        place = [line for line in failure.traceback.splitlines() if line.startswith("  File ")]
+        error = WorkloadError(
+            f"the command failed{code}: {failure.type}: {failure.message}",
+            where=", ".join(
+                [f"rank {failure.rank}, host {failure.host}", *map(str.strip, place[-1:])]
+            ),
+            fix="make the command run by itself first",
+        )
+        error.add_note(failure.traceback)
+        return error
+    return WorkloadError(
+        f"the command failed{code}" + (f": {end.failure}" if end.failure else ""),
+        fix="read its log, and make the command run by itself first",
+    )
+
+
+def _failures(end: JobEnd) -> Iterator[_Failure]:
+    folder = end.output_dir / "stoker" if end.output_dir else None
+    for file in sorted(folder.glob("failure-rank*.json")) if folder else []:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            yield msgspec.json.decode(file.read_bytes(), type=_Failure)
+
+
+def _what(workload: Workload) -> dict[str, Value]:
+    what: dict[str, Value] = {"command": [*workload.command], "when": now_utc()}
+    commit = _git_commit()
+    if commit:
+        what["git"] = commit
+    return what
+
+
+def _git_commit() -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", os.getcwd(), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def _keep_timeline(end: JobEnd, run_dir: Path) -> None:
+    source = end.output_dir / "stoker" / "baseline-timeline-rank0.csv" if end.output_dir else None
+    if source and source.is_file():
+        run_dir.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, run_dir / "baseline-timeline.csv")

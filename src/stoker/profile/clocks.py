@@ -1,0 +1,101 @@
+"""CPU clocks of processes and threads, and the number of vCPUs that this process may use."""
+
+import os
+import platform
+import resource
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+# Linux names a process's CPU clock by its inverted pid and a thread's by its inverted tid: exact to
+# a nanosecond, where /proc counts in hundredths of a second.
+_PROCESS_CLOCK = 0b010
+_THREAD_CLOCK = 0b110
+_HAS_CPU_CLOCKS = platform.system() == "Linux"
+
+
+def process_cpu_seconds(pid: int) -> float | None:
+    """User and system seconds of another process; None if it has ended."""
+    if _HAS_CPU_CLOCKS:
+        try:
+            return time.clock_gettime((~pid << 3) | _PROCESS_CLOCK)
+        except OSError:
+            return None
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return None
+    return times.user + times.system
+
+
+def children_cpu_seconds() -> float:
+    """CPU-seconds of all processes below this one, those that have ended included."""
+    live = (process_cpu_seconds(child.pid) for child in descendants())
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime + sum(seconds or 0.0 for seconds in live)
+
+
+def machine_cpu_seconds() -> float:
+    """CPU-seconds of all processes of the machine on the vCPUs that this process may use."""
+    cpus = psutil.cpu_times(percpu=True)
+    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(cpus))
+    return sum(_busy(cpus[cpu]._asdict()) for cpu in own if cpu < len(cpus))
+
+
+def _busy(times: Mapping[str, float]) -> float:
+    # Guests are inside user; steal is what other machines on the same metal took.
+    idle = ("idle", "iowait", "guest", "guest_nice")
+    return sum(seconds for name, seconds in times.items() if name not in idle)
+
+
+def descendants() -> list[psutil.Process]:
+    """The processes below this one."""
+    try:
+        return psutil.Process().children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def thread_ids() -> set[int]:
+    """Native ids of this process's threads; empty where the system does not say."""
+    try:
+        return {int(name) for name in os.listdir("/proc/self/task")}
+    except OSError:
+        return set()
+
+
+def threads_cpu_seconds(ids: set[int]) -> float:
+    """CPU-seconds of these threads of this process."""
+    return sum(_thread_cpu_seconds(tid) for tid in ids)
+
+
+def _thread_cpu_seconds(tid: int) -> float:
+    try:
+        return time.clock_gettime((~tid << 3) | _THREAD_CLOCK)
+    except OSError:
+        return 0.0
+
+
+def usable_vcpus() -> int:
+    """vCPUs that this process may use: its affinity, and its control group's quota."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    quota = _quota(Path("/sys/fs/cgroup"))
+    return max(1, min(count or 1, quota) if quota else count or 1)
+
+
+def _quota(root: Path) -> int | None:
+    try:
+        words = (root / "cpu.max").read_text().split()
+        if len(words) == 2 and words[0] != "max":
+            return max(1, round(int(words[0]) / int(words[1])))
+        return None
+    except (OSError, ValueError):
+        pass
+    try:
+        quota = int((root / "cpu/cpu.cfs_quota_us").read_text())
+        period = int((root / "cpu/cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+    return max(1, round(quota / period)) if quota > 0 and period > 0 else None

@@ -1,0 +1,134 @@
+"""The loader without the model: what a batch costs its workers, and how fast some number are."""
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import torch.utils.data
+from torch.utils.data import DataLoader, IterableDataset
+
+from stoker.profile.raw import Drain, quartiles
+
+# Beyond its share a drain may last this long, until its slowest workers have begun.
+_START_SECONDS = 20.0
+
+Stamp = tuple[int, float, float]
+
+
+class StampedCollate:
+    """Collates as the script does, and says when the worker was done: (pid, CPU, wall)."""
+
+    def __init__(self, collate: Callable[[list[object]], object]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: list[object]) -> tuple[object, Stamp]:
+        """The batch and its stamp."""
+        batch = self._collate(samples)
+        return batch, (os.getpid(), time.process_time(), time.monotonic())
+
+
+class Endless:
+    """The loader's own index batches, again and again."""
+
+    def __init__(self, indices: object) -> None:
+        self._indices = indices
+
+    def __iter__(self) -> Iterator[object]:
+        while True:
+            empty = True
+            for index in self._indices:  # type: ignore[attr-defined]
+                empty = False
+                yield index
+            if empty:
+                return
+
+
+def drain(
+    loader: "DataLoader[object]",
+    *,
+    workers: int,
+    seconds: float,
+    is_stopped: Callable[[], bool],
+    iterate: Callable[["DataLoader[object]"], Iterator[object]],
+) -> Drain | None:
+    """Reads from `workers` fresh workers for about `seconds`; None where too few batches came.
+
+    The workers are torch's own, with the loader's dataset, sampler and collate function. A worker's
+    first batch holds its start and is not counted; then a batch's cost is what the worker used
+    from one batch to the next: fetch, collate and the hand-over.
+
+    Args:
+        iterate: Torch's own `DataLoader.__iter__`.
+
+    Raises:
+        Exception: What the dataset raises; RuntimeError if it sends nothing for 20 s beyond
+            `seconds`.
+    """
+    until = time.monotonic() + seconds
+    stamps: dict[int, list[Stamp]] = {}
+    with warnings.catch_warnings():
+        # More workers than vCPUs is what the script may have, and is tried for that reason.
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        fresh = _with_workers(loader, workers=workers, timeout=seconds + _START_SECONDS)
+        iterator = iterate(fresh)
+    try:
+        for item in iterator:
+            assert isinstance(item, list | tuple)
+            stamp: Stamp = item[1]
+            del item
+            stamps.setdefault(stamp[0], []).append(stamp)
+            now = time.monotonic()
+            is_measured = len(stamps) == workers and min(map(len, stamps.values())) >= 3
+            if is_stopped() or now >= until + _START_SECONDS or (now >= until and is_measured):
+                break
+    finally:
+        shut_down(iterator)
+    return summarize(list(stamps.values()), workers=workers)
+
+
+def summarize(stamps: list[list[Stamp]], *, workers: int) -> Drain | None:
+    """The costs in the stamps of each worker; None where no worker made two batches."""
+    pairs = [pair for own in stamps for pair in pairwise(own)]
+    if not pairs:
+        return None
+    # All workers run between the last first batch and the first last one: only there is the rate
+    # that of all of them.
+    begin = max(own[0][2] for own in stamps)
+    end = min(own[-1][2] for own in stamps)
+    made = sum(1 for own in stamps for stamp in own if begin < stamp[2] <= end)
+    return Drain(
+        workers=workers,
+        cpu_seconds=quartiles([later[1] - earlier[1] for earlier, later in pairs]),
+        wall_seconds=quartiles([later[2] - earlier[2] for earlier, later in pairs]),
+        batches_per_second=made / (end - begin) if end > begin and len(stamps) == workers else 0.0,
+    )
+
+
+def shut_down(iterator: object) -> None:
+    """Ends the workers of a torch iterator, if it has any; a worker ends after its batch."""
+    end = getattr(iterator, "_shutdown_workers", None)
+    if callable(end):
+        end()
+
+
+def _with_workers(
+    loader: "DataLoader[object]", *, workers: int, timeout: float
+) -> "DataLoader[object]":
+    is_iterable = isinstance(loader.dataset, IterableDataset)
+    batches = loader.batch_sampler is not None
+    return torch.utils.data.DataLoader(
+        loader.dataset,
+        batch_size=loader.batch_size if is_iterable else 1 if batches else None,
+        batch_sampler=Endless(loader.batch_sampler) if batches and not is_iterable else None,  # type: ignore[arg-type]
+        sampler=None if batches or is_iterable else Endless(loader.sampler),
+        drop_last=loader.drop_last if is_iterable else False,
+        num_workers=workers,
+        collate_fn=StampedCollate(loader.collate_fn),
+        timeout=timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        # More than the script's: reading must never be what the workers wait for.
+        prefetch_factor=max(2, loader.prefetch_factor or 2),
+    )

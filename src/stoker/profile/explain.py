@@ -1,0 +1,130 @@
+"""The profile in words: a verdict, a table of terms, what to do for nothing. Pure."""
+
+import textwrap
+
+from stoker.profile.predict import Parts, limit
+from stoker.records import Profile, StepTerms
+
+_WIDTH = 88
+_TERMS = (
+    ("step_seconds", "a step, as is"),
+    ("wait_seconds", "  of it waiting for data"),
+    ("accelerator_step_seconds", "a step with cached batches"),
+    ("loader_cpu_seconds", "CPU-seconds to load a batch"),
+    ("loader_wall_seconds", "worker-seconds to load it"),
+    ("trainer_cpu_seconds", "CPU-seconds of the trainer"),
+    ("receive_seconds", "feed: trainer's thread"),
+    ("receive_cpu_seconds", "feed: CPU-seconds beside it"),
+)
+# Below this share of a step, waiting is not worth a change.
+_MIN_WAIT = 0.05
+_LIMITS = {
+    "cpu": "the CPUs of the training hosts",
+    "accelerator": "the accelerator",
+    "workers": "too few loader workers",
+    "serial": "loading in the trainer itself (num_workers=0)",
+}
+
+
+def explain(profile: Profile) -> str:
+    """The verdict and the table, at most 88 columns wide."""
+    lines = [*_wrapped(_verdict(profile)), "", *_table(profile)]
+    if profile.check:
+        lines += ["", *_wrapped(_check(profile))]
+    notes = profile.what.get("notes")
+    if isinstance(notes, list):
+        lines += [line for note in notes for line in _wrapped(f"note: {note}")]
+    if profile.fixes:
+        lines += ["", "free or nearly so:"]
+        for fix in profile.fixes:
+            gain = f" (saves {_ms(fix.saves_seconds)} a step)" if fix.saves_seconds else ""
+            lines += _wrapped(f"- {fix.text}{gain}")
+    return "\n".join(lines)
+
+
+def _verdict(profile: Profile) -> str:
+    step = profile.step
+    if step.wait_seconds is None:
+        return f"A step takes {_ms(step.step_seconds)}; what it waits for was not measured."
+    share = step.wait_seconds / step.step_seconds
+    said = f"{share:.0%} of a step is waiting for data"
+    if step.accelerator_step_seconds is not None:
+        # Where loading shares the CPUs with the model, it costs more than the wait in next().
+        lost = 1 - step.accelerator_step_seconds / step.step_seconds
+        if lost > share + _MIN_WAIT:
+            said += f", and {lost - share:.0%} is lost to loading on the same CPUs"
+            share = lost
+    if profile.check and not profile.check.explained:
+        return f"{said}, but the parts do not explain the whole: unexplained."
+    if share < _MIN_WAIT:
+        return f"{said}: stoker does not help here; the accelerator sets the pace."
+    binding = _limit(profile)
+    return f"{said}: the limit is {binding}." if binding else f"{said}."
+
+
+def _limit(profile: Profile) -> str | None:
+    step, vcpus = profile.step, profile.host.vcpus
+    if (
+        step.loader_cpu_seconds is None
+        or step.accelerator_step_seconds is None
+        or step.loader_wall_seconds is None
+        or step.trainer_cpu_seconds is None
+        or step.num_workers is None
+        or vcpus is None
+    ):
+        return None
+    hosts = profile.host.count
+    parts = Parts(
+        accelerator_seconds=step.accelerator_step_seconds,
+        receive_seconds=0.0,
+        loader_cpu_seconds=step.loader_cpu_seconds,
+        loader_wall_seconds=step.loader_wall_seconds,
+        trainer_cpu_seconds=step.trainer_cpu_seconds,
+        vcpus=vcpus * hosts,
+        workers=step.num_workers * hosts,
+    )
+    ranks = profile.what.get("ranks")
+    return _LIMITS[limit(parts, ranks=ranks if isinstance(ranks, int) else 1)]
+
+
+def _check(profile: Profile) -> str:
+    assert profile.check is not None
+    check = profile.check
+    text = (
+        f"self-check: the parts give {_ms(check.predicted_step_seconds)} a step, measured were "
+        f"{_ms(profile.step.step_seconds)} ({check.error:+.0%})"
+    )
+    return text if check.explained else f"{text}: unexplained, so nothing is advised that costs"
+
+
+def _table(profile: Profile) -> list[str]:
+    lines = [f"{'':<30}{'ms a step':>11}   {'middle half':>19}   {'samples':>7}"]
+    for name, title in _TERMS:
+        value = _term(profile.step, name)
+        if value is None:
+            continue
+        spread = (profile.spread or {}).get(name)
+        middle = f"{spread.low * 1e3:.2f} to {spread.high * 1e3:.2f}" if spread else ""
+        samples = str(spread.samples) if spread else ""
+        lines.append(f"{title:<30}{value * 1e3:>11.2f}   {middle:>19}   {samples:>7}")
+    step = profile.step
+    size = f", {step.batch_bytes / 1e6:.2f} MB" if step.batch_bytes else ""
+    vcpus = f" of {profile.host.vcpus} vCPUs" if profile.host.vcpus else ""
+    lines.append(
+        f"{step.global_batch_size} samples a step{size}; {step.num_workers} workers a host; "
+        f"{profile.host.count} x {profile.host.instance_type}{vcpus}"
+    )
+    return [line.rstrip() for line in lines]
+
+
+def _term(step: StepTerms, name: str) -> float | None:
+    value: object = getattr(step, name)
+    return value if isinstance(value, float) else None
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ")

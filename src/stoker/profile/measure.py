@@ -1,0 +1,246 @@
+"""From what the ranks measured to the profile: sums, maxima, self-check, and fixes. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from stoker.errors import UsageError
+from stoker.profile.fixes import find_fixes
+from stoker.profile.predict import Parts, step_seconds
+from stoker.profile.raw import AcceleratorOnly, AsIs, BatchFacts, Drain, Quartiles, RankResult
+from stoker.records import (
+    Check,
+    Observed,
+    Profile,
+    ProfiledHost,
+    ProfileSettings,
+    Spread,
+    StepTerms,
+    TodaysGroup,
+)
+from stoker.records.base import Value
+
+# Others that keep more of the vCPUs busy than this make the numbers doubtful.
+_MAX_OTHERS = 0.10
+
+
+def combine(
+    ranks: Sequence[RankResult],
+    *,
+    group: TodaysGroup,
+    settings: ProfileSettings,
+    workload_sha256: str | None,
+    what: Mapping[str, Value],
+) -> Profile:
+    """The profile of a *global* step from the results of all ranks.
+
+    Raises:
+        UsageError: If there are none, a rank's are missing, or the script ended too early: saying
+            what was missing.
+    """
+    whole = [_Whole(rank) for rank in _complete(ranks)]
+    first = whole[0].rank
+    cpu = _sum([_loader_cpu(own) for own in whole])
+    wall = _sum([_loader_wall(own) for own in whole])
+    receives = [own.rank.receive for own in whole if own.rank.receive is not None]
+    waiting = max(whole, key=lambda own: own.as_is.wait_seconds.median)
+    slowest = max(whole, key=lambda own: own.accelerator.step_seconds.median)
+    trainer = [own.accelerator.trainer_cpu_seconds for own in whole]
+    on_host = [own for own in whole if own.rank.host == first.host]
+    step = StepTerms(
+        step_seconds=whole[0].as_is.step_seconds.median,
+        wait_seconds=waiting.as_is.wait_seconds.median,
+        accelerator_step_seconds=slowest.accelerator.step_seconds.median,
+        loader_cpu_seconds=cpu.mean if cpu else None,
+        receive_seconds=max((own.thread_seconds.median for own in receives), default=None),
+        receive_cpu_seconds=max((own.cpu_seconds.median for own in receives), default=None),
+        loader_wall_seconds=wall.median if wall else None,
+        trainer_cpu_seconds=sum(own.mean for own in trainer),
+        num_workers=sum(own.num_workers for own in on_host),
+        global_batch_size=sum(own.batch.samples for own in whole),
+        batch_bytes=float(sum(own.batch.num_bytes for own in whole)),
+    )
+    spread = {
+        "step_seconds": _spread(whole[0].as_is.step_seconds),
+        "wait_seconds": _spread(waiting.as_is.wait_seconds),
+        "accelerator_step_seconds": _spread(slowest.accelerator.step_seconds),
+        "trainer_cpu_seconds": _spread(_sum(trainer)),
+        "loader_cpu_seconds": _spread(cpu),
+        "loader_wall_seconds": _spread(wall),
+    }
+    if receives:
+        most = max(receives, key=lambda own: own.cpu_seconds.median)
+        spread["receive_seconds"] = _spread(most.thread_seconds)
+        spread["receive_cpu_seconds"] = _spread(most.cpu_seconds)
+    hosts = {own.rank.host: own.rank.vcpus for own in whole}
+    others = {host: _others(whole, host) for host in hosts}
+    parts = _parts(whole, step=step, vcpus=sum(hosts.values()))
+    return Profile(
+        workload_sha256=workload_sha256,
+        host=ProfiledHost(instance_type=group.instance_type, count=group.count, vcpus=first.vcpus),
+        step=step,
+        observed=Observed(cpu_utilization=_cpu_share(whole, hosts), hosts=len(hosts)),
+        spread={name: own for name, own in spread.items() if own is not None},
+        check=_check(
+            replace(parts, vcpus=max(0.1, parts.vcpus - sum(others.values()))),
+            step=step,
+            ranks=len(whole),
+            settings=settings,
+        )
+        if parts
+        else None,
+        fixes=find_fixes([own.rank for own in whole], parts=parts, step=step),
+        what={**what, **_circumstances(whole, hosts, others)},
+    )
+
+
+class _Whole:
+    """A rank's result of which the necessary parts are known to be there."""
+
+    def __init__(self, rank: RankResult) -> None:
+        assert rank.as_is is not None
+        assert rank.accelerator is not None
+        assert rank.batch is not None
+        self.rank = rank
+        self.as_is: AsIs = rank.as_is
+        self.accelerator: AcceleratorOnly = rank.accelerator
+        self.batch: BatchFacts = rank.batch
+        self.num_workers = rank.loader.num_workers if rank.loader else 0
+
+
+def _complete(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
+    if not ranks:
+        raise UsageError(
+            "the command never iterated a DataLoader of torch in its main process",
+            fix="profile a script that trains with a DataLoader of torch or stoker",
+        )
+    for rank in ranks:
+        if rank.missing or rank.as_is is None or rank.accelerator is None or rank.batch is None:
+            raise UsageError(
+                f"not enough was measured: {rank.missing or 'the process was cut off'}",
+                where=f"rank {rank.rank}, host {rank.host}",
+                fix="profile a command that trains longer: more epochs, or more data",
+            )
+    world = ranks[0].world_size
+    if len({rank.rank for rank in ranks}) != world:
+        found = ", ".join(str(rank.rank) for rank in ranks)
+        raise UsageError(
+            f"only ranks {found} of {world} left results",
+            fix="read the log of the missing ranks, and profile again",
+        )
+    return ranks
+
+
+def _busiest(rank: RankResult) -> Drain | None:
+    """The loader with every vCPU busy: hyper-threads and caches are shared as in real work."""
+    return max(rank.drains, key=lambda own: own.workers, default=None) if rank.drains else None
+
+
+def _loader_cpu(own: _Whole) -> Quartiles | None:
+    share = max(1, own.rank.vcpus // own.rank.ranks_on_host)
+    fitting = [drain for drain in own.rank.drains if drain.workers == share]
+    drain = fitting[0] if fitting else _busiest(own.rank)
+    if drain:
+        return drain.cpu_seconds
+    # The loader could not be tried alone: what its workers used beside the model, or what the
+    # trainer used more than without loading.
+    as_is = own.as_is
+    seconds = (
+        as_is.children_cpu_seconds
+        if own.num_workers
+        else max(0.0, as_is.trainer_cpu_seconds - own.accelerator.trainer_cpu_seconds.mean)
+    )
+    samples = as_is.step_seconds.samples
+    return Quartiles(mean=seconds, median=seconds, low=seconds, high=seconds, samples=samples)
+
+
+def _loader_wall(own: _Whole) -> Quartiles | None:
+    alone = [drain.wall_seconds for drain in own.rank.drains if drain.workers == 1]
+    if alone:
+        return alone[0]
+    return own.as_is.wait_seconds if own.num_workers == 0 else None
+
+
+def _sum(parts: Sequence[Quartiles | None]) -> Quartiles | None:
+    known = [part for part in parts if part is not None]
+    if len(known) != len(parts):
+        return None
+    return Quartiles(
+        mean=sum(part.mean for part in known),
+        median=sum(part.median for part in known),
+        low=sum(part.low for part in known),
+        high=sum(part.high for part in known),
+        samples=min(part.samples for part in known),
+    )
+
+
+def _spread(part: Quartiles | None) -> Spread | None:
+    return Spread(low=part.low, high=part.high, samples=part.samples) if part else None
+
+
+def _parts(whole: Sequence[_Whole], *, step: StepTerms, vcpus: int) -> Parts | None:
+    if step.loader_cpu_seconds is None or step.loader_wall_seconds is None:
+        return None
+    assert step.accelerator_step_seconds is not None
+    assert step.trainer_cpu_seconds is not None
+    workers = sum(own.num_workers for own in whole)
+    # Today's loader is torch's own: its receive side is what the trainer's thread spent in next().
+    receives = [own.as_is.receive_seconds for own in whole] if workers else [0.0]
+    return Parts(
+        accelerator_seconds=step.accelerator_step_seconds,
+        receive_seconds=max(receives),
+        loader_cpu_seconds=step.loader_cpu_seconds,
+        loader_wall_seconds=step.loader_wall_seconds,
+        trainer_cpu_seconds=step.trainer_cpu_seconds + sum(receives),
+        vcpus=vcpus,
+        workers=workers,
+    )
+
+
+def _check(parts: Parts, *, step: StepTerms, ranks: int, settings: ProfileSettings) -> Check:
+    predicted = step_seconds(parts, ranks=ranks)
+    error = predicted / step.step_seconds - 1
+    return Check(
+        predicted_step_seconds=predicted,
+        error=error,
+        explained=abs(error) <= settings.max_unexplained,
+    )
+
+
+def _cpu_share(whole: Sequence[_Whole], hosts: Mapping[str, int]) -> float:
+    used = sum(own.as_is.trainer_cpu_seconds + own.as_is.children_cpu_seconds for own in whole)
+    seconds = whole[0].as_is.step_seconds.mean
+    return min(1.0, used / (seconds * sum(hosts.values())))
+
+
+def _others(whole: Sequence[_Whole], host: str) -> float:
+    """vCPUs of a host that processes of others kept busy; to a rank, those beside it are others."""
+    on_host = [own.as_is for own in whole if own.rank.host == host]
+    used = [
+        (own.trainer_cpu_seconds + own.children_cpu_seconds) / own.step_seconds.mean
+        for own in on_host
+    ]
+    busy = sum(own.others_vcpus for own in on_host) + sum(used)
+    return max(0.0, busy / len(on_host) - sum(used))
+
+
+def _circumstances(
+    whole: Sequence[_Whole], hosts: Mapping[str, int], others: Mapping[str, float]
+) -> dict[str, Value]:
+    notes = list(dict.fromkeys(note for own in whole for note in own.rank.notes))
+    for host, vcpus in hosts.items():
+        if others[host] > _MAX_OTHERS * vcpus:
+            notes.append(
+                f"other processes kept {others[host]:.1f} of the {vcpus} vCPUs busy on {host}: "
+                "profile again when it is quiet"
+            )
+    first = whole[0].rank
+    circumstances: dict[str, Value] = {
+        "versions": {**first.versions},
+        "ranks": len(whole),
+        "notes": [*notes],
+    }
+    if first.seed is not None:
+        circumstances["seed"] = first.seed
+    if first.loader:
+        circumstances["dataset"] = first.loader.dataset
+    return circumstances

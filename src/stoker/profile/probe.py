@@ -1,0 +1,156 @@
+"""Puts the profiler into a trainer process: replaces how DataLoaders are iterated."""
+
+import atexit
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import torch.distributed
+
+from stoker.errors import UsageError
+from stoker.profile.agree import LEAD_STEPS, LEAD_STEPS_CUDA, Agreement, Board, FileBoard
+from stoker.profile.session import Iterate, Loader, Session
+from stoker.settings import from_environment
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+
+def install(dataloader_class: type[Loader]) -> None:
+    """Makes every `iter(loader)` of this process part of the profile that STOKER_PROFILE asks for.
+
+    `__iter__` of torch's class is replaced: it is what `for` calls on every loader, however it was
+    imported, and subclasses override `_get_iterator` at most. Does nothing where no profile is
+    asked for, or it was done already.
+
+    Raises:
+        UsageError: If STOKER_OUTPUT, the folder for the results, is not set.
+    """
+    settings = from_environment()
+    original: Iterate = dataloader_class.__iter__
+    if settings.profile is None or hasattr(original, "stoker_session"):
+        return
+    if settings.output is None:
+        raise UsageError(
+            "a profile needs a folder for its results",
+            where="variable STOKER_OUTPUT",
+            fix="run the script through stoker profile",
+        )
+    session = Session(
+        settings,
+        folder=settings.output,
+        agreement=Agreement(
+            _LateBoard(FileBoard(settings.output)),
+            rank=settings.rank,
+            world_size=settings.world_size,
+            lead_steps=LEAD_STEPS_CUDA if torch.cuda.is_available() else LEAD_STEPS,
+        ),
+        iterate=original,
+    )
+
+    def iterate(loader: Loader) -> Iterator[object]:
+        if not session.is_here:
+            return original(loader)
+        if not session.has_begun:
+            atexit.register(session.at_exit)
+            _listen(session)
+        session.begin_pass()
+        return ProfiledIterator(session, loader, original)
+
+    iterate.stoker_session = session  # type: ignore[attr-defined]
+    dataloader_class.__iter__ = iterate  # type: ignore[assignment]
+
+
+class ProfiledIterator:
+    """One pass over a loader, as torch's iterator to the script."""
+
+    def __init__(self, session: Session, loader: Loader, original: Iterate) -> None:
+        self._session = session
+        self._loader = loader
+        self._delivered = 0
+        self._inner: Iterator[object] | None = None
+        if session.is_replaying(loader):
+            return
+        if session.is_main(loader, delivered=-1):
+            session.end_pass()
+        self._inner = original(loader)
+
+    def __iter__(self) -> "ProfiledIterator":
+        return self
+
+    def __next__(self) -> object:
+        session, loader = self._session, self._loader
+        if not session.is_here or not session.is_main(loader, delivered=self._delivered):
+            assert self._inner is not None
+            batch = next(self._inner)
+        else:
+            try:
+                batch = session.next_batch(loader, self._inner)
+            except StopIteration:
+                session.end_pass()
+                raise
+        self._delivered += 1
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> object:
+        """What scripts read of torch's own iterator."""
+        if name.startswith("__") or name == "_inner":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+class _LateBoard:
+    """Notes through torch's store once there is one (it spans hosts), else through files."""
+
+    def __init__(self, files: Board) -> None:
+        self._files = files
+
+    def post(self, name: str, text: str) -> None:
+        store = _store()
+        if store is None:
+            self._files.post(name, text)
+        else:
+            store.set(f"stoker/{name}", text)
+
+    def read(self, name: str) -> str | None:
+        store = _store()
+        if store is None:
+            return self._files.read(name)
+        key = f"stoker/{name}"
+        return store.get(key).decode() if store.check([key]) else None
+
+
+def _store() -> "Store | None":
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def _listen(session: Session) -> None:
+    """Ctrl-C and SIGTERM end the profile at the next step, with a verdict if there is one."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _handler(session, signal.getsignal(number), number))
+
+
+def _handler(
+    session: Session, previous: object, number: int
+) -> Callable[[int, FrameType | None], None]:
+    def handle(received: int, frame: FrameType | None) -> None:
+        if session.is_here and session.has_verdict:
+            session.interrupt()
+            # A second signal ends the process as it would have without a profile.
+            signal.signal(number, signal.SIG_DFL)
+        elif callable(previous):
+            previous(received, frame)
+        elif previous is signal.SIG_DFL or previous is None:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(received)
+
+    return handle

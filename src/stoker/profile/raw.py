@@ -1,0 +1,180 @@
+"""What one rank measured, as it stands in `profile-rank{R}.json`, and the statistics behind it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from stoker.errors import UsageError
+from stoker.records import read_text
+
+
+class Quartiles(msgspec.Struct, frozen=True, kw_only=True):
+    """One quantity: `samples` is the number of steps or batches behind it."""
+
+    mean: float
+    median: float
+    low: float
+    high: float
+    samples: int
+
+
+class AsIs(msgspec.Struct, frozen=True, kw_only=True):
+    """The user's loop, untouched.
+
+    Attributes:
+        step_seconds: From one batch to the next, of blocks of steps (workers deliver in bursts).
+        wait_seconds: Of it, in next().
+        trainer_cpu_seconds: Of the trainer process, a step; with no workers the loading is inside.
+        children_cpu_seconds: Of all processes below it, a step.
+        receive_seconds: CPU-seconds of the trainer's own thread inside next(), a step.
+        first_wait_seconds: Median wait for the first batch of an epoch; None: not met.
+        others_vcpus: vCPUs of ours that processes of others kept busy meanwhile.
+        epoch_batches: Batches of an epoch, where the loader knows.
+    """
+
+    step_seconds: Quartiles
+    wait_seconds: Quartiles
+    trainer_cpu_seconds: float
+    children_cpu_seconds: float
+    receive_seconds: float
+    first_wait_seconds: float | None = None
+    others_vcpus: float = 0.0
+    epoch_batches: int | None = None
+
+
+class AcceleratorOnly(msgspec.Struct, frozen=True, kw_only=True):
+    """Cached batches replayed: what the trainer costs where data never lacks."""
+
+    step_seconds: Quartiles
+    trainer_cpu_seconds: Quartiles
+    cached_batches: int
+
+
+class Drain(msgspec.Struct, frozen=True, kw_only=True):
+    """The loader without the model, at one number of workers of this rank.
+
+    Attributes:
+        cpu_seconds: Of a worker, a batch: fetch, collate and hand-over.
+        wall_seconds: Of a worker, a batch.
+        batches_per_second: Of all its workers; 0: too few batches to say.
+    """
+
+    workers: int
+    cpu_seconds: Quartiles
+    wall_seconds: Quartiles
+    batches_per_second: float
+
+
+class Receive(msgspec.Struct, frozen=True, kw_only=True):
+    """What the feed costs the trainer, a batch, measured on an encrypted loopback connection.
+
+    Attributes:
+        thread_seconds: Of the trainer's own thread.
+        cpu_seconds: CPU-seconds off that thread: decryption, landing.
+    """
+
+    thread_seconds: Quartiles
+    cpu_seconds: Quartiles
+
+
+class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a batch looks like.
+
+    Attributes:
+        samples: Samples of one rank.
+        num_bytes: Of its tensors and arrays.
+        float_image_bytes: Of float32 tensors of four or more dimensions.
+        is_uint8_like: Those hold only multiples of 1/255, or whole numbers from 0 to 255.
+    """
+
+    samples: int
+    num_bytes: int
+    float_image_bytes: int = 0
+    is_uint8_like: bool = False
+
+
+class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """How the script set up its loader."""
+
+    num_workers: int
+    pin_memory: bool
+    persistent_workers: bool
+    dataset: str
+
+
+class RankResult(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it; parts that were not reached are None.
+
+    Attributes:
+        missing: Why the profile is not complete; empty where it is.
+        vcpus: vCPUs that this process may use.
+        ranks_on_host: Trainer processes that share them.
+        notes: What a reader of the numbers should know.
+    """
+
+    rank: int
+    world_size: int
+    host: str
+    missing: str = ""
+    vcpus: int
+    ranks_on_host: int
+    uses_cuda: bool = False
+    steps: int = 0
+    loaders: int = 0
+    as_is: AsIs | None = None
+    accelerator: AcceleratorOnly | None = None
+    drains: tuple[Drain, ...] = ()
+    receive: Receive | None = None
+    batch: BatchFacts | None = None
+    loader: LoaderFacts | None = None
+    seed: int | None = None
+    versions: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+
+
+def quartiles(values: Sequence[float], *, samples: int | None = None) -> Quartiles:
+    """Median and quartiles of at least one value."""
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return Quartiles(
+        mean=sum(ordered) / len(ordered),
+        median=median(ordered),
+        low=ordered[last // 4],
+        high=ordered[last - last // 4],
+        samples=samples or len(ordered),
+    )
+
+
+def block_means(values: Sequence[float], *, workers: int) -> list[float]:
+    """Means of consecutive blocks of steps.
+
+    With W workers, batches come in bursts of W: a median of single steps would miss the wait that
+    ends each burst. A block is a multiple of W of at least 4 steps; fewer than 5 such blocks are
+    one.
+    """
+    size = max(1, workers)
+    while size < 4:
+        size += max(1, workers)
+    if len(values) < 5 * size:
+        return [sum(values) / len(values)]
+    blocks = [values[at : at + size] for at in range(0, len(values) - size + 1, size)]
+    return [sum(block) / size for block in blocks]
+
+
+def read_ranks(folder: Path) -> list[RankResult]:
+    """All ranks' results in `folder`, by rank.
+
+    Raises:
+        UsageError: If a file is not what `stoker profile` writes.
+    """
+    results = []
+    for path in folder.glob("profile-rank*.json"):
+        try:
+            results.append(msgspec.json.decode(read_text(path), type=RankResult))
+        except msgspec.DecodeError as err:
+            raise UsageError(
+                f"not a result of a profile: {err}", where=str(path), fix="profile again"
+            ) from None
+    return sorted(results, key=lambda result: result.rank)

@@ -1,0 +1,139 @@
+"""What the feed would cost this trainer: batches over an encrypted loopback connection.
+
+Sender and receiver are threads of this process with contexts of their own; CPU is counted by
+thread, so the sender's share stays out. The receiver does what the feed's does: takes the frame off
+the connection, copies it into reused memory, and hands it to the trainer's thread, which decodes.
+"""
+
+import queue
+import threading
+import time
+
+import zmq
+
+from stoker.feed.landing import Bytes, Landing
+from stoker.feed.wire import Encoded, decode, encode
+from stoker.profile.clocks import thread_ids, threads_cpu_seconds
+from stoker.profile.raw import Receive, quartiles
+
+_MAX_BATCHES = 200
+_WARM_UP = 3
+_WAIT_SECONDS = 2.0
+
+
+def measure_receive(batch: object, *, seconds: float = 1.0) -> Receive | None:
+    """Receives `batch` again and again for about `seconds`; None if that cannot be measured here.
+
+    Raises:
+        ShippingError: If such a batch cannot travel.
+    """
+    encoded = encode(batch, allow_pickle=True)
+    frame = bytearray(encoded.nbytes)
+    if frame:
+        encoded.write_into(memoryview(frame))
+    server, server_secret = zmq.curve_keypair()
+    client, client_secret = zmq.curve_keypair()
+    stop = threading.Event()
+    with zmq.Context() as sending, zmq.Context() as receiving:
+        source = sending.socket(zmq.PUSH)
+        source.setsockopt(zmq.SNDTIMEO, 200)
+        source.setsockopt(zmq.SNDHWM, 2)
+        source.setsockopt(zmq.LINGER, 0)
+        source.curve_server = True
+        source.curve_publickey, source.curve_secretkey = server, server_secret
+        port = source.bind_to_random_port("tcp://127.0.0.1")
+        others = thread_ids()
+        sink = receiving.socket(zmq.PULL)
+        sink.setsockopt(zmq.RCVTIMEO, int(_WAIT_SECONDS * 1000))
+        sink.setsockopt(zmq.RCVHWM, 2)
+        sink.setsockopt(zmq.LINGER, 0)
+        sink.curve_serverkey = server
+        sink.curve_publickey, sink.curve_secretkey = client, client_secret
+        sink.connect(f"tcp://127.0.0.1:{port}")
+        io_threads = thread_ids() - others
+        landed: queue.Queue[Bytes | None] = queue.Queue(maxsize=2)
+        threads = [
+            threading.Thread(target=_send, args=(source, frame, stop), daemon=True),
+            threading.Thread(target=_receive, args=(sink, landed, stop), daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            ids = io_threads | {threads[1].native_id or 0}
+            return _take(landed, encoded, ids=ids, seconds=seconds) if io_threads else None
+        finally:
+            stop.set()
+            _empty(landed)
+            for thread in threads:
+                thread.join(2 * _WAIT_SECONDS)
+
+
+def _take(
+    landed: "queue.Queue[Bytes | None]", encoded: Encoded, *, ids: set[int], seconds: float
+) -> Receive | None:
+    until = time.monotonic() + seconds
+    own: list[float] = []
+    off: list[float] = []
+    before = 0.0
+    while len(own) < _MAX_BATCHES and (time.monotonic() < until or len(own) < 2):
+        started = time.thread_time()
+        try:
+            payload = landed.get(timeout=_WAIT_SECONDS)
+        except queue.Empty:
+            return None
+        if payload is None:
+            return None
+        batch = decode(encoded.tree, payload, allow_pickle=True)
+        taken = time.thread_time() - started
+        own.append(taken + _cold_read_seconds(payload))
+        del batch, payload
+        now = threads_cpu_seconds(ids)
+        off.append(now - before)
+        before = now
+    skipped = min(_WARM_UP, len(own) - 1)
+    return Receive(thread_seconds=quartiles(own[skipped:]), cpu_seconds=quartiles(off[skipped:]))
+
+
+def _cold_read_seconds(payload: Bytes) -> float:
+    """What the first look at a batch costs more than the second: another core has written it."""
+    if not payload.size:
+        return 0.0
+    started = time.thread_time()
+    payload.max()
+    first = time.thread_time()
+    payload.max()
+    return max(0.0, 2 * first - started - time.thread_time())
+
+
+def _send(socket: "zmq.Socket[bytes]", frame: bytearray, stop: threading.Event) -> None:
+    while not stop.is_set():
+        try:
+            socket.send(frame, copy=False)
+        except zmq.Again:
+            continue
+    socket.close()
+
+
+def _receive(
+    socket: "zmq.Socket[bytes]", landed: "queue.Queue[Bytes | None]", stop: threading.Event
+) -> None:
+    landing = Landing()
+    while not stop.is_set():
+        try:
+            frame = socket.recv(copy=False)
+        except zmq.Again:
+            landed.put(None)
+            break
+        array = landing.take(len(frame.buffer))
+        array.data[:] = frame.buffer
+        landed.put(array)
+    socket.close()
+
+
+def _empty(landed: "queue.Queue[Bytes | None]") -> None:
+    """Frees a receiver that waits for room; it stands before `put` at most once more."""
+    for _ in range(4):
+        try:
+            landed.get(timeout=0.1)
+        except queue.Empty:
+            return

@@ -1,0 +1,175 @@
+"""Steps as the trainer takes them: as is, and with cached batches. Times are passed in."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from stoker.profile.raw import AcceleratorOnly, AsIs, block_means, quartiles
+
+# Steps that are not counted: first kernels, first allocations, cold caches.
+WARM_UP_STEPS = 10
+WARM_UP_REPLAYS = 3
+
+_MIN_STEPS = 5
+_USUAL_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enough:
+    """When a phase knows enough, in shares of the budget.
+
+    Attributes:
+        steps: So many, and `least` of the budget, are plenty.
+        usual: The share after which 20 steps do.
+        most: The share after which 5 steps must do.
+    """
+
+    steps: int
+    least: float
+    usual: float
+    most: float
+
+    def holds(self, *, steps: int, elapsed_seconds: float, budget_seconds: float) -> bool:
+        """Whether the phase may end."""
+        share = elapsed_seconds / budget_seconds
+        if steps >= self.steps and share >= self.least:
+            return True
+        if steps >= _USUAL_STEPS and share >= self.usual:
+            return True
+        return steps >= _MIN_STEPS and share >= self.most
+
+
+AS_IS_ENOUGH = Enough(steps=120, least=0.10, usual=0.30, most=0.50)
+REPLAY_ENOUGH = Enough(steps=60, least=0.05, usual=0.20, most=0.40)
+
+
+@dataclass(slots=True, kw_only=True)
+class AsIsSteps:
+    """The user's own steps: from one batch to the next, never over the end of an epoch.
+
+    Args:
+        workers: Loader workers of this rank.
+        children_cpu: CPU-seconds so far of all processes below this one; asked for at the begin
+            and end of an epoch only, for it takes milliseconds.
+        machine_cpu: CPU-seconds so far of all processes of the machine, on the vCPUs of this one.
+    """
+
+    workers: int
+    children_cpu: Callable[[], float]
+    machine_cpu: Callable[[], float]
+    batches: int = 0
+    epoch_batches: int | None = None
+    _steps: list[float] = field(default_factory=list)
+    _waits: list[float] = field(default_factory=list)
+    _receives: list[float] = field(default_factory=list)
+    _cpu_seconds: list[float] = field(default_factory=list)
+    _first_waits: list[float] = field(default_factory=list)
+    _children_seconds: float = 0.0
+    _machine_seconds: float = 0.0
+    _begun: tuple[float, float] = (0.0, 0.0)
+    _last: tuple[float, float] | None = None
+    _is_first: bool = True
+
+    @property
+    def count(self) -> int:
+        """Steps that count."""
+        return len(self._steps)
+
+    def got(self, *, now: float, cpu: float, wait: float, receive: float) -> None:
+        """A batch is there.
+
+        Args:
+            now: Monotonic seconds.
+            cpu: CPU-seconds so far of this process.
+            wait: Seconds in next().
+            receive: CPU-seconds of this thread in next().
+        """
+        self.batches += 1
+        if self._is_first:
+            self._first_waits.append(wait)
+            self._is_first = False
+        if self._last is not None:
+            self._steps.append(now - self._last[0])
+            self._cpu_seconds.append(cpu - self._last[1])
+            self._waits.append(wait)
+            self._receives.append(receive)
+        elif self.batches > WARM_UP_STEPS:
+            self._begun = (self.children_cpu(), self.machine_cpu())
+        self._last = (now, cpu) if self.batches > WARM_UP_STEPS else None
+
+    def epoch_ended(self) -> None:
+        """What follows is not part of a step; may be called twice."""
+        if self._last is not None:
+            children, machine = self._begun
+            self._children_seconds += self.children_cpu() - children
+            self._machine_seconds += self.machine_cpu() - machine
+        self._last = None
+        self._is_first = True
+
+    def result(self) -> AsIs:
+        """The numbers of at least one step; the children's are those of the epochs that ended."""
+        count = len(self._steps)
+        waits = self._first_waits[1:] or self._first_waits
+        others = self._machine_seconds - self._children_seconds - sum(self._cpu_seconds)
+        return AsIs(
+            step_seconds=quartiles(block_means(self._steps, workers=self.workers), samples=count),
+            wait_seconds=quartiles(block_means(self._waits, workers=self.workers), samples=count),
+            trainer_cpu_seconds=sum(self._cpu_seconds) / count,
+            children_cpu_seconds=self._children_seconds / count,
+            receive_seconds=sum(self._receives) / count,
+            first_wait_seconds=quartiles(waits).median if waits else None,
+            others_vcpus=max(0.0, others / sum(self._steps)),
+            epoch_batches=self.epoch_batches,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplaySteps:
+    """Steps on cached batches.
+
+    Args:
+        block: Steps that are timed together; more than one where the accelerator runs behind the
+            host and is waited for at the end of each block.
+    """
+
+    block: int = 1
+    _steps: list[float] = field(default_factory=list)
+    _cpu_seconds: list[float] = field(default_factory=list)
+    _given: int = 0
+    _begin: tuple[float, float] | None = None
+    _cpu_given: float = 0.0
+    _cpu_in_block: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """Steps that count."""
+        return len(self._steps) * self.block
+
+    def is_block_end(self) -> bool:
+        """Whether the step that ends now ends a block: wait for the accelerator, then `asked`."""
+        return self._given >= WARM_UP_REPLAYS and (self._given - WARM_UP_REPLAYS) % self.block == 0
+
+    def asked(self, *, now: float, cpu: float) -> None:
+        """The next batch is asked for: the step before has ended."""
+        if self._given > WARM_UP_REPLAYS:
+            self._cpu_in_block += cpu - self._cpu_given
+            if self.is_block_end() and self._begin is not None:
+                self._steps.append((now - self._begin[0]) / self.block)
+                self._cpu_seconds.append(self._cpu_in_block / self.block)
+        if self.is_block_end():
+            self._begin = None
+
+    def gave(self, *, now: float, cpu: float) -> None:
+        """A batch was handed out."""
+        if self._begin is None and self._given >= WARM_UP_REPLAYS:
+            self._begin = (now, cpu)
+            self._cpu_in_block = 0.0
+        self._given += 1
+        self._cpu_given = cpu
+
+    def result(self, *, cached_batches: int) -> AcceleratorOnly:
+        """The numbers of at least one step."""
+        return AcceleratorOnly(
+            step_seconds=quartiles(self._steps, samples=self.count),
+            trainer_cpu_seconds=quartiles(self._cpu_seconds, samples=self.count),
+            cached_batches=cached_batches,
+        )
