@@ -1,0 +1,21 @@
+"""`python -m stoker.launch -- CMD`: what `stoker launch` does, without the other verbs."""
+
+import os
+import sys
+
+from stoker.errors import StokerError
+from stoker.launch.run import launch
+
+
+def main(arguments: list[str]) -> int:
+    """Launches what stands behind `--`."""
+    command = arguments[1:] if arguments[:1] == ["--"] else arguments
+    try:
+        return launch(command, os.environ)
+    except StokerError as err:
+        sys.stderr.write(f"error: {err}\n")
+        return err.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

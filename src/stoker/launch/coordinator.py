@@ -1,0 +1,312 @@
+"""The coordinator: one thread in the dnn leader's launcher that knows who is there and how it ends.
+
+It is there only where a run has more than one host. Launchers join and beat, ranks attend and get
+the roster, and at the end every launcher is told the outcome, so that no host waits for a lease.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import zmq
+
+from stoker.errors import PlatformError, ProtocolError
+from stoker.feed.messages import (
+    PROTOCOL_VERSION,
+    Attend,
+    Beat,
+    Join,
+    Leave,
+    Message,
+    Progress,
+    Refused,
+    State,
+    ToCoordinator,
+    Unpacker,
+    pack,
+)
+from stoker.feed.security import AllowList, Keys, secure_server
+from stoker.launch.members import Change, Members
+from stoker.logs import Log, now_utc
+from stoker.records import Event, FeedSettings
+
+Outcome = Literal["succeeded", "failed", "stopped"]
+
+# Messages to the coordinator are small; a larger one cuts the connection before it is stored.
+MAX_MESSAGE_BYTES = 64 << 10
+# How long a port that is still held (by a run that just ended) is tried again.
+BIND_SECONDS = 10.0
+# After the outcome: how long members may take to say goodbye, and how long hosts that never came
+# are waited for, so that a data host that starts late does not sit out its start deadline.
+GOODBYE_SECONDS = 10.0
+STRAGGLER_SECONDS = 15.0
+_POLL_MS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    state: State
+    at: float
+
+
+class Coordinator:
+    """Serves launchers and ranks of one run.
+
+    Args:
+        keys: Of the run.
+        run_id: Of the run.
+        agents: Data hosts.
+        followers: dnn hosts besides the leader.
+        feed: Lease and start deadline.
+        log: Of the leader.
+        address: Interface to listen on: `*`, or an address.
+        port: To listen on.
+        on_failure: Called in the coordinator's thread when a follower left with a failure, was lost
+            or did not come.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        keys: Keys,
+        run_id: str,
+        agents: Sequence[str],
+        followers: Sequence[str],
+        feed: FeedSettings,
+        log: Log,
+        address: str,
+        port: int,
+        on_failure: Callable[[Change], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._keys = keys
+        self._run_id = run_id
+        self._log = log
+        self._endpoint = f"tcp://{address}:{port}"
+        self._on_failure = on_failure
+        self._clock = clock
+        self._members = Members(
+            run_id=run_id,
+            agents=agents,
+            followers=followers,
+            lease_seconds=feed.lease_seconds,
+            start_deadline_seconds=feed.start_deadline_seconds,
+            now=clock(),
+        )
+        self._agents = frozenset(agents)
+        self._launchers: dict[str, bytes] = {}
+        self._ranks: dict[int, bytes] = {}
+        self._events: list[Event] = []
+        self._progress: dict[int, Progress] = {}
+        self._ending: queue.SimpleQueue[State] = queue.SimpleQueue()
+        self._end: _End | None = None
+        self._ended_agents: dict[str, float] = {}
+        self._followers_changed = threading.Condition()
+        self._is_closing = threading.Event()
+        self._unpack = Unpacker(ToCoordinator)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Joins, losses and departures so far."""
+        return tuple(self._events)
+
+    @property
+    def progress(self) -> dict[int, Progress]:
+        """The last report of each rank."""
+        return dict(self._progress)
+
+    @property
+    def release_seconds(self) -> float | None:
+        """From the outcome to the last data host's goodbye; None unless all that came said it."""
+        if self._end is None or self._agents & set(self._members.live):
+            return None
+        last = max(self._ended_agents.values(), default=None)
+        return max(0.0, last - self._end.at) if last is not None else None
+
+    def start(self) -> None:
+        """Listens, and serves in a thread of its own.
+
+        Raises:
+            PlatformError: If the port cannot be had within BIND_SECONDS.
+        """
+        allow_list = AllowList(self._context, self._keys)
+        socket = self._context.socket(zmq.ROUTER)
+        try:
+            secure_server(socket, self._keys, max_message_bytes=MAX_MESSAGE_BYTES)
+            # A launcher that reconnects under its old routing id takes the place over.
+            socket.router_handover = True
+            self._bind(socket)
+        except BaseException:
+            allow_list.close()
+            socket.close()
+            self._context.term()
+            raise
+        self._log.event("coordinator_listens", endpoint=self._endpoint)
+        self._thread = threading.Thread(
+            target=self._serve, args=(socket, allow_list), name="coordinator", daemon=True
+        )
+        self._thread.start()
+
+    def end(self, outcome: Outcome, *, exit_code: int | None, reason: str) -> None:
+        """Tells every launcher how the run ended; returns at once, only the first call counts."""
+        self._ending.put(State(outcome=outcome, exit_code=exit_code, reason=reason[:4000]))
+
+    def wait_for_followers(self, timeout_seconds: float) -> bool:
+        """Waits until all followers have left or are lost; False if some are still there."""
+        with self._followers_changed:
+            return self._followers_changed.wait_for(
+                lambda: not self._members.live_followers(), timeout_seconds
+            )
+
+    def close(self) -> None:
+        """Ends the thread: after `end`, when all have said goodbye or their time is over.
+
+        Blocks for at most STRAGGLER_SECONDS after `end`; without `end`, for a moment only.
+        """
+        if self._thread is None:
+            return
+        self._is_closing.set()
+        self._thread.join(STRAGGLER_SECONDS + GOODBYE_SECONDS)
+        self._thread = None
+
+    def _bind(self, socket: "zmq.Socket[bytes]") -> None:
+        deadline = self._clock() + BIND_SECONDS
+        while True:
+            try:
+                socket.bind(self._endpoint)
+                return
+            except zmq.ZMQError as err:
+                if self._clock() > deadline or err.errno != zmq.EADDRINUSE:
+                    raise PlatformError(
+                        f"the coordinator cannot listen: {err}",
+                        where=self._endpoint,
+                        fix="end what holds the port, or set STOKER_PORT or feed.port",
+                    ) from None
+            time.sleep(0.1)
+
+    def _serve(self, socket: "zmq.Socket[bytes]", allow_list: AllowList) -> None:
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(allow_list.socket, zmq.POLLIN)
+        try:
+            while not self._is_done():
+                ready = dict(poller.poll(_POLL_MS))
+                if allow_list.socket in ready:
+                    allow_list.handle()
+                if socket in ready:
+                    self._receive(socket)
+                self._apply_end(socket)
+                self._note(socket, self._members.expire(self._clock()))
+        except Exception as err:  # the edge of a thread: the run must not wait for it
+            self._log.event("coordinator_failed", error=repr(err))
+            self._on_failure(
+                Change(what="lost", host="", kind="follower", reason=f"the coordinator: {err!r}")
+            )
+        finally:
+            # Linger, so that the last State gets out.
+            socket.linger = 500
+            socket.close()
+            allow_list.close()
+            self._context.term()
+
+    def _is_done(self) -> bool:
+        if not self._is_closing.is_set():
+            return False
+        if self._end is None:
+            return self._ending.empty()
+        elapsed = self._clock() - self._end.at
+        awaits_goodbye = bool(self._members.live) and elapsed < GOODBYE_SECONDS
+        awaits_start = bool(self._members.awaited) and elapsed < STRAGGLER_SECONDS
+        return not awaits_goodbye and not awaits_start
+
+    def _receive(self, socket: "zmq.Socket[bytes]") -> None:
+        # Bounded, so that leases are looked at under any load.
+        for _ in range(100):
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                if len(frames) != 2:
+                    raise ProtocolError(f"{len(frames) - 1} frames, expected 1")
+                message = self._unpack(frames[1])
+            except ProtocolError as err:
+                self._log.event("message_refused", reason=err.what)
+                continue
+            self._handle(socket, frames[0], message)
+
+    def _handle(self, socket: "zmq.Socket[bytes]", sender: bytes, message: Message) -> None:
+        now = self._clock()
+        match message:
+            case Join():
+                answer, change = self._members.join(message, now)
+                if isinstance(answer, Refused):
+                    self._log.event("join_refused", joining=message.host, reason=answer.reason)
+                else:
+                    self._launchers[message.host] = sender
+                self._send(socket, sender, answer)
+                if self._end and not isinstance(answer, Refused):
+                    self._send(socket, sender, self._end.state)
+                self._note(socket, [change] if change else [])
+            case Beat():
+                if self._members.beat(message, now):
+                    self._launchers[message.host] = sender
+                    self._send(socket, sender, self._end.state if self._end else State())
+                else:
+                    self._send(socket, sender, State(unknown=True))
+            case Leave():
+                change = self._members.leave(message)
+                self._note(socket, [change] if change else [])
+            case Attend() if message.run_id == self._run_id:
+                if message.protocol != PROTOCOL_VERSION:
+                    reason = f"the launcher speaks version {PROTOCOL_VERSION} of the protocol"
+                    self._send(socket, sender, Refused(reason=reason))
+                    return
+                self._ranks[message.rank] = sender
+                self._send(socket, sender, self._members.roster(now))
+            case Attend():
+                self._send(socket, sender, Refused(reason=f"this is run {self._run_id}"))
+            case Progress():
+                self._progress[message.rank] = message
+            case _:
+                self._log.event("message_refused", reason=type(message).__name__)
+
+    def _note(self, socket: "zmq.Socket[bytes]", changes: Sequence[Change]) -> None:
+        for change in changes:
+            code = "" if change.exit_code is None else f" with exit code {change.exit_code}"
+            reason = change.reason.strip().splitlines()[-1:] if change.reason else []
+            what = f"{change.kind} {change.what}{code}" + (f": {reason[0]}" if reason else "")
+            self._events.append(Event(when=now_utc(), what=what[:500], host=change.host))
+            self._log.event(
+                f"host_{change.what}", kind=change.kind, about=change.host, reason=change.reason
+            )
+            if change.kind == "agent" and change.what in ("left", "lost"):
+                self._ended_agents[change.host] = self._clock()
+            if change.fails_the_run and self._end is None:
+                self._on_failure(change)
+            with self._followers_changed:
+                self._followers_changed.notify_all()
+        if any(change.kind == "agent" and change.what != "absent" for change in changes):
+            roster = self._members.roster(self._clock())
+            for rank in self._ranks.values():
+                self._send(socket, rank, roster)
+
+    def _apply_end(self, socket: "zmq.Socket[bytes]") -> None:
+        if self._end is not None or self._ending.empty():
+            return
+        self._end = _End(state=self._ending.get(), at=self._clock())
+        for sender in self._launchers.values():
+            self._send(socket, sender, self._end.state)
+
+    def _send(self, socket: "zmq.Socket[bytes]", receiver: bytes, message: Message) -> None:
+        # A receiver that is gone is no error: its lease tells.
+        try:
+            socket.send_multipart([receiver, pack(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as err:
+            self._log.event("message_not_sent", kind=type(message).__name__, reason=str(err))

@@ -1,0 +1,141 @@
+"""The end of a run: what the leader leaves behind, output/failure and training.json."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from stoker.errors import UsageError
+from stoker.feed.messages import Progress
+from stoker.launch.measure import measure
+from stoker.launch.topology import Topology
+from stoker.logs import Log
+from stoker.records import (
+    Event,
+    Group,
+    Host,
+    Job,
+    Training,
+    write_json,
+    write_text,
+)
+from stoker.settings import ProcessSettings
+
+# SageMaker shows the first 1024 characters of output/failure as the job's FailureReason.
+FAILURE_CHARACTERS = 1024
+
+Status = Literal["succeeded", "failed", "stopped"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How the training ended.
+
+    Attributes:
+        exit_code: The training command's own, None where it never ran or another host ended it.
+        failure: In the words of the failing part; None unless it failed.
+    """
+
+    status: Status
+    exit_code: int | None
+    failure: str | None = None
+
+
+def write_failure(base_dir: Path, failure: str) -> None:
+    """Writes output/failure: of a long text its first line and as much of its end as fits."""
+    text = failure
+    if len(text) > FAILURE_CHARACTERS:
+        head = text.split("\n", 1)[0][: FAILURE_CHARACTERS // 2] + "\n...\n"
+        text = head + text[len(head) - FAILURE_CHARACTERS :]
+    write_text(base_dir / "output" / "failure", text)
+
+
+def write_training(
+    outcome: Outcome,
+    *,
+    settings: ProcessSettings,
+    topology: Topology,
+    output: Path,
+    processes_per_host: int,
+    strategy: str,
+    platform: str,
+    events: Sequence[Event],
+    progress: dict[int, Progress],
+    release_seconds: float | None,
+    log: Log,
+) -> None:
+    """Writes output/data/stoker/training.json; a disk that is full is logged, not raised."""
+    record = Training(
+        workload_sha256=settings.workload_sha256,
+        status=outcome.status,
+        exit_code=outcome.exit_code,
+        groups=_groups(settings, topology, processes_per_host),
+        hosts=_hosts(topology, processes_per_host),
+        strategy=strategy,
+        measured=measure(output, progress),
+        metrics=_metrics(settings, output, log),
+        job=Job(platform=platform, name=settings.run_id),
+        data_group_release_seconds=release_seconds,
+        events=tuple(events),
+        failure=outcome.failure,
+    )
+    try:
+        write_json(output / "training.json", record)
+    except UsageError as err:
+        log.event("record_not_written", reason=err.what)
+
+
+def _groups(
+    settings: ProcessSettings, topology: Topology, processes_per_host: int
+) -> tuple[Group, ...]:
+    groups = sorted(topology.groups, key=lambda group: group.role != "dnn")
+    return tuple(
+        Group(
+            name=group.name,
+            role=group.role,
+            instance_type=group.instance_type or "unknown",
+            count=len(group.hosts),
+            processes_per_host=processes_per_host if group.role == "dnn" else None,
+            workers_per_host=settings.workers.get(group.role),
+        )
+        for group in groups
+        if group.hosts
+    )
+
+
+def _hosts(topology: Topology, processes_per_host: int) -> tuple[Host, ...]:
+    trainers = tuple(
+        Host(host=host, group=topology.dnn.name, rank=index * processes_per_host)
+        for index, host in enumerate(topology.dnn_hosts)
+    )
+    others = tuple(
+        Host(host=host, group=group.name)
+        for group in topology.groups
+        if group.role == "data"
+        for host in group.hosts
+    )
+    return trainers + others
+
+
+def _metrics(settings: ProcessSettings, output: Path, log: Log) -> dict[str, float]:
+    path = settings.metrics or output / "metrics.json"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as err:
+        log.event("metrics_not_read", reason=str(err))
+        return {}
+    if not isinstance(document, dict):
+        log.event("metrics_not_read", reason="not a JSON object")
+        return {}
+    metrics = {}
+    for name, value in document.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and math.isfinite(value):
+            metrics[name] = float(value)
+        else:
+            log.event("metric_not_read", metric=name, reason="not a finite number")
+    return metrics

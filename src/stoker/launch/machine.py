@@ -1,0 +1,83 @@
+"""What this host has: vCPUs that may be used, accelerators, kills by the kernel for memory."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+_ACCELERATOR = re.compile(r"^nvidia\d+$")
+
+
+def usable_vcpus() -> int:
+    """vCPUs that this process may use: by its affinity and its cgroup's quota, at least 1."""
+    try:
+        count = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        count = os.cpu_count() or 1
+    quota = _quota()
+    return max(1, min(count, round(quota)) if quota else count)
+
+
+def num_accelerators(environ: Mapping[str, str]) -> int:
+    """NVIDIA GPUs that the training may use; CUDA_VISIBLE_DEVICES narrows them down."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    try:
+        return sum(bool(_ACCELERATOR.match(name)) for name in os.listdir("/dev"))
+    except OSError:
+        return 0
+
+
+def num_memory_kills() -> int | None:
+    """How often the kernel has killed a process of this cgroup for its memory, if it says so."""
+    for group in _memory_groups():
+        for name in ("memory.events", "memory.oom_control"):
+            for line in _lines(group / name):
+                key, _, value = line.partition(" ")
+                if key == "oom_kill" and value.isdigit():
+                    return int(value)
+    return None
+
+
+def memory_limit_bytes() -> int | None:
+    """The memory limit of this cgroup, where there is one."""
+    for group in _memory_groups():
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            for line in _lines(group / name):
+                if line.isdigit() and int(line) < 1 << 60:
+                    return int(line)
+    return None
+
+
+def _quota() -> float | None:
+    for line in _lines(_CGROUP / "cpu.max"):
+        quota, _, period = line.partition(" ")
+        if quota.isdigit() and period.isdigit():
+            return int(quota) / int(period)
+    quota_us = _lines(_CGROUP / "cpu" / "cpu.cfs_quota_us")
+    period_us = _lines(_CGROUP / "cpu" / "cpu.cfs_period_us")
+    if quota_us and period_us and quota_us[0].isdigit() and period_us[0].isdigit():
+        return int(quota_us[0]) / int(period_us[0])
+    return None
+
+
+def _memory_groups() -> list[Path]:
+    """Folders that may describe this process's memory cgroup, the nearest first."""
+    groups = []
+    for line in _lines(Path("/proc/self/cgroup")):
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if "memory" in controllers.split(","):
+            groups.append(_CGROUP / "memory" / path.lstrip("/"))
+        elif not controllers:
+            groups.append(_CGROUP / path.lstrip("/"))
+    return [*groups, _CGROUP, _CGROUP / "memory"]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []

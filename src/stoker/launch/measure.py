@@ -1,0 +1,126 @@
+"""What a run's timelines say: the medians of the main loader's steps."""
+
+import csv
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.feed.messages import Progress
+from stoker.records import Measured, Spread
+
+# The first steps of an epoch hold the start of workers and the filling of the pipeline.
+SKIPPED_STEPS = 2
+_NAME = "timeline-rank{rank}.csv"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One row of a timeline."""
+
+    loader: int
+    epoch: int
+    wait_seconds: float
+    compute_seconds: float
+    samples: int
+
+    @property
+    def seconds(self) -> float:
+        """The whole step."""
+        return self.wait_seconds + self.compute_seconds
+
+
+def read_timeline(path: Path) -> list[Step]:
+    """The steps in a timeline; rows that are cut (the process was killed) are left out."""
+    steps = []
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                try:
+                    steps.append(
+                        Step(
+                            loader=int(row["loader"]),
+                            epoch=int(row["epoch"]),
+                            wait_seconds=float(row["wait_seconds"]),
+                            compute_seconds=float(row["compute_seconds"]),
+                            samples=int(row["samples"]),
+                        )
+                    )
+                except (KeyError, TypeError, ValueError):
+                    continue
+    except (OSError, UnicodeDecodeError):
+        return []
+    return steps
+
+
+def main_loader(steps: Sequence[Step]) -> list[Step]:
+    """The steps of the loader that made most batches: that of the training."""
+    counts = Counter(step.loader for step in steps)
+    if not counts:
+        return []
+    busiest = counts.most_common(1)[0][0]
+    return [step for step in steps if step.loader == busiest]
+
+
+def steady(steps: Sequence[Step]) -> list[Step]:
+    """The steps without the first SKIPPED_STEPS of each epoch; all, if nothing else is left."""
+    seen: Counter[int] = Counter()
+    kept = []
+    for step in steps:
+        seen[step.epoch] += 1
+        if seen[step.epoch] > SKIPPED_STEPS:
+            kept.append(step)
+    return kept or list(steps)
+
+
+def measure(output: Path, progress: Mapping[int, Progress]) -> Measured | None:
+    """What the ranks' timelines in `output` say; None where there is none.
+
+    Args:
+        output: Folder with timeline-rankR.csv of this host's ranks.
+        progress: Last reports of ranks on all hosts, for those without a timeline here.
+    """
+    ranks = {
+        int(path.stem.removeprefix("timeline-rank")): main_loader(read_timeline(path))
+        for path in output.glob(_NAME.format(rank="*"))
+        if path.stem.removeprefix("timeline-rank").isdigit()
+    }
+    ranks = {rank: steps for rank, steps in ranks.items() if steps}
+    if not ranks:
+        return None
+    first = min(ranks)
+    kept = steady(ranks[first])
+    rates = [_rate(steady(steps)) for steps in ranks.values()]
+    rates += [_reported_rate(report) for rank, report in progress.items() if rank not in ranks]
+    fields = {
+        "step_seconds": [step.seconds for step in kept],
+        "wait_seconds": [step.wait_seconds for step in kept],
+        "compute_seconds": [step.compute_seconds for step in kept],
+    }
+    return Measured(
+        step_seconds=statistics.median(fields["step_seconds"]),
+        wait_seconds=statistics.median(fields["wait_seconds"]),
+        compute_seconds=statistics.median(fields["compute_seconds"]),
+        samples_per_second=sum(rates),
+        steps=len(ranks[first]),
+        spread={name: _spread(values) for name, values in fields.items()},
+        timeline_file=_NAME.format(rank=first),
+    )
+
+
+def _rate(steps: Sequence[Step]) -> float:
+    seconds = sum(step.seconds for step in steps)
+    return sum(step.samples for step in steps) / seconds if seconds else 0.0
+
+
+def _reported_rate(report: Progress) -> float:
+    seconds = report.wait_seconds + report.compute_seconds
+    return report.samples / seconds if seconds else 0.0
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    if len(values) < 2:
+        return Spread(low=values[0], high=values[0], samples=1)
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(low=low, high=high, samples=len(values))

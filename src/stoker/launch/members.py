@@ -1,0 +1,220 @@
+"""Who belongs to a run: joins, leases, losses. Pure: the clock is handed in, nothing is sent.
+
+A host is named by the topology, a launcher on it by its incarnation. A launcher that comes back has
+another incarnation; the older one is superseded and refused from then on. A data host may come
+late, leave, and come back. A dnn follower may not: with it the training is lost.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from stoker.feed.messages import (
+    PROTOCOL_VERSION,
+    Beat,
+    Join,
+    Leave,
+    Member,
+    Refused,
+    Roster,
+    Welcome,
+)
+
+# Three beats fit into a lease, so that one lost beat and a busy machine do not end it.
+BEATS_PER_LEASE = 4
+
+What = Literal["joined", "rejoined", "left", "lost", "absent"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Something that happened to a host.
+
+    Attributes:
+        kind: `agent` of a data host, `follower` of a dnn host.
+        reason: For people; empty where `what` says it all.
+        exit_code: Of the follower's training command, where it left.
+    """
+
+    what: What
+    host: str
+    kind: Literal["agent", "follower"]
+    reason: str = ""
+    exit_code: int | None = None
+
+    @property
+    def fails_the_run(self) -> bool:
+        """Whether the training cannot go on."""
+        if self.kind == "agent":
+            return False
+        is_gone = self.what in ("lost", "absent", "rejoined")
+        return is_gone or (self.what == "left" and self.exit_code != 0)
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A host that belongs to the run: not yet there, there, lost or left."""
+
+    kind: Literal["agent", "follower"]
+    join: Join | None = None
+    heard_at: float = 0.0
+    is_live: bool = False
+    has_left: bool = False
+    is_absent: bool = False
+
+
+class Members:
+    """The hosts of a run besides the leader.
+
+    Args:
+        run_id: Of the run; launchers of another run are refused.
+        agents: Data hosts.
+        followers: dnn hosts besides the leader.
+        lease_seconds: A launcher that is silent for longer is lost.
+        start_deadline_seconds: A host that has not come by then is absent.
+        now: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        agents: Sequence[str],
+        followers: Sequence[str],
+        lease_seconds: float,
+        start_deadline_seconds: float,
+        now: float,
+    ) -> None:
+        self._run_id = run_id
+        self._lease_seconds = lease_seconds
+        self._start_by = now + start_deadline_seconds
+        self._start_deadline_seconds = start_deadline_seconds
+        self._seats = {host: _Seat("agent") for host in agents}
+        self._seats |= {host: _Seat("follower") for host in followers}
+        self._superseded: set[tuple[str, str]] = set()
+
+    @property
+    def live(self) -> tuple[str, ...]:
+        """Hosts whose lease runs."""
+        return tuple(host for host, seat in self._seats.items() if seat.is_live)
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """Hosts that have never come."""
+        return tuple(host for host, seat in self._seats.items() if seat.join is None)
+
+    def live_followers(self) -> tuple[str, ...]:
+        """dnn hosts whose lease runs."""
+        return tuple(h for h, seat in self._seats.items() if seat.is_live and _follows(seat))
+
+    def join(self, message: Join, now: float) -> tuple[Welcome | Refused, Change | None]:
+        """Lets a launcher in, or refuses it; joining again renews the lease."""
+        reason = self._refusal(message)
+        if reason:
+            return Refused(reason=reason), None
+        seat = self._seats[message.host]
+        change = self._change_of(seat, message)
+        if seat.join and seat.join.incarnation != message.incarnation:
+            self._superseded.add((message.host, seat.join.incarnation))
+        seat.join, seat.heard_at, seat.is_live, seat.has_left = message, now, True, False
+        welcome = Welcome(
+            beat_seconds=self._lease_seconds / BEATS_PER_LEASE, lease_seconds=self._lease_seconds
+        )
+        return welcome, change
+
+    def beat(self, message: Beat, now: float) -> bool:
+        """Renews a lease; False if the sender is no member (any more) and must join."""
+        seat = self._seats.get(message.host)
+        if seat is None or not _speaks_for(seat, message.incarnation) or not seat.is_live:
+            return False
+        seat.heard_at = now
+        return True
+
+    def leave(self, message: Leave) -> Change | None:
+        """Takes a launcher's goodbye; None if it was no member."""
+        seat = self._seats.get(message.host)
+        if seat is None or not _speaks_for(seat, message.incarnation) or seat.has_left:
+            return None
+        seat.is_live, seat.has_left = False, True
+        return Change(
+            what="left",
+            host=message.host,
+            kind=seat.kind,
+            reason=message.reason,
+            exit_code=message.exit_code,
+        )
+
+    def expire(self, now: float) -> list[Change]:
+        """The hosts whose lease or start deadline has passed since the last call."""
+        changes = []
+        for host, seat in self._seats.items():
+            silent = now - seat.heard_at
+            if seat.is_live and silent > self._lease_seconds:
+                seat.is_live = False
+                reason = f"silent for {silent:.0f} s (lease {self._lease_seconds:g} s)"
+                changes.append(Change(what="lost", host=host, kind=seat.kind, reason=reason))
+            elif seat.join is None and not seat.is_absent and now > self._start_by:
+                seat.is_absent = True
+                reason = f"did not come within {self._start_deadline_seconds:g} s"
+                changes.append(Change(what="absent", host=host, kind=seat.kind, reason=reason))
+        return changes
+
+    def roster(self, now: float) -> Roster:
+        """The agents that trainers may dial, and those that are lost."""
+        agents = [(s, s.join) for s in self._seats.values() if s.kind == "agent" and s.join]
+        return Roster(
+            agents=tuple(_member(join, now - s.heard_at) for s, join in agents if s.is_live),
+            lost=tuple(
+                _member(join, now - s.heard_at)
+                for s, join in agents
+                if not s.is_live and not s.has_left
+            ),
+            expected=sum(seat.kind == "agent" for seat in self._seats.values()),
+        )
+
+    def _refusal(self, message: Join) -> str:
+        seat = self._seats.get(message.host)
+        if message.protocol != PROTOCOL_VERSION:
+            return (
+                f"the leader speaks version {PROTOCOL_VERSION} of the protocol, "
+                f"{message.host} version {message.protocol}: use the same image on all hosts"
+            )
+        if message.run_id != self._run_id:
+            return f"this is run {self._run_id}, not {message.run_id}"
+        if seat is None or seat.kind != message.kind:
+            return f"{message.host} is no {message.kind} of this run"
+        if (message.host, message.incarnation) in self._superseded:
+            return f"{message.host} has come back as another process"
+        return ""
+
+    def _change_of(self, seat: _Seat, message: Join) -> Change | None:
+        if seat.join is None:
+            return Change(what="joined", host=message.host, kind=seat.kind)
+        if seat.is_live and seat.join == message:
+            return None
+        is_same_follower = _follows(seat) and seat.join.incarnation == message.incarnation
+        if is_same_follower and seat.is_live:
+            return None
+        reason = "its launcher started again" if _follows(seat) else ""
+        return Change(what="rejoined", host=message.host, kind=seat.kind, reason=reason)
+
+
+def _follows(seat: _Seat) -> bool:
+    return seat.kind == "follower"
+
+
+def _speaks_for(seat: _Seat, incarnation: str) -> bool:
+    return seat.join is not None and seat.join.incarnation == incarnation
+
+
+def _member(join: Join, silent_seconds: float) -> Member:
+    return Member(
+        host=join.host,
+        group=join.group,
+        address=join.address,
+        port=join.port,
+        plain_port=join.plain_port,
+        workers=join.workers,
+        incarnation=join.incarnation,
+        silent_seconds=max(0.0, silent_seconds),
+    )

@@ -1,0 +1,251 @@
+"""Membership: how a launcher belongs to a run: it joins, beats, and learns how the run ended."""
+
+import queue
+import random
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import zmq
+
+from stoker.errors import ProtocolError
+from stoker.feed.messages import (
+    Beat,
+    FromCoordinator,
+    Join,
+    Leave,
+    Message,
+    Refused,
+    State,
+    Unpacker,
+    Welcome,
+    pack,
+)
+from stoker.feed.security import Keys, secure_client
+from stoker.launch.coordinator import MAX_MESSAGE_BYTES
+from stoker.logs import Log
+from stoker.records import FeedSettings
+
+# A join is repeated, and a silent connection made anew, after this long.
+JOIN_SECONDS = 0.5
+RECONNECT_SECONDS = 3.0
+_POLL_MS = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Why this launcher has to end.
+
+    Attributes:
+        kind: decided: the leader said how the run ended; lost: it was silent for longer than the
+            lease; never: it did not answer before the start deadline; refused: it does not want
+            this host.
+        state: What the leader said, where it decided.
+    """
+
+    kind: Literal["decided", "lost", "never", "refused"]
+    reason: str
+    state: State | None = None
+
+
+class Membership:
+    """Keeps a launcher's lease at the coordinator, in a thread of its own.
+
+    Args:
+        join: What this host says of itself; see `new_incarnation`.
+        keys: Of the run.
+        address: Name or address of the leader; a name is resolved anew at each reconnect.
+        port: Of its coordinator.
+        feed: Lease and start deadline.
+        log: Of this host.
+        on_verdict: Called once, in the thread, when this launcher has to end.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        join: Join,
+        keys: Keys,
+        address: str,
+        port: int,
+        feed: FeedSettings,
+        log: Log,
+        on_verdict: Callable[[Verdict], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._join = join
+        self._keys = keys
+        self._address = address
+        self._port = port
+        self._feed = feed
+        self._log = log
+        self._on_verdict = on_verdict
+        self._clock = clock
+        self._beat_seconds = feed.lease_seconds / 4
+        self._leaving: queue.SimpleQueue[Leave] = queue.SimpleQueue()
+        self._is_closing = threading.Event()
+        self._is_welcome = threading.Event()
+        self._verdict: Verdict | None = None
+        self._has_left = False
+        self._leader_ip: str | None = None
+        self._unpack = Unpacker(FromCoordinator)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
+
+    @property
+    def leader_ip(self) -> str | None:
+        """The leader's address as last resolved."""
+        return self._leader_ip
+
+    def start(self) -> None:
+        """Begins to join."""
+        self._thread.start()
+
+    def wait_until_welcome(self, timeout_seconds: float) -> bool:
+        """Whether the coordinator has let this launcher in, waiting at most `timeout_seconds`."""
+        return self._is_welcome.wait(timeout_seconds)
+
+    def leave(self, *, exit_code: int | None = None, reason: str = "") -> None:
+        """Says goodbye; `close` sees to it that it gets out."""
+        goodbye = Leave(
+            host=self._join.host,
+            incarnation=self._join.incarnation,
+            exit_code=exit_code,
+            reason=reason[:4000],
+        )
+        self._leaving.put(goodbye)
+
+    def close(self) -> None:
+        """Ends the thread; may be called twice. Blocks for about a second at most."""
+        self._is_closing.set()
+        if self._thread.is_alive():
+            self._thread.join(RECONNECT_SECONDS)
+
+    def _run(self) -> None:
+        started_at = self._clock()
+        heard_at: float | None = None
+        try:
+            while not self._is_closing.is_set():
+                connection = self._connect()
+                if connection is not None:
+                    try:
+                        heard_at = self._speak(connection, started_at, heard_at)
+                    finally:
+                        connection.linger = 500
+                        connection.close()
+                else:
+                    self._is_closing.wait(JOIN_SECONDS)
+                    self._judge_silence(started_at, heard_at)
+        except Exception as err:  # the edge of a thread: the launcher must not wait for it
+            self._decide(Verdict(kind="lost", reason=f"membership failed: {err!r}"))
+        finally:
+            self._context.term()
+
+    def _connect(self) -> "zmq.Socket[bytes] | None":
+        try:
+            found = socket.getaddrinfo(self._address, self._port, type=socket.SOCK_STREAM)
+        except OSError:
+            return None
+        # Any of them may be the one that works, so that the next attempt takes another.
+        self._leader_ip = str(random.choice(found)[4][0])
+        host = f"[{self._leader_ip}]" if ":" in self._leader_ip else self._leader_ip
+        connection = self._context.socket(zmq.DEALER)
+        secure_client(connection, self._keys, max_message_bytes=MAX_MESSAGE_BYTES)
+        connection.connect(f"tcp://{host}:{self._port}")
+        return connection
+
+    def _speak(
+        self, connection: "zmq.Socket[bytes]", started_at: float, heard_at: float | None
+    ) -> float | None:
+        """Speaks over one connection until it falls silent, the run ends, or `close`."""
+        connected_at = self._clock()
+        is_member = False
+        next_at = connected_at
+        while True:
+            if not self._leaving.empty():
+                self._has_left = True
+                self._send(connection, self._leaving.get())
+            if self._is_closing.is_set():
+                return heard_at
+            now = self._clock()
+            if now >= next_at and not self._has_left and not self._is_refused():
+                beat = Beat(host=self._join.host, incarnation=self._join.incarnation)
+                self._send(connection, beat if is_member else self._join)
+                next_at = now + (self._beat_seconds if is_member else JOIN_SECONDS)
+            if connection.poll(_POLL_MS):
+                for message in self._received(connection):
+                    heard_at = self._clock()
+                    is_member = self._hear(message, is_member)
+                    if is_member:
+                        next_at = min(next_at, heard_at + self._beat_seconds)
+            self._judge_silence(started_at, heard_at)
+            patience = max(RECONNECT_SECONDS, 2 * self._beat_seconds)
+            if self._clock() - max(connected_at, heard_at or 0.0) > patience:
+                return heard_at
+
+    def _is_refused(self) -> bool:
+        return self._verdict is not None and self._verdict.kind == "refused"
+
+    def _received(self, connection: "zmq.Socket[bytes]") -> list[Message]:
+        messages: list[Message] = []
+        while True:
+            try:
+                frames = connection.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            try:
+                messages.append(self._unpack(frames[0]))
+            except ProtocolError as err:
+                self._log.event("message_refused", reason=err.what)
+
+    def _hear(self, message: Message, is_member: bool) -> bool:
+        match message:
+            case Welcome():
+                self._beat_seconds = message.beat_seconds
+                if not self._is_welcome.is_set():
+                    self._log.event("host_is_welcome", leader=self._address)
+                self._is_welcome.set()
+                return True
+            case Refused():
+                self._decide(Verdict(kind="refused", reason=message.reason))
+            case State() if message.outcome is not None:
+                reason = message.reason or f"the training {message.outcome}"
+                self._decide(Verdict(kind="decided", reason=reason, state=message))
+            case State() if message.unknown:
+                return False
+            case _:
+                pass
+        return is_member
+
+    def _judge_silence(self, started_at: float, heard_at: float | None) -> None:
+        now = self._clock()
+        if heard_at is None:
+            if now - started_at > self._feed.start_deadline_seconds:
+                limit = self._feed.start_deadline_seconds
+                reason = f"the leader {self._address} did not answer within {limit:g} s"
+                self._decide(Verdict(kind="never", reason=reason))
+        elif now - heard_at > self._feed.lease_seconds:
+            limit = self._feed.lease_seconds
+            reason = f"the leader {self._address} was silent for more than {limit:g} s"
+            self._decide(Verdict(kind="lost", reason=reason))
+
+    def _decide(self, verdict: Verdict) -> None:
+        if self._verdict is None:
+            self._verdict = verdict
+            self._on_verdict(verdict)
+
+    def _send(self, connection: "zmq.Socket[bytes]", message: Message) -> None:
+        try:
+            connection.send(pack(message), zmq.NOBLOCK)
+        except zmq.ZMQError as err:
+            self._log.event("message_not_sent", kind=type(message).__name__, reason=str(err))
+
+
+def new_incarnation() -> str:
+    """A name for this life of a launcher."""
+    return secrets.token_hex(8)

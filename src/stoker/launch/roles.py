@@ -1,0 +1,244 @@
+"""The roles of a dnn host: leader and follower."""
+
+import os
+from collections.abc import Callable, Sequence
+
+from stoker.errors import PlatformError
+from stoker.launch import failures
+from stoker.launch.coordinator import Coordinator
+from stoker.launch.finish import Outcome, write_failure, write_training
+from stoker.launch.hostrun import HostRun
+from stoker.launch.members import Change
+from stoker.launch.membership import Membership, Verdict
+from stoker.launch.strategy import Trainer
+from stoker.launch.supervise import (
+    COMMAND_NOT_FOUND,
+    Decided,
+    Ending,
+    resolve_program,
+    supervise,
+)
+from stoker.launch.topology import platform_name
+from stoker.logs import now_utc
+from stoker.records import Event
+
+# A host is lost: the platform's code, for the training has none of its own.
+HOST_LOST = PlatformError.exit_code
+# When the leader's ranks are done, those of a follower are about to be.
+FOLLOWERS_END_SECONDS = 60.0
+# When the leader's ranks fail, the cause may be a follower's, which says so within a moment.
+FOLLOWERS_CAUSE_SECONDS = 3.0
+
+
+def lead(run: HostRun, command: Sequence[str]) -> int:
+    """Trains on the first dnn host, coordinates the others, and leaves the record."""
+    causes: list[Change] = []
+
+    def fail(change: Change) -> None:
+        causes.append(change)
+        run.inbox.put(Decided(_words_of(change)))
+
+    coordinator = _coordinator(run, fail)
+    events = [Event(when=now_utc(), what="training started", host=run.topology.host)]
+    if coordinator:
+        coordinator.start()
+    try:
+        trainer = Trainer.of(run.settings, run.topology, run.environ)
+        ending = _train(run, command, trainer, leader_ip=None)
+        if coordinator:
+            coordinator.wait_for_followers(
+                FOLLOWERS_CAUSE_SECONDS if ending.exit_code else FOLLOWERS_END_SECONDS
+            )
+        outcome, code = _judge(run, ending, causes)
+    except BaseException as err:
+        if coordinator:
+            coordinator.end("failed", exit_code=None, reason=repr(err))
+            coordinator.close()
+        raise
+    events.append(Event(when=now_utc(), what=f"training {outcome.status}", host=run.topology.host))
+    if coordinator:
+        coordinator.end(outcome.status, exit_code=code, reason=(outcome.failure or "")[:1000])
+    if outcome.failure:
+        run.log.event("training_failed", reason=outcome.failure.strip().splitlines()[0])
+        write_failure(run.settings.base_dir, outcome.failure)
+    _record(run, outcome, trainer, events, coordinator)
+    if coordinator:
+        coordinator.close()
+        _record(run, outcome, trainer, events, coordinator)
+    return code
+
+
+def follow(run: HostRun, command: Sequence[str]) -> int:
+    """Trains on another dnn host, and ends when the leader says so or is lost."""
+    if run.keys is None:
+        trainer = Trainer.of(run.settings, run.topology, run.environ)
+        ending = _train(run, command, trainer, leader_ip=None)
+        _report_failure(run, ending)
+        return ending.exit_code
+    verdicts: list[Verdict] = []
+
+    def decide(verdict: Verdict) -> None:
+        verdicts.append(verdict)
+        run.inbox.put(Decided(verdict.reason))
+
+    address, port = run.coordinator_address
+    membership = Membership(
+        join=run.join(),
+        keys=run.keys,
+        address=address,
+        port=port,
+        feed=run.settings.feed,
+        log=run.log,
+        on_verdict=decide,
+    )
+    membership.start()
+    try:
+        # The leader's name may resolve late; torchrun is started once it does.
+        while not membership.wait_until_welcome(0.2) and run.inbox.empty():
+            pass
+        if not membership.wait_until_welcome(0):
+            run.log.event("training_not_started", reason=verdicts[0].reason if verdicts else "")
+            return HOST_LOST if verdicts else 143
+        trainer = Trainer.of(run.settings, run.topology, run.environ)
+        ending = _train(run, command, trainer, leader_ip=membership.leader_ip)
+        failure = _failure_of(run, ending) if ending.exit_code else ""
+        membership.leave(exit_code=ending.exit_code, reason=failure)
+        if ending.exit_code and not ending.decided:
+            _report_failure(run, ending)
+        return _follower_code(ending, verdicts)
+    finally:
+        membership.close()
+
+
+def _follower_code(ending: Ending, verdicts: Sequence[Verdict]) -> int:
+    verdict = verdicts[0] if verdicts else None
+    if verdict is None or not ending.decided:
+        return ending.exit_code
+    if verdict.state is None:
+        return HOST_LOST
+    if verdict.state.outcome == "succeeded":
+        return ending.exit_code
+    return verdict.state.exit_code or ending.exit_code
+
+
+def _coordinator(run: HostRun, on_failure: Callable[[Change], None]) -> Coordinator | None:
+    if run.keys is None:
+        return None
+    return Coordinator(
+        keys=run.keys,
+        run_id=run.settings.run_id,
+        agents=run.topology.data_hosts,
+        followers=run.topology.dnn_hosts[1:],
+        feed=run.settings.feed,
+        log=run.log,
+        address=run.listen_address,
+        port=run.settings.port or run.coordinator_address[1],
+        on_failure=on_failure,
+    )
+
+
+def _train(
+    run: HostRun, command: Sequence[str], trainer: Trainer, *, leader_ip: str | None
+) -> Ending:
+    failures.forget_failures(run.output)
+    environ = trainer.environ(
+        run.settings,
+        run.topology,
+        run.environ,
+        output=run.output,
+        coordinator=run.coordinator_address if run.keys else None,
+        launcher_pid=os.getpid(),
+    )
+    found = resolve_program((*command, *trainer.arguments), environ)
+    if found is None:
+        words = (
+            f"error: command not found: {command[0]}\n"
+            f"where: host {run.topology.host}, PATH {environ.get('PATH', '')}\n"
+            f"try:   check the workload's command, or install the program in the image\n"
+        )
+        run.log.event("command_not_found", program=command[0])
+        return Ending(exit_code=COMMAND_NOT_FOUND, stderr=words)
+    address = leader_ip or run.coordinator_address[0]
+    master = (address, run.coordinator_address[1] + 2)
+    return supervise(
+        trainer.command(found, run.topology, master=master, feed=run.settings.feed),
+        environ=environ,
+        inbox=run.inbox,
+        log=run.log,
+    )
+
+
+def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[Outcome, int]:
+    """The run's outcome and the leader's exit code, from its own end and the followers'."""
+    if ending.signals:
+        return Outcome(status="stopped", exit_code=ending.exit_code), ending.exit_code
+    own = _failure_of(run, ending) if ending.exit_code else ""
+    is_consequence = bool(ending.decided) or failures.says_peer_is_gone(own) or not own
+    if causes and is_consequence:
+        change = causes[0]
+        code = change.exit_code or HOST_LOST
+        failure = change.reason if change.what == "left" and change.reason else _words_of(change)
+        return Outcome(status="failed", exit_code=change.exit_code, failure=failure), code
+    if ending.exit_code:
+        failed = Outcome(status="failed", exit_code=ending.exit_code, failure=own)
+        return failed, ending.exit_code
+    return Outcome(status="succeeded", exit_code=0), 0
+
+
+def _failure_of(run: HostRun, ending: Ending) -> str:
+    """The failure of this host's command in words: a rank's traceback, else its last words."""
+    head = f"{ending.killed_for_memory}\n" if ending.killed_for_memory else ""
+    cause = failures.read_cause(run.output)
+    written = failures.read_failures(run.output)
+    if cause:
+        written = [failure for failure in written if failure.rank == cause.rank]
+    if written:
+        return head + written[0].text()
+    who = f"rank {cause.rank}" if cause else "the training command"
+    what = f"{who} on {run.topology.host} ended with exit code {ending.exit_code}"
+    signal_number = ending.exit_code - 128
+    if 0 < signal_number < 65:
+        what += f" (signal {signal_number})"
+    last_words = ending.stderr[-2000:].strip()
+    return head + what + (f"\n{last_words}" if last_words else "")
+
+
+def _report_failure(run: HostRun, ending: Ending) -> None:
+    if ending.exit_code:
+        write_failure(run.settings.base_dir, _failure_of(run, ending))
+
+
+def _words_of(change: Change) -> str:
+    who = f"dnn host {change.host}"
+    match change.what:
+        case "left":
+            return f"{who} ended with exit code {change.exit_code}"
+        case "rejoined":
+            return f"{who} came back as another process: {change.reason}"
+        case "absent":
+            return f"{who} {change.reason}"
+        case _:
+            return f"{who} was lost: {change.reason}"
+
+
+def _record(
+    run: HostRun,
+    outcome: Outcome,
+    trainer: Trainer,
+    events: Sequence[Event],
+    coordinator: Coordinator | None,
+) -> None:
+    seen = coordinator.events if coordinator else ()
+    write_training(
+        outcome,
+        settings=run.settings,
+        topology=run.topology,
+        output=run.output,
+        processes_per_host=trainer.processes_per_host,
+        strategy=trainer.strategy,
+        platform=platform_name(run.topology, run.environ),
+        events=sorted([*events, *seen], key=lambda event: event.when),
+        progress=coordinator.progress if coordinator else {},
+        release_seconds=coordinator.release_seconds if coordinator else None,
+        log=run.log,
+    )

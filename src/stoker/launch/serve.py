@@ -1,0 +1,121 @@
+"""The role of a data host: it makes batches until the dnn group has decided how the run ends."""
+
+import queue
+import threading
+import time
+
+from stoker.errors import FeedLostError, StokerError
+from stoker.feed.agent import Agent
+from stoker.launch import machine
+from stoker.launch.hostrun import HostRun
+from stoker.launch.membership import Membership, Verdict
+from stoker.launch.supervise import Decided, SignalReceived, end_descendants
+
+NEVER_CAME = FeedLostError.exit_code
+ASKED_TO_STOP = 143
+# Batches that are under way when the first SIGTERM comes may still be sent; trainers ask elsewhere.
+DRAIN_SECONDS = 10.0
+
+
+def serve(run: HostRun) -> int:
+    """Runs the agent of this host; 0 whenever the dnn group decided, or was there and fell silent.
+
+    Raises:
+        StokerError: If the agent cannot listen.
+    """
+    assert run.keys is not None
+    settings = run.settings
+    workers = settings.workers.get("data") or machine.usable_vcpus()
+    agent = Agent(
+        keys=run.keys,
+        workers=workers,
+        feed=settings.feed,
+        log=run.log,
+        host=run.topology.host,
+        run_id=settings.run_id,
+        bind=run.listen_address,
+        port=settings.port or settings.feed.port,
+        plain=not settings.feed.encrypt_batches,
+    )
+    verdicts: list[Verdict] = []
+    address, port = run.coordinator_address
+
+    def decide(verdict: Verdict) -> None:
+        verdicts.append(verdict)
+        run.inbox.put(Decided(verdict.reason))
+
+    agent.open()
+    membership = Membership(
+        join=run.join(port=agent.port, plain_port=agent.plain_port, workers=workers),
+        keys=run.keys,
+        address=address,
+        port=port,
+        feed=settings.feed,
+        log=run.log,
+        on_verdict=decide,
+    )
+    is_over = threading.Event()
+    steward = threading.Thread(
+        target=_steward, args=(run, agent, is_over), name="steward", daemon=True
+    )
+    membership.start()
+    steward.start()
+    try:
+        agent.run()
+    finally:
+        is_over.set()
+        steward.join()
+        reason = verdicts[0].reason if verdicts else "asked to stop"
+        membership.leave(exit_code=0 if verdicts else None, reason=reason)
+        membership.close()
+        end_descendants()
+    return _exit_code(run, verdicts)
+
+
+def _steward(run: HostRun, agent: Agent, is_over: threading.Event) -> None:
+    """Stops the agent on a verdict or the second signal, drains it on the first."""
+    stop_at = float("inf")
+    while not is_over.is_set():
+        try:
+            happening = run.inbox.get(timeout=0.1)
+        except queue.Empty:
+            happening = None
+        match happening:
+            case Decided():
+                run.log.event("data_host_ends", reason=happening.reason)
+                stop_at = 0.0
+            case SignalReceived():
+                run.log.event("signal_received", number=happening.number)
+                if stop_at == float("inf"):
+                    agent.drain()
+                    stop_at = time.monotonic() + DRAIN_SECONDS
+                else:
+                    stop_at = 0.0
+            case _:
+                pass
+        if time.monotonic() >= stop_at:
+            agent.stop()
+            return
+
+
+def _exit_code(run: HostRun, verdicts: list[Verdict]) -> int:
+    if not verdicts:
+        return ASKED_TO_STOP
+    verdict = verdicts[0]
+    match verdict.kind:
+        case "decided" | "lost":
+            return 0
+        case "never":
+            error: StokerError = FeedLostError(
+                f"no trainer came: {verdict.reason}",
+                where=f"data host {run.topology.host}",
+                fix="look at the dnn group's logs, or raise feed.start_deadline_seconds",
+            )
+        case "refused":
+            error = FeedLostError(
+                f"the leader refused this host: {verdict.reason}",
+                where=f"data host {run.topology.host}",
+                fix="use the same image, run id and token on all hosts",
+            )
+    run.log.event("data_host_failed", reason=error.what)
+    return NEVER_CAME

@@ -1,0 +1,153 @@
+"""How the training command is started on a dnn host: by itself, or under torchrun."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import stoker
+from stoker.errors import UsageError
+from stoker.launch import exports, machine
+from stoker.launch.topology import Topology
+from stoker.records import FeedSettings
+from stoker.settings import ProcessSettings
+
+SITE_DIR = Path(stoker.__file__).parent / "site"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """What is started on each dnn host.
+
+    Attributes:
+        strategy: plain: the command itself; torchrun: one process a rank.
+        processes_per_host: Ranks of one host.
+        arguments: Behind the command: the job's hyperparameters.
+        variables: What SageMaker's toolkit would export.
+    """
+
+    strategy: Literal["plain", "torchrun"]
+    processes_per_host: int
+    arguments: tuple[str, ...]
+    variables: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls, settings: ProcessSettings, topology: Topology, environ: Mapping[str, str]
+    ) -> "Trainer":
+        """The trainer of this host.
+
+        Raises:
+            UsageError: If the strategy is not known, or a file of the job folder is malformed.
+        """
+        num_accelerators = machine.num_accelerators(environ)
+        processes = settings.processes_per_host or max(1, num_accelerators)
+        values = exports.hyperparameters(settings.base_dir)
+        variables = exports.sagemaker_variables(
+            topology,
+            settings.base_dir,
+            values=values,
+            num_cpus=machine.usable_vcpus(),
+            num_accelerators=num_accelerators,
+        )
+        return cls(
+            strategy=_strategy(settings.strategy, processes * len(topology.dnn_hosts)),
+            processes_per_host=processes,
+            arguments=tuple(exports.arguments(values)),
+            variables=variables,
+        )
+
+    def environ(
+        self,
+        settings: ProcessSettings,
+        topology: Topology,
+        environ: Mapping[str, str],
+        *,
+        output: Path,
+        coordinator: tuple[str, int] | None,
+        launcher_pid: int,
+    ) -> dict[str, str]:
+        """The command's whole environment.
+
+        Args:
+            settings: Of this launcher.
+            topology: Of the run.
+            environ: Of this launcher.
+            output: STOKER_OUTPUT.
+            coordinator: Its name and port, where there is one.
+            launcher_pid: Of this process.
+        """
+        path = environ.get("PYTHONPATH", "")
+        ours = {
+            # In front, so that it is found; it chains on to the next sitecustomize.
+            "PYTHONPATH": f"{SITE_DIR}:{path}" if path else str(SITE_DIR),
+            # Output of the command comes through a pipe: lines must not wait in its buffer.
+            "PYTHONUNBUFFERED": "1",
+            "STOKER_RUN_ID": settings.run_id,
+            "STOKER_BASE_DIR": str(settings.base_dir),
+            "STOKER_HOST": topology.host,
+            "STOKER_GROUP": topology.group.name,
+            "STOKER_LAUNCHER_PID": str(launcher_pid),
+            "STOKER_HAS_DATA_GROUP": "1" if topology.data_hosts else "0",
+            "STOKER_OUTPUT": str(output),
+            "STOKER_METRICS": str(output / "metrics.json"),
+        }
+        if coordinator:
+            ours["STOKER_COORDINATOR"] = f"{coordinator[0]}:{coordinator[1]}"
+        return {**environ, **self.variables, **ours}
+
+    def command(
+        self,
+        command: Sequence[str],
+        topology: Topology,
+        *,
+        master: tuple[str, int],
+        feed: FeedSettings,
+    ) -> tuple[str, ...]:
+        """The command as it is started on this host.
+
+        Args:
+            command: With its program found, and all arguments.
+            topology: Of the run.
+            master: Address and port of torchrun's store on the leader.
+            feed: For the start deadline, which torchrun's rendezvous keeps, too.
+        """
+        if self.strategy == "plain":
+            return tuple(command)
+        nodes = len(topology.dnn_hosts)
+        if nodes == 1:
+            where = ["--standalone", "--local-addr=127.0.0.1"]
+        else:
+            seconds = round(feed.start_deadline_seconds)
+            where = [
+                f"--nnodes={nodes}",
+                f"--node-rank={topology.dnn_hosts.index(topology.host)}",
+                f"--master-addr={master[0]}",
+                f"--master-port={master[1]}",
+                f"--rdzv-conf=timeout={seconds}",
+            ]
+        return (
+            # -P: a module in the working directory must not stand in for one of ours.
+            *(sys.executable, "-P", "-m", "stoker.launch.elastic"),
+            *where,
+            f"--nproc-per-node={self.processes_per_host}",
+            "--max-restarts=0",
+            "--no-python",
+            *command,
+        )
+
+
+def _strategy(wanted: str, num_processes: int) -> Literal["plain", "torchrun"]:
+    match wanted:
+        case "auto":
+            return "torchrun" if num_processes > 1 else "plain"
+        case "plain" | "torchrun":
+            return wanted
+        case _:
+            raise UsageError(
+                f"unknown strategy {json.dumps(wanted)}",
+                where="variable STOKER_STRATEGY",
+                fix="use auto, torchrun or plain",
+            )

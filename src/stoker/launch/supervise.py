@@ -1,0 +1,309 @@
+"""Supervision of one command: signals, output, what it leaves behind, and how it ended."""
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import IO
+
+import psutil
+
+from stoker.launch import machine
+from stoker.logs import Log
+from stoker.platforms import spawn
+
+# SageMaker kills 120 s after its SIGTERM: what is left is for the end of the run.
+GRACE_SECONDS = 100.0
+# After a verdict (a lost host, an end decided elsewhere) nothing is left to save.
+VERDICT_GRACE_SECONDS = 5.0
+LEFTOVER_SECONDS = 2.0
+STDERR_TAIL_BYTES = 64 << 10
+COMMAND_NOT_FOUND = 127
+_TICK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class SignalReceived:
+    """The launcher got a signal."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEnded:
+    """The command's first process has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """Something else than the command decided how this host ends."""
+
+    reason: str
+
+
+Happening = SignalReceived | CommandEnded | Decided
+Inbox = queue.SimpleQueue[Happening]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a command ended.
+
+    Attributes:
+        exit_code: As a shell counts: 128 + n for a command that signal n ended.
+        signals: Those that the launcher got.
+        decided: Why the launcher ended it, if it did.
+        stderr: The end of what it wrote there.
+        killed_for_memory: In words, where the kernel did it.
+    """
+
+    exit_code: int
+    signals: tuple[int, ...] = ()
+    decided: str = ""
+    stderr: str = ""
+    killed_for_memory: str = ""
+
+
+@contextlib.contextmanager
+def signals_to(inbox: Inbox) -> Iterator[None]:
+    """Puts SIGTERM and SIGINT into `inbox` while the context lasts (main thread only)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def put(number: int, _frame: object) -> None:
+        inbox.put(SignalReceived(number))
+
+    previous = {n: signal.signal(n, put) for n in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def supervise(
+    command: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    inbox: Inbox,
+    log: Log,
+    on_tick: Callable[[], None] | None = None,
+) -> Ending:
+    """Runs `command` to its end and ends everything it left behind.
+
+    Blocks for as long as the command runs; after the first SIGTERM or SIGINT for GRACE_SECONDS at
+    most, after a second one or a `Decided` for a few seconds.
+
+    Args:
+        command: Program and arguments; the program must be found.
+        environ: Its whole environment.
+        inbox: Where signals and decisions come in.
+        log: Of this host.
+        on_tick: Called about twice a second.
+    """
+    spawn.adopt_orphans()
+    kills_before = machine.num_memory_kills()
+    process = subprocess.Popen(
+        spawn.wrapped(command, signal_number=signal.SIGKILL),
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # A group of its own, so that Ctrl-C at a terminal comes through the launcher, once; the
+        # launcher's session, so that all of a host's processes can be told by it.
+        process_group=0,
+    )
+    log.event("command_started", pid=process.pid)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    tail = _Tail()
+    pumps = [
+        _thread(partial(_pump, process.stdout, sys.stdout.fileno(), None)),
+        _thread(partial(_pump, process.stderr, sys.stderr.fileno(), tail)),
+    ]
+    waiter = _thread(partial(_wait_for, process, inbox))
+    signals, decided = _follow(process, inbox, log, on_tick)
+    waiter.join()
+    end_descendants()
+    for pump in pumps:
+        pump.join(LEFTOVER_SECONDS)
+    process.stdout.close()
+    process.stderr.close()
+    code = process.returncode
+    log.event("command_ended", pid=process.pid, returncode=code)
+    return Ending(
+        exit_code=code if code >= 0 else 128 - code,
+        signals=signals,
+        decided=decided,
+        stderr=tail.text(),
+        killed_for_memory=_memory_kill(kills_before) if code else "",
+    )
+
+
+def resolve_program(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """`command` with its program found, or None if there is no such program.
+
+    A bare `python` is the one that runs stoker, so that the script sees the same packages.
+    """
+    program = command[0]
+    if program in ("python", "python3"):
+        return (sys.executable, *command[1:])
+    found = shutil.which(program, path=environ.get("PATH"))
+    return (found, *command[1:]) if found else None
+
+
+def end_descendants() -> None:
+    """Ends all descendants of this process, adopted orphans too: first asks, then kills.
+
+    Blocks for at most two times LEFTOVER_SECONDS.
+    """
+    for attempt in (signal.SIGTERM, signal.SIGKILL):
+        children = psutil.Process().children(recursive=True)
+        if not children:
+            return
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.send_signal(attempt)
+        psutil.wait_procs(children, timeout=LEFTOVER_SECONDS)
+    # Killed processes may have left orphans that were not seen before.
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
+def _follow(
+    process: "subprocess.Popen[bytes]",
+    inbox: Inbox,
+    log: Log,
+    on_tick: Callable[[], None] | None,
+) -> tuple[tuple[int, ...], str]:
+    signals: list[int] = []
+    decided = ""
+    kill_at = float("inf")
+    while True:
+        try:
+            happening: Happening | None = inbox.get(timeout=_TICK_SECONDS)
+        except queue.Empty:
+            happening = None
+        match happening:
+            case CommandEnded():
+                return tuple(signals), decided
+            case SignalReceived():
+                signals.append(happening.number)
+                log.event("signal_received", number=happening.number, count=len(signals))
+                kill_at = _now() + GRACE_SECONDS if len(signals) == 1 else _now()
+                if len(signals) == 1:
+                    _send(process, happening.number)
+            case Decided() if not decided:
+                decided = happening.reason
+                log.event("command_is_ended", reason=decided)
+                kill_at = min(kill_at, _now() + VERDICT_GRACE_SECONDS)
+                _send(process, signal.SIGTERM)
+            case _:
+                if on_tick:
+                    on_tick()
+                _reap_orphans(process.pid)
+        if _now() >= kill_at:
+            kill_at = float("inf")
+            log.event("command_is_killed", pid=process.pid)
+            _kill_tree(process)
+
+
+def _send(process: "subprocess.Popen[bytes]", number: int) -> None:
+    # To the first process only, as a container runtime does: torchrun passes it on to its ranks,
+    # and a rank that got it twice would take the second one as "at once".
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
+
+
+def _kill_tree(process: "subprocess.Popen[bytes]") -> None:
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _reap_orphans(pid: int) -> None:
+    """Takes the exit status of adopted orphans, which else stay as zombies; never that of `pid`."""
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except (ChildProcessError, AttributeError):
+            return
+        if ended is None or ended.si_pid == pid:
+            return
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(ended.si_pid, os.WNOHANG)
+
+
+def _memory_kill(kills_before: int | None) -> str:
+    kills = machine.num_memory_kills()
+    if kills is None or kills_before is None or kills <= kills_before:
+        return ""
+    limit = machine.memory_limit_bytes()
+    bound = f" (limit {limit / 2**30:.1f} GiB)" if limit else ""
+    return f"out of memory: the kernel killed {kills - kills_before} process(es){bound}"
+
+
+class _Tail:
+    """The last STDERR_TAIL_BYTES of a stream."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[bytes] = deque()
+        self._size = 0
+
+    def add(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+        self._size += len(chunk)
+        while self._size - len(self._chunks[0]) >= STDERR_TAIL_BYTES:
+            self._size -= len(self._chunks.popleft())
+
+    def text(self) -> str:
+        return b"".join(self._chunks)[-STDERR_TAIL_BYTES:].decode(errors="replace")
+
+
+def _pump(source: IO[bytes], target: int, tail: _Tail | None) -> None:
+    descriptor = source.fileno()
+    is_open = True
+    while True:
+        try:
+            chunk = os.read(descriptor, 1 << 16)
+        except (OSError, ValueError):
+            return
+        if not chunk:
+            return
+        if tail:
+            tail.add(chunk)
+        view = memoryview(chunk)
+        while view and is_open:
+            try:
+                view = view[os.write(target, view) :]
+            except OSError:
+                # Whoever read our output is gone; the command must not block on that.
+                is_open = False
+
+
+def _wait_for(process: "subprocess.Popen[bytes]", inbox: Inbox) -> None:
+    process.wait()
+    inbox.put(CommandEnded())
+
+
+def _thread(target: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    return thread
+
+
+def _now() -> float:
+    return time.monotonic()

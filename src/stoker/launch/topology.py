@@ -1,0 +1,226 @@
+"""Topology: which host this is, in which group, in which role, and who the others are.
+
+It is read from SageMaker's resourceconfig.json, else from SM_RESOURCE_CONFIG, else from the SM_*
+variables of SageMaker's toolkit; where there is none of them, this is the only host. Host names
+say nothing about groups or order: hosts are taken in the order given, never sorted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from stoker.errors import UsageError
+from stoker.records import Role, read_text
+
+HOMOGENEOUS = "homogeneousCluster"
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostGroup:
+    """Hosts of one instance group, in the order given; instance_type is empty if not known."""
+
+    name: str
+    role: Role
+    instance_type: str
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """All hosts of a run as one of them sees it.
+
+    Attributes:
+        host: This host's name.
+        groups: All groups; exactly one has the role dnn.
+        network_interface: Name of the interface between the hosts, where it is known.
+    """
+
+    host: str
+    groups: tuple[HostGroup, ...]
+    network_interface: str | None = None
+
+    @property
+    def group(self) -> HostGroup:
+        """The group of this host."""
+        return next(group for group in self.groups if self.host in group.hosts)
+
+    @property
+    def role(self) -> Role:
+        """What this host does."""
+        return self.group.role
+
+    @property
+    def dnn(self) -> HostGroup:
+        """The group that trains."""
+        return next(group for group in self.groups if group.role == "dnn")
+
+    @property
+    def dnn_hosts(self) -> tuple[str, ...]:
+        """The hosts that train; the index in it is the node rank."""
+        return self.dnn.hosts
+
+    @property
+    def data_hosts(self) -> tuple[str, ...]:
+        """The hosts that make batches for others."""
+        return tuple(h for group in self.groups if group.role == "data" for h in group.hosts)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """All hosts, the dnn group first."""
+        return self.dnn_hosts + self.data_hosts
+
+    @property
+    def leader(self) -> str:
+        """The first host of the dnn group."""
+        return self.dnn_hosts[0]
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this host leads."""
+        return self.host == self.leader
+
+
+class _Group(msgspec.Struct, kw_only=True):
+    instance_group_name: str
+    instance_type: str = ""
+    hosts: tuple[str, ...] = ()
+
+
+class _ResourceConfig(msgspec.Struct, kw_only=True):
+    current_host: str
+    hosts: tuple[str, ...] = ()
+    current_instance_type: str | None = None
+    instance_groups: tuple[_Group, ...] | None = None
+    network_interface_name: str | None = None
+
+
+def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
+    """The topology of this run.
+
+    Args:
+        base_dir: SageMaker's /opt/ml, or what stands for it.
+        environ: Of this process; STOKER_ROLES, JSON {group: dnn|data}, decides roles that the
+            groups' names do not tell (a group whose name begins with `data` makes batches).
+
+    Raises:
+        UsageError: If the description is malformed, or has not exactly one dnn group.
+    """
+    path = base_dir / "input" / "config" / "resourceconfig.json"
+    if path.exists():
+        config, where = _decode(read_text(path), str(path)), str(path)
+    elif environ.get("SM_RESOURCE_CONFIG"):
+        where = "variable SM_RESOURCE_CONFIG"
+        config = _decode(environ["SM_RESOURCE_CONFIG"], where)
+    elif environ.get("SM_CURRENT_HOST"):
+        config, where = _from_toolkit(environ), "variables SM_*"
+    else:
+        config, where = _ResourceConfig(current_host="localhost"), "no resourceconfig.json"
+    return _topology(config, _roles(environ), where)
+
+
+def platform_name(topology: Topology, environ: Mapping[str, str]) -> str:
+    """The platform that started this run, as far as its traces tell."""
+    if topology.dnn.instance_type.removeprefix("ml.").startswith("local"):
+        return "local"
+    if environ.get("TRAINING_JOB_NAME") or environ.get("SM_CURRENT_HOST"):
+        return "sagemaker"
+    return "kubernetes" if environ.get("KUBERNETES_SERVICE_HOST") else "local"
+
+
+def _decode(text: str, where: str) -> _ResourceConfig:
+    try:
+        return msgspec.json.decode(text, type=_ResourceConfig)
+    except msgspec.DecodeError as err:
+        raise UsageError(
+            f"not a SageMaker resource configuration: {err}",
+            where=where,
+            fix="it names current_host, hosts and instance_groups",
+        ) from None
+
+
+def _from_toolkit(environ: Mapping[str, str]) -> _ResourceConfig:
+    host = environ["SM_CURRENT_HOST"]
+    hosts = _json(environ, "SM_HOSTS", tuple[str, ...]) or (host,)
+    groups = _json(environ, "SM_INSTANCE_GROUPS_DICT", dict[str, _Group])
+    return _ResourceConfig(
+        current_host=host,
+        hosts=hosts,
+        current_instance_type=environ.get("SM_CURRENT_INSTANCE_TYPE"),
+        instance_groups=tuple(groups.values()) if groups else None,
+        network_interface_name=environ.get("SM_NETWORK_INTERFACE_NAME"),
+    )
+
+
+def _topology(config: _ResourceConfig, roles: Mapping[str, Role], where: str) -> Topology:
+    described = config.instance_groups or (
+        _Group(
+            instance_group_name=HOMOGENEOUS,
+            instance_type=config.current_instance_type or "",
+            hosts=config.hosts or (config.current_host,),
+        ),
+    )
+    groups = tuple(
+        HostGroup(
+            name=group.instance_group_name,
+            role=_role(group.instance_group_name, roles),
+            instance_type=group.instance_type,
+            hosts=group.hosts,
+        )
+        for group in described
+    )
+    _check(groups, config.current_host, roles, where)
+    return Topology(
+        host=config.current_host,
+        groups=groups,
+        network_interface=config.network_interface_name or None,
+    )
+
+
+def _role(name: str, roles: Mapping[str, Role]) -> Role:
+    return roles.get(name) or ("data" if name.lower().startswith("data") else "dnn")
+
+
+def _check(groups: tuple[HostGroup, ...], host: str, roles: Mapping[str, Role], where: str) -> None:
+    names = [group.name for group in groups]
+    trainers = [group for group in groups if group.role == "dnn"]
+    if len(trainers) != 1 or not trainers[0].hosts:
+        found = ", ".join(f"{group.name} ({group.role})" for group in groups)
+        raise UsageError(
+            f"exactly one group with hosts must train, found: {found}",
+            where=where,
+            fix="name the other groups data..., or set STOKER_ROLES, for example "
+            + '{"cpu": "data", "gpu": "dnn"}',
+        )
+    unknown = sorted(set(roles) - set(names))
+    if unknown:
+        raise UsageError(
+            f"no group is called {unknown[0]}",
+            where="variable STOKER_ROLES",
+            fix="the groups are: " + ", ".join(names),
+        )
+    hosts = [name for group in groups for name in group.hosts]
+    if len(set(hosts)) != len(hosts):
+        raise UsageError("a host stands there twice: " + ", ".join(hosts), where=where)
+    if host not in hosts:
+        raise UsageError(
+            f"this host, {host}, is in no group; the hosts are: " + ", ".join(hosts), where=where
+        )
+
+
+def _roles(environ: Mapping[str, str]) -> Mapping[str, Role]:
+    return _json(environ, "STOKER_ROLES", dict[str, Role]) or {}
+
+
+def _json(environ: Mapping[str, str], name: str, kind: type[_T]) -> _T | None:
+    text = environ.get(name)
+    if not text:
+        return None
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.DecodeError as err:
+        raise UsageError(f"malformed: {err}", where=f"variable {name}") from None

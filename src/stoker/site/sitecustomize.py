@@ -1,0 +1,164 @@
+"""Runs at the start of each Python process of a training: the launcher puts its folder in front.
+
+It hands on to the next sitecustomize, keeps the traceback of a rank that fails, ties ranks to
+torchrun's life, and puts stoker's loader into torch's where that is asked for. Whatever goes wrong
+here is one line on stderr: it must never break a process that is not ours.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType, TracebackType
+
+_PR_SET_PDEATHSIG = 1
+_SIGKILL = 9
+
+
+def _chain_on() -> None:
+    """Runs the sitecustomize that would have run without this one."""
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [path for path in sys.path if os.path.abspath(path or ".") != here]
+    spec = PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(module_from_spec(spec))
+
+
+def _is_rank() -> bool:
+    """Whether this process is the command itself, or one below it: a rank of torchrun."""
+    launcher = os.environ.get("STOKER_LAUNCHER_PID")
+    return bool(launcher) and launcher in (str(os.getppid()), _grandparent())
+
+
+def _grandparent() -> str:
+    try:
+        with open(f"/proc/{os.getppid()}/stat", encoding="utf-8", errors="replace") as file:
+            # The name, in parentheses, may hold anything: count from behind it.
+            return file.read().rpartition(")")[2].split()[1]
+    except OSError:
+        return ""
+
+
+def _keep_failures() -> None:
+    output = os.environ.get("STOKER_OUTPUT")
+    if not output:
+        return
+    previous = sys.excepthook
+
+    def keep(
+        kind: type[BaseException], error: BaseException, trace: "TracebackType | None"
+    ) -> None:
+        if not issubclass(kind, KeyboardInterrupt):
+            _guarded(lambda: _write_failure(output, kind, error, trace))
+        previous(kind, error, trace)
+
+    sys.excepthook = keep
+
+
+def _write_failure(
+    output: str, kind: type[BaseException], error: BaseException, trace: "TracebackType | None"
+) -> None:
+    import json
+    import traceback
+
+    rank = int(os.environ.get("RANK") or 0)
+    failure = {
+        "rank": rank,
+        "host": os.environ.get("STOKER_HOST", ""),
+        "type": kind.__name__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(kind, error, trace)),
+    }
+    path = os.path.join(output, f"failure-rank{rank}.json")
+    with open(f"{path}.{os.getpid()}", "w", encoding="utf-8", errors="replace") as file:
+        json.dump(failure, file)
+    os.replace(f"{path}.{os.getpid()}", path)
+
+
+def _end_with_torchrun() -> None:
+    if "RANK" not in os.environ or sys.platform != "linux":
+        return
+    import ctypes
+
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(128 + _SIGKILL)
+
+
+class _TorchFinder:
+    """Calls back once torch and torch.utils.data are both wholly imported; imports neither."""
+
+    def __init__(self, callback: "Callable[[type], None]") -> None:
+        self._callback = callback
+        self._missing = {"torch", "torch.utils.data"}
+        self._is_looking = False
+
+    def find_spec(
+        self,
+        name: str,
+        path: "Sequence[str] | None" = None,
+        target: "ModuleType | None" = None,
+    ) -> "ModuleSpec | None":
+        if name not in self._missing or self._is_looking:
+            return None
+        from importlib.util import find_spec
+
+        self._is_looking = True
+        try:
+            spec = find_spec(name)
+        finally:
+            self._is_looking = False
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_tell(module: "ModuleType") -> None:
+            execute(module)
+            self._missing.discard(name)
+            if not self._missing and self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _guarded(lambda: self._callback(sys.modules["torch.utils.data"].DataLoader))
+
+        # On the loader at hand, whose type stays what it was: others look at it.
+        setattr(spec.loader, "exec_module", execute_and_tell)  # noqa: B010
+        return spec
+
+
+def _replace_loader() -> None:
+    if os.environ.get("STOKER_PROFILE"):
+        sys.meta_path.insert(0, _TorchFinder(_install_probe))
+    elif os.environ.get("STOKER_REPLACE_DATALOADER") == "1":
+        sys.meta_path.insert(0, _TorchFinder(_install_loader))
+
+
+def _install_probe(loader: type) -> None:
+    from stoker.profile.probe import install
+
+    install(loader)
+
+
+def _install_loader(loader: type) -> None:
+    from stoker.feed.replace import install
+
+    install(loader)
+
+
+def _guarded(function: "Callable[[], None]") -> None:
+    try:
+        function()
+    except Exception as err:
+        sys.stderr.write(f"stoker: sitecustomize: {type(err).__name__}: {err}\n")
+
+
+_guarded(_chain_on)
+if _is_rank():
+    _guarded(_keep_failures)
+    _guarded(_end_with_torchrun)
+    _guarded(_replace_loader)
