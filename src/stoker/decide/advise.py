@@ -1,0 +1,95 @@
+"""What is worth knowing or doing beside the plans."""
+
+from stoker.decide.path import Walk, best_of
+from stoker.decide.pricing import Rules
+from stoker.records import Advice, Prices, Profile
+
+# Below this utilization an accelerator has room for augmentation.
+_SLACK = 0.7
+# A doubt that widens the band by less is not worth a line.
+_WORTH_A_LINE = 0.1
+
+
+def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
+    """Free fixes first, then what needs work on the training."""
+    advice = [
+        Advice(id=fix.id, text=fix.text, when=None if fix.cost == "none" else f"{fix.cost} work")
+        for fix in profile.fixes
+    ]
+    work = found.work
+    if found.bottleneck == "unexplained":
+        advice.append(
+            Advice(
+                id="profile-again",
+                text="Profile the training again, longer and on a quiet machine.",
+                when="before any money is spent",
+            )
+        )
+    tuned = best_of(found, ("tune",))
+    if tuned is not None and tuned.predicted is not None:
+        workers = tuned.groups[0].workers_per_host
+        advice.append(
+            Advice(
+                id="num-workers",
+                text=f"Give the loaders {workers} workers a host instead of {work.num_workers}: "
+                f"{tuned.predicted.speedup:.2f}x as fast, at no cost.",
+            )
+        )
+    utilization = work.accelerator_seconds / work.step_seconds
+    has_room = work.reference.accelerators > 0 and utilization < _SLACK
+    if found.bottleneck == "cpu" and has_room:
+        advice.append(
+            Advice(
+                id="offload-gpu",
+                text="Decode and augment on the accelerators (DALI, nvJPEG, torchvision v2).",
+                when=f"the operations exist there: they are busy {utilization:.0%} of a step",
+            )
+        )
+    if found.chosen.action == "scale_out":
+        advice.append(
+            Advice(
+                id="global-batch",
+                text="More replicas make a larger global batch: try a larger learning rate, with "
+                "a warm-up. Step times are given for today's global batch.",
+            )
+        )
+    if found.chosen.action == "scale_up":
+        workers = found.chosen.groups[0].workers_per_host
+        advice.append(
+            Advice(
+                id="num-workers",
+                text=f"Set num_workers so that a host has {workers} loader workers in all.",
+            )
+        )
+    return tuple(advice)
+
+
+def warnings_of(found: Walk, profile: Profile, rules: Rules, prices: Prices) -> tuple[str, ...]:
+    """What makes the decision less sure than it looks."""
+    warnings = [
+        f"the bands are wider: {doubt.text}"
+        for doubt in found.work.doubts
+        if doubt.width >= _WORTH_A_LINE
+    ]
+    listed = rules.catalog.get(profile.host.instance_type)
+    for name, measured, known in (
+        ("vCPUs", profile.host.vcpus, listed.vcpus),
+        ("accelerators", profile.host.accelerators, listed.accelerators),
+    ):
+        if measured is not None and measured != known:
+            warnings.append(
+                f"the profiled host has {measured} {name}, the catalog's {listed.type} {known}: "
+                "the profile is used for today's type"
+            )
+    if prices.stale:
+        warnings.append(f"the prices of {prices.date} are older than 90 days: stoker catalog")
+    elif prices.date is None and rules.catalog.platform != "local":
+        warnings.append("the date of the prices is not known")
+    regions = rules.constraints.regions
+    if regions and prices.region and prices.region not in regions:
+        warnings.append(f"the prices are those of {prices.region}, not of {', '.join(regions)}")
+    if rules.constraints.deadline_hours and rules.total_steps is None:
+        warnings.append("the deadline is not checked: the number of steps is not known")
+    if found.keep.predicted is None:
+        warnings.append(f"{rules.today.type} has no price: give one with --prices FILE")
+    return tuple(warnings)

@@ -1,0 +1,250 @@
+"""From a profile to a decision."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import date
+
+import msgspec
+
+from stoker.catalog import Catalog, Instance
+from stoker.decide.advise import advice_of, warnings_of
+from stoker.decide.choose import choose, objective_value, ranked
+from stoker.decide.measure import measure, today_of
+from stoker.decide.model import WAITS
+from stoker.decide.path import Walk, walk
+from stoker.decide.plans import (
+    Candidate,
+    Site,
+    heterogeneous,
+    keep,
+    named,
+    scale_out,
+    scale_up,
+    tune,
+)
+from stoker.decide.pricing import (
+    Rules,
+    is_usable,
+    measured,
+    plan_of,
+    predicted,
+    problem_of,
+    usd_per_hour,
+)
+from stoker.decide.work import Work
+from stoker.errors import UsageError
+from stoker.records import (
+    Bottleneck,
+    Constraints,
+    Decision,
+    FeedSettings,
+    Group,
+    Plan,
+    Profile,
+    TrainingSize,
+)
+
+# Data types whose plans are listed: the best by the objective, and by the other one.
+_BEST_TYPES = 3
+_BEST_BY_OTHER = 2
+
+
+def decide(
+    profile: Profile,
+    *,
+    catalog: Catalog,
+    constraints: Constraints,
+    training: TrainingSize = TrainingSize(),  # noqa: B008 - frozen
+    feed: FeedSettings = FeedSettings(),  # noqa: B008 - frozen
+    extra_clusters: Sequence[tuple[Group, ...]] = (),
+    today: date,
+    workload_sha256: str | None = None,
+    processes_per_host: int | None = None,
+) -> Decision:
+    """Ranks the clusters that could run the workload and picks one. Pure: no I/O, no clock.
+
+    Args:
+        profile: What a step waits for, on today's cluster.
+        catalog: Types and prices of the platform.
+        constraints: What a plan may be.
+        training: Its length, for a deadline and for totals.
+        feed: `local_workers` may fix how many workers a dnn host has under a data group.
+        extra_clusters: Clusters to price beside those that are searched.
+        today: The date that prices are old against.
+        workload_sha256: Of the workload; absent: the profile's.
+        processes_per_host: Trainer processes of a dnn host; absent: one an accelerator.
+
+    Raises:
+        UsageError: If a type is not in the catalog, or a number of the profile is beyond any machine.
+    """
+    now = today_of(profile, catalog.get(profile.host.instance_type))
+    processes = processes_per_host or max(1, now.accelerators)
+    work = measure(profile, today=now, processes=processes)
+    site = Site(work=work, catalog=catalog, today=now, processes=processes, feed=feed)
+    rules = Rules(
+        constraints=constraints,
+        catalog=catalog,
+        today=now,
+        allowed=_allowed(constraints, catalog),
+        total_steps=training.total_steps(),
+    )
+    kept = keep(site)
+    keep_plan = _keep_plan(profile, kept, rules)
+    others = [_plan(site, candidate, rules) for candidate in _candidates(site, rules, keep_plan)]
+    others += [
+        _plan(site, candidate, rules)
+        for groups in extra_clusters
+        for candidate in [named(site, groups)]
+        if candidate.groups != kept.groups
+    ]
+    chosen = choose(keep_plan, others, constraints, unexplained=work.unexplained)
+    rest = [plan for plan in (keep_plan, *others) if not _is_same(plan, chosen)]
+    plans = (chosen, *ranked(_distinct(rest), constraints.objective))
+    assert kept.estimate is not None
+    found = Walk(
+        work=work,
+        estimate=kept.estimate,
+        bottleneck=_bottleneck(work, kept),
+        keep=keep_plan,
+        chosen=chosen,
+        plans=plans,
+        constraints=constraints,
+    )
+    used = [catalog.get(g.instance_type) for plan in (keep_plan, chosen) for g in plan.groups]
+    prices = catalog.prices(used, today=today)
+    return Decision(
+        workload_sha256=workload_sha256 or profile.workload_sha256,
+        bottleneck=found.bottleneck,
+        action=chosen.action,
+        plan=chosen,
+        plans=plans,
+        path=walk(found),
+        advice=advice_of(found, profile),
+        warnings=warnings_of(found, profile, rules, prices),
+        prices=prices,
+        objective=constraints.objective,
+        constraints=constraints,
+    )
+
+
+def _candidates(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate]:
+    yield from tune(site)
+    for candidate in scale_up(site):
+        if is_usable(candidate.shape.dnn.instance, rules):
+            yield candidate
+    yield from _best_heterogeneous(site, rules)
+    outcome, deadline = keep_plan.predicted, rules.constraints.deadline_hours
+    is_late = bool(deadline and outcome and outcome.total_hours and outcome.total_hours > deadline)
+    if outcome is not None and (outcome.limit == "accelerator" or is_late):
+        for candidate in scale_out(site):
+            if is_usable(candidate.shape.dnn.instance, rules):
+                yield candidate
+
+
+def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
+    objective = rules.constraints.objective
+    other = "time" if objective == "cost" else "cost"
+    by_type: dict[str, list[Candidate]] = {}
+    best: dict[str, tuple[tuple[bool, float, str], tuple[bool, float, str]]] = {}
+    for instance in _data_types(site, rules):
+        made = list(
+            heterogeneous(
+                site,
+                data_types=(instance,),
+                max_data_hosts=rules.constraints.max_data_hosts,
+            )
+        )
+        if made:
+            by_type[instance.type] = made
+            plans = [_plan(site, candidate, rules) for candidate in made]
+            best[instance.type] = (
+                min(_type_rank(plan, objective, instance) for plan in plans),
+                min(_type_rank(plan, other, instance) for plan in plans),
+            )
+    names = sorted(best, key=lambda name: best[name][0])[:_BEST_TYPES]
+    names += [
+        name
+        for name in sorted(best, key=lambda name: best[name][1])[:_BEST_BY_OTHER]
+        if name not in names
+    ]
+    for name in names:
+        yield from by_type[name]
+
+
+def _data_types(site: Site, rules: Rules) -> list[Instance]:
+    listed = {i.type: i for i in site.catalog.instances}
+    for name in rules.allowed or ():
+        listed.setdefault(name, site.catalog.get(name))
+    if site.today.accelerators == 0:
+        listed.setdefault(site.today.type, site.today)
+    return [
+        site.get(instance.type)
+        for _, instance in sorted(listed.items())
+        if instance.accelerators == 0
+        and instance.usd_per_hour is not None
+        and is_usable(instance, rules)
+    ]
+
+
+def _type_rank(plan: Plan, objective: str, instance: Instance) -> tuple[bool, float, str]:
+    outcome = plan.predicted
+    if outcome is None:
+        return True, float("inf"), instance.type
+    return not plan.feasible, objective_value(outcome, objective), instance.type
+
+
+def _plan(site: Site, candidate: Candidate, rules: Rules) -> Plan:
+    today_usd = _usd_today(site.work, rules)
+    outcome = predicted(site.work, candidate, today_usd=today_usd, total_steps=rules.total_steps)
+    return plan_of(candidate, outcome, problem_of(candidate, outcome, rules))
+
+
+def _keep_plan(profile: Profile, kept: Candidate, rules: Rules) -> Plan:
+    outcome = measured(
+        profile, kept, today_usd=usd_per_hour(kept.shape), total_steps=rules.total_steps
+    )
+    plan = plan_of(kept, outcome, "")
+    return msgspec.structs.replace(plan, reason="today's cluster, as it was measured")
+
+
+def _usd_today(work: Work, rules: Rules) -> float | None:
+    usd = rules.today.usd_per_hour
+    return None if usd is None else usd * work.hosts
+
+
+def _bottleneck(work: Work, kept: Candidate) -> Bottleneck:
+    made = kept.estimate
+    if work.unexplained or made is None:
+        return "unexplained"
+    if work.loader_cpu_seconds == 0 and work.loader_wall_seconds == 0:
+        return "none"
+    if made.limit == "latency":
+        waits = work.loader_wall_seconds > WAITS * work.loader_cpu_seconds
+        return "storage" if waits else "cpu"
+    if made.limit == "receive":
+        return "network"
+    return made.limit
+
+
+def _allowed(constraints: Constraints, catalog: Catalog) -> frozenset[str] | None:
+    if constraints.allowed_instance_types is None:
+        return None
+    names = set()
+    for index, name in enumerate(constraints.allowed_instance_types):
+        try:
+            names.add(catalog.get(name).type)
+        except UsageError as err:
+            where = f"key constraints.allowed_instance_types[{index}]"
+            raise UsageError(err.what, where=where, fix=err.fix) from None
+    return frozenset(names)
+
+
+def _distinct(plans: Iterable[Plan]) -> list[Plan]:
+    found: list[Plan] = []
+    for plan in plans:
+        if not any(_is_same(plan, other) for other in found):
+            found.append(plan)
+    return found
+
+
+def _is_same(one: Plan, other: Plan) -> bool:
+    return one.action == other.action and one.groups == other.groups

@@ -1,0 +1,121 @@
+"""Ranks the priced plans and picks one."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from stoker.records import Constraints, Plan, Predicted
+
+# Plans this near to the best count as equal: then fewer machines win.
+TIE = 0.03
+
+
+def objective_value(outcome: Predicted, objective: str) -> float:
+    """What the objective makes as small as possible."""
+    return outcome.usd_per_1000_steps if objective == "cost" else outcome.step_seconds
+
+
+def error_band(outcome: Predicted) -> float:
+    """The prediction's own relative error."""
+    return outcome.step_seconds_high / outcome.step_seconds - 1
+
+
+def gain(outcome: Predicted, keep: Predicted, objective: str) -> float:
+    """Fraction of today's money or time that the plan saves; negative: it loses."""
+    return 1 - objective_value(outcome, objective) / objective_value(keep, objective)
+
+
+def ranked(plans: Sequence[Plan], objective: str) -> list[Plan]:
+    """Best first, infeasible ones and those without a prediction last."""
+    return sorted(plans, key=lambda plan: _rank(plan, objective))
+
+
+def choose(
+    keep: Plan, others: Sequence[Plan], constraints: Constraints, *, unexplained: str
+) -> Plan:
+    """The plan to run, with the reason.
+
+    A change is chosen only if what it saves exceeds its own error band, or if today's cluster
+    misses the deadline and it does not.
+    """
+    today, objective = keep.predicted, constraints.objective
+    if today is None:
+        return _because(keep, "today's price is not known: nothing can be compared with it")
+    budget, deadline = constraints.max_usd_per_hour, constraints.deadline_hours
+    if budget is not None and today.usd_per_hour > budget * (1 + 1e-9):
+        return _because(
+            keep,
+            f"today's cluster costs {today.usd_per_hour:.3f} $/hour, above the budget of "
+            f"{budget:.3f}: no plan can keep it",
+        )
+    if unexplained:
+        return _because(keep, f"{unexplained}: no spending is advised on that")
+    is_late = bool(deadline and today.total_hours and today.total_hours > deadline)
+    able = [plan for plan in others if plan.feasible and plan.predicted is not None]
+    worth = [plan for plan in able if is_late or _is_worth(plan, today, objective)]
+    if worth:
+        best = _best(worth, objective)
+        return _because(best, _praise(best, today, is_late=is_late))
+    late = f"; it misses the deadline of {deadline} h, as all plans do" if is_late else ""
+    return _because(keep, _why_keep(able, today, objective) + late)
+
+
+def _is_worth(plan: Plan, today: Predicted, objective: str) -> bool:
+    outcome = plan.predicted
+    return outcome is not None and gain(outcome, today, objective) > error_band(outcome)
+
+
+def _best(plans: Sequence[Plan], objective: str) -> Plan:
+    values = {id(plan): _value(plan, objective) for plan in plans}
+    least = min(values.values())
+    equal = [plan for plan in plans if values[id(plan)] <= least * (1 + TIE)]
+    return min(equal, key=lambda plan: (_machines(plan), *_rank(plan, objective)))
+
+
+def _rank(plan: Plan, objective: str) -> tuple[bool, float, float, int, str]:
+    other = "time" if objective == "cost" else "cost"
+    has_prediction = plan.predicted is not None
+    return (
+        not (plan.feasible and has_prediction),
+        _value(plan, objective),
+        _value(plan, other),
+        _machines(plan),
+        " ".join(f"{g.instance_type}:{g.count}:{g.workers_per_host}" for g in plan.groups),
+    )
+
+
+def _value(plan: Plan, objective: str) -> float:
+    return objective_value(plan.predicted, objective) if plan.predicted else float("inf")
+
+
+def _machines(plan: Plan) -> int:
+    return sum(group.count for group in plan.groups)
+
+
+def _praise(plan: Plan, today: Predicted, *, is_late: bool) -> str:
+    outcome = plan.predicted
+    assert outcome is not None
+    change = "cheaper" if outcome.cost_change < 0 else "dearer"
+    text = f"{outcome.speedup:.2f}x as fast and {abs(outcome.cost_change):.0%} {change} a step"
+    if is_late and outcome.total_hours is not None and today.total_hours is not None:
+        text += (
+            f"; {outcome.total_hours:.2f} h, today's {today.total_hours:.2f} h miss the deadline"
+        )
+    return f"{text}; then the limit is {outcome.limit}, next {outcome.second_limit}"
+
+
+def _why_keep(able: Sequence[Plan], today: Predicted, objective: str) -> str:
+    word = "costs less" if objective == "cost" else "is faster"
+    better = [p for p in able if p.predicted and gain(p.predicted, today, objective) > 0]
+    if not better:
+        return f"no feasible plan {word} than today's cluster"
+    best = ranked(better, objective)[0].predicted
+    assert best is not None
+    return (
+        f"no plan {word} by more than its own error band: the best gains "
+        f"{gain(best, today, objective):.0%}, its band is {error_band(best):.0%}"
+    )
+
+
+def _because(plan: Plan, reason: str) -> Plan:
+    return msgspec.structs.replace(plan, reason=reason)

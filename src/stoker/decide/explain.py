@@ -1,0 +1,152 @@
+"""The decision for a person: the verdict first, then why, then the plans."""
+
+import textwrap
+from collections.abc import Sequence
+
+from stoker.decide.choose import error_band
+from stoker.decide.pricing import ASKED_FOR
+from stoker.records import Decision, Plan, Prices
+
+_WIDTH = 88
+_MOST_ROWS = 12
+_CLUSTER_WIDTH = 32
+
+
+def explain(decision: Decision) -> str:
+    """The decision as text of at most 88 columns."""
+    lines = _wrapped(_verdict(decision))
+    lines += ["", *_limits(decision), "", "How it was decided"]
+    for answer in decision.path:
+        lines += _wrapped(f"{answer.question} {answer.answer}: {answer.because}", indent="  ")
+    lines += ["", *_table(decision)]
+    for title, texts in (
+        ("Worth doing", [_advised(a.text, a.when) for a in decision.advice]),
+        ("Mind", list(decision.warnings)),
+    ):
+        if texts:
+            lines += ["", title]
+            for text in texts:
+                lines += _wrapped(text, indent="  ")
+    return "\n".join(lines)
+
+
+def _verdict(decision: Decision) -> str:
+    plan, outcome = decision.plan, decision.plan.predicted
+    if plan.action == "keep":
+        return f"stoker does not help here: keep today's cluster. {_sentence(plan.reason)}"
+    text = f"{plan.action}: {_cluster(plan)}. {_sentence(plan.reason)}"
+    if outcome is not None:
+        text += f" Sure to ±{error_band(outcome):.0%}."
+    return text
+
+
+def _limits(decision: Decision) -> list[str]:
+    keep = next((p.predicted for p in decision.plans if p.action == "keep" and p.predicted), None)
+    lines = [f"Today the limit is {decision.bottleneck}"]
+    if keep is not None:
+        lines[0] += f": {_ms(keep.step_seconds)} a step, {keep.usd_per_1000_steps:.4g} $/1000 steps"
+    outcome = decision.plan.predicted
+    if decision.plan.action != "keep" and outcome is not None:
+        lines.append(
+            f"Then it is {outcome.limit}, next {outcome.second_limit}: "
+            f"{_ms(outcome.step_seconds)} a step "
+            f"({_ms(outcome.step_seconds_low)} to {_ms(outcome.step_seconds_high)}), "
+            f"{outcome.usd_per_1000_steps:.4g} $/1000 steps"
+        )
+    return [part for line in lines for part in _wrapped(line)]
+
+
+def _table(decision: Decision) -> list[str]:
+    shown = [p for p in decision.plans if p.feasible and p.predicted]
+    rows = _few(shown, decision.plan)
+    lines = [
+        f"{'action':<14} {'cluster':<{_CLUSTER_WIDTH}} {'step':>7} {'speed':>6} {'$/h':>6} "
+        f"{'$/1000':>6} limit",
+        *(_row(plan, is_chosen=plan is rows[0]) for plan in rows),
+    ]
+    hidden = len(shown) - len(rows)
+    forbidden = sum(not p.feasible for p in decision.plans)
+    if hidden or forbidden:
+        lines.append(f"({hidden} more plans, {forbidden} that may not be run: see the record)")
+    return [*lines, *_wrapped(_prices(decision.prices))]
+
+
+def _few(plans: Sequence[Plan], chosen: Plan) -> list[Plan]:
+    """The first rows, each action's best plan among them, today's always."""
+    first: list[Plan] = [p for p in plans if p is chosen or p == chosen][:1]
+    seen: set[str] = set()
+    for plan in plans:
+        if (plan.action not in seen or plan.reason == ASKED_FOR) and plan not in first:
+            first.append(plan)
+        seen.add(plan.action)
+    for plan in plans:
+        if len(first) < _MOST_ROWS and plan not in first:
+            first.append(plan)
+    order = {id(plan): index for index, plan in enumerate(plans)}
+    return sorted(first, key=lambda plan: order[id(plan)])
+
+
+def _row(plan: Plan, *, is_chosen: bool) -> str:
+    outcome = plan.predicted
+    assert outcome is not None
+    mark = "*" if is_chosen else " "
+    return (
+        f"{mark}{plan.action:<13} {_bare(plan)[:_CLUSTER_WIDTH]:<{_CLUSTER_WIDTH}} "
+        f"{_short(outcome.step_seconds):>7} {_times(outcome.speedup):>6} "
+        f"{_money(outcome.usd_per_hour):>6} {_money(outcome.usd_per_1000_steps):>6} "
+        f"{outcome.limit}"
+    ).rstrip()
+
+
+def _cluster(plan: Plan) -> str:
+    return " + ".join(f"{group.count} {group.instance_type}" for group in plan.groups)
+
+
+def _bare(plan: Plan) -> str:
+    return _cluster(plan).replace(" ml.", " ")
+
+
+def _prices(prices: Prices) -> str:
+    when = f"of {prices.date}" if prices.date else "of unknown date"
+    if prices.purchase == "nominal":
+        return f"* chosen. Prices are {prices.source}."
+    where = prices.region or "unknown region"
+    stale = ", STALE" if prices.stale else ""
+    return f"* chosen. Prices {when}{stale}, {where}, {prices.purchase}: {prices.source}."
+
+
+def _advised(text: str, when: str | None) -> str:
+    return f"{text} ({when})" if when else text
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def _wrapped(text: str, *, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        width=_WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  " if indent else "",
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _short(seconds: float) -> str:
+    return _ms(seconds).replace(" ", "") if 1e-4 <= seconds < 1e4 else f"{seconds:.0e}s"
+
+
+def _times(speedup: float) -> str:
+    return f"{speedup:.2f}x" if speedup < 100 else f"{speedup:.0e}"
+
+
+def _money(usd: float) -> str:
+    if usd == 0 or 0.001 <= usd < 10:
+        return f"{usd:.3f}"
+    if 1e-4 <= usd < 0.001:
+        return f"{usd:.4f}"
+    return f"{usd:.1f}" if 10 <= usd < 1e4 else f"{usd:.0e}"

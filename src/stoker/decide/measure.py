@@ -1,0 +1,264 @@
+"""From a profile to the work of a step: what was measured, what is taken instead.
+
+Today's step is measured, so the model is held against it once: the factor between the two goes to
+the terms that bind today (CPU and worker seconds, the accelerator's, or the storage's rate), never
+to the others: more CPU never makes an accelerator faster than it was measured to be.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from stoker.catalog import Instance
+from stoker.decide.model import estimate, free_vcpus
+from stoker.decide.work import Doubt, Hosts, Shape, Work
+from stoker.errors import UsageError
+from stoker.records import Profile, StepTerms
+
+_NumberT = TypeVar("_NumberT", int, float)
+
+# Of the step: a shorter wait is no starving.
+_WAITS = 0.1
+# Beyond these, parts that were all measured do not explain the step.
+_EXPLAINED = (0.6, 1.5)
+# CPU-seconds a byte of the feed's receive side where it was not measured: encrypted, flat out.
+_RECEIVE_CPU_PER_BYTE = 0.7e-9
+_LONGEST_STEP = 1e7
+_SHORTEST_STEP = 1e-7
+_MOST = 1e15
+
+
+def today_of(profile: Profile, listed: Instance) -> Instance:
+    """Today's type as the profile saw it: its own vCPUs and accelerators win over the catalog's."""
+    host = profile.host
+    return replace(
+        listed,
+        vcpus=listed.vcpus if host.vcpus is None else host.vcpus,
+        accelerators=listed.accelerators if host.accelerators is None else host.accelerators,
+    )
+
+
+def measure(profile: Profile, *, today: Instance, processes: int) -> Work:
+    """The work of a step, corrected so that today's cluster gives today's step.
+
+    Raises:
+        UsageError: If a number of the profile is beyond any machine.
+    """
+    _refuse_absurd(profile, today)
+    raw = _with_inferred(_bare(profile, today=today, processes=processes), profile)
+    shape = Shape(
+        dnn=Hosts(instance=today, count=raw.hosts, workers=raw.num_workers), processes=processes
+    )
+    modelled = estimate(raw, shape)
+    ratio = raw.step_seconds / modelled.step_seconds
+    work = replace(_corrected(raw, ratio, modelled.limit, shape), correction=ratio)
+    doubts = work.doubts
+    if abs(ratio - 1) > 0.05:
+        text = (
+            f"the parts give {modelled.step_seconds:.4g} s a step, measured {raw.step_seconds:.4g}"
+        )
+        doubts += (Doubt(width=min(abs(ratio - 1), 0.5), text=text),)
+    if profile.check is None:
+        doubts += (Doubt(width=0.1, text="the profile was not checked against its own parts"),)
+    return replace(work, doubts=doubts, unexplained=_unexplained(profile, raw, ratio))
+
+
+def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
+    step, hosts = profile.step, profile.host.count
+    ranks = hosts * processes
+    batch_bytes = step.batch_bytes or 0.0
+    doubts: list[Doubt] = []
+    if step.receive_cpu_seconds is not None:
+        receive_cpu = step.receive_cpu_seconds * ranks
+    else:
+        receive_cpu = _RECEIVE_CPU_PER_BYTE * batch_bytes
+        doubts.append(Doubt(width=0.05, text="the cost of receiving batches was not measured"))
+    trainer, reserved = 0.0, 0.0
+    if step.trainer_cpu_seconds is not None:
+        trainer = step.trainer_cpu_seconds
+    elif step.trainer_vcpus is not None:
+        reserved = step.trainer_vcpus
+    else:
+        doubts.append(Doubt(width=0.23, text="the trainer's own CPU use was not measured"))
+        if today.accelerators:
+            reserved = min(today.accelerators + 1, today.vcpus / 2)
+        else:
+            trainer = (step.accelerator_step_seconds or 0.0) * ranks
+    return Work(
+        reference=today,
+        hosts=hosts,
+        ranks=ranks,
+        num_workers=step.num_workers,
+        step_seconds=step.step_seconds,
+        accelerator_seconds=0.0,
+        receive_seconds=step.receive_seconds or 0.0,
+        loader_cpu_seconds=0.0,
+        loader_wall_seconds=0.0,
+        trainer_cpu_seconds=trainer,
+        reserved_vcpus=reserved,
+        receive_cpu_seconds=receive_cpu,
+        batch_bytes=batch_bytes,
+        read_bytes=step.read_bytes or 0.0,
+        storage_bytes_per_second=step.storage_bytes_per_second,
+        doubts=tuple(doubts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """What a profile says of loading and computing, where it does not say it outright."""
+
+    step: StepTerms
+    cpu_utilization: float | None
+    accelerator_seconds: float | None
+    doubts: tuple[Doubt, ...]
+
+    @property
+    def is_starved(self) -> bool | None:
+        seconds = self.step.step_seconds
+        if self.step.wait_seconds is not None:
+            return self.step.wait_seconds >= _WAITS * seconds
+        if self.accelerator_seconds is not None:
+            busy = self.accelerator_seconds + (self.step.receive_seconds or 0.0)
+            return busy <= (1 - _WAITS) * seconds
+        return None
+
+
+def _with_inferred(work: Work, profile: Profile) -> Work:
+    evidence = _evidence(profile)
+    doubts = [*work.doubts, *evidence.doubts]
+    cpu, wall = _loading(work, evidence, doubts)
+    work = replace(work, loader_cpu_seconds=cpu or 0.0, loader_wall_seconds=wall or 0.0)
+    accelerator = evidence.accelerator_seconds
+    if accelerator is None:
+        accelerator = 0.0
+        bare = estimate(work, Shape(dnn=_todays(work), processes=_processes(work)))
+        is_loading = cpu is not None and bare.step_seconds >= 0.85 * work.step_seconds
+        if work.reference.accelerators or not is_loading:
+            doubts.append(Doubt(width=0.2, text="the accelerator-only step was not measured"))
+        if not is_loading:
+            accelerator = max(0.0, work.step_seconds - work.receive_seconds)
+    return replace(work, accelerator_seconds=accelerator, doubts=tuple(doubts))
+
+
+def _evidence(profile: Profile) -> _Evidence:
+    step, observed = profile.step, profile.observed
+    utilization = observed.gpu_utilization if observed else None
+    accelerator = step.accelerator_step_seconds
+    doubts: tuple[Doubt, ...] = ()
+    if accelerator is None and step.wait_seconds is not None:
+        busy = step.step_seconds - step.wait_seconds - (step.receive_seconds or 0.0)
+        accelerator = max(0.0, busy)
+        doubts = (Doubt(width=0.15, text="the accelerator-only step is the step less its wait"),)
+    elif accelerator is None and utilization is not None:
+        accelerator = utilization * step.step_seconds
+        text = "the accelerator-only step is taken from its utilization"
+        doubts = (Doubt(width=0.15, text=text),)
+    return _Evidence(step, observed.cpu_utilization if observed else None, accelerator, doubts)
+
+
+def _loading(
+    work: Work, evidence: _Evidence, doubts: list[Doubt]
+) -> tuple[float | None, float | None]:
+    """CPU-seconds and worker-seconds of loading; None where there is no evidence at all."""
+    step = evidence.step
+    if step.loader_cpu_seconds is not None:
+        return step.loader_cpu_seconds, _or(step.loader_wall_seconds, step.loader_cpu_seconds)
+    seconds = work.step_seconds
+    hosts = _todays(work)
+    free = max(0.0, seconds * free_vcpus(work, hosts) - work.trainer_cpu_seconds)
+    if evidence.cpu_utilization is not None:
+        vcpus = hosts.instance.vcpus * hosts.count
+        trainer = work.trainer_cpu_seconds + work.reserved_vcpus * hosts.count * seconds
+        cpu = max(0.0, evidence.cpu_utilization * vcpus * seconds - trainer)
+        doubts.append(Doubt(width=0.15, text="loading is taken from the hosts' CPU utilization"))
+        wall = step.loader_wall_seconds
+        if wall is None and evidence.is_starved and evidence.cpu_utilization < 0.7:
+            # The workers were busy all the time, yet not computing: they waited.
+            wall = seconds * hosts.count * _or(work.num_workers, hosts.instance.vcpus)
+        return cpu, _or(wall, cpu)
+    if evidence.is_starved is None:
+        wall = step.loader_wall_seconds
+        return (None, None) if wall is None else (wall, wall)
+    doubts.append(Doubt(width=0.15, text="loading is taken to use all the CPU of today's hosts"))
+    if not evidence.is_starved:
+        return free / 2, _or(step.loader_wall_seconds, free / 2)
+    if work.num_workers == 0:
+        alone = seconds - (evidence.accelerator_seconds or 0.0) - work.receive_seconds
+        free = min(free, max(0.0, alone) * work.ranks)
+    elif work.num_workers is not None:
+        free = min(free, seconds * hosts.count * work.num_workers)
+    return free, _or(step.loader_wall_seconds, free)
+
+
+def _corrected(work: Work, ratio: float, limit: str, shape: Shape) -> Work:
+    factor = min(max(ratio, 0.2), 5.0)
+    if limit == "accelerator":
+        return replace(
+            work,
+            accelerator_seconds=work.accelerator_seconds * factor,
+            receive_seconds=work.receive_seconds * factor,
+        )
+    if limit == "storage":
+        rate = work.storage_bytes_per_second
+        return replace(work, storage_bytes_per_second=None if rate is None else rate / factor)
+    if limit == "latency" and shape.dnn.workers == 0 and work.loader_wall_seconds > 0:
+        # Steps and loading take turns: what is not the one is the other.
+        alone = work.step_seconds - work.accelerator_seconds - work.receive_seconds
+        share = max(alone, 0.05 * work.step_seconds) * work.ranks / work.loader_wall_seconds
+        factor = min(max(share, 0.2), 5.0)
+    return replace(
+        work,
+        loader_cpu_seconds=work.loader_cpu_seconds * factor,
+        loader_wall_seconds=work.loader_wall_seconds * factor,
+        trainer_cpu_seconds=work.trainer_cpu_seconds * factor,
+    )
+
+
+def _unexplained(profile: Profile, work: Work, ratio: float) -> str:
+    step, check = profile.step, profile.check
+    if check is not None and not check.explained:
+        return f"the parts of the profile miss the measured step by {abs(check.error):.0%}"
+    known = (step.loader_cpu_seconds, step.accelerator_step_seconds, step.wait_seconds)
+    if all(value is None for value in (*known, step.loader_wall_seconds, profile.observed)):
+        return "only the time of a step is known, not what it waits for"
+    measured = step.loader_cpu_seconds is not None and step.accelerator_step_seconds is not None
+    if measured and not _EXPLAINED[0] <= ratio <= _EXPLAINED[1]:
+        return (
+            f"the parts give {work.step_seconds / ratio:.4g} s a step, "
+            f"measured were {work.step_seconds:.4g} s"
+        )
+    return ""
+
+
+def _refuse_absurd(profile: Profile, today: Instance) -> None:
+    step = profile.step
+    fields = ("step.step_seconds", step.step_seconds, _SHORTEST_STEP, _LONGEST_STEP)
+    bounds = [fields, ("host.count", profile.host.count, 1, 1e6)]
+    bounds.append(("host.vcpus", today.vcpus, 1, 1e6))
+    bounds.append(("host.accelerators", today.accelerators, 0, 1e6))
+    for name in step.__struct_fields__:
+        value = getattr(step, name)
+        if value is not None and name != "storage_bytes_per_second":
+            bounds.append((f"step.{name}", value, 0, _MOST))
+    rate = step.storage_bytes_per_second
+    if rate is not None:
+        bounds.append(("step.storage_bytes_per_second", rate, 1, _MOST))
+    for name, value, low, high in bounds:
+        if not low <= value <= high:
+            raise UsageError(
+                f"{value:g} is beyond any machine (from {low:g} to {high:g})",
+                where=f"profile, key {name}",
+                fix="mind the unit: seconds and bytes",
+            )
+
+
+def _todays(work: Work) -> Hosts:
+    return Hosts(instance=work.reference, count=work.hosts, workers=work.num_workers)
+
+
+def _processes(work: Work) -> int:
+    return work.ranks // work.hosts
+
+
+def _or(value: _NumberT | None, other: _NumberT) -> _NumberT:
+    return other if value is None else value

@@ -1,0 +1,175 @@
+"""The flow chart of the published method, as it was walked, with the figures at each turn."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from stoker.decide.choose import error_band, gain, ranked
+from stoker.decide.model import Estimate, free_vcpus
+from stoker.decide.work import Hosts, Work
+from stoker.records import Action, Answer, Bottleneck, Constraints, Plan
+
+_Reply = Literal["yes", "no", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """What the flow chart is walked with. estimate: today's cluster, as the model sees it."""
+
+    work: Work
+    estimate: Estimate
+    bottleneck: Bottleneck
+    keep: Plan
+    chosen: Plan
+    plans: tuple[Plan, ...]
+    constraints: Constraints
+
+
+def walk(found: Walk) -> tuple[Answer, ...]:
+    """The questions in their order, each with its answer and the figures behind it."""
+    answers = [_is_explained(found)]
+    if found.bottleneck != "unexplained":
+        answers.append(_is_cpu_the_limit(found))
+        if found.bottleneck in ("cpu", "storage"):
+            answers.append(_is_there(found, "tune", "Is there a free fix?"))
+            answers.append(
+                _is_there(
+                    found,
+                    "scale_up",
+                    "Is there a larger type of the same family with the same accelerators?",
+                )
+            )
+        answers.append(_does_a_data_group_pay(found))
+        if found.bottleneck == "accelerator":
+            answers.append(
+                _is_there(found, "scale_out", "Would more accelerators be faster or cheaper?")
+            )
+    answers.append(_is_change_worth_it(found))
+    return tuple(answers)
+
+
+def best_of(found: Walk, actions: Sequence[Action]) -> Plan | None:
+    """The best feasible plan of these actions that has a prediction."""
+    plans = [p for p in found.plans if p.action in actions and p.feasible and p.predicted]
+    return ranked(plans, found.constraints.objective)[0] if plans else None
+
+
+def words(plan: Plan) -> str:
+    """The plan's hosts in a few words."""
+    return " + ".join(f"{group.count} {group.instance_type}" for group in plan.groups)
+
+
+def _is_explained(found: Walk) -> Answer:
+    work = found.work
+    question = "Do the measured parts explain the step?"
+    if work.unexplained:
+        known = "only the time" not in work.unexplained
+        reply: _Reply = "no" if known else "unknown"
+        return Answer(question=question, answer=reply, because=work.unexplained)
+    modelled = work.step_seconds / work.correction
+    return Answer(
+        question=question,
+        answer="yes",
+        because=f"they give {_ms(modelled)}, measured {_ms(work.step_seconds)}",
+    )
+
+
+def _is_cpu_the_limit(found: Walk) -> Answer:
+    work = found.work
+    accelerator = work.accelerator_seconds
+    if found.bottleneck == "storage":
+        text = (
+            f"loading takes {work.loader_wall_seconds:.3g} worker-seconds a step, of them "
+            f"{work.loader_cpu_seconds:.3g} CPU-seconds: it waits for its data"
+        )
+        return Answer(question="Is the CPU the limit?", answer="no", because=text)
+    text = f"loading takes {work.loader_cpu_seconds:.3g} CPU-s a step"
+    if work.trainer_cpu_seconds:
+        text += f", the trainer {work.trainer_cpu_seconds:.3g}"
+    text += f", on {work.hosts * work.reference.vcpus} vCPUs"
+    today = Hosts(instance=work.reference, count=work.hosts)
+    cpu = (work.loader_cpu_seconds + work.trainer_cpu_seconds) / free_vcpus(work, today)
+    text += f": {_ms(cpu)}"
+    if accelerator:
+        text += f"; without loading a step takes {_ms(accelerator)} of {_ms(work.step_seconds)}"
+    if found.bottleneck == "cpu":
+        return Answer(question="Is the CPU the limit?", answer="yes", because=text)
+    return Answer(
+        question="Is the CPU the limit?",
+        answer="no",
+        because=f"{text}: the limit is {found.estimate.limit}",
+    )
+
+
+def _is_there(found: Walk, action: Action, question: str) -> Answer:
+    plan = best_of(found, (action,))
+    if plan is None:
+        infeasible = next((p for p in found.plans if p.action == action), None)
+        because = infeasible.reason if infeasible else _why_none(found, action)
+        return Answer(question=question, answer="no", because=because)
+    because = _figures(plan)
+    rival = best_of(found, ("heterogeneous",))
+    if action == "scale_up" and rival and rival.predicted and plan.predicted:
+        cheaper = rival.predicted.usd_per_1000_steps < plan.predicted.usd_per_1000_steps
+        because += f"; a data group is {'cheaper' if cheaper else 'not cheaper'} than that"
+    return Answer(question=question, answer="yes", because=because)
+
+
+def _why_none(found: Walk, action: Action) -> str:
+    work = found.work
+    if action == "tune":
+        if work.num_workers is None:
+            return "today's number of loader workers is not known"
+        return f"more than today's {work.num_workers} loader workers would not help on these hosts"
+    if action == "scale_up":
+        return f"{work.reference.type} has none that may be used"
+    return "the hosts have no accelerators to be multiplied"
+
+
+def _does_a_data_group_pay(found: Walk) -> Answer:
+    question = "Does a data group pay?"
+    plan = best_of(found, ("heterogeneous",))
+    if plan is None or plan.predicted is None or found.keep.predicted is None:
+        infeasible = next((p for p in found.plans if p.action == "heterogeneous"), None)
+        if infeasible is not None:
+            because = infeasible.reason or "plans cannot be priced"
+        elif found.constraints.max_data_hosts == 0:
+            because = "max_data_hosts is 0"
+        else:
+            because = "no CPU-only type with a price may be used"
+        return Answer(question=question, answer="no", because=because)
+    saved = gain(plan.predicted, found.keep.predicted, found.constraints.objective)
+    reply: _Reply = "yes" if saved > error_band(plan.predicted) else "no"
+    because = f"{_figures(plan)}, {plan.remote_share:.0%} of the batches made there"
+    return Answer(question=question, answer=reply, because=because)
+
+
+def _is_change_worth_it(found: Walk) -> Answer:
+    changed = found.chosen.action != "keep"
+    outcome, keep = found.chosen.predicted, found.keep.predicted
+    because = found.chosen.reason
+    if changed and outcome is not None and keep is not None:
+        saved = gain(outcome, keep, found.constraints.objective)
+        what = "money" if found.constraints.objective == "cost" else "time"
+        because = (
+            f"{words(found.chosen)} saves {saved:.0%} of the {what}, "
+            f"its error band is {error_band(outcome):.0%}"
+        )
+    return Answer(
+        question="Is the best change worth more than its error band?",
+        answer="yes" if changed else "no",
+        because=because,
+    )
+
+
+def _figures(plan: Plan) -> str:
+    outcome = plan.predicted
+    assert outcome is not None
+    return (
+        f"{words(plan)}: {_ms(outcome.step_seconds)} a step ({outcome.speedup:.2f}x), "
+        f"{outcome.usd_per_hour:.2f} $/hour, {outcome.cost_change:+.0%} $ a step"
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -1,0 +1,292 @@
+"""Which clusters are worth looking at: today's, and what the flow chart allows from there."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from stoker.catalog import Catalog, Instance
+from stoker.decide.model import Estimate, estimate, worker_seconds
+from stoker.decide.work import Hosts, Shape, Work
+from stoker.errors import UsageError
+from stoker.records import Action, FeedSettings, Group
+
+# A change of settings is worth naming from this gain on.
+_HELPS = 0.97
+# Workers of a loader that waits: more than vCPUs, yet each costs memory.
+_MOST_WORKERS_PER_VCPU = 4
+# What a further replica is worth: inside one host (1 to 8 GPUs: a little over an eighth of the
+# time) and across hosts (published on p3.16xlarge: 1.8, 3.7, 7.3 times on 2, 4, 8 hosts).
+_SCALING_INSIDE = 0.95
+_SCALING_ACROSS = 0.9
+_MORE_HOSTS = (2, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A cluster that may become a plan.
+
+    Attributes:
+        estimate: None where the model cannot say anything of it.
+        problem: Why it cannot be run or predicted; empty: it can.
+        asked_for: The user named it: limits on what is searched do not bind it.
+    """
+
+    action: Action
+    shape: Shape
+    groups: tuple[Group, ...]
+    estimate: Estimate | None
+    problem: str = ""
+    asked_for: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where plans are made.
+
+    Attributes:
+        today: Today's type, with the vCPUs and accelerators that were measured.
+        processes: Trainer processes of a dnn host today.
+    """
+
+    work: Work
+    catalog: Catalog
+    today: Instance
+    processes: int
+    feed: FeedSettings
+
+    def get(self, instance_type: str) -> Instance:
+        """The type of that name; today's as it was measured."""
+        found = self.catalog.get(instance_type)
+        return self.today if found.type == self.today.type else found
+
+
+def keep(site: Site) -> Candidate:
+    """Today's cluster as it is."""
+    work = site.work
+    dnn = Hosts(instance=site.today, count=work.hosts, workers=work.num_workers)
+    return _candidate(site, "keep", Shape(dnn=dnn, processes=site.processes))
+
+
+def tune(site: Site) -> Iterator[Candidate]:
+    """Today's hosts with as many loader workers as help, where that is more than today's."""
+    workers = site.work.num_workers
+    if workers is None:
+        return
+    tuned = _planned(site, "tune", Shape(dnn=_dnn(site, site.today), processes=site.processes))
+    found = tuned.shape.dnn.workers
+    step = tuned.estimate.step_seconds if tuned.estimate else math.inf
+    if found is not None and found > workers and step < _HELPS * site.work.step_seconds:
+        yield tuned
+
+
+def scale_up(site: Site) -> Iterator[Candidate]:
+    """Larger types of the same family with the same accelerators."""
+    for instance in site.catalog.instances:
+        if (
+            instance.family == site.today.family
+            and instance.vcpus > site.today.vcpus
+            and _has_same_accelerators(instance, site.today)
+        ):
+            shape = Shape(dnn=_dnn(site, instance), processes=site.processes)
+            yield _planned(site, "scale_up", shape)
+
+
+def heterogeneous(
+    site: Site, *, data_types: Sequence[Instance], max_data_hosts: int
+) -> Iterator[Candidate]:
+    """Today's hosts with 1 to `max_data_hosts` data hosts of each of these types."""
+    for instance in data_types:
+        for count in range(1, max_data_hosts + 1):
+            shape = Shape(
+                dnn=_dnn(site, site.today),
+                data=(Hosts(instance=instance, count=count, workers=instance.vcpus),),
+                processes=site.processes,
+            )
+            yield _planned(site, "heterogeneous", shape)
+
+
+def scale_out(site: Site) -> Iterator[Candidate]:
+    """More accelerators of the same model: a larger instance first, then more instances."""
+    today, work = site.today, site.work
+    if today.accelerators == 0:
+        return
+    larger = [
+        instance
+        for instance in site.catalog.instances
+        if instance.family == today.family
+        and instance.accelerators > today.accelerators
+        and instance.accelerator_model == today.accelerator_model
+        and work.hosts == 1
+    ]
+    for instance in larger:
+        yield _planned(site, "scale_out", _replicated(site, instance, work.hosts))
+    for times in _MORE_HOSTS:
+        yield _planned(site, "scale_out", _replicated(site, today, work.hosts * times))
+
+
+def named(site: Site, groups: Sequence[Group]) -> Candidate:
+    """A cluster that the user named.
+
+    Raises:
+        UsageError: If it has no dnn group or more than one, or a type is not in the catalog.
+    """
+    dnn_groups = [group for group in groups if group.role == "dnn"]
+    if len(dnn_groups) != 1:
+        raise UsageError(
+            f"a cluster has one dnn group, this one has {len(dnn_groups)}",
+            where="--group",
+            fix="for example --group dnn=1 --group data=c5.4xlarge:2",
+        )
+    group = dnn_groups[0]
+    instance = site.get(group.instance_type)
+    shape = replace(
+        _replicated(site, instance, group.count),
+        data=tuple(
+            Hosts(instance=host, count=g.count, workers=_or_vcpus(g.workers_per_host, host))
+            for g in groups
+            if g.role == "data"
+            for host in (site.get(g.instance_type),)
+        ),
+    )
+    if group.processes_per_host is not None:
+        shape = replace(shape, processes=group.processes_per_host)
+    workers = group.workers_per_host
+    if workers is not None:
+        shape = replace(shape, dnn=replace(shape.dnn, workers=workers))
+    action = _action(site, shape)
+    problem = ""
+    if not _is_comparable(instance, site.today):
+        problem = (
+            f"the accelerators differ ({_accelerators(site.today)} today, "
+            f"{_accelerators(instance)} here): profile the training there"
+        )
+    if workers is None and not problem:
+        made = _planned(site, action, shape)
+    else:
+        made = _candidate(site, action, shape, problem=problem)
+    return replace(made, asked_for=True)
+
+
+def _action(site: Site, shape: Shape) -> Action:
+    if shape.data:
+        return "heterogeneous"
+    dnn = shape.dnn
+    if shape.replicas != 1 or dnn.count != site.work.hosts:
+        return "scale_out"
+    if dnn.instance.type != site.today.type:
+        return "scale_up"
+    return "keep" if dnn.workers in (None, site.work.num_workers) else "tune"
+
+
+def _replicated(site: Site, instance: Instance, count: int) -> Shape:
+    """The dnn hosts alone, with the replicas that their accelerators make."""
+    today, hosts = site.today, site.work.hosts
+    processes = site.processes
+    if instance.accelerators and today.accelerators:
+        processes = max(1, round(processes * instance.accelerators / today.accelerators))
+        replicas = count * instance.accelerators / (hosts * today.accelerators)
+    else:
+        replicas = count / hosts
+    return Shape(
+        dnn=_dnn(site, instance, count=count),
+        processes=processes,
+        replicas=max(replicas, 1e-6),
+        scaling=_SCALING_ACROSS if count > hosts else _SCALING_INSIDE,
+    )
+
+
+def _dnn(site: Site, instance: Instance, *, count: int | None = None) -> Hosts:
+    """dnn hosts with the most workers that can be of use; `_planned` trims them."""
+    work = site.work
+    waits = 1.0
+    if work.loader_cpu_seconds > 0:
+        waits = max(1.0, work.loader_wall_seconds / work.loader_cpu_seconds)
+    elif work.loader_wall_seconds > 0:
+        waits = _MOST_WORKERS_PER_VCPU
+    workers = math.ceil(instance.vcpus * min(waits, _MOST_WORKERS_PER_VCPU))
+    return Hosts(instance=instance, count=count or work.hosts, workers=workers)
+
+
+def _planned(site: Site, action: Action, shape: Shape) -> Candidate:
+    """The candidate with workers on the dnn hosts as stoker would set them.
+
+    With a data group the dnn hosts load nothing where the data hosts alone leave 15 % of room
+    below the step: the trainer then has its CPUs to itself.
+    """
+    if shape.data and site.feed.local_workers != "auto":
+        fixed = replace(shape.dnn, workers=site.feed.local_workers)
+        return _candidate(site, action, replace(shape, dnn=fixed))
+    with_local = estimate(site.work, shape)
+    if shape.data:
+        alone = replace(shape, dnn=replace(shape.dnn, workers=0))
+        without_local = estimate(site.work, alone)
+        is_floor = without_local.limit == "accelerator"
+        has_room = without_local.second_seconds <= 0.85 * without_local.step_seconds
+        as_fast = without_local.step_seconds <= with_local.step_seconds * (1 + 1e-9)
+        if as_fast and ((is_floor and has_room) or with_local.remote_share >= 1):
+            return _candidate(site, action, alone)
+    workers = _useful_workers(site, shape, with_local)
+    trimmed = replace(shape, dnn=replace(shape.dnn, workers=workers))
+    return _candidate(site, action, trimmed, made=with_local)
+
+
+def _useful_workers(site: Site, shape: Shape, made: Estimate) -> int:
+    """Workers of a dnn host that are busy at this step, a tenth more against jitter."""
+    dnn, most = shape.dnn, shape.dnn.workers or 1
+    seconds = (1 - made.remote_share) * worker_seconds(site.work, dnn.instance)
+    busy = seconds / (made.step_seconds * dnn.count)
+    return max(1, min(most, math.ceil(1.1 * busy)))
+
+
+def _candidate(
+    site: Site, action: Action, shape: Shape, *, made: Estimate | None = None, problem: str = ""
+) -> Candidate:
+    if made is None and not problem:
+        made = estimate(site.work, shape)
+    return Candidate(
+        action=action, shape=shape, groups=_groups(shape), estimate=made, problem=problem
+    )
+
+
+def _groups(shape: Shape) -> tuple[Group, ...]:
+    dnn = Group(
+        name="dnn",
+        role="dnn",
+        instance_type=shape.dnn.instance.type,
+        count=shape.dnn.count,
+        processes_per_host=shape.processes,
+        workers_per_host=shape.dnn.workers,
+    )
+    data = [
+        Group(
+            name="data" if index == 0 else f"data-{index + 1}",
+            role="data",
+            instance_type=hosts.instance.type,
+            count=hosts.count,
+            workers_per_host=hosts.workers,
+        )
+        for index, hosts in enumerate(shape.data)
+    ]
+    return (dnn, *data)
+
+
+def _has_same_accelerators(one: Instance, other: Instance) -> bool:
+    return (
+        one.accelerators == other.accelerators and one.accelerator_model == other.accelerator_model
+    )
+
+
+def _is_comparable(one: Instance, other: Instance) -> bool:
+    if one.type == other.type:
+        return True
+    if one.accelerators == 0 or other.accelerators == 0:
+        return one.accelerators == other.accelerators
+    return one.accelerator_model == other.accelerator_model
+
+
+def _accelerators(instance: Instance) -> str:
+    return instance.accelerator_model or ("unknown" if instance.accelerators else "none")
+
+
+def _or_vcpus(workers: int | None, instance: Instance) -> int:
+    return instance.vcpus if workers is None else workers

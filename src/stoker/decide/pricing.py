@@ -1,0 +1,187 @@
+"""What a candidate costs, how sure its prediction is, and whether it may be run."""
+
+import math
+from dataclasses import dataclass
+
+from stoker.catalog import Catalog, Instance
+from stoker.decide.model import Estimate
+from stoker.decide.plans import Candidate
+from stoker.decide.work import Doubt, Hosts, Shape, Work
+from stoker.records import Constraints, Plan, Predicted, Profile
+
+# Reason of a feasible plan that the user named.
+ASKED_FOR = "asked for"
+# Of a prediction that lacks nothing: the model against the published runs (mean error 7 %).
+_BAND = 0.10
+# More where the next limit is within 15 %: two limits at once are slower than either.
+_NEAR = 0.85
+_NEAR_BAND = 0.23
+_WIDEST = 0.6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a plan is held against.
+
+    Attributes:
+        allowed: Types that dnn and data hosts may have; None: all.
+        total_steps: Of the whole training; None: not known.
+    """
+
+    constraints: Constraints
+    catalog: Catalog
+    today: Instance
+    allowed: frozenset[str] | None
+    total_steps: int | None
+
+
+def usd_per_hour(shape: Shape) -> float | None:
+    """Of all hosts; None where a price is not known."""
+    total = 0.0
+    for hosts in (shape.dnn, *shape.data):
+        if hosts.instance.usd_per_hour is None:
+            return None
+        total += hosts.count * hosts.instance.usd_per_hour
+    return total
+
+
+def band(work: Work, shape: Shape, made: Estimate) -> float:
+    """The prediction's relative error: independent doubts add up in squares."""
+    widths = [_BAND, *(doubt.width for doubt in work.doubts)]
+    widths.extend(doubt.width for doubt in _doubts_of(work, shape))
+    if made.second_seconds >= _NEAR * made.step_seconds:
+        widths.append(_NEAR_BAND)
+    return min(math.hypot(*widths), _WIDEST)
+
+
+def predicted(
+    work: Work, candidate: Candidate, *, today_usd: float | None, total_steps: int | None
+) -> Predicted | None:
+    """Time and cost of a candidate; None where there is no estimate or no price."""
+    made, usd = candidate.estimate, usd_per_hour(candidate.shape)
+    if made is None or usd is None or today_usd is None:
+        return None
+    width = band(work, candidate.shape, made)
+    step = made.step_seconds
+    return _priced(
+        made,
+        step=(step, step * (1 - width), step * (1 + width)),
+        today=(work.step_seconds, today_usd),
+        usd=usd,
+        total_steps=total_steps,
+    )
+
+
+def measured(
+    profile: Profile, candidate: Candidate, *, today_usd: float | None, total_steps: int | None
+) -> Predicted | None:
+    """Today's cluster with its measured step; None where its price is not known."""
+    made = candidate.estimate
+    if made is None or today_usd is None:
+        return None
+    step = profile.step.step_seconds
+    spread = (profile.spread or {}).get("step_seconds")
+    low, high = (spread.low, spread.high) if spread else (step, step)
+    return _priced(
+        made,
+        step=(step, min(low, step) or step, max(high, step)),
+        today=(step, today_usd),
+        usd=today_usd,
+        total_steps=total_steps,
+    )
+
+
+def _priced(
+    made: Estimate,
+    *,
+    step: tuple[float, float, float],
+    today: tuple[float, float],
+    usd: float,
+    total_steps: int | None,
+) -> Predicted:
+    seconds, low, high = step
+    cost, cost_today = seconds * usd * 1000 / 3600, today[0] * today[1] * 1000 / 3600
+    return Predicted(
+        step_seconds=seconds,
+        step_seconds_low=low,
+        step_seconds_high=high,
+        limit=made.limit,
+        second_limit=made.second_limit,
+        accelerator_utilization=min(1.0, made.accelerator_seconds / seconds),
+        usd_per_hour=usd,
+        usd_per_1000_steps=cost,
+        speedup=today[0] / seconds,
+        cost_change=cost / cost_today - 1,
+        total_hours=None if total_steps is None else total_steps * seconds / 3600,
+        total_usd=None if total_steps is None else total_steps * cost / 1000,
+    )
+
+
+def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) -> str:
+    """Which rule forbids the candidate; empty where none does."""
+    if candidate.problem:
+        return candidate.problem
+    for hosts in (candidate.shape.dnn, *candidate.shape.data):
+        problem = _type_problem(hosts, rules)
+        if problem:
+            return problem
+    if outcome is None:
+        return f"today's {rules.today.type} has no price: plans cannot be compared in money"
+    vcpus = sum(h.count * h.instance.vcpus for h in (candidate.shape.dnn, *candidate.shape.data))
+    most = rules.catalog.max_total_vcpus
+    if most is not None and vcpus > most:
+        return f"needs {vcpus} cores, this machine has {most}"
+    budget = rules.constraints.max_usd_per_hour
+    if budget is not None and outcome.usd_per_hour > budget * (1 + 1e-9):
+        return f"{outcome.usd_per_hour:.3f} $/hour is above the budget of {budget:.3f}"
+    deadline = rules.constraints.deadline_hours
+    if deadline is not None and outcome.total_hours is not None and outcome.total_hours > deadline:
+        return f"{outcome.total_hours:.2f} hours miss the deadline of {deadline:.2f}"
+    return ""
+
+
+def is_usable(instance: Instance, rules: Rules) -> bool:
+    """Whether plans may be made of the type at all."""
+    return not _type_problem(Hosts(instance=instance, count=1), rules)
+
+
+def _type_problem(hosts: Hosts, rules: Rules) -> str:
+    instance = hosts.instance
+    if instance.type == rules.today.type:
+        return ""
+    if rules.allowed is not None and instance.type not in rules.allowed:
+        return f"{instance.type} is not among the allowed instance types"
+    if rules.catalog.platform == "sagemaker" and not instance.in_training_enum:
+        return f"a SageMaker training job cannot use {instance.type}"
+    if instance.usd_per_hour is None:
+        return f"{instance.type} has no price"
+    return ""
+
+
+def plan_of(candidate: Candidate, outcome: Predicted | None, problem: str) -> Plan:
+    """The candidate as the record keeps it."""
+    made = candidate.estimate
+    return Plan(
+        action=candidate.action,
+        groups=candidate.groups,
+        remote_share=made.remote_share if made else 0.0,
+        predicted=outcome,
+        feasible=not problem,
+        reason=problem or (ASKED_FOR if candidate.asked_for else ""),
+    )
+
+
+def _doubts_of(work: Work, shape: Shape) -> list[Doubt]:
+    doubts = []
+    all_hosts = (shape.dnn, *shape.data)
+    if any(
+        hosts.instance.type != work.reference.type
+        and None in (hosts.instance.coremark_per_vcpu, work.reference.coremark_per_vcpu)
+        for hosts in all_hosts
+    ):
+        doubts.append(Doubt(width=0.2, text="the CPU speed of a type is not known"))
+    if shape.data and not work.batch_bytes:
+        doubts.append(Doubt(width=0.05, text="the bytes of a batch are not known"))
+    if shape.replicas != 1:
+        doubts.append(Doubt(width=0.1, text="how the accelerators scale was not measured"))
+    return doubts

@@ -1,0 +1,6 @@
+"""Did quality hold, did the promise hold: records in, evaluation out."""
+
+from stoker.evaluate.body import evaluate
+from stoker.evaluate.summary import summary
+
+__all__ = ["evaluate", "summary"]

@@ -1,0 +1,119 @@
+"""Holds a run against its gates, its baseline and its prediction."""
+
+import math
+from collections.abc import Sequence
+
+from stoker.errors import UsageError
+from stoker.records import (
+    Decision,
+    Evaluation,
+    Gate,
+    GateResult,
+    Group,
+    Performance,
+    Plan,
+    Profile,
+    StepCost,
+    Training,
+    Workload,
+)
+
+
+def evaluate(
+    *, workload: Workload, profile: Profile, decision: Decision, training: Training
+) -> Evaluation:
+    """Whether the run succeeded and passed every gate, and how it did against its prediction. Pure.
+
+    A metric that the run did not report fails its gate. The prediction is that of the plan with
+    the run's groups; where the run was of no plan, there is none.
+
+    Raises:
+        UsageError: If a record was made for another workload.
+    """
+    digest = workload.digest()
+    _refuse_foreign("profile", profile.workload_sha256, digest)
+    _refuse_foreign("decision", decision.workload_sha256, digest)
+    _refuse_foreign("training", training.workload_sha256, digest)
+    gates = tuple(_result(gate, training) for gate in workload.gate)
+    return Evaluation(
+        workload_sha256=digest,
+        passed=training.status == "succeeded" and all(gate.passed for gate in gates),
+        gates=gates,
+        performance=_performance(profile, decision, training),
+    )
+
+
+def _refuse_foreign(kind: str, found: str | None, expected: str) -> None:
+    if found is not None and found != expected:
+        raise UsageError(
+            f"the {kind} was made for another workload",
+            where=f"{kind}, key workload_sha256: {found[:12]}, the workload's is {expected[:12]}",
+            fix=f"hand over the {kind} of this workload, or make it again: stoker {_VERBS[kind]}",
+        )
+
+
+_VERBS = {"profile": "profile", "decision": "decide", "training": "train"}
+
+
+def _result(gate: Gate, training: Training) -> GateResult:
+    value = training.metrics.get(gate.metric)
+    if value is not None and not math.isfinite(value):
+        value = None
+    passed = (
+        value is not None
+        and (gate.min is None or value >= gate.min)
+        and (gate.max is None or value <= gate.max)
+    )
+    return GateResult(metric=gate.metric, value=value, min=gate.min, max=gate.max, passed=passed)
+
+
+def _performance(profile: Profile, decision: Decision, training: Training) -> Performance | None:
+    measured = training.measured
+    if measured is None or not measured.steps or not measured.step_seconds:
+        return None
+    keep = next((plan for plan in decision.plans if plan.action == "keep"), None)
+    baseline = StepCost(
+        step_seconds=profile.step.step_seconds,
+        usd_per_1000_steps=keep.predicted.usd_per_1000_steps if keep and keep.predicted else None,
+    )
+    plan = _plan_of(training.groups, (decision.plan, *decision.plans))
+    promise = plan.predicted if plan else None
+    usd = measured.usd_per_1000_steps
+    if usd is None and promise is not None:
+        usd = measured.step_seconds * promise.usd_per_hour * 1000 / 3600
+    change = None
+    if usd is not None and baseline.usd_per_1000_steps:
+        change = usd / baseline.usd_per_1000_steps - 1
+    return Performance(
+        baseline=baseline,
+        predicted=StepCost(
+            step_seconds=promise.step_seconds, usd_per_1000_steps=promise.usd_per_1000_steps
+        )
+        if promise
+        else None,
+        measured=StepCost(step_seconds=measured.step_seconds, usd_per_1000_steps=usd),
+        prediction_error=measured.step_seconds / promise.step_seconds - 1 if promise else None,
+        speedup=baseline.step_seconds / measured.step_seconds,
+        cost_change=change,
+    )
+
+
+def _plan_of(groups: Sequence[Group], plans: Sequence[Plan]) -> Plan | None:
+    return next((plan for plan in plans if _is_same(plan.groups, groups)), None)
+
+
+def _is_same(planned: Sequence[Group], ran: Sequence[Group]) -> bool:
+    """Whether the run had the plan's hosts; workers count only where both say how many."""
+    return len(planned) == len(ran) and all(
+        (one.role, _bare(one), one.count) == (other.role, _bare(other), other.count)
+        and _agree(one.workers_per_host, other.workers_per_host)
+        for one, other in zip(planned, ran, strict=True)
+    )
+
+
+def _bare(group: Group) -> str:
+    return group.instance_type.removeprefix("ml.")
+
+
+def _agree(one: int | None, other: int | None) -> bool:
+    return one is None or other is None or one == other
