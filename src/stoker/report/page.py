@@ -130,7 +130,9 @@ def write_report(
         "logs": [_log_link(log, path.parent) for log in log_files],
         "terms": _terms(profile) if profile else [],
     }
-    write_text(path, _environment(unit).get_template("report.html.jinja").render(context))
+    page = _environment(unit).get_template("report.html.jinja").render(context)
+    # A name from a broken log may hold half a character, which no file can.
+    write_text(path, page.encode("utf-8", "replace").decode("utf-8"))
 
 
 def _environment(unit: TimeUnit) -> jinja2.Environment:

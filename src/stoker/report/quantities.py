@@ -34,7 +34,7 @@ class TimeUnit:
 
     def bare(self, seconds: float | None) -> str:
         """Three significant digits without the unit, for columns whose head names it."""
-        return NOT_KNOWN if seconds is None else digits(seconds * self.per_second, 3)
+        return NOT_KNOWN if seconds is None else digits(seconds * self.per_second, 3, max_places=4)
 
     def tick(self, seconds: float, *, last: bool) -> str:
         """A mark of an axis, as short as can be; the last one names the unit."""
@@ -48,7 +48,7 @@ class TimeUnit:
     def _join(self, seconds: float | None, figures: int) -> str:
         if seconds is None:
             return NOT_KNOWN
-        return digits(seconds * self.per_second, figures) + NBSP + self.symbol
+        return digits(seconds * self.per_second, figures, max_places=4) + NBSP + self.symbol
 
 
 SECONDS = TimeUnit("s", 1.0)
@@ -64,13 +64,14 @@ def time_unit(seconds: Iterable[float | None]) -> TimeUnit:
     return MILLISECONDS if largest >= 1e-3 or largest == 0 else MICROSECONDS
 
 
-def digits(value: float, figures: int) -> str:
+def digits(value: float, figures: int, *, max_places: int = 9) -> str:
     """`value` with so many significant digits, whole digits kept, never in powers of ten."""
-    if value == 0:
+    if abs(value) < 0.5 * 10**-max_places:
         return "0"
     if not math.isfinite(value):
         return NOT_KNOWN
     places = max(0, figures - 1 - math.floor(math.log10(abs(value))))
+    places = min(places, max_places)
     rounded = round(value, places)
     if rounded and math.floor(math.log10(abs(rounded))) > math.floor(math.log10(abs(value))):
         places = max(0, places - 1)

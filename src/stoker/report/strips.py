@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from stoker.report.quantities import NBSP, TimeUnit, percent, whole
-from stoker.report.svg import Drawing, text_width, ticks
+from stoker.report.svg import Drawing, fit, text_width, ticks
 from stoker.report.timeline import Step, Timeline, shown_seconds
 
 _TITLE = 15.0
@@ -56,7 +56,7 @@ def strips_drawing(strips: Sequence[Strip], *, unit: TimeUnit, width: float, nam
     top = 0.0
     for (title, right), steps in zip(heads, windows, strict=True):
         base = top + _TITLE
-        drawing.text(0, base, title, css="head", size=_TITLE)
+        drawing.text(0, base, fit(title, _TITLE, width), css="head", size=_TITLE)
         if broken:
             base += _ROW + 2
             drawing.text(0, base, right, css="quiet", size=_LABEL)
@@ -144,19 +144,25 @@ def _callout(
     ordinary = [step for step in early if oddness(step) < 0.1 * typical]
     step = ordinary[0] if ordinary else min(early, key=oddness)
     left = (step.start_seconds - steps[0].start_seconds) * scale
-    boundary = left + step.wait_seconds * scale
+    boundary = min(left + step.wait_seconds * scale, drawing.width)
     right = min(left + step.step_seconds * scale, drawing.width)
-    for x, row, css, text in (
-        ((left + boundary) / 2, base + _ROW + 3, "wait", f"wait {unit.brief(step.wait_seconds)}"),
-        (
-            (boundary + right) / 2,
-            base + 2 * _ROW + 3,
-            "compute",
-            f"compute {unit.brief(step.compute_seconds)}",
-        ),
-    ):
-        drawing.line(x, row - 9, x, bar, f"lead {css}")
-        drawing.text(x + 5, row, text, css=f"on-{css}", size=_LABEL)
+    parts = [
+        ("wait", (left + boundary) / 2, f"wait {unit.brief(step.wait_seconds)}"),
+        ("compute", (boundary + right) / 2, f"compute {unit.brief(step.compute_seconds)}"),
+    ]
+    widths = [text_width(text, _LABEL) for _, _, text in parts]
+    # Near the right edge the labels stand left of their lines, the rows swapped, so that no line
+    # crosses a label.
+    runs_out = any(
+        x + 5 + wide > drawing.width for (_, x, _), wide in zip(parts, widths, strict=True)
+    )
+    mirrored = runs_out and parts[0][1] - 5 - widths[0] >= 0
+    rows = (2, 1) if mirrored else (1, 2)
+    for (css, x, text), wide, row in zip(parts, widths, rows, strict=True):
+        y = base + row * _ROW + 3
+        start = x - 5 - wide if mirrored else min(x + 5, drawing.width - wide)
+        drawing.line(x, y - 9, x, bar, f"lead {css}")
+        drawing.text(start, y, text, css=f"on-{css}", size=_LABEL)
 
 
 def _axis(drawing: Drawing, y: float, *, seconds: float, scale: float) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Literal
+from unicodedata import category
 
 from markupsafe import Markup
 
@@ -19,6 +20,15 @@ def text_width(text: str, size: float) -> float:
     return size * sum(
         0.42 if letter in _NARROW else 0.98 if letter in _WIDE else 0.65 for letter in text
     )
+
+
+def fit(text: str, size: float, width: float) -> str:
+    """`text`, cut with an ellipsis where it would be wider than `width`."""
+    if text_width(text, size) <= width:
+        return text
+    while text and text_width(text, size) + size > width:
+        text = text[:-1]
+    return text.rstrip() + "\N{HORIZONTAL ELLIPSIS}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +113,14 @@ class Drawing:
         end = "" if anchor == "start" else f' text-anchor="{anchor}"'
         name = f' class="{css}"' if css else ""
         self._body.append(
-            f'<text{name} x="{_n(x)}" y="{_n(y)}" font-size="{_n(size)}"{end}>{escape(text)}</text>'
+            f'<text{name} x="{_n(x)}" y="{_n(y)}" font-size="{_n(size)}"{end}>'
+            f"{_escape(text)}</text>"
         )
         return box
 
     def open_group(self, title: str = "") -> None:
         """Begins a group; its title is shown where a pointer rests on it."""
-        self._body.append(f"<g><title>{escape(title)}</title>" if title else "<g>")
+        self._body.append(f"<g><title>{_escape(title)}</title>" if title else "<g>")
 
     def close_group(self) -> None:
         """Ends the group that was begun last."""
@@ -135,8 +146,8 @@ class Drawing:
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" class="{self.name}"'
             f' aria-labelledby="{title} {description}"'
             f' viewBox="0 0 {_n(self.width)} {_n(self.height)}">'
-            f'<title id="{title}">{escape(self._title)}</title>'
-            f'<desc id="{description}">{escape(self._description)}</desc>'
+            f'<title id="{title}">{_escape(self._title)}</title>'
+            f'<desc id="{description}">{_escape(self._description)}</desc>'
             f"{''.join(self._body)}</svg>"
         )
 
@@ -151,6 +162,11 @@ def ticks(largest: float, *, at_most: int) -> list[float]:
         if number < at_most:
             return [index * step * power for index in range(number + 1)]
     return [0.0]
+
+
+def _escape(text: str) -> str:
+    """Text for XML, which allows no control characters, not even escaped."""
+    return escape("".join(" " if category(letter)[0] == "C" else letter for letter in text))
 
 
 def _exponent(value: float) -> int:

@@ -150,8 +150,12 @@ def flat_timeline(*, wait_seconds: float, compute_seconds: float, steps: int) ->
 
 
 def shown_seconds(step_seconds: Sequence[float]) -> float:
-    """The common window of several strips: about 24 of the slowest steps, never more than 40."""
-    return min(24 * max(step_seconds), 40 * min(step_seconds))
+    """The common window of several strips: about 24 of the slowest steps, 40 of the fastest.
+
+    Where one is very much faster, it shows more than 40 so that the other shows two.
+    """
+    slow, fast = max(step_seconds), min(step_seconds)
+    return min(24 * slow, max(40 * fast, 2 * slow), 400 * fast)
 
 
 def _steps(text: str) -> Iterator[Step]:

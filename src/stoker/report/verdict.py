@@ -1,8 +1,10 @@
 """What the report says first: one sentence that a reader may repeat, bad news before good."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
+from unicodedata import category
 
 from stoker.records import Decision, Evaluation, GateResult, Plan, Profile, Training
 from stoker.report.figures import Figures
@@ -17,6 +19,11 @@ from stoker.report.quantities import (
 
 # A gain within the noise of two runs of a minute is not a gain.
 _NO_GAIN = 1.05
+
+# What is shown of a failure: the end of a long traceback, and no more of its last line than fits.
+_FAILURE_LINES = 200
+_HEADLINE_LETTERS = 240
+_COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 _LIMITS = {
     "cpu": "the CPUs that load the data are the limit",
@@ -101,11 +108,12 @@ def _broken(
 ) -> tuple[str, str, str] | None:
     """Badge, headline and full text of a run that did not come to its end."""
     if training and training.status != "succeeded":
-        text = failure or training.failure or ""
+        text = _plain(failure or training.failure or "")
         code = "" if training.exit_code is None else f" (exit code {training.exit_code})"
         if training.status == "stopped":
             return "stopped", f"The training was stopped before its end{code}.", text
         return "training failed", f"The training failed{code}{_telling(text)}", text
+    text = _plain(failure or "")
     records = (
         ("profile", profile),
         ("decide", decision),
@@ -114,13 +122,9 @@ def _broken(
     )
     missing = next((step for step, record in records if record is None), None)
     if missing:
-        return (
-            f"{missing} failed",
-            f"The run ended in {missing}{_telling(failure or '')}",
-            failure or "",
-        )
+        return f"{missing} failed", f"The run ended in {missing}{_telling(text)}", text
     if failure:
-        return "run failed", f"The run failed{_telling(failure)}", failure
+        return "run failed", f"The run failed{_telling(text)}", text
     return None
 
 
@@ -207,8 +211,19 @@ def _telling(text: str) -> str:
     errors = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
     others = [line for line in lines if not line.startswith(("where:", "try:"))]
     line = (errors[:1] or others[-1:] or [""])[0]
+    if len(line) > _HEADLINE_LETTERS:
+        line = line[:_HEADLINE_LETTERS].rstrip() + "\N{HORIZONTAL ELLIPSIS}"
     return f": {_sentence(line)}" if line else "."
 
 
+def _plain(text: str) -> str:
+    """The end of `text` without colour codes and control characters of a terminal."""
+    lines = _COLOUR_CODE.sub("", text).splitlines()[-_FAILURE_LINES:]
+    return "\n".join(
+        "".join(letter for letter in line if category(letter)[0] != "C" or letter == "\t")
+        for line in lines
+    )
+
+
 def _sentence(text: str) -> str:
-    return text if text.endswith((".", "!", "?")) else f"{text}."
+    return text if text.endswith((".", "!", "?", "\N{HORIZONTAL ELLIPSIS}")) else f"{text}."

@@ -1,0 +1,680 @@
+"""The report says what the records say, whole or not, and nothing that is not in them."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from html.parser import HTMLParser
+from itertools import combinations
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.records import (
+    Advice,
+    Decision,
+    Evaluation,
+    Event,
+    Fix,
+    GateResult,
+    Performance,
+    Profile,
+    StepCost,
+    Training,
+    Workload,
+)
+from stoker.report import write_report
+from stoker.report.intervals import Interval, intervals_drawing
+from stoker.report.quantities import MILLISECONDS, count, digits, percent, signed_percent, usd
+from stoker.report.quantities import time_unit as choose_time_unit
+from stoker.report.series import series_drawing
+from stoker.report.strips import Strip, strips_drawing
+from stoker.report.svg import Drawing
+from stoker.report.timeline import Step, Timeline, flat_timeline, read_timeline, shown_seconds
+from support import sample_records
+
+replace = msgspec.structs.replace
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+class Records(TypedDict, total=False):
+    run_id: str
+    workload: Workload
+    profile: Profile | None
+    decision: Decision | None
+    training: Training | None
+    evaluation: Evaluation | None
+    before_timeline: Path | None
+    after_timeline: Path | None
+    environment: dict[str, str]
+    log_files: list[Path]
+    failure: str | None
+
+
+class Page(HTMLParser):
+    """The report as a reader gets it: its text by element, and what its attributes point to."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.source = source
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.headline = ""
+        self.cells: list[list[str]] = []
+        self._open: list[str] = []
+        self._text: list[str] = []
+        self.feed(source)
+        self.close()
+        self.text = " ".join(" ".join(self._text).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag == "tr":
+            self.cells.append([])
+        if tag in ("td", "th"):
+            self.cells[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._open:
+            while self._open.pop() != tag:
+                pass
+
+    def handle_data(self, data: str) -> None:
+        if "style" in self._open:
+            return
+        self._text.append(data)
+        if "h1" in self._open:
+            self.headline += plain(data)
+        if {"td", "th"} & set(self._open):
+            self.cells[-1][-1] += plain(data)
+
+    def row(self, start: str) -> list[str]:
+        return next(cells for cells in self.cells if cells and cells[0].startswith(start))
+
+
+def plain(text: str) -> str:
+    return text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{NARROW NO-BREAK SPACE}", " ")
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Callable[..., Page]:
+    def write(**changes: Unpack[Records]) -> Page:
+        records: Records = {
+            "run_id": "mnist-1",
+            "workload": sample_records.workload(),
+            "profile": sample_records.profile(),
+            "decision": sample_records.decision(),
+            "training": sample_records.training(),
+            "evaluation": sample_records.evaluation(),
+            "before_timeline": None,
+            "after_timeline": None,
+            "environment": sample_records.environment(),
+        }
+        records.update(changes)
+        path = tmp_path / "report.html"
+        write_report(path, **records)
+        return Page(path.read_text(encoding="utf-8"))
+
+    return write
+
+
+Report = Callable[..., Page]
+
+# ---------------------------------------------------------------- what it says first
+
+
+def test_headline_says_how_much_was_waiting_and_what_it_became(report: Report) -> None:
+    assert report().headline == (
+        "The trainer waited 65 % of every step for data."
+        " With one data host a step takes 36 ms instead of 62 ms: 1.7 times as fast."
+    )
+
+
+def test_lead_gives_prediction_cost_and_gate(report: Report) -> None:
+    text = plain(report().text)
+    assert "Predicted: 34 ms, 1.8 times as fast (measured is 5.9 % above)." in text
+    assert "A step costs 16 % more than before ($0.000800 per 1 000 steps, at nominal" in text
+    assert "Gate passed: accuracy 0.967, at least 0.94 asked." in text
+
+
+def test_a_cheaper_run_says_so(report: Report) -> None:
+    performance = sample_records.evaluation().performance
+    assert performance is not None
+    cheaper = replace(
+        sample_records.evaluation(), performance=replace(performance, cost_change=-0.2)
+    )
+    assert "A step costs 20 % less than before" in plain(report(evaluation=cheaper).text)
+
+
+def _evaluated(measured: float) -> Evaluation:
+    baseline = sample_records.BASELINE_SECONDS
+    return Evaluation(
+        passed=True,
+        performance=Performance(
+            baseline=StepCost(step_seconds=baseline),
+            measured=StepCost(step_seconds=measured),
+            speedup=baseline / measured,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("measured", "headline"),
+    [
+        (0.061, "stoker did not help. With one data host a step takes 61 ms instead of 62 ms"),
+        (
+            0.124,
+            "stoker did not help. With one data host a step takes 124 ms instead of 62 ms: 2.0",
+        ),
+    ],
+)
+def test_a_run_without_gain_says_that_first(report: Report, measured: float, headline: str) -> None:
+    assert report(evaluation=_evaluated(measured)).headline.startswith(headline)
+
+
+def test_a_slower_run_is_not_called_faster(report: Report) -> None:
+    headline = report(evaluation=_evaluated(0.124)).headline
+    assert headline.endswith("2.0 times as long.")
+    assert "fast" not in headline
+
+
+def test_keep_says_first_that_stoker_does_not_help(report: Report) -> None:
+    decision = sample_records.decision()
+    keep = next(plan for plan in decision.plans if plan.action == "keep")
+    kept = replace(decision, action="keep", plan=keep, bottleneck="accelerator")
+    page = report(decision=kept)
+    assert page.headline.startswith(
+        "stoker does not help here: the accelerator is the limit, not the data."
+    )
+
+
+def test_failed_gate_comes_before_the_gain(report: Report) -> None:
+    gate = GateResult(metric="accuracy", value=0.91, min=0.94, passed=False)
+    failed = replace(sample_records.evaluation(), passed=False, gates=(gate,))
+    page = report(evaluation=failed)
+    assert page.headline == (
+        "The model is not as good as asked. accuracy 0.91, at least 0.94 asked."
+    )
+    assert "1.7 times as fast" in plain(page.text)
+    assert page.row("accuracy")[-1] == "✗ failed"
+
+
+def test_gate_without_a_value_says_not_reported(report: Report) -> None:
+    gate = GateResult(metric="f1", min=0.9, passed=False)
+    page = report(evaluation=replace(sample_records.evaluation(), passed=False, gates=(gate,)))
+    assert "f1 was not reported, at least 0.9 asked" in page.headline
+    assert page.row("f1")[1] == "not reported"
+
+
+# ---------------------------------------------------------------- runs that did not end well
+
+
+def test_failed_training_names_its_error_and_keeps_its_traceback(report: Report) -> None:
+    trace = 'Traceback (most recent call last):\n  File "train.py"\nValueError: sample 17'
+    training = replace(
+        sample_records.training(), status="failed", exit_code=3, measured=None, failure=trace
+    )
+    page = report(training=training, evaluation=None)
+    assert page.headline == "The training failed (exit code 3): ValueError: sample 17."
+    assert 'File "train.py"' in page.text
+
+
+def test_stopped_training_is_called_stopped(report: Report) -> None:
+    training = replace(sample_records.training(), status="stopped", exit_code=143)
+    page = report(training=training, evaluation=None)
+    assert page.headline == "The training was stopped before its end (exit code 143)."
+
+
+@pytest.mark.parametrize(
+    ("known", "step"),
+    [
+        ((), "profile"),
+        (("profile",), "decide"),
+        (("profile", "decision"), "train"),
+        (("profile", "decision", "training"), "evaluate"),
+    ],
+)
+def test_run_that_ended_early_names_the_step_and_the_error(
+    report: Report, known: tuple[str, ...], step: str
+) -> None:
+    names = ("profile", "decision", "training", "evaluation")
+    missing = {name: None for name in names if name not in known}
+    failure = "error: no such type: local.c9\nwhere: configs/mnist.yaml:4\ntry:   local.c1"
+    page = report(**missing, failure=failure)
+    assert page.headline == f"The run ended in {step}: no such type: local.c9."
+    assert "where: configs/mnist.yaml:4" in page.text
+
+
+def test_every_set_of_records_gives_a_page_without_holes(report: Report, tmp_path: Path) -> None:
+    names = ("profile", "decision", "training", "evaluation")
+    before, after = sample_records.write_timelines(tmp_path)
+    for size in range(5):
+        for missing in combinations(names, size):
+            for timelines in ((None, None), (before, after)):
+                page = report(
+                    **dict.fromkeys(missing),
+                    before_timeline=timelines[0],
+                    after_timeline=timelines[1],
+                )
+                words = re.findall(r"\b(?:nan|inf|None|undefined)\b", page.text)
+                assert words == [], (missing, timelines)
+                assert page.headline
+
+
+def test_colour_codes_of_a_failure_are_left_out(report: Report) -> None:
+    page = report(evaluation=None, failure="\x1b[31mRuntimeError: boom\x1b[0m\x07")
+    assert page.headline.endswith("RuntimeError: boom.")
+    assert "\x1b" not in page.source
+    assert "\x07" not in page.source
+
+
+def test_half_a_character_does_not_stop_the_report(report: Report) -> None:
+    assert "boom" in report(evaluation=None, failure="boom \ud800").text
+
+
+# ---------------------------------------------------------------- figures
+
+
+def test_key_figures_are_those_of_the_records(report: Report) -> None:
+    source = plain(report().source)
+    figures = dict(
+        re.findall(r'<dt>([^<]*)</dt>\s*<dd class="value">([^<]*)</dd>', source, flags=re.DOTALL)
+    )
+    assert figures == {
+        "Baseline step": "62.0 ms",
+        "Predicted step": "34.0 ms",
+        "Measured step": "36.0 ms",
+        "Prediction error": "+5.9 %",
+        "Speed-up": "1.72 \N{MULTIPLICATION SIGN}",
+        "Cost of 1&#8239;000 steps": "$0.000800",
+        "Cost change": "+16 %",
+    }
+
+
+def test_plan_table_shows_each_plan_as_predicted(report: Report) -> None:
+    page = report()
+    chosen = page.row("one data host (local.c1)")
+    assert [" ".join(cell.split()) for cell in chosen[1:]] == [
+        "34.030.6\N{EN DASH}37.4",
+        "",
+        "1.82",
+        "$0.000756",
+        "+9.7 %",
+        "cpuaccelerator",
+    ]
+    assert "71 % of batches made on data hosts" in chosen[0]
+    assert page.row("today's cluster, tuned")[1].startswith("60.9")
+    assert "✗ not feasible: needs 3 cores, this machine has 2" in page.row("two data hosts")[0]
+
+
+def test_exactly_one_plan_is_marked_as_chosen(report: Report) -> None:
+    marked = [cells[0] for cells in report().cells if cells and "chosen" in cells[0]]
+    assert len(marked) == 1
+    assert marked[0].startswith("one data host")
+
+
+def test_plan_that_cannot_be_predicted_is_listed_with_its_reason(report: Report) -> None:
+    decision = sample_records.decision()
+    blank = replace(
+        decision.plans[-1], predicted=None, feasible=False, reason="no price is known for c9"
+    )
+    page = report(decision=replace(decision, plans=(*decision.plans[:-1], blank)))
+    row = page.row("four data hosts")
+    assert "no price is known for c9" in row[0]
+    assert row[1] == "not known"
+
+
+def test_many_plans_are_folded_but_all_there(report: Report) -> None:
+    decision = sample_records.decision()
+    many = tuple(
+        replace(decision.plans[-1], reason=f"needs {number} cores") for number in range(40)
+    )
+    page = report(decision=replace(decision, plans=(*decision.plans, *many)))
+    assert page.tags.count("details") == 1
+    assert all(f"needs {number} cores" in page.text for number in range(40))
+
+
+def test_path_hosts_events_and_advice_are_shown(report: Report) -> None:
+    text = report().text
+    for answer in sample_records.decision().path:
+        assert answer.question in text
+        assert answer.because in text
+    for word in ("algo-1 (rank 0)", "algo-2", "data host registered", "kornia", "uint8"):
+        assert word in text
+    assert "data hosts gone 0.4 s after the training's end" in text
+
+
+def test_nominal_prices_are_called_nominal(report: Report) -> None:
+    assert "nominal prices: nobody is billed" in report().text
+
+
+def test_real_prices_carry_date_region_and_purchase(report: Report) -> None:
+    decision = sample_records.decision()
+    prices = replace(
+        decision.prices, purchase="on-demand", source="AWS table", region="us-east-1", stale=True
+    )
+    page = report(
+        decision=replace(decision, prices=prices),
+        workload=replace(sample_records.workload(), platform="sagemaker"),
+    )
+    assert (
+        "Prices: on-demand, AWS table, us-east-1, of 2026-11-20 (stale: older than 90 days)."
+        in page.text
+    )
+    assert "nominal prices" not in page.text
+
+
+def test_place_of_the_measurement_in_the_band_is_said(report: Report) -> None:
+    assert "The measured step lies inside the predicted band." in report().text
+    assert "lies above the predicted band" in report(evaluation=_evaluated(0.05)).text
+
+
+def test_commands_to_reproduce_are_whole(report: Report) -> None:
+    text = report().text
+    assert "stoker run configs/mnist.yaml" in text
+    assert (
+        "stoker train --platform local --group dnn=local.c1:1:1 --group data=local.c1:1:1"
+        " -- python examples/mnist/train.py --epochs 3"
+    ) in text
+
+
+# ---------------------------------------------------------------- safety
+
+
+def test_hostile_names_are_shown_and_not_run(report: Report) -> None:
+    evil = "</title></svg><script>alert('1')</script>&\"<img src=x onerror=alert(2)>"
+    training = sample_records.training()
+    decision = sample_records.decision()
+    page = report(
+        run_id=evil,
+        workload=replace(sample_records.workload(), command=("python", evil)),
+        profile=replace(sample_records.profile(), fixes=(Fix(id="x", text=evil),)),
+        decision=replace(
+            decision,
+            plan=replace(
+                decision.plan,
+                groups=tuple(replace(group, instance_type=evil) for group in decision.plan.groups),
+            ),
+            warnings=(evil,),
+            advice=(Advice(id="x", text=evil, when=evil),),
+            path=tuple(replace(step, question=evil, because=evil) for step in decision.path),
+            prices=replace(decision.prices, source=evil),
+        ),
+        training=replace(
+            training,
+            metrics={evil: 1.0},
+            events=(Event(when=evil, what=evil, host=evil),),
+            hosts=tuple(replace(host, host=evil) for host in training.hosts),
+        ),
+        environment={evil: evil, "command": evil},
+        log_files=[Path("logs") / "<b>.log"],
+        failure=evil,
+    )
+    assert "script" not in page.tags
+    assert "img" not in page.tags
+    assert page.text.count("alert(2)") >= 12
+    assert not any(name.startswith("on") for _, name, _ in page.attributes)
+
+
+def test_nothing_points_outside_the_file(report: Report, tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "dnn algo#1.log"
+    page = report(log_files=[log, Path("/elsewhere/data.log")])
+    targets = {
+        value
+        for _, name, value in page.attributes
+        if name in ("src", "href", "srcset", "action", "data", "poster", "xlink:href")
+    }
+    assert targets == {"data:,", "./logs/dnn%20algo%231.log"}
+    assert re.findall(r"url\((?!#)[^)]*\)|@import|@font-face", page.source) == []
+    assert "script" not in page.tags
+    assert set(re.findall(r"https?://[^\s\"'<]*", page.source)) == {"http://www.w3.org/2000/svg"}
+
+
+def test_pictures_are_well_formed_named_and_self_contained(report: Report, tmp_path: Path) -> None:
+    before, after = sample_records.write_timelines(tmp_path)
+    source = report(before_timeline=before, after_timeline=after).source
+    pictures = re.findall(r"<svg.*?</svg>", source, flags=re.DOTALL)
+    named = [picture for picture in pictures if 'role="img"' in picture]
+    assert len(named) == 6
+    for picture in pictures:
+        root = ElementTree.fromstring(picture)
+        ids = [element.get("id") for element in root.iter() if element.get("id")]
+        assert set(re.findall(r"url\(#([^)]*)\)", picture)) <= set(ids)
+        assert set(root.get("aria-labelledby", "").split()) <= set(ids)
+        assert "nan" not in picture
+    every = re.findall(r'\bid="([^"]*)"', source)
+    assert len(every) == len(set(every))
+
+
+def test_tables_have_captions_and_scopes(report: Report) -> None:
+    page = report()
+    assert page.tags.count("caption") == page.tags.count("table")
+    heads = [tag for tag in page.tags if tag == "th"]
+    assert len([1 for tag, name, _ in page.attributes if (tag, name) == ("th", "scope")]) == len(
+        heads
+    )
+
+
+def test_text_stands_out_from_its_ground_in_light_and_dark(report: Report) -> None:
+    source = report().source
+    schemes = re.findall(r":root \{(.*?)\}", source, flags=re.DOTALL)
+    assert len(schemes) == 2
+    for scheme in schemes:
+        colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", scheme))
+        for text in ("text", "quiet", "wait-text", "compute-text", "good", "mixed", "bad"):
+            for ground in ("page", "card"):
+                assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+        for tone in ("good", "mixed", "bad"):
+            assert contrast(colours[tone], colours[f"{tone}-ground"]) >= 4.5, tone
+        for mark in ("wait", "compute"):
+            assert contrast(colours[mark], colours["page"]) >= 3, mark
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of WCAG 2."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+# ---------------------------------------------------------------- timelines
+
+
+HEADER = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples\n"
+
+
+def test_main_loader_is_the_one_with_most_rows(tmp_path: Path) -> None:
+    rows = ["0,0,0,0.0,1.0,1.0,8", "1,0,0,2.0,0.1,0.2,8", "1,0,1,2.3,0.1,0.2,8"]
+    (tmp_path / "t.csv").write_text(HEADER + "\n".join(rows))
+    timeline = read_timeline(tmp_path / "t.csv")
+    assert timeline is not None
+    assert {step.loader for step in timeline.steps} == {1}
+    assert timeline.median() == pytest.approx((0.3, 0.1, 0.2))
+
+
+@pytest.mark.parametrize(
+    "broken", ["0,0,1,0.5,0.", "0,0,1,x,0,0,8", "0,0,1,0,nan,0,8", "0,0,1,0,-1,0,8", "", "0,0"]
+)
+def test_row_of_a_killed_process_is_left_out(tmp_path: Path, broken: str) -> None:
+    (tmp_path / "t.csv").write_text(HEADER + "0,0,0,0.0,0.1,0.2,8\n" + broken)
+    timeline = read_timeline(tmp_path / "t.csv")
+    assert timeline is not None
+    assert [step.batch for step in timeline.steps] == [0]
+
+
+@pytest.mark.parametrize("text", ["", HEADER, "what,ever\n1,2\n"])
+def test_file_without_a_step_is_no_timeline(tmp_path: Path, text: str) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    assert read_timeline(tmp_path / "t.csv") is None
+    assert read_timeline(tmp_path / "missing.csv") is None
+
+
+def test_strip_of_medians_says_that_it_is_one(report: Report, tmp_path: Path) -> None:
+    text = report(before_timeline=tmp_path / "missing.csv").text
+    assert "Before: no timeline was kept, so the strip repeats the median step." in text
+    assert "After: no timeline was kept" in text
+
+
+def test_strip_of_a_timeline_names_the_steps_it_shows(report: Report, tmp_path: Path) -> None:
+    before, after = sample_records.write_timelines(tmp_path)
+    text = report(before_timeline=before, after_timeline=after).text
+    assert re.search(r"Before: steps \d+ to \d+ of 212, from the middle of the run", text)
+    assert re.search(r"After: steps \d+ to \d+ of 750, from the middle of the run", text)
+
+
+def test_window_stays_inside_one_epoch_where_it_can(tmp_path: Path) -> None:
+    path = sample_records.write_timeline(
+        tmp_path / "t.csv", wait_seconds=0.01, compute_seconds=0.02, epochs=2, steps=100
+    )
+    timeline = read_timeline(path)
+    assert timeline is not None
+    assert len({step.epoch for step in timeline.window(0.9)}) == 1
+
+
+def test_long_run_makes_no_large_report(report: Report, tmp_path: Path) -> None:
+    path = sample_records.write_timeline(
+        tmp_path / "t.csv", wait_seconds=0.01, compute_seconds=0.02, epochs=2, steps=10_000
+    )
+    assert len(report(before_timeline=path, after_timeline=path).source) < 150_000
+
+
+seconds = st.floats(min_value=1e-5, max_value=100)
+
+
+@st.composite
+def timelines(draw: st.DrawFn) -> Timeline:
+    waits = draw(st.lists(st.floats(min_value=0, max_value=10), min_size=1, max_size=60))
+    compute = draw(seconds)
+    now, steps = 0.0, []
+    for batch, wait in enumerate(waits):
+        steps.append(Step(0, batch // 20, batch, now, wait, compute))
+        now += wait + compute
+    return Timeline(tuple(steps), measured=draw(st.booleans()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(timeline=timelines(), at_most=st.integers(min_value=1, max_value=80))
+def test_bins_hold_every_step_once_and_add_up(timeline: Timeline, at_most: int) -> None:
+    bins = timeline.bins(at_most)
+    assert len(bins) <= at_most
+    assert sum(part.steps for part in bins) == len(timeline.steps)
+    total = sum(part.steps * (part.wait_seconds + part.compute_seconds) for part in bins)
+    assert total == pytest.approx(sum(step.step_seconds for step in timeline.steps))
+
+
+@settings(max_examples=60, deadline=None)
+@given(timeline=timelines(), length=seconds)
+def test_window_is_consecutive_and_not_longer_than_asked(timeline: Timeline, length: float) -> None:
+    window = timeline.window(length)
+    first = window[0].batch
+    assert [step.batch for step in window] == list(range(first, first + len(window)))
+    assert window[-1].start_seconds - window[0].start_seconds <= length
+
+
+# ---------------------------------------------------------------- layout
+
+
+def assert_labels_are_clear(drawing: Drawing) -> None:
+    for index, label in enumerate(drawing.labels):
+        assert label.left >= -0.01, label
+        assert label.right <= drawing.width + 0.01, label
+        assert label.top >= 0, label
+        assert label.bottom <= drawing.height, label
+        for other in drawing.labels[index + 1 :]:
+            assert not label.overlaps(other), (label, other)
+    ElementTree.fromstring(drawing.markup())
+
+
+widths = st.sampled_from([360.0, 960.0])
+names = st.sampled_from(["today's cluster", "two data hosts (ml.c5.18xlarge) and " * 3])
+
+
+@settings(max_examples=60, deadline=None)
+@given(before=timelines(), after=timelines(), what=names, width=widths)
+def test_labels_of_strips_and_series_never_clash(
+    before: Timeline, after: Timeline, what: str, width: float
+) -> None:
+    strips = [
+        Strip(name, what, timeline.median()[0], timeline)
+        for name, timeline in (("Before", before), ("After", after))
+    ]
+    unit = choose_time_unit([strip.step_seconds for strip in strips])
+    assert_labels_are_clear(strips_drawing(strips, unit=unit, width=width, name="a"))
+    assert_labels_are_clear(series_drawing(strips, unit=unit, width=width, name="b"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(values=st.lists(seconds, min_size=2, max_size=3), spread=st.floats(0, 1), width=widths)
+def test_labels_of_intervals_never_clash(values: list[float], spread: float, width: float) -> None:
+    kinds = ("measured", "predicted", "measured")
+    rows = [
+        Interval(f"Plan, {kind}", kind, value, value * (1 - spread), value * (1 + spread))
+        for kind, value in zip(kinds, values, strict=False)
+    ]
+    unit = choose_time_unit(values)
+    assert_labels_are_clear(intervals_drawing(rows, unit=unit, width=width, name="c"))
+
+
+def test_strips_show_twenty_to_forty_steps_of_the_usual_speed_ups() -> None:
+    for speedup in (1.0, 1.2, 1.6):
+        slow, fast = 0.06, 0.06 / speedup
+        length = shown_seconds([slow, fast])
+        for step in (slow, fast):
+            timeline = flat_timeline(wait_seconds=step / 2, compute_seconds=step / 2, steps=200)
+            assert timeline is not None
+            assert 20 <= len(timeline.window(length)) <= 40
+
+
+# ---------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "figures", "text"),
+    [
+        (0, 3, "0"),
+        (61.84, 3, "61.8"),
+        (61.84, 2, "62"),
+        (9.996, 3, "10.0"),
+        (123456.0, 3, "123 456"),
+        (0.000812345, 3, "0.000812"),
+        (1e-130, 3, "0"),
+        (-2.5, 2, "\N{MINUS SIGN}2.5"),
+    ],
+)
+def test_digits_keeps_what_is_significant(value: float, figures: int, text: str) -> None:
+    assert plain(digits(value, figures)) == text
+
+
+def test_time_unit_suits_the_largest_step() -> None:
+    assert choose_time_unit([0.062, None]) is MILLISECONDS
+    assert choose_time_unit([62.0]).symbol == "s"
+    assert choose_time_unit([62e-6]).symbol == "\N{MICRO SIGN}s"
+
+
+def test_changes_carry_a_sign_and_shares_do_not() -> None:
+    assert plain(signed_percent(0.0588)) == "+5.9 %"
+    assert plain(signed_percent(-0.2)) == "\N{MINUS SIGN}20 %"
+    assert plain(signed_percent(0.0001)) == "0 %"
+    assert plain(percent(0.645)) == "64 %"
+
+
+def test_dollars_are_never_in_powers_of_ten() -> None:
+    assert usd(0.00000812) == "$0.00000812"
+    assert plain(usd(12345.678)) == "$12 345.68"
+    assert usd(None) == "not known"
+
+
+def test_counts_read_as_words() -> None:
+    assert count(1, "data host") == "one data host"
+    assert count(12, "data host") == "12 data hosts"
