@@ -92,7 +92,7 @@ def _check(profile: Profile) -> str:
     check = profile.check
     text = (
         f"self-check: the parts give {_ms(check.predicted_step_seconds)} a step, measured were "
-        f"{_ms(profile.step.step_seconds)} ({check.error:+.0%})"
+        f"{_ms(check.predicted_step_seconds / (1 + check.error))} ({check.error:+.0%})"
     )
     return text if check.explained else f"{text}: unexplained, so nothing is advised that costs"
 

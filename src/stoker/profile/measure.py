@@ -21,6 +21,7 @@ from stoker.records.base import Value
 
 # Others that keep more of the vCPUs busy than this make the numbers doubtful.
 _MAX_OTHERS = 0.10
+_MIN_VCPUS = 0.1
 
 
 def combine(
@@ -80,12 +81,7 @@ def combine(
         step=step,
         observed=Observed(cpu_utilization=_cpu_share(whole, hosts), hosts=len(hosts)),
         spread={name: own for name, own in spread.items() if own is not None},
-        check=_check(
-            replace(parts, vcpus=max(0.1, parts.vcpus - sum(others.values()))),
-            step=step,
-            ranks=len(whole),
-            settings=settings,
-        )
+        check=_check(parts, whole, others=sum(others.values()), settings=settings)
         if parts
         else None,
         fixes=find_fixes([own.rank for own in whole], parts=parts, step=step),
@@ -196,9 +192,16 @@ def _parts(whole: Sequence[_Whole], *, step: StepTerms, vcpus: int) -> Parts | N
     )
 
 
-def _check(parts: Parts, *, step: StepTerms, ranks: int, settings: ProfileSettings) -> Check:
-    predicted = step_seconds(parts, ranks=ranks)
-    error = predicted / step.step_seconds - 1
+def _check(
+    parts: Parts, whole: Sequence[_Whole], *, others: float, settings: ProfileSettings
+) -> Check:
+    """Whether the parts explain the step as it was, with what others left of the vCPUs."""
+    left = replace(parts, vcpus=max(_MIN_VCPUS, parts.vcpus - others))
+    predicted = step_seconds(left, ranks=len(whole))
+    # Others come and go: what they took is a mean over the steps, to be held against a mean.
+    step = whole[0].as_is.step_seconds
+    is_disturbed = others > _MAX_OTHERS * parts.vcpus
+    error = predicted / (step.mean if is_disturbed else step.median) - 1
     return Check(
         predicted_step_seconds=predicted,
         error=error,
