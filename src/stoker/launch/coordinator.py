@@ -279,12 +279,16 @@ class Coordinator:
 
     def _note(self, socket: "zmq.Socket[bytes]", changes: Sequence[Change]) -> None:
         for change in changes:
+            reason = change.reason.strip().partition("\n")[0]
             code = "" if change.exit_code is None else f" with exit code {change.exit_code}"
-            reason = change.reason.strip().splitlines()[-1:] if change.reason else []
-            what = f"{change.kind} {change.what}{code}" + (f": {reason[0]}" if reason else "")
+            what = f"{change.kind} {change.what}{code}" + (f": {reason}" if reason else "")
             self._events.append(Event(when=now_utc(), what=what[:500], host=change.host))
             self._log.event(
-                f"host_{change.what}", kind=change.kind, about=change.host, reason=change.reason
+                f"host_{change.what}",
+                about=change.host,
+                kind=change.kind,
+                exit_code=change.exit_code,
+                reason=reason[:500],
             )
             if change.kind == "agent" and change.what in ("left", "lost"):
                 self._ended_agents[change.host] = self._clock()

@@ -214,7 +214,8 @@ class Membership:
             case Refused():
                 self._decide(Verdict(kind="refused", reason=message.reason))
             case State() if message.outcome is not None:
-                reason = message.reason or f"the training {message.outcome}"
+                why = message.reason.partition("\n")[0]
+                reason = f"the training {message.outcome}" + (f": {why}" if why else "")
                 self._decide(Verdict(kind="decided", reason=reason, state=message))
             case State() if message.unknown:
                 return False

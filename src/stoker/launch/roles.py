@@ -1,7 +1,9 @@
 """The roles of a dnn host: leader and follower."""
 
 import os
+import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from stoker.errors import PlatformError
 from stoker.launch import failures
@@ -28,6 +30,7 @@ HOST_LOST = PlatformError.exit_code
 FOLLOWERS_END_SECONDS = 60.0
 # When the leader's ranks fail, the cause may be a follower's, which says so within a moment.
 FOLLOWERS_CAUSE_SECONDS = 3.0
+OWN_CAUSE_SECONDS = 3.0
 
 
 def lead(run: HostRun, command: Sequence[str]) -> int:
@@ -36,7 +39,14 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
 
     def fail(change: Change) -> None:
         causes.append(change)
-        run.inbox.put(Decided(_words_of(change)))
+        decided = partial(run.inbox.put, Decided(_words_of(change)))
+        if change.what == "left" and failures.says_peer_is_gone(change.reason):
+            # Perhaps the leader's own ranks failed first: let them say so by themselves.
+            timer = threading.Timer(OWN_CAUSE_SECONDS, decided)
+            timer.daemon = True
+            timer.start()
+        else:
+            decided()
 
     coordinator = _coordinator(run, fail)
     events = [Event(when=now_utc(), what="training started", host=run.topology.host)]
@@ -59,7 +69,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
     if coordinator:
         coordinator.end(outcome.status, exit_code=code, reason=(outcome.failure or "")[:1000])
     if outcome.failure:
-        run.log.event("training_failed", reason=outcome.failure.strip().splitlines()[0])
+        run.log.event("training_failed", reason=outcome.failure.partition("\n")[0])
         write_failure(run.settings.base_dir, outcome.failure)
     _record(run, outcome, trainer, events, coordinator)
     if coordinator:

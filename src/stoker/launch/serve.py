@@ -10,6 +10,7 @@ from stoker.launch import machine
 from stoker.launch.hostrun import HostRun
 from stoker.launch.membership import Membership, Verdict
 from stoker.launch.supervise import Decided, SignalReceived, end_descendants
+from stoker.platforms import spawn
 
 NEVER_CAME = FeedLostError.exit_code
 ASKED_TO_STOP = 143
@@ -44,6 +45,7 @@ def serve(run: HostRun) -> int:
         verdicts.append(verdict)
         run.inbox.put(Decided(verdict.reason))
 
+    spawn.adopt_orphans()
     agent.open()
     membership = Membership(
         join=run.join(port=agent.port, plain_port=agent.plain_port, workers=workers),
@@ -60,15 +62,24 @@ def serve(run: HostRun) -> int:
     )
     membership.start()
     steward.start()
+    failure: StokerError | None = None
     try:
         agent.run()
+    except StokerError as err:
+        failure = err
     finally:
         is_over.set()
         steward.join()
-        reason = verdicts[0].reason if verdicts else "asked to stop"
-        membership.leave(exit_code=0 if verdicts else None, reason=reason)
+        reason = f"failed: {failure}" if failure else "" if verdicts else "asked to stop"
+        membership.leave(reason=reason)
         membership.close()
         end_descendants()
+    if failure is not None and not verdicts:
+        run.log.event("data_host_failed", reason=str(failure))
+        if not membership.wait_until_welcome(0):
+            raise failure
+        # The training goes on without this host: the dnn group decides the outcome.
+        return 0
     return _exit_code(run, verdicts)
 
 
