@@ -116,15 +116,15 @@ class Catalog:
         """All types for a person to read, at most 88 columns wide."""
         lines = [
             f"prices: {self.source}, {self.region or 'no region'}, {self.purchase}",
-            f"{'type':<20} {'vCPUs':>5} {'accelerators':<14} {'Gbit/s':>7} {'CoreMark':>8} "
-            f"{'$/hour':>9}  priced on",
+            f"{'type':<17} {'vCPUs':>5} {'accelerators':<12} {'Gbit/s':>6} {'CoreMark':>8} "
+            f"{'$/hour':>8}  priced on",
         ]
         for i in self.instances:
             accelerators = f"{i.accelerators} {i.accelerator_model or ''}" if i.accelerators else ""
-            usd = f"{i.usd_per_hour:9.4f}" if i.usd_per_hour is not None else f"{'unknown':>9}"
+            usd = f"{i.usd_per_hour:8.4f}" if i.usd_per_hour is not None else f"{'unknown':>8}"
             note = "" if self.platform != "sagemaker" or i.in_training_enum else "  cannot train"
             lines.append(
-                f"{i.type:<20} {i.vcpus:>5} {accelerators:<14} {_shown(i.network_gbps):>7} "
+                f"{i.type:<17} {i.vcpus:>5} {accelerators:<12} {_shown(i.network_gbps):>6} "
                 f"{_shown(i.coremark_per_vcpu):>8} {usd}  {i.priced_on or 'unknown'}{note}"
             )
         return "\n".join(lines)

@@ -74,7 +74,7 @@ def decide(
         processes_per_host: Trainer processes of a dnn host; absent: one an accelerator.
 
     Raises:
-        UsageError: If a type is not in the catalog, or a number of the profile is beyond any machine.
+        UsageError: If a type is not in the catalog, or a number is beyond any machine.
     """
     now = today_of(profile, catalog.get(profile.host.instance_type))
     processes = processes_per_host or max(1, now.accelerators)
@@ -89,13 +89,14 @@ def decide(
     )
     kept = keep(site)
     keep_plan = _keep_plan(profile, kept, rules)
-    others = [_plan(site, candidate, rules) for candidate in _candidates(site, rules, keep_plan)]
-    others += [
+    # What was asked for comes first: its twin among those that are searched is dropped.
+    others = [
         _plan(site, candidate, rules)
         for groups in extra_clusters
         for candidate in [named(site, groups)]
         if candidate.groups != kept.groups
     ]
+    others += [_plan(site, candidate, rules) for candidate in _candidates(site, rules, keep_plan)]
     chosen = choose(keep_plan, others, constraints, unexplained=work.unexplained)
     rest = [plan for plan in (keep_plan, *others) if not _is_same(plan, chosen)]
     plans = (chosen, *ranked(_distinct(rest), constraints.objective))

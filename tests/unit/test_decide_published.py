@@ -1,0 +1,242 @@
+"""The published results, reproduced from their inputs.
+
+AWS's two jobs (prices of 2022, us-east-1, on demand, SageMaker; the source prints its cost per step
+in US cents: here all costs are dollars), and FastFlow's ratios of training time with and without
+remote hosts (VLDB 2023; its accelerator hosts are containers of 7 vCPUs given to loading alone).
+"""
+
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from stoker.catalog import Catalog, load_catalog
+from stoker.decide import decide
+from stoker.records import (
+    Constraints,
+    Decision,
+    Group,
+    Observed,
+    Plan,
+    Predicted,
+    Profile,
+    ProfiledHost,
+    StepTerms,
+)
+
+TODAY = date(2022, 12, 1)
+PRICES_2022 = """instance_type,sagemaker_usd_per_hour_us_east_1,priced_on
+ml.p4d.24xlarge,37.688,2022-11-01
+ml.p3.2xlarge,3.825,2022-11-01
+ml.c5.18xlarge,3.672,2022-11-01
+ml.c5.9xlarge,1.836,2022-11-01
+"""
+CONTAINERS = """instance_type,vcpus,gpus,gpu_model,usd_per_hour
+box.gpu,7,1,RTX,1
+box.cpu,7,0,,0.2
+"""
+
+
+@pytest.fixture
+def catalog_2022(tmp_path: Path) -> Catalog:
+    file = tmp_path / "prices-2022.csv"
+    file.write_text(PRICES_2022)
+    return load_catalog("sagemaker", file)
+
+
+@pytest.fixture
+def containers(tmp_path: Path) -> Catalog:
+    file = tmp_path / "containers.csv"
+    file.write_text(CONTAINERS)
+    return load_catalog("kubernetes", file)
+
+
+def _cluster(dnn: str, data: str, *, count: int, workers: int | None = None) -> tuple[Group, ...]:
+    return (
+        Group(name="dnn", role="dnn", instance_type=dnn, count=1, workers_per_host=workers),
+        Group(name="data", role="data", instance_type=data, count=count),
+    )
+
+
+def _tensorflow(catalog: Catalog, today: date = TODAY) -> Decision:
+    profile = Profile(
+        host=ProfiledHost(instance_type="ml.p4d.24xlarge"),
+        step=StepTerms(step_seconds=0.192, accelerator_step_seconds=0.064, global_batch_size=8192),
+        observed=Observed(gpu_utilization=0.45),
+    )
+    return decide(
+        profile,
+        catalog=catalog,
+        constraints=Constraints(),
+        extra_clusters=[_cluster("ml.p4d.24xlarge", "ml.c5.18xlarge", count=2)],
+        today=today,
+    )
+
+
+def _pytorch(catalog: Catalog, cpu: float | None = None) -> Decision:
+    profile = Profile(
+        host=ProfiledHost(instance_type="ml.p3.2xlarge"),
+        step=StepTerms(
+            step_seconds=1.193,
+            accelerator_step_seconds=0.06,
+            loader_cpu_seconds=cpu,
+            num_workers=8,
+            global_batch_size=8192,
+        ),
+    )
+    return decide(
+        profile,
+        catalog=catalog,
+        constraints=Constraints(),
+        # The data host did all preprocessing, with 32 workers.
+        extra_clusters=[_cluster("ml.p3.2xlarge", "ml.c5.9xlarge", count=1, workers=0)],
+        today=TODAY,
+    )
+
+
+def _fastflow(catalog: Catalog, *, gpus: int, data: int) -> float:
+    """Predicted time with the remote hosts over the time without them."""
+    profile = Profile(
+        host=ProfiledHost(instance_type="box.gpu", count=gpus),
+        step=StepTerms(
+            step_seconds=1.0,
+            accelerator_step_seconds=0.05,
+            trainer_vcpus=0,
+            global_batch_size=32,
+        ),
+    )
+    groups = (
+        Group(name="dnn", role="dnn", instance_type="box.gpu", count=gpus),
+        Group(name="data", role="data", instance_type="box.cpu", count=data),
+    )
+    decision = decide(
+        profile,
+        catalog=catalog,
+        constraints=Constraints(),
+        extra_clusters=[groups],
+        today=TODAY,
+    )
+    return _named(decision).step_seconds
+
+
+def _named(decision: Decision) -> Predicted:
+    found = [p for p in decision.plans if p.reason == "asked for"] or [decision.plan]
+    assert len(found) == 1
+    assert found[0].predicted is not None
+    return found[0].predicted
+
+
+def _keep(decision: Decision) -> Predicted:
+    keep = next(plan for plan in decision.plans if plan.action == "keep")
+    assert keep.predicted is not None
+    return keep.predicted
+
+
+def _is_data(plan: Plan) -> bool:
+    return any(group.role == "data" for group in plan.groups)
+
+
+def test_tensorflow_on_p4d_with_two_c5_is_within_six_percent(catalog_2022: Catalog) -> None:
+    assert _named(_tensorflow(catalog_2022)).step_seconds == pytest.approx(0.086, rel=0.06)
+
+
+def test_tensorflow_costs_are_the_published_ones_in_dollars(catalog_2022: Catalog) -> None:
+    decision = _tensorflow(catalog_2022)
+    named = _named(decision)
+    assert _keep(decision).usd_per_1000_steps == pytest.approx(2.010, abs=0.001)
+    assert named.usd_per_hour == pytest.approx(45.032, abs=0.001)
+    assert named.usd_per_1000_steps == pytest.approx(1.076, rel=0.06)
+    assert named.cost_change == pytest.approx(-0.46, abs=0.03)
+
+
+def test_tensorflow_saves_less_at_todays_prices(catalog_2022: Catalog) -> None:
+    now = _named(_tensorflow(load_catalog("sagemaker"), date(2026, 11, 1)))
+    assert now.cost_change == pytest.approx(-0.42, abs=0.03)
+    assert now.cost_change > _named(_tensorflow(catalog_2022)).cost_change
+
+
+def test_tensorflow_chooses_a_data_group_that_saves(catalog_2022: Catalog) -> None:
+    decision = _tensorflow(catalog_2022)
+    assert (decision.bottleneck, decision.action) == ("cpu", "heterogeneous")
+    assert _is_data(decision.plan)
+    assert decision.plan.predicted is not None
+    assert decision.plan.predicted.cost_change < -0.4
+    assert not any(plan.action == "scale_up" for plan in decision.plans)
+
+
+@pytest.mark.parametrize("cpu", [None, 9.54])
+def test_pytorch_on_p3_with_one_c5_is_within_twelve_percent(
+    catalog_2022: Catalog, cpu: float | None
+) -> None:
+    decision = _pytorch(catalog_2022, cpu)
+    named = _named(decision)
+    assert named.step_seconds == pytest.approx(0.184, rel=0.12)
+    assert named.usd_per_hour == pytest.approx(5.661, abs=0.001)
+    assert _keep(decision).usd_per_1000_steps == pytest.approx(1.268, abs=0.001)
+    assert named.usd_per_1000_steps == pytest.approx(0.289, rel=0.12)
+    assert named.cost_change == pytest.approx(-0.77, abs=0.03)
+
+
+def test_pytorch_chooses_a_data_group(catalog_2022: Catalog) -> None:
+    assert _pytorch(catalog_2022).action == "heterogeneous"
+
+
+FASTFLOW = [
+    ("Speaker, 7 and 28 vCPUs", 1, 4, 0.230),
+    ("Speaker, 7 and 7", 1, 1, 0.529),
+    ("Speaker, 2 GPUs", 2, 2, 0.578),
+    ("Speaker, 4 GPUs", 4, 4, 0.599),
+    ("Transformer ASR, 7 and 7", 1, 1, 0.441),
+    ("Transformer ASR, 2 GPUs", 2, 2, 0.521),
+    ("Transformer ASR, 4 GPUs", 4, 4, 0.546),
+    ("CTC ASR, 7 and 7", 1, 1, 0.600),
+]
+
+
+def test_ten_published_points_have_a_small_mean_error(
+    catalog_2022: Catalog, containers: Catalog
+) -> None:
+    errors = [
+        _named(_tensorflow(catalog_2022)).step_seconds / 0.086 - 1,
+        _named(_pytorch(catalog_2022)).step_seconds / 0.184 - 1,
+    ]
+    errors += [
+        _fastflow(containers, gpus=gpus, data=data) / ratio - 1 for _, gpus, data, ratio in FASTFLOW
+    ]
+    assert len(errors) == 10
+    assert sum(map(abs, errors)) / len(errors) <= 0.075
+    assert max(map(abs, errors)) <= 0.25
+
+
+@pytest.mark.parametrize(
+    ("small", "large"),
+    [("ml.g5.8xlarge", "ml.g5.16xlarge"), ("ml.g5.12xlarge", "ml.g5.24xlarge")],
+)
+def test_larger_sister_is_priced_beside_its_heterogeneous_rival(small: str, large: str) -> None:
+    decision = _starved(small)
+    scale_up = [p for p in decision.plans if p.action == "scale_up"]
+    assert large in [plan.groups[0].instance_type for plan in scale_up]
+    assert any(plan.action == "heterogeneous" and plan.feasible for plan in decision.plans)
+    answer = next(a for a in decision.path if "larger type" in a.question)
+    assert answer.answer == "yes"
+    assert "a data group is" in answer.because
+
+
+@pytest.mark.parametrize("largest", ["ml.p4d.24xlarge", "ml.g5.48xlarge", "ml.trn1.32xlarge"])
+def test_largest_types_have_no_scale_up(largest: str) -> None:
+    decision = _starved(largest)
+    assert not any(plan.action == "scale_up" for plan in decision.plans)
+    assert decision.action == "heterogeneous"
+
+
+def _starved(instance_type: str) -> Decision:
+    profile = Profile(
+        host=ProfiledHost(instance_type=instance_type),
+        step=StepTerms(step_seconds=0.3, accelerator_step_seconds=0.1, global_batch_size=512),
+    )
+    return decide(
+        profile,
+        catalog=load_catalog("sagemaker"),
+        constraints=Constraints(),
+        today=date(2026, 11, 1),
+    )
