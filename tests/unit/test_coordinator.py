@@ -1,0 +1,293 @@
+"""The coordinator and its members over real sockets on loopback."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from io import StringIO
+
+import pytest
+import zmq
+
+from stoker.errors import PlatformError
+from stoker.feed.messages import (
+    PROTOCOL_VERSION,
+    Attend,
+    FromCoordinator,
+    Join,
+    Message,
+    Progress,
+    Refused,
+    Roster,
+    Unpacker,
+    pack,
+)
+from stoker.feed.security import Keys, new_token, secure_client
+from stoker.launch import coordinator as coordinator_module
+from stoker.launch.coordinator import Coordinator
+from stoker.launch.members import Change
+from stoker.launch.membership import Membership, Verdict, new_incarnation
+from stoker.logs import Log
+from stoker.records import FeedSettings
+
+KEYS = Keys.from_token(bytes.fromhex(new_token()))
+FEED = FeedSettings(lease_seconds=1.0, start_deadline_seconds=1.0)
+DEADLINE = 15.0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true"
+        time.sleep(0.01)
+
+
+class Run:
+    """A coordinator and members of it, all closed at the end."""
+
+    def __init__(self) -> None:
+        self.failures: list[Change] = []
+        self.verdicts: dict[str, Verdict] = {}
+        self.log = StringIO()
+        self._closing: list[Callable[[], None]] = []
+        with zmq.Context() as context, context.socket(zmq.PAIR) as probe:
+            self.port = probe.bind_to_random_port("tcp://127.0.0.1")
+
+    def coordinator(
+        self, *, agents: tuple[str, ...] = ("d1",), followers: tuple[str, ...] = ()
+    ) -> Coordinator:
+        coordinator = Coordinator(
+            keys=KEYS,
+            run_id="run",
+            agents=agents,
+            followers=followers,
+            feed=FeedSettings(lease_seconds=1.0, start_deadline_seconds=60.0),
+            log=Log(run="run", host="leader", stream=self.log),
+            address="127.0.0.1",
+            port=self.port,
+            on_failure=self.failures.append,
+        )
+        coordinator.start()
+        self._closing.append(coordinator.close)
+        return coordinator
+
+    def member(self, host: str, *, keys: Keys = KEYS, run_id: str = "run") -> Membership:
+        membership = Membership(
+            join=Join(
+                protocol=PROTOCOL_VERSION,
+                run_id=run_id,
+                kind="agent" if host.startswith("d") else "follower",
+                host=host,
+                group="data",
+                address="127.0.0.1",
+                port=1234,
+                workers=2,
+                incarnation=new_incarnation(),
+            ),
+            keys=keys,
+            address="localhost",
+            port=self.port,
+            feed=FEED,
+            log=Log(run="run", host=host, stream=self.log),
+            on_verdict=lambda verdict: self.verdicts.setdefault(host, verdict) and None,
+        )
+        membership.start()
+        self._closing.insert(0, membership.close)
+        return membership
+
+    def close(self) -> None:
+        for close in self._closing:
+            close()
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    monkeypatch.setattr(coordinator_module, "STRAGGLER_SECONDS", 0.5)
+    monkeypatch.setattr(coordinator_module, "GOODBYE_SECONDS", 0.3)
+    run = Run()
+    try:
+        yield run
+    finally:
+        run.close()
+    assert not [t.name for t in threading.enumerate() if t.name in ("coordinator", "membership")]
+
+
+class Rank:
+    """A trainer rank's connection to the coordinator."""
+
+    def __init__(self, port: int, keys: Keys = KEYS) -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        secure_client(self.socket, keys)
+        self.socket.connect(f"tcp://127.0.0.1:{port}")
+        self._unpack = Unpacker(FromCoordinator)
+
+    def __enter__(self) -> "Rank":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+        self.context.term()
+
+    def send(self, message: Message) -> None:
+        self.socket.send(pack(message))
+
+    def receive(self, timeout: float = DEADLINE) -> Message | None:
+        return self._unpack(self.socket.recv()) if self.socket.poll(timeout * 1000) else None
+
+    def roster(self) -> Roster:
+        message = self.receive()
+        assert isinstance(message, Roster)
+        return message
+
+
+def attend(run_id: str = "run", protocol: int = PROTOCOL_VERSION) -> Attend:
+    return Attend(protocol=protocol, run_id=run_id, rank=0, host="leader")
+
+
+def test_members_are_told_how_the_run_ended(run: Run) -> None:
+    coordinator = run.coordinator(agents=("d1", "d2"), followers=("f1",))
+    hosts = [run.member(host) for host in ("d1", "d2", "f1")]
+    assert all(host.wait_until_welcome(DEADLINE) for host in hosts)
+    coordinator.end("failed", exit_code=7, reason="rank 1 broke")
+    until(lambda: len(run.verdicts) == 3)
+    for verdict in run.verdicts.values():
+        assert verdict.kind == "decided"
+        assert verdict.state is not None
+        assert (verdict.state.outcome, verdict.state.exit_code) == ("failed", 7)
+        assert "rank 1 broke" in verdict.reason
+
+
+def test_a_straggler_learns_the_end_when_it_comes(run: Run) -> None:
+    coordinator = run.coordinator()
+    coordinator.end("succeeded", exit_code=0, reason="")
+    closing = threading.Thread(target=coordinator.close)
+    closing.start()
+    run.member("d1")
+    until(lambda: "d1" in run.verdicts)
+    assert run.verdicts["d1"].kind == "decided"
+    closing.join(DEADLINE)
+
+
+def test_close_waits_for_goodbyes_and_measures_the_release(run: Run) -> None:
+    coordinator = run.coordinator()
+    member = run.member("d1")
+    assert member.wait_until_welcome(DEADLINE)
+    coordinator.end("succeeded", exit_code=0, reason="")
+    until(lambda: "d1" in run.verdicts)
+    assert coordinator.release_seconds is None
+    member.leave(exit_code=0)
+    member.close()
+    coordinator.close()
+    assert coordinator.release_seconds is not None
+    assert [e.what for e in coordinator.events] == ["agent joined", "agent left with exit code 0"]
+
+
+def test_a_silent_leader_is_lost_after_first_contact(run: Run) -> None:
+    coordinator = run.coordinator()
+    assert run.member("d1").wait_until_welcome(DEADLINE)
+    coordinator.close()
+    until(lambda: "d1" in run.verdicts)
+    assert run.verdicts["d1"].kind == "lost"
+
+
+def test_a_leader_that_never_answers_is_given_up_at_the_start_deadline(run: Run) -> None:
+    run.member("d1")
+    until(lambda: "d1" in run.verdicts)
+    assert run.verdicts["d1"].kind == "never"
+
+
+def test_a_member_finds_a_leader_that_comes_late(run: Run) -> None:
+    member = run.member("d1")
+    assert not member.wait_until_welcome(0.2)
+    run.coordinator()
+    assert member.wait_until_welcome(DEADLINE)
+
+
+def test_a_host_of_another_run_is_refused(run: Run) -> None:
+    run.coordinator()
+    run.member("d1", run_id="another")
+    until(lambda: "d1" in run.verdicts)
+    assert run.verdicts["d1"].kind == "refused"
+    assert "not another" in run.verdicts["d1"].reason
+
+
+def test_a_host_with_another_token_gets_no_answer(run: Run) -> None:
+    run.coordinator()
+    member = run.member("d1", keys=Keys.from_token(bytes.fromhex(new_token())))
+    until(lambda: "d1" in run.verdicts)
+    assert run.verdicts["d1"].kind == "never"
+    assert not member.wait_until_welcome(0)
+
+
+def test_a_lost_follower_is_a_failure_that_names_it(run: Run) -> None:
+    run.coordinator(agents=(), followers=("f1",))
+    member = run.member("f1")
+    assert member.wait_until_welcome(DEADLINE)
+    member.close()
+    until(lambda: bool(run.failures))
+    assert (run.failures[0].host, run.failures[0].what) == ("f1", "lost")
+
+
+def test_a_followers_failure_carries_its_exit_code_and_words(run: Run) -> None:
+    coordinator = run.coordinator(agents=(), followers=("f1",))
+    member = run.member("f1")
+    assert member.wait_until_welcome(DEADLINE)
+    member.leave(exit_code=7, reason="LookupError: no such thing")
+    until(lambda: bool(run.failures))
+    assert run.failures[0].exit_code == 7
+    assert run.failures[0].reason == "LookupError: no such thing"
+    assert coordinator.wait_for_followers(DEADLINE)
+
+
+def test_a_lost_data_host_is_an_event_only(run: Run) -> None:
+    coordinator = run.coordinator()
+    member = run.member("d1")
+    assert member.wait_until_welcome(DEADLINE)
+    member.close()
+    until(lambda: any("lost" in event.what for event in coordinator.events))
+    assert run.failures == []
+
+
+def test_ranks_get_the_roster_again_whenever_it_changes(run: Run) -> None:
+    run.coordinator(agents=("d1", "d2"))
+    with Rank(run.port) as rank:
+        rank.send(attend())
+        first = rank.roster()
+        assert (first.agents, first.expected) == ((), 2)
+        member = run.member("d1")
+        assert [m.host for m in rank.roster().agents] == ["d1"]
+        member.close()
+        gone = rank.roster()
+        assert (gone.agents, [m.host for m in gone.lost]) == ((), ["d1"])
+        run.member("d1")
+        back = rank.roster()
+        assert ([m.host for m in back.agents], back.lost) == (["d1"], ())
+
+
+def test_a_rank_of_another_run_or_version_is_refused(run: Run) -> None:
+    run.coordinator()
+    with Rank(run.port) as rank:
+        for message in (attend(run_id="other"), attend(protocol=PROTOCOL_VERSION + 1)):
+            rank.send(message)
+            assert isinstance(rank.receive(), Refused)
+
+
+def test_rubbish_is_dropped_and_others_are_served(run: Run) -> None:
+    coordinator = run.coordinator()
+    with Rank(run.port) as rank:
+        rank.socket.send(b"rubbish")
+        rank.socket.send_multipart([b"a", b"b", b"c"])
+        rank.send(Progress(rank=0, steps=3, samples=6, wait_seconds=1.0, compute_seconds=2.0))
+        rank.send(attend())
+        rank.roster()
+    assert coordinator.progress[0].samples == 6
+    assert run.log.getvalue().count("message_refused") == 2
+
+
+def test_a_port_that_is_taken_is_a_platform_error(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_module, "BIND_SECONDS", 0.2)
+    run.coordinator()
+    with pytest.raises(PlatformError, match="cannot listen"):
+        run.coordinator()

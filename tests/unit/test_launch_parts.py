@@ -1,0 +1,277 @@
+"""The launcher's pure parts: exports, measures, failures, strategy."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import UsageError
+from stoker.feed.messages import Progress
+from stoker.launch import exports, machine
+from stoker.launch.failures import (
+    Cause,
+    RankEnd,
+    RankFailure,
+    first_cause,
+    forget_failures,
+    read_cause,
+    read_failures,
+    write_cause,
+)
+from stoker.launch.finish import FAILURE_CHARACTERS, write_failure
+from stoker.launch.measure import Step, main_loader, measure, read_timeline, steady
+from stoker.launch.strategy import SITE_DIR, Trainer
+from stoker.launch.supervise import resolve_program
+from stoker.launch.topology import HostGroup, Topology
+from stoker.settings import from_environment
+
+TOPOLOGY = Topology(
+    host="algo-3",
+    groups=(
+        HostGroup(name="data", role="data", instance_type="ml.c5.xlarge", hosts=("algo-1",)),
+        HostGroup(
+            name="gpu", role="dnn", instance_type="ml.p3.2xlarge", hosts=("algo-3", "algo-2")
+        ),
+    ),
+    network_interface="eth1",
+)
+
+
+@pytest.fixture
+def base_dir(tmp_path: Path) -> Path:
+    config = tmp_path / "input" / "config"
+    config.mkdir(parents=True)
+    (config / "hyperparameters.json").write_text(
+        json.dumps(
+            {
+                "lr": "0.1",
+                "name": "a b",
+                "flag": "true",
+                "x": "3",
+                "sagemaker_program": '"train.py"',
+                "sizes": "[1, 2]",
+            }
+        )
+    )
+    (config / "inputdataconfig.json").write_text(json.dumps({"train": {}, "val-2": {}}))
+    return tmp_path
+
+
+def variables(base_dir: Path) -> dict[str, str]:
+    return exports.sagemaker_variables(
+        TOPOLOGY,
+        base_dir,
+        values=exports.hyperparameters(base_dir),
+        num_cpus=4,
+        num_accelerators=2,
+    )
+
+
+def test_hyperparameters_become_arguments_as_the_toolkit_makes_them(base_dir: Path) -> None:
+    words = exports.arguments(exports.hyperparameters(base_dir))
+    assert words == (
+        ["--flag", "True", "--lr", "0.1", "--name", "a b", "--sizes", "[1, 2]", "-x", "3"]
+    )
+
+
+def test_without_hyperparameters_there_are_no_arguments(tmp_path: Path) -> None:
+    assert exports.arguments(exports.hyperparameters(tmp_path)) == []
+
+
+def test_the_toolkits_variables_are_exported(base_dir: Path) -> None:
+    found = variables(base_dir)
+    assert json.loads(found["SM_HOSTS"]) == ["algo-1", "algo-3", "algo-2"]
+    assert found["SM_CURRENT_HOST"] == "algo-3"
+    assert found["SM_CURRENT_INSTANCE_GROUP"] == "gpu"
+    assert json.loads(found["SM_INSTANCE_GROUPS_DICT"])["data"]["hosts"] == ["algo-1"]
+    assert found["SM_CHANNEL_TRAIN"] == str(base_dir / "input" / "data" / "train")
+    assert found["SM_CHANNEL_VAL-2"].endswith("val-2")
+    assert json.loads(found["SM_CHANNELS"]) == ["train", "val-2"]
+    assert found["SM_MODEL_DIR"] == str(base_dir / "model")
+    assert found["SM_OUTPUT_DATA_DIR"] == str(base_dir / "output" / "data")
+    assert (found["SM_NUM_CPUS"], found["SM_NUM_GPUS"]) == ("4", "2")
+    assert (found["SM_HP_LR"], found["SM_HP_FLAG"], found["SM_HP_NAME"]) == ("0.1", "true", "a b")
+    assert found["NCCL_SOCKET_IFNAME"] == found["GLOO_SOCKET_IFNAME"] == "eth1"
+
+
+def test_channels_are_the_folders_where_no_file_names_them(tmp_path: Path) -> None:
+    (tmp_path / "input" / "data" / "images").mkdir(parents=True)
+    assert json.loads(variables(tmp_path)["SM_CHANNELS"]) == ["images"]
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_malformed_hyperparameters_are_a_usage_error(base_dir: Path, text: str) -> None:
+    (base_dir / "input" / "config" / "hyperparameters.json").write_text(text)
+    with pytest.raises(UsageError, match="JSON"):
+        exports.hyperparameters(base_dir)
+
+
+@pytest.mark.parametrize(
+    ("environ", "hosts", "strategy"),
+    [
+        ({}, ("a",), "plain"),
+        ({}, ("a", "b"), "torchrun"),
+        ({"STOKER_PROCESSES_PER_HOST": "2"}, ("a",), "torchrun"),
+        ({"STOKER_STRATEGY": "plain"}, ("a", "b"), "plain"),
+        ({"STOKER_STRATEGY": "torchrun"}, ("a",), "torchrun"),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, ("a",), "torchrun"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, ("a",), "plain"),
+    ],
+)
+def test_torchrun_is_used_where_more_than_one_process_trains(
+    tmp_path: Path, environ: dict[str, str], hosts: tuple[str, ...], strategy: str
+) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "", "STOKER_BASE_DIR": str(tmp_path)} | environ
+    group = HostGroup(name="dnn", role="dnn", instance_type="", hosts=hosts)
+    topology = Topology(host="a", groups=(group,))
+    assert Trainer.of(from_environment(environ), topology, environ).strategy == strategy
+
+
+def test_torchrun_spans_the_dnn_group_only_and_the_leader_is_its_master(tmp_path: Path) -> None:
+    environ = {"STOKER_BASE_DIR": str(tmp_path), "STOKER_PROCESSES_PER_HOST": "4"}
+    settings = from_environment(environ)
+    trainer = Trainer.of(settings, TOPOLOGY, environ)
+    command = trainer.command(
+        ("python", "t.py"), TOPOLOGY, master=("10.0.0.3", 7602), feed=settings.feed
+    )
+    assert {"--nnodes=2", "--node-rank=0", "--nproc-per-node=4"} < set(command)
+    assert {"--master-addr=10.0.0.3", "--master-port=7602"} < set(command)
+    assert command[-2:] == ("python", "t.py")
+
+
+def test_an_unknown_strategy_is_a_usage_error(tmp_path: Path) -> None:
+    environ = {"STOKER_BASE_DIR": str(tmp_path), "STOKER_STRATEGY": "mpi"}
+    with pytest.raises(UsageError, match="mpi"):
+        Trainer.of(from_environment(environ), TOPOLOGY, environ)
+
+
+def test_ranks_learn_what_the_settings_table_says(tmp_path: Path) -> None:
+    environ = {"STOKER_BASE_DIR": str(tmp_path), "PYTHONPATH": "/theirs", "MINE": "kept"}
+    settings = from_environment(environ)
+    made = Trainer.of(settings, TOPOLOGY, environ).environ(
+        settings,
+        TOPOLOGY,
+        environ,
+        output=tmp_path / "out",
+        coordinator=("algo-3", 7600),
+        launcher_pid=42,
+    )
+    process = from_environment(made)
+    assert (process.host, process.group, process.launcher_pid) == ("algo-3", "gpu", 42)
+    assert process.has_data_group
+    assert process.coordinator == "algo-3:7600"
+    assert process.output == tmp_path / "out"
+    assert process.metrics == tmp_path / "out" / "metrics.json"
+    assert made["PYTHONPATH"] == f"{SITE_DIR}:/theirs"
+    assert made["MINE"] == "kept"
+
+
+def test_a_bare_python_is_the_one_that_runs_stoker() -> None:
+    path = {"PATH": os.environ["PATH"]}
+    assert resolve_program(["python", "-u", "t.py"], path) == (sys.executable, "-u", "t.py")
+    assert resolve_program(["sh", "-c", "x"], path) is not None
+    assert resolve_program(["no-such-program"], path) is None
+
+
+def rows(*steps: tuple[int, int, float, float, int]) -> str:
+    head = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples\n"
+    lines = (f"{lo},{ep},0,0.0,{wait},{comp},{n}\n" for lo, ep, wait, comp, n in steps)
+    return head + "".join(lines)
+
+
+def test_measures_are_medians_of_the_main_loader_without_its_first_steps(tmp_path: Path) -> None:
+    train = [(0, epoch, w, 1.0, 4) for epoch in (0, 1) for w in (50.0, 40.0, 1.0, 2.0, 3.0)]
+    validation = [(1, 0, 9.0, 9.0, 4)] * 3
+    (tmp_path / "timeline-rank0.csv").write_text(rows(*train, *validation))
+    found = measure(tmp_path, {})
+    assert found is not None
+    assert (found.wait_seconds, found.compute_seconds, found.step_seconds) == (2.0, 1.0, 3.0)
+    assert found.steps == 10
+    assert found.samples_per_second == pytest.approx(6 * 4 / 18.0)
+    assert found.spread["wait_seconds"].samples == 6
+    assert (found.spread["wait_seconds"].low, found.spread["wait_seconds"].high) == (1.25, 2.75)
+    assert found.timeline_file == "timeline-rank0.csv"
+
+
+def test_rates_of_all_ranks_add_up_wherever_they_run(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        (tmp_path / f"timeline-rank{rank}.csv").write_text(rows(*[(0, 0, 0.5, 0.5, 8)] * 4))
+    far = Progress(rank=2, steps=4, samples=40, wait_seconds=1.0, compute_seconds=3.0)
+    near = Progress(rank=1, steps=4, samples=999, wait_seconds=1.0, compute_seconds=3.0)
+    found = measure(tmp_path, {2: far, 1: near})
+    assert found is not None
+    assert found.samples_per_second == pytest.approx(8 + 8 + 10)
+
+
+def test_short_epochs_are_measured_whole_and_cut_rows_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "timeline-rank0.csv"
+    path.write_text(rows((0, 0, 1.0, 1.0, 4), (0, 0, 2.0, 1.0, 4)) + "0,0,2,0.0,3")
+    steps = read_timeline(path)
+    assert len(steps) == 2
+    assert steady(main_loader(steps)) == steps
+
+
+def test_without_a_timeline_nothing_is_measured(tmp_path: Path) -> None:
+    assert measure(tmp_path, {}) is None
+    (tmp_path / "timeline-rank0.csv").write_text(rows())
+    assert measure(tmp_path, {}) is None
+
+
+def test_steady_steps_are_counted_by_epoch() -> None:
+    steps = [
+        Step(loader=0, epoch=epoch, wait_seconds=float(i), compute_seconds=0.0, samples=1)
+        for epoch in (0, 1)
+        for i in range(4)
+    ]
+    assert [step.wait_seconds for step in steady(steps)] == [2.0, 3.0, 2.0, 3.0]
+
+
+def end(rank: int, code: int, kind: str = "", message: str = "") -> RankEnd:
+    failure = RankFailure(rank=rank, type=kind, message=message) if kind else None
+    return RankEnd(rank=rank, exit_code=code, failure=failure)
+
+
+@pytest.mark.parametrize(
+    "consequence",
+    [
+        end(0, 1, "RuntimeError", "Connection closed by peer [127.0.0.1]:1"),
+        end(0, 1, "DistBackendError", "NCCL error"),
+        end(0, 143),
+        end(0, 134),
+    ],
+)
+def test_a_rank_that_only_lost_its_peer_is_not_the_cause(consequence: RankEnd) -> None:
+    assert first_cause([consequence, end(1, 7)]).rank == 1
+    assert first_cause([end(1, 137), consequence]).rank == 1
+    assert first_cause([consequence]) is consequence
+
+
+def test_of_two_real_failures_the_first_one_seen_is_the_cause() -> None:
+    assert first_cause([end(3, 1, "ValueError", "a"), end(1, 1, "ValueError", "b")]).rank == 3
+
+
+def test_failures_are_read_by_rank_and_forgotten(tmp_path: Path) -> None:
+    for rank in (10, 2):
+        text = json.dumps({"rank": rank, "type": "ValueError", "message": "m", "more": 1})
+        (tmp_path / f"failure-rank{rank}.json").write_text(text)
+    (tmp_path / "failure-rank3.json").write_text("{")
+    write_cause(tmp_path, Cause(rank=10, exit_code=7))
+    assert [failure.rank for failure in read_failures(tmp_path)] == [2, 10]
+    assert read_cause(tmp_path) == Cause(rank=10, exit_code=7)
+    forget_failures(tmp_path)
+    assert read_failures(tmp_path) == []
+    assert read_cause(tmp_path) is None
+
+
+def test_the_failure_file_keeps_the_first_line_and_the_end_of_a_long_text(tmp_path: Path) -> None:
+    write_failure(tmp_path, "ValueError: broken\n" + "frame\n" * 1000 + "the last line")
+    text = (tmp_path / "output" / "failure").read_text()
+    assert len(text) == FAILURE_CHARACTERS
+    assert text.startswith("ValueError: broken\n")
+    assert text.endswith("the last line")
+
+
+def test_this_machine_has_vcpus_within_its_affinity() -> None:
+    assert 1 <= machine.usable_vcpus() <= len(os.sched_getaffinity(0))

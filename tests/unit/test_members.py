@@ -1,0 +1,220 @@
+"""Membership of a run: joins, leases and losses, with a clock of our own."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.feed.messages import PROTOCOL_VERSION, Beat, Join, Leave, Refused, Welcome
+from stoker.launch.members import Change, Members
+
+LEASE = 12.0
+START = 1800.0
+
+
+def members(*, agents: tuple[str, ...] = ("d1", "d2"), followers: tuple[str, ...] = ()) -> Members:
+    return Members(
+        run_id="run",
+        agents=agents,
+        followers=followers,
+        lease_seconds=LEASE,
+        start_deadline_seconds=START,
+        now=0.0,
+    )
+
+
+def join(
+    host: str = "d1", *, life: str = "a", address: str = "10.0.0.1", **changes: object
+) -> Join:
+    facts: dict[str, object] = {
+        "protocol": PROTOCOL_VERSION,
+        "run_id": "run",
+        "kind": "agent" if host.startswith("d") else "follower",
+        "host": host,
+        "group": "data",
+        "address": address,
+        "port": 7600,
+        "workers": 2,
+        "incarnation": life,
+    }
+    return Join(**(facts | changes))  # type: ignore[arg-type]
+
+
+def whats(changes: list[Change]) -> list[tuple[str, str]]:
+    return [(change.host, change.what) for change in changes]
+
+
+def test_a_launcher_that_joins_is_welcome_and_told_to_beat_within_its_lease() -> None:
+    answer, change = members().join(join(), 0.0)
+    assert isinstance(answer, Welcome)
+    assert answer.lease_seconds == LEASE
+    assert answer.beat_seconds * 3 < LEASE
+    assert change is not None
+    assert change.what == "joined"
+
+
+def test_a_lease_lasts_from_the_last_beat() -> None:
+    group = members()
+    group.join(join(), 0.0)
+    assert group.beat(Beat(host="d1", incarnation="a"), 10.0)
+    assert group.expire(10.0 + LEASE) == []
+    assert whats(group.expire(10.1 + LEASE)) == [("d1", "lost")]
+    assert group.expire(1000.0) == []
+
+
+def test_a_lost_data_host_does_not_fail_the_run_and_is_in_the_roster_as_lost() -> None:
+    group = members()
+    group.join(join(), 0.0)
+    (change,) = group.expire(LEASE + 1)
+    assert not change.fails_the_run
+    roster = group.roster(LEASE + 1)
+    assert [member.host for member in roster.lost] == ["d1"]
+    assert roster.agents == ()
+    assert roster.expected == 2
+
+
+def test_a_lost_follower_fails_the_run_and_is_named() -> None:
+    group = members(followers=("f1",))
+    group.join(join("f1"), 0.0)
+    (change,) = group.expire(LEASE + 1)
+    assert change.fails_the_run
+    assert change.host == "f1"
+    assert "12 s" in change.reason
+
+
+def test_a_follower_that_does_not_come_is_absent_once_and_fails_the_run() -> None:
+    group = members(agents=(), followers=("f1",))
+    assert group.expire(START) == []
+    (change,) = group.expire(START + 1)
+    assert (change.what, change.fails_the_run) == ("absent", True)
+    assert group.expire(START + 2) == []
+
+
+def test_a_data_host_that_does_not_come_fails_nothing_and_may_come_later() -> None:
+    group = members(agents=("d1",))
+    (change,) = group.expire(START + 1)
+    assert not change.fails_the_run
+    answer, change_ = group.join(join(), START + 5)
+    assert isinstance(answer, Welcome)
+    assert change_ is not None
+    assert change_.what == "joined"
+
+
+def test_a_beat_of_no_member_says_so() -> None:
+    group = members()
+    assert not group.beat(Beat(host="d1", incarnation="a"), 0.0)
+    assert not group.beat(Beat(host="stranger", incarnation="a"), 0.0)
+
+
+def test_a_lost_data_host_must_join_again_and_is_back() -> None:
+    group = members()
+    group.join(join(), 0.0)
+    group.expire(LEASE + 1)
+    assert not group.beat(Beat(host="d1", incarnation="a"), LEASE + 2)
+    _, change = group.join(join(), LEASE + 3)
+    assert change is not None
+    assert change.what == "rejoined"
+    assert [m.host for m in group.roster(LEASE + 3).agents] == ["d1"]
+    assert group.roster(LEASE + 3).lost == ()
+
+
+def test_a_data_host_comes_back_under_a_new_address_and_its_old_life_is_refused() -> None:
+    group = members()
+    group.join(join(life="a", address="10.0.0.1"), 0.0)
+    _, change = group.join(join(life="b", address="10.0.0.9"), 1.0)
+    assert change is not None
+    assert change.what == "rejoined"
+    assert not change.fails_the_run
+    assert [m.address for m in group.roster(1.0).agents] == ["10.0.0.9"]
+    assert not group.beat(Beat(host="d1", incarnation="a"), 2.0)
+    answer, _ = group.join(join(life="a"), 2.0)
+    assert isinstance(answer, Refused)
+    assert group.leave(Leave(host="d1", incarnation="a")) is None
+    assert [m.incarnation for m in group.roster(2.0).agents] == ["b"]
+
+
+def test_joining_again_over_a_new_connection_is_no_news() -> None:
+    group = members(followers=("f1",))
+    for host in ("d1", "f1"):
+        group.join(join(host), 0.0)
+        assert group.join(join(host), 1.0)[1] is None
+
+
+def test_a_follower_that_started_again_fails_the_run() -> None:
+    group = members(followers=("f1",))
+    group.join(join("f1", life="a"), 0.0)
+    _, change = group.join(join("f1", life="b"), 1.0)
+    assert change is not None
+    assert change.fails_the_run
+
+
+def test_a_follower_that_leaves_fails_the_run_unless_its_training_ended_well() -> None:
+    for code, fails in ((0, False), (7, True), (None, True)):
+        group = members(followers=("f1",))
+        group.join(join("f1"), 0.0)
+        change = group.leave(Leave(host="f1", incarnation="a", exit_code=code, reason="why"))
+        assert change is not None
+        assert change.fails_the_run is fails
+        assert change.exit_code == code
+        assert group.live_followers() == ()
+        assert all(later.host != "f1" for later in group.expire(1000.0 + START))
+
+
+def test_a_data_host_that_left_is_neither_there_nor_lost() -> None:
+    group = members()
+    group.join(join(), 0.0)
+    group.leave(Leave(host="d1", incarnation="a"))
+    roster = group.roster(1.0)
+    assert (roster.agents, roster.lost) == ((), ())
+    assert group.live == ()
+    assert group.awaited == ("d2",)
+
+
+def test_strangers_are_refused_with_the_reason() -> None:
+    group = members(followers=("f1",))
+    for message, words in (
+        (join("d9"), "d9 is no agent"),
+        (join("f1", kind="agent"), "f1 is no agent"),
+        (join(run_id="other"), "not other"),
+        (join(protocol=PROTOCOL_VERSION + 1), "same image"),
+    ):
+        answer, change = group.join(message, 0.0)
+        assert isinstance(answer, Refused)
+        assert words in answer.reason
+        assert change is None
+    assert group.live == ()
+
+
+ACTIONS = st.tuples(
+    st.sampled_from(["join", "beat", "leave", "expire"]),
+    st.sampled_from(["d1", "d2", "f1"]),
+    st.sampled_from(["a", "b", "c"]),
+    st.floats(min_value=0, max_value=20),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(ACTIONS, max_size=40))
+def test_whatever_comes_a_live_host_has_spoken_within_its_lease(
+    actions: list[tuple[str, str, str, float]],
+) -> None:
+    group = members(followers=("f1",))
+    now = 0.0
+    spoke: dict[str, float] = {}
+    for action, host, life, pause in actions:
+        now += pause
+        for change in group.expire(now):
+            assert now - spoke.get(change.host, 0.0) > LEASE
+        if action == "join":
+            answer, _ = group.join(join(host, life=life), now)
+            if isinstance(answer, Welcome):
+                spoke[host] = now
+        elif action == "beat" and group.beat(Beat(host=host, incarnation=life), now):
+            spoke[host] = now
+        elif action == "leave":
+            group.leave(Leave(host=host, incarnation=life))
+        for live in group.live:
+            assert now - spoke[live] <= LEASE
+        roster = group.roster(now)
+        agents = {m.host for m in roster.agents}
+        lost = {m.host for m in roster.lost}
+        assert agents == {h for h in group.live if h.startswith("d")}
+        assert not agents & lost
