@@ -1,3 +1,34 @@
-"""stoker: keeps accelerators fed from CPU hosts."""
+"""stoker: keeps accelerators fed from CPU hosts.
+
+`from stoker import DataLoader` is the only change in a training script; the names below are
+imported when they are first used, so that `import stoker` costs nothing.
+"""
+
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from stoker.feed.loader import DataLoader as DataLoader
+    from stoker.feed.metrics import log_metrics as log_metrics
+    from stoker.feed.shipping import remote as remote
+
+__all__ = ["DataLoader", "__version__", "log_metrics", "remote"]
+
+_HOMES = {
+    "DataLoader": "stoker.feed.loader",
+    "log_metrics": "stoker.feed.metrics",
+    "remote": "stoker.feed.shipping",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -119,6 +119,11 @@ class Schedule:
         """The number that is delivered next."""
         return self._head
 
+    @property
+    def supplied(self) -> int:
+        """Numbers that were supplied in this epoch."""
+        return self._supplied
+
     def take(self, now: float) -> None:
         """The trainer has taken the head-of-line batch."""
         self._arrived.discard(self._head)
@@ -213,6 +218,13 @@ class Schedule:
         for number in skipped:
             self._hand_out_again(number)
         return asks
+
+    def has_work(self, now: float) -> bool:
+        """Whether `assign` could hand out something."""
+        if not any(state.free() > 0 for state in self._peers.values()):
+            return False
+        limit = min(self._head + max(self.window(now), 1), self._supplied)
+        return bool(self._again) or self._next_new < limit
 
     def overdue(self, now: float) -> list[int]:
         """Numbers that are to be asked for elsewhere too, because the head of the line is late.

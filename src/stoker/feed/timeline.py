@@ -48,8 +48,17 @@ class Timeline:
         """The recorder for one pass over a loader."""
         return Steps(self, loader=loader, epoch=epoch, clock=self._clock)
 
-    def add(self, *, head: str, start: float, wait: float, compute: float, samples: int) -> None:
-        """One step; `start` on the timeline's clock."""
+    def add(
+        self,
+        *,
+        head: str,
+        start: float,
+        wait: float,
+        compute: float,
+        samples: int,
+        may_write: bool = True,
+    ) -> None:
+        """One step; `start` on the timeline's clock. A finalizer must not write."""
         if self._zero is None:
             self._zero = self._flushed = start
         self.steps += 1
@@ -58,7 +67,7 @@ class Timeline:
         self.compute_seconds += compute
         if self._path is not None:
             self._rows.append(f"{head},{start - self._zero:.6f},{wait:.6f},{compute:.6f},{samples}")
-            if start + wait + compute - self._flushed > _FLUSH_SECONDS:
+            if may_write and start + wait + compute - self._flushed > _FLUSH_SECONDS:
                 self.flush()
 
     def flush(self) -> None:
@@ -107,7 +116,11 @@ class Steps:
         self._complete(self._clock())
         self._timeline.flush()
 
-    def _complete(self, now: float) -> None:
+    def drop(self) -> None:
+        """The pass was dropped by its last reference; safe in a finalizer."""
+        self._complete(self._clock(), may_write=False)
+
+    def _complete(self, now: float, *, may_write: bool = True) -> None:
         if self._open is not None:
             asked, got, samples = self._open
             self._open = None
@@ -117,5 +130,6 @@ class Steps:
                 wait=got - asked,
                 compute=now - got,
                 samples=samples,
+                may_write=may_write,
             )
             self._batch += 1

@@ -1,0 +1,108 @@
+"""The feed as a trainer process has it: one client, one pump, any number of loaders."""
+
+import atexit
+import functools
+import os
+import secrets
+import threading
+import weakref
+from types import TracebackType
+
+from stoker.errors import UsageError
+from stoker.feed.process import LoaderBooks, Process
+from stoker.feed.pump import Pump
+from stoker.feed.security import Keys, read_token
+from stoker.feed.session import Session
+from stoker.feed.shared import Shared
+from stoker.logs import Log
+
+# The pump's last words take milliseconds; ending local workers may take a little longer.
+CLOSE_SECONDS = 8.0
+
+
+class Feed:
+    """Batches from the data group and from local workers, for the loaders of this process.
+
+    Raises:
+        UsageError: If the run's token is missing, or the coordinator's address is none.
+    """
+
+    def __init__(self, process: Process) -> None:
+        settings = process.settings
+        if settings.token_file is None:
+            raise UsageError(
+                "there is a data group, but no token to speak to it",
+                where="variable STOKER_TOKEN_FILE",
+                fix="start the training with `stoker train` or `stoker launch`",
+            )
+        host, _, port = (settings.coordinator or "").rpartition(":")
+        if not host or not port.isdigit():
+            raise UsageError(
+                f"expected host:port, found {settings.coordinator!r}",
+                where="variable STOKER_COORDINATOR",
+            )
+        keys = Keys.from_token(read_token(settings.token_file))
+        log = Log(run=settings.run_id, host=settings.host)
+        self._settings = settings
+        self._pid = os.getpid()
+        self.shared = Shared(timeline=process.timeline, log=log)
+        pump = Pump(self.shared, settings, keys)
+        self._thread = threading.Thread(target=pump.run, name="stoker-feed", daemon=True)
+        self._thread.start()
+
+    def session_for(self, books: LoaderBooks) -> Session:
+        """A session of that loader which no pass uses now; a new one if there is none."""
+        shared = self.shared
+        with shared.lock:
+            for known in books.sessions:
+                if known.is_idle() and known.name in shared.sessions:
+                    known.reserve()
+                    return known
+            name = f"r{self._settings.rank}-l{books.number}-{secrets.token_hex(8)}"
+            share = self._settings.feed.max_bytes // self._settings.local_world_size
+            session = Session(name, lock=shared.lock, wake=shared.wake, max_bytes=share)
+            session.reserve()
+            session.failure = shared.failure
+            shared.sessions[name] = session
+            books.sessions.append(session)
+        weakref.finalize(books, shared.retire, session).atexit = False
+        return session
+
+    def close(self) -> None:
+        """Says goodbye to the agents and ends the local workers; may be called twice.
+
+        Blocks for at most CLOSE_SECONDS. Does nothing in a forked child.
+        """
+        if os.getpid() != self._pid:
+            return
+        self.shared.is_closing = True
+        self.shared.wake()
+        self._thread.join(CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self.shared.close()
+
+    def __enter__(self) -> "Feed":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def feed_of(process: Process) -> Feed:
+    """The feed of this process, opened at the first call, closed at its exit.
+
+    A forked child gets one of its own: nothing of its parent's is used.
+    """
+    return _feed(os.getpid(), process)
+
+
+@functools.lru_cache(maxsize=1)
+def _feed(pid: int, process: Process) -> Feed:
+    feed = Feed(process)
+    atexit.register(feed.close)
+    return feed

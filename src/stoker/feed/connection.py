@@ -1,0 +1,174 @@
+"""One connection of the trainer to a service of the feed: dialled, watched, dialled again.
+
+libzmq's own reconnection would keep a name's first address and hide that a peer came back with
+its memory lost. So a lost connection is closed, and dialled again by name after a pause; whoever
+listens starts afresh with each one.
+"""
+
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Callable, Sequence
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from stoker.feed.messages import Message, pack
+from stoker.feed.security import Keys, plain_socket, secure_client
+
+ZmqSocket = zmq.Socket[bytes]
+ZmqContext = zmq.Context[ZmqSocket]
+
+CONNECT_SECONDS = 5.0
+# Pauses between attempts: doubled from the first to the second.
+FIRST_PAUSE_SECONDS = 0.1
+MAX_PAUSE_SECONDS = 2.0
+# At the end of the process: what is still to be sent (a goodbye) may take so long.
+GOODBYE_SECONDS = 0.2
+
+_UP = zmq.EVENT_HANDSHAKE_SUCCEEDED
+_DOWN = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+
+
+def resolve(name: str) -> str:
+    """The address of a host as zmq wants it, looked up now; blocks as long as the resolver does.
+
+    Raises:
+        OSError: If the name is not known.
+    """
+    family, _, _, _, address = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0]
+    return f"[{address[0]}]" if family == socket.AF_INET6 else str(address[0])
+
+
+def is_address(name: str) -> bool:
+    """Whether `name` is an IP address, which `resolve` needs not look up."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class Connection:
+    """A DEALER socket with its monitor; used by the pump thread only.
+
+    Args:
+        keys: Of the run; None: not encrypted.
+        max_message_bytes: A longer message cuts the connection before memory is taken for it.
+
+    Attributes:
+        is_up: The handshake is done, and the connection was not lost since.
+        down_since: When it was last lost, or made; monotonic seconds.
+        dial_at: When to dial, while there is no socket.
+    """
+
+    def __init__(
+        self,
+        context: ZmqContext,
+        keys: Keys | None,
+        *,
+        now: float,
+        max_message_bytes: int,
+    ) -> None:
+        self._context = context
+        self._keys = keys
+        self._max_message_bytes = max_message_bytes
+        self._socket: ZmqSocket | None = None
+        self._monitor: ZmqSocket | None = None
+        self._pause = FIRST_PAUSE_SECONDS
+        self.is_up = False
+        self.down_since = now
+        self.dial_at = now
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a socket: up, or on its way."""
+        return self._socket is not None
+
+    def sockets(self) -> Sequence[ZmqSocket]:
+        """What to poll for reading."""
+        return [s for s in (self._socket, self._monitor) if s is not None]
+
+    def dial(self, endpoint: str, *, identity: bytes = b"") -> None:
+        """Connects; `watch` tells what becomes of it.
+
+        Args:
+            endpoint: `tcp://ADDRESS:PORT`.
+            identity: Routing id; empty: libzmq's own.
+        """
+        self.close()
+        made: ZmqSocket = self._context.socket(zmq.DEALER)
+        if self._keys is None:
+            plain_socket(made, max_message_bytes=self._max_message_bytes)
+        else:
+            secure_client(made, self._keys, max_message_bytes=self._max_message_bytes)
+        made.reconnect_ivl = -1
+        made.connect_timeout = round(CONNECT_SECONDS * 1000)
+        made.sndhwm = made.rcvhwm = 0
+        if identity:
+            made.routing_id = identity
+        self._monitor = made.get_monitor_socket(_UP | _DOWN)
+        self._socket = made
+        made.connect(endpoint)
+
+    def watch(self, now: float) -> bool:
+        """Reads the monitor; True if `is_up` changed."""
+        was_up = self.is_up
+        while self._monitor is not None:
+            try:
+                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+            except zmq.Again:
+                break
+            if event & _UP:
+                self.is_up = True
+                self._pause = FIRST_PAUSE_SECONDS
+            elif event & _DOWN:
+                self.lose(now)
+        return self.is_up != was_up
+
+    def lose(self, now: float) -> None:
+        """The connection is lost: it is closed, and to be dialled again after a pause."""
+        if self.is_up:
+            self.down_since = now
+        self.close()
+        self.dial_at = now + self._pause
+        self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS)
+
+    def send(self, message: Message, frame: bytes | None = None) -> None:
+        """Queues a message; silent without a connection, whose loss the monitor tells."""
+        if self._socket is None:
+            return
+        with contextlib.suppress(zmq.Again):
+            if frame is None:
+                self._socket.send(pack(message), zmq.NOBLOCK)
+            else:
+                self._socket.send_multipart([pack(message), frame], zmq.NOBLOCK, copy=False)
+
+    def receive(self, take: Callable[[Sequence[zmq.Frame]], None], *, at_most: int) -> None:
+        """Hands the frames of the messages that are there to `take`, one message at a time."""
+        for _ in range(at_most):
+            if self._socket is None:
+                return
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            take(frames)
+
+    def close(self, *, linger_seconds: float = 0.0) -> None:
+        """Closes the sockets; may be called twice."""
+        self.is_up = False
+        if self._socket is not None:
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.disable_monitor()
+            self._socket.close(linger=round(linger_seconds * 1000))
+            self._socket = None
+        if self._monitor is not None:
+            self._monitor.close(linger=0)
+            self._monitor = None

@@ -1,0 +1,138 @@
+"""The iterator of a loader under a data group."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import repeat
+from typing import cast
+
+from torch.utils.data import DataLoader, _DatasetKind
+from torch.utils.data import _utils as torch_utils
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from stoker.errors import UsageError
+from stoker.feed.client import Feed
+from stoker.feed.iterators import Numbered, Pass
+from stoker.feed.local import LocalWorkers
+from stoker.feed.process import Process
+from stoker.feed.session import Session
+from stoker.feed.shipping import PackedSpec, Spec, pack_spec
+from stoker.logs import Log
+
+
+class FeedIterator(_BaseDataLoaderIter):
+    """One pass (with persistent workers: one after the other) over the feed.
+
+    What torch's iterators do in the trainer is done by their common base, so that samplers, base
+    seed and warnings are the same.
+    """
+
+    def __init__(self, loader: "DataLoader[object]", process: Process, feed: Feed) -> None:
+        if loader._dataset_kind != _DatasetKind.Map:
+            raise UsageError(
+                f"an iterable dataset ({type(loader.dataset).__name__}) cannot use the data group "
+                "yet",
+                where=f"rank {process.settings.rank}, host {process.settings.host}",
+                fix="use a dataset with __getitem__ and __len__, or a cluster without data group",
+            )
+        super().__init__(loader)
+        self._loader = loader
+        self._process = process
+        self._seeding = process.settings.feed.seeding
+        self._books = process.books(loader)
+        self._spec = _spec_of(loader)
+        self._packed = _packed(self._spec, process)
+        self._session = feed.session_for(self._books)
+        self._feed = feed
+        self._pass = Pass(process, self._books, seeding=self._seeding)
+        weakref.finalize(self, _dropped, feed, self._session, self._pass)
+        self._begin()
+
+    def _begin(self) -> None:
+        session, pass_ = self._session, self._pass
+        session.begin(
+            epoch=pass_.epoch,
+            spec=self._packed,
+            seeding=self._seeding,
+            local=self._local_workers(session),
+            indices=_numbered(pass_, int(self._base_seed), self._sampler_iter),
+        )
+
+    def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        self._session.stop(self._pass.epoch)
+        self._pass.steps.end()
+        self._pass.begin()
+        self._begin()
+
+    def _next_data(self) -> object:  # type: ignore[override]
+        batch = self._session.next(self._pass.epoch, timeout_seconds=self._timeout)
+        if self._pin_memory:
+            batch = torch_utils.pin_memory.pin_memory(  # type: ignore[no-untyped-call]
+                batch, self._pin_memory_device
+            )
+        return batch
+
+    def __next__(self) -> object:
+        return self._pass.timed(super().__next__)
+
+    def _local_workers(self, session: Session) -> LocalWorkers | None:
+        """The children of this loader; the ones it has, if they make the same batches."""
+        known = session.local
+        if known is not None and known.digest == self._packed.digest and known.credits:
+            return known
+        count = num_local_workers(self._loader, self._process)
+        if not count:
+            return None
+        context = self._loader.multiprocessing_context
+        settings = self._process.settings
+        return LocalWorkers(
+            self._spec,
+            self._packed,
+            num_workers=count,
+            credits_each=settings.feed.credits,
+            context=context,
+            base_seed=int(self._base_seed),
+            seeding=self._seeding,
+            host=settings.host,
+            wake=self._feed.shared.wake,
+        )
+
+
+def num_local_workers(loader: "DataLoader[object]", process: Process) -> int:
+    """How many children of this process join the pool, whoever decided it."""
+    settings = process.settings
+    decided = settings.workers.get("dnn")
+    if decided is None and settings.feed.local_workers != "auto":
+        decided = settings.feed.local_workers
+    return loader.num_workers if decided is None else process.share(decided)
+
+
+def _numbered(pass_: Pass, base_seed: int, sampler: Iterator[object]) -> Iterator[Numbered]:
+    for seed, index in zip(repeat(base_seed), sampler, strict=False):
+        yield pass_.number(seed, index)
+
+
+def _spec_of(loader: "DataLoader[object]") -> Spec:
+    return Spec(
+        dataset=loader.dataset,
+        collate_fn=cast("Callable[[object], object]", loader.collate_fn),
+        worker_init_fn=loader.worker_init_fn,
+        auto_collation=loader._auto_collation,
+    )
+
+
+def _packed(spec: Spec, process: Process) -> PackedSpec:
+    packed = pack_spec(spec, max_bytes=process.settings.feed.max_dataset_bytes)
+    for warning in packed.warnings:
+        Log(run=process.settings.run_id, host=process.settings.host).event(
+            "large_dataset", text=warning
+        )
+    return packed
+
+
+def _dropped(feed: Feed, session: Session, pass_: Pass) -> None:
+    """In a finalizer, so in any thread, under any lock: takes none."""
+    pass_.drop()
+    session.abandoned_epoch = pass_.epoch
+    feed.shared.post(partial(session.stop, pass_.epoch))

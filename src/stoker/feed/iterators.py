@@ -1,0 +1,262 @@
+"""torch's own iterators, with numbered and seeded batches and a timeline: no data group needed.
+
+The only difference to torch: batch n is made from random states that depend on (base seed, rank,
+epoch, n) and not on which worker makes it, or on what that worker did before. With no workers the
+trainer's own random state is restored after each batch. `seeding: torch` and iterable datasets
+are torch's own in every respect.
+"""
+
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch.utils.data import DataLoader, _DatasetKind
+from torch.utils.data.dataloader import (
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
+
+from stoker.feed.process import LoaderBooks, Process
+from stoker.feed.seeding import preserved_random_state, seed_batch, seed_sample
+from stoker.feed.timeline import Steps
+
+WorkerInit = Callable[[int], object]
+Seeding = Literal["batch", "sample", "torch"]
+
+
+class Fetcher(Protocol):
+    """Makes a batch of what a sampler gave."""
+
+    dataset: object
+
+    def fetch(self, index: object) -> object:
+        """The batch."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """What the sampler gave, and the words that its batch is seeded from."""
+
+    words: tuple[int, ...]
+    index: object
+
+
+class SeededFetcher:
+    """Seeds before it fetches; indices without words (of other loaders) pass as they are."""
+
+    def __init__(self, fetcher: Fetcher, seeding: Seeding) -> None:
+        self._fetcher = fetcher
+        self._seeding = seeding
+
+    def fetch(self, index: object) -> object:
+        """The batch, the same wherever it is made."""
+        if not isinstance(index, Numbered):
+            return self._fetcher.fetch(index)
+        seed_batch(index.words)
+        if self._seeding == "sample":
+            return self._fetch_samples(index.words, index.index)
+        return self._fetcher.fetch(index.index)
+
+    def _fetch_samples(self, words: tuple[int, ...], index: object) -> object:
+        if not isinstance(index, list | tuple):
+            seed_sample(words[:3], index, 0)
+            return self._fetcher.fetch(index)
+        if getattr(self._fetcher.dataset, "__getitems__", None):
+            return self._fetcher.fetch(index)
+        return self._fetcher.fetch(_seeding_each(words, index))
+
+
+def _seeding_each(words: tuple[int, ...], indices: Sequence[object]) -> Iterator[object]:
+    seen: Counter[str] = Counter()
+    for index in indices:
+        seed_sample(words[:3], index, seen[repr(index)])
+        seen[repr(index)] += 1
+        yield index
+    # The collate function's draws belong to the batch.
+    seed_batch(words)
+
+
+class PreservingFetcher(SeededFetcher):
+    """For the trainer's own process: its random state is as before after each batch."""
+
+    def fetch(self, index: object) -> object:
+        """The batch, the same wherever it is made."""
+        with preserved_random_state():
+            return super().fetch(index)
+
+
+class SeedingInit:
+    """A worker_init_fn that makes a torch worker seed its batches, after the user's own."""
+
+    def __init__(self, user: WorkerInit | None, seeding: Seeding) -> None:
+        self.user = user
+        self.seeding = seeding
+
+    def __call__(self, worker_id: int) -> None:
+        """Runs in the worker."""
+        if self.user is not None:
+            self.user(worker_id)
+        create = _DatasetKind.create_fetcher
+
+        def create_seeded(*args: object) -> SeededFetcher:
+            return SeededFetcher(create(*args), self.seeding)  # type: ignore[no-untyped-call]
+
+        # In the worker's own process; its loop asks for the fetcher right after this.
+        _DatasetKind.create_fetcher = staticmethod(create_seeded)  # type: ignore[method-assign]
+
+
+class LoaderView:
+    """A loader as its iterator sees it, with some attributes replaced."""
+
+    def __init__(self, loader: "DataLoader[object]", **changes: object) -> None:
+        self._loader = loader
+        self.__dict__.update(changes)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loader, name)
+
+
+class Pass:
+    """One pass over a loader, as the books see it: numbers, words, sizes, times.
+
+    Attributes:
+        epoch: Of the pass; counts the loader's iter() calls.
+        steps: Its timeline.
+    """
+
+    def __init__(self, process: Process, books: LoaderBooks, *, seeding: Seeding) -> None:
+        self.seeding: Seeding = seeding
+        self._process = process
+        self._books = books
+        self.begin()
+
+    def begin(self) -> None:
+        """A new epoch."""
+        self.epoch = self._books.next_epoch()
+        self._number = 0
+        self._sizes: deque[int] = deque()
+        self.steps: Steps = self._process.timeline.epoch(
+            loader=self._books.number, epoch=self.epoch
+        )
+
+    def number(self, base_seed: int, index: object) -> Numbered:
+        """The next index of the sampler, numbered and counted."""
+        self._sizes.append(len(index) if isinstance(index, list | tuple) else 1)
+        self._number += 1
+        words = (base_seed, self._process.settings.rank, self.epoch, self._number - 1)
+        return Numbered(words, index)
+
+    def for_fetcher(self, base_seed: int, index: object) -> object:
+        """What torch's iterator hands to the fetcher in place of `index`."""
+        numbered = self.number(base_seed, index)
+        return index if self.seeding == "torch" else numbered
+
+    def timed(self, next_batch: Callable[[], object]) -> object:
+        """The next batch, with its wait and the compute of the step before recorded."""
+        self.steps.ask()
+        try:
+            batch = next_batch()
+        except StopIteration:
+            self.steps.end()
+            raise
+        except BaseException:
+            self._next_size()
+            raise
+        self.steps.got(self._next_size())
+        return batch
+
+    def drop(self) -> None:
+        """Nothing refers to the pass any more."""
+        self.steps.drop()
+
+    def _next_size(self) -> int:
+        return self._sizes.popleft() if self._sizes else 0
+
+
+class SingleProcessIterator(_SingleProcessDataLoaderIter):
+    """torch's iterator without workers."""
+
+    def __init__(self, loader: "DataLoader[object] | LoaderView", pass_: Pass) -> None:
+        self._pass = pass_
+        super().__init__(loader)
+        if pass_.seeding != "torch":
+            self._dataset_fetcher = PreservingFetcher(self._dataset_fetcher, pass_.seeding)
+        weakref.finalize(self, pass_.drop)
+
+    def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
+        self._pass.begin()
+        super()._reset(loader, first_iter)
+
+    def _next_index(self) -> object:
+        index: object = super()._next_index()  # type: ignore[no-untyped-call]
+        return self._pass.for_fetcher(int(self._base_seed), index)
+
+    def __next__(self) -> object:
+        return self._pass.timed(super().__next__)
+
+
+class MultiProcessingIterator(_MultiProcessingDataLoaderIter):
+    """torch's iterator with workers."""
+
+    def __init__(self, loader: "DataLoader[object] | LoaderView", pass_: Pass) -> None:
+        self._pass = pass_
+        self._user_init: WorkerInit | None = None
+        super().__init__(loader)
+        weakref.finalize(self, pass_.drop)
+
+    # torch stores the loader's function here, and hands what is here to its workers.
+    @property
+    def _worker_init_fn(self) -> WorkerInit | None:
+        if self._pass.seeding == "torch":
+            return self._user_init
+        return SeedingInit(self._user_init, self._pass.seeding)
+
+    @_worker_init_fn.setter
+    def _worker_init_fn(self, user: WorkerInit | None) -> None:
+        self._user_init = user
+
+    def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
+        if not first_iter:
+            self._pass.begin()
+        super()._reset(loader, first_iter)
+
+    def _next_index(self) -> object:
+        index: object = super()._next_index()  # type: ignore[no-untyped-call]
+        return self._pass.for_fetcher(int(self._base_seed), index)
+
+    def __next__(self) -> object:
+        return self._pass.timed(super().__next__)
+
+
+TorchIterator = SingleProcessIterator | MultiProcessingIterator
+
+
+def torch_iterator(
+    loader: "DataLoader[object]", process: Process, *, num_workers: int | None = None
+) -> TorchIterator:
+    """torch's iterator for `loader`.
+
+    Args:
+        num_workers: In place of the loader's own, where it was decided.
+    """
+    is_map_style = loader._dataset_kind == _DatasetKind.Map
+    seeding: Seeding = process.settings.feed.seeding if is_map_style else "torch"
+    pass_ = Pass(process, process.books(loader), seeding=seeding)
+    seen = loader if num_workers is None else with_workers(loader, num_workers)
+    if seen.num_workers == 0:
+        return SingleProcessIterator(seen, pass_)
+    if num_workers is None:
+        loader.check_worker_number_rationality()
+    return MultiProcessingIterator(seen, pass_)
+
+
+def with_workers(loader: "DataLoader[object]", num_workers: int) -> LoaderView:
+    """`loader` with another number of workers, and what depends on it made to fit."""
+    if num_workers == 0:
+        return LoaderView(
+            loader, num_workers=0, prefetch_factor=None, timeout=0, persistent_workers=False
+        )
+    return LoaderView(loader, num_workers=num_workers, prefetch_factor=loader.prefetch_factor or 2)

@@ -1,0 +1,193 @@
+"""A trainer's links: to the coordinator, and to the agent of each data host."""
+
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from stoker.feed.connection import Connection, ZmqContext, ZmqSocket, is_address, resolve
+from stoker.feed.messages import Member, Message
+from stoker.feed.security import Keys
+
+# Messages taken from one socket before the others have their turn.
+_AT_MOST = 16
+# A roster is small.
+MAX_ROSTER_BYTES = 16 << 20
+
+Post = Callable[[Callable[[], None]], None]
+Take = Callable[[Sequence[zmq.Frame]], None]
+
+
+class Link:
+    """A host that is dialled by name, and again whenever the connection is lost.
+
+    Args:
+        name: Host name or address.
+        ports: One connection each; the first is encrypted, a second one is not.
+        post: Runs a function in the pump's thread.
+        max_message_bytes: A longer message cuts the connection.
+    """
+
+    def __init__(
+        self,
+        context: ZmqContext,
+        keys: Keys,
+        *,
+        name: str,
+        ports: Sequence[int],
+        now: float,
+        post: Post,
+        max_message_bytes: int,
+    ) -> None:
+        self.name = name
+        self.ports = tuple(ports)
+        self.connections = [
+            Connection(
+                context, keys if number == 0 else None, now=now, max_message_bytes=max_message_bytes
+            )
+            for number in range(len(ports))
+        ]
+        self.plain_identity = b""
+        self.is_closed = False
+        self._is_resolving = False
+        self._post = post
+
+    @property
+    def is_up(self) -> bool:
+        """Whether all its connections are."""
+        return all(connection.is_up for connection in self.connections)
+
+    @property
+    def down_since(self) -> float:
+        """When it was last lost, or made; monotonic seconds."""
+        return self.connections[0].down_since
+
+    def sockets(self) -> list[ZmqSocket]:
+        """What to poll for reading."""
+        return [s for connection in self.connections for s in connection.sockets()]
+
+    def wait_seconds(self, now: float) -> float | None:
+        """Seconds until `tick` has something to do; None: nothing before an event."""
+        connection = self.connections[0]
+        if connection.is_open or self._is_resolving:
+            return None
+        return max(0.0, connection.dial_at - now)
+
+    def tick(self, now: float) -> None:
+        """Dials, if it is time to."""
+        connection = self.connections[0]
+        if self.is_closed or connection.is_open or self._is_resolving or now < connection.dial_at:
+            return
+        if is_address(self.name):
+            self._dial(resolve(self.name))
+            return
+        self._is_resolving = True
+        threading.Thread(target=self._resolve, args=(now,), name="resolve", daemon=True).start()
+
+    def watch(self, now: float) -> bool:
+        """Reads the monitors; True if `is_up` changed. One lost connection takes the others."""
+        was_up = self.is_up
+        for connection in self.connections:
+            was_open = connection.is_open
+            connection.watch(now)
+            if was_open and not connection.is_open:
+                self.lose(now)
+                break
+        return self.is_up != was_up
+
+    def lose(self, now: float) -> None:
+        """All connections are lost, and dialled again after a pause."""
+        for connection in self.connections:
+            connection.lose(now)
+
+    def send(self, message: Message, frame: bytes | None = None) -> None:
+        """Queues a message on the encrypted connection."""
+        self.connections[0].send(message, frame)
+
+    def receive(self, take: Take, take_plain: Take) -> None:
+        """Hands over what has come."""
+        for number, connection in enumerate(self.connections):
+            connection.receive(take_plain if number else take, at_most=_AT_MOST)
+
+    def close(self, *, linger_seconds: float = 0.0) -> None:
+        """Closes it for good; may be called twice."""
+        self.is_closed = True
+        for connection in self.connections:
+            connection.close(linger_seconds=linger_seconds)
+
+    def _resolve(self, now: float) -> None:
+        address: str | None
+        try:
+            address = resolve(self.name)
+        except OSError:
+            address = None
+
+        def use() -> None:
+            self._is_resolving = False
+            if self.is_closed:
+                return
+            if address is None:
+                self.connections[0].lose(now)
+            else:
+                self._dial(address)
+
+        self._post(use)
+
+    def _dial(self, address: str) -> None:
+        # A new identity each time: the agent must not take it for the connection that was lost.
+        self.plain_identity = b"t" + secrets.token_bytes(15) if len(self.ports) > 1 else b""
+        for number, (connection, port) in enumerate(zip(self.connections, self.ports, strict=True)):
+            identity = self.plain_identity if number else b""
+            connection.dial(f"tcp://{address}:{port}", identity=identity)
+
+
+class AgentLink(Link):
+    """The link to the agent of one data host.
+
+    Attributes:
+        member: The host, as the roster has it.
+        opened: Session to the digest of the spec that it was last opened with, on this connection.
+        ready: Sessions that may ask.
+        is_leaving: The agent drains.
+        is_listed: The roster has it.
+    """
+
+    def __init__(
+        self,
+        context: ZmqContext,
+        keys: Keys,
+        member: Member,
+        *,
+        is_encrypted: bool,
+        now: float,
+        post: Post,
+        max_message_bytes: int,
+    ) -> None:
+        ports = [member.port]
+        if not is_encrypted and member.plain_port:
+            ports.append(member.plain_port)
+        super().__init__(
+            context,
+            keys,
+            name=member.address,
+            ports=ports,
+            now=now,
+            post=post,
+            max_message_bytes=max_message_bytes,
+        )
+        self.member = member
+        self.opened: dict[str, str] = {}
+        self.ready: set[str] = set()
+        self.is_leaving = False
+        self.is_listed = True
+
+    def is_same(self, member: Member) -> bool:
+        """Whether `member` is the very agent that this link goes to."""
+        mine = self.member
+        return (mine.incarnation, mine.address, mine.port, mine.plain_port) == (
+            member.incarnation,
+            member.address,
+            member.port,
+            member.plain_port,
+        )

@@ -1,0 +1,127 @@
+"""Local workers: children of the trainer that make batches of one session in the same pool."""
+
+import heapq
+import socket
+from collections.abc import Callable
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess as ChildProcess
+from typing import cast
+
+import torch.multiprocessing
+
+from stoker.feed.pool import Job, Process, Result, WorkerPool
+from stoker.feed.shipping import PackedSpec, Spec, unpack_spec
+from stoker.feed.worker import worker_main
+
+
+class LocalWorkers:
+    """`num_workers` children of this process; made by the thread that iterates, used by the pump.
+
+    Args:
+        spec: What they make batches with; forked children share it, others get `packed`.
+        context: How children are started; None: torch's default.
+        wake: Called, from any thread, when the pump should call `flush`.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        packed: PackedSpec,
+        *,
+        num_workers: int,
+        credits_each: int,
+        context: BaseContext | None,
+        base_seed: int,
+        seeding: str,
+        host: str,
+        wake: Callable[[], None],
+    ) -> None:
+        chosen = context or torch.multiprocessing.get_context()
+        is_forked = chosen.get_start_method() == "fork"
+
+        def start(number: int, sock: socket.socket) -> Process:
+            child: ChildProcess = chosen.Process(  # type: ignore[attr-defined]
+                target=worker_main if is_forked else _spawned_worker,
+                args=(sock, spec if is_forked else packed.data),
+                kwargs={
+                    "worker_id": number,
+                    "num_workers": num_workers,
+                    "base_seed": base_seed,
+                    "seeding": seeding,
+                    "host": host,
+                },
+                daemon=True,
+                name=f"stoker-worker-{number}",
+            )
+            child.start()
+            return cast("Process", child)
+
+        self.digest = packed.digest
+        self._credits_each = credits_each
+        self._waiting: list[tuple[int, int, Job]] = []
+        self._pool = WorkerPool(start, num_workers=num_workers, host=host, wake=wake)
+
+    @property
+    def credits(self) -> int:
+        """Batches that may be asked for at a time; 0: no worker is left."""
+        return self._credits_each * self._pool.num_alive
+
+    @property
+    def last_death(self) -> str:
+        """How the worker ended that ended last; empty: none did."""
+        return self._pool.last_death
+
+    def sockets(self) -> dict[int, bool]:
+        """Descriptors to poll for reading; True: for writing too."""
+        return self._pool.sockets()
+
+    def ask(self, *, epoch: int, number: int, index: bytes, seed: tuple[int, ...]) -> None:
+        """Asks for a batch; the oldest is begun first."""
+        heapq.heappush(self._waiting, (epoch, number, Job((epoch, number), index, seed)))
+        self._feed()
+
+    def forget(self, *, before_epoch: int) -> None:
+        """What was asked for in earlier epochs and has not been begun is not wanted any more."""
+        self._waiting = [item for item in self._waiting if item[0] >= before_epoch]
+        heapq.heapify(self._waiting)
+
+    def handle(self, fileno: int) -> list[Result]:
+        """What came over that descriptor."""
+        results = self._pool.handle(fileno)
+        self._feed()
+        return results
+
+    def flush(self) -> None:
+        """Gives memory back to the workers."""
+        self._pool.flush()
+        self._feed()
+
+    def close(self) -> None:
+        """Ends the children; may be called twice."""
+        self._waiting.clear()
+        self._pool.close()
+
+    def _feed(self) -> None:
+        while self._waiting and self._pool.idle_count > 0:
+            self._pool.assign(heapq.heappop(self._waiting)[2])
+
+
+def _spawned_worker(
+    sock: socket.socket,
+    data: bytes,
+    *,
+    worker_id: int,
+    num_workers: int,
+    base_seed: int,
+    seeding: str,
+    host: str,
+) -> None:
+    worker_main(
+        sock,
+        unpack_spec(data),
+        worker_id=worker_id,
+        num_workers=num_workers,
+        base_seed=base_seed,
+        seeding=seeding,
+        host=host,
+    )

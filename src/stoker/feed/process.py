@@ -1,0 +1,82 @@
+"""What a trainer process has one of: its settings, its timeline, the books of its loaders."""
+
+import atexit
+import functools
+import os
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from stoker.feed.timeline import Timeline
+from stoker.settings import ProcessSettings, from_environment
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from stoker.feed.session import Session
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class LoaderBooks:
+    """What is remembered of one DataLoader from one pass to the next.
+
+    Attributes:
+        number: Counts the loaders of the process in the order of their first iter().
+        epochs: Passes begun.
+        sessions: The loader's sessions with the feed: more than one where passes overlap.
+    """
+
+    number: int
+    epochs: int = 0
+    sessions: "list[Session]" = field(default_factory=list)
+
+    def next_epoch(self) -> int:
+        """Number of the pass that begins now."""
+        self.epochs += 1
+        return self.epochs - 1
+
+
+@dataclass(slots=True, eq=False)
+class Process:
+    """This process as a trainer."""
+
+    settings: ProcessSettings
+    timeline: Timeline
+    _books: "weakref.WeakKeyDictionary[DataLoader[object], LoaderBooks]" = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+
+    def books(self, loader: "DataLoader[object]") -> LoaderBooks:
+        """The books of `loader`, opened at its first iter()."""
+        known = self._books.get(loader)
+        if known is None:
+            known = self._books[loader] = LoaderBooks(self.timeline.new_loader())
+        return known
+
+    def share(self, workers_of_host: int) -> int:
+        """This process's share of the workers that the host's processes divide among them."""
+        each, rest = divmod(workers_of_host, self.settings.local_world_size)
+        return each + (self.settings.local_rank < rest)
+
+
+def this_process() -> Process:
+    """The one of this process; a forked child has its own.
+
+    Raises:
+        UsageError: If a STOKER_* variable is malformed, at the first call.
+    """
+    return _process(os.getpid())
+
+
+@functools.lru_cache(maxsize=1)
+def _process(pid: int) -> Process:
+    settings = from_environment()
+    path = settings.output and settings.output / f"timeline-rank{settings.rank}.csv"
+    timeline = Timeline(path)
+
+    def close() -> None:
+        if os.getpid() == pid:
+            timeline.close()
+
+    atexit.register(close)
+    return Process(settings, timeline)

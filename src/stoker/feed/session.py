@@ -1,0 +1,240 @@
+"""A session: one loader of this process at the feed, one pass at a time.
+
+The thread that iterates and the pump meet here, under one lock: the one supplies indices and takes
+finished batches, the other asks for batches and brings them.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from stoker.feed.iterators import Numbered, Seeding
+from stoker.feed.local import LocalWorkers
+from stoker.feed.schedule import Peer, Schedule
+from stoker.feed.shipping import PackedSpec
+from stoker.feed.wire import pack_value
+
+# The local workers of a session, among the peers of its schedule; hosts are named by strings.
+LOCAL: Peer = ("local",)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a batch: its value, or the error to raise in its place."""
+
+    value: object = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A batch that may be asked for: the packed index, and its seed words."""
+
+    index: bytes
+    seed: tuple[int, ...]
+
+
+class Session:
+    """The books of one loader.
+
+    Args:
+        name: Of the session, unique in the run.
+        lock: The feed's.
+        wake: Wakes the pump.
+        max_bytes: See Schedule.
+
+    Attributes:
+        schedule: Under the lock, as all that follows.
+        epoch: Of the pass under way, or of the last one.
+        is_busy: A pass is under way.
+        spec: What the workers of this pass are to have.
+        local: Local workers, if any.
+        failure: Ends every wait of this session.
+        abandoned_epoch: Of a pass whose iterator is gone.
+        has_news: The pump has to tell the agents of a new pass, or of a new spec.
+    """
+
+    def __init__(
+        self, name: str, *, lock: threading.Lock, wake: Callable[[], None], max_bytes: int
+    ) -> None:
+        self.name = name
+        self.schedule = Schedule(max_bytes=max_bytes)
+        self.epoch = -1
+        self.is_busy = False
+        self.spec: PackedSpec | None = None
+        self.seeding: Seeding = "batch"
+        self.local: LocalWorkers | None = None
+        self.retired_locals: list[LocalWorkers] = []
+        self.failure: BaseException | None = None
+        self.has_news = False
+        self.abandoned_epoch = -1
+        self.alone_since = time.monotonic()
+        self.had_peers = False
+        self.asked: dict[int, Asked] = {}
+        self.outcomes: dict[int, Outcome] = {}
+        self._lock = lock
+        self._arrival = threading.Condition(lock)
+        self._wake = wake
+        self._indices: Iterator[Numbered] = iter(())
+        self._sampler_error: BaseException | None = None
+
+    def is_idle(self) -> bool:
+        """Whether another pass may begin."""
+        return not self.is_busy or self.abandoned_epoch == self.epoch
+
+    def reserve(self) -> None:
+        """A pass is about to begin."""
+        if self.is_busy:
+            self._end_pass()
+        self.abandoned_epoch = -1
+        self.alone_since = time.monotonic()
+        self.is_busy = True
+
+    # The thread that iterates.
+
+    def begin(
+        self,
+        *,
+        epoch: int,
+        spec: PackedSpec,
+        seeding: Seeding,
+        local: LocalWorkers | None,
+        indices: Iterator[Numbered],
+    ) -> None:
+        """Starts a pass; what is left of the one before is dropped."""
+        with self._lock:
+            is_new_spec = self.spec is None or self.spec.digest != spec.digest
+            if is_new_spec:
+                for peer in self.schedule.peers():
+                    self.schedule.lost(peer)
+            self.schedule.begin()
+            self.spec, self.seeding = spec, seeding
+            if local is not self.local:
+                if self.local is not None:
+                    self.retired_locals.append(self.local)
+                self.schedule.lost(LOCAL)
+                self.local = local
+            if local is not None:
+                self.schedule.grant(LOCAL, local.credits)
+                self.had_peers = True
+            self.epoch = epoch
+            self.asked.clear()
+            self.outcomes.clear()
+            self.alone_since = time.monotonic()
+            self.is_busy = self.has_news = True
+            self._indices = indices
+            self._sampler_error = None
+        self._supply(epoch)
+
+    def next(self, epoch: int, *, timeout_seconds: float) -> object:
+        """The next batch of pass `epoch`, in the sampler's order; waits until it is there.
+
+        Args:
+            timeout_seconds: As the loader's `timeout`; 0: no bound but the feed's own.
+
+        Raises:
+            StopIteration: At the end of the pass.
+            RuntimeError: After `timeout_seconds`, in torch's words.
+            FeedError: If the feed is lost.
+            Exception: What the dataset, the collate function or the sampler raised.
+        """
+        deadline = time.monotonic() + timeout_seconds if timeout_seconds > 0 else None
+        while True:
+            self._supply(epoch)
+            with self._lock:
+                if self.epoch != epoch:
+                    raise StopIteration
+                outcome = self._await_head(deadline, timeout_seconds)
+            if outcome is not None:
+                break
+        self._supply(epoch)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.value
+
+    def stop(self, epoch: int) -> None:
+        """The pass ended or nobody iterates any more: frees what it holds."""
+        with self._lock:
+            if self.epoch == epoch and self.is_busy:
+                self._end_pass()
+        self._wake()
+
+    def _await_head(self, deadline: float | None, timeout_seconds: float) -> Outcome | None:
+        """The batch at the head of the line; None: the sampler has to be asked for more first."""
+        while True:
+            head = self.schedule.head
+            if head in self.outcomes:
+                self.schedule.take(time.monotonic())
+                self.asked.pop(head, None)
+                return self.outcomes.pop(head)
+            if self.failure is not None:
+                raise self.failure
+            if self.schedule.is_over():
+                if self.is_busy:
+                    self._end_pass()
+                    self._wake()
+                if self._sampler_error is not None:
+                    error, self._sampler_error = self._sampler_error, None
+                    raise error
+                raise StopIteration
+            if self.schedule.wanted(time.monotonic()):
+                return None
+            wait = None if deadline is None else deadline - time.monotonic()
+            if (wait is not None and wait <= 0) or not self._arrival.wait(wait):
+                raise RuntimeError(f"DataLoader timed out after {timeout_seconds} seconds")
+
+    def _end_pass(self) -> None:
+        self.is_busy = False
+        self.has_news = True
+        self.schedule.begin()
+        self.schedule.finish()
+        self.asked.clear()
+        self.outcomes.clear()
+        self._indices = iter(())
+
+    def _supply(self, epoch: int) -> None:
+        """Draws from the sampler, outside the lock: it is the user's code."""
+        with self._lock:
+            is_ours = self.is_busy and self.epoch == epoch
+            wanted = self.schedule.wanted(time.monotonic()) if is_ours else 0
+            first = self.schedule.supplied
+        fresh: dict[int, Asked] = {}
+        is_last = False
+        while len(fresh) < wanted and not is_last:
+            try:
+                numbered = next(self._indices)
+                packed = pack_value(numbered.index, allow_pickle=True)
+                fresh[first + len(fresh)] = Asked(packed, numbered.words)
+            except StopIteration:
+                is_last = True
+            except Exception as err:
+                self._sampler_error = err
+                is_last = True
+        with self._lock:
+            if wanted and self.epoch == epoch and self.is_busy:
+                self.asked.update(fresh)
+                self.schedule.supply(len(fresh))
+                if is_last:
+                    self.schedule.finish()
+            has_work = self.has_news or self.schedule.has_work(time.monotonic())
+        if has_work:
+            self._wake()
+
+    # The pump, under the lock.
+
+    def deliver(self, number: int, outcome: Outcome) -> None:
+        """A batch is there, or its error."""
+        self.outcomes[number] = outcome
+        self.stir(number == self.schedule.head)
+
+    def stir(self, is_head: bool = False) -> None:
+        """Wakes the thread that iterates, if there is something for it to do."""
+        if is_head or self.schedule.wanted(time.monotonic()):
+            self._arrival.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing will come any more."""
+        if self.failure is None:
+            self.failure = error
+        self._arrival.notify_all()

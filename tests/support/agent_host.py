@@ -1,0 +1,64 @@
+"""A data host in small: agent and membership, without a launcher. Arguments: one JSON object."""
+
+import json
+import secrets
+import signal
+import sys
+from pathlib import Path
+
+from stoker.feed.agent import Agent
+from stoker.feed.messages import PROTOCOL_VERSION, Join
+from stoker.feed.security import Keys, read_token
+from stoker.launch.membership import Membership
+from stoker.logs import Log
+from stoker.records import FeedSettings
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    keys = Keys.from_token(read_token(Path(given["token_file"])))
+    log = Log(run=given["run"], host=given["host"])
+    feed = FeedSettings(**given["feed"])
+    agent = Agent(
+        keys=keys,
+        workers=given["workers"],
+        feed=feed,
+        log=log,
+        host=given["host"],
+        run_id=given["run"],
+        bind="127.0.0.1",
+        port=given["port"],
+        plain=not feed.encrypt_batches,
+    )
+    agent.open()
+    signal.signal(signal.SIGTERM, lambda *_: agent.drain())
+    membership = Membership(
+        join=Join(
+            protocol=PROTOCOL_VERSION,
+            run_id=given["run"],
+            kind="agent",
+            host=given["host"],
+            group="data",
+            address="localhost",
+            port=agent.port,
+            plain_port=agent.plain_port,
+            workers=given["workers"],
+            incarnation=secrets.token_hex(4),
+        ),
+        keys=keys,
+        address="127.0.0.1",
+        port=given["coordinator_port"],
+        feed=feed,
+        log=log,
+        on_verdict=lambda _: agent.stop(),
+    )
+    membership.start()
+    try:
+        agent.run()
+    finally:
+        membership.leave(exit_code=0)
+        membership.close()
+
+
+if __name__ == "__main__":
+    main()

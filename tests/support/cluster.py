@@ -1,0 +1,328 @@
+"""A cluster on loopback: a coordinator, agents and trainers, all real, each to be struck.
+
+Leaving it checks that no process, socket or shared memory of it is left.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, Queue
+
+import psutil
+
+from stoker.feed.security import Keys, new_token, read_token
+from stoker.launch.coordinator import Coordinator
+from stoker.logs import Log
+from stoker.records import FeedSettings
+
+SUPPORT = Path(__file__).parent
+FEED = {"lease_seconds": 2.0, "start_deadline_seconds": 40.0}
+DEADLINE_SECONDS = 60.0
+
+Line = dict[str, object]
+
+
+def free_port() -> int:
+    """A port that is free now, with the next one free too."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            with contextlib.suppress(OSError, OverflowError):
+                second.bind(("127.0.0.1", port + 1))
+                return port
+
+
+def wait_until(claim: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:
+    """Waits for a condition, with a deadline."""
+    deadline = time.monotonic() + seconds
+    while not claim():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.02)
+
+
+class Trainer:
+    """A training script under way; its JSON lines are read as they come."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self.lines: list[Line] = []
+        self.errors = ""
+        self._queue: Queue[Line | None] = Queue()
+        self._has_ended = False
+        self._threads = [
+            threading.Thread(target=self._read_lines, daemon=True),
+            threading.Thread(target=self._read_errors, daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _read_lines(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._queue.put(json.loads(line))
+        self._queue.put(None)
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.errors += line
+
+    def until(self, key: str) -> Line:
+        """Reads on to the first line that has `key`."""
+        while True:
+            line = self._next()
+            assert line is not None, f"ended before {key}:\n{self.errors}"
+            if key in line:
+                return line
+
+    def go_on(self) -> None:
+        """Ends a pause."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def finish(self) -> list[Line]:
+        """All its lines, after a good end."""
+        code = self.end()
+        assert code == 0, f"exit code {code}:\n{self.errors}"
+        return self.lines
+
+    def end(self) -> int:
+        """Its exit code."""
+        while self._next() is not None:
+            pass
+        code = self.process.wait(DEADLINE_SECONDS)
+        for thread in self._threads:
+            thread.join(DEADLINE_SECONDS)
+        return code
+
+    def _next(self) -> Line | None:
+        if self._has_ended:
+            return None
+        try:
+            line = self._queue.get(timeout=DEADLINE_SECONDS)
+        except Empty:
+            raise AssertionError(
+                f"silent for {DEADLINE_SECONDS} s, last {self.lines[-1:]}:\n{self.errors}"
+            ) from None
+        if line is None:
+            self._has_ended = True
+        else:
+            self.lines.append(line)
+        return line
+
+
+def run_script(given: Mapping[str, object], *, env: Mapping[str, str] | None = None) -> Trainer:
+    """Starts the feed's test script."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
+    return Trainer(
+        subprocess.Popen(
+            [sys.executable, "-W", "error::ResourceWarning", SUPPORT / "feed_script.py"]
+            + [json.dumps(dict(given))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=clean | {"OMP_NUM_THREADS": "1"} | dict(env or {}),
+        )
+    )
+
+
+@dataclass
+class Cluster:
+    """Coordinator, agents, trainers.
+
+    Args:
+        agents: Data hosts.
+        workers: Data workers of each.
+        feed: Feed settings of all.
+    """
+
+    agents: int = 1
+    workers: int = 1
+    feed: Mapping[str, object] = field(default_factory=dict)
+    late: bool = False
+
+    def __enter__(self) -> "Cluster":
+        self.run = f"test-{secrets.token_hex(4)}"
+        self._folder = tempfile.TemporaryDirectory()
+        self.folder = Path(self._folder.name)
+        self.settings = FEED | dict(self.feed)
+        self._token_file = self.folder / "token"
+        self._token_file.write_text(new_token())
+        self._shm = set(os.listdir("/dev/shm"))
+        self._open = _sockets()
+        self.port = free_port()
+        self.hosts: list[subprocess.Popen[bytes]] = []
+        self.trainers: list[Trainer] = []
+        self.coordinator = Coordinator(
+            keys=Keys.from_token(read_token(self._token_file)),
+            run_id=self.run,
+            agents=[f"algo-{number}" for number in range(self.agents)],
+            followers=[],
+            feed=FeedSettings(**self.settings),
+            log=Log(run=self.run, host="leader", stream=(self.folder / "leader.log").open("a")),
+            address="127.0.0.1",
+            port=self.port,
+            on_failure=lambda change: None,
+        )
+        self.coordinator.start()
+        if not self.late:
+            for number in range(self.agents):
+                self.start_agent(number)
+        return self
+
+    def start_agent(self, number: int) -> None:
+        """Starts data host `number`; one that was there before gets another port."""
+        given = {
+            "run": self.run,
+            "host": f"algo-{number}",
+            "workers": self.workers,
+            "token_file": str(self._token_file),
+            "coordinator_port": self.port,
+            "port": free_port(),
+            "feed": self.settings,
+        }
+        with self.log_of(number).open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, SUPPORT / "agent_host.py", json.dumps(given)],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=os.environ | {"STOKER_RUN_ID": self.run, "OMP_NUM_THREADS": "1"},
+            )
+        self.hosts[number : number + 1] = [process]
+
+    def log_of(self, number: int) -> Path:
+        """The log of a data host."""
+        return self.folder / f"algo-{number}.log"
+
+    def train(
+        self,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        workers: int | None = None,
+        env: Mapping[str, str] | None = None,
+        **given: object,
+    ) -> Trainer:
+        """Starts a trainer."""
+        variables = {
+            "STOKER_RUN_ID": self.run,
+            "STOKER_HOST": "algo-dnn",
+            "STOKER_TOKEN_FILE": str(self._token_file),
+            "STOKER_FEED": json.dumps(self.settings),
+            "STOKER_COORDINATOR": f"localhost:{self.port}",
+            "STOKER_HAS_DATA_GROUP": "1",
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world),
+        }
+        if workers is not None:
+            variables["STOKER_WORKERS"] = json.dumps({"dnn": workers})
+        trainer = run_script(
+            {"rank": rank, "world": world, **given}, env=variables | dict(env or {})
+        )
+        self.trainers.append(trainer)
+        return trainer
+
+    def wait_for_agents(self, number: int | None = None) -> None:
+        """Until that many agents (all) have joined."""
+        wanted = self.agents if number is None else number
+        wait_until(
+            lambda: sum("joined" in e.what for e in self.coordinator.events) >= wanted,
+            f"{wanted} agents",
+        )
+
+    def workers_of(self, number: int) -> list[psutil.Process]:
+        """The data workers of a host: the leaves of its process tree."""
+        tree = psutil.Process(self.hosts[number].pid).children(recursive=True)
+        return [child for child in tree if not child.children()]
+
+    def kill(self, number: int) -> None:
+        """kill -9 of a whole host."""
+        os.killpg(self.hosts[number].pid, signal.SIGKILL)
+
+    def kill_worker(self, number: int) -> int:
+        """kill -9 of one data worker of a host; its pid."""
+        wait_until(lambda: bool(self.workers_of(number)), "a data worker")
+        victim = self.workers_of(number)[-1]
+        victim.kill()
+        return victim.pid
+
+    def stop(self, number: int) -> None:
+        """SIGSTOP of a whole host."""
+        os.killpg(self.hosts[number].pid, signal.SIGSTOP)
+
+    def cont(self, number: int) -> None:
+        """SIGCONT."""
+        os.killpg(self.hosts[number].pid, signal.SIGCONT)
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            for trainer in self.trainers:
+                if error[0] is not None:
+                    trainer.process.kill()
+                trainer.end()
+                for stream in (trainer.process.stdin, trainer.process.stdout):
+                    if stream is not None:
+                        stream.close()
+                if trainer.process.stderr is not None:
+                    trainer.process.stderr.close()
+            self.coordinator.end("succeeded", exit_code=0, reason="")
+            for host in self.hosts:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(host.pid, signal.SIGCONT)
+                host.wait(DEADLINE_SECONDS)
+            self.coordinator.close()
+            if error[0] is None:
+                self._check_nothing_is_left()
+            else:
+                print(self._logs())
+        finally:
+            for process in _processes_of(self.run):
+                process.kill()
+            self._folder.cleanup()
+
+    def _logs(self) -> str:
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text()[-3000:]}" for path in self.folder.glob("*.log")
+        )
+
+    def _check_nothing_is_left(self) -> None:
+        wait_until(lambda: not _processes_of(self.run), "no orphan process", 10)
+        left = set(os.listdir("/dev/shm")) - self._shm
+        assert not {name for name in left if "stoker" in name or "torch" in name}, left
+        wait_until(lambda: _sockets() <= self._open, "no open socket", 10)
+
+
+def _processes_of(run: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                if process.environ().get("STOKER_RUN_ID") == run:
+                    found.append(process)
+    return found
+
+
+def _sockets() -> int:
+    return sum(
+        os.readlink(path).startswith("socket:") for path in _descriptors() if os.path.islink(path)
+    )
+
+
+def _descriptors() -> Iterator[str]:
+    for name in os.listdir("/proc/self/fd"):
+        yield f"/proc/self/fd/{name}"

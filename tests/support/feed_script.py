@@ -1,0 +1,160 @@
+"""A training script for tests of the feed. Argument: one JSON object, see `DEFAULTS`.
+
+Prints one JSON line a batch: loader, epoch, batch, hash over the bytes of every tensor, ids.
+With `pause_at`, it prints {"pause": n} before batch n is asked for and goes on after a line on
+stdin.
+"""
+
+import hashlib
+import json
+import os
+import random
+import sys
+import time
+
+import numpy as np
+import torch
+
+from stoker import DataLoader
+
+DEFAULTS = {
+    "samples": 48,
+    "batch_size": 4,
+    "epochs": 2,
+    "num_workers": 0,
+    "sample_seconds": 0.0,
+    "step_seconds": 0.0,
+    "pause_at": None,
+    "raise_at": None,
+    "kill_at": None,
+    "break_at": None,
+    "loaders": 1,
+    "shape": [3, 40, 40],
+    "rank": 0,
+    "world": 1,
+    "stop_early": False,
+    "children": False,
+    "lock": False,
+    "loader": {},
+}
+
+
+class Images(torch.utils.data.Dataset):
+    """Lives in __main__: it travels by value."""
+
+    def __init__(self, given: dict, salt: int) -> None:
+        self.given = given
+        self.salt = salt
+
+    def __len__(self) -> int:
+        return self.given["samples"]
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, dict[str, object]]:
+        given = self.given
+        if given["sample_seconds"]:
+            time.sleep(given["sample_seconds"])
+        if index == given["raise_at"]:
+            raise LookupError(f"sample {index} is broken")
+        if index == given["kill_at"] and torch.utils.data.get_worker_info() is not None:
+            if not os.path.exists(given["kill_once"]):
+                open(given["kill_once"], "w").close()
+                os.kill(os.getpid(), 9)
+        image = torch.randint(0, 256, given["shape"], dtype=torch.uint8)
+        facts = {"id": index, "python": random.random(), "numpy": np.random.rand(2)}
+        return image, facts
+
+
+SCALE = 2
+
+
+def collate(items: list) -> dict[str, object]:
+    images = torch.stack([image for image, _ in items])
+    noise = torch.rand(len(items)) * SCALE
+    return {
+        "images": images,
+        "noise": noise,
+        "ids": torch.tensor([facts["id"] for _, facts in items]),
+        "python": torch.tensor([facts["python"] for _, facts in items], dtype=torch.float64),
+        "numpy": np.stack([facts["numpy"] for _, facts in items]),
+    }
+
+
+def digest(batch: dict[str, object]) -> str:
+    whole = hashlib.sha256()
+    for key, value in batch.items():
+        whole.update(key.encode())
+        array = value.numpy() if isinstance(value, torch.Tensor) else value
+        whole.update(str(array.dtype).encode() + str(array.shape).encode())
+        whole.update(np.ascontiguousarray(array).tobytes())
+    return whole.hexdigest()[:16]
+
+
+def say(**facts: object) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def main() -> None:
+    given = DEFAULTS | json.loads(sys.argv[1])
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
+    lock = __import__("threading").Lock()
+    loaders = []
+    for number in range(given["loaders"]):
+        dataset = Images(given, salt=number)
+        if given["lock"]:
+            dataset.lock = lock
+        sampler = None
+        if given["world"] > 1:
+            sampler = torch.utils.data.DistributedSampler(
+                dataset, num_replicas=given["world"], rank=given["rank"]
+            )
+        loaders.append(
+            DataLoader(
+                dataset,
+                batch_size=given["batch_size"],
+                shuffle=sampler is None,
+                sampler=sampler,
+                num_workers=given["num_workers"],
+                collate_fn=collate if number == 0 else lambda items: collate(items),
+                **given["loader"],
+            )
+        )
+    for epoch in range(given["epochs"]):
+        iterators = [iter(loader) for loader in loaders]
+        batch = 0
+        while True:
+            for number, iterator in enumerate(iterators):
+                if batch == given["pause_at"] and epoch == 0 and number == 0:
+                    say(pause=batch)
+                    sys.stdin.readline()
+                try:
+                    value = next(iterator)
+                except StopIteration:
+                    iterators[number] = None
+                    continue
+                except Exception as err:
+                    say(
+                        loader=number,
+                        epoch=epoch,
+                        batch=batch,
+                        error=type(err).__name__,
+                        kinds=[kind.__name__ for kind in type(err).__mro__],
+                        text=str(err),
+                    )
+                    if given["stop_early"]:
+                        raise
+                    continue
+                ids = value["ids"].tolist()
+                say(loader=number, epoch=epoch, batch=batch, hash=digest(value), ids=ids)
+                time.sleep(given["step_seconds"])
+            iterators = [iterator for iterator in iterators if iterator is not None]
+            batch += 1
+            if not iterators or batch == given["break_at"]:
+                break
+        del iterators
+    say(state=hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:16])
+
+
+if __name__ == "__main__":
+    main()
