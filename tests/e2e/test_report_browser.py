@@ -93,10 +93,15 @@ class Browser:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # Asked to close, it ends its own children; closing its command pipe asks, too.
+        os.write(self._to, b'{"id": 0, "method": "Browser.close"}\0')
         os.close(self._to)
+        try:
+            self._process.wait(timeout=DEADLINE_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(timeout=DEADLINE_SECONDS)
         os.close(self._from)
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(timeout=DEADLINE_SECONDS)
 
     def call(self, method: str, **params: object) -> dict[str, Any]:
         """Sends a command and gives its result."""

@@ -340,6 +340,26 @@ def test_many_plans_are_folded_but_all_there(report: Report) -> None:
     assert all(f"needs {number} cores" in page.text for number in range(40))
 
 
+def test_todays_cluster_is_in_sight_however_many_plans_are_better(report: Report) -> None:
+    decision = sample_records.decision()
+    better = tuple(
+        replace(decision.plan, remote_share=number / 100, reason=f"share {number}")
+        for number in range(30)
+    )
+    page = report(decision=replace(decision, plans=(*better, *decision.plans)))
+    folded = page.source.index("<details>")
+    assert "one data host" in page.source[:folded]
+    assert re.search(r'<th scope="row">today&#39;s cluster\s*</th>', page.source[:folded])
+
+
+def test_plan_with_other_dnn_hosts_names_them(report: Report) -> None:
+    decision = sample_records.decision()
+    dnn, data = decision.plan.groups
+    other = replace(decision.plans[-1], groups=(replace(dnn, count=2), data))
+    page = report(decision=replace(decision, plans=(*decision.plans, other)))
+    assert page.row("two dnn hosts (local.c1) and one data host (local.c1)")
+
+
 def test_path_hosts_events_and_advice_are_shown(report: Report) -> None:
     text = report().text
     for answer in sample_records.decision().path:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from stoker.records import Decision, Evaluation, Plan, Profile, Spread, Training
+from stoker.records import Decision, Evaluation, Group, Plan, Profile, Spread, Training
 from stoker.report.quantities import count
 
 
@@ -101,8 +101,8 @@ def collect(
     )
 
 
-def plan_name(plan: Plan) -> str:
-    """A plan in a few words: `one data host (local.c1)`, `scale up to g5.12xlarge`."""
+def plan_name(plan: Plan, *, today: Group | None = None) -> str:
+    """A plan in a few words, its dnn hosts named where they are not `today`'s."""
     dnn, *others = plan.groups
     data = [group for group in others if group.role == "data"]
     if plan.action == "keep":
@@ -115,9 +115,19 @@ def plan_name(plan: Plan) -> str:
         return f"{count(dnn.count, 'dnn host')} ({dnn.instance_type})"
     if plan.action == "offload_gpu":
         return "augmentation on the accelerator"
-    return " and ".join(
+    name = " and ".join(
         f"{count(group.count, 'data host')} ({group.instance_type})" for group in data
     )
+    own = (dnn.instance_type, dnn.count)
+    if not name or (today and own != (today.instance_type, today.count)):
+        hosts = f"{count(dnn.count, 'dnn host')} ({dnn.instance_type})"
+        return f"{hosts} and {name}" if name else hosts
+    return name
+
+
+def todays_group(decision: Decision) -> Group | None:
+    """The dnn group of today's cluster."""
+    return next((plan.groups[0] for plan in decision.plans if plan.action == "keep"), None)
 
 
 def group_arguments(plan: Plan) -> list[str]:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from stoker.records import Decision, Evaluation, Plan, Profile, Training, Workload, write_text
 from stoker.report import quantities
-from stoker.report.figures import collect, group_arguments, plan_name
+from stoker.report.figures import collect, group_arguments, plan_name, todays_group
 from stoker.report.intervals import Interval, draw_bar
 from stoker.report.pictures import (
     collect_strips,
@@ -28,12 +28,18 @@ _PLANS_AT_ONCE = 10
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """A plan of the table with its bar."""
+    """A plan of the table with its rank, from 0, and its bar."""
 
+    index: int
     plan: Plan
     name: str
     chosen: bool
     bar: Markup | None
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the table says little without it: what was chosen, and what is today."""
+        return self.chosen or self.plan.action == "keep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +122,8 @@ def write_report(
             evaluation=evaluation,
             failure=failure,
         ),
-        "rows": rows[:_PLANS_AT_ONCE],
-        "more_rows": rows[_PLANS_AT_ONCE:],
+        "rows": [row for row in rows if row.index < _PLANS_AT_ONCE or row.is_needed],
+        "more_rows": [row for row in rows if row.index >= _PLANS_AT_ONCE and not row.is_needed],
         "strips": strips,
         "strip_picture": picture_of_strips(strips, unit),
         "strip_caption": describe_windows(strips) if strips else "",
@@ -165,9 +171,11 @@ def _is_nominal(workload: Workload, decision: Decision | None) -> bool:
 def _plan_rows(decision: Decision) -> list[PlanRow]:
     predicted = [plan.predicted for plan in decision.plans if plan.predicted]
     largest = max((each.step_seconds_high for each in predicted), default=0.0)
-    chosen = next(
-        (index for index, plan in enumerate(decision.plans) if plan == decision.plan), None
-    )
+    # The chosen plan may carry a reason that its row in the list does not.
+    same = [(plan.action, plan.groups) for plan in decision.plans]
+    chosen_key = (decision.plan.action, decision.plan.groups)
+    chosen = same.index(chosen_key) if chosen_key in same else None
+    today = todays_group(decision)
     rows = []
     for index, plan in enumerate(decision.plans):
         bar = None
@@ -180,7 +188,7 @@ def _plan_rows(decision: Decision) -> list[PlanRow]:
                 plan.predicted.step_seconds_high,
             )
             bar = draw_bar(interval, largest=largest)
-        rows.append(PlanRow(plan, plan_name(plan), index == chosen, bar))
+        rows.append(PlanRow(index, plan, plan_name(plan, today=today), index == chosen, bar))
     return rows
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from stoker.records import Decision, Profile, Training
-from stoker.report.figures import Figures, plan_name
+from stoker.report.figures import Figures, plan_name, todays_group
 from stoker.report.intervals import Interval, draw_intervals
 from stoker.report.quantities import TimeUnit
 from stoker.report.series import draw_series
@@ -56,7 +56,9 @@ def collect_strips(
             steps=_FLAT_STEPS,
         )
     if timeline and timeline.median()[0] > 0:
-        what = plan_name(decision.plan) if decision else "the chosen cluster"
+        what = "the chosen cluster"
+        if decision:
+            what = plan_name(decision.plan, today=todays_group(decision))
         strips.append(Strip("After", what, timeline.median()[0], timeline))
     return strips
 

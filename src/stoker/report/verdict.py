@@ -122,7 +122,8 @@ def _broken(
     )
     missing = next((step for step, record in records if record is None), None)
     if missing:
-        return f"{missing} failed", f"The run ended in {missing}{_telling(text)}", text
+        badge = f"{missing} failed" if failure else f"ended in {missing}"
+        return badge, f"The run ended in {missing}{_telling(text)}", text
     if failure:
         return "run failed", f"The run failed{_telling(text)}", text
     return None
