@@ -10,6 +10,8 @@ import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from stoker.errors import ProtocolError
 
 # An index of a million samples is 10 MB; nothing else is near that.
@@ -20,6 +22,55 @@ _READ_BYTES = 1 << 16
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 
 Received = tuple[bytes, tuple[int, ...]]
+
+
+class Job(msgspec.Struct, frozen=True, tag=True):
+    """Reader to worker: make this batch."""
+
+    index: bytes
+    seed: tuple[int, ...]
+
+
+class Free(msgspec.Struct, frozen=True, tag=True):
+    """Reader to worker: that slot may be written again."""
+
+    slot: int
+
+
+class Slot(msgspec.Struct, frozen=True, tag=True):
+    """Worker to reader: a new slot; its descriptor comes with the message."""
+
+    slot: int
+    nbytes: int
+
+
+class Retired(msgspec.Struct, frozen=True, tag=True):
+    """Worker to reader: that slot is no longer used."""
+
+    slot: int
+
+
+class Batch(msgspec.Struct, frozen=True, tag=True):
+    """Worker to reader: the batch is in that slot (-1: it has no payload)."""
+
+    slot: int
+    tree: bytes
+    nbytes: int
+    has_pickle: bool
+    cpu_seconds: float
+    wall_seconds: float
+
+
+class Error(msgspec.Struct, frozen=True, tag=True):
+    """Worker to reader: the job raised; `error` is for shipping.unpack_error."""
+
+    error: bytes
+    summary: str
+
+
+to_worker = msgspec.msgpack.Decoder(Job | Free)
+from_worker = msgspec.msgpack.Decoder(Slot | Retired | Batch | Error)
+pack = msgspec.msgpack.Encoder().encode
 
 
 def channel_pair() -> tuple[socket.socket, socket.socket]:

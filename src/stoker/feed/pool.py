@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from stoker.errors import FeedLostError, ProtocolError
-from stoker.feed import worker as messages
+from stoker.feed import channel as messages
 from stoker.feed.channel import Channel, channel_pair
 from stoker.feed.shipping import pack_error
 from stoker.feed.wire import Bytes1D
@@ -202,6 +202,13 @@ class WorkerPool:
                 worker.channel.send(messages.pack(messages.Free(slot)))
         while self._retries and any(w.job is None for w in self._workers.values()):
             self.assign(self._retries.popleft())
+
+    def abandon(self) -> list[Result]:
+        """The jobs that are being made, as lost ones: for a pool that is closed next."""
+        jobs = [(w.job, w.number) for w in self._workers.values() if w.job is not None]
+        jobs += [(job, -1) for job in self._retries]
+        self._retries.clear()
+        return [self._lost(job, number) for job, number in jobs]
 
     def close(self) -> None:
         """Kills the workers and waits for their end; may be called twice, never raises.

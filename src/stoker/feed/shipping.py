@@ -7,10 +7,12 @@ is installed on every host by name.
 import hashlib
 import importlib
 import io
+import os
 import pickle
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import cloudpickle
 
@@ -114,11 +116,15 @@ def remote(factory: str, /, **kwargs: object) -> Remote:
 def pack_spec(spec: Spec, *, max_bytes: int) -> PackedSpec:
     """Pickles a spec for the hosts that make its batches.
 
+    Modules travel by name, with the places where this process looks for them: all hosts run one
+    image, so the folder of the training script is there, too.
+
     Raises:
         ShippingError: If a part of it cannot travel (naming the attribute), lies on an accelerator,
             or is larger than `max_bytes`.
     """
     buffer = io.BytesIO()
+    buffer.write(pickle.dumps([os.path.abspath(path) for path in sys.path]))
     pickler = _SpecPickler(buffer)
     try:
         pickler.dump(spec)
@@ -152,8 +158,12 @@ def unpack_spec(data: bytes | memoryview) -> Spec:
     Raises:
         ShippingError: If it cannot be rebuilt on this host.
     """
+    file = io.BytesIO(data)
     try:
-        spec = pickle.loads(data)
+        for path in pickle.load(file):
+            if path not in sys.path and os.path.exists(path):
+                sys.path.append(path)
+        spec = pickle.load(file)
     except Exception as err:
         raise ShippingError(
             f"the dataset cannot be rebuilt on this host: {type(err).__name__}: {err}",
@@ -161,9 +171,18 @@ def unpack_spec(data: bytes | memoryview) -> Spec:
         ) from err
     if not isinstance(spec, Spec):
         raise ShippingError(f"expected a spec, found a {type(spec).__name__}")
-    if isinstance(spec.dataset, Remote):
-        spec.dataset.build()
-    return spec
+    return built(spec)
+
+
+def built(spec: Spec) -> Spec:
+    """The spec with the dataset itself in the place of a `Remote`.
+
+    Raises:
+        UsageError: If there is no such factory.
+    """
+    if not isinstance(spec.dataset, Remote):
+        return spec
+    return replace(spec, dataset=spec.dataset.build())
 
 
 def digest(data: bytes | memoryview) -> str:

@@ -6,6 +6,7 @@ outlive its processes. The reader frees a slot when the last view of its batch i
 never waits for a slot: how much is held is the reader's to bound, by what it asks for.
 """
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -16,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Protocol, cast
 
-import msgspec
 import torch
 from torch.utils.data import _DatasetKind
 from torch.utils.data._utils import collate as torch_collate
@@ -24,61 +24,12 @@ from torch.utils.data._utils import worker as torch_worker
 
 from stoker.errors import ShippingError
 from stoker.feed import seeding, wire
-from stoker.feed.channel import Channel
-from stoker.feed.shipping import Spec, pack_error
+from stoker.feed.channel import Batch, Channel, Error, Free, Job, Retired, Slot, pack, to_worker
+from stoker.feed.shipping import Spec, built, pack_error
 
 # Free slots that a worker keeps, warm for its next batches.
 _SPARE_SLOTS = 3
 _PR_SET_PDEATHSIG = 1
-
-
-class Job(msgspec.Struct, frozen=True, tag=True):
-    """Reader to worker: make this batch."""
-
-    index: bytes
-    seed: tuple[int, ...]
-
-
-class Free(msgspec.Struct, frozen=True, tag=True):
-    """Reader to worker: that slot may be written again."""
-
-    slot: int
-
-
-class Slot(msgspec.Struct, frozen=True, tag=True):
-    """Worker to reader: a new slot; its descriptor comes with the message."""
-
-    slot: int
-    nbytes: int
-
-
-class Retired(msgspec.Struct, frozen=True, tag=True):
-    """Worker to reader: that slot is no longer used."""
-
-    slot: int
-
-
-class Batch(msgspec.Struct, frozen=True, tag=True):
-    """Worker to reader: the batch is in that slot (-1: it has no payload)."""
-
-    slot: int
-    tree: bytes
-    nbytes: int
-    has_pickle: bool
-    cpu_seconds: float
-    wall_seconds: float
-
-
-class Error(msgspec.Struct, frozen=True, tag=True):
-    """Worker to reader: the job raised; `error` is for shipping.unpack_error."""
-
-    error: bytes
-    summary: str
-
-
-to_worker = msgspec.msgpack.Decoder(Job | Free)
-from_worker = msgspec.msgpack.Decoder(Slot | Retired | Batch | Error)
-pack = msgspec.msgpack.Encoder().encode
 
 
 class _Fetcher(Protocol):
@@ -130,6 +81,9 @@ def _become_worker() -> None:
     # A handler of the training script's, inherited by fork, is not for a worker.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
+    # Where memory runs out, a worker is the cheapest process to lose.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("500")
 
 
 class _Slots:
@@ -210,8 +164,9 @@ class _Worker:
     def run(self) -> None:
         torch.set_num_threads(self._spec.num_threads)
         torch_collate.default_collate_fn_map[torch.Tensor] = _collate_tensors
-        self._start_stream(self._base_seed)
         try:
+            self._spec = built(self._spec)
+            self._start_stream(self._base_seed)
             if self._spec.worker_init_fn is not None:
                 self._spec.worker_init_fn(self._id)
             self._fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]

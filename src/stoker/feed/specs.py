@@ -1,0 +1,244 @@
+"""The specs of a data host: their holders and their pools of workers."""
+
+import platform
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Literal
+
+from stoker.feed.holders import Holder, Nursery
+from stoker.feed.messages import PROTOCOL_VERSION, Open
+from stoker.feed.pool import Job, Process, Result, WorkerPool
+
+# Specs that no session uses and that may come back (a script that makes a loader each epoch).
+MAX_UNUSED_SPECS = 2
+
+PoolKey = tuple[str, str]
+
+
+@dataclass(eq=False)
+class HeldSpec:
+    """A spec on its way to usefulness.
+
+    Attributes:
+        state: expected (a trainer was asked for it), held (its holder unpickles it), ready, failed.
+        since: Monotonic seconds of the last change.
+        reason: Why it failed.
+        error: The same, for shipping.unpack_error; may be empty.
+    """
+
+    digest: str
+    state: Literal["expected", "held", "ready", "failed"]
+    since: float
+    reason: str = ""
+    error: bytes = b""
+    holder: Holder | None = None
+    pools: dict[str, WorkerPool] = field(default_factory=dict)
+
+
+class Specs:
+    """All of them; owns the nursery.
+
+    Args:
+        workers: Of each pool.
+        wake: Wakes the event loop, from whatever thread.
+    """
+
+    def __init__(
+        self, nursery: Nursery, *, workers: int, host: str, wake: Callable[[], None]
+    ) -> None:
+        self._nursery = nursery
+        self._workers = workers
+        self._host = host
+        self._wake = wake
+        self._specs: dict[str, HeldSpec] = {}
+        self._unused: list[str] = []
+        self._results: list[Result] = []
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the nursery runs."""
+        return self._nursery.is_alive
+
+    def find(self, digest: str) -> HeldSpec | None:
+        """The spec of that name."""
+        return self._specs.get(digest)
+
+    def expect(self, digest: str, *, now: float) -> None:
+        """A trainer was asked for it."""
+        self._specs[digest] = HeldSpec(digest, "expected", now)
+
+    def overdue(self, before: float) -> list[HeldSpec]:
+        """Those that were asked for before `before` and have not come."""
+        return [s for s in self._specs.values() if s.state == "expected" and s.since < before]
+
+    def hold(self, spec: HeldSpec, data: bytes | memoryview) -> None:
+        """Has a holder unpickle it; `handle` says later what became of it.
+
+        Raises:
+            OSError: If there is no memory for it.
+            FeedLostError: If the nursery is gone.
+        """
+        spec.holder = self._nursery.hold(spec.digest, data)
+        spec.state = "held"
+
+    def retire(self, used: set[str]) -> None:
+        """Keeps those that are used and the last two others."""
+        for digest in self._specs:
+            if digest in used and digest in self._unused:
+                self._unused.remove(digest)
+            elif digest not in used and digest not in self._unused:
+                self._unused.append(digest)
+        while len(self._unused) > MAX_UNUSED_SPECS:
+            spec = self._specs.get(self._unused.pop(0))
+            if spec is not None:
+                self.forget(spec)
+
+    def forget(self, spec: HeldSpec) -> None:
+        """Ends its workers and its holder; what they were making is lost."""
+        self._specs.pop(spec.digest, None)
+        for pool in spec.pools.values():
+            self._results.extend(pool.abandon())
+            pool.close()
+        if spec.holder is not None:
+            spec.holder.close()
+
+    def sockets(self) -> dict[int, bool]:
+        """Descriptors to poll; True: for writing, too."""
+        wanted: dict[int, bool] = {}
+        for spec in self._specs.values():
+            if spec.holder is not None and not spec.holder.channel.is_closed:
+                wanted[spec.holder.channel.fileno()] = spec.holder.channel.wants_write
+            for pool in spec.pools.values():
+                wanted.update(pool.sockets())
+        return wanted
+
+    def handle(self, ready: Iterable[int]) -> list[HeldSpec]:
+        """Takes what came over those descriptors; returns the specs that changed."""
+        filenos = set(ready)
+        changed: list[HeldSpec] = []
+        for spec in list(self._specs.values()):
+            holder = spec.holder
+            if holder is None:
+                continue
+            if holder.channel.fileno() in filenos:
+                holder.handle()
+            for pool in spec.pools.values():
+                for fileno in filenos & pool.sockets().keys():
+                    self._results.extend(pool.handle(fileno))
+            if self._judge(spec, holder):
+                changed.append(spec)
+        return changed
+
+    def results(self) -> Iterator[Result]:
+        """What the workers made since the last call."""
+        results, self._results = self._results, []
+        return iter(results)
+
+    def idle(self) -> set[PoolKey]:
+        """Spec and seeding of the pools that can take a job; a pool begins with its first job."""
+        idle: set[PoolKey] = set()
+        for spec in self._specs.values():
+            if spec.state == "ready":
+                for seeding in ("batch", "sample", "torch"):
+                    pool = spec.pools.get(seeding)
+                    if pool is None or pool.idle_count:
+                        idle.add((spec.digest, seeding))
+        return idle
+
+    def assign(self, key: PoolKey, job: Job) -> None:
+        """Gives a job to an idle worker of a pool named by `idle`."""
+        digest, seeding = key
+        spec = self._specs[digest]
+        if seeding not in spec.pools:
+            base_seed = job.seed[0] if job.seed else 0
+            spec.pools[seeding] = self._pool(spec, seeding, base_seed)
+        spec.pools[seeding].assign(job)
+
+    def flush(self) -> None:
+        """Gives freed slots back to their workers."""
+        for spec in self._specs.values():
+            for pool in spec.pools.values():
+                pool.flush()
+
+    def close(self) -> None:
+        """Ends everything; may be called twice."""
+        specs, self._specs = list(self._specs.values()), {}
+        for spec in specs:
+            if spec.holder is not None:
+                # Its workers end with it.
+                spec.holder.close()
+            for pool in spec.pools.values():
+                pool.close()
+        self._nursery.close()
+
+    def _judge(self, spec: HeldSpec, holder: Holder) -> bool:
+        """Whether the spec has become ready or failed."""
+        if spec.state == "held" and holder.held is not None:
+            spec.state = "failed" if holder.held.error else "ready"
+            spec.reason, spec.error = holder.held.summary, holder.held.error
+            spec.since = time.monotonic()
+            return True
+        if spec.state in ("held", "ready") and holder.channel.is_closed:
+            spec.state = "failed"
+            spec.reason = "the process that holds the dataset died, perhaps out of memory"
+            return True
+        dead = next((pool for pool in spec.pools.values() if not pool.num_alive), None)
+        if spec.state == "ready" and dead is not None:
+            spec.state = "failed"
+            spec.reason = f"its data workers die: {dead.last_death}"
+            return True
+        return False
+
+    def _pool(self, spec: HeldSpec, seeding: str, base_seed: int) -> WorkerPool:
+        holder = spec.holder
+        assert holder is not None
+
+        def start(number: int, sock: socket.socket) -> Process:
+            return holder.fork(
+                sock,
+                worker_id=number,
+                num_workers=self._workers,
+                base_seed=base_seed,
+                seeding=seeding,
+            )
+
+        return WorkerPool(start, num_workers=self._workers, host=self._host, wake=self._wake)
+
+
+def own_versions() -> dict[str, str]:
+    """Versions of what the bytes of a batch or of a spec depend on."""
+    versions = {"python": platform.python_version()}
+    for name in ("torch", "numpy", "cloudpickle"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def compare_versions(message: Open, own: Mapping[str, str]) -> tuple[str, str]:
+    """Why a trainer cannot be served, and what it should know; both may be empty."""
+    if message.protocol != PROTOCOL_VERSION:
+        return (
+            f"the trainer speaks protocol {message.protocol}, this host {PROTOCOL_VERSION}: "
+            "install the same stoker everywhere"
+        ), ""
+    theirs = message.versions
+    if "python" in theirs and _minor(theirs["python"]) != _minor(own["python"]):
+        return (
+            f"the trainer runs Python {theirs['python']}, this host {own['python']}: functions "
+            "cannot travel; use one image"
+        ), ""
+    differing = [
+        f"{name} {theirs[name]} in the trainer, {version} here"
+        for name, version in own.items()
+        if name in theirs and theirs[name].partition("+")[0] != version.partition("+")[0]
+    ]
+    return "", "; ".join(differing)
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]

@@ -1,0 +1,530 @@
+"""A real agent with its real nursery and workers, driven over real sockets by a small client."""
+
+import contextlib
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+import torch
+import zmq
+from torch.utils.data import default_collate, default_convert, get_worker_info
+
+from stoker.errors import ShippingError, UsageError
+from stoker.feed import messages, security, wire
+from stoker.feed.agent import Agent
+from stoker.feed.seeding import seed_batch
+from stoker.feed.shipping import PackedSpec, Spec, pack_spec, remote, unpack_error
+from stoker.logs import Log
+from stoker.records import FeedSettings
+
+pytestmark = pytest.mark.fault
+TOKEN = "ab" * 32
+KEYS = security.Keys.from_token(bytes.fromhex(TOKEN))
+DEADLINE_SECONDS = 30.0
+
+
+class Images:
+    """Says with each sample who made it; some indices are special."""
+
+    def __init__(self, folder: str = "", *, size: int = 64) -> None:
+        self.folder = folder
+        self.size = size
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int, float]:
+        if index == 500:
+            raise FileNotFoundError("no image 500")
+        if index >= 1000:
+            self._special(index)
+        return (
+            torch.full((3, self.size, self.size), index % 256, dtype=torch.uint8),
+            index,
+            random.random(),
+        )
+
+    def _special(self, index: int) -> None:
+        first = Path(self.folder) / f"{index}"
+        if index == 1001 or not first.exists():
+            first.write_text(str(os.getpid()))
+            while index != 1001 and not (Path(self.folder) / "go").exists():
+                time.sleep(0.01)
+            if index == 1001:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for(claim: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not claim():
+        assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS} s: {what}"
+        time.sleep(0.01)
+
+
+def own_children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def spec_of(dataset: object, **kwargs: object) -> PackedSpec:
+    collate = default_collate if kwargs.get("auto_collation", True) else default_convert
+    spec = Spec(dataset=dataset, collate_fn=collate, **kwargs)  # type: ignore[arg-type]
+    return pack_spec(spec, max_bytes=1 << 30)
+
+
+class Client:
+    """A trainer in its barest form."""
+
+    def __init__(
+        self, port: int, spec: PackedSpec, *, keys: security.Keys = KEYS, **kwargs: object
+    ):
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        security.secure_client(self.socket, keys)
+        self.socket.connect(f"tcp://127.0.0.1:{port}")
+        self.spec = spec
+        self.name = f"s{random.SystemRandom().randrange(1 << 30)}"
+        self.answers = messages.Unpacker(messages.FromAgent)
+        self.opening = messages.Open(
+            protocol=messages.PROTOCOL_VERSION,
+            session=self.name,
+            rank=0,
+            spec=spec.digest,
+            spec_bytes=len(spec.data),
+            **kwargs,  # type: ignore[arg-type]
+        )
+
+    def send(self, message: messages.Message, *frames: bytes) -> None:
+        self.socket.send_multipart([messages.pack(message), *frames])
+
+    def receive(self, seconds: float = DEADLINE_SECONDS) -> tuple[messages.Message, bytes]:
+        if not self.socket.poll(round(seconds * 1000)):
+            raise TimeoutError("the agent says nothing")
+        frames = self.socket.recv_multipart()
+        return self.answers(frames[0]), frames[1] if len(frames) > 1 else b""
+
+    def expect(self, kind: type[messages.Message]) -> tuple[messages.Message, bytes]:
+        while True:
+            message, frame = self.receive()
+            if isinstance(message, kind):
+                return message, frame
+            assert isinstance(message, messages.Credits | messages.Need), message
+
+    def open(self) -> messages.Ready:
+        self.send(self.opening)
+        message, frame = self.receive()
+        if isinstance(message, messages.Need):
+            self.send(messages.Ship(spec=self.spec.digest), self.spec.data)
+            message, frame = self.receive()
+        if isinstance(message, messages.Failed):
+            raise unpack_error(frame)
+        assert isinstance(message, messages.Ready)
+        return message
+
+    def ask(self, number: int, index: object, *, epoch: int = 0) -> None:
+        make = messages.Make(
+            session=self.name, epoch=epoch, number=number, seed=(7, 0, epoch, number)
+        )
+        self.send(make, wire.pack_value(index, allow_pickle=True))
+
+    def batch(self) -> tuple[int, object]:
+        message, frame = self.expect(messages.Made)
+        assert isinstance(message, messages.Made)
+        payload = np.frombuffer(bytearray(frame), dtype=np.uint8)
+        return message.number, wire.decode(message.tree, payload, allow_pickle=True)
+
+    def close(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            self.socket.send(messages.pack(messages.Close(session=self.name)), zmq.NOBLOCK)
+        self.context.destroy(linger=200)
+
+
+def make_agent(**kwargs: object) -> Agent:
+    options: dict[str, object] = {"workers": 2, "feed": FeedSettings(), "plain": False} | kwargs
+    return Agent(
+        keys=KEYS,
+        log=Log(run="test", host="data-1"),
+        host="data-1",
+        run_id="test",
+        bind="127.0.0.1",
+        port=None,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+@contextlib.contextmanager
+def running(agent: Agent) -> Iterator[Agent]:
+    before = own_children()
+    agent.open()
+    thread = threading.Thread(target=agent.run)
+    thread.start()
+    try:
+        yield agent
+    finally:
+        agent.stop()
+        thread.join(DEADLINE_SECONDS)
+        assert not thread.is_alive()
+        agent.close()
+        assert own_children() <= before
+
+
+@contextlib.contextmanager
+def client_of(port: int, spec: PackedSpec, **kwargs: object) -> Iterator[Client]:
+    client = Client(port, spec, **kwargs)  # type: ignore[arg-type]
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[Agent]:
+    with running(make_agent(plain=True)) as running_agent:
+        yield running_agent
+
+
+def expected(number: int, indices: list[int], *, size: int = 64) -> object:
+    seed_batch((7, 0, 0, number))
+    return default_collate([Images(size=size)[index] for index in indices])
+
+
+def same(a: object, b: object) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))  # type: ignore[call-overload]
+
+
+def test_batches_are_what_the_trainer_itself_would_make(agent: Agent) -> None:
+    with client_of(agent.port, spec_of(Images())) as client:
+        ready = client.open()
+        assert (ready.workers, ready.credits) == (2, 4)
+        for number in range(20):
+            client.ask(number, [number, 2 * number])
+        batches = dict(client.batch() for _ in range(20))
+    assert sorted(batches) == list(range(20))
+    for number, batch in batches.items():
+        assert same(batch, expected(number, [number, 2 * number]))
+
+
+def test_a_dataset_is_shipped_once_a_host(agent: Agent) -> None:
+    spec = spec_of(Images(size=32))
+    with client_of(agent.port, spec) as first, client_of(agent.port, spec) as second:
+        first.open()
+        second.send(second.opening)
+        assert isinstance(second.receive()[0], messages.Ready)
+
+
+def test_an_error_of_a_sample_comes_back_with_its_type_index_and_host(agent: Agent) -> None:
+    with client_of(agent.port, spec_of(Images())) as client:
+        client.open()
+        client.ask(0, [1, 500])
+        client.ask(1, [2])
+        _, frame = client.expect(messages.Raised)
+        assert client.batch()[0] == 1
+    error = unpack_error(frame)
+    assert type(error) is FileNotFoundError
+    for words in ("index 500", "host data-1", "no image 500", "in __getitem__"):
+        assert words in str(error)
+
+
+def test_an_error_of_worker_init_fn_comes_back(agent: Agent) -> None:
+    def broken(worker_id: int) -> None:
+        raise LookupError(f"no GPU for worker {worker_id}")
+
+    with client_of(agent.port, spec_of(Images(), worker_init_fn=broken)) as client:
+        client.open()
+        client.ask(0, [1])
+        _, frame = client.expect(messages.Raised)
+    assert type(unpack_error(frame)) is LookupError
+
+
+def test_get_worker_info_is_right_in_a_worker(agent: Agent) -> None:
+    class Info:
+        def __getitem__(self, index: int) -> tuple[int, int, bool, int]:
+            info = get_worker_info()
+            assert info is not None
+            return info.id, info.num_workers, info.dataset is self, torch.get_num_threads()
+
+    with client_of(agent.port, spec_of(Info(), auto_collation=False)) as client:
+        client.open()
+        client.ask(0, 5)
+        _, value = client.batch()
+    assert [int(part) for part in value] in ([0, 2, 1, 1], [1, 2, 1, 1])  # type: ignore[attr-defined]
+
+
+def test_a_remote_dataset_is_built_on_the_data_host(agent: Agent) -> None:
+    with client_of(agent.port, spec_of(remote("builtins:range"))) as client:
+        with pytest.raises(TypeError, match="range expected at least 1 argument"):
+            client.open()
+    with client_of(
+        agent.port, spec_of(remote("builtins:dict", a=3), auto_collation=False)
+    ) as client:
+        client.open()
+        client.ask(0, "a")
+        assert client.batch() == (0, 3)
+
+
+def test_a_dataset_that_cannot_be_rebuilt_says_why(agent: Agent) -> None:
+    spec = spec_of(Images())
+    broken = pickle.dumps([]) + b"cno_such_module\nThing\n."
+    from stoker.feed.shipping import digest
+
+    with client_of(agent.port, PackedSpec(broken, digest(broken))) as client:
+        with pytest.raises(ShippingError, match="no_such_module"):
+            client.open()
+    with client_of(agent.port, spec) as client:
+        client.open()
+
+
+def test_batches_that_are_not_encrypted_carry_a_mac_and_never_a_pickle(agent: Agent) -> None:
+    class Mixed:
+        def __getitem__(self, index: int) -> object:
+            return {index} if index else torch.arange(100_000)
+
+    with client_of(
+        agent.port, spec_of(Mixed(), auto_collation=False), plain_identity=b"plain-1"
+    ) as client:
+        plain = client.context.socket(zmq.DEALER)
+        plain.routing_id = b"plain-1"
+        security.plain_socket(plain, max_message_bytes=-1)
+        events = plain.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        plain.connect(f"tcp://127.0.0.1:{agent.plain_port}")
+        assert events.poll(5000)
+        client.open()
+        client.ask(0, 0)
+        assert plain.poll(5000)
+        mac, header, payload = plain.recv_multipart()
+        assert security.verify(KEYS.mac_key, header, mac)
+        assert not security.verify(KEYS.mac_key, header + b" ", mac)
+        assert len(payload) == 800_000
+        client.ask(1, 1)
+        assert client.batch() == (1, {1})
+        plain.disable_monitor()
+
+
+def test_a_killed_worker_loses_no_batch(agent: Agent, tmp_path: Path) -> None:
+    with client_of(agent.port, spec_of(Images(str(tmp_path)))) as client:
+        client.open()
+        client.ask(0, [1002])
+        wait_for(lambda: (tmp_path / "1002").exists(), "a worker begins the batch")
+        time.sleep(0)
+        pid = int((tmp_path / "1002").read_text() or 0)
+        assert psutil.Process(pid).ppid() != os.getpid()
+        os.kill(pid, signal.SIGKILL)
+        number, batch = client.batch()
+    assert number == 0
+    assert same(batch, expected(0, [1002 - 1000])) is False
+    assert batch[1].tolist() == [1002]  # type: ignore[index]
+
+
+def test_a_batch_that_kills_its_workers_is_dropped_and_the_rest_comes(
+    agent: Agent, tmp_path: Path
+) -> None:
+    with client_of(agent.port, spec_of(Images(str(tmp_path)))) as client:
+        client.open()
+        client.ask(0, [1001])
+        dropped, _ = client.expect(messages.Dropped)
+        assert isinstance(dropped, messages.Dropped)
+        assert "SIGKILL" in dropped.reason
+        client.ask(1, [1])
+        assert client.batch()[0] == 1
+
+
+def test_forgotten_batches_are_not_made(agent: Agent, tmp_path: Path) -> None:
+    with client_of(agent.port, spec_of(Images(str(tmp_path)))) as client:
+        client.open()
+        for number, index in enumerate([1002, 1003, 1004]):
+            client.ask(number, [index])
+        wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "both workers are busy")
+        client.send(messages.Forget(session=client.name, before_epoch=1))
+        client.ask(0, [5], epoch=1)
+        # The first message to come is of epoch 1, when a worker is free again.
+        (tmp_path / "go").touch()
+        message, _ = client.expect(messages.Made)
+        assert isinstance(message, messages.Made)
+        assert message.epoch == 1
+    assert not (tmp_path / "1004").exists()
+
+
+def test_garbage_does_not_disturb_the_others(agent: Agent) -> None:
+    with client_of(agent.port, spec_of(Images())) as client:
+        client.open()
+        random.seed(5)
+        for _ in range(50):
+            junk = random.randbytes(random.randrange(60))
+            client.socket.send_multipart([junk, junk, junk][: random.randrange(1, 4)])
+        ship = msgspec.msgpack.encode({"type": "Ship", "spec": "x"})
+        client.socket.send_multipart([ship])
+        client.send(messages.Ship(spec="x" * 32), b"not that")
+        client.send(messages.Forget(session="nobody", before_epoch=3))
+        client.ask(0, [1])
+        assert client.batch()[0] == 0
+
+
+def test_garbage_as_index_is_an_error_of_that_batch_only(agent: Agent) -> None:
+    with client_of(agent.port, spec_of(Images())) as client:
+        client.open()
+        make = messages.Make(session=client.name, epoch=0, number=0, seed=(1,))
+        client.send(make, b"\xff" * 40)
+        client.expect(messages.Raised)
+        client.ask(1, [1])
+        assert client.batch()[0] == 1
+
+
+def test_a_request_of_an_unknown_session_is_dropped(agent: Agent) -> None:
+    with client_of(agent.port, spec_of(Images())) as client:
+        client.ask(0, [1])
+        dropped, _ = client.expect(messages.Dropped)
+        assert isinstance(dropped, messages.Dropped)
+        assert "no such session" in dropped.reason
+
+
+def test_another_protocol_is_refused_in_words(agent: Agent) -> None:
+    with client_of(agent.port, spec_of(Images())) as client:
+        client.opening = msgspec.structs.replace(client.opening, protocol=999)
+        with pytest.raises(Exception, match="protocol 999"):
+            client.open()
+
+
+def test_a_client_of_another_run_gets_no_word(agent: Agent) -> None:
+    foreign = security.Keys.from_token(b"x" * 32)
+    # It knows the server's public key, and yet is not the run's client.
+    mixed = security.Keys(
+        server_public=KEYS.server_public,
+        server_secret=KEYS.server_secret,
+        client_public=foreign.client_public,
+        client_secret=foreign.client_secret,
+        mac_key=b"",
+    )
+    for keys in (foreign, mixed):
+        with client_of(agent.port, spec_of(Images()), keys=keys) as client:
+            events = client.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            client.send(client.opening)
+            assert not events.poll(300)
+            assert not client.socket.poll(0)
+            client.socket.disable_monitor()
+
+
+def test_credits_are_shared_by_the_active_sessions(agent: Agent, tmp_path: Path) -> None:
+    spec = spec_of(Images(str(tmp_path)))
+    with client_of(agent.port, spec) as first, client_of(agent.port, spec) as second:
+        most = first.open().credits
+        first.ask(0, [1002])
+        wait_for(lambda: (tmp_path / "1002").exists(), "a worker begins the batch")
+        assert second.open().credits < most
+        second.ask(0, [1])
+        changed, _ = first.expect(messages.Credits)
+        assert isinstance(changed, messages.Credits)
+        assert changed.credits < most
+        (tmp_path / "go").touch()
+        assert first.batch()[0] == 0
+
+
+def test_memory_in_flight_is_given_back(agent: Agent) -> None:
+    with client_of(agent.port, spec_of(Images(size=256))) as client:
+        client.open()
+        for number in range(30):
+            client.ask(number, [1, 2, 3, 4])
+            client.batch()
+        wait_for(lambda: agent._sent_bytes == 0, "zmq lets go of the batches")
+        names = [
+            os.readlink(entry)
+            for entry in Path("/proc/self/fd").iterdir()
+            if entry.is_symlink() and os.path.lexists(entry)
+        ]
+    assert sum("memfd:stoker" in name for name in names) <= 12
+
+
+def test_drain_finishes_what_is_begun(tmp_path: Path) -> None:
+    agent = make_agent(workers=1)
+    with running(agent), client_of(agent.port, spec_of(Images(str(tmp_path)))) as client:
+        client.open()
+        client.ask(0, [1002])
+        client.ask(1, [1])
+        wait_for(lambda: (tmp_path / "1002").exists(), "the worker begins the batch")
+        agent.drain()
+        client.expect(messages.Leaving)
+        dropped, _ = client.expect(messages.Dropped)
+        assert isinstance(dropped, messages.Dropped)
+        assert dropped.number == 1
+        (tmp_path / "go").touch()
+        assert client.batch()[0] == 0
+
+
+def test_a_taken_port_is_named() -> None:
+    before = own_children()
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
+        port = other.bind_to_random_port("tcp://127.0.0.1")
+        agent = make_agent()
+        agent.port = port
+        with pytest.raises(UsageError, match=f"port {port} cannot be bound"):
+            agent.open()
+    assert own_children() <= before
+
+
+AGENT = """
+import signal, sys
+from stoker.feed.agent import Agent
+from stoker.feed.security import Keys
+from stoker.logs import Log
+from stoker.records import FeedSettings
+agent = Agent(keys=Keys.from_token(bytes.fromhex(sys.argv[1])), workers=2, feed=FeedSettings(),
+    log=Log(run="r", host="h"), host="h", run_id="r", bind="127.0.0.1", port=None, plain=False)
+signal.signal(signal.SIGTERM, lambda *_: agent.drain())
+agent.open()
+print(agent.port, flush=True)
+agent.run()
+"""
+
+
+@contextlib.contextmanager
+def agent_process() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    command = [sys.executable, "-c", AGENT, TOKEN]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def is_running(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda n: n.name)
+def test_a_signal_to_the_agent_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
+    with agent_process() as (process, port):
+        with client_of(port, spec_of(Images(str(tmp_path)))) as client:
+            client.open()
+            client.ask(0, [1])
+            client.batch()
+            # One worker is busy, one idle.
+            client.ask(1, [1002])
+            wait_for(lambda: (tmp_path / "1002").exists(), "a worker begins the batch")
+            family = psutil.Process(process.pid).children(recursive=True)
+            assert len(family) == 4  # nursery, holder, two workers
+            if number == signal.SIGTERM:
+                (tmp_path / "go").touch()
+            process.send_signal(number)
+            assert process.wait(DEADLINE_SECONDS) == (0 if number == signal.SIGTERM else -9)
+            wait_for(lambda: not any(map(is_running, family)), "all processes end")
+
+
+def test_the_death_of_the_nursery_ends_the_agent_with_words() -> None:
+    with agent_process() as (process, port):
+        with client_of(port, spec_of(Images())) as client:
+            client.open()
+            (nursery,) = psutil.Process(process.pid).children()
+            family = psutil.Process(process.pid).children(recursive=True)
+            nursery.kill()
+            assert process.wait(DEADLINE_SECONDS) == 1
+            wait_for(lambda: not any(map(is_running, family)), "all processes end")
