@@ -50,6 +50,15 @@ def _busy(times: Mapping[str, float]) -> float:
     return sum(seconds for name, seconds in times.items() if name not in idle)
 
 
+def queued_seconds() -> float:
+    """Seconds that this process's first thread was ready to run while others had the CPU; or 0."""
+    try:
+        with open("/proc/self/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 def descendants() -> list[psutil.Process]:
     """The processes below this one."""
     try:

@@ -9,16 +9,17 @@ from itertools import pairwise
 import torch.utils.data
 from torch.utils.data import DataLoader, IterableDataset
 
+from stoker.profile.clocks import queued_seconds
 from stoker.profile.raw import Drain, quartiles
 
 # Beyond its share a drain may last this long, until its slowest workers have begun.
 _START_SECONDS = 20.0
 
-Stamp = tuple[int, float, float]
+Stamp = tuple[int, float, float, float]
 
 
 class StampedCollate:
-    """Collates as the script does, and says when the worker was done: (pid, CPU, wall)."""
+    """Collates as the script does, and says when the worker was done: (pid, CPU, wall, queued)."""
 
     def __init__(self, collate: Callable[[list[object]], object]) -> None:
         self._collate = collate
@@ -26,7 +27,7 @@ class StampedCollate:
     def __call__(self, samples: list[object]) -> tuple[object, Stamp]:
         """The batch and its stamp."""
         batch = self._collate(samples)
-        return batch, (os.getpid(), time.process_time(), time.monotonic())
+        return batch, (os.getpid(), time.process_time(), time.monotonic(), queued_seconds())
 
 
 class Endless:
@@ -101,7 +102,9 @@ def summarize(stamps: list[list[Stamp]], *, workers: int) -> Drain | None:
     return Drain(
         workers=workers,
         cpu_seconds=quartiles([later[1] - earlier[1] for earlier, later in pairs]),
-        wall_seconds=quartiles([later[2] - earlier[2] for earlier, later in pairs]),
+        wall_seconds=quartiles(
+            [later[2] - earlier[2] - (later[3] - earlier[3]) for earlier, later in pairs]
+        ),
         batches_per_second=made / (end - begin) if end > begin and len(stamps) == workers else 0.0,
     )
 

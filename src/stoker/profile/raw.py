@@ -57,7 +57,8 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cpu_seconds: Of a worker, a batch: fetch, collate and hand-over.
-        wall_seconds: Of a worker, a batch.
+        wall_seconds: Of a worker, a batch, without the time when it was ready to run and others
+            had the CPU: more than cpu_seconds where it waits for storage or a service.
         batches_per_second: Of all its workers; 0: too few batches to say.
     """
 

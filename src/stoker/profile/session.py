@@ -79,6 +79,7 @@ class Session:
         self._phase_began: float | None = None
         self._spoke = False
         self._steps = 0
+        self._seen_before = 0
         self._as_is: AsIsSteps | None = None
         self._rows: Steps | None = None
         self._replay: ReplaySteps | None = None
@@ -111,9 +112,9 @@ class Session:
 
     def begin_pass(self) -> None:
         """A loader is iterated."""
-        if not self.has_begun:
-            self._log.event("profile_begins", budget_seconds=self._budget, pid=self._process)
         self._loaders += 1
+        if self._loaders == 1:
+            self._log.event("profile_begins", budget_seconds=self._budget, pid=self._process)
 
     def is_main(self, loader: Loader, *, delivered: int) -> bool:
         """Whether `loader`, which delivered so many batches in this pass, is the one to measure."""
@@ -130,6 +131,7 @@ class Session:
                 self.end_pass()
                 self._as_is = None
                 self._cached.clear()
+                self._seen_before = delivered
             return True
         return False
 
@@ -182,6 +184,7 @@ class Session:
             workers=loader.num_workers,
             children_cpu=children_cpu_seconds,
             machine_cpu=machine_cpu_seconds,
+            batches=self._seen_before,
             epoch_batches=_length(loader),
         )
         self._phase_began = time.monotonic()

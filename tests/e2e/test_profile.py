@@ -1,0 +1,213 @@
+"""Scripts of known cost are profiled as they are: real processes, real loaders."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stoker.errors import UsageError, WorkloadError
+from stoker.platforms.local import LocalPlatform
+from stoker.profile import explain, profile
+from stoker.profile.raw import RankResult, read_ranks
+from stoker.records import Cluster, Profile, ProfileSettings, TodaysGroup, Workload
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests" / "support" / "burning.py"
+SITE = ROOT / "src" / "stoker" / "site"
+DEADLINE_SECONDS = 120.0
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a command as a launcher does: a child with stoker's sitecustomize, on one core."""
+    children: list[subprocess.Popen[str]] = []
+    core = max(os.sched_getaffinity(0))
+
+    def start_command(*command: str, budget: float = 8.0) -> "subprocess.Popen[str]":
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT / "src")]),
+            "STOKER_LAUNCHER_PID": str(os.getpid()),
+            "STOKER_OUTPUT": str(tmp_path / "out"),
+            "STOKER_PROFILE": f'{{"budget_seconds": {budget}}}',
+        }
+        child = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+        )
+        children.append(child)
+        return child
+
+    yield start_command
+    for child in children:
+        if child.poll() is None:
+            child.kill()
+        child.communicate()
+
+
+def burning(*, loading: int, model: int, workers: int, batches: int, epochs: int) -> list[str]:
+    numbers = (loading, model, workers, batches, epochs)
+    return [sys.executable, str(SCRIPT), *map(str, numbers)]
+
+
+def end_of(child: "subprocess.Popen[str]") -> str:
+    output, _ = child.communicate(timeout=DEADLINE_SECONDS)
+    return output
+
+
+def rank_0(tmp_path: Path) -> RankResult:
+    return read_ranks(tmp_path / "out")[0]
+
+
+def processes_with(text: str) -> list[int]:
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline", "status"]):
+        command = " ".join(process.info["cmdline"] or ())
+        if text in command and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process.info["pid"])
+    return [pid for pid in found if pid != os.getpid()]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_burnt_costs_are_found(start: Start, tmp_path: Path, workers: int) -> None:
+    # An odd number of milliseconds makes the command of this test unlike any other's.
+    command = burning(loading=40, model=21 + workers, workers=workers, batches=30, epochs=100)
+    child = start(*command)
+    output = end_of(child)
+    assert child.returncode == 0, output
+    found = rank_0(tmp_path)
+    assert found.missing == ""
+    assert found.accelerator is not None
+    assert found.as_is is not None
+    cpu = found.drains[0].cpu_seconds.mean
+    assert cpu == pytest.approx(0.040, rel=0.25)
+    assert found.accelerator.trainer_cpu_seconds.mean == pytest.approx(0.021, rel=0.25)
+    in_process = found.as_is.trainer_cpu_seconds
+    assert in_process == pytest.approx(0.022 if workers else 0.062, rel=0.25)
+    if workers:
+        assert found.as_is.children_cpu_seconds == pytest.approx(0.040, rel=0.35)
+    assert found.vcpus == 1
+    assert found.batch is not None
+    assert found.batch.samples == 8
+    assert found.receive is not None
+    assert found.receive.cpu_seconds.median > 0
+    # Ended at once and whole: no exit handler, no process.
+    assert "exit handlers ran" not in output
+    assert processes_with(" ".join(command[1:])) == []
+    rows = (tmp_path / "out" / "baseline-timeline-rank0.csv").read_text().splitlines()
+    assert rows[0] == "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples"
+    assert len(rows) - 1 >= found.as_is.step_seconds.samples
+
+
+def test_two_ranks_change_phase_together_and_both_end_with_0(start: Start, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    script = burning(loading=10, model=5, workers=1, batches=40, epochs=500)[1:]
+    child = start(*torchrun, "--master-port=0", "--rdzv-endpoint=127.0.0.1:0",
+                  "--rdzv-backend=c10d", *script)  # fmt: skip
+    output = end_of(child)
+    assert child.returncode == 0, output
+    results = read_ranks(tmp_path / "out")
+    assert [result.rank for result in results] == [0, 1]
+    assert results[0].steps == results[1].steps
+    for result in results:
+        assert result.missing == ""
+        assert not [note for note in result.notes if "lockstep" in note or "ranks" in note]
+        assert result.drains[0].cpu_seconds.mean == pytest.approx(0.010, rel=0.35)
+
+
+def test_a_script_that_ends_too_early_says_how_many_batches_it_had(
+    start: Start, tmp_path: Path
+) -> None:
+    child = start(*burning(loading=5, model=5, workers=0, batches=3, epochs=2))
+    output = end_of(child)
+    assert child.returncode == 0, output
+    assert "exit handlers ran" in output
+    assert "ended after 6 batches" in rank_0(tmp_path).missing
+    assert "an epoch has 3" in rank_0(tmp_path).missing
+
+
+def wait_for(child: "subprocess.Popen[str]", event: str) -> None:
+    assert child.stdout is not None
+    for line in child.stdout:
+        if event in line:
+            return
+    pytest.fail(f"the script ended without {event}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_profile_gives_the_verdict_so_far(
+    start: Start, tmp_path: Path, number: signal.Signals
+) -> None:
+    child = start(*burning(loading=10, model=5, workers=1, batches=50, epochs=500), budget=60.0)
+    wait_for(child, "profile_accelerator")
+    child.send_signal(number)
+    end_of(child)
+    assert child.returncode == 0
+    found = rank_0(tmp_path)
+    assert found.missing == ""
+    assert found.accelerator is not None
+    assert any("stopped early" in note for note in found.notes)
+
+
+def test_a_profile_that_is_interrupted_too_early_ends_as_the_script_would(
+    start: Start, tmp_path: Path
+) -> None:
+    child = start(*burning(loading=10, model=5, workers=0, batches=50, epochs=500), budget=60.0)
+    wait_for(child, "profile_begins")
+    child.send_signal(signal.SIGINT)
+    output = end_of(child)
+    assert child.returncode != 0
+    assert "KeyboardInterrupt" in output
+    assert rank_0(tmp_path).accelerator is None
+
+
+def run_profile(tmp_path: Path, command: list[str]) -> Profile:
+    workload = Workload(
+        name="burning",
+        command=tuple(command),
+        cluster=Cluster(dnn=TodaysGroup(instance_type="local.c1")),
+        profile=ProfileSettings(budget_seconds=8.0),
+    )
+    run_dir = tmp_path / "burning-1"
+    run_dir.mkdir()
+    return profile(workload, platform=LocalPlatform(), run_dir=run_dir)
+
+
+def test_a_workload_is_profiled_on_the_local_platform(tmp_path: Path) -> None:
+    command = burning(loading=40, model=23, workers=1, batches=30, epochs=100)
+    found = run_profile(tmp_path, command)
+    assert found.host.instance_type == "local.c1"
+    assert found.host.vcpus == 1
+    assert found.step.global_batch_size == 8
+    assert found.step.loader_cpu_seconds == pytest.approx(0.040, rel=0.25)
+    assert found.step.trainer_cpu_seconds == pytest.approx(0.023, rel=0.25)
+    assert found.check is not None
+    assert max(map(len, explain(found).splitlines())) <= 88
+    assert (tmp_path / "burning-1" / "baseline-timeline.csv").is_file()
+    assert processes_with(" ".join(command[1:])) == []
+
+
+def test_a_command_that_fails_is_reported_with_its_traceback(tmp_path: Path) -> None:
+    command = [*burning(loading=5, model=5, workers=0, batches=50, epochs=5), "raise"]
+    with pytest.raises(WorkloadError, match="ValueError: the model diverged") as caught:
+        run_profile(tmp_path, command)
+    assert "burning.py" in caught.value.where
+    assert "Traceback" in "".join(caught.value.__notes__)
+
+
+def test_a_command_without_a_loader_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="never iterated a DataLoader"):
+        run_profile(tmp_path, [sys.executable, "-c", "import torch.utils.data"])

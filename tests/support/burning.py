@@ -1,0 +1,71 @@
+"""A training script of known cost: burns CPU in the dataset and in the model, by CPU time.
+
+Arguments: loading ms a batch, model ms a step, workers, batches an epoch, epochs, [raise].
+"""
+
+import atexit
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+BATCH = 8
+
+
+def burn(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+class Burning(Dataset[tuple[torch.Tensor, int]]):
+    def __init__(self, seconds: float, length: int) -> None:
+        self.seconds = seconds
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        burn(self.seconds)
+        return torch.full((3, 32, 32), float(index % 255)), index
+
+
+def main() -> None:
+    loading, model, workers, batches, epochs = (float(word) for word in sys.argv[1:6])
+    torch.set_num_threads(1)
+    weight = torch.zeros(1, requires_grad=True)
+    is_distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if is_distributed:
+        dist.init_process_group("gloo")
+    atexit.register(lambda: print("exit handlers ran", flush=True))
+    train = DataLoader(
+        Burning(loading / 1000 / BATCH, int(batches) * BATCH),
+        batch_size=BATCH,
+        shuffle=True,
+        num_workers=int(workers),
+    )
+    check = DataLoader(Burning(0.0, BATCH * 2), batch_size=BATCH)
+    next(iter(check))  # a look at a batch, as scripts do: no training
+    for epoch in range(int(epochs)):
+        for step, (images, _) in enumerate(train):
+            burn(model / 1000)
+            images.div_(255)
+            assert float(images.max()) <= 1.0, "a batch was changed by the step before"
+            (weight * images.mean()).sum().backward()
+            if is_distributed:
+                assert weight.grad is not None
+                dist.all_reduce(weight.grad)
+            if "raise" in sys.argv and step == 12:
+                raise ValueError("the model diverged")
+        with torch.no_grad():
+            for _ in check:
+                pass
+        print(f"epoch {epoch} done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Cached batches: clones own their memory, and what is in a batch is seen."""
+
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+
+from stoker.profile import batches
+from stoker.profile.drain import Stamp, summarize
+
+Pair = namedtuple("Pair", "image label")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda leaf: leaf,
+        lambda leaf: [leaf, 1],
+        lambda leaf: (leaf, "text"),
+        lambda leaf: {"image": leaf, "meta": {"n": 3}},
+        lambda leaf: Pair(leaf, 2),
+        lambda leaf: [[{"deep": (leaf,)}]],
+    ],
+)
+@pytest.mark.parametrize("leaf", [torch.ones(4, 3), np.ones((4, 3))])
+def test_a_clone_keeps_its_values_when_the_script_changes_the_batch(make, leaf) -> None:
+    leaf[...] = 1
+    batch = make(leaf)
+    copy = batches.clone(batch)
+    assert type(copy) is type(batch)
+    leaf[...] = 7
+    (kept,) = batches.leaves(copy)
+    assert kept.sum() == 12
+    assert batches.num_samples(copy) == 4
+
+
+@pytest.mark.parametrize(
+    ("images", "is_alike"),
+    [
+        (torch.arange(256).float().reshape(4, 1, 8, 8), True),
+        (torch.arange(256).float().reshape(4, 1, 8, 8) / 255, True),
+        (torch.randn(4, 1, 8, 8), False),
+        (torch.rand(4, 1, 8, 8), False),
+        (torch.full((4, 1, 8, 8), 300.0), False),
+    ],
+)
+def test_floats_that_were_bytes_are_recognised(images: torch.Tensor, is_alike: bool) -> None:
+    facts = batches.facts([images, torch.zeros(4)])
+    assert facts.is_uint8_like is is_alike
+    assert facts.float_image_bytes == 1024
+    assert facts.num_bytes == 1024 + 16
+    assert facts.samples == 4
+
+
+def test_bytes_are_no_float_images() -> None:
+    facts = batches.facts(torch.zeros(4, 1, 8, 8, dtype=torch.uint8))
+    assert facts.float_image_bytes == 0
+    assert not facts.is_uint8_like
+
+
+def test_costs_are_of_one_worker_from_batch_to_batch_and_the_rate_of_all() -> None:
+    def worker(pid: int, start: float) -> list[Stamp]:
+        # 30 ms of CPU and 50 ms of wall a batch, of which it was kept from the CPU for 10 ms.
+        return [(pid, 5 + n * 0.03, start + n * 0.05, n * 0.01) for n in range(21)]
+
+    drained = summarize([worker(1, 0.0), worker(2, 0.025)], workers=2)
+    assert drained is not None
+    assert drained.cpu_seconds.mean == pytest.approx(0.03)
+    assert drained.wall_seconds.median == pytest.approx(0.04)
+    assert drained.batches_per_second == pytest.approx(40.0, rel=0.05)
+    assert drained.cpu_seconds.samples == 40
+
+
+def test_a_first_batch_alone_says_nothing() -> None:
+    assert summarize([[(1, 1.0, 1.0, 0.0)]], workers=1) is None

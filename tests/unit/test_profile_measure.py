@@ -1,0 +1,277 @@
+"""From the ranks' results to the record: sums, maxima, the self-check, the fixes, the words."""
+
+import msgspec
+import pytest
+
+from stoker.errors import UsageError
+from stoker.profile.explain import explain
+from stoker.profile.measure import combine
+from stoker.profile.predict import Parts, limit, step_seconds
+from stoker.profile.raw import (
+    AcceleratorOnly,
+    AsIs,
+    BatchFacts,
+    Drain,
+    LoaderFacts,
+    Quartiles,
+    RankResult,
+    Receive,
+)
+from stoker.records import Place, Profile, ProfileSettings, TodaysGroup, convert, to_document
+
+
+def at(value: float, samples: int = 60) -> Quartiles:
+    return Quartiles(mean=value, median=value, low=value * 0.95, high=value * 1.05, samples=samples)
+
+
+def drained(workers: int, cpu: float, *, rate: float = 0.0, wall: float | None = None) -> Drain:
+    return Drain(
+        workers=workers,
+        cpu_seconds=at(cpu),
+        wall_seconds=at(wall if wall is not None else cpu),
+        batches_per_second=rate,
+    )
+
+
+# One core: 40 ms to load, 22 ms to train.
+ONE_CORE = RankResult(
+    rank=0,
+    world_size=1,
+    host="algo-1",
+    vcpus=1,
+    ranks_on_host=1,
+    steps=200,
+    loaders=1,
+    as_is=AsIs(
+        step_seconds=at(0.063, 120),
+        wait_seconds=at(0.038, 120),
+        trainer_cpu_seconds=0.0225,
+        children_cpu_seconds=0.0405,
+        receive_seconds=0.0005,
+        epoch_batches=125,
+    ),
+    accelerator=AcceleratorOnly(
+        step_seconds=at(0.022), trainer_cpu_seconds=at(0.022), cached_batches=8
+    ),
+    drains=(drained(1, 0.040, rate=24.0), drained(2, 0.040, rate=24.0)),
+    receive=Receive(thread_seconds=at(0.0002), cpu_seconds=at(0.0009)),
+    batch=BatchFacts(samples=64, num_bytes=590336),
+    loader=LoaderFacts(
+        num_workers=2, pin_memory=False, persistent_workers=False, dataset="__main__.Digits"
+    ),
+    seed=1,
+    versions={"torch": "2.13.0"},
+)
+
+
+def combined(*ranks: RankResult, count: int = 1, max_unexplained: float = 0.15) -> Profile:
+    return combine(
+        ranks,
+        group=TodaysGroup(instance_type="local.c1", count=count),
+        settings=ProfileSettings(max_unexplained=max_unexplained),
+        workload_sha256="0" * 64,
+        what={"command": ["python", "train.py"]},
+    )
+
+
+def changed(result: RankResult, /, **fields: object) -> RankResult:
+    return msgspec.structs.replace(result, **fields)
+
+
+def as_is_of(rank: RankResult, **fields: object) -> AsIs:
+    assert rank.as_is is not None
+    return msgspec.structs.replace(rank.as_is, **fields)
+
+
+def loader_of(rank: RankResult, **fields: object) -> LoaderFacts:
+    assert rank.loader is not None
+    return msgspec.structs.replace(rank.loader, **fields)
+
+
+def test_on_one_core_loading_and_training_add_up() -> None:
+    profile = combined(ONE_CORE)
+    assert profile.check is not None
+    assert profile.check.predicted_step_seconds == pytest.approx(0.0625)
+    assert profile.check.explained
+    assert profile.step.loader_cpu_seconds == pytest.approx(0.040)
+    assert profile.step.trainer_cpu_seconds == pytest.approx(0.022)
+    assert profile.step.num_workers == 2
+    assert profile.host.vcpus == 1
+
+
+def test_the_record_is_one_that_can_be_read_back() -> None:
+    profile = combined(ONE_CORE)
+    assert convert(to_document(profile), Profile, Place("profile.json")) == profile
+
+
+def test_ranks_add_up_where_cpu_is_meant_and_the_slowest_counts_where_waiting_is() -> None:
+    first = changed(ONE_CORE, world_size=2, ranks_on_host=2, vcpus=2)
+    second = changed(
+        first, rank=1, as_is=as_is_of(first, wait_seconds=at(0.050, 120), trainer_cpu_seconds=0.03)
+    )
+    step = combined(first, second).step
+    assert step.global_batch_size == 128
+    assert step.batch_bytes == 2 * 590336
+    assert step.loader_cpu_seconds == pytest.approx(0.080)
+    assert step.trainer_cpu_seconds == pytest.approx(0.044)
+    assert step.wait_seconds == pytest.approx(0.050)
+    assert step.accelerator_step_seconds == pytest.approx(0.022)
+    assert step.receive_cpu_seconds == pytest.approx(0.0009)
+    assert step.num_workers == 4
+
+
+def test_workers_of_one_host_are_counted_where_there_are_two() -> None:
+    first = changed(ONE_CORE, world_size=2)
+    second = changed(first, rank=1, host="algo-2")
+    assert combined(first, second, count=2).step.num_workers == 2
+
+
+def test_parts_that_miss_the_whole_are_unexplained() -> None:
+    slow = changed(ONE_CORE, as_is=as_is_of(ONE_CORE, step_seconds=at(0.090)))
+    profile = combined(slow)
+    assert profile.check is not None
+    assert profile.check.error == pytest.approx(0.0625 / 0.090 - 1)
+    assert not profile.check.explained
+    assert "unexplained" in explain(profile)
+
+
+def test_what_others_took_of_the_cpus_is_accounted_for_and_said() -> None:
+    # Half the core was somebody else's: everything took twice as long, and that is explained.
+    busy = changed(ONE_CORE, as_is=as_is_of(ONE_CORE, step_seconds=at(0.126), others_vcpus=0.5))
+    profile = combined(busy)
+    assert profile.check is not None
+    assert profile.check.explained
+    assert "other processes kept 0.5 of the 1 vCPUs busy" in explain(profile).replace("\n  ", " ")
+
+
+def test_another_rank_on_the_host_is_no_stranger() -> None:
+    used = (0.0225 + 0.0405) / 0.063
+    first = changed(ONE_CORE, world_size=2, vcpus=2, as_is=as_is_of(ONE_CORE, others_vcpus=used))
+    profile = combined(first, changed(first, rank=1))
+    assert "other processes" not in explain(profile)
+
+
+def test_a_loader_that_failed_alone_is_known_from_its_workers_beside_the_model() -> None:
+    profile = combined(changed(ONE_CORE, drains=()))
+    assert profile.step.loader_cpu_seconds == pytest.approx(0.0405)
+    assert profile.step.loader_wall_seconds is None
+    assert profile.check is None
+
+
+def test_without_workers_the_loader_is_what_the_trainer_used_more() -> None:
+    serial = changed(
+        ONE_CORE,
+        drains=(),
+        loader=loader_of(ONE_CORE, num_workers=0),
+        as_is=as_is_of(ONE_CORE, trainer_cpu_seconds=0.062, children_cpu_seconds=0.0),
+    )
+    profile = combined(serial)
+    assert profile.step.loader_cpu_seconds == pytest.approx(0.040)
+    assert profile.step.loader_wall_seconds == pytest.approx(0.038)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([], "never iterated a DataLoader"),
+        (
+            [changed(ONE_CORE, accelerator=None, missing="the script ended after 7")],
+            "ended after 7",
+        ),
+        ([changed(ONE_CORE, world_size=2)], "only ranks 0 of 2"),
+    ],
+)
+def test_what_is_missing_is_said(ranks: list[RankResult], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        combined(*ranks)
+
+
+def test_more_workers_are_advised_where_cpus_idle_and_the_loader_gains() -> None:
+    starved = changed(
+        ONE_CORE,
+        vcpus=8,
+        as_is=as_is_of(ONE_CORE, step_seconds=at(0.041), wait_seconds=at(0.02)),
+        loader=loader_of(ONE_CORE, num_workers=1),
+        drains=(drained(8, 0.045, rate=170.0), drained(1, 0.040, rate=25.0)),
+    )
+    (fix,) = [fix for fix in combined(starved).fixes if fix.id == "num_workers"]
+    assert "num_workers=8 instead of 1" in fix.text
+    assert fix.saves_seconds == pytest.approx(0.041 * (1 - 0.0225 / 0.040), rel=0.1)
+
+
+def test_more_workers_are_not_advised_where_they_were_not_faster() -> None:
+    storage = changed(
+        ONE_CORE,
+        vcpus=8,
+        as_is=as_is_of(ONE_CORE, step_seconds=at(0.041)),
+        loader=loader_of(ONE_CORE, num_workers=1),
+        drains=(drained(8, 0.005, rate=25.0, wall=0.32), drained(1, 0.005, rate=25.0, wall=0.040)),
+    )
+    assert not [fix for fix in combined(storage).fixes if fix.id == "num_workers"]
+
+
+def test_no_fix_is_advised_on_one_busy_core() -> None:
+    assert combined(ONE_CORE).fixes == ()
+
+
+def test_float_images_are_better_sent_as_bytes() -> None:
+    batch = BatchFacts(
+        samples=64, num_bytes=4_000_000, float_image_bytes=4_000_000, is_uint8_like=True
+    )
+    (fix,) = combined(changed(ONE_CORE, batch=batch)).fixes
+    assert fix.id == "uint8"
+    assert "4.0 MB of a step become 1.0 MB (nothing is lost)" in fix.text
+
+
+def test_workers_that_start_each_epoch_are_worth_keeping() -> None:
+    short = changed(ONE_CORE, as_is=as_is_of(ONE_CORE, first_wait_seconds=2.0, epoch_batches=10))
+    (fix,) = combined(short).fixes
+    assert fix.id == "persistent_workers"
+    assert fix.saves_seconds == pytest.approx(0.196, abs=0.001)
+
+
+def test_the_words_fit_88_columns_and_name_the_limit() -> None:
+    text = explain(combined(ONE_CORE))
+    assert max(map(len, text.splitlines())) <= 88
+    assert "60% of a step is waiting for data" in text
+    assert "the CPUs of the training hosts" in text.replace("\n  ", " ")
+
+
+def test_where_stoker_does_not_help_that_is_said_first() -> None:
+    fed = changed(
+        ONE_CORE,
+        vcpus=8,
+        as_is=as_is_of(ONE_CORE, step_seconds=at(0.0225), wait_seconds=at(0.0003)),
+        drains=(drained(8, 0.04, rate=190.0), drained(1, 0.04, rate=25.0)),
+    )
+    assert "stoker does not help here" in explain(combined(fed)).splitlines()[0]
+
+
+def parts(**fields: float) -> Parts:
+    base = Parts(
+        accelerator_seconds=0.02,
+        receive_seconds=0.001,
+        loader_cpu_seconds=0.08,
+        loader_wall_seconds=0.08,
+        trainer_cpu_seconds=0.02,
+        vcpus=4,
+        workers=4,
+    )
+    return Parts(**{name: fields.get(name, getattr(base, name)) for name in base.__slots__})
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds", "name"),
+    [
+        ({}, 0.025, "cpu"),
+        ({"vcpus": 8}, 0.021, "accelerator"),
+        ({"vcpus": 8, "workers": 2}, 0.040, "workers"),
+        ({"workers": 0}, 0.100, "serial"),
+        ({"workers": 0, "vcpus": 1}, 0.100, "cpu"),
+    ],
+)
+def test_the_slowest_of_what_overlaps_sets_the_step(
+    fields: dict[str, float], seconds: float, name: str
+) -> None:
+    assert step_seconds(parts(**fields)) == pytest.approx(seconds)
+    assert limit(parts(**fields)) == name
