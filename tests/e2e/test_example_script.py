@@ -13,28 +13,38 @@ SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "mnist" / "train.py"
 pytestmark = pytest.mark.e2e
 
 
-def test_the_script_alone_trains_and_reports_and_two_runs_give_the_same_losses(
-    tmp_path: Path,
-) -> None:
-    for run in ("a", "b"):
-        environ = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
-        (tmp_path / run).mkdir()
-        environ |= {
-            "OMP_NUM_THREADS": "1",
-            "STOKER_METRICS": str(tmp_path / run / "metrics.json"),
-            "SM_MODEL_DIR": str(tmp_path / run),
-        }
-        words = ["--epochs", "1", "--samples", "512", "--workers", "0"]
-        words += ["--loss-log", str(tmp_path / run / "losses")]
-        subprocess.run(
-            [sys.executable, str(SCRIPT), *words],
-            env=environ,
-            check=True,
-            timeout=100,
-            capture_output=True,
-        )
+def run_script(folder: Path, *launcher: str) -> None:
+    """Trains for eight steps of 64; loss log, metrics and model go to `folder`."""
+    folder.mkdir()
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
+    environ |= {
+        "OMP_NUM_THREADS": "1",
+        "STOKER_METRICS": str(folder / "metrics.json"),
+        "SM_MODEL_DIR": str(folder),
+    }
+    words = ["--epochs", "1", "--samples", "512", "--workers", "0"]
+    words += ["--loss-log", str(folder / "losses")]
+    done = subprocess.run(
+        [sys.executable, *launcher, str(SCRIPT), *words],
+        env=environ,
+        timeout=100,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r'\{"accuracy": 0\.\d+\}', (folder / "metrics.json").read_text())
+    assert (folder / "model.pt").stat().st_size > 10_000
+
+
+def test_two_runs_give_the_same_losses_step_for_step(tmp_path: Path) -> None:
+    run_script(tmp_path / "a")
+    run_script(tmp_path / "b")
     losses = (tmp_path / "a" / "losses").read_text()
     assert len(losses.split()) == 512 // 64
     assert losses == (tmp_path / "b" / "losses").read_text()
-    assert re.fullmatch(r'\{"accuracy": 0\.\d+\}', (tmp_path / "a" / "metrics.json").read_text())
-    assert (tmp_path / "a" / "model.pt").stat().st_size > 10_000
+
+
+def test_two_ranks_train_together_and_both_end_well(tmp_path: Path) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    run_script(tmp_path / "a", *torchrun)
+    assert len((tmp_path / "a" / "losses").read_text().split()) == 512 // 64
