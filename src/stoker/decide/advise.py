@@ -1,6 +1,6 @@
 """What is worth knowing or doing beside the plans."""
 
-from stoker.decide.path import Walk, best_of
+from stoker.decide.path import Walk, best_of, words
 from stoker.decide.pricing import Rules
 from stoker.records import Advice, Prices, Profile
 
@@ -45,6 +45,18 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
                 when=f"the operations exist there: they are busy {utilization:.0%} of a step",
             )
         )
+    wider = best_of(found, ("scale_out",))
+    if found.chosen.action == "keep" and wider is not None and wider.predicted is not None:
+        saved = wider.predicted.cost_change
+        if saved < 0:
+            advice.append(
+                Advice(
+                    id="more-accelerators",
+                    text=f"{words(wider)} would do the same samples {-saved:.0%} cheaper, with "
+                    "another global batch.",
+                    when="the training bears a larger batch",
+                )
+            )
     if found.chosen.action == "scale_out":
         advice.append(
             Advice(

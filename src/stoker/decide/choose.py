@@ -36,7 +36,8 @@ def choose(
     """The plan to run, with the reason.
 
     A change is chosen only if what it saves exceeds its own error band, or if today's cluster
-    misses the deadline and it does not.
+    misses the deadline and it does not. More accelerators make another global batch, thus another
+    training: they are chosen for time or a deadline, never to save money.
     """
     today, objective = keep.predicted, constraints.objective
     if today is None:
@@ -51,7 +52,13 @@ def choose(
     if unexplained:
         return _because(keep, f"{unexplained}: no spending is advised on that")
     is_late = bool(deadline and today.total_hours and today.total_hours > deadline)
-    able = [plan for plan in others if plan.feasible and plan.predicted is not None]
+    able = [
+        plan
+        for plan in others
+        if plan.feasible
+        and plan.predicted is not None
+        and (plan.action != "scale_out" or objective == "time" or is_late)
+    ]
     worth = [plan for plan in able if is_late or _is_worth(plan, today, objective)]
     if worth:
         best = _best(worth, objective)

@@ -1,0 +1,778 @@
+import math
+from collections.abc import Sequence
+from datetime import date
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stoker.catalog import Catalog, load_catalog
+from stoker.decide import decide, explain
+from stoker.errors import UsageError
+from stoker.records import (
+    Check,
+    Constraints,
+    Decision,
+    FeedSettings,
+    Fix,
+    Group,
+    Observed,
+    Plan,
+    Predicted,
+    Profile,
+    ProfiledHost,
+    Spread,
+    StepTerms,
+    TrainingSize,
+    read_json,
+    to_json,
+)
+
+TODAY = date(2026, 11, 1)
+AWS = load_catalog("sagemaker")
+LOCAL = load_catalog("local", cores=2)
+TYPES = (
+    "ml.g5.8xlarge",
+    "ml.g5.48xlarge",
+    "ml.g5.xlarge",
+    "ml.p4d.24xlarge",
+    "ml.p3.2xlarge",
+    "ml.p5en.48xlarge",
+    "ml.m5.large",
+    "ml.c5.24xlarge",
+)
+
+
+def _decide(
+    profile: Profile,
+    *,
+    catalog: Catalog = AWS,
+    constraints: Constraints = Constraints(),  # noqa: B008
+    training: TrainingSize = TrainingSize(),  # noqa: B008
+    feed: FeedSettings = FeedSettings(),  # noqa: B008
+    extra: Sequence[tuple[Group, ...]] = (),
+) -> Decision:
+    return decide(
+        profile,
+        catalog=catalog,
+        constraints=constraints,
+        training=training,
+        feed=feed,
+        extra_clusters=extra,
+        today=TODAY,
+    )
+
+
+def _one_core(**changes: float | int) -> Profile:
+    terms: dict[str, float | int] = {
+        "step_seconds": 0.062,
+        "accelerator_step_seconds": 0.022,
+        "loader_cpu_seconds": 0.040,
+        "trainer_cpu_seconds": 0.022,
+        "receive_cpu_seconds": 0.0,
+        "num_workers": 1,
+        "global_batch_size": 64,
+    }
+    return _profile("local.c1", **(terms | changes))
+
+
+def _starved(**changes: float | int) -> Profile:
+    terms: dict[str, float | int] = {
+        "step_seconds": 0.20,
+        "accelerator_step_seconds": 0.08,
+        "loader_cpu_seconds": 6.1,
+        "trainer_cpu_seconds": 0.3,
+        "num_workers": 32,
+        "batch_bytes": 20e6,
+        "receive_cpu_seconds": 0.01,
+        "global_batch_size": 256,
+    }
+    return _profile("ml.g5.8xlarge", **(terms | changes))
+
+
+def _profile(instance_type: str, **terms: float | int) -> Profile:
+    size = int(terms.pop("global_batch_size", 64))
+    workers = terms.pop("num_workers", None)
+    return Profile(
+        host=ProfiledHost(instance_type=instance_type),
+        step=StepTerms(
+            global_batch_size=size,
+            num_workers=None if workers is None else int(workers),
+            **{name: float(value) for name, value in terms.items()},
+        ),
+        check=Check(predicted_step_seconds=float(terms["step_seconds"]), error=0.0, explained=True),
+    )
+
+
+def _local_constraints(**changes: int) -> Constraints:
+    return Constraints(
+        objective="time",
+        max_data_hosts=changes.get("max_data_hosts", 1),
+        allowed_instance_types=("local.c1",),
+    )
+
+
+def _plans(decision: Decision, action: str) -> list[Plan]:
+    return [plan for plan in decision.plans if plan.action == action]
+
+
+def _of_types(decision: Decision, *types: str) -> Plan:
+    (plan,) = [p for p in decision.plans if tuple(g.instance_type for g in p.groups) == types]
+    return plan
+
+
+def _predicted(plan: Plan) -> Predicted:
+    assert plan.predicted is not None
+    return plan.predicted
+
+
+# The model on one-core hosts, where training and loading share the core.
+
+
+def test_step_on_one_core_is_loading_and_training_together() -> None:
+    decision = _decide(_one_core(), catalog=LOCAL, constraints=_local_constraints())
+    assert decision.bottleneck == "cpu"
+    (keep,) = _plans(decision, "keep")
+    assert _predicted(keep).step_seconds == 0.062
+
+
+def test_a_second_core_takes_the_share_that_makes_both_busy() -> None:
+    decision = _decide(_one_core(), catalog=LOCAL, constraints=_local_constraints())
+    # (1-x) c + g = x c / eta at x = (c + g) / (c (1 + 1/eta)).
+    share = 0.062 / (0.040 * (1 + 1 / 0.85))
+    assert decision.action == "heterogeneous"
+    assert decision.plan.remote_share == pytest.approx(share)
+    assert _predicted(decision.plan).step_seconds == pytest.approx(share * 0.040 / 0.85)
+    assert _predicted(decision.plan).step_seconds == pytest.approx(0.034, abs=0.001)
+
+
+def test_dnn_host_keeps_a_local_worker_while_it_has_cpu_left() -> None:
+    plan = _decide(_one_core(), catalog=LOCAL, constraints=_local_constraints()).plan
+    assert [g.workers_per_host for g in plan.groups] == [1, 1]
+
+
+def test_dnn_host_loads_nothing_where_data_hosts_leave_room_below_the_accelerator() -> None:
+    named = (
+        Group(name="dnn", role="dnn", instance_type="ml.g5.8xlarge", count=1),
+        Group(name="data", role="data", instance_type="ml.c7i.24xlarge", count=4),
+    )
+    decision = _decide(_starved(), extra=[named])
+    plan = next(p for p in decision.plans if p.reason == "asked for")
+    assert plan.groups[0].workers_per_host == 0
+    assert plan.remote_share == 1.0
+    assert _predicted(plan).limit == "accelerator"
+
+
+def test_receiving_costs_the_core_that_trains() -> None:
+    constraints = _local_constraints()
+    free = _decide(_one_core(), catalog=LOCAL, constraints=constraints)
+    dear = _decide(_one_core(receive_cpu_seconds=0.01), catalog=LOCAL, constraints=constraints)
+    assert _predicted(dear.plan).step_seconds > _predicted(free.plan).step_seconds
+    share = dear.plan.remote_share
+    local = (1 - share) * 0.040 + 0.022 + share * 0.01
+    assert _predicted(dear.plan).step_seconds == pytest.approx(local)
+
+
+def test_trainer_without_accelerators_is_faster_on_a_faster_cpu() -> None:
+    profile = _profile(
+        "ml.m5.24xlarge",
+        step_seconds=0.1,
+        accelerator_step_seconds=0.1,
+        loader_cpu_seconds=0.01,
+        trainer_cpu_seconds=0.1,
+    )
+    named = (Group(name="dnn", role="dnn", instance_type="ml.c7i.24xlarge", count=1),)
+    plan = _of_types(_decide(profile, extra=[named]), "ml.c7i.24xlarge")
+    ratio = 20677 / 14320
+    assert _predicted(plan).step_seconds == pytest.approx(0.1 / ratio, rel=0.01)
+
+
+def test_settings_may_fix_the_local_workers() -> None:
+    decision = _decide(
+        _one_core(),
+        catalog=LOCAL,
+        constraints=_local_constraints(),
+        feed=FeedSettings(local_workers=0),
+    )
+    (plan,) = _plans(decision, "heterogeneous")
+    assert plan.groups[0].workers_per_host == 0
+    assert plan.remote_share == 1.0
+    assert _predicted(plan).step_seconds == pytest.approx(0.040 / 0.85)
+
+
+def test_plans_beyond_the_cores_of_this_machine_are_infeasible() -> None:
+    decision = _decide(_one_core(), catalog=LOCAL, constraints=_local_constraints(max_data_hosts=3))
+    reasons = [plan.reason for plan in decision.plans if not plan.feasible]
+    assert sorted(reasons) == [
+        "needs 3 cores, this machine has 2",
+        "needs 4 cores, this machine has 2",
+    ]
+
+
+# The parts of the model.
+
+
+def test_share_stays_below_one_where_the_network_is_the_limit() -> None:
+    # 0.4 GB a step: 0.46 s over the data host's 10 Gbit/s, if all of it were made there.
+    named = (
+        Group(name="dnn", role="dnn", instance_type="ml.g5.8xlarge", count=1),
+        Group(name="data", role="data", instance_type="ml.c5.9xlarge", count=1),
+    )
+    decision = _decide(_starved(accelerator_step_seconds=0.01, batch_bytes=4e8), extra=[named])
+    plan = next(p for p in decision.plans if p.reason == "asked for")
+    assert 0 < plan.remote_share < 0.5
+    assert "network" in (_predicted(plan).limit, _predicted(plan).second_limit)
+    network = plan.remote_share * 4e8 * 8 / (0.7 * 10e9)
+    assert _predicted(plan).step_seconds == pytest.approx(network, rel=1e-6)
+
+
+def test_more_data_hosts_need_no_more_than_the_receiver_takes() -> None:
+    decision = _decide(
+        _starved(receive_cpu_seconds=0.15),
+        constraints=Constraints(objective="time", allowed_instance_types=("c7i.24xlarge",)),
+    )
+    last = max(_plans(decision, "heterogeneous"), key=lambda p: p.groups[1].count)
+    assert last.remote_share < 1
+
+
+def test_slow_storage_binds_however_many_cpus_there_are() -> None:
+    profile = _starved(loader_cpu_seconds=0.5, read_bytes=40e6, storage_bytes_per_second=200e6)
+    decision = _decide(profile)
+    assert decision.bottleneck == "storage"
+    assert not any(
+        _predicted(p).step_seconds < 0.199 for p in _plans(decision, "scale_up") if p.predicted
+    )
+
+
+def test_too_few_workers_are_a_free_fix() -> None:
+    profile = _starved(loader_cpu_seconds=0.8, num_workers=4)
+    decision = _decide(profile)
+    assert (decision.bottleneck, decision.action) == ("cpu", "tune")
+    workers = decision.plan.groups[0].workers_per_host
+    assert workers is not None
+    assert workers > 4
+    assert any(advice.id == "num-workers" for advice in decision.advice)
+    assert _predicted(decision.plan).step_seconds == pytest.approx(0.08)
+
+
+def test_loading_in_the_trainer_itself_takes_turns_with_the_step() -> None:
+    profile = _starved(
+        step_seconds=0.88, loader_cpu_seconds=0.8, num_workers=0, receive_cpu_seconds=0
+    )
+    decision = _decide(profile)
+    assert decision.action == "tune"
+    assert _predicted(decision.plan).step_seconds == pytest.approx(0.08)
+
+
+def test_loader_that_waits_gets_more_workers_than_vcpus() -> None:
+    profile = _starved(loader_cpu_seconds=0.4, loader_wall_seconds=6.4, num_workers=32)
+    decision = _decide(profile)
+    assert decision.bottleneck == "storage"
+    (tuned,) = _plans(decision, "tune")
+    assert (tuned.groups[0].workers_per_host or 0) > 32
+
+
+def test_starved_only_by_time_and_utilization_is_still_seen_as_cpu_bound() -> None:
+    profile = Profile(
+        host=ProfiledHost(instance_type="ml.p4d.24xlarge"),
+        step=StepTerms(step_seconds=0.192, global_batch_size=8192),
+        observed=Observed(cpu_utilization=0.98, gpu_utilization=0.45),
+    )
+    decision = _decide(profile)
+    assert (decision.bottleneck, decision.action) == ("cpu", "heterogeneous")
+
+
+def test_measured_step_corrects_the_terms_that_bind_and_no_other() -> None:
+    # The parts give 0.18 s, measured were 0.2 s: loading is dearer than it looked, and the
+    # accelerator is as fast as it was measured.
+    slow = _starved(loader_cpu_seconds=0.9 * 6.1, trainer_cpu_seconds=0.9 * 0.3)
+    decision = _decide(slow, constraints=Constraints(objective="time"))
+    assert _predicted(decision.plan).step_seconds == pytest.approx(0.08)
+
+
+# What is chosen.
+
+
+def test_accelerator_bound_training_is_left_alone() -> None:
+    decision = _decide(
+        _starved(step_seconds=0.2, accelerator_step_seconds=0.19, loader_cpu_seconds=1.0)
+    )
+    assert (decision.bottleneck, decision.action) == ("accelerator", "keep")
+    assert explain(decision).startswith("stoker does not help here")
+
+
+def test_scale_out_is_offered_only_where_the_accelerator_is_the_limit() -> None:
+    bound = _starved(accelerator_step_seconds=0.2, loader_cpu_seconds=1.0)
+    offered = _plans(_decide(bound), "scale_out")
+    assert {p.groups[0].count for p in offered} == {1, 2, 4}
+    assert not _plans(_decide(_starved()), "scale_out")
+
+
+def test_more_accelerators_make_a_step_of_todays_batch_shorter_but_not_cheaper() -> None:
+    bound = _starved(accelerator_step_seconds=0.2, loader_cpu_seconds=1.0)
+    doubled = next(p for p in _plans(_decide(bound), "scale_out") if p.groups[0].count == 2)
+    assert _predicted(doubled).step_seconds == pytest.approx(0.2 / 2 / 0.9)
+    assert _predicted(doubled).cost_change > 0
+    chosen = _decide(bound, constraints=Constraints(objective="time"))
+    assert chosen.action == "scale_out"
+    assert any(advice.id == "global-batch" for advice in chosen.advice)
+
+
+def test_cheaper_accelerators_of_another_batch_are_advice_and_no_choice() -> None:
+    # A g5.12xlarge has four accelerators for 2.3 times the price of one g5.8xlarge.
+    decision = _decide(_starved(accelerator_step_seconds=0.2, loader_cpu_seconds=1.0))
+    assert decision.action == "keep"
+    assert any(advice.id == "more-accelerators" for advice in decision.advice)
+
+
+def test_unexplained_profile_gets_no_spending_advice() -> None:
+    profile = Profile(
+        host=_starved().host,
+        step=_starved().step,
+        check=Check(predicted_step_seconds=0.1, error=-0.5, explained=False),
+    )
+    decision = _decide(profile)
+    assert (decision.bottleneck, decision.action) == ("unexplained", "keep")
+    assert "no spending" in decision.plan.reason
+
+
+def test_parts_that_do_not_make_the_step_are_unexplained() -> None:
+    decision = _decide(_starved(step_seconds=0.8, loader_cpu_seconds=0.5))
+    assert (decision.bottleneck, decision.action) == ("unexplained", "keep")
+
+
+def test_a_lone_step_time_is_no_ground_for_advice() -> None:
+    profile = Profile(
+        host=ProfiledHost(instance_type="ml.p4d.24xlarge"),
+        step=StepTerms(step_seconds=0.192, global_batch_size=8192),
+    )
+    decision = _decide(profile)
+    assert (decision.bottleneck, decision.action) == ("unexplained", "keep")
+    assert decision.path[0].answer == "unknown"
+
+
+def test_gain_within_its_error_band_is_not_recommended() -> None:
+    # The accelerator takes 92 % of the step: nothing can save more than 8 %.
+    decision = _decide(
+        _starved(accelerator_step_seconds=0.184), constraints=Constraints(objective="time")
+    )
+    assert decision.action == "keep"
+    assert "error band" in decision.plan.reason
+
+
+def test_near_equals_are_decided_by_fewer_machines() -> None:
+    decision = _decide(_starved(), constraints=Constraints(objective="time"))
+    best = min(_predicted(p).step_seconds for p in decision.plans if p.feasible and p.predicted)
+    chosen = sum(g.count for g in decision.plan.groups)
+    for plan in decision.plans:
+        if plan.feasible and plan.predicted and plan.predicted.step_seconds <= best * 1.03:
+            assert sum(g.count for g in plan.groups) >= chosen
+
+
+def test_budget_below_todays_cluster_keeps_it_and_says_so() -> None:
+    decision = _decide(_starved(), constraints=Constraints(max_usd_per_hour=1.0))
+    assert decision.action == "keep"
+    assert decision.plan.feasible
+    assert "above the budget of 1.000" in decision.plan.reason
+
+
+def test_budget_forbids_plans_above_it() -> None:
+    decision = _decide(_starved(), constraints=Constraints(max_usd_per_hour=4.0))
+    assert _predicted(decision.plan).usd_per_hour <= 4.0
+    above = [p for p in decision.plans if p.predicted and p.predicted.usd_per_hour > 4.0]
+    assert above
+    assert all(not p.feasible and "above the budget" in p.reason for p in above)
+
+
+def test_deadline_is_met_even_where_that_costs_more() -> None:
+    bound = _starved(accelerator_step_seconds=0.2, loader_cpu_seconds=1.0)
+    training = TrainingSize(steps=100_000)
+    relaxed = _decide(bound, training=training)
+    assert relaxed.action == "keep"
+    assert _predicted(relaxed.plan).total_hours == pytest.approx(100_000 * 0.2 / 3600)
+    hurried = _decide(bound, training=training, constraints=Constraints(deadline_hours=3.5))
+    assert hurried.action == "scale_out"
+    assert (_predicted(hurried.plan).total_hours or math.inf) <= 3.5
+
+
+def test_deadline_that_nothing_meets_keeps_todays_cluster_and_says_so() -> None:
+    decision = _decide(
+        _starved(),
+        training=TrainingSize(steps=100_000),
+        constraints=Constraints(deadline_hours=0.01),
+    )
+    assert decision.action == "keep"
+    assert "misses the deadline" in decision.plan.reason
+
+
+def test_allowed_types_bind_both_roles_and_spare_todays() -> None:
+    decision = _decide(
+        _starved(), constraints=Constraints(allowed_instance_types=("c5.4xlarge", "ml.m5.4xlarge"))
+    )
+    types = {g.instance_type for p in decision.plans for g in p.groups}
+    assert types == {"ml.g5.8xlarge", "ml.c5.4xlarge", "ml.m5.4xlarge"}
+    assert not _plans(decision, "scale_up")
+
+
+def test_misspelt_allowed_type_is_an_error_that_names_the_key() -> None:
+    with pytest.raises(UsageError) as caught:
+        _decide(_starved(), constraints=Constraints(allowed_instance_types=("c5.4xlarg",)))
+    assert "allowed_instance_types[0]" in caught.value.where
+    assert "ml.c5.4xlarge" in caught.value.fix
+
+
+def test_types_without_price_or_outside_training_are_never_proposed() -> None:
+    for objective in ("cost", "time"):
+        constraints = Constraints(objective="cost" if objective == "cost" else "time")
+        decision = _decide(_starved(), constraints=constraints)
+        for group in (g for p in decision.plans for g in p.groups):
+            found = AWS.get(group.instance_type)
+            assert found.in_training_enum
+            assert found.usd_per_hour is not None
+
+
+def test_asking_for_a_type_that_cannot_train_says_why_it_is_infeasible() -> None:
+    named = (
+        Group(name="dnn", role="dnn", instance_type="ml.g5.8xlarge", count=1),
+        Group(name="data", role="data", instance_type="c5.12xlarge", count=1),
+    )
+    decision = _decide(_starved(), extra=[named])
+    plan = _of_types(decision, "ml.g5.8xlarge", "ml.c5.12xlarge")
+    assert not plan.feasible
+    assert plan.reason == "a SageMaker training job cannot use ml.c5.12xlarge"
+    assert decision.plans[-1] == plan
+
+
+def test_todays_type_without_a_price_is_kept_and_never_free() -> None:
+    profile = _profile(
+        "ml.p3.2xlarge", step_seconds=1.2, accelerator_step_seconds=0.1, loader_cpu_seconds=7.0
+    )
+    decision = _decide(profile)
+    assert decision.action == "keep"
+    assert decision.plan.predicted is None
+    assert any("--prices" in warning for warning in decision.warnings)
+    assert explain(decision).startswith("stoker does not help here")
+
+
+def test_cluster_with_another_accelerator_cannot_be_predicted() -> None:
+    named = (Group(name="dnn", role="dnn", instance_type="ml.p4d.24xlarge", count=1),)
+    plan = next(
+        p for p in _decide(_starved(), extra=[named]).plans if "p4d" in p.groups[0].instance_type
+    )
+    assert not plan.feasible
+    assert plan.predicted is None
+    assert "A10G today, A100 here" in plan.reason
+
+
+def test_todays_cluster_asked_for_is_not_listed_twice() -> None:
+    named = (
+        Group(
+            name="dnn",
+            role="dnn",
+            instance_type="g5.8xlarge",
+            count=1,
+            processes_per_host=1,
+            workers_per_host=32,
+        ),
+    )
+    assert len(_plans(_decide(_starved(), extra=[named]), "keep")) == 1
+
+
+def test_cluster_without_a_dnn_group_is_an_error() -> None:
+    data = (Group(name="data", role="data", instance_type="c5.9xlarge", count=1),)
+    with pytest.raises(UsageError, match="one dnn group"):
+        _decide(_starved(), extra=[data])
+
+
+def test_unknown_type_of_today_is_an_error_that_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"did you mean ml\.g5\.8xlarge"):
+        _decide(_profile("ml.g5.8xlarg", step_seconds=0.2))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("step_seconds", 1e9), ("step_seconds", 1e-12), ("loader_cpu_seconds", 1e300)],
+)
+def test_absurd_numbers_are_an_error_that_names_the_key(field: str, value: float) -> None:
+    with pytest.raises(UsageError) as caught:
+        _decide(_starved(**{field: value}))
+    assert f"step.{field}" in caught.value.where
+
+
+def test_no_data_hosts_allowed_means_no_data_group() -> None:
+    decision = _decide(_starved(), constraints=Constraints(max_data_hosts=0))
+    assert not _plans(decision, "heterogeneous")
+    answer = next(a for a in decision.path if "data group" in a.question)
+    assert (answer.answer, answer.because) == ("no", "max_data_hosts is 0")
+
+
+def test_every_number_of_data_hosts_of_the_best_types_is_listed() -> None:
+    decision = _decide(_starved(), constraints=Constraints(max_data_hosts=4))
+    counts: dict[str, set[int]] = {}
+    for plan in _plans(decision, "heterogeneous"):
+        counts.setdefault(plan.groups[1].instance_type, set()).add(plan.groups[1].count)
+    assert 3 <= len(counts) <= 5
+    assert all(found == {1, 2, 3, 4} for found in counts.values())
+
+
+def test_profile_wins_over_the_catalog_with_a_warning() -> None:
+    profile = Profile(
+        host=ProfiledHost(instance_type="ml.g5.8xlarge", vcpus=16), step=_starved().step
+    )
+    decision = _decide(profile)
+    assert any("has 16 vCPUs" in warning for warning in decision.warnings)
+
+
+def test_stale_prices_are_said_to_be_stale() -> None:
+    decision = decide(_starved(), catalog=AWS, constraints=Constraints(), today=date(2027, 6, 1))
+    assert decision.prices.stale
+    assert any("older than 90 days" in warning for warning in decision.warnings)
+    assert "STALE" in explain(decision)
+
+
+def test_missing_trainer_cpu_widens_the_band() -> None:
+    def width(profile: Profile) -> float:
+        outcome = _predicted(_plans(_decide(profile), "heterogeneous")[0])
+        return outcome.step_seconds_high / outcome.step_seconds
+
+    bare = _starved()
+    known = StepTerms(
+        step_seconds=0.2,
+        accelerator_step_seconds=0.02,
+        loader_cpu_seconds=6.1,
+        receive_cpu_seconds=0.01,
+        batch_bytes=1e6,
+        global_batch_size=256,
+    )
+    unknown = Profile(host=bare.host, step=known, check=bare.check)
+    assert width(unknown) > width(_starved(accelerator_step_seconds=0.02))
+
+
+def test_spread_of_the_measured_step_is_the_band_of_keep() -> None:
+    profile = Profile(
+        host=_starved().host,
+        step=_starved().step,
+        spread={"step_seconds": Spread(low=0.19, high=0.23, samples=100)},
+    )
+    keep = _predicted(_plans(_decide(profile), "keep")[0])
+    assert (keep.step_seconds_low, keep.step_seconds, keep.step_seconds_high) == (0.19, 0.2, 0.23)
+
+
+def test_free_fixes_come_first_among_the_advice() -> None:
+    fix = Fix(id="uint8", text="Send uint8.", cost="small")
+    profile = Profile(
+        host=_starved().host, step=_starved().step, check=_starved().check, fixes=(fix,)
+    )
+    advice = _decide(profile).advice
+    assert [a.id for a in advice] == ["uint8", "offload-gpu"]
+
+
+def test_path_has_figures_at_every_turn() -> None:
+    path = _decide(_starved()).path
+    assert len(path) == 6
+    assert all(any(c.isdigit() for c in answer.because) for answer in path)
+
+
+# The text.
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        _starved(),
+        _starved(accelerator_step_seconds=0.19, loader_cpu_seconds=1.0),
+        _profile("ml.p3.2xlarge", step_seconds=1.2),
+        _profile("ml.p5en.48xlarge", step_seconds=1e6, loader_cpu_seconds=1e9),
+    ],
+)
+def test_text_is_narrow(profile: Profile) -> None:
+    text = explain(_decide(profile, training=TrainingSize(steps=10)))
+    assert max(map(len, text.splitlines())) <= 88
+
+
+def test_text_names_the_verdict_first_then_limits_path_plans_and_prices() -> None:
+    decision = _decide(_starved())
+    text = explain(decision)
+    lines = text.splitlines()
+    assert lines[0].startswith("heterogeneous: 1 ml.g5.8xlarge + ")
+    assert "Today the limit is cpu: 200 ms a step" in text
+    assert "Is the CPU the limit? yes: " in text
+    assert "* chosen. Prices of 2026-09-27, us-east-1, on-demand" in text
+    assert sum(line.startswith("*heterogeneous") for line in lines) == 1
+    assert any(line.startswith(" keep ") for line in lines)
+
+
+def test_text_says_that_local_prices_are_nominal() -> None:
+    decision = _decide(_one_core(), catalog=LOCAL, constraints=_local_constraints())
+    assert "Prices are nominal" in explain(decision)
+
+
+def test_cluster_that_was_asked_for_is_in_the_text() -> None:
+    named = (
+        Group(name="dnn", role="dnn", instance_type="ml.g5.8xlarge", count=1),
+        Group(name="data", role="data", instance_type="ml.r5.24xlarge", count=7),
+    )
+    assert "7 r5.24xlarge" in explain(_decide(_starved(), extra=[named]))
+
+
+# Properties.
+
+_seconds = st.floats(min_value=1e-4, max_value=100)
+_some = st.none() | st.just(0.0) | _seconds
+_fraction = st.none() | st.floats(min_value=0, max_value=1)
+
+
+@st.composite
+def profiles(draw: st.DrawFn, types: Sequence[str] = TYPES) -> Profile:
+    step = StepTerms(
+        step_seconds=draw(_seconds),
+        wait_seconds=draw(_some),
+        accelerator_step_seconds=draw(_some),
+        loader_cpu_seconds=draw(_some),
+        receive_seconds=draw(_some),
+        receive_cpu_seconds=draw(_some),
+        loader_wall_seconds=draw(_some),
+        trainer_cpu_seconds=draw(_some),
+        trainer_vcpus=draw(st.none() | st.floats(min_value=0, max_value=500)),
+        num_workers=draw(st.none() | st.integers(min_value=0, max_value=200)),
+        global_batch_size=draw(st.integers(min_value=1, max_value=10_000)),
+        batch_bytes=draw(st.none() | st.floats(min_value=0, max_value=1e10)),
+        read_bytes=draw(st.none() | st.floats(min_value=0, max_value=1e10)),
+        storage_bytes_per_second=draw(st.none() | st.floats(min_value=1e3, max_value=1e11)),
+    )
+    explained = draw(st.none() | st.booleans())
+    check = None
+    if explained is not None:
+        check = Check(predicted_step_seconds=step.step_seconds, error=0.0, explained=explained)
+    observed = draw(
+        st.none() | st.builds(Observed, cpu_utilization=_fraction, gpu_utilization=_fraction)
+    )
+    host = ProfiledHost(
+        instance_type=draw(st.sampled_from(types)),
+        count=draw(st.integers(min_value=1, max_value=4)),
+        vcpus=draw(st.none() | st.integers(min_value=1, max_value=300)),
+    )
+    return Profile(host=host, step=step, check=check, observed=observed)
+
+
+constraints_of_any_kind = st.builds(
+    Constraints,
+    objective=st.sampled_from(["cost", "time"]),
+    max_usd_per_hour=st.none() | st.floats(min_value=0.01, max_value=200),
+    deadline_hours=st.none() | st.floats(min_value=0.001, max_value=1000),
+    max_data_hosts=st.integers(min_value=0, max_value=3),
+    allowed_instance_types=st.none()
+    | st.lists(st.sampled_from(["c5.9xlarge", "ml.c7i.large", "g5.16xlarge"])).map(tuple),
+)
+sizes = st.builds(TrainingSize, steps=st.none() | st.integers(min_value=1, max_value=10**9))
+_property = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+
+
+@_property
+@given(profile=profiles(), constraints=constraints_of_any_kind, training=sizes)
+def test_any_profile_gives_a_whole_decision(
+    profile: Profile, constraints: Constraints, training: TrainingSize
+) -> None:
+    decision = _decide(profile, constraints=constraints, training=training)
+    assert decision.plan.feasible
+    assert decision.plan in decision.plans
+    assert decision.action == decision.plan.action
+    keeps = _plans(decision, "keep")
+    assert len(keeps) == 1
+    if keeps[0].predicted is not None:
+        assert keeps[0].predicted.step_seconds == profile.step.step_seconds
+    for plan in decision.plans:
+        assert plan.feasible or plan.reason
+        if plan.predicted is not None:
+            _check_numbers(plan.predicted)
+    order = [plan.feasible for plan in decision.plans[1:]]
+    assert order == sorted(order, reverse=True)
+    assert max(map(len, explain(decision).splitlines())) <= 88
+    again = _decide(profile, constraints=constraints, training=training)
+    assert to_json(again) == to_json(decision)
+
+
+def _check_numbers(outcome: Predicted) -> None:
+    numbers = [
+        v for name in outcome.__struct_fields__ if not isinstance(v := getattr(outcome, name), str)
+    ]
+    assert all(number is None or math.isfinite(number) for number in numbers)
+    assert 0 < outcome.step_seconds_low <= outcome.step_seconds <= outcome.step_seconds_high
+    cost = outcome.step_seconds * outcome.usd_per_hour * 1000 / 3600
+    assert outcome.usd_per_1000_steps == cost
+    assert 0 <= outcome.accelerator_utilization <= 1
+
+
+@_property
+@given(profile=profiles(), constraints=constraints_of_any_kind)
+def test_chosen_plan_breaks_no_constraint(profile: Profile, constraints: Constraints) -> None:
+    plan = _decide(profile, constraints=constraints).plan
+    if plan.action == "keep":
+        return
+    assert plan.predicted is not None
+    if constraints.max_usd_per_hour is not None:
+        assert plan.predicted.usd_per_hour <= constraints.max_usd_per_hour * (1 + 1e-9)
+    data = [group for group in plan.groups if group.role == "data"]
+    assert sum(group.count for group in data) <= constraints.max_data_hosts
+    if constraints.allowed_instance_types is not None:
+        allowed = {AWS.get(name).type for name in constraints.allowed_instance_types}
+        allowed.add(profile.host.instance_type)
+        assert {group.instance_type for group in plan.groups} <= allowed
+
+
+@_property
+@given(profile=profiles(), data_type=st.sampled_from(["ml.c5.9xlarge", "ml.c7i.large"]))
+def test_more_data_hosts_are_never_predicted_slower(profile: Profile, data_type: str) -> None:
+    constraints = Constraints(max_data_hosts=20, allowed_instance_types=(data_type,))
+    plans = [
+        plan
+        for plan in _plans(_decide(profile, constraints=constraints), "heterogeneous")
+        if plan.groups[1].instance_type == data_type and plan.predicted
+    ]
+    steps = [
+        _predicted(plan).step_seconds for plan in sorted(plans, key=lambda p: p.groups[1].count)
+    ]
+    assert all(more <= fewer * (1 + 1e-9) for fewer, more in pairwise(steps))
+
+
+@_property
+@given(
+    profile=profiles(("ml.g5.8xlarge", "ml.p4d.24xlarge")),
+    factor=st.floats(min_value=0.05, max_value=0.99),
+)
+def test_a_cheaper_price_never_makes_its_plan_lose(
+    tmp_path_factory: pytest.TempPathFactory, profile: Profile, factor: float
+) -> None:
+    constraints = Constraints(max_data_hosts=1)
+    chosen = _decide(profile, constraints=constraints).plan
+    if chosen.action != "heterogeneous":
+        return
+    data_type = chosen.groups[1].instance_type
+    usd = AWS.get(data_type).usd_per_hour
+    assert usd is not None
+    file = tmp_path_factory.mktemp("prices") / "prices.csv"
+    file.write_text(f"instance_type,usd_per_hour\n{data_type},{usd * factor!r}\n")
+    cheaper = _decide(profile, constraints=constraints, catalog=load_catalog("sagemaker", file))
+    assert cheaper.plan.groups == chosen.groups
+
+
+@_property
+@given(profile=profiles(), seed=st.randoms(use_true_random=False))
+def test_order_of_the_catalog_changes_nothing(profile: Profile, seed: object) -> None:
+    shuffled = list(AWS.instances)
+    seed.shuffle(shuffled)  # type: ignore[attr-defined]
+    catalog = Catalog(
+        platform="sagemaker", instances=shuffled, source=AWS.source, region=AWS.region
+    )
+    assert to_json(_decide(profile, catalog=catalog)) == to_json(_decide(profile))
+
+
+def test_decision_survives_its_file(tmp_path: Path) -> None:
+    decision = _decide(_starved(), training=TrainingSize(steps=1000))
+    file = tmp_path / "decision.json"
+    file.write_text(to_json(decision))
+    assert read_json(file, Decision) == decision
