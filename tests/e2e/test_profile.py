@@ -9,11 +9,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from stoker.errors import UsageError, WorkloadError
 from stoker.platforms.local import LocalPlatform
 from stoker.profile import explain, profile
-from stoker.profile.raw import RankResult, read_ranks
+from stoker.profile.drain import drain
+from stoker.profile.raw import Drain, RankResult, read_ranks
 from stoker.records import Cluster, Profile, ProfileSettings, TodaysGroup, Workload
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -172,6 +175,62 @@ def test_a_profile_that_is_interrupted_too_early_ends_as_the_script_would(
     assert child.returncode != 0
     assert "KeyboardInterrupt" in output
     assert rank_0(tmp_path).accelerator is None
+
+
+class Numbers(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((100,), float(index))
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            yield torch.zeros(100)
+
+
+class Raising(Numbers):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        raise KeyError("no such picture")
+
+
+def pairs(samples: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
+    return torch.stack(samples), len(samples)
+
+
+def drained(loader: DataLoader[torch.Tensor], *, workers: int = 2) -> Drain | None:
+    return drain(
+        loader, workers=workers, seconds=0.3, is_stopped=lambda: False, iterate=DataLoader.__iter__
+    )
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(Numbers(), batch_size=4, shuffle=True, collate_fn=pairs),
+        DataLoader(Numbers(), batch_size=None),
+        DataLoader(Numbers(), batch_sampler=[[0, 1], [2]]),
+        DataLoader(Numbers(), sampler=[3, 4, 5], batch_size=2, drop_last=True),
+        DataLoader(Stream(), batch_size=4),
+        DataLoader(Numbers(), num_workers=1, persistent_workers=True, prefetch_factor=1),
+        DataLoader(Numbers(), num_workers=1, multiprocessing_context="spawn"),
+    ],
+    ids=["shuffled", "unbatched", "batch_sampler", "sampler", "iterable", "persistent", "spawn"],
+)
+def test_loaders_of_all_kinds_are_drained(loader: DataLoader[torch.Tensor]) -> None:
+    before = len(psutil.Process().children(recursive=True))
+    found = drained(loader, workers=1 if loader.multiprocessing_context else 2)
+    assert found is not None
+    assert found.cpu_seconds.mean > 0
+    # Spawning leaves multiprocessing's tracker, which ends with this process.
+    assert len(psutil.Process().children(recursive=True)) <= before + 1
+
+
+def test_a_dataset_that_raises_ends_the_drain_with_its_error() -> None:
+    with pytest.raises(KeyError, match="no such picture"):
+        drained(DataLoader(Raising()))
 
 
 def run_profile(tmp_path: Path, command: list[str]) -> Profile:

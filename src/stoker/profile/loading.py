@@ -6,11 +6,17 @@ from collections.abc import Callable, Iterator
 from torch.utils.data import DataLoader
 
 from stoker.logs import Log
+from stoker.profile.clocks import children_cpu_seconds
 from stoker.profile.drain import drain
 from stoker.profile.raw import Drain
 
 # Less than this says nothing, and starting workers takes about as long.
 _MIN_SECONDS = 0.5
+
+# Workers rest when they use less than this share of a vCPU in so many polls.
+_IDLE_SHARE = 0.05
+_QUIET_POLLS = 2
+_POLL_SECONDS = 0.1
 
 
 def worker_counts(*, script: int, vcpus: int, ranks_on_host: int) -> list[int]:
@@ -20,6 +26,21 @@ def worker_counts(*, script: int, vcpus: int, ranks_on_host: int) -> list[int]:
     """
     counts = [max(1, vcpus // ranks_on_host), 1, max(1, script)]
     return list(dict.fromkeys(counts))
+
+
+def workers_rest(*, seconds: float, is_stopped: Callable[[], bool]) -> bool:
+    """Waits until the workers have filled their queues; False if they did not within `seconds`."""
+    until = time.monotonic() + seconds
+    before = children_cpu_seconds()
+    num_quiet = 0
+    while num_quiet < _QUIET_POLLS and not is_stopped():
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_POLL_SECONDS)
+        now = children_cpu_seconds()
+        num_quiet = num_quiet + 1 if now - before < _IDLE_SHARE * _POLL_SECONDS else 0
+        before = now
+    return True
 
 
 def measure_loading(

@@ -11,6 +11,7 @@ import time
 
 import zmq
 
+from stoker.errors import StokerError
 from stoker.feed.landing import Bytes, Landing
 from stoker.feed.wire import Encoded, decode, encode
 from stoker.profile.clocks import thread_ids, threads_cpu_seconds
@@ -19,6 +20,15 @@ from stoker.profile.raw import Receive, quartiles
 _MAX_BATCHES = 200
 _WARM_UP = 3
 _WAIT_SECONDS = 2.0
+
+
+def try_receive(batch: object, *, seconds: float) -> tuple[Receive | None, list[str]]:
+    """As `measure_receive`, with a note instead of an error."""
+    try:
+        receive = measure_receive(batch, seconds=seconds)
+    except (StokerError, OSError) as err:
+        return None, [f"the feed could not be tried: {' '.join(str(err).split())}"]
+    return receive, [] if receive else ["the feed could not be tried: nothing came in time"]
 
 
 def measure_receive(batch: object, *, seconds: float = 1.0) -> Receive | None:

@@ -3,41 +3,37 @@
 import os
 import time
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
-from weakref import ref
 
 import msgspec
 import torch
 from torch.utils.data import DataLoader
 
-from stoker.errors import StokerError
 from stoker.feed.timeline import Steps, Timeline
 from stoker.logs import Log
 from stoker.profile import batches
 from stoker.profile.agree import Agreement
+from stoker.profile.choice import Choice
 from stoker.profile.clocks import children_cpu_seconds, machine_cpu_seconds, usable_vcpus
 from stoker.profile.drain import shut_down
 from stoker.profile.ending import end_process
-from stoker.profile.loading import measure_loading, worker_counts
-from stoker.profile.raw import LoaderFacts, RankResult
-from stoker.profile.receive import measure_receive
+from stoker.profile.facts import facts_of, is_cuda_used, length_of, versions
+from stoker.profile.loading import measure_loading, worker_counts, workers_rest
+from stoker.profile.raw import RankResult
+from stoker.profile.receive import try_receive
 from stoker.profile.steps import (
     AS_IS_ENOUGH,
     REPLAY_ENOUGH,
-    WARM_UP_STEPS,
     AsIsSteps,
     ReplaySteps,
+    missing_of,
 )
 from stoker.records import write_text
 from stoker.settings import ProcessSettings
 
 Loader = DataLoader[object]
 Iterate = Callable[[Loader], Iterator[object]]
-
-# A loader that is read where no gradients are wanted is for validation, unless nothing else comes.
-MAX_BATCHES_WITHOUT_GRADIENTS = 50
 
 _CACHED_BATCHES = 8
 _CACHED_BYTES = 2 << 30
@@ -47,8 +43,6 @@ _FIRST_WORDS_SECONDS = 12.0
 _LOADING_SHARE = 0.30
 _RECEIVE_SHARE = 0.03
 _SETTLE_SHARE = 0.10
-_IDLE_SHARE = 0.05
-_POLL_SECONDS = 0.1
 _MEET_SECONDS = 30.0
 
 
@@ -73,7 +67,7 @@ class Session:
         self._timeline = Timeline(folder / f"baseline-timeline-rank{settings.rank}.csv")
         self._process = os.getpid()
         self._is_stopping = False
-        self._main: ref[Loader] | None = None
+        self._choice = Choice()
         self._loaders = 0
         self._epochs = 0
         self._phase_began: float | None = None
@@ -118,26 +112,19 @@ class Session:
 
     def is_main(self, loader: Loader, *, delivered: int) -> bool:
         """Whether `loader`, which delivered so many batches in this pass, is the one to measure."""
-        main = self._main() if self._main else None
-        if main is loader:
-            return True
-        trains = torch.is_grad_enabled() or delivered >= MAX_BATCHES_WITHOUT_GRADIENTS
-        # A script may look at a batch of any loader before it trains: who delivers more counts.
-        steps = self._as_is
-        is_looked_at = steps is not None and steps.count == 0 and delivered > steps.batches
-        if trains and (main is None or is_looked_at):
-            self._main = ref(loader)
-            if is_looked_at:
+        if self._choice.is_main(loader, delivered=delivered, steps=self._as_is):
+            if self._choice.has_changed:
+                self._choice.has_changed = False
                 self.end_pass()
                 self._as_is = None
                 self._cached.clear()
-                self._seen_before = delivered
+                self._seen_before = max(0, delivered)
             return True
         return False
 
     def is_replaying(self, loader: Loader) -> bool:
         """Whether the loader's batches come from the cache: its workers are not wanted."""
-        return self._replay is not None and self._main is not None and self._main() is loader
+        return self._replay is not None and self._choice.loader is loader
 
     def end_pass(self) -> None:
         """The main loader's pass is over, or was given up; may be called twice."""
@@ -177,7 +164,7 @@ class Session:
         if self.is_here and self.has_begun:
             self.end_pass()
             self._timeline.close()
-            self._write(missing=self._missing())
+            self._write(missing=missing_of(self._as_is, self._replay))
 
     def _begin_as_is(self, loader: Loader) -> AsIsSteps:
         self._as_is = AsIsSteps(
@@ -185,20 +172,11 @@ class Session:
             children_cpu=children_cpu_seconds,
             machine_cpu=machine_cpu_seconds,
             batches=self._seen_before,
-            epoch_batches=_length(loader),
+            epoch_batches=length_of(loader),
         )
         self._phase_began = time.monotonic()
-        kind = type(loader.dataset)
         self._result = msgspec.structs.replace(
-            self._result,
-            seed=torch.initial_seed(),
-            versions=_versions(),
-            loader=LoaderFacts(
-                num_workers=loader.num_workers,
-                pin_memory=loader.pin_memory,
-                persistent_workers=loader.persistent_workers,
-                dataset=f"{kind.__module__}.{kind.__qualname__}",
-            ),
+            self._result, seed=torch.initial_seed(), versions=versions(), loader=facts_of(loader)
         )
         return self._as_is
 
@@ -257,26 +235,14 @@ class Session:
         self._timeline.close()
         self._result = msgspec.structs.replace(self._result, as_is=steps.result())
         self._say_as_is(steps)
-        if loader.num_workers:
-            self._let_workers_rest()
-        uses_cuda = torch.cuda.is_available() and _is_cuda_used()
+        if loader.num_workers and not workers_rest(
+            seconds=_SETTLE_SHARE * self._budget, is_stopped=lambda: self._is_stopping
+        ):
+            self._notes.append("the loader's workers did not come to rest before the replay")
+        uses_cuda = is_cuda_used()
         self._result = msgspec.structs.replace(self._result, uses_cuda=uses_cuda)
         self._phase_began = time.monotonic()
         return ReplaySteps(block=_CUDA_BLOCK if uses_cuda else 1)
-
-    def _let_workers_rest(self) -> None:
-        """Waits until the workers have filled their queues: the model must have the CPU alone."""
-        until = time.monotonic() + _SETTLE_SHARE * self._budget
-        before = children_cpu_seconds()
-        quiet = 0
-        while quiet < 2 and not self._is_stopping:
-            if time.monotonic() >= until:
-                self._notes.append("the loader's workers did not come to rest before the replay")
-                return
-            time.sleep(_POLL_SECONDS)
-            now = children_cpu_seconds()
-            quiet = quiet + 1 if now - before < _IDLE_SHARE * _POLL_SECONDS else 0
-            before = now
 
     def _has_replayed(self, replay: ReplaySteps) -> bool:
         if self._result.uses_cuda and replay.is_block_end():
@@ -328,7 +294,11 @@ class Session:
         self._write(missing="")
         if not self._is_stopping:
             self._meet("receive")
-            self._measure_receive()
+            receive, notes = try_receive(
+                self._cached[0], seconds=min(1.0, _RECEIVE_SHARE * self._budget)
+            )
+            self._notes.extend(notes)
+            self._result = msgspec.structs.replace(self._result, receive=receive)
         if self._is_stopping:
             self._notes.append("stopped early: the verdict is the one so far")
         self._write(missing="")
@@ -341,32 +311,6 @@ class Session:
             name, deadline_seconds=_MEET_SECONDS, is_stopped=lambda: self._is_stopping
         ):
             self._notes.append(f"not all ranks came to {name} within {_MEET_SECONDS:.0f} s")
-
-    def _measure_receive(self) -> None:
-        try:
-            receive = measure_receive(
-                self._cached[0], seconds=min(1.0, _RECEIVE_SHARE * self._budget)
-            )
-        except (StokerError, OSError) as err:
-            self._notes.append(f"the feed could not be tried: {' '.join(str(err).split())}")
-            return
-        if receive is None:
-            self._notes.append("the feed could not be tried: nothing came in time")
-        self._result = msgspec.structs.replace(self._result, receive=receive)
-
-    def _missing(self) -> str:
-        if self._main is None:
-            return "no DataLoader was read to train on"
-        if self._replay is not None:
-            return f"the script ended while {self._replay.count} cached batches had been replayed"
-        steps = self._as_is
-        count = steps.batches if steps else 0
-        epoch = f"; an epoch has {steps.epoch_batches}" if steps and steps.epoch_batches else ""
-        return (
-            f"the script ended after {count} batches of its main loader{epoch}; "
-            f"{WARM_UP_STEPS + 5} to {WARM_UP_STEPS + AS_IS_ENOUGH.steps}, "
-            "and then as many again, are needed"
-        )
 
     def _write(self, *, missing: str) -> None:
         steps = self._as_is
@@ -381,24 +325,3 @@ class Session:
         )
         file = self._folder / f"profile-rank{self._settings.rank}.json"
         write_text(file, msgspec.json.format(msgspec.json.encode(self._result)).decode())
-
-
-def _is_cuda_used() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
-def _length(loader: Loader) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in ("stoker", "torch", "numpy", "torchvision", "pillow"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -173,3 +173,17 @@ class ReplaySteps:
             trainer_cpu_seconds=quartiles(self._cpu_seconds, samples=self.count),
             cached_batches=cached_batches,
         )
+
+
+def missing_of(as_is: AsIsSteps | None, replay: ReplaySteps | None) -> str:
+    """What a script that ended by itself did not leave time for."""
+    if replay is not None:
+        return f"the script ended after {replay.count} steps with cached batches"
+    if as_is is None:
+        return "no DataLoader was read to train on"
+    epoch = f"; an epoch has {as_is.epoch_batches}" if as_is.epoch_batches else ""
+    needed = WARM_UP_STEPS + _MIN_STEPS
+    return (
+        f"the script ended after {as_is.batches} batches of its main loader{epoch}; {needed} are "
+        f"the least, {WARM_UP_STEPS + AS_IS_ENOUGH.steps} plenty, and then as many again"
+    )

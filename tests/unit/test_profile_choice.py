@@ -1,0 +1,66 @@
+"""The loader that a script trains on is found among those that it reads."""
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from stoker.profile.choice import MAX_BATCHES_WITHOUT_GRADIENTS, Choice
+from stoker.profile.steps import WARM_UP_STEPS, AsIsSteps
+
+
+def make(batch_size: int = 2) -> DataLoader[tuple[torch.Tensor, ...]]:
+    return DataLoader(TensorDataset(torch.arange(8)), batch_size=batch_size)
+
+
+def after(batches: int) -> AsIsSteps:
+    steps = AsIsSteps(workers=0, children_cpu=lambda: 0.0, machine_cpu=lambda: 0.0)
+    for number in range(batches):
+        steps.got(now=float(number), cpu=0.0, wait=0.0, receive=0.0)
+    return steps
+
+
+def test_the_first_loader_that_is_read_with_gradients_is_the_main_one() -> None:
+    choice, check, train = Choice(), make(), make()
+    with torch.no_grad():
+        assert not choice.is_main(check, delivered=3, steps=None)
+    assert choice.is_main(train, delivered=0, steps=None)
+    with torch.no_grad():
+        assert not choice.is_main(check, delivered=60, steps=after(WARM_UP_STEPS + 5))
+        assert choice.is_main(train, delivered=1, steps=after(1))
+
+
+def test_without_any_gradients_a_long_pass_is_the_main_one() -> None:
+    choice, loader = Choice(), make()
+    with torch.no_grad():
+        assert choice.is_main(loader, delivered=MAX_BATCHES_WITHOUT_GRADIENTS, steps=None)
+
+
+def test_a_loader_that_was_only_looked_at_gives_way() -> None:
+    choice, looked_at, train = Choice(), make(), make()
+    assert choice.is_main(looked_at, delivered=0, steps=None)
+    steps = after(1)
+    assert not choice.is_main(train, delivered=1, steps=steps)
+    assert choice.is_main(train, delivered=2, steps=steps)
+    assert choice.has_changed
+
+
+def test_a_loader_that_is_measured_does_not_give_way() -> None:
+    choice, train, other = Choice(), make(), make()
+    assert choice.is_main(train, delivered=0, steps=None)
+    assert not choice.is_main(other, delivered=500, steps=after(WARM_UP_STEPS + 5))
+
+
+def test_a_new_loader_for_each_epoch_goes_on_where_the_last_one_ended() -> None:
+    choice = Choice()
+    assert choice.is_main(make(), delivered=0, steps=None)
+    assert choice.loader is None  # the script has let go of it
+    fresh = make()
+    assert choice.is_main(fresh, delivered=-1, steps=after(4))
+    assert not choice.has_changed
+
+
+def test_another_kind_of_loader_begins_anew() -> None:
+    choice = Choice()
+    assert choice.is_main(DataLoader([1, 2, 3]), delivered=0, steps=None)
+    fresh = make()
+    assert choice.is_main(fresh, delivered=-1, steps=after(1))
+    assert choice.has_changed
