@@ -51,7 +51,7 @@ def run_under_stoker(
             environ = {
                 **os.environ,
                 # Data hosts import the dataset's class by name, as from an installed package.
-                "PYTHONPATH": str(Path(__file__).resolve().parent),
+                "PYTHONPATH": os.pathsep.join(_module_paths()),
                 "STOKER_RUN_ID": "feed-overhead",
                 "STOKER_BASE_DIR": str(base),
                 "STOKER_TOKEN_FILE": str(token),
@@ -88,6 +88,11 @@ def run_under_stoker(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(END_SECONDS)
+
+
+def _module_paths() -> list[str]:
+    mine = str(Path(__file__).resolve().parent)
+    return [mine, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
 
 
 def _describe(base: Path, name: str, names: Sequence[str]) -> None:
