@@ -60,7 +60,7 @@ def run_verb(
 
 @app.command("profile")
 def profile_verb(
-    words: Words,
+    words: Words = None,
     *,
     out: Out = None,
     budget: Annotated[
@@ -74,7 +74,7 @@ def profile_verb(
     from stoker.cli.verbs import profile_command
 
     sets = [*(overrides or ()), *([f"profile.budget_seconds={budget}"] if budget else ())]
-    profile_command(words, out=out, overrides=sets, as_json=as_json)
+    profile_command(words or (), out=out, overrides=sets, as_json=as_json)
 
 
 @app.command("decide")
@@ -145,7 +145,7 @@ def decide_verb(
 
 @app.command("train")
 def train_verb(
-    words: Words,
+    words: Words = None,
     *,
     out: Out = None,
     platform: Annotated[str | None, _PLATFORM] = None,
@@ -168,7 +168,7 @@ def train_verb(
     from stoker.cli.verbs import train_command
 
     code = train_command(
-        words,
+        words or (),
         out=out,
         decision_file=decision,
         groups=groups or (),

@@ -108,8 +108,8 @@ def run_chain(
     say(f"stoker run {source}  →  {relative(run_dir)}", quiet=as_json)
     try:
         code, evaluation = _steps(chain)
-    except StokerError:
-        _report(chain)
+    except StokerError as err:
+        _report(chain, failure=str(err))
         raise
     report = _report(chain)
     if as_json:
@@ -131,6 +131,7 @@ def _steps(chain: _Chain) -> tuple[int, Evaluation | None]:
             cluster=todays_cluster(workload),
             platform=platform,
             run_dir=run_dir / "profile",
+            verdict_on_interrupt=False,
         ),
         profile_words,
     )
@@ -234,5 +235,6 @@ def _forget_later(run_dir: Path, first: int) -> None:
             shutil.rmtree(run_dir / folder, ignore_errors=True)
 
 
-def _report(chain: _Chain) -> Path:
-    return report_of_run(chain.run_dir, workload=chain.workload)
+def _report(chain: _Chain, *, failure: str | None = None) -> Path:
+    command = f"stoker run {chain.source}"
+    return report_of_run(chain.run_dir, workload=chain.workload, command=command, failure=failure)

@@ -19,6 +19,14 @@ class TerminatedError(BaseException):
     """SIGTERM came: unwinds the stack as Ctrl-C does, so that all that runs is ended."""
 
 
+class _UsageError(Exception):
+    """What the parser's errors look like."""
+
+    def format_message(self) -> str:
+        """The error in words."""
+        raise NotImplementedError
+
+
 def main() -> NoReturn:
     """Runs the command line of this process and ends it with the right exit code."""
     arguments = sys.argv[1:]
@@ -35,9 +43,12 @@ def run(arguments: list[str]) -> int:
     try:
         from stoker.cli.app import app
 
-        app(args=arguments, prog_name="stoker", standalone_mode=True)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else EXIT_BUG if end.code else 0
+        code = app(args=arguments, prog_name="stoker", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except _usage_error() as err:
+        verb = f" {arguments[0]}" if arguments and not arguments[0].startswith("-") else ""
+        message = err.format_message().rstrip(".")
+        return _say(f"error: {message}\ntry:   stoker{verb} --help", code=EXIT_USAGE)
     except KeyboardInterrupt:
         return _say("interrupted; nothing is left running", code=EXIT_INTERRUPTED)
     except TerminatedError:
@@ -57,7 +68,13 @@ def run(arguments: list[str]) -> int:
             "try:   the same command with --debug, and report the traceback",
             code=EXIT_BUG,
         )
-    return 0
+
+
+def _usage_error() -> type["_UsageError"]:
+    """The command line parser's own error: typer brings a copy of click, under no public name."""
+    import typer
+
+    return typer.BadParameter.__mro__[1]
 
 
 def _launch(arguments: list[str]) -> int:

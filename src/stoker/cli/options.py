@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 Words = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
         metavar="WORKLOAD | -- CMD", help="A workload file, or a bare command.", show_default=False
     ),

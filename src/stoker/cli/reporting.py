@@ -25,8 +25,20 @@ from stoker.report import write_report
 _RecordT = TypeVar("_RecordT", bound=Record)
 
 
-def report_of_run(run_dir: Path, *, workload: Workload | None = None) -> Path:
+def report_of_run(
+    run_dir: Path,
+    *,
+    workload: Workload | None = None,
+    command: str | None = None,
+    failure: str | None = None,
+) -> Path:
     """Writes runs/ID/report.html from what the run left; gives its path.
+
+    Args:
+        run_dir: The run's folder.
+        workload: Absent: the run's own.
+        command: How to make such a run again.
+        failure: Words of an error that no record holds.
 
     Raises:
         UsageError: If the folder holds no run.
@@ -47,8 +59,9 @@ def report_of_run(run_dir: Path, *, workload: Workload | None = None) -> Path:
         evaluation=_read(run_dir / "evaluation.json", Evaluation),
         before_timeline=_existing(run_dir / "profile" / "baseline-timeline.csv"),
         after_timeline=_timeline(run_dir / "training.json", training),
-        environment=environment(),
+        environment={**environment(), **({"command": command} if command else {})},
         log_files=sorted((run_dir / "logs").glob("*.log")),
+        failure=failure,
     )
     return file
 

@@ -1,12 +1,15 @@
 """The verbs of single components: files in, body, file and words out."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import TypeVar
+
+import msgspec
 
 from stoker.catalog import load_catalog
 from stoker.cli.clusters import parse_groups
@@ -158,6 +161,10 @@ def train_command(
         )
     write_json(run_dir / "training.json", record)
     file = out or run_dir / "training.json"
+    if record.measured and record.measured.timeline_file:
+        timeline = os.path.relpath(run_dir / record.measured.timeline_file, file.parent)
+        measured = msgspec.structs.replace(record.measured, timeline_file=timeline)
+        record = msgspec.structs.replace(record, measured=measured)
     _deliver(record, out=file, explain=training_words, as_json=as_json)
     say(f"logs: {run_dir / 'logs'}", quiet=as_json)
     return exit_code_of(record)

@@ -34,6 +34,7 @@ def profile(
     run_dir: Path,
     cluster: Cluster | None = None,
     on_line: Callable[[LogLine], None] = lambda line: None,
+    verdict_on_interrupt: bool = True,
 ) -> Profile:
     """Runs the workload's command on today's cluster in profiling mode, and says what it found.
 
@@ -44,6 +45,8 @@ def profile(
 
     Args:
         cluster: Today's; absent: the workload's own.
+        on_line: Sees each line of the job's log.
+        verdict_on_interrupt: False: an interrupt is raised again, whatever was found by then.
 
     Raises:
         UsageError: If the workload names no cluster, the script never read from a DataLoader, or
@@ -69,7 +72,7 @@ def profile(
     finally:
         run.stop()
     ranks = _results(end)
-    if interrupted and not any(rank.accelerator for rank in ranks):
+    if interrupted and not (verdict_on_interrupt and any(rank.accelerator for rank in ranks)):
         raise interrupted
     if deadline.has_passed and not any(rank.accelerator for rank in ranks):
         raise WorkloadError(

@@ -1,5 +1,6 @@
 """The body of the train component, the same on every platform."""
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -73,7 +74,7 @@ def train(
     on_line: Callable[[LogLine], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Training:
-    """Submits the job, follows it to its end and gives its record.
+    """Submits the job, follows it to its end and gives its record, which belongs in `job.run_dir`.
 
     Blocks until all hosts have ended. When the caller is interrupted the job is stopped first, so
     that nothing keeps running.
@@ -111,6 +112,10 @@ def _record(
         if usd_per_hour is not None:
             usd = measured.step_seconds * usd_per_hour / 3600 * 1000
             measured = msgspec.structs.replace(measured, usd_per_1000_steps=usd)
+    if measured and measured.timeline_file and end.output_dir:
+        measured = msgspec.structs.replace(
+            measured, timeline_file=_keep(end.output_dir / "stoker" / measured.timeline_file, job)
+        )
     return msgspec.structs.replace(
         written,
         workload_sha256=job.workload_sha256,
@@ -123,6 +128,14 @@ def _record(
         measured=measured,
         data_group_release_seconds=end.data_group_release_seconds,
     )
+
+
+def _keep(timeline: Path, job: JobSpec) -> str | None:
+    """Copies the leader's timeline beside the record; gives its name there."""
+    if not timeline.is_file():
+        return None
+    shutil.copyfile(timeline, job.run_dir / "timeline.csv")
+    return "timeline.csv"
 
 
 def _written_by_leader(job: JobSpec, end: JobEnd, *, platform_name: str) -> Training:
