@@ -223,8 +223,8 @@ def test_an_error_of_a_sample_comes_back_with_its_type_index_and_host(agent: Age
     with client_of(agent.port, spec_of(Images())) as client:
         client.open()
         client.ask(0, [1, 500])
-        client.ask(1, [2])
         _, frame = client.expect(messages.Raised)
+        client.ask(1, [2])
         assert client.batch()[0] == 1
     error = unpack_error(frame)
     assert type(error) is FileNotFoundError
@@ -305,6 +305,7 @@ def test_batches_that_are_not_encrypted_carry_a_mac_and_never_a_pickle(agent: Ag
         client.ask(1, 1)
         assert client.batch() == (1, {1})
         plain.disable_monitor()
+        events.close()
 
 
 def test_a_killed_worker_loses_no_batch(agent: Agent, tmp_path: Path) -> None:
@@ -408,6 +409,7 @@ def test_a_client_of_another_run_gets_no_word(agent: Agent) -> None:
             assert not events.poll(300)
             assert not client.socket.poll(0)
             client.socket.disable_monitor()
+            events.close()
 
 
 def test_credits_are_shared_by_the_active_sessions(agent: Agent, tmp_path: Path) -> None:

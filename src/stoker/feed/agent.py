@@ -19,7 +19,7 @@ from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
 from stoker.feed import messages, security
 from stoker.feed.holders import Nursery
 from stoker.feed.pool import Job, Result
-from stoker.feed.sessions import Credits, Queue, Request, Session
+from stoker.feed.requests import Credits, Queue, Request, Session
 from stoker.feed.shipping import digest, pack_error
 from stoker.feed.specs import HeldSpec, Specs, compare_versions, own_versions
 from stoker.logs import Log

@@ -1,0 +1,171 @@
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.errors import UsageError
+from stoker.feed import security
+from stoker.feed.security import AllowList, Keys
+
+OURS = Keys.from_token(b"\x01" * 32)
+FOREIGN = Keys.from_token(b"\x02" * 32)
+
+
+def test_a_token_gives_the_same_keys_everywhere() -> None:
+    assert Keys.from_token(b"\x01" * 32) == OURS
+
+
+def test_all_keys_of_all_tokens_differ() -> None:
+    fields = [getattr(k, name) for k in (OURS, FOREIGN) for name in Keys.__slots__]
+    assert len(set(fields)) == 10
+
+
+def test_keys_are_not_shown() -> None:
+    assert OURS.server_secret.decode() not in repr(OURS)
+
+
+def test_a_short_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 32 bytes"):
+        Keys.from_token(b"x" * 31)
+
+
+def test_a_new_token_is_read_back(tmp_path: Path) -> None:
+    token = security.new_token()
+    (tmp_path / "token").write_text(token + "\n")
+    assert security.read_token(tmp_path / "token") == bytes.fromhex(token)
+    assert security.new_token() != token
+
+
+@pytest.mark.parametrize("text", ["", "12", "z" * 64, "a" * 63, "é" * 64])
+def test_what_is_no_token_is_refused_and_not_repeated(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "token"
+    path.write_text(text, "utf-8")
+    with pytest.raises(UsageError) as caught:
+        security.read_token(path)
+    assert caught.value.where == str(path)
+    assert len(text) < 3 or text not in str(caught.value)
+
+
+def test_a_missing_token_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        security.read_token(tmp_path / "none")
+
+
+@given(st.binary(max_size=100), st.binary(max_size=100))
+def test_a_mac_fits_its_header_only(header: bytes, other: bytes) -> None:
+    mac = security.sign(OURS.mac_key, header)
+    assert security.verify(OURS.mac_key, header, mac)
+    assert security.verify(OURS.mac_key, other, mac) == (other == header)
+    assert not security.verify(FOREIGN.mac_key, header, mac)
+    assert not security.verify(OURS.mac_key, header, other)
+
+
+class Server:
+    """A ROUTER of the run with its allow-list; counts what it got."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.allow = AllowList(self.context, OURS)
+        self.socket = self.context.socket(zmq.ROUTER)
+        security.secure_server(self.socket, OURS, max_message_bytes=10_000)
+        self.port = self.socket.bind_to_random_port("tcp://127.0.0.1")
+        self.got: list[bytes] = []
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self.allow.socket, zmq.POLLIN)
+        poller.register(self.socket, zmq.POLLIN)
+        while not self._end.is_set():
+            for socket, _ in poller.poll(50):
+                if socket is self.allow.socket:
+                    self.allow.handle()
+                else:
+                    identity, message = self.socket.recv_multipart()
+                    self.got.append(message)
+                    self.socket.send_multipart([identity, message])
+
+    def close(self) -> None:
+        self._end.set()
+        self._thread.join()
+        self.allow.close()
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[zmq.Socket[bytes]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context.socket(zmq.DEALER)
+    context.destroy(linger=0)
+
+
+def test_a_client_of_the_run_is_let_in(server: Server, client: zmq.Socket[bytes]) -> None:
+    security.secure_client(client, OURS)
+    client.connect(f"tcp://127.0.0.1:{server.port}")
+    client.send(b"hello")
+    assert client.poll(5000)
+    assert server.allow.refused == 0
+
+
+def mixed() -> Keys:
+    """Knows the server's public key, but is not the run's client."""
+    return Keys(
+        server_public=OURS.server_public,
+        server_secret=FOREIGN.server_secret,
+        client_public=FOREIGN.client_public,
+        client_secret=FOREIGN.client_secret,
+        mac_key=FOREIGN.mac_key,
+    )
+
+
+@pytest.mark.parametrize("keys", [FOREIGN, mixed(), None], ids=["foreign", "stranger", "plain"])
+def test_nobody_else_is_parsed(
+    server: Server, client: zmq.Socket[bytes], keys: Keys | None
+) -> None:
+    if keys is None:
+        client.linger = 0
+    else:
+        security.secure_client(client, keys)
+    events = client.get_monitor_socket(zmq.EVENT_ALL)
+    client.connect(f"tcp://127.0.0.1:{server.port}")
+    client.send(b"hello")
+    seen = set()
+    while not seen & {zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_SUCCEEDED}:
+        assert events.poll(5000)
+        frames = events.recv_multipart()
+        seen.add(zmq.Event(int.from_bytes(frames[0][:2], "little")))
+        if seen & {zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL}:
+            break
+        if zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL in seen:
+            break
+    client.disable_monitor()
+    events.close()
+    assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in seen
+    assert server.got == []
+    assert server.allow.refused == (1 if keys is not None and keys != FOREIGN else 0)
+
+
+def test_a_message_above_the_bound_cuts_the_connection(
+    server: Server, client: zmq.Socket[bytes]
+) -> None:
+    security.secure_client(client, OURS)
+    events = client.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    client.connect(f"tcp://127.0.0.1:{server.port}")
+    client.send(b"x" * 20_000)
+    assert events.poll(5000)
+    client.disable_monitor()
+    events.close()
+    assert server.got == []

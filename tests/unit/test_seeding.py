@@ -1,0 +1,104 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.feed import seeding
+
+Draws = tuple[float, float, float]
+
+
+def draws() -> Draws:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def draws_of_batch(words: tuple[int, ...]) -> Draws:
+    seeding.seed_batch(words)
+    return draws()
+
+
+def draws_of_sample(words: tuple[int, ...], index: object, occurrence: int = 0) -> Draws:
+    seeding.seed_sample(words, index, occurrence)
+    return draws()
+
+
+words = st.lists(st.integers(0, (1 << 64) - 1), max_size=8).map(tuple)
+
+
+@given(words, words)
+@settings(max_examples=50, deadline=None)
+def test_equal_words_give_equal_draws_and_others_give_others(
+    a: tuple[int, ...], b: tuple[int, ...]
+) -> None:
+    first = draws_of_batch(a)
+    random.random(), np.random.rand(), torch.rand(3)
+    assert draws_of_batch(a) == first
+    if a != b:
+        assert all(x != y for x, y in zip(first, draws_of_batch(b), strict=True))
+
+
+def test_the_draws_are_the_same_in_every_version() -> None:
+    # A change here changes the batches of every run that is resumed.
+    assert draws_of_batch((1, 0, 2, 3)) == pytest.approx(
+        (0.47516921017931557, 0.9921970348680385, 0.9558907747268677), abs=1e-7
+    )
+
+
+def test_words_do_not_run_into_each_other() -> None:
+    seen = {draws_of_batch(w) for w in [(), (0,), (0, 0), (1, 0), (0, 1), (1 << 32,), (1, 1 << 32)]}
+    assert len(seen) == 7
+
+
+def test_a_sample_does_not_depend_on_the_kind_of_its_index() -> None:
+    first = draws_of_sample((1, 2, 3), 5)
+    for index in [np.int64(5), torch.tensor(5), np.uint8(5)]:
+        assert draws_of_sample((1, 2, 3), index) == first
+    assert draws_of_sample((1, 2, 3), (5, 6)) == draws_of_sample((1, 2, 3), [np.int32(5), 6])
+
+
+def test_samples_differ_by_index_and_by_occurrence() -> None:
+    indices: list[object] = [5, "5", b"5", (5,), ((5,),), 5.0, None, (5, 5), (55,)]
+    seen = {draws_of_sample((1,), index) for index in indices}
+    seen.add(draws_of_sample((1,), 5, 1))
+    seen.add(draws_of_sample((2,), 5))
+    seen.add(draws_of_batch((1,)))
+    assert len(seen) == len(indices) + 3
+
+
+def test_the_trainers_own_random_state_is_restored() -> None:
+    draws_of_batch((9,))
+    expected = draws()
+    draws_of_batch((9,))
+    with seeding.preserved_random_state():
+        draws_of_batch((1, 2))
+        random.gauss(0, 1)
+    assert draws() == expected
+
+
+def test_torch_seeding_is_that_of_torchs_worker_loop() -> None:
+    class Drawing:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Draws:
+            return draws()
+
+    loader = torch.utils.data.DataLoader(
+        Drawing(),  # type: ignore[arg-type]
+        num_workers=2,
+        batch_size=None,
+        generator=torch.Generator().manual_seed(3),
+        multiprocessing_context="fork",
+    )
+    found = [tuple(map(float, batch)) for batch in loader]
+    base = int(
+        torch.empty((), dtype=torch.int64)
+        .random_(generator=torch.Generator().manual_seed(3))
+        .item()
+    )
+    for worker_id in range(2):
+        assert seeding.seed_as_torch(base, worker_id) == base + worker_id
+        assert draws() == found[worker_id]

@@ -1,0 +1,218 @@
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from stoker.errors import FeedLostError, ShippingError, UsageError
+from stoker.feed import shipping
+from stoker.feed.shipping import (
+    Spec,
+    built,
+    pack_error,
+    pack_spec,
+    remote,
+    unpack_error,
+    unpack_spec,
+)
+
+
+class Numbers:
+    def __init__(self, **attributes: object) -> None:
+        self.__dict__.update(attributes)
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def spec(dataset: object = None, **kwargs: object) -> Spec:
+    options = {"dataset": dataset or Numbers(), "collate_fn": default_collate} | kwargs
+    return Spec(**options)  # type: ignore[arg-type]
+
+
+def test_a_spec_comes_back_and_equal_ones_have_one_name() -> None:
+    packed = pack_spec(spec(Numbers(a=3)), max_bytes=1 << 20)
+    assert unpack_spec(packed.data).dataset.a == 3  # type: ignore[attr-defined]
+    assert pack_spec(spec(Numbers(a=3)), max_bytes=1 << 20).digest == packed.digest
+    assert pack_spec(spec(Numbers(a=4)), max_bytes=1 << 20).digest != packed.digest
+
+
+def test_classes_and_lambdas_of_a_script_come_back_in_another_process(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent("""
+        import sys
+        from stoker.feed.shipping import Spec, pack_spec
+        scale = 10
+        class Squares:
+            def __getitem__(self, i):
+                return scale * i * i
+        with open(sys.argv[1], "wb") as file:
+            file.write(pack_spec(Spec(dataset=Squares(), collate_fn=lambda b: sum(b)),
+                max_bytes=1 << 20).data)
+        """)
+    )
+    subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "spec"], check=True)
+    back = unpack_spec((tmp_path / "spec").read_bytes())
+    assert back.collate_fn([back.dataset[2], back.dataset[3]]) == 130  # type: ignore[index]
+
+
+def test_a_module_beside_the_script_is_found_on_the_host(tmp_path: Path) -> None:
+    (tmp_path / "beside_me.py").write_text(
+        "class Ten:\n    def __getitem__(self, i):\n        return 10\n"
+    )
+    (tmp_path / "script.py").write_text(
+        "import sys, beside_me\nfrom stoker.feed.shipping import Spec, pack_spec\n"
+        "data = pack_spec(Spec(dataset=beside_me.Ten(), collate_fn=len), max_bytes=1 << 20).data\n"
+        "open(sys.argv[1], 'wb').write(data)\n"
+    )
+    subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "spec"], check=True)
+    before = list(sys.path)
+    try:
+        assert unpack_spec((tmp_path / "spec").read_bytes()).dataset[0] == 10  # type: ignore[index]
+    finally:
+        sys.path[:] = before
+        sys.modules.pop("beside_me", None)
+
+
+def closure_over_lock() -> object:
+    lock = threading.Lock()
+    return lambda batch: (lock, batch)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: spec(Numbers(lock=threading.Lock())), r"dataset\.lock \(_thread\.lock\)"),
+        (
+            lambda: spec(Numbers(ok=1, inner=Numbers(files={"a": [threading.Lock()]}))),
+            r"dataset\.inner\.files\['a'\]\[0\] \(_thread\.lock\)",
+        ),
+        (
+            lambda: spec(collate_fn=closure_over_lock()),
+            r"collate_fn variable lock \(_thread\.lock\)",
+        ),
+        (lambda: spec(Numbers(g=(i for i in ()))), r"dataset\.g \(builtins\.generator\)"),
+    ],
+    ids=["attribute", "deep", "closure", "generator"],
+)
+def test_what_cannot_travel_is_named(make: object, name: str) -> None:
+    with pytest.raises(ShippingError, match=name):
+        pack_spec(make(), max_bytes=1 << 20)  # type: ignore[operator]
+
+
+def test_a_tensor_on_an_accelerator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere(torch.Tensor):
+        @property
+        def device(self) -> torch.device:  # type: ignore[override]
+            return torch.device("cuda", 0)
+
+    Elsewhere.__module__ = "torch"
+    tensor = torch.ones(2, 3).as_subclass(Elsewhere)
+    with pytest.raises(ShippingError, match=r"tensor on cuda:0 \(shape \(2, 3\), torch.float32\)"):
+        pack_spec(spec(Numbers(a=[tensor])), max_bytes=1 << 20)
+
+
+def test_a_dataset_above_the_bound_is_refused_with_its_largest_part() -> None:
+    big = Numbers(small=1, images=b"x" * (3 << 20))
+    with pytest.raises(ShippingError, match=r"dataset\.images with 3 MiB"):
+        pack_spec(spec(big), max_bytes=1 << 20)
+
+
+def test_a_large_dataset_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipping, "LARGE_SPEC_BYTES", 1 << 20)
+    packed = pack_spec(spec(Numbers(images=b"x" * (3 << 20))), max_bytes=1 << 30)
+    assert len(packed.warnings) == 1
+    assert "dataset.images with 3 MiB" in packed.warnings[0]
+    assert pack_spec(spec(), max_bytes=1 << 30).warnings == ()
+
+
+def test_a_remote_dataset_is_built_when_it_is_asked_for() -> None:
+    dataset = remote("builtins:dict", a=1, b=2)
+    assert len(pack_spec(spec(dataset), max_bytes=1 << 20).data) < 5000
+    assert dataset["a"] == 1
+    assert len(dataset) == 2
+    assert built(spec(dataset)).dataset == {"a": 1, "b": 2}
+    assert unpack_spec(pack_spec(spec(dataset), max_bytes=1 << 20).data).dataset == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("name", ["nonsense", "a:", ":b", "a:b.c", ""])
+def test_a_factory_of_another_form_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"package\.module:function"):
+        remote(name)
+
+
+def test_a_missing_factory_is_named() -> None:
+    with pytest.raises(UsageError, match="no_such_thing"):
+        len(remote("builtins:no_such_thing"))
+
+
+class OddError(Exception):
+    def __init__(self, code: int, *, reason: str) -> None:
+        super().__init__(code, reason)
+        self.code = code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_odd, (self.code,))
+
+
+def _odd(code: int) -> OddError:
+    return OddError(code, reason="again")
+
+
+class HopelessError(Exception):
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__("hopeless")
+
+
+def raised(err: Exception) -> Exception:
+    try:
+        raise err
+    except Exception as caught:
+        return unpack_error(pack_error(caught, host="data-3", where="index 7 of data worker 1"))
+
+
+def test_an_error_comes_back_with_its_type_and_where_it_happened() -> None:
+    for kind in (ValueError, KeyError, OSError, ZeroDivisionError, AssertionError, RuntimeError):
+        back = raised(kind("bad sample"))
+        assert type(back) is kind
+        for words in ("index 7", "data-3", "bad sample", "in raised"):
+            assert words in str(back)
+        assert str(back).count("\n") > 3
+
+
+def test_an_error_with_an_odd_constructor_keeps_its_facts_or_becomes_a_runtime_error() -> None:
+    back = raised(OddError(5, reason="x"))
+    assert isinstance(back, OddError)
+    assert back.code == 5
+    assert "data-3" in "".join(back.__notes__)
+    hopeless = raised(HopelessError(1, 2))
+    assert type(hopeless) is RuntimeError
+    assert "HopelessError" in str(hopeless)
+
+
+def test_an_error_whose_class_is_unknown_here_becomes_a_runtime_error() -> None:
+    class LocalError(Exception):
+        pass
+
+    packed = pack_error(LocalError("x"), host="h", where="w")
+    broken = pickle.loads(packed)
+    data = pickle.dumps(type(broken)(b"cno_such_module\nX\n.", "LocalError", broken.message, None))
+    assert type(unpack_error(data)) is RuntimeError
+    assert type(unpack_error(packed)).__name__ == "LocalError"
+
+
+def test_an_error_of_stoker_keeps_its_three_facts() -> None:
+    back = raised(FeedLostError("gone", where="host a", fix="wait"))
+    assert isinstance(back, FeedLostError)
+    assert (back.what, back.where, back.fix) == ("gone", "host a", "wait")
+
+
+def test_bytes_that_are_no_error_are_refused() -> None:
+    for data in (b"", b"junk", pickle.dumps(3)):
+        with pytest.raises(ShippingError):
+            unpack_error(data)
