@@ -139,9 +139,11 @@ def to_json(record: Record) -> str:
 
 def to_document(record: msgspec.Struct) -> dict[str, Json]:
     """The record as plain dicts, lists and scalars; fields that are not known are left out."""
-    document = _without_none(msgspec.to_builtins(record))
-    assert isinstance(document, dict)
-    return document
+    return {
+        field.encode_name: _plain(value)
+        for field in msgspec.structs.fields(record)
+        if (value := getattr(record, field.name)) is not None
+    }
 
 
 def write_json(path: Path | str, record: Record) -> None:
@@ -202,12 +204,16 @@ def _unique_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     return document
 
 
-def _without_none(value: Json) -> Json:
+def _plain(value: object) -> Json:
+    if isinstance(value, msgspec.Struct):
+        return to_document(value)
     if isinstance(value, Mapping):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
+        # A null inside a free-form mapping is a value of the user's: it stays.
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_none(item) for item in value]
-    return value
+        return [_plain(item) for item in value]
+    plain: Json = msgspec.to_builtins(value)
+    return plain
 
 
 def _refuse_not_finite(value: Json, place: Place, path: str) -> None:
@@ -240,7 +246,7 @@ def _check_schema(document: Json, kind: type[Record], place: Place) -> None:
 
 def _explain(message: str, document: Json, kind: type[Record], place: Place) -> UsageError:
     match = _PATH.search(message)
-    path = (match.group("path") if match else "").lstrip(".")
+    path = _filled((match.group("path") if match else "").lstrip("."), message, document, kind)
     what = message[: match.start()] if match else message
     unknown = _UNKNOWN.search(what)
     if unknown:
@@ -274,6 +280,32 @@ def _plain_words(match: re.Match[str]) -> str:
 
 def _see(kind: type[Record]) -> str:
     return f"stoker schema {kind.__name__.lower()}     shows what is expected"
+
+
+def _filled(path: str, message: str, document: Json, kind: type[Record]) -> str:
+    """The path with the key of a mapping where the message says `[...]`."""
+    head, dots, tail = path.partition("[...]")
+    mapping = _value_at(document, head)
+    if not dots or not isinstance(mapping, Mapping):
+        return path
+    for key, item in mapping.items():
+        alone = _with(document, _steps(head), {key: item})
+        try:
+            msgspec.convert(alone, kind)
+        except msgspec.ValidationError as err:
+            if str(err) == message:
+                return _filled(f"{head}.{key}{tail}", message, alone, kind)
+    return path
+
+
+def _with(document: Json, steps: Sequence[str], value: Json) -> Json:
+    if not steps:
+        return value
+    if isinstance(document, Mapping):
+        return {**document, steps[0]: _with(document[steps[0]], steps[1:], value)}
+    assert isinstance(document, list | tuple)
+    index = int(steps[0])
+    return [*document[:index], _with(document[index], steps[1:], value), *document[index + 1 :]]
 
 
 _MISSING = object()
