@@ -1,0 +1,243 @@
+from typing import Literal
+
+import pytest
+
+from stoker.errors import UsageError
+from stoker.evaluate import evaluate, summary
+from stoker.records import (
+    Constraints,
+    Decision,
+    Evaluation,
+    Gate,
+    Group,
+    Job,
+    Measured,
+    Performance,
+    Plan,
+    Predicted,
+    Prices,
+    Profile,
+    ProfiledHost,
+    StepTerms,
+    Training,
+    Workload,
+    to_json,
+)
+
+DNN = Group(name="dnn", role="dnn", instance_type="local.c1", count=1, workers_per_host=1)
+DATA = Group(name="data", role="data", instance_type="local.c1", count=1, workers_per_host=1)
+
+
+def _workload(*gates: Gate) -> Workload:
+    return Workload(name="job", command=("python", "train.py"), gate=gates)
+
+
+def _predicted(step: float, usd_per_hour: float) -> Predicted:
+    return Predicted(
+        step_seconds=step,
+        step_seconds_low=step * 0.9,
+        step_seconds_high=step * 1.1,
+        limit="cpu",
+        second_limit="accelerator",
+        accelerator_utilization=0.5,
+        usd_per_hour=usd_per_hour,
+        usd_per_1000_steps=step * usd_per_hour * 1000 / 3600,
+        speedup=0.06 / step,
+        cost_change=0.0,
+    )
+
+
+def _decision(sha: str | None = None) -> Decision:
+    keep = Plan(action="keep", groups=(DNN,), predicted=_predicted(0.06, 0.05))
+    chosen = Plan(
+        action="heterogeneous",
+        groups=(DNN, DATA),
+        remote_share=0.7,
+        predicted=_predicted(0.03, 0.1),
+    )
+    return Decision(
+        workload_sha256=sha,
+        bottleneck="cpu",
+        action="heterogeneous",
+        plan=chosen,
+        plans=(chosen, keep),
+        prices=Prices(source="nominal"),
+        objective="time",
+        constraints=Constraints(),
+    )
+
+
+def _profile(sha: str | None = None) -> Profile:
+    return Profile(
+        workload_sha256=sha,
+        host=ProfiledHost(instance_type="local.c1"),
+        step=StepTerms(step_seconds=0.06, global_batch_size=64),
+    )
+
+
+def _training(
+    *,
+    status: Literal["succeeded", "failed", "stopped"] = "succeeded",
+    step: float = 0.033,
+    usd: float | None = None,
+    steps: int = 100,
+    groups: tuple[Group, ...] = (DNN, DATA),
+    sha: str | None = None,
+    **metrics: float,
+) -> Training:
+    measured = Measured(
+        step_seconds=step,
+        wait_seconds=0.0,
+        compute_seconds=step,
+        samples_per_second=2000,
+        steps=steps,
+        usd_per_1000_steps=usd,
+    )
+    return Training(
+        workload_sha256=sha,
+        status="failed"
+        if status == "failed"
+        else "stopped"
+        if status == "stopped"
+        else "succeeded",
+        groups=groups,
+        measured=measured,
+        metrics=metrics,
+        job=Job(platform="local", name="r1"),
+    )
+
+
+def _evaluate(training: Training, *gates: Gate) -> Evaluation:
+    return evaluate(
+        workload=_workload(*gates),
+        profile=_profile(),
+        decision=_decision(),
+        training=training,
+    )
+
+
+def _performance(training: Training) -> Performance:
+    found = _evaluate(training).performance
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("gate", "value", "passed"),
+    [
+        (Gate(metric="m", min=0.9), 0.9, True),
+        (Gate(metric="m", min=0.9), 0.89, False),
+        (Gate(metric="m", max=2.0), 2.0, True),
+        (Gate(metric="m", max=2.0), 2.1, False),
+        (Gate(metric="m", min=1.0, max=2.0), 1.5, True),
+        (Gate(metric="m", min=1.0, max=2.0), 0.5, False),
+    ],
+)
+def test_gate_holds_between_its_bounds(gate: Gate, value: float, passed: bool) -> None:
+    evaluation = _evaluate(_training(m=value), gate)
+    assert evaluation.passed is passed
+    assert evaluation.gates[0].passed is passed
+    assert evaluation.gates[0].value == value
+
+
+def test_metric_that_was_not_reported_fails_its_gate() -> None:
+    evaluation = _evaluate(_training(loss=0.1), Gate(metric="accuracy", min=0.9))
+    assert not evaluation.passed
+    assert (evaluation.gates[0].value, evaluation.gates[0].passed) == (None, False)
+    assert "not reported" in summary(evaluation)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_metric_that_is_no_number_fails_its_gate(value: float) -> None:
+    evaluation = _evaluate(_training(m=value), Gate(metric="m", min=0.9))
+    assert not evaluation.passed
+    to_json(evaluation)
+
+
+def test_one_failed_gate_fails_the_whole() -> None:
+    gates = (Gate(metric="a", min=0.5), Gate(metric="b", min=0.5))
+    evaluation = _evaluate(_training(a=0.6, b=0.4), *gates)
+    assert not evaluation.passed
+    assert [gate.passed for gate in evaluation.gates] == [True, False]
+
+
+@pytest.mark.parametrize("status", ["failed", "stopped"])
+def test_training_that_did_not_succeed_has_not_passed(status: Literal["failed", "stopped"]) -> None:
+    evaluation = _evaluate(_training(status=status, m=1.0), Gate(metric="m", min=0.9))
+    assert evaluation.gates[0].passed
+    assert not evaluation.passed
+    assert summary(evaluation).startswith("failed: the training did not succeed")
+
+
+def test_promise_is_held_against_the_outcome() -> None:
+    performance = _performance(_training(step=0.033))
+    assert performance.baseline.step_seconds == 0.06
+    assert performance.predicted is not None
+    assert performance.predicted.step_seconds == 0.03
+    assert performance.prediction_error == pytest.approx(0.1)
+    assert performance.speedup == pytest.approx(0.06 / 0.033)
+
+
+def test_cost_is_measured_or_follows_from_the_plans_price() -> None:
+    priced = _performance(_training(step=0.033, usd=0.002))
+    derived = _performance(_training(step=0.033))
+    assert priced.measured.usd_per_1000_steps == 0.002
+    assert derived.measured.usd_per_1000_steps == pytest.approx(0.033 * 0.1 / 3.6)
+    assert derived.cost_change == pytest.approx((0.033 * 0.1) / (0.06 * 0.05) - 1)
+
+
+def test_run_of_another_cluster_is_not_held_against_the_plan() -> None:
+    other = Group(name="data", role="data", instance_type="local.c1", count=2)
+    performance = _performance(_training(groups=(DNN, other)))
+    assert performance.predicted is None
+    assert performance.prediction_error is None
+    assert performance.cost_change is None
+
+
+def test_run_of_todays_cluster_is_held_against_keep() -> None:
+    performance = _performance(_training(groups=(DNN,), step=0.066))
+    assert performance.predicted is not None
+    assert performance.predicted.step_seconds == 0.06
+    assert performance.prediction_error == pytest.approx(0.1)
+
+
+def test_no_steps_means_no_performance() -> None:
+    assert _evaluate(_training(steps=0)).performance is None
+    assert _evaluate(_training(step=0.0)).performance is None
+
+
+@pytest.mark.parametrize("kind", ["profile", "decision", "training"])
+def test_record_of_another_workload_is_refused(kind: str) -> None:
+    workload, foreign = _workload(), "f" * 64
+    own = workload.digest()
+    with pytest.raises(UsageError, match=f"the {kind} was made for another workload"):
+        evaluate(
+            workload=workload,
+            profile=_profile(foreign if kind == "profile" else own),
+            decision=_decision(foreign if kind == "decision" else None),
+            training=_training(sha=foreign if kind == "training" else own),
+        )
+
+
+def test_records_of_this_workload_and_hand_made_ones_are_taken() -> None:
+    workload = _workload()
+    evaluation = evaluate(
+        workload=workload,
+        profile=_profile(workload.digest()),
+        decision=_decision(None),
+        training=_training(sha=workload.digest()),
+    )
+    assert evaluation.passed
+    assert evaluation.workload_sha256 == workload.digest()
+
+
+def test_text_gives_verdict_gates_and_three_step_times() -> None:
+    text = summary(_evaluate(_training(m=0.97), Gate(metric="m", min=0.9)))
+    lines = text.splitlines()
+    assert lines[0] == "passed: 1 of 1 gates held"
+    assert "0.97" in lines[1]
+    assert "at least 0.9" in lines[1]
+    assert [line.split()[0] for line in lines[3:6]] == ["baseline", "predicted", "measured"]
+    assert "1.82x as fast" in lines[-1]
+    assert "10.0% slower than predicted" in lines[-1]
+    assert max(map(len, lines)) <= 88

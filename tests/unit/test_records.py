@@ -1,0 +1,419 @@
+import functools
+import json
+import math
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stoker.errors import UsageError
+from stoker.records import (
+    RECORDS,
+    Constraints,
+    Decision,
+    Group,
+    Plan,
+    Prices,
+    Profile,
+    ProfiledHost,
+    Record,
+    StepTerms,
+    Workload,
+    json_schema,
+    nearest,
+    read_json,
+    sha256_of,
+    to_document,
+    to_json,
+    write_json,
+)
+from stoker.settings import read_workload
+
+_property = settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+
+
+# Strategies made from the records' own types, so that a new field is tested from its first day.
+
+
+def _values(hint: object) -> st.SearchStrategy[object]:
+    info = msgspec.inspect.type_info(hint)
+    return _of(info)
+
+
+def _of(info: msgspec.inspect.Type) -> st.SearchStrategy[object]:
+    inspect = msgspec.inspect
+    if isinstance(info, inspect.Metadata):
+        return _of(info.type)
+    if isinstance(info, inspect.NoneType):
+        return st.none()
+    if isinstance(info, inspect.BoolType):
+        return st.booleans()
+    if isinstance(info, inspect.LiteralType):
+        return st.sampled_from(info.values)
+    if isinstance(info, inspect.IntType):
+        low = info.ge if info.ge is not None else -(10**6)
+        return st.integers(min_value=low, max_value=info.le if info.le is not None else 10**9)
+    if isinstance(info, inspect.FloatType):
+        return _floats(info)
+    if isinstance(info, inspect.StrType):
+        return _texts(info)
+    if isinstance(info, inspect.UnionType):
+        return st.one_of([_of(child) for child in info.types])
+    if isinstance(info, inspect.VarTupleType):
+        return st.lists(_of(info.item_type), min_size=info.min_length or 0, max_size=3).map(tuple)
+    if isinstance(info, inspect.ListType):
+        return st.lists(_of(info.item_type), max_size=3)
+    if isinstance(info, inspect.DictType):
+        return st.dictionaries(_of(info.key_type), _of(info.value_type), max_size=3)
+    assert isinstance(info, inspect.StructType), info
+    return _records(info.cls)
+
+
+def _floats(info: msgspec.inspect.FloatType) -> st.SearchStrategy[object]:
+    low, is_open = (info.gt, True) if info.gt is not None else (info.ge, False)
+    return st.floats(
+        min_value=low, max_value=info.le, exclude_min=is_open, allow_nan=False, allow_infinity=False
+    )
+
+
+def _texts(info: msgspec.inspect.StrType) -> st.SearchStrategy[object]:
+    if info.pattern:
+        return st.from_regex(info.pattern, fullmatch=True)
+    return st.text(min_size=info.min_length or 0, max_size=min(info.max_length or 12, 12))
+
+
+@functools.cache
+def _records(kind: type) -> st.SearchStrategy[object]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    fields = {f.encode_name: _values(hints[f.name]) for f in msgspec.structs.fields(kind)}
+    return st.builds(kind, **fields)
+
+
+def _documents() -> Mapping[str, dict[str, object]]:
+    """A small valid document of each record."""
+    group = {"name": "dnn", "role": "dnn", "instance_type": "local.c1", "count": 1}
+    plan = {"action": "keep", "groups": [group]}
+    return {
+        "workload": {"name": "a-job", "command": ["python", "train.py"]},
+        "profile": {
+            "schema": "stoker.profile/v1",
+            "host": {"instance_type": "local.c1"},
+            "step": {"step_seconds": 0.5, "global_batch_size": 64},
+        },
+        "decision": {
+            "schema": "stoker.decision/v1",
+            "bottleneck": "cpu",
+            "action": "keep",
+            "plan": plan,
+            "plans": [plan],
+            "prices": {"source": "nominal"},
+            "objective": "cost",
+            "constraints": {},
+        },
+        "training": {
+            "schema": "stoker.training/v1",
+            "status": "succeeded",
+            "groups": [group],
+            "job": {"platform": "local", "name": "r1"},
+        },
+        "evaluation": {
+            "schema": "stoker.evaluation/v1",
+            "passed": True,
+            "performance": {
+                "baseline": {"step_seconds": 0.5},
+                "measured": {"step_seconds": 0.4},
+                "speedup": 1.25,
+            },
+        },
+    }
+
+
+def _write(folder: Path, document: object) -> Path:
+    file = folder / "record.json"
+    file.write_text(json.dumps(document), encoding="utf-8")
+    return file
+
+
+def _refusal(folder: Path, name: str, document: object) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        read_json(_write(folder, document), RECORDS[name])
+    return caught.value
+
+
+def _numbers(document: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    if isinstance(document, dict):
+        return [p for key, item in document.items() for p in _numbers(item, (*path, key))]
+    if isinstance(document, list):
+        return [p for at, item in enumerate(document) for p in _numbers(item, (*path, at))]
+    is_number = isinstance(document, int | float) and not isinstance(document, bool)
+    return [path] if is_number else []
+
+
+def _with(document: object, path: tuple[str | int, ...], value: object) -> object:
+    copy = json.loads(json.dumps(document))
+    target = copy
+    for step in path[:-1]:
+        target = target[step]
+    target[path[-1]] = value
+    return copy
+
+
+def _dotted(path: tuple[str | int, ...]) -> str:
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return text.lstrip(".")
+
+
+@pytest.mark.parametrize("name", list(RECORDS))
+@_property
+@given(data=st.data())
+def test_record_survives_its_file(
+    tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
+) -> None:
+    record = data.draw(_records(RECORDS[name]))
+    assert isinstance(record, Record)
+    file = tmp_path_factory.getbasetemp() / f"{name}.json"
+    file.write_text(to_json(record), encoding="utf-8")
+    assert read_json(file, RECORDS[name]) == record
+    assert sha256_of(read_json(file, RECORDS[name])) == sha256_of(record)
+
+
+@pytest.mark.parametrize("name", list(RECORDS))
+def test_small_documents_are_valid(tmp_path: Path, name: str) -> None:
+    record = read_json(_write(tmp_path, _documents()[name]), RECORDS[name])
+    assert to_document(record)["schema"] == f"stoker.{name}/v1"
+
+
+@pytest.mark.parametrize("name", list(RECORDS))
+def test_schema_accepts_what_is_written(name: str) -> None:
+    schema = json_schema(name)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    definitions = schema["$defs"]
+    assert isinstance(definitions, Mapping)
+    top = definitions[RECORDS[name].__name__]
+    assert isinstance(top, Mapping)
+    assert top["additionalProperties"] is False
+
+
+def test_schema_of_an_unknown_record_is_an_error_that_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match="did you mean profile"):
+        json_schema("profil")
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "key", "meant"),
+    [
+        ("profile", ("step",), "wait_second", "wait_seconds"),
+        ("profile", ("host",), "instance_typ", "instance_type"),
+        ("profile", (), "hosts", "host"),
+        ("decision", ("plan",), "remote_shar", "remote_share"),
+        ("decision", ("plans", 0), "feasable", "feasible"),
+        ("decision", ("plans", 0, "groups", 0), "worker_per_host", "workers_per_host"),
+        ("decision", ("constraints",), "max_usd_per_hours", "max_usd_per_hour"),
+        ("training", ("job",), "names", "name"),
+        ("training", ("groups", 0), "counts", "count"),
+        ("evaluation", ("performance",), "speed_up", "speedup"),
+        ("evaluation", ("performance", "measured"), "step_second", "step_seconds"),
+        ("workload", (), "comand", "command"),
+    ],
+)
+def test_unknown_key_names_its_path_and_the_nearest_known_one(
+    tmp_path: Path, name: str, path: tuple[str | int, ...], key: str, meant: str
+) -> None:
+    error = _refusal(tmp_path, name, _with(_documents()[name], (*path, key), 1))
+    assert error.what == f"unknown key {key}"
+    assert error.where.endswith(f"key {_dotted((*path, key))}")
+    assert error.fix == f"did you mean {meant}?"
+    assert error.exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["profile", "decision", "training", "evaluation"])
+@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_that_are_not_finite_are_refused_wherever_they_stand(
+    tmp_path: Path, name: str, literal: str
+) -> None:
+    for path in _numbers(_documents()[name]):
+        text = json.dumps(_with(_documents()[name], path, "HERE")).replace('"HERE"', literal)
+        file = tmp_path / "record.json"
+        file.write_text(text)
+        with pytest.raises(UsageError) as caught:
+            read_json(file, RECORDS[name])
+        assert f"key {_dotted(path)}" in caught.value.where
+
+
+@pytest.mark.parametrize("name", ["profile", "decision", "training", "evaluation"])
+def test_negative_numbers_are_refused_wherever_they_stand(tmp_path: Path, name: str) -> None:
+    paths = _numbers(_documents()[name])
+    assert paths
+    for path in paths:
+        error = _refusal(tmp_path, name, _with(_documents()[name], path, -1))
+        assert f"key {_dotted(path)}" in error.where
+        assert "-1" in error.what
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("step", "step_seconds"), 0),
+        (("step", "global_batch_size"), 0),
+        (("step", "global_batch_size"), 1.5),
+        (("step", "storage_bytes_per_second"), 0),
+        (("step", "step_seconds"), "0.5"),
+        (("step", "step_seconds"), None),
+        (("step", "step_seconds"), True),
+        (("step", "num_workers"), -1),
+        (("host", "instance_type"), ""),
+        (("host", "instance_type"), 7),
+        (("host", "count"), 0),
+        (("host", "vcpus"), 0),
+        (("observed",), {"cpu_utilization": 1.2}),
+        (("observed",), {"gpu_utilization": -0.1}),
+        (("spread",), {"step_seconds": {"low": -1, "high": 1, "samples": 2}}),
+        (("check",), {"predicted_step_seconds": 0.1, "error": 0.1, "explained": "yes"}),
+    ],
+)
+def test_wrong_value_of_a_profile_names_its_key(
+    tmp_path: Path, path: tuple[str, ...], value: object
+) -> None:
+    error = _refusal(tmp_path, "profile", _with(_documents()["profile"], path, value))
+    assert _dotted(path) in error.where
+    assert str(tmp_path) in error.where
+    assert error.what.startswith("expected")
+
+
+@pytest.mark.parametrize("name", ["profile", "decision", "training", "evaluation"])
+@pytest.mark.parametrize("schema", [None, "", "stoker.profile/v2", "stoker.workload/v1", 1])
+def test_other_schema_is_refused(tmp_path: Path, name: str, schema: object) -> None:
+    error = _refusal(tmp_path, name, {**_documents()[name], "schema": schema})
+    assert f"expected a record of schema stoker.{name}/v1" in error.what
+
+
+@pytest.mark.parametrize("name", list(RECORDS))
+@pytest.mark.parametrize("document", [[], 1, "text", None])
+def test_document_that_is_no_mapping_is_refused(
+    tmp_path: Path, name: str, document: object
+) -> None:
+    assert "expected a mapping" in _refusal(tmp_path, name, document).what
+
+
+@pytest.mark.parametrize("name", list(RECORDS))
+def test_missing_required_field_is_named(tmp_path: Path, name: str) -> None:
+    document = _documents()[name]
+    required = [f for f in msgspec.structs.fields(RECORDS[name]) if f.required]
+    assert required
+    for field in required:
+        less = {key: value for key, value in document.items() if key != field.name}
+        assert field.name in _refusal(tmp_path, name, less).what
+
+
+def test_text_that_is_not_json_is_refused_with_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    for text in ("", "{", '{"a": 1,}', "schema: x"):
+        file.write_text(text)
+        with pytest.raises(UsageError, match="not a JSON document") as caught:
+            read_json(file, Profile)
+        assert str(file) in caught.value.where
+
+
+def test_key_that_stands_there_twice_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    file.write_text('{"schema": "stoker.profile/v1", "schema": "stoker.profile/v1"}')
+    with pytest.raises(UsageError, match="stands there twice"):
+        read_json(file, Profile)
+
+
+def test_missing_and_unreadable_files_are_usage_errors(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such file"):
+        read_json(tmp_path / "none.json", Profile)
+    with pytest.raises(UsageError, match="cannot read"):
+        read_json(tmp_path, Profile)
+    binary = tmp_path / "binary.json"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="cannot read"):
+        read_json(binary, Profile)
+
+
+def test_what_is_not_known_is_left_out_of_the_file() -> None:
+    profile = Profile(
+        host=ProfiledHost(instance_type="local.c1"),
+        step=StepTerms(step_seconds=1.0, global_batch_size=1),
+    )
+    assert "null" not in to_json(profile)
+    assert "wait_seconds" not in to_json(profile)
+
+
+def test_writing_leaves_the_old_file_or_the_new_one_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "decision.json"
+    group = Group(name="dnn", role="dnn", instance_type="local.c1", count=1)
+    plan = Plan(action="keep", groups=(group,))
+    decision = Decision(
+        bottleneck="none",
+        action="keep",
+        plan=plan,
+        plans=(plan,),
+        prices=Prices(source="nominal"),
+        objective="cost",
+        constraints=Constraints(),
+    )
+    write_json(file, decision)
+    write_json(file, decision)
+    assert read_json(file, Decision) == decision
+    assert [path.name for path in file.parent.iterdir()] == ["decision.json"]
+
+
+def test_writing_into_a_file_as_a_folder_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write"):
+        write_json(tmp_path / "file" / "x.json", ProfiledHost(instance_type="x"))
+
+
+def test_number_that_is_not_finite_is_never_written() -> None:
+    step = StepTerms(step_seconds=math.inf, global_batch_size=1)
+    with pytest.raises(ValueError, match="Out of range"):
+        to_json(step)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key"),
+    [
+        ("name: a\ncommand: [x]\ntraining:\n  steps: many\n", 4, "training.steps"),
+        ("name: a\ncommand: [x]\nfeed:\n  creditz: 2\n", 4, "feed.creditz"),
+        ("name: a\ncommand: [x]\ngate:\n- metric: m\n  minn: 1\n", 5, "gate[0].minn"),
+        ("name: a\ncommand:\n- x\n- 7\n", 4, "command[1]"),
+        ("name: a\ncommand: [x]\nconstraints:\n  max_usd_per_hour: .nan\n", 4, "max_usd_per_hour"),
+        ("name: a\ncommand: [x]\nconstraints:\n  max_usd_per_hour: -1\n", 4, "max_usd_per_hour"),
+        ("name: Not A Name\ncommand: [x]\n", 1, "name"),
+        (
+            "name: a\ncommand: [x]\nchannels:\n  train:\n    uri: data\n    mod: File\n",
+            6,
+            "channels.train.mod",
+        ),
+    ],
+)
+def test_wrong_workload_names_line_and_key(tmp_path: Path, text: str, line: int, key: str) -> None:
+    file = tmp_path / "workload.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_workload(file)
+    assert f"{file}:{line}," in caught.value.where
+    assert key in caught.value.where
+
+
+def test_digest_of_a_workload_ignores_what_a_profile_does_not_depend_on() -> None:
+    workload = Workload(name="a", command=("x",))
+    budget = Workload(name="a", command=("x",), constraints=Constraints(max_usd_per_hour=1.0))
+    other = Workload(name="a", command=("y",))
+    assert workload.digest() == budget.digest()
+    assert workload.digest() != other.digest()
+
+
+def test_nearest_lists_all_where_nothing_is_near() -> None:
+    assert nearest("zzz", ["count", "name"]) == "known are: count, name"
