@@ -158,6 +158,19 @@ def test_a_follower_that_leaves_fails_the_run_unless_its_training_ended_well() -
         assert all(later.host != "f1" for later in group.expire(1000.0 + START))
 
 
+def test_followers_are_awaited_until_they_are_done_lost_or_absent() -> None:
+    group = members(followers=("f1", "f2", "f3"))
+    group.join(join("f1"), 0.0)
+    group.join(join("f2"), 0.0)
+    assert group.awaited_followers() == ("f1", "f2", "f3")
+    assert group.live_followers() == ("f1", "f2")
+    group.leave(Leave(host="f1", incarnation="a", exit_code=0))
+    group.expire(LEASE + 1)
+    assert group.awaited_followers() == ("f3",)
+    group.expire(START + 1)
+    assert group.awaited_followers() == ()
+
+
 def test_a_data_host_that_left_is_neither_there_nor_lost() -> None:
     group = members()
     group.join(join(), 0.0)

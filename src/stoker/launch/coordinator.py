@@ -105,7 +105,6 @@ class Coordinator:
         self._ending: queue.SimpleQueue[State] = queue.SimpleQueue()
         self._end: _End | None = None
         self._ended_agents: dict[str, float] = {}
-        self._followers_changed = threading.Condition()
         self._is_closing = threading.Event()
         self._unpack = Unpacker(ToCoordinator)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -157,12 +156,10 @@ class Coordinator:
         """Tells every launcher how the run ended; returns at once, only the first call counts."""
         self._ending.put(State(outcome=outcome, exit_code=exit_code, reason=reason[:4000]))
 
-    def wait_for_followers(self, timeout_seconds: float) -> bool:
-        """Waits until all followers have left or are lost; False if some are still there."""
-        with self._followers_changed:
-            return self._followers_changed.wait_for(
-                lambda: not self._members.live_followers(), timeout_seconds
-            )
+    def followers(self, *, live_only: bool) -> tuple[str, ...]:
+        """dnn hosts that are neither done nor lost; without `live_only` those to come, too."""
+        members = self._members
+        return members.live_followers() if live_only else members.awaited_followers()
 
     def close(self) -> None:
         """Ends the thread: after `end`, when all have said goodbye or their time is over.
@@ -294,8 +291,6 @@ class Coordinator:
                 self._ended_agents[change.host] = self._clock()
             if change.fails_the_run and self._end is None:
                 self._on_failure(change)
-            with self._followers_changed:
-                self._followers_changed.notify_all()
         if any(change.kind == "agent" and change.what != "absent" for change in changes):
             roster = self._members.roster(self._clock())
             for rank in self._ranks.values():

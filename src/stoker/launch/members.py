@@ -103,6 +103,14 @@ class Members:
         """Hosts that have never come."""
         return tuple(host for host, seat in self._seats.items() if seat.join is None)
 
+    def awaited_followers(self) -> tuple[str, ...]:
+        """dnn hosts that are there or may still come: neither done nor lost."""
+        return tuple(
+            host
+            for host, seat in self._seats.items()
+            if _follows(seat) and (seat.is_live or (seat.join is None and not seat.is_absent))
+        )
+
     def live_followers(self) -> tuple[str, ...]:
         """dnn hosts whose lease runs."""
         return tuple(h for h, seat in self._seats.items() if seat.is_live and _follows(seat))

@@ -1,7 +1,10 @@
 """The roles of a dnn host: leader and follower."""
 
+import dataclasses
 import os
+import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -17,6 +20,7 @@ from stoker.launch.supervise import (
     COMMAND_NOT_FOUND,
     Decided,
     Ending,
+    SignalReceived,
     resolve_program,
     supervise,
 )
@@ -26,8 +30,6 @@ from stoker.records import Event
 
 # A host is lost: the platform's code, for the training has none of its own.
 HOST_LOST = PlatformError.exit_code
-# When the leader's ranks are done, those of a follower are about to be.
-FOLLOWERS_END_SECONDS = 60.0
 # When the leader's ranks fail, the cause may be a follower's, which says so within a moment.
 FOLLOWERS_CAUSE_SECONDS = 3.0
 OWN_CAUSE_SECONDS = 3.0
@@ -56,9 +58,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         trainer = Trainer.of(run.settings, run.topology, run.environ)
         ending = _train(run, command, trainer, leader_ip=None)
         if coordinator:
-            coordinator.wait_for_followers(
-                FOLLOWERS_CAUSE_SECONDS if ending.exit_code else FOLLOWERS_END_SECONDS
-            )
+            ending = _await_followers(run, coordinator, ending, causes)
         outcome, code = _judge(run, ending, causes)
     except BaseException as err:
         if coordinator:
@@ -145,6 +145,28 @@ def _coordinator(run: HostRun, on_failure: Callable[[Change], None]) -> Coordina
         port=run.settings.port or run.coordinator_address[1],
         on_failure=on_failure,
     )
+
+
+def _await_followers(
+    run: HostRun, coordinator: Coordinator, ending: Ending, causes: Sequence[Change]
+) -> Ending:
+    """Waits for the other dnn hosts, which may have more to do, or be the cause of a failure.
+
+    After a good end each of them has until its lease ends, or the start deadline if it has not come
+    yet; after a failure FOLLOWERS_CAUSE_SECONDS. A signal ends the wait.
+    """
+    has_failed = ending.exit_code != 0
+    deadline = time.monotonic() + FOLLOWERS_CAUSE_SECONDS if has_failed else float("inf")
+    while coordinator.followers(live_only=has_failed) and time.monotonic() < deadline:
+        if causes or ending.signals:
+            break
+        try:
+            happening = run.inbox.get(timeout=0.1)
+        except queue.Empty:
+            continue
+        if isinstance(happening, SignalReceived):
+            return dataclasses.replace(ending, signals=(happening.number,))
+    return ending
 
 
 def _train(

@@ -154,7 +154,8 @@ def _guarded(function: "Callable[[], None]") -> None:
     try:
         function()
     except Exception as err:
-        sys.stderr.write(f"stoker: sitecustomize: {type(err).__name__}: {err}\n")
+        words = " ".join(str(err).split())
+        sys.stderr.write(f"stoker: sitecustomize: {type(err).__name__}: {words}\n")
 
 
 _guarded(_chain_on)

@@ -1,0 +1,115 @@
+"""What every platform promises; today there is the local one."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import UsageError
+from stoker.platforms import PLATFORMS, platform_named
+from stoker.platforms.base import JobSpec
+from stoker.platforms.local import SHARED_CORES, LocalPlatform
+from stoker.records import Group
+
+CORES = (0, 1, 2, 3)
+
+
+def group(role: str, kind: str = "local.c1", count: int = 1, name: str = "") -> Group:
+    return Group(name=name or role, role=role, instance_type=kind, count=count)  # type: ignore[arg-type]
+
+
+def job(*groups: Group, **changes: object) -> JobSpec:
+    spec = JobSpec(
+        name="mnist-1",
+        command=("python", "train.py"),
+        groups=groups or (group("dnn"), group("data", count=2)),
+        run_dir=Path("runs/mnist-1"),
+        channels={"train": "data/mnist"},
+    )
+    return dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
+
+
+def test_plan_is_pure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    platform = LocalPlatform(cores=CORES, environ={})
+    assert platform.plan(job()) == platform.plan(job())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plan_of_a_heterogeneous_job_is_as_it_was() -> None:
+    platform = LocalPlatform(cores=CORES, environ={})
+    described = platform.describe(platform.plan(job()))
+    assert described.pop("feed")
+    assert described == {
+        "platform": "local",
+        "name": "mnist-1",
+        "command": ["python", "train.py"],
+        "run_dir": "runs/mnist-1",
+        "hosts": [
+            {
+                "name": name,
+                "group": role,
+                "role": role,
+                "instance_type": "local.c1",
+                "cores": [core],
+                "processes": 1,
+            }
+            for name, role, core in (
+                ("algo-3", "dnn", 0),
+                ("algo-1", "data", 1),
+                ("algo-2", "data", 2),
+            )
+        ],
+        "channels": {"train": "data/mnist"},
+        "strategy": "auto",
+        "comparable": True,
+        "not_comparable_because": None,
+    }
+
+
+def test_hosts_get_cores_of_their_own_where_there_are_enough() -> None:
+    plan = LocalPlatform(cores=CORES, environ={}).plan(
+        job(group("dnn", "local.c2"), group("data", count=2))
+    )
+    assert [host.cores for host in plan.hosts] == [(0, 1), (2,), (3,)]
+    assert plan.not_comparable == ""
+
+
+@pytest.mark.parametrize("kind", ["local.c2", "ml.local.c2"])
+def test_hosts_that_must_share_cores_are_flagged(kind: str) -> None:
+    plan = LocalPlatform(cores=(4, 5), environ={}).plan(job(group("dnn", kind), group("data")))
+    assert [host.cores for host in plan.hosts] == [(4, 5), (4,)]
+    assert plan.not_comparable == SHARED_CORES
+
+
+def test_a_host_larger_than_the_machine_gets_all_of_it_and_is_flagged() -> None:
+    plan = LocalPlatform(cores=(0, 1), environ={}).plan(job(group("dnn", "local.c8")))
+    assert plan.hosts[0].cores == (0, 1)
+    assert plan.not_comparable == SHARED_CORES
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (job(group("dnn", "ml.p4d.24xlarge")), "no instance type ml.p4d.24xlarge"),
+        (job(group("dnn", "local.c0")), "no instance type local.c0"),
+        (job(group("data"), group("dnn")), "it comes first"),
+        (job(group("dnn"), group("dnn", name="more")), "exactly one dnn group"),
+        (job(group("dnn"), group("data", name="dnn")), "one name"),
+        (job(channels={"train": "s3://bucket/x"}), "reads folders, not s3://"),
+        (job(channels={"a/b": "x"}), "no name for a channel"),
+        (job(channel_groups={"train": ("gpu",)}), "there is no group gpu"),
+        (job(channel_groups={"test": ("dnn",)}), "there is no channel test"),
+        (job(name="../x"), "no name for a run"),
+        (job(command=()), "no command"),
+    ],
+)
+def test_a_job_that_cannot_run_is_refused_before_anything_starts(spec: JobSpec, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        LocalPlatform(cores=CORES, environ={}).plan(spec)
+
+
+def test_platforms_are_known_by_name() -> None:
+    assert [platform_named(name).name for name in PLATFORMS] == list(PLATFORMS)
+    with pytest.raises(UsageError, match="lunar"):
+        platform_named("lunar")

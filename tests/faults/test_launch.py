@@ -1,0 +1,422 @@
+"""It ends, always: real runs on the local platform, ended in all the ways a run can end."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stoker.errors import UsageError
+from support.local_job import (
+    LocalJob,
+    assert_nothing_left,
+    is_running,
+    marked_processes,
+    until,
+)
+
+pytestmark = pytest.mark.fault
+
+TELL = """
+import os, pathlib, signal, sys, time
+def tell(name, text="x"):
+    path = pathlib.Path(os.environ["STOKER_TEST_DIR"]) / name
+    path.with_suffix(".new").write_text(str(text))
+    path.with_suffix(".new").rename(path)
+def wait_for(name):
+    path = pathlib.Path(os.environ["STOKER_TEST_DIR"]) / name
+    while not path.exists():
+        time.sleep(0.02)
+"""
+STAY = TELL + "tell('ready', os.getpid()); time.sleep(300)\n"
+
+COLLECTIVE = (
+    TELL
+    + """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+total = torch.ones(1) * (rank + 1)
+dist.all_reduce(total)
+print(f"rank {rank} of {dist.get_world_size()} sums {total.item():g}", flush=True)
+"""
+)
+
+FEED = (
+    TELL
+    + """
+import torch
+from stoker import DataLoader
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 48
+    def __getitem__(self, index):
+        time.sleep(0.03)
+        return index, os.getpid()
+if __name__ == "__main__":
+    seen = []
+    for indices, pids in DataLoader(Slow(), batch_size=2, num_workers=0):
+        seen += indices.tolist()
+        tell("worker", pids[0].item())
+        if len(seen) == 16:
+            tell("sixteen")
+            wait_for("go")
+    print("exact", seen == list(range(48)), flush=True)
+"""
+)
+
+
+def test_a_normal_end_leaves_a_record_and_nothing_else(tmp_path: Path) -> None:
+    script = "import stoker; stoker.log_metrics(accuracy=0.97); print('done')"
+    with LocalJob(tmp_path, script) as job:
+        end = job.end()
+        assert (end.status, end.exit_code, end.failure) == ("succeeded", 0, None)
+        assert end.output_dir == job.base_dir(job.leader) / "output" / "data"
+        training = job.training()
+        assert (training.status, training.exit_code, training.failure) == ("succeeded", 0, None)
+        assert training.metrics == {"accuracy": 0.97}
+        assert [(h.host, h.group, h.rank) for h in training.hosts] == [("algo-1", "dnn", 0)]
+        assert training.job.platform == "local"
+        assert job.failure_file() is None
+
+
+def test_an_error_in_training_keeps_its_traceback_and_code(tmp_path: Path) -> None:
+    with LocalJob(tmp_path, "def step():\n    raise ValueError('broken at 7')\nstep()\n") as job:
+        end = job.end()
+        assert (end.status, end.exit_code) == ("failed", 1)
+        failure = job.training().failure
+        assert failure is not None
+        assert "ValueError: broken at 7" in failure
+        assert "in step" in failure
+        assert job.failure_file() == failure[:1024]
+        assert end.failure == failure
+
+
+def test_the_commands_own_exit_code_and_last_words_are_kept(tmp_path: Path) -> None:
+    script = "import sys; print('the last words', file=sys.stderr); sys.exit(9)"
+    with LocalJob(tmp_path, script) as job:
+        assert job.end().exit_code == 9
+        training = job.training()
+        assert training.exit_code == 9
+        assert "the last words" in (training.failure or "")
+
+
+def test_a_command_that_is_not_found_is_three_lines_and_127(tmp_path: Path) -> None:
+    with LocalJob(tmp_path, ("no-such-program", "x"), data=1) as job:
+        end = job.end()
+        assert (end.status, end.exit_code) == ("failed", 127)
+        failure = end.failure or ""
+        assert "command not found: no-such-program" in failure
+        assert "where:" in failure
+        assert "try:" in failure
+
+
+def test_a_killed_trainer_fails_the_run_with_137(tmp_path: Path) -> None:
+    with LocalJob(tmp_path, STAY) as job:
+        job.kill(int(job.wait_for_file("ready")))
+        end = job.end()
+        assert (end.status, end.exit_code) == ("failed", 137)
+        assert "signal 9" in (end.failure or "")
+
+
+def test_a_killed_leader_launcher_fails_the_run_and_takes_its_trainer_along(
+    tmp_path: Path,
+) -> None:
+    with LocalJob(tmp_path, STAY, data=1) as job:
+        trainer = int(job.wait_for_file("ready"))
+        job.wait_for_log("algo-1", "host_is_welcome")
+        job.kill(job.run.launchers[job.leader])
+        until(lambda: not is_running(trainer), what="the trainer ends with its launcher")
+        end = job.end()
+        assert end.status == "failed"
+        assert job.leader in (end.failure or "")
+        assert "signal 9" in (end.failure or "")
+        # The data host noticed by its lease, not by being killed.
+        assert "was silent for more than 2 s" in job.log("algo-1")
+        assert end.data_group_release_seconds is not None
+
+
+def test_what_the_command_leaves_behind_is_ended(tmp_path: Path) -> None:
+    script = TELL + (
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0:\n"
+        "        signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "        tell('left', os.getpid()); time.sleep(300)\n"
+        "    os._exit(0)\n"
+        "wait_for('left')\n"
+    )
+    with LocalJob(tmp_path, script) as job:
+        assert job.end().status == "succeeded"
+        assert not is_running(int((tmp_path / "left").read_text()))
+
+
+def test_training_goes_on_when_a_data_worker_is_killed(tmp_path: Path) -> None:
+    with LocalJob(tmp_path, FEED, data=1) as job:
+        job.wait_for_file("sixteen")
+        job.kill(int(job.wait_for_file("worker")))
+        (tmp_path / "go").write_text("x")
+        end = job.end()
+        assert end.status == "succeeded", end.failure
+        assert "exact True" in job.log(job.leader)
+
+
+def test_training_goes_on_when_a_whole_data_host_is_killed(tmp_path: Path) -> None:
+    with LocalJob(tmp_path, FEED, data=2) as job:
+        job.wait_for_file("sixteen")
+        for pid in job.processes("algo-1"):
+            job.kill(pid)
+        (tmp_path / "go").write_text("x")
+        end = job.end()
+        assert end.status == "succeeded", end.failure
+        assert "exact True" in job.log(job.leader)
+        events = [event for event in job.training().events if event.host == "algo-1"]
+        assert any("signal 9" in event.what for event in events)
+
+
+def test_killing_only_the_launcher_of_a_data_host_ends_all_of_that_host(tmp_path: Path) -> None:
+    with LocalJob(tmp_path, FEED, data=2) as job:
+        job.wait_for_file("sixteen")
+        pids = job.processes("algo-2")
+        assert len(pids) > 1
+        job.kill(job.run.launchers["algo-2"])
+        until(lambda: not any(map(is_running, pids)), what="the data host is gone")
+        (tmp_path / "go").write_text("x")
+        assert job.end().status == "succeeded"
+        assert "exact True" in job.log(job.leader)
+
+
+def test_data_hosts_end_with_the_training_and_their_release_is_measured(tmp_path: Path) -> None:
+    with LocalJob(tmp_path, FEED, data=2) as job:
+        (tmp_path / "go").write_text("x")
+        end = job.end()
+        assert end.status == "succeeded", end.failure
+        training = job.training()
+        assert training.data_group_release_seconds == end.data_group_release_seconds
+        assert end.data_group_release_seconds is not None
+        assert end.data_group_release_seconds < 10
+        joined = {event.host for event in training.events if event.what == "agent joined"}
+        assert joined == {"algo-1", "algo-2"}
+        assert [(h.host, h.rank) for h in training.hosts] == [
+            ("algo-3", 0),
+            ("algo-1", None),
+            ("algo-2", None),
+        ]
+        assert training.measured is not None
+        assert training.measured.steps == 24
+
+
+@pytest.mark.parametrize(("dnn", "processes"), [(1, 2), (2, 1)])
+def test_ranks_of_one_and_of_two_hosts_meet_in_a_collective(
+    tmp_path: Path, dnn: int, processes: int
+) -> None:
+    with LocalJob(tmp_path, COLLECTIVE, dnn=dnn, processes=processes) as job:
+        end = job.end()
+        assert end.status == "succeeded", end.failure
+        logs = "".join(job.log(host.name) for host in job.request.hosts)
+        assert "rank 0 of 2 sums 3" in logs
+        assert "rank 1 of 2 sums 3" in logs
+        assert job.training().strategy == "torchrun"
+        assert [host.rank for host in job.training().hosts] == list(range(dnn))
+
+
+@pytest.mark.parametrize(("dnn", "processes"), [(1, 2), (2, 1)])
+def test_the_rank_that_failed_first_gives_the_code_and_the_traceback(
+    tmp_path: Path, dnn: int, processes: int
+) -> None:
+    script = COLLECTIVE + (
+        "if rank == 1:\n"
+        "    import traceback\n"
+        "    try:\n"
+        "        raise LookupError('only rank one')\n"
+        "    except LookupError:\n"
+        "        traceback.print_exc()\n"
+        "        sys.exit(7)\n"
+        "dist.barrier()\n"
+    )
+    with LocalJob(tmp_path, script, dnn=dnn, processes=processes) as job:
+        end = job.end()
+        assert (end.status, end.exit_code) == ("failed", 7)
+        assert "LookupError: only rank one" in (end.failure or "")
+        assert (end.failure or "").startswith("rank 1 on ")
+
+
+def test_an_uncaught_error_of_one_rank_is_told_from_its_consequences(tmp_path: Path) -> None:
+    script = COLLECTIVE + "if rank == 1:\n    raise LookupError('rank one')\ndist.barrier()\n"
+    with LocalJob(tmp_path, script, processes=2) as job:
+        end = job.end()
+        assert (end.status, end.exit_code) == ("failed", 1)
+        assert (end.failure or "").startswith("rank 1 on algo-1: LookupError: rank one\n")
+
+
+def test_a_killed_follower_launcher_fails_the_run_and_is_named(tmp_path: Path) -> None:
+    script = TELL + "tell('ready-' + os.environ['RANK'], os.getpid()); time.sleep(300)\n"
+    with LocalJob(tmp_path, script, dnn=2) as job:
+        for rank in (0, 1):
+            job.wait_for_file(f"ready-{rank}")
+        follower = job.request.hosts[1].name
+        job.wait_for_log(job.leader, "host_joined")
+        job.kill(job.run.launchers[follower])
+        end = job.end()
+        assert end.status == "failed"
+        assert f"dnn host {follower} was lost" in (end.failure or "")
+
+
+def test_a_killed_rank_of_a_follower_fails_the_run_with_its_code(tmp_path: Path) -> None:
+    script = TELL + "tell('ready-' + os.environ['RANK'], os.getpid()); time.sleep(300)\n"
+    with LocalJob(tmp_path, script, dnn=2) as job:
+        job.wait_for_file("ready-0")
+        job.kill(int(job.wait_for_file("ready-1")))
+        end = job.end()
+        assert (end.status, end.exit_code) == ("failed", 137)
+        assert "rank 1" in (end.failure or "")
+
+
+SAVING = (
+    TELL
+    + """
+def save(number, frame):
+    tell("saved", number)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+tell("ready", os.getpid())
+time.sleep(300)
+"""
+)
+
+
+def test_stop_lets_the_trainer_save_its_state(tmp_path: Path) -> None:
+    with LocalJob(tmp_path, SAVING, data=1) as job:
+        job.wait_for_file("ready")
+        job.run.stop()
+        end = job.end()
+        assert (end.status, end.exit_code) == ("stopped", 0)
+        assert (tmp_path / "saved").read_text() == str(int(signal.SIGTERM))
+        assert job.training().status == "stopped"
+        job.run.stop()
+
+
+def test_a_second_sigterm_does_not_wait_for_a_trainer_that_ignores_the_first(
+    tmp_path: Path,
+) -> None:
+    script = TELL + (
+        "signal.signal(signal.SIGTERM, lambda *_: tell('ignored'))\n"
+        "tell('ready', os.getpid())\n"
+        "while True: time.sleep(1)\n"
+    )
+    with LocalJob(tmp_path, script) as job:
+        job.wait_for_file("ready")
+        launcher = job.run.launchers[job.leader]
+        job.kill(launcher, signal.SIGTERM)
+        job.wait_for_file("ignored")
+        job.kill(launcher, signal.SIGTERM)
+        end = job.end()
+        assert end.status == "stopped"
+        assert job.training().exit_code == 137
+
+
+DRIVER = """
+import sys, pathlib
+sys.path.insert(0, {root!r})
+from support.local_job import LocalJob
+job = LocalJob(pathlib.Path({tmp!r}), pathlib.Path({tmp!r}, "script.py").read_text(), data=1)
+try:
+    with job:
+        job.end()
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def driver(tmp_path: Path) -> "subprocess.Popen[bytes]":
+    """A process of its own that runs the script in `tmp_path` on the local platform."""
+    root = str(Path(__file__).parents[1])
+    (tmp_path / "script.py").write_text(STAY)
+    code = DRIVER.format(root=root, tmp=str(tmp_path))
+    return subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+
+
+def test_ctrl_c_leaves_nothing_running(tmp_path: Path) -> None:
+    process = driver(tmp_path)
+    try:
+        until((tmp_path / "ready").exists, what="the training runs")
+        pids = marked_processes(tmp_path / "run")
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+        process.wait()
+    assert len(pids) > 2
+    assert_nothing_left(tmp_path / "run", pids)
+
+
+def test_a_killed_platform_takes_its_hosts_along(tmp_path: Path) -> None:
+    process = driver(tmp_path)
+    try:
+        until((tmp_path / "ready").exists, what="the training runs")
+        pids = marked_processes(tmp_path / "run")
+    finally:
+        process.kill()
+        process.wait()
+    until(lambda: not marked_processes(tmp_path / "run"), what="the hosts end")
+    assert len(pids) > 2
+    assert not any(map(is_running, pids))
+
+
+def test_a_killed_torchrun_takes_its_ranks_along(tmp_path: Path) -> None:
+    script = TELL + "tell('ready-' + os.environ['RANK'], os.getpid()); time.sleep(300)\n"
+    with LocalJob(tmp_path, script, processes=2) as job:
+        ranks = [int(job.wait_for_file(f"ready-{rank}")) for rank in (0, 1)]
+        job.kill(psutil.Process(ranks[0]).ppid())
+        end = job.end()
+        assert (end.status, end.exit_code) == ("failed", 137)
+        assert not any(map(is_running, ranks))
+
+
+def test_a_channel_goes_to_the_groups_that_it_names(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "one").write_text("1")
+    script = "import os; print('found', os.listdir(os.environ['SM_CHANNEL_TRAIN']))"
+    with LocalJob(
+        tmp_path,
+        script,
+        data=1,
+        channels={"train": str(tmp_path / "images"), "more": f"file://{tmp_path}/images"},
+        channel_groups={"more": ("data",)},
+    ) as job:
+        assert job.end().status == "succeeded"
+        assert "found ['one']" in job.log(job.leader)
+        assert not (job.base_dir(job.leader) / "input" / "data" / "more").exists()
+        assert (job.base_dir("algo-1") / "input" / "data" / "more" / "one").exists()
+
+
+def test_a_missing_channel_folder_is_said_before_anything_starts(tmp_path: Path) -> None:
+    job = LocalJob(tmp_path, "pass", channels={"train": str(tmp_path / "nowhere")})
+    with pytest.raises(UsageError, match="no such folder"):
+        job.__enter__()
+    assert not (tmp_path / "run" / "token").exists()
+
+
+def test_lines_of_all_hosts_come_while_they_run_and_end_with_the_run(tmp_path: Path) -> None:
+    script = TELL + "print('one'); wait_for('go'); print('two', end='')"
+    with LocalJob(tmp_path, script, data=1) as job:
+        texts = []
+        for line in job.run.lines():
+            texts.append((line.group, line.text))
+            if line.text == "one":
+                (tmp_path / "go").write_text("x")
+        assert ("dnn", "one") in texts
+        assert ("dnn", "two") in [(group, text[:3]) for group, text in texts]
+        assert any(group == "data" for group, _ in texts)
+        assert job.end().status == "succeeded"
+
+
+def test_output_is_passed_on_unchanged(tmp_path: Path) -> None:
+    script = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 1000)"
+    with LocalJob(tmp_path, script) as job:
+        assert job.end().status == "succeeded"
+        log = (job.spec.run_dir / "logs" / f"dnn-{job.leader}.log").read_bytes()
+        assert bytes(range(256)) * 1000 in log

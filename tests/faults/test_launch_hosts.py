@@ -1,0 +1,197 @@
+"""`stoker launch` on hosts that SageMaker describes: no platform around, one launcher a host."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from stoker.feed.security import new_token
+from stoker.platforms.processes import free_ports
+from support.local_job import (
+    assert_nothing_left,
+    is_running,
+    marked_processes,
+    resource_config,
+    until,
+)
+
+pytestmark = pytest.mark.fault
+
+# Hosts of a group need not be sorted, and the leader need not be algo-1.
+GROUPS = {"gpu": ["algo-3", "algo-1"], "data_group": ["algo-2"]}
+SAY = (
+    "import os, sys; print('host', os.environ['SM_CURRENT_HOST'], 'of',"
+    " os.environ['SM_CURRENT_INSTANCE_GROUP'], 'got', sys.argv[1:], flush=True)"
+)
+WAIT = (
+    "import os, pathlib, time; pathlib.Path(os.environ['HERE'], os.environ['STOKER_HOST'])"
+    ".write_text(str(os.getpid())); time.sleep(300)"
+)
+
+
+class Hosts:
+    """Launchers of hosts as SageMaker would start them, with one loopback port each."""
+
+    def __init__(self, tmp_path: Path, groups: Mapping[str, list[str]]) -> None:
+        self.tmp_path = tmp_path
+        self.groups = groups
+        self.started: dict[str, subprocess.Popen[bytes]] = {}
+        self.pids: set[int] = set()
+        taken: set[int] = set()
+        self._ports = {h: free_ports(taken) for hosts in groups.values() for h in hosts}
+        (tmp_path / "secret").write_text(new_token())
+
+    def start(self, host: str, code: str, **environ: str) -> None:
+        base = self.tmp_path / "hosts" / host
+        (base / "input" / "config").mkdir(parents=True)
+        config = base / "input" / "config"
+        (config / "resourceconfig.json").write_text(resource_config(host, self.groups))
+        (config / "hyperparameters.json").write_text('{"epochs": "2"}')
+        leader = next(hosts[0] for name, hosts in self.groups.items() if name == "gpu")
+        variables = {
+            "PATH": os.environ["PATH"],
+            "TRAINING_JOB_NAME": "job-1",
+            "SAGEMAKER_BASE_DIR": str(base),
+            "STOKER_BASE_DIR": str(base),
+            "STOKER_TOKEN_FILE": str(self.tmp_path / "secret"),
+            "STOKER_ADVERTISE": "127.0.0.1",
+            "STOKER_PORT": str(self._ports[host]),
+            "STOKER_COORDINATOR": f"127.0.0.1:{self._ports[leader]}",
+            "STOKER_STRATEGY": "plain",
+            "STOKER_WORKERS": '{"data": 1}',
+            "STOKER_FEED": '{"lease_seconds": 1.5, "start_deadline_seconds": 60}',
+            "HERE": str(self.tmp_path),
+        }
+        command = [sys.executable, "-m", "stoker.launch", "--", "python", "-c", code]
+        with (self.tmp_path / f"{host}.log").open("wb") as log:
+            self.started[host] = subprocess.Popen(
+                command, env=variables | environ, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def code(self, host: str) -> int:
+        return self.started[host].wait(60)
+
+    def log(self, host: str) -> str:
+        return (self.tmp_path / f"{host}.log").read_text(errors="replace")
+
+    def wait_for(self, name: str) -> int:
+        path = self.tmp_path / name
+        until(lambda: path.exists() and path.read_text() != "", what=f"{name} is written")
+        self.pids |= marked_processes(self.tmp_path / "hosts")
+        return int(path.read_text())
+
+    def wait_for_log(self, host: str, words: str) -> None:
+        until(lambda: words in self.log(host), what=f"{host} logs {words}")
+
+    def output(self, host: str) -> Path:
+        return self.tmp_path / "hosts" / host / "output"
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    hosts = Hosts(tmp_path, GROUPS)
+    try:
+        yield hosts
+    finally:
+        for process in hosts.started.values():
+            process.kill()
+            process.wait()
+    until(lambda: not marked_processes(tmp_path / "hosts"), what="all ends with the launchers")
+    assert_nothing_left(tmp_path, hosts.pids)
+
+
+def test_hosts_play_their_roles_and_all_end_well(hosts: Hosts) -> None:
+    for host in ("algo-2", "algo-1", "algo-3"):
+        hosts.start(host, SAY)
+    assert [hosts.code(host) for host in ("algo-1", "algo-2", "algo-3")] == [0, 0, 0]
+    assert "host algo-3 of gpu got ['--epochs', '2']" in hosts.log("algo-3")
+    assert "host algo-1 of gpu got ['--epochs', '2']" in hosts.log("algo-1")
+    assert "got" not in hosts.log("algo-2")
+    record = json.loads((hosts.output("algo-3") / "data/stoker/training.json").read_text())
+    assert record["job"] == {"platform": "sagemaker", "name": "job-1"}
+    assert [host["host"] for host in record["hosts"]] == ["algo-3", "algo-1", "algo-2"]
+    assert not (hosts.output("algo-1") / "data/stoker/training.json").exists()
+
+
+def test_the_leader_waits_for_followers_that_have_more_to_do(hosts: Hosts) -> None:
+    hosts.start("algo-3", SAY)
+    hosts.start("algo-2", SAY)
+    hosts.wait_for_log("algo-3", "command_ended")
+    hosts.start("algo-1", "import time; time.sleep(2.5); " + SAY)
+    assert [hosts.code(host) for host in ("algo-1", "algo-2", "algo-3")] == [0, 0, 0]
+    assert "host algo-1 of gpu" in hosts.log("algo-1")
+
+
+def test_a_failing_follower_ends_all_hosts_and_data_hosts_end_with_0(hosts: Hosts) -> None:
+    hosts.start("algo-3", WAIT)
+    hosts.start("algo-2", WAIT)
+    hosts.wait_for("algo-3")
+    hosts.start("algo-1", "raise OSError('no disk')")
+    assert [hosts.code(host) for host in ("algo-1", "algo-3", "algo-2")] == [1, 1, 0]
+    for host in ("algo-1", "algo-3"):
+        assert "OSError: no disk" in (hosts.output(host) / "failure").read_text()
+    assert not (hosts.output("algo-2") / "failure").exists()
+
+
+def test_a_data_host_ends_with_0_when_the_leader_is_killed(hosts: Hosts) -> None:
+    for host in GROUPS["gpu"] + GROUPS["data_group"]:
+        hosts.start(host, WAIT)
+    trainers = [hosts.wait_for("algo-1"), hosts.wait_for("algo-3")]
+    hosts.wait_for_log("algo-2", "host_is_welcome")
+    hosts.started["algo-3"].kill()
+    assert hosts.code("algo-2") == 0
+    assert hosts.code("algo-1") == 4
+    assert not any(map(is_running, trainers))
+
+
+def test_a_data_host_that_nobody_ever_calls_ends_with_5(hosts: Hosts) -> None:
+    quick = '{"lease_seconds": 1.5, "start_deadline_seconds": 1}'
+    hosts.start("algo-2", WAIT, STOKER_FEED=quick)
+    assert hosts.code("algo-2") == 5
+    assert "did not answer within 1 s" in hosts.log("algo-2")
+
+
+def test_a_data_host_that_is_asked_to_stop_drains_and_tells_the_leader(hosts: Hosts) -> None:
+    for host in GROUPS["gpu"] + GROUPS["data_group"]:
+        hosts.start(host, WAIT)
+    hosts.wait_for("algo-1")
+    hosts.wait_for_log("algo-2", "host_is_welcome")
+    hosts.started["algo-2"].send_signal(signal.SIGTERM)
+    assert hosts.code("algo-2") == 143
+    hosts.wait_for_log("algo-3", "host_left")
+    assert "command_ended" not in hosts.log("algo-3")
+
+
+def test_sigterm_to_all_hosts_stops_all(hosts: Hosts) -> None:
+    for host in GROUPS["gpu"] + GROUPS["data_group"]:
+        hosts.start(host, WAIT)
+    hosts.wait_for("algo-1")
+    hosts.wait_for("algo-3")
+    hosts.wait_for_log("algo-2", "host_is_welcome")
+    for process in hosts.started.values():
+        process.send_signal(signal.SIGTERM)
+    assert hosts.code("algo-3") == 143
+    assert hosts.code("algo-1") == 143
+    assert hosts.code("algo-2") in (0, 143)
+    record = json.loads((hosts.output("algo-3") / "data/stoker/training.json").read_text())
+    assert record["status"] == "stopped"
+
+
+def test_a_data_group_without_a_token_is_a_usage_error(hosts: Hosts) -> None:
+    hosts.start("algo-3", SAY, STOKER_TOKEN_FILE="")
+    assert hosts.code("algo-3") == 2
+    assert "STOKER_TOKEN_FILE" in hosts.log("algo-3")
+    assert "token" in (hosts.output("algo-3") / "failure").read_text()
+
+
+def test_another_runs_host_is_refused(hosts: Hosts) -> None:
+    hosts.start("algo-3", WAIT)
+    hosts.wait_for("algo-3")
+    hosts.start("algo-2", WAIT, TRAINING_JOB_NAME="job-2")
+    assert hosts.code("algo-2") == 5
+    assert "this is run job-1, not job-2" in hosts.log("algo-2")

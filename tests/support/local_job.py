@@ -1,0 +1,210 @@
+"""A local run for tests: scripts of their own, and a check that nothing of it is left."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from stoker.platforms.base import JobEnd, JobSpec
+from stoker.platforms.local import LocalPlatform
+from stoker.records import FeedSettings, Group, Training, read_json
+
+DEADLINE_SECONDS = 60.0
+# Short, so that a lost launcher is noticed soon.
+QUICK = FeedSettings(lease_seconds=2.0)
+
+
+def until(condition: Callable[[], bool], *, what: str) -> None:
+    """Waits for a condition; fails with `what` after DEADLINE_SECONDS."""
+    end = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < end, f"in vain: {what}"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def marked_processes(base_dir: Path) -> set[int]:
+    """Running processes whose STOKER_BASE_DIR is `base_dir` or below it."""
+    marker = f"\0STOKER_BASE_DIR={base_dir}".encode()
+    found = set()
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):
+            if marker in b"\0" + Path(f"/proc/{pid}/environ").read_bytes() and is_running(pid):
+                found.add(pid)
+    return found
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
+
+
+def assert_nothing_left(run_dir: Path, pids: set[int]) -> None:
+    """No process, port, shared memory or token of the run in `run_dir` is left."""
+    left = marked_processes(run_dir) | {pid for pid in pids if is_running(pid)}
+    assert not left, [psutil.Process(pid).cmdline() for pid in left]
+    logs = "\n".join(path.read_text(errors="replace") for path in run_dir.rglob("*.log"))
+    ports = re.findall(r"endpoint=tcp://127\.0\.0\.1:(\d+)|agent_listens port=(\d+)", logs)
+    for port in {int(a or b) for a, b in ports}:
+        assert not is_listening(port), f"port {port} is still bound"
+    shared = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
+    theirs = [n for n in shared if set(map(int, re.findall(r"\d+", n)[:1])) & pids]
+    assert not theirs, f"shared memory is left: {theirs}"
+    assert not (run_dir / "token").exists()
+
+
+class LocalJob:
+    """A run of a script on the local platform; ended and checked when the context ends.
+
+    The script finds STOKER_TEST_DIR in its environment, for files that tell the test where it is.
+    """
+
+    def __init__(
+        self,
+        tmp_path: Path,
+        script: str | Sequence[str],
+        *,
+        dnn: int = 1,
+        data: int = 0,
+        processes: int | None = None,
+        arguments: Sequence[str] = (),
+        channels: Mapping[str, str] | None = None,
+        channel_groups: Mapping[str, tuple[str, ...]] | None = None,
+        feed: FeedSettings = QUICK,
+        replace_dataloader: bool = False,
+    ) -> None:
+        self.tmp_path = tmp_path
+        if isinstance(script, str):
+            (tmp_path / "script.py").write_text(script)
+            command: tuple[str, ...] = ("python", str(tmp_path / "script.py"), *arguments)
+        else:
+            command = tuple(script)
+        groups = [
+            Group(
+                name="dnn",
+                role="dnn",
+                instance_type="local.c1",
+                count=dnn,
+                processes_per_host=processes,
+            )
+        ]
+        if data:
+            groups.append(
+                Group(
+                    name="data",
+                    role="data",
+                    instance_type="local.c1",
+                    count=data,
+                    workers_per_host=1,
+                )
+            )
+        self.spec = JobSpec(
+            name="test-run",
+            command=command,
+            groups=tuple(groups),
+            run_dir=tmp_path / "run",
+            channels=channels or {},
+            channel_groups=channel_groups or {},
+            environment={"STOKER_TEST_DIR": str(tmp_path)},
+            feed=feed,
+            replace_dataloader=replace_dataloader,
+        )
+        self.pids: set[int] = set()
+
+    def __enter__(self) -> "LocalJob":
+        platform = LocalPlatform()
+        self.request = platform.plan(self.spec)
+        self.run = platform.submit(self.request)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run.stop()
+        assert_nothing_left(self.spec.run_dir, self.pids)
+
+    @property
+    def leader(self) -> str:
+        return self.request.leader.name
+
+    def base_dir(self, host: str) -> Path:
+        return self.spec.run_dir / "hosts" / host
+
+    def processes(self, host: str) -> set[int]:
+        found = marked_processes(self.base_dir(host))
+        self.pids |= found
+        return found
+
+    def wait_for_file(self, name: str) -> str:
+        """The text of a file that the script writes."""
+        path = self.tmp_path / name
+        until(lambda: path.exists() and path.read_text() != "", what=f"{name} is written")
+        for host in self.request.hosts:
+            self.processes(host.name)
+        return path.read_text()
+
+    def wait_for_log(self, host: str, words: str) -> None:
+        group = next(h.group for h in self.request.hosts if h.name == host)
+        path = self.spec.run_dir / "logs" / f"{group}-{host}.log"
+        until(
+            lambda: path.exists() and words in path.read_text(errors="replace"),
+            what=f"{host} logs {words}",
+        )
+        for each in self.request.hosts:
+            self.processes(each.name)
+
+    def log(self, host: str) -> str:
+        group = next(h.group for h in self.request.hosts if h.name == host)
+        return (self.spec.run_dir / "logs" / f"{group}-{host}.log").read_text(errors="replace")
+
+    def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
+        os.kill(pid, number)
+
+    def end(self) -> JobEnd:
+        return self.run.wait()
+
+    def training(self) -> Training:
+        return read_json(
+            self.base_dir(self.leader) / "output" / "data" / "stoker" / "training.json", Training
+        )
+
+    def failure_file(self) -> str | None:
+        path = self.base_dir(self.leader) / "output" / "failure"
+        return path.read_text() if path.exists() else None
+
+
+def resource_config(host: str, groups: Mapping[str, Sequence[str]]) -> str:
+    """A resourceconfig.json of SageMaker's shape."""
+    return json.dumps(
+        {
+            "current_host": host,
+            "current_instance_type": "ml.c5.xlarge",
+            "current_group_name": next(g for g, hosts in groups.items() if host in hosts),
+            "hosts": sorted(h for hosts in groups.values() for h in hosts),
+            "instance_groups": [
+                {
+                    "instance_group_name": name,
+                    "instance_type": "ml.c5.xlarge",
+                    "hosts": list(hosts),
+                }
+                for name, hosts in groups.items()
+            ],
+            "network_interface_name": "lo",
+        }
+    )
