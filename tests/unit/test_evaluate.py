@@ -95,11 +95,7 @@ def _training(
     )
     return Training(
         workload_sha256=sha,
-        status="failed"
-        if status == "failed"
-        else "stopped"
-        if status == "stopped"
-        else "succeeded",
+        status=status,
         groups=groups,
         measured=measured,
         metrics=metrics,
