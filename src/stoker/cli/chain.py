@@ -146,6 +146,7 @@ def _steps(chain: _Chain) -> tuple[int, Evaluation | None]:
             feed=workload.feed,
             today=date.today(),
             workload_sha256=workload.digest(),
+            processes_per_host=todays_cluster(workload).dnn.processes_per_host,
         ),
         decision_words,
     )

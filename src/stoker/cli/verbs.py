@@ -109,6 +109,7 @@ def decide_command(
         extra_clusters=asked,
         today=today,
         workload_sha256=profile.workload_sha256,
+        processes_per_host=workload.cluster.dnn.processes_per_host if workload.cluster else None,
     )
     _deliver(record, out=out or Path("decision.json"), explain=explain, as_json=as_json)
 

@@ -216,8 +216,10 @@ def _corrected(work: Work, ratio: float, limit: str, shape: Shape) -> Work:
 
 def _unexplained(profile: Profile, work: Work, ratio: float) -> str:
     step, check = profile.step, profile.check
-    if check is not None and not check.explained:
-        return f"the parts of the profile miss the measured step by {abs(check.error):.0%}"
+    if check is not None:
+        # The profile judged it where it was measured, and knows what else kept the CPUs busy.
+        missed = f"the parts of the profile miss the measured step by {abs(check.error):.0%}"
+        return "" if check.explained else missed
     known = (step.loader_cpu_seconds, step.accelerator_step_seconds, step.wait_seconds)
     if all(value is None for value in (*known, step.loader_wall_seconds, profile.observed)):
         return "only the time of a step is known, not what it waits for"
