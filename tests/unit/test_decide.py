@@ -339,8 +339,16 @@ def test_unexplained_profile_gets_no_spending_advice() -> None:
 
 
 def test_parts_that_do_not_make_the_step_are_unexplained() -> None:
-    decision = _decide(_starved(step_seconds=0.8, loader_cpu_seconds=0.5))
+    measured = _starved(step_seconds=0.8, loader_cpu_seconds=0.5)
+    unchecked = Profile(host=measured.host, step=measured.step)
+    decision = _decide(unchecked)
     assert (decision.bottleneck, decision.action) == ("unexplained", "keep")
+
+
+def test_the_profiles_own_check_counts_for_more_than_the_models() -> None:
+    # It knows what else kept the CPUs busy while it measured.
+    decision = _decide(_starved(step_seconds=0.8, loader_cpu_seconds=0.5))
+    assert decision.bottleneck != "unexplained"
 
 
 def test_a_lone_step_time_is_no_ground_for_advice() -> None:
