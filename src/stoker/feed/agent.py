@@ -206,11 +206,14 @@ class Agent:
             self._receive()
         for spec in self._specs.handle([key for key in ready if isinstance(key, int)]):
             self._announce(spec)
-        for request_result in self._specs.results():
-            self._deliver(request_result)
         while self._let_go:
             self._sent_bytes -= self._let_go.popleft()
+        results = list(self._specs.results())
+        self._num_begun -= len(results)
+        # Before the batches are sent: their workers are idle.
         self._dispatch()
+        for result in results:
+            self._deliver(result)
         now = time.monotonic()
         if now >= self._next_tick:
             self._next_tick = now + TICK_SECONDS
@@ -432,7 +435,6 @@ class Agent:
     def _deliver(self, result: Result) -> None:
         (request,) = result.job.key
         assert isinstance(request, Request)
-        self._num_begun -= 1
         self._credits.count(is_dry=not len(self._queue))
         session = request.session
         session.requests.pop((request.epoch, request.number), None)
@@ -528,7 +530,7 @@ class Agent:
                 self._send(session, messages.Credits(session=session.name, credits=share))
 
     def _tick(self, now: float) -> None:
-        if not self._specs.is_alive:
+        if not self._specs.is_alive and self._state == "serving":
             raise FeedLostError(
                 "the process that forks the data workers died, perhaps out of memory",
                 where=f"host {self._host}",
@@ -559,7 +561,7 @@ class Agent:
             for session in self._sessions.values():
                 self._send(session, messages.Leaving())
             self._drop(list(self._queue), "the agent drains")
-        return self._num_begun > 0 and now < self._drain_until
+        return self._num_begun > 0 and now < self._drain_until and self._specs.is_alive
 
     def _warn(self, identity: bytes, event: str, reason: str) -> None:
         """Once a peer: what is wrong is not repeated with every message."""

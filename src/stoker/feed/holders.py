@@ -162,6 +162,8 @@ class Nursery:
                 [sys.executable, "-m", "stoker.feed.nursery", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                # Ctrl-C and SIGTERM to the agent's group are the agent's to judge.
+                process_group=0,
             )
         self.channel = Channel(ours, blocking=False)
 

@@ -8,6 +8,7 @@ once: agent → nursery → holders → workers (PR_SET_PDEATHSIG, and the end o
 
 import contextlib
 import functools
+import importlib
 import mmap
 import os
 import select
@@ -21,8 +22,8 @@ from typing import NoReturn
 
 from stoker.feed.channel import Channel, pack
 from stoker.feed.holders import Exited, Fork, Held, Hold, Kill, to_holder, to_nursery
+from stoker.feed.lifeline import die_with_parent
 from stoker.feed.shipping import Spec, pack_error, unpack_spec
-from stoker.feed.worker import die_with_parent, worker_main
 
 # From the kill of its children to the end of a process of the nursery.
 END_SECONDS = 2.0
@@ -30,9 +31,11 @@ END_SECONDS = 2.0
 
 def main() -> None:
     """Forks a holder for every order, until the agent is gone."""
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])), blocking=False)
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])), blocking=False)
+    # Here and not above: it imports torch, and an agent that dies meanwhile must be noticed.
+    importlib.import_module("stoker.feed.worker")
     children = _Children()
     while not channel.is_closed:
         select.select([channel.fileno(), children.fileno()], [], [])
@@ -174,6 +177,8 @@ def _drain(channel: Channel) -> None:
 
 def _worker(sock: socket.socket, spec: Spec, fork: Fork, host: str) -> Callable[[], None]:
     def run() -> None:
+        from stoker.feed.worker import worker_main
+
         worker_main(
             sock,
             spec,

@@ -7,7 +7,6 @@ never waits for a slot: how much is held is the reader's to bound, by what it as
 """
 
 import contextlib
-import ctypes
 import mmap
 import os
 import signal
@@ -25,11 +24,11 @@ from torch.utils.data._utils import worker as torch_worker
 from stoker.errors import ShippingError
 from stoker.feed import seeding, wire
 from stoker.feed.channel import Batch, Channel, Error, Free, Job, Retired, Slot, pack, to_worker
+from stoker.feed.lifeline import die_with_parent
 from stoker.feed.shipping import Spec, built, pack_error
 
 # Free slots that a worker keeps, warm for its next batches.
 _SPARE_SLOTS = 3
-_PR_SET_PDEATHSIG = 1
 
 
 class _Fetcher(Protocol):
@@ -65,13 +64,6 @@ def worker_main(
         host=host,
     )
     worker.run()
-
-
-def die_with_parent() -> None:
-    """Has the kernel kill this process when the thread that started it ends (Linux only)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if hasattr(libc, "prctl"):
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _become_worker() -> None:
