@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from stoker.errors import ProtocolError, ShippingError
-from stoker.feed import wire
+from stoker.feed import layout, wire
 
 Point = collections.namedtuple("Point", ["x", "y"])
 
@@ -56,7 +56,7 @@ def raw(tensor: torch.Tensor) -> bytes:
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
 
 tensor_dtypes = st.sampled_from(
-    [getattr(torch, name) for name in sorted(wire._TENSOR_DTYPES) if hasattr(torch, name)]
+    [getattr(torch, name) for name in sorted(layout.TENSOR_DTYPES) if hasattr(torch, name)]
 )
 shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 
@@ -200,7 +200,7 @@ def test_a_pickle_is_refused_where_none_is_allowed() -> None:
 
 def test_a_deep_batch_is_bounded() -> None:
     deep: list[object] = []
-    for _ in range(wire.MAX_DEPTH + 5):
+    for _ in range(layout.MAX_DEPTH + 5):
         deep = [deep]
     with pytest.raises(ShippingError):
         wire.encode(deep, allow_pickle=False)

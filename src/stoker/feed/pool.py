@@ -22,8 +22,8 @@ import numpy as np
 from stoker.errors import FeedLostError, ProtocolError
 from stoker.feed import channel as messages
 from stoker.feed.channel import Channel, channel_pair
+from stoker.feed.layout import Bytes1D
 from stoker.feed.shipping import pack_error
-from stoker.feed.wire import Bytes1D
 
 # A worker that dies this often in a row without one batch is not started again.
 MAX_DEATHS_IN_A_ROW = 3

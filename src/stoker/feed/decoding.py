@@ -1,0 +1,173 @@
+"""From a tree and its payload to a batch; everything is judged before anything is made of it."""
+
+import io
+import math
+import pickle
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from stoker.errors import ProtocolError, ShippingError
+from stoker.feed.layout import (
+    ALIGNMENT,
+    ARRAY_DTYPE,
+    MAX_DEPTH,
+    MAX_DIMENSIONS,
+    TENSOR_DTYPES,
+    Bytes1D,
+    Tag,
+)
+
+
+class _LeafUnpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, leaves: Sequence[object]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._leaves = leaves
+
+    def persistent_load(self, pid: object) -> object:
+        """The leaf of that number."""
+        if not isinstance(pid, int) or not 0 <= pid < len(self._leaves):
+            raise ProtocolError(f"a pickle names leaf {pid!r} of {len(self._leaves)}")
+        return self._leaves[pid]
+
+
+class Decoder:
+    """Makes the values of one payload."""
+
+    def __init__(self, payload: Bytes1D, *, allow_pickle: bool) -> None:
+        self._payload = payload
+        self._allow_pickle = allow_pickle
+        # What is copied out of the payload may in all not be more than the payload.
+        self._copies_left = payload.nbytes
+
+    def value(self, node: object, depth: int) -> object:
+        """The value of a node that lies `depth` nodes deep.
+
+        Raises:
+            ProtocolError: If it is no node, or does not fit the payload.
+            ShippingError: If a pickled part cannot be rebuilt here.
+        """
+        if not isinstance(node, list):
+            if isinstance(node, dict | msgspec.msgpack.Ext):
+                raise ProtocolError(f"a node of kind {type(node).__name__}")
+            return node
+        # Pickled values lie one node deeper than what the encoder counts.
+        if depth > MAX_DEPTH + 1:
+            raise ProtocolError(f"a batch nested deeper than {MAX_DEPTH}")
+        if not node or not isinstance(node[0], int):
+            raise ProtocolError("a node without a tag")
+        tag, *rest = node
+        if tag in (Tag.LIST, Tag.TUPLE):
+            values = [self.value(item, depth + 1) for item in rest]
+            return values if tag == Tag.LIST else tuple(values)
+        if tag == Tag.DICT:
+            return self._dict([self.value(item, depth + 1) for item in rest])
+        return self._leaf(tag, rest)
+
+    def _dict(self, flat: list[object]) -> dict[object, object]:
+        if len(flat) % 2:
+            raise ProtocolError("a dict with a key too many")
+        try:
+            return dict(zip(flat[::2], flat[1::2], strict=True))
+        except TypeError as err:
+            raise ProtocolError(f"a key of a dict: {err}") from None
+
+    def _leaf(self, tag: int, rest: list[object]) -> object:
+        match tag, rest:
+            case (Tag.PICKLE, [list() as place, list() as leaves]) if place[:1] == [Tag.BYTES]:
+                return self._unpickled(place, leaves)
+            case (Tag.TENSOR, [str(dtype), list(shape), int(offset)]):
+                return self._tensor(dtype, shape, offset)
+            case (Tag.ARRAY | Tag.SCALAR, [str(dtype), list(shape), int(offset)]):
+                return self._array(tag, dtype, shape, offset)
+            case (Tag.BYTES, [int(offset), int(nbytes)]):
+                return self._bytes(offset, nbytes)
+            case (Tag.INTEGER, [bytes(digits)]):
+                return int.from_bytes(digits, "little", signed=True)
+            case (Tag.COMPLEX, [float(real), float(imaginary)]):
+                return complex(real, imaginary)
+            case (Tag.TEXT, [bytes(text)]):
+                return text.decode("utf-8", "surrogatepass")
+        raise ProtocolError(f"a node with tag {tag} and {len(rest)} parts that do not fit it")
+
+    def _place(self, offset: int, nbytes: int) -> Bytes1D:
+        if offset < 0 or nbytes < 0 or offset % ALIGNMENT or offset + nbytes > self._payload.nbytes:
+            raise ProtocolError(
+                f"{nbytes} bytes at {offset} in a payload of {self._payload.nbytes} bytes"
+            )
+        return self._payload[offset : offset + nbytes]
+
+    def _shape(self, shape: list[object]) -> tuple[int, ...]:
+        sizes = tuple(size for size in shape if type(size) is int and 0 <= size < 1 << 48)
+        if len(sizes) != len(shape) or len(sizes) > MAX_DIMENSIONS:
+            raise ProtocolError(f"a shape of {len(shape)} dimensions that is none")
+        if math.prod(max(size, 1) for size in sizes) >= 1 << 48:
+            raise ProtocolError("a shape of more than 2**48 elements")
+        return sizes
+
+    def _bytes(self, offset: int, nbytes: int) -> bytes:
+        place = self._place(offset, nbytes)
+        self._copies_left -= nbytes
+        if self._copies_left < 0:
+            raise ProtocolError("byte strings that overlap")
+        return place.tobytes()
+
+    def _tensor(self, name: str, shape: list[object], offset: int) -> object:
+        import torch
+
+        sizes = self._shape(shape)
+        if name not in TENSOR_DTYPES:
+            raise ProtocolError("a tensor of an unknown dtype")
+        dtype = getattr(torch, name, None)
+        if not isinstance(dtype, torch.dtype):
+            raise ShippingError(
+                f"this torch has no {name}", fix="install the same torch everywhere"
+            )
+        count = math.prod(sizes)
+        self._place(offset, count * dtype.itemsize)
+        if not count:
+            return torch.empty(sizes, dtype=dtype)
+        return torch.frombuffer(self._payload, dtype=dtype, count=count, offset=offset).view(sizes)
+
+    def _array(self, tag: int, name: str, shape: list[object], offset: int) -> object:
+        sizes = self._shape(shape)
+        if not ARRAY_DTYPE.fullmatch(name):
+            raise ProtocolError("an array of an unknown dtype")
+        try:
+            dtype = np.dtype(name)
+        except (TypeError, ValueError):
+            raise ProtocolError("an array of an unknown dtype") from None
+        place = self._place(offset, math.prod(sizes) * dtype.itemsize)
+        if tag == Tag.SCALAR:
+            if sizes:
+                raise ProtocolError("a scalar with a shape")
+            # A scalar of NumPy is a copy by nature.
+            scalar: object = place.view(dtype)[0]
+            return scalar
+        return place.view(dtype).reshape(sizes)
+
+    def _unpickled(self, place: list[object], leaves: list[object]) -> object:
+        if not self._allow_pickle:
+            raise ProtocolError("a pickle where none is allowed")
+        data = self._leaf(Tag.BYTES, place[1:])
+        assert isinstance(data, bytes)
+        values: list[object] = []
+        for leaf in leaves:
+            if not isinstance(leaf, list) or leaf[:1] not in (
+                [Tag.TENSOR],
+                [Tag.ARRAY],
+                [Tag.SCALAR],
+            ):
+                raise ProtocolError("a leaf of a pickle that is neither tensor nor array")
+            values.append(self._leaf(leaf[0], leaf[1:]))
+        try:
+            value: object = _LeafUnpickler(data, values).load()
+        except ProtocolError:
+            raise
+        except Exception as err:
+            raise ShippingError(
+                f"a part of the batch cannot be rebuilt here: {type(err).__name__}: {err}",
+                fix="see that its class can be imported, or constructed again, in the trainer",
+            ) from err
+        return value
