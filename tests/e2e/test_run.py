@@ -1,0 +1,177 @@
+"""The main job through the command line, on real images; short, but with every part real."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.records import Decision, Evaluation, Profile, Training, read_json
+from support.local_job import assert_nothing_left, marked_processes, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "mnist"
+TIMEOUT_SECONDS = 240
+
+WORKLOAD = """\
+name: mini
+command: [python, train.py, --workers, "0", --epochs, "{epochs}", --samples, "1024",
+          --data, "{data}"]
+cluster: {{dnn: {{instance_type: local.c1, count: 1}}}}
+training: {{epochs: {epochs}, samples_per_epoch: 1024, global_batch_size: 64}}
+constraints: {{objective: time, max_data_hosts: 1, allowed_instance_types: [local.c1]}}
+gate: [{{metric: accuracy, min: {gate}}}]
+profile: {{budget_seconds: 12}}
+"""
+
+
+def project(tmp_path: Path, *, gate: float = 0.05, epochs: int = 2) -> Path:
+    """A project folder of its own with the example's script and a small workload."""
+    shutil.copy(EXAMPLE / "train.py", tmp_path)
+    text = WORKLOAD.format(gate=gate, epochs=epochs, data=EXAMPLE / "data")
+    (tmp_path / "mini.yaml").write_text(text)
+    return tmp_path
+
+
+def stoker(
+    *arguments: str, cwd: Path, timeout: float = TIMEOUT_SECONDS
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stoker.cli", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = [f.parent for f in (folder / "runs").glob("*/workload.json")]
+    return run
+
+
+def losses(folder: Path, name: str, *arguments: str) -> list[str]:
+    command = ["python", "train.py", "--epochs", "1", "--samples", "1024"]
+    command += ["--data", str(EXAMPLE / "data"), "--loss-log", name]
+    done = stoker("train", *arguments, "--", *command, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return (folder / name).read_text().split()
+
+
+def test_a_run_leaves_records_logs_and_a_report_and_can_be_resumed(tmp_path: Path) -> None:
+    folder = project(tmp_path)
+    done = stoker("run", "mini.yaml", "--yes", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    verbs = [line.split()[0] for line in done.stderr.splitlines() if line.strip()]
+    wanted = ["profile", "decide", "train", "evaluate", "report"]
+    assert [verb for verb in verbs if verb in wanted] == wanted
+    assert "next:" in verbs
+    run = only_run(folder)
+    profile = read_json(run / "profile.json", Profile)
+    decision = read_json(run / "decision.json", Decision)
+    training = read_json(run / "training.json", Training)
+    evaluation = read_json(run / "evaluation.json", Evaluation)
+    digests = {r.workload_sha256 for r in (profile, decision, training, evaluation)}
+    assert len(digests) == 1
+    assert (profile.step.wait_seconds or 0.0) > 0
+    assert decision.plan in decision.plans
+    assert training.measured is not None
+    assert training.measured.steps == 32
+    assert training.measured.timeline_file
+    assert (run / training.measured.timeline_file).read_text().count("\n") > 32
+    assert set(training.metrics) == {"accuracy"}
+    assert evaluation.passed
+    assert "<svg" in (run / "report.html").read_text()
+    logs = {file.name for file in (run / "logs").iterdir()}
+    assert logs == {f"{host.group}-{host.host}.log" for host in training.hosts}
+    assert_nothing_left(run, set())
+
+    profiled_at = (run / "profile.json").stat().st_mtime_ns
+    again = stoker("run", "mini.yaml", "--from", "train", cwd=folder)
+    assert again.returncode == 0, again.stderr
+    assert only_run(folder) == run
+    assert (run / "profile.json").stat().st_mtime_ns == profiled_at
+    assert "re-used" in again.stderr
+
+
+def test_with_and_without_a_data_group_the_losses_are_equal_step_for_step(tmp_path: Path) -> None:
+    folder = project(tmp_path)
+    alone = losses(folder, "alone.txt", "--group", "dnn=1")
+    helped = losses(folder, "helped.txt", "--group", "dnn=1:1", "--group", "data=1:1")
+    remote = losses(folder, "remote.txt", "--group", "dnn=1:0", "--group", "data=2:1")
+    assert len(alone) == 16
+    assert alone == helped == remote
+
+
+def test_a_gate_that_is_missed_is_exit_code_3(tmp_path: Path) -> None:
+    folder = project(tmp_path, gate=0.9999, epochs=1)
+    done = stoker("run", "mini.yaml", "--yes", cwd=folder)
+    assert done.returncode == 3, done.stderr
+    assert "accuracy" in done.stderr
+    assert "FAILED" in done.stderr
+    assert not read_json(only_run(folder) / "evaluation.json", Evaluation).passed
+
+
+def test_a_metric_that_is_missing_fails_the_gate_by_name(tmp_path: Path) -> None:
+    folder = project(tmp_path, epochs=1)
+    done = stoker(
+        "run", "mini.yaml", "--yes", "--set", "gate=[{metric: recall, min: 0.5}]", cwd=folder
+    )
+    assert done.returncode == 3, done.stderr
+    assert "recall not reported" in done.stderr
+
+
+def test_a_failing_training_is_exit_code_6_with_its_traceback_and_code(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("def f():\n    raise ValueError('too hot')\n\n\nf()\n")
+    done = stoker(
+        "train", "--group", "dnn=1", "--out", "t.json", "--", "python", "bad.py", cwd=tmp_path
+    )
+    assert done.returncode == 6, done.stderr
+    training = read_json(tmp_path / "t.json", Training)
+    assert training.exit_code == 1
+    assert training.failure is not None
+    assert "ValueError: too hot" in training.failure
+    assert "in f" in training.failure
+
+
+def test_a_dry_run_prints_the_request_and_starts_nothing(tmp_path: Path) -> None:
+    done = stoker(
+        "train", "--dry-run", "--group", "dnn=1", "--group", "data=2:1", "--", "python", "-V",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_to_stop_it_leaves_nothing_running(tmp_path: Path, number: signal.Signals) -> None:
+    folder = project(tmp_path, epochs=50)
+    command = ["train", "--group", "dnn=1", "--group", "data=1:1", "mini.yaml"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stoker.cli", *command],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        until(lambda: bool(list(folder.glob("runs/*/hosts/*/output/data/stoker/timeline*"))),
+              what="the training reports steps")  # fmt: skip
+        (run,) = folder.glob("runs/*")
+        pids = marked_processes(run.resolve()) | {process.pid}
+        # As a terminal does: the whole foreground group gets Ctrl-C.
+        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+        assert process.wait(60) == (130 if number == signal.SIGINT else 143)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    until(lambda: not marked_processes(run.resolve()), what="all processes have ended")
+    assert_nothing_left(run.resolve(), pids - {process.pid})
