@@ -40,6 +40,7 @@ class Hosts:
     def __init__(self, tmp_path: Path, groups: Mapping[str, list[str]]) -> None:
         self.tmp_path = tmp_path
         self.groups = groups
+        self.launcher: tuple[str, ...] = ("-m", "stoker.launch")
         self.started: dict[str, subprocess.Popen[bytes]] = {}
         self.pids: set[int] = set()
         taken: set[int] = set()
@@ -67,7 +68,7 @@ class Hosts:
             "STOKER_FEED": '{"lease_seconds": 1.5, "start_deadline_seconds": 60}',
             "HERE": str(self.tmp_path),
         }
-        command = [sys.executable, "-m", "stoker.launch", "--", "python", "-c", code]
+        command = [sys.executable, *self.launcher, "--", "python", "-c", code]
         with (self.tmp_path / f"{host}.log").open("wb") as log:
             self.started[host] = subprocess.Popen(
                 command, env=variables | environ, stdout=log, stderr=subprocess.STDOUT
@@ -195,3 +196,39 @@ def test_another_runs_host_is_refused(hosts: Hosts) -> None:
     hosts.start("algo-2", WAIT, TRAINING_JOB_NAME="job-2")
     assert hosts.code("algo-2") == 5
     assert "this is run job-1, not job-2" in hosts.log("algo-2")
+
+
+@pytest.fixture
+def small_memory() -> Iterator[Path]:
+    """A memory cgroup with a limit; its `cgroup.procs` takes processes in."""
+    for root in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
+        group = root / f"stoker-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        limits = [group / "memory.max", group / "memory.limit_in_bytes"]
+        known = [limit for limit in limits if limit.exists()]
+        if known:
+            known[0].write_text(str(128 << 20))
+            yield group
+            group.rmdir()
+            return
+        group.rmdir()
+    pytest.skip("no memory cgroup can be made here")
+
+
+@pytest.mark.root
+def test_a_kill_for_memory_is_named_with_the_limit(hosts: Hosts, small_memory: Path) -> None:
+    hosts.groups = {"gpu": ["algo-3"]}
+    into = f"open({str(small_memory / 'cgroup.procs')!r}, 'w').write('0')"
+    code = f"import os; {into}; x = b'x' * (1 << 30)"
+    # The launcher moves, too: its counter is that of its own group.
+    (hosts.tmp_path / "moved.py").write_text(
+        f"import os, runpy, sys; {into}; runpy.run_module('stoker.launch', run_name='__main__')"
+    )
+    hosts.launcher = (str(hosts.tmp_path / "moved.py"),)
+    hosts.start("algo-3", code)
+    assert hosts.code("algo-3") == 137
+    assert "out of memory" in (hosts.output("algo-3") / "failure").read_text()
+    assert "limit 0.1 GiB" in (hosts.output("algo-3") / "failure").read_text()

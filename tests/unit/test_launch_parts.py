@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,11 @@ from stoker.launch.failures import (
 )
 from stoker.launch.finish import FAILURE_CHARACTERS, write_failure
 from stoker.launch.measure import Step, main_loader, measure, read_timeline, steady
+from stoker.launch.progress import ProgressLog
 from stoker.launch.strategy import SITE_DIR, Trainer
 from stoker.launch.supervise import resolve_program
 from stoker.launch.topology import HostGroup, Topology
+from stoker.logs import Log, parse_line
 from stoker.settings import from_environment
 
 TOPOLOGY = Topology(
@@ -226,6 +229,28 @@ def test_steady_steps_are_counted_by_epoch() -> None:
         for i in range(4)
     ]
     assert [step.wait_seconds for step in steady(steps)] == [2.0, 3.0, 2.0, 3.0]
+
+
+def test_progress_is_logged_for_the_main_loader_at_most_every_two_seconds(tmp_path: Path) -> None:
+    now = [0.0]
+    stream = StringIO()
+    path = tmp_path / "timeline-rank0.csv"
+    progress = ProgressLog(path, Log(run="r", host="h", stream=stream), clock=lambda: now[0])
+    progress.tick()
+    path.write_text(rows(*[(0, 0, 1.0, 2.0, 4)] * 3))
+    progress.tick()
+    with path.open("a") as file:
+        file.write("0,0,3,0.0,3.0,2.0,4\n1,0,0,0.0,9.0,9.0,4\n0,0,4,0.0")
+    progress.tick()
+    now[0] = 2.0
+    progress.tick()
+    progress.close()
+    events = [parse_line(line) for line in stream.getvalue().splitlines()]
+    values = [dict(event.values) for event in events if event and event.event == "progress"]
+    assert values == [
+        {"steps": "3", "step_seconds": "3", "wait_seconds": "1"},
+        {"steps": "4", "step_seconds": "5", "wait_seconds": "3"},
+    ]
 
 
 def end(rank: int, code: int, kind: str = "", message: str = "") -> RankEnd:

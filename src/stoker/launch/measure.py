@@ -31,27 +31,28 @@ class Step:
         return self.wait_seconds + self.compute_seconds
 
 
+def step_of(row: Mapping[str, str]) -> Step | None:
+    """The step in a row of a timeline; None if the row is cut."""
+    try:
+        return Step(
+            loader=int(row["loader"]),
+            epoch=int(row["epoch"]),
+            wait_seconds=float(row["wait_seconds"]),
+            compute_seconds=float(row["compute_seconds"]),
+            samples=int(row["samples"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 def read_timeline(path: Path) -> list[Step]:
     """The steps in a timeline; rows that are cut (the process was killed) are left out."""
-    steps = []
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                try:
-                    steps.append(
-                        Step(
-                            loader=int(row["loader"]),
-                            epoch=int(row["epoch"]),
-                            wait_seconds=float(row["wait_seconds"]),
-                            compute_seconds=float(row["compute_seconds"]),
-                            samples=int(row["samples"]),
-                        )
-                    )
-                except (KeyError, TypeError, ValueError):
-                    continue
+            steps = [step_of(row) for row in csv.DictReader(file)]
     except (OSError, UnicodeDecodeError):
         return []
-    return steps
+    return [step for step in steps if step is not None]
 
 
 def main_loader(steps: Sequence[Step]) -> list[Step]:

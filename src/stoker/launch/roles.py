@@ -15,6 +15,7 @@ from stoker.launch.finish import Outcome, write_failure, write_training
 from stoker.launch.hostrun import HostRun
 from stoker.launch.members import Change
 from stoker.launch.membership import Membership, Verdict
+from stoker.launch.progress import ProgressLog
 from stoker.launch.strategy import Trainer
 from stoker.launch.supervise import (
     COMMAND_NOT_FOUND,
@@ -192,12 +193,16 @@ def _train(
         return Ending(exit_code=COMMAND_NOT_FOUND, stderr=words)
     address = leader_ip or run.coordinator_address[0]
     master = (address, run.coordinator_address[1] + 2)
-    return supervise(
+    progress = ProgressLog(run.output / "timeline-rank0.csv", run.log)
+    ending = supervise(
         trainer.command(found, run.topology, master=master, feed=run.settings.feed),
         environ=environ,
         inbox=run.inbox,
         log=run.log,
+        on_tick=progress.tick,
     )
+    progress.close()
+    return ending
 
 
 def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[Outcome, int]:
