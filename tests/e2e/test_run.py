@@ -65,7 +65,7 @@ def losses(folder: Path, name: str, *arguments: str) -> list[str]:
     return (folder / name).read_text().split()
 
 
-def test_a_run_leaves_records_logs_and_a_report_and_can_be_resumed(tmp_path: Path) -> None:
+def test_a_run_leaves_records_logs_and_a_report_resumes_and_judges(tmp_path: Path) -> None:
     folder = project(tmp_path)
     done = stoker("run", "mini.yaml", "--yes", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -100,6 +100,17 @@ def test_a_run_leaves_records_logs_and_a_report_and_can_be_resumed(tmp_path: Pat
     assert (run / "profile.json").stat().st_mtime_ns == profiled_at
     assert "re-used" in again.stderr
 
+    # Another gate is the same workload: what was trained is judged again.
+    missed = ["--from", "evaluate", "--set", "gate=[{metric: accuracy, min: 0.9999}]"]
+    done = stoker("run", "mini.yaml", *missed, cwd=folder)
+    assert done.returncode == 3, done.stderr
+    assert "FAILED" in done.stderr
+    assert not read_json(run / "evaluation.json", Evaluation).passed
+    unknown = ["--from", "evaluate", "--set", "gate=[{metric: recall, min: 0.5}]"]
+    done = stoker("run", "mini.yaml", *unknown, cwd=folder)
+    assert done.returncode == 3, done.stderr
+    assert "recall not reported" in done.stderr
+
 
 def test_with_and_without_a_data_group_the_losses_are_equal_step_for_step(tmp_path: Path) -> None:
     folder = project(tmp_path)
@@ -108,24 +119,6 @@ def test_with_and_without_a_data_group_the_losses_are_equal_step_for_step(tmp_pa
     remote = losses(folder, "remote.txt", "--group", "dnn=1:0", "--group", "data=2:1")
     assert len(alone) == 16
     assert alone == helped == remote
-
-
-def test_a_gate_that_is_missed_is_exit_code_3(tmp_path: Path) -> None:
-    folder = project(tmp_path, gate=0.9999, epochs=1)
-    done = stoker("run", "mini.yaml", "--yes", cwd=folder)
-    assert done.returncode == 3, done.stderr
-    assert "accuracy" in done.stderr
-    assert "FAILED" in done.stderr
-    assert not read_json(only_run(folder) / "evaluation.json", Evaluation).passed
-
-
-def test_a_metric_that_is_missing_fails_the_gate_by_name(tmp_path: Path) -> None:
-    folder = project(tmp_path, epochs=1)
-    done = stoker(
-        "run", "mini.yaml", "--yes", "--set", "gate=[{metric: recall, min: 0.5}]", cwd=folder
-    )
-    assert done.returncode == 3, done.stderr
-    assert "recall not reported" in done.stderr
 
 
 def test_a_failing_training_is_exit_code_6_with_its_traceback_and_code(tmp_path: Path) -> None:

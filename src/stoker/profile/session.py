@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import msgspec
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from stoker.feed.timeline import Steps, Timeline
@@ -25,6 +26,7 @@ from stoker.profile.receive import try_receive
 from stoker.profile.steps import (
     AS_IS_ENOUGH,
     REPLAY_ENOUGH,
+    USUAL_STEPS,
     AsIsSteps,
     ReplaySteps,
     missing_of,
@@ -153,7 +155,12 @@ class Session:
                 raise KeyboardInterrupt
             if not self._may_replay(steps):
                 assert inner is not None
-                return self._own_batch(inner, steps)
+                try:
+                    return self._own_batch(inner, steps)
+                except StopIteration:
+                    # The script may end with this epoch: what can be measured still, is.
+                    if not self._is_enough_for_an_end(steps):
+                        raise
             self._replay = self._begin_replay(loader, steps)
         elif self._has_replayed(self._replay):
             self._finish(loader, inner, self._replay)
@@ -217,6 +224,10 @@ class Session:
             self._agreement.propose("accelerator", at_step=self._steps)
         return steps.count > 0 and self._agreement.is_due("accelerator", at_step=self._steps)
 
+    def _is_enough_for_an_end(self, steps: AsIsSteps) -> bool:
+        """Whether the end of an epoch ends this phase, too; several ranks change at a step only."""
+        return self._settings.world_size == 1 and steps.count >= USUAL_STEPS
+
     def _say_as_is(self, steps: AsIsSteps) -> None:
         self._spoke = True
         result = steps.result()
@@ -239,6 +250,7 @@ class Session:
             seconds=_SETTLE_SHARE * self._budget, is_stopped=lambda: self._is_stopping
         ):
             self._notes.append("the loader's workers did not come to rest before the replay")
+        _hold_learning_rate()
         uses_cuda = is_cuda_used()
         self._result = msgspec.structs.replace(self._result, uses_cuda=uses_cuda)
         self._phase_began = time.monotonic()
@@ -325,3 +337,15 @@ class Session:
         )
         file = self._folder / f"profile-rank{self._settings.rank}.json"
         write_text(file, msgspec.json.format(msgspec.json.encode(self._result)).decode())
+
+
+def _hold_learning_rate() -> None:
+    """Stops the schedulers of this process, which ends with the profile.
+
+    One that was made for the steps of the script raises at the first that is more.
+    """
+
+    def stay(self: LRScheduler, epoch: int | None = None) -> None:
+        return None
+
+    LRScheduler.step = stay  # type: ignore[method-assign]

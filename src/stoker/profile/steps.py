@@ -10,7 +10,7 @@ WARM_UP_STEPS = 10
 WARM_UP_REPLAYS = 3
 
 _MIN_STEPS = 5
-_USUAL_STEPS = 20
+USUAL_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Enough:
         share = elapsed_seconds / budget_seconds
         if steps >= self.steps and share >= self.least:
             return True
-        if steps >= _USUAL_STEPS and share >= self.usual:
+        if steps >= USUAL_STEPS and share >= self.usual:
             return True
         return steps >= _MIN_STEPS and share >= self.most
 
@@ -182,8 +182,7 @@ def missing_of(as_is: AsIsSteps | None, replay: ReplaySteps | None) -> str:
     if as_is is None:
         return "no DataLoader was read to train on"
     epoch = f"; an epoch has {as_is.epoch_batches}" if as_is.epoch_batches else ""
-    needed = WARM_UP_STEPS + _MIN_STEPS
     return (
-        f"the script ended after {as_is.batches} batches of its main loader{epoch}; {needed} are "
-        f"the least, {WARM_UP_STEPS + AS_IS_ENOUGH.steps} plenty, and then as many again"
+        f"the script ended after {as_is.batches} batches of its main loader{epoch}; "
+        f"{WARM_UP_STEPS + USUAL_STEPS} are needed"
     )
