@@ -44,7 +44,7 @@ class Images:
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int, float]:
         if index == 500:
             raise FileNotFoundError("no image 500")
-        if index >= 1000:
+        if index >= 1000 and self.folder:
             self._special(index)
         return (
             torch.full((3, self.size, self.size), index % 256, dtype=torch.uint8),
@@ -313,14 +313,11 @@ def test_a_killed_worker_loses_no_batch(agent: Agent, tmp_path: Path) -> None:
         client.open()
         client.ask(0, [1002])
         wait_for(lambda: (tmp_path / "1002").exists(), "a worker begins the batch")
-        time.sleep(0)
-        pid = int((tmp_path / "1002").read_text() or 0)
-        assert psutil.Process(pid).ppid() != os.getpid()
-        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: bool((tmp_path / "1002").read_text()), "the worker says who it is")
+        os.kill(int((tmp_path / "1002").read_text()), signal.SIGKILL)
         number, batch = client.batch()
     assert number == 0
-    assert same(batch, expected(0, [1002 - 1000])) is False
-    assert batch[1].tolist() == [1002]  # type: ignore[index]
+    assert same(batch, expected(0, [1002]))
 
 
 def test_a_batch_that_kills_its_workers_is_dropped_and_the_rest_comes(
@@ -433,7 +430,7 @@ def test_memory_in_flight_is_given_back(agent: Agent) -> None:
         for number in range(30):
             client.ask(number, [1, 2, 3, 4])
             client.batch()
-        wait_for(lambda: agent._sent_bytes == 0, "zmq lets go of the batches")
+        wait_for(lambda: agent._service.sent_bytes == 0, "zmq lets go of the batches")
         names = [
             os.readlink(entry)
             for entry in Path("/proc/self/fd").iterdir()
@@ -519,6 +516,15 @@ def test_a_signal_to_the_agent_leaves_no_process(number: signal.Signals, tmp_pat
             process.send_signal(number)
             assert process.wait(DEADLINE_SECONDS) == (0 if number == signal.SIGTERM else -9)
             wait_for(lambda: not any(map(is_running, family)), "all processes end")
+
+
+def test_an_agent_that_is_killed_at_its_start_leaves_no_process() -> None:
+    with agent_process() as (process, _):
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) == 1
+        process.kill()
+        process.wait(DEADLINE_SECONDS)
+        wait_for(lambda: not any(map(is_running, family)), "the nursery ends")
 
 
 def test_the_death_of_the_nursery_ends_the_agent_with_words() -> None:
