@@ -232,3 +232,21 @@ def test_a_kill_for_memory_is_named_with_the_limit(hosts: Hosts, small_memory: P
     assert hosts.code("algo-3") == 137
     assert "out of memory" in (hosts.output("algo-3") / "failure").read_text()
     assert "limit 0.1 GiB" in (hosts.output("algo-3") / "failure").read_text()
+
+
+def test_the_launcher_itself_ends_what_its_command_left_behind(hosts: Hosts) -> None:
+    hosts.groups = {"gpu": ["algo-3"]}
+    code = (
+        "import os, pathlib, signal, time\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0:\n"
+        "        signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "        pathlib.Path(os.environ['HERE'], 'left').write_text(str(os.getpid()))\n"
+        "        time.sleep(300)\n"
+        "    os._exit(0)\n"
+        "while not pathlib.Path(os.environ['HERE'], 'left').exists(): time.sleep(0.02)\n"
+    )
+    hosts.start("algo-3", code)
+    assert hosts.code("algo-3") == 0
+    assert not is_running(int((hosts.tmp_path / "left").read_text()))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from stoker.errors import PlatformError
+from stoker.errors import PlatformError, UsageError
 from stoker.launch import failures
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.finish import Outcome, write_failure, write_training
@@ -71,7 +71,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         coordinator.end(outcome.status, exit_code=code, reason=(outcome.failure or "")[:1000])
     if outcome.failure:
         run.log.event("training_failed", reason=outcome.failure.partition("\n")[0])
-        write_failure(run.settings.base_dir, outcome.failure)
+        _write_failure(run, outcome.failure)
     _record(run, outcome, trainer, events, coordinator)
     if coordinator:
         coordinator.close()
@@ -84,7 +84,8 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
     if run.keys is None:
         trainer = Trainer.of(run.settings, run.topology, run.environ)
         ending = _train(run, command, trainer, leader_ip=None)
-        _report_failure(run, ending)
+        if ending.exit_code:
+            _write_failure(run, _failure_of(run, ending))
         return ending.exit_code
     verdicts: list[Verdict] = []
 
@@ -114,8 +115,8 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
         ending = _train(run, command, trainer, leader_ip=membership.leader_ip)
         failure = _failure_of(run, ending) if ending.exit_code else ""
         membership.leave(exit_code=ending.exit_code, reason=failure)
-        if ending.exit_code and not ending.decided:
-            _report_failure(run, ending)
+        if failure and not ending.decided:
+            _write_failure(run, failure)
         return _follower_code(ending, verdicts)
     finally:
         membership.close()
@@ -240,9 +241,12 @@ def _failure_of(run: HostRun, ending: Ending) -> str:
     return head + what + (f"\n{last_words}" if last_words else "")
 
 
-def _report_failure(run: HostRun, ending: Ending) -> None:
-    if ending.exit_code:
-        write_failure(run.settings.base_dir, _failure_of(run, ending))
+def _write_failure(run: HostRun, failure: str) -> None:
+    try:
+        write_failure(run.settings.base_dir, failure)
+    except UsageError as err:
+        # The end must be told to the other hosts, on a full disk, too.
+        run.log.event("failure_not_written", reason=err.what)
 
 
 def _words_of(change: Change) -> str:

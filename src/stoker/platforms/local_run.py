@@ -1,16 +1,11 @@
 """A job that runs on this machine: its hosts' processes, from start to end."""
 
 import contextlib
-import json
-import os
 import secrets
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -20,9 +15,10 @@ from stoker.errors import PlatformError, UsageError
 from stoker.logs import now_utc
 from stoker.platforms import processes, spawn
 from stoker.platforms.base import JobEnd, LogLine
-from stoker.platforms.local_plan import LocalHost, LocalRequest, make_job_folder
+from stoker.platforms.local_plan import LocalRequest, make_job_folder
+from stoker.platforms.local_start import StartedHost, host_variables, start_host, write_secret
 from stoker.platforms.tail import Tail
-from stoker.records import Event, Training, read_json, to_document, write_json
+from stoker.records import Event, Training, read_json, write_json
 
 # Once the leader has ended, the others know it within their lease (12 s).
 AFTER_LEADER_SECONDS = 30.0
@@ -31,19 +27,6 @@ STOP_SECONDS = 30.0
 # The leader tells the others; that they are asked themselves, too, is for those it cannot reach.
 STOP_OTHERS_SECONDS = 1.0
 _POLL_SECONDS = 0.05
-_FOREIGN = ("STOKER_", "SM_", "TORCHELASTIC_", "MASTER_")
-_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-_FOREIGN_NAMES = frozenset((*_TORCHRUN, "TRAINING_JOB_NAME", "SAGEMAKER_BASE_DIR"))
-
-
-@dataclass(slots=True)
-class _Started:
-    """A host whose launcher has been started."""
-
-    host: LocalHost
-    process: "subprocess.Popen[bytes]"
-    marker: bytes
-    ended_at: float | None = None
 
 
 class LocalRun:
@@ -70,7 +53,7 @@ class LocalRun:
         self._has_ended = threading.Event()
         self._end: JobEnd | None = None
         self._error: BaseException | None = None
-        self._hosts: list[_Started] = []
+        self._hosts: list[StartedHost] = []
         self._asked: set[str] = set()
         if request.not_comparable:
             self._note(f"not comparable: {request.not_comparable}")
@@ -131,20 +114,15 @@ class LocalRun:
         try:
             for host in request.hosts:
                 make_job_folder(request, host)
-            _write_secret(self._token_file, secrets.token_hex(32))
+            write_secret(self._token_file, secrets.token_hex(32))
             taken: set[int] = set()
             ports = {host.name: processes.free_ports(taken) for host in request.hosts}
-            inherited = {
-                name: value
-                for name, value in environ.items()
-                if not name.startswith(_FOREIGN) and name not in _FOREIGN_NAMES
-            }
             spawn.adopt_orphans()
             for host in request.hosts:
-                variables = _variables(request, host, ports, self._token_file)
-                self._hosts.append(
-                    _start_host(request, host, {**inherited, **request.job.environment} | variables)
+                variables = host_variables(
+                    request, host, environ=environ, ports=ports, token_file=self._token_file
                 )
+                self._hosts.append(start_host(request, host, variables))
         except BaseException as err:
             self._clean_up()
             if isinstance(err, OSError):
@@ -192,7 +170,7 @@ class LocalRun:
                 self._judge(started)
         return all(started.ended_at is not None for started in self._hosts)
 
-    def _judge(self, started: _Started) -> None:
+    def _judge(self, started: StartedHost) -> None:
         code = started.process.returncode
         host = started.host
         leader = self._hosts[0]
@@ -203,7 +181,8 @@ class LocalRun:
             if code < 0:
                 self._failure = f"dnn leader {host.name}: its launcher ended with {_words(code)}"
         elif host.role == "data" and code > 0 and not self._is_stopping.is_set():
-            self._failure = f"data host {host.name}: its launcher ended with {_words(code)}"
+            log = self._request.log_file(host)
+            self._failure = f"data host {host.name} ended with {_words(code)}, see {log}"
             self._is_stopping.set()
 
     def _kill_rest(self, why: str) -> None:
@@ -212,7 +191,7 @@ class LocalRun:
                 self._note(f"killed: {why}", started.host.name)
                 started.process.kill()
 
-    def _clean_host(self, started: _Started) -> None:
+    def _clean_host(self, started: StartedHost) -> None:
         if not processes.kill_all(started.process.pid, started.marker):
             self._note("has processes that cannot be killed", started.host.name)
 
@@ -270,69 +249,7 @@ class LocalRun:
         self._events.append(Event(when=now_utc(), what=what, host=host))
 
 
-def _start_host(request: LocalRequest, host: LocalHost, environ: Mapping[str, str]) -> _Started:
-    log_file = request.log_file(host)
-    log_file.parent.mkdir(parents=True, exist_ok=True)
-    # -P: a module in the working directory must not stand in for one of ours.
-    launcher = (sys.executable, "-P", "-m", "stoker.launch", "--", *request.job.command)
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(
-            # SIGTERM, so that hosts end in good order when this process is killed.
-            spawn.wrapped(launcher, signal_number=signal.SIGTERM, cores=host.cores),
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    marker = f"\0STOKER_BASE_DIR={request.base_dir(host)}\0".encode()
-    return _Started(host=host, process=process, marker=marker)
-
-
-def _variables(
-    request: LocalRequest, host: LocalHost, ports: Mapping[str, int], token_file: Path
-) -> dict[str, str]:
-    job = request.job
-    leader_port = ports[request.leader.name]
-    workers = {
-        group.role: group.workers_per_host
-        for group in job.groups
-        if group.workers_per_host is not None
-    }
-    variables = {
-        "STOKER_RUN_ID": job.name,
-        "STOKER_BASE_DIR": str(request.base_dir(host)),
-        "STOKER_TOKEN_FILE": str(token_file),
-        "STOKER_FEED": json.dumps(to_document(job.feed)),
-        "STOKER_WORKERS": json.dumps(workers),
-        "STOKER_STRATEGY": job.strategy,
-        "STOKER_PROCESSES_PER_HOST": str(request.leader.processes),
-        "STOKER_ADVERTISE": "127.0.0.1",
-        "STOKER_PORT": str(ports[host.name]),
-        "STOKER_COORDINATOR": f"127.0.0.1:{leader_port}",
-        "STOKER_HOST": host.name,
-        "STOKER_GROUP": host.group,
-        "STOKER_ROLES": json.dumps({group.name: group.role for group in job.groups}),
-        "OMP_NUM_THREADS": str(max(1, host.num_cores // host.processes)),
-    }
-    if job.profile:
-        variables["STOKER_PROFILE"] = json.dumps(to_document(job.profile))
-    if job.workload_sha256:
-        variables["STOKER_WORKLOAD_SHA256"] = job.workload_sha256
-    if job.replace_dataloader:
-        variables["STOKER_REPLACE_DATALOADER"] = "1"
-    return variables
-
-
-def _write_secret(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(text)
-
-
-def _ask(started: _Started) -> None:
+def _ask(started: StartedHost) -> None:
     if started.process.poll() is None:
         started.process.terminate()
 

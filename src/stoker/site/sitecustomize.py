@@ -162,4 +162,6 @@ _guarded(_chain_on)
 if _is_rank():
     _guarded(_keep_failures)
     _guarded(_end_with_torchrun)
+if os.environ.get("STOKER_LAUNCHER_PID"):
+    # At any depth: who trains may be started by a script that is started by a script.
     _guarded(_replace_loader)

@@ -1,0 +1,117 @@
+"""Starting a host of a local run: its environment, its token, its launcher."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.platforms import spawn
+from stoker.platforms.local_plan import LocalHost, LocalRequest
+from stoker.records import to_document
+
+_FOREIGN = ("STOKER_", "SM_", "TORCHELASTIC_", "MASTER_")
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+_FOREIGN_NAMES = frozenset((*_TORCHRUN, "TRAINING_JOB_NAME", "SAGEMAKER_BASE_DIR"))
+
+
+@dataclass(slots=True)
+class StartedHost:
+    """A host whose launcher has been started."""
+
+    host: LocalHost
+    process: "subprocess.Popen[bytes]"
+    marker: bytes
+    ended_at: float | None = None
+
+
+def start_host(request: LocalRequest, host: LocalHost, environ: Mapping[str, str]) -> StartedHost:
+    """Starts the launcher of `host` in a session of its own; its output goes to its log file.
+
+    Raises:
+        OSError: If it cannot be started.
+    """
+    log_file = request.log_file(host)
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    # -P: a module in the working directory must not stand in for one of ours.
+    launcher = (sys.executable, "-P", "-m", "stoker.launch", "--", *request.job.command)
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            # SIGTERM, so that hosts end in good order when this process is killed.
+            spawn.wrapped(launcher, signal_number=signal.SIGTERM, cores=host.cores),
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    marker = f"\0STOKER_BASE_DIR={request.base_dir(host)}\0".encode()
+    return StartedHost(host=host, process=process, marker=marker)
+
+
+def host_variables(
+    request: LocalRequest,
+    host: LocalHost,
+    *,
+    environ: Mapping[str, str],
+    ports: Mapping[str, int],
+    token_file: Path,
+) -> dict[str, str]:
+    """The environment of a host's launcher.
+
+    Args:
+        request: The run.
+        host: One of its hosts.
+        environ: To start from; variables of an outer run are left out.
+        ports: Host to the first of its ports.
+        token_file: With the run's token.
+    """
+    job = request.job
+    leader_port = ports[request.leader.name]
+    workers = {
+        group.role: group.workers_per_host
+        for group in job.groups
+        if group.workers_per_host is not None
+    }
+    variables = {
+        "STOKER_RUN_ID": job.name,
+        "STOKER_BASE_DIR": str(request.base_dir(host)),
+        "STOKER_TOKEN_FILE": str(token_file),
+        "STOKER_FEED": json.dumps(to_document(job.feed)),
+        "STOKER_WORKERS": json.dumps(workers),
+        "STOKER_STRATEGY": job.strategy,
+        "STOKER_ADVERTISE": "127.0.0.1",
+        "STOKER_PORT": str(ports[host.name]),
+        "STOKER_COORDINATOR": f"127.0.0.1:{leader_port}",
+        "STOKER_HOST": host.name,
+        "STOKER_GROUP": host.group,
+        "STOKER_ROLES": json.dumps({group.name: group.role for group in job.groups}),
+        "OMP_NUM_THREADS": str(max(1, host.num_cores // host.processes)),
+    }
+    decided = job.groups[0].processes_per_host
+    if decided is not None:
+        variables["STOKER_PROCESSES_PER_HOST"] = str(decided)
+    if job.profile:
+        variables["STOKER_PROFILE"] = json.dumps(to_document(job.profile))
+    if job.workload_sha256:
+        variables["STOKER_WORKLOAD_SHA256"] = job.workload_sha256
+    if job.replace_dataloader:
+        variables["STOKER_REPLACE_DATALOADER"] = "1"
+    inherited = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(_FOREIGN) and name not in _FOREIGN_NAMES
+    }
+    return {**inherited, **job.environment, **variables}
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Writes a file that only this user may read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(text)
