@@ -17,10 +17,11 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-from stoker.feed.channel import Channel, pack
+from stoker.feed.channel import Channel, Received, pack
 from stoker.feed.holders import Exited, Fork, Held, Hold, Kill, to_holder, to_nursery
 from stoker.feed.lifeline import die_with_parent
 from stoker.feed.shipping import Spec, pack_error, unpack_spec
@@ -40,9 +41,11 @@ def main() -> None:
     while not channel.is_closed:
         select.select([channel.fileno(), children.fileno()], [], [])
         children.reap()
-        for data, (memory, theirs) in channel.receive():
+        waiting = deque(channel.receive())
+        while waiting:
+            data, (memory, theirs) = waiting.popleft()
             order = to_nursery.decode(data)
-            _fork(children, channel, functools.partial(_hold, order, memory, theirs))
+            _fork(children, channel, waiting, functools.partial(_hold, order, memory, theirs))
             os.close(theirs)
             os.close(memory)
     children.end()
@@ -96,26 +99,36 @@ class _Children:
         self._writable.close()
 
 
-def _fork(children: _Children, channel: Channel, run: Callable[[], None]) -> int:
-    """Forks a child that runs `run` and nothing of its parent's."""
+def _fork(
+    children: _Children, channel: Channel, waiting: Iterable[Received], run: Callable[[], None]
+) -> int:
+    """Forks a child that runs `run` and holds nothing of its parent's, nor of a sibling to come:
+    whoever holds the end of a worker's channel keeps its death from being seen."""
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
     pid = os.fork()
     if not pid:
-        _run_child(children, channel, run, parent)
+        _run_child(children, channel, waiting, run, parent)
     children.pids.add(pid)
     return pid
 
 
 def _run_child(
-    children: _Children, channel: Channel, run: Callable[[], None], parent: int
+    children: _Children,
+    channel: Channel,
+    waiting: Iterable[Received],
+    run: Callable[[], None],
+    parent: int,
 ) -> NoReturn:
     status = 1
     try:
         die_with_parent()
         children.close()
         channel.close()
+        for _, descriptors in waiting:
+            for descriptor in descriptors:
+                os.close(descriptor)
         if os.getppid() == parent:
             run()
         status = 0
@@ -138,12 +151,14 @@ def _hold(order: Hold, memory: int, theirs: int) -> None:
         writable = [channel.fileno()] if channel.wants_write else []
         select.select([channel.fileno(), children.fileno()], writable, [])
         channel.flush()
-        for data, descriptors in channel.receive():
+        waiting = deque(channel.receive())
+        while waiting:
+            data, descriptors = waiting.popleft()
             match to_holder.decode(data):
                 case Fork() as fork:
                     sock = socket.socket(fileno=descriptors[0])
                     run = _worker(sock, spec, fork, order.host)
-                    tokens[_fork(children, channel, run)] = fork.token
+                    tokens[_fork(children, channel, waiting, run)] = fork.token
                     sock.close()
                 case Kill(token):
                     for pid, known in tokens.items():
