@@ -97,7 +97,7 @@ class Trainer:
         """All its lines, after a good end."""
         code = self.end()
         assert code == 0, f"exit code {code}:\n{self.errors}"
-        return self.lines
+        return [line for line in self.lines if "pause" not in line]
 
     def end(self) -> int:
         """Its exit code."""
@@ -106,6 +106,10 @@ class Trainer:
         code = self.process.wait(DEADLINE_SECONDS)
         for thread in self._threads:
             thread.join(DEADLINE_SECONDS)
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
         return code
 
     def _next(self) -> Line | None:
@@ -129,8 +133,7 @@ def run_script(given: Mapping[str, object], *, env: Mapping[str, str] | None = N
     clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
     return Trainer(
         subprocess.Popen(
-            [sys.executable, "-W", "error::ResourceWarning", SUPPORT / "feed_script.py"]
-            + [json.dumps(dict(given))],
+            [sys.executable, SUPPORT / "feed_script.py", json.dumps(dict(given))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -162,6 +165,7 @@ class Cluster:
         self.settings = FEED | dict(self.feed)
         self._token_file = self.folder / "token"
         self._token_file.write_text(new_token())
+        self._log = (self.folder / "leader.log").open("a")
         self._shm = set(os.listdir("/dev/shm"))
         self._open = _sockets()
         self.port = free_port()
@@ -173,7 +177,7 @@ class Cluster:
             agents=[f"algo-{number}" for number in range(self.agents)],
             followers=[],
             feed=FeedSettings(**self.settings),
-            log=Log(run=self.run, host="leader", stream=(self.folder / "leader.log").open("a")),
+            log=Log(run=self.run, host="leader", stream=self._log),
             address="127.0.0.1",
             port=self.port,
             on_failure=lambda change: None,
@@ -275,17 +279,13 @@ class Cluster:
                 if error[0] is not None:
                     trainer.process.kill()
                 trainer.end()
-                for stream in (trainer.process.stdin, trainer.process.stdout):
-                    if stream is not None:
-                        stream.close()
-                if trainer.process.stderr is not None:
-                    trainer.process.stderr.close()
             self.coordinator.end("succeeded", exit_code=0, reason="")
             for host in self.hosts:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(host.pid, signal.SIGCONT)
                 host.wait(DEADLINE_SECONDS)
             self.coordinator.close()
+            self._log.close()
             if error[0] is None:
                 self._check_nothing_is_left()
             else:
@@ -311,9 +311,9 @@ def _processes_of(run: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                if process.environ().get("STOKER_RUN_ID") == run:
-                    found.append(process)
+            is_alive = process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid()
+            if is_alive and process.environ().get("STOKER_RUN_ID") == run:
+                found.append(process)
     return found
 
 

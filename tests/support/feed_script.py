@@ -7,7 +7,6 @@ stdin.
 
 import hashlib
 import json
-import os
 import random
 import sys
 import time
@@ -26,14 +25,11 @@ DEFAULTS = {
     "step_seconds": 0.0,
     "pause_at": None,
     "raise_at": None,
-    "kill_at": None,
     "break_at": None,
     "loaders": 1,
     "shape": [3, 40, 40],
     "rank": 0,
     "world": 1,
-    "stop_early": False,
-    "children": False,
     "lock": False,
     "loader": {},
 }
@@ -55,10 +51,6 @@ class Images(torch.utils.data.Dataset):
             time.sleep(given["sample_seconds"])
         if index == given["raise_at"]:
             raise LookupError(f"sample {index} is broken")
-        if index == given["kill_at"] and torch.utils.data.get_worker_info() is not None:
-            if not os.path.exists(given["kill_once"]):
-                open(given["kill_once"], "w").close()
-                os.kill(os.getpid(), 9)
         image = torch.randint(0, 256, given["shape"], dtype=torch.uint8)
         facts = {"id": index, "python": random.random(), "numpy": np.random.rand(2)}
         return image, facts
@@ -142,7 +134,7 @@ def main() -> None:
                         kinds=[kind.__name__ for kind in type(err).__mro__],
                         text=str(err),
                     )
-                    if given["stop_early"]:
+                    if given["raise_at"] is None:
                         raise
                     continue
                 ids = value["ids"].tolist()

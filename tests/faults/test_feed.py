@@ -1,0 +1,242 @@
+"""The feed as a training script meets it: real agents, real trainers, and what befalls them.
+
+Every batch of every run is compared with the same script without any cluster: sha256 over the
+bytes of every tensor.
+"""
+
+import functools
+import json
+
+import pytest
+from support.cluster import Cluster, Line, run_script, wait_until
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+
+SLOW = {"sample_seconds": 0.01}
+
+
+@functools.cache
+def _reference(given: str) -> tuple[str, ...]:
+    return tuple(json.dumps(line) for line in run_script(json.loads(given)).finish())
+
+
+def reference(**given: object) -> list[Line]:
+    """What the script yields alone, with num_workers=0."""
+    return [json.loads(line) for line in _reference(json.dumps(given, sort_keys=True))]
+
+
+def test_torchs_local_workers_make_the_same_batches() -> None:
+    assert run_script({"num_workers": 2}).finish() == reference()
+
+
+@pytest.mark.parametrize(
+    ("agents", "options"),
+    [
+        (1, {}),
+        (2, {}),
+        (1, {"num_workers": 1}),
+        (1, {"num_workers": 1, "loader": {"multiprocessing_context": "spawn"}}),
+        (1, {"num_workers": 1, "loader": {"persistent_workers": True}}),
+    ],
+    ids=["one agent", "two agents", "mixed", "mixed, spawned", "mixed, persistent"],
+)
+def test_batches_are_the_same_bytes_wherever_they_are_made(
+    agents: int, options: dict[str, object]
+) -> None:
+    loader = options.get("loader", {})
+    is_persistent = isinstance(loader, dict) and "persistent_workers" in loader
+    expected = reference(num_workers=1, loader=loader) if is_persistent else reference()
+    with Cluster(agents=agents, workers=2 if agents == 1 else 1) as cluster:
+        cluster.wait_for_agents()
+        assert cluster.train(**options).finish() == expected
+
+
+def test_plain_batches_are_the_same_bytes() -> None:
+    with Cluster(agents=1, feed={"encrypt_batches": False}) as cluster:
+        assert cluster.train().finish() == reference()
+
+
+def test_local_workers_alone_serve_until_agents_come() -> None:
+    with Cluster(agents=1, late=True) as cluster:
+        trainer = cluster.train(num_workers=1, pause_at=6)
+        trainer.until("pause")
+        cluster.start_agent(0)
+        trainer.go_on()
+        assert trainer.finish() == reference()
+
+
+def test_training_waits_for_the_first_data_host() -> None:
+    with Cluster(agents=1, late=True) as cluster:
+        trainer = cluster.train()
+        wait_until(lambda: cluster.coordinator._ranks != {}, "the rank attends")
+        cluster.start_agent(0)
+        assert trainer.finish() == reference()
+
+
+def test_no_data_host_in_time_names_what_was_expected() -> None:
+    with Cluster(agents=2, late=True, feed={"start_deadline_seconds": 1.0}) as cluster:
+        trainer = cluster.train()
+        assert trainer.end() != 0
+        assert (
+            "FeedLostError: no data worker came within 1 s: 2 data hosts expected, none seen"
+            in (trainer.errors)
+        )
+
+
+def test_worker_killed_in_the_epoch_changes_nothing() -> None:
+    with Cluster(agents=1, workers=2) as cluster:
+        trainer = cluster.train(pause_at=5, **SLOW)
+        trainer.until("pause")
+        cluster.kill_worker(0)
+        trainer.go_on()
+        assert trainer.finish() == reference(**SLOW)
+
+
+def test_host_killed_in_the_epoch_changes_nothing() -> None:
+    with Cluster(agents=2) as cluster:
+        cluster.wait_for_agents()
+        trainer = cluster.train(pause_at=5, **SLOW)
+        trainer.until("pause")
+        cluster.kill(0)
+        trainer.go_on()
+        assert trainer.finish() == reference(**SLOW)
+
+
+def test_host_that_comes_back_at_another_port_helps_again() -> None:
+    with Cluster(agents=1) as cluster:
+        trainer = cluster.train(pause_at=3, **SLOW)
+        trainer.until("pause")
+        cluster.kill(0)
+        cluster.hosts[0].wait(10)
+        cluster.start_agent(0)
+        trainer.go_on()
+        assert trainer.finish() == reference(**SLOW)
+
+
+def test_stopped_host_is_not_waited_for() -> None:
+    with Cluster(agents=2, feed={"lease_seconds": 30.0}) as cluster:
+        cluster.wait_for_agents()
+        trainer = cluster.train(pause_at=5, **SLOW)
+        trainer.until("pause")
+        cluster.stop(0)
+        trainer.go_on()
+        found = trainer.finish()
+        cluster.cont(0)
+        assert found == reference(**SLOW)
+        assert "batch_overdue" in trainer.errors
+
+
+def test_late_answers_of_a_stopped_host_are_dropped() -> None:
+    with Cluster(agents=2, feed={"lease_seconds": 30.0}) as cluster:
+        cluster.wait_for_agents()
+        trainer = cluster.train(pause_at=5, epochs=3, **SLOW)
+        trainer.until("pause")
+        cluster.stop(0)
+        trainer.go_on()
+        while trainer.lines[-1].get("epoch") != 1:
+            trainer.until("hash")
+        cluster.cont(0)
+        assert trainer.finish() == reference(epochs=3, **SLOW)
+
+
+def test_all_hosts_dead_is_an_error_that_names_them() -> None:
+    with Cluster(agents=1) as cluster:
+        trainer = cluster.train(pause_at=4, samples=200, **SLOW)
+        trainer.until("pause")
+        cluster.kill(0)
+        trainer.go_on()
+        assert trainer.end() != 0
+        assert "stoker.errors.FeedLostError: no data worker is left" in trainer.errors
+        assert "algo-0" in trainer.errors
+        assert "batch" in trainer.errors.rpartition("where:")[2]
+
+
+def test_local_workers_go_on_when_all_hosts_are_dead() -> None:
+    with Cluster(agents=1) as cluster:
+        trainer = cluster.train(pause_at=4, num_workers=1, **SLOW)
+        trainer.until("pause")
+        cluster.kill(0)
+        trainer.go_on()
+        assert trainer.finish() == reference(**SLOW)
+
+
+def test_two_loaders_interleaved() -> None:
+    with Cluster(agents=1, workers=2) as cluster:
+        assert cluster.train(loaders=2).finish() == reference(loaders=2)
+
+
+def test_two_ranks_share_the_agents() -> None:
+    with Cluster(agents=2) as cluster:
+        cluster.wait_for_agents()
+        ranks = [cluster.train(rank=rank, world=2) for rank in range(2)]
+        found = [trainer.finish() for trainer in ranks]
+    seen = [
+        sample
+        for lines in found
+        for line in lines
+        if line.get("epoch") == 0
+        for sample in line["ids"]
+    ]
+    assert sorted(seen) == list(range(48))
+    alone = [run_script({"rank": r, "world": 2}, env={"RANK": str(r)}).finish() for r in range(2)]
+    assert found == alone
+    assert found[0][0]["hash"] != found[1][0]["hash"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_broken_sample_is_named_and_the_epoch_goes_on(num_workers: int) -> None:
+    with Cluster(agents=1) as cluster:
+        found = cluster.train(raise_at=17, num_workers=num_workers).finish()
+    expected = reference(raise_at=17)
+    errors = [line for line in found if "error" in line]
+    assert len(errors) == 2
+    for line in errors:
+        assert "LookupError" in line["kinds"]
+        assert "sample 17 is broken" in line["text"]
+        assert "index 17 of data worker" in line["text"]
+        assert "on host algo-" in line["text"]
+    keep = [line for line in found if "hash" in line]
+    assert keep == [line for line in expected if "hash" in line]
+
+
+def test_early_break_leaves_nothing_behind() -> None:
+    with Cluster(agents=1, workers=2) as cluster:
+        found = cluster.train(break_at=3, epochs=4, num_workers=1).finish()
+        assert found == reference(break_at=3, epochs=4)
+
+
+def test_dataset_that_cannot_travel_is_named() -> None:
+    with Cluster(agents=1) as cluster:
+        trainer = cluster.train(lock=True, num_workers=1)
+        assert trainer.end() != 0
+        assert "ShippingError: dataset.lock (_thread.lock) cannot travel" in trainer.errors
+
+
+def test_decided_workers_replace_the_scripts() -> None:
+    with Cluster(agents=1, late=True) as cluster:
+        trainer = cluster.train(num_workers=0, workers=2)
+        assert trainer.finish() == reference()
+
+
+def test_timeout_is_torchs() -> None:
+    with Cluster(agents=1, late=True) as cluster:
+        trainer = cluster.train(num_workers=1, loader={"timeout": 1}, sample_seconds=5)
+        assert trainer.end() != 0
+        assert "RuntimeError: DataLoader timed out after 1 seconds" in trainer.errors
+
+
+def test_trainer_killed_leaves_no_local_worker() -> None:
+    with Cluster(agents=1) as cluster:
+        trainer = cluster.train(pause_at=3, num_workers=2)
+        trainer.until("pause")
+        trainer.process.kill()
+        trainer.end()
+
+
+def test_wrong_token_gets_nothing() -> None:
+    with Cluster(agents=1, feed={"start_deadline_seconds": 2.0}) as cluster:
+        other = cluster.folder / "other"
+        other.write_text("ab" * 32)
+        trainer = cluster.train(env={"STOKER_TOKEN_FILE": str(other)})
+        assert trainer.end() != 0
+        assert "did not answer" in trainer.errors
