@@ -8,6 +8,7 @@ import functools
 import json
 
 import pytest
+
 from support.cluster import Cluster, Line, run_script, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
@@ -160,9 +161,11 @@ def test_local_workers_go_on_when_all_hosts_are_dead() -> None:
         assert trainer.finish() == reference(**SLOW)
 
 
-def test_two_loaders_interleaved() -> None:
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_two_loaders_interleaved(num_workers: int) -> None:
+    expected = reference(loaders=2, num_workers=num_workers)
     with Cluster(agents=1, workers=2) as cluster:
-        assert cluster.train(loaders=2).finish() == reference(loaders=2)
+        assert cluster.train(loaders=2, num_workers=num_workers).finish() == expected
 
 
 def test_two_ranks_share_the_agents() -> None:

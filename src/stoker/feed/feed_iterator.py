@@ -56,6 +56,8 @@ class FeedIterator(_BaseDataLoaderIter):
             seeding=self._seeding,
             local=self._local_workers(session),
             indices=_numbered(pass_, int(self._base_seed), self._sampler_iter),
+            # As torch: without workers, a sampler draws its own seed at the first batch.
+            is_eager=self._loader.num_workers > 0,
         )
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:

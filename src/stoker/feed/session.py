@@ -101,8 +101,13 @@ class Session:
         seeding: Seeding,
         local: LocalWorkers | None,
         indices: Iterator[Numbered],
+        is_eager: bool,
     ) -> None:
-        """Starts a pass; what is left of the one before is dropped."""
+        """Starts a pass; what is left of the one before is dropped.
+
+        Args:
+            is_eager: Draws from the sampler now, not at the first `next`.
+        """
         with self._lock:
             is_new_spec = self.spec is None or self.spec.digest != spec.digest
             if is_new_spec:
@@ -125,7 +130,10 @@ class Session:
             self.is_busy = self.has_news = True
             self._indices = indices
             self._sampler_error = None
-        self._supply(epoch)
+        if is_eager:
+            self._supply(epoch)
+        else:
+            self._wake()
 
     def next(self, epoch: int, *, timeout_seconds: float) -> object:
         """The next batch of pass `epoch`, in the sampler's order; waits until it is there.
