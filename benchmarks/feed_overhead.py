@@ -1,6 +1,6 @@
 """What the feed costs a training step, beside a raw-socket loader and torch's own local loader.
 
-    python benchmarks/feed_overhead.py [--quick] [--json] [--case even|exponential|straggler|flat]
+    python benchmarks/feed_overhead.py [--quick] [--json] [--case even exponential straggler flat]
 
 Every repetition runs every loader at every number of workers, in an order that rotates; a loader is
 compared with the raw one of its own repetition. benchmarks/README.md says what each figure means.
@@ -32,6 +32,9 @@ LIMITS = {
     "exponential": {"stoker plain": 3.0, "stoker encrypted": 3.0},
     "straggler": {"stoker plain": 3.0, "stoker encrypted": 3.0},
 }
+WORKERS = {"even": (1, 2, 3, 4, 6), "exponential": (3, 4, 6), "straggler": (4,), "flat": (2,)}
+QUICK_WORKERS = {"even": (1, 4), "exponential": (4,), "straggler": (4,), "flat": (2,)}
+STEPS = {"exponential": 200}
 # A measurement that lasts longer than its steps and this has failed.
 START_SECONDS = 120.0
 
@@ -149,7 +152,7 @@ def measure_all(
                 yield sample
 
 
-def summarize(samples: Sequence[Sample], name: str) -> list[dict[str, object]]:
+def summarize(samples: Sequence[Sample], name: str, *, steps: int) -> list[dict[str, object]]:
     """A row for each loader and number of workers."""
     floors = {(s.workers, s.repetition): s for s in samples if s.loader == "raw"}
     torches = {(s.workers, s.repetition): s for s in samples if s.loader == "torch local"}
@@ -164,6 +167,7 @@ def summarize(samples: Sequence[Sample], name: str) -> list[dict[str, object]]:
                 "case": name,
                 "workers": k,
                 "loader": loader,
+                "steps": steps,
                 "repetitions": len(mine),
                 "excess_percent": _spread([s.excess_percent for s in mine]),
                 "step_seconds": _spread([s.step_seconds for s in mine]),
@@ -204,8 +208,35 @@ def _spread(values: Sequence[float]) -> dict[str, object]:
     }
 
 
-def table(rows: Sequence[dict[str, object]], name: str) -> str:
-    """The rows for people, at most 88 columns."""
+def text_of(document: dict[str, object]) -> str:
+    """A document of this benchmark for people, at most 88 columns."""
+    rows = document["rows"]
+    load = document["load_before"]
+    assert isinstance(rows, list)
+    assert isinstance(load, list)
+    modified = " (modified)" if document["is_modified"] else ""
+    resident = (
+        statistics.median(
+            each["resident_step_seconds"]["median"] for each in rows if each["case"] != "flat"
+        )
+        if any(each["case"] != "flat" for each in rows)
+        else 0.0
+    )
+    parts = [
+        f"{document['date']}, commit {document['commit']}{modified}, stoker's workers: "
+        f"{document['data_hosts']}",
+        f"{document['cpu']}, {document['cores']} cores, load {load[0]:.1f} before",
+    ]
+    if resident:
+        parts.append(f"the step on a batch in memory: {1000 * resident:.1f} ms for 20.0 ms")
+    for name in dict.fromkeys(each["case"] for each in rows):
+        mine = [each for each in rows if each["case"] == name]
+        parts += ["", f"{name}: {mine[0]['repetitions']} x {mine[0]['steps']} steps"]
+        parts.append(_table(mine, name))
+    return "\n".join(parts)
+
+
+def _table(rows: Sequence[dict[str, object]], name: str) -> str:
     title = "MB/s" if name == "flat" else "over the bound"
     lines = [
         f"{'k':>2} {'loader':<17}{title + ' (min..max)':>28}{'over raw':>10}"
@@ -258,19 +289,26 @@ def environment() -> dict[str, object]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": cpu[0] if cpu else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
+        # Where the kernel shares the cores among sessions: the priority of this one.
+        "autogroup": _text("/proc/self/autogroup"),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "pyzmq", "msgspec", "stoker")},
     }
 
 
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="results as JSON on stdout")
     parser.add_argument("--quick", action="store_true", help="about a minute: one repetition")
-    parser.add_argument(
-        "--case", default="even", choices=("even", "exponential", "straggler", "flat")
-    )
+    parser.add_argument("--case", nargs="+", default=["even"], choices=tuple(WORKERS), metavar="C")
     parser.add_argument(
         "--loaders", nargs="+", default=LOADERS, choices=LOADERS, metavar="L", help="among the four"
     )
@@ -281,43 +319,30 @@ def main() -> int:
         "--hosts", action="store_true", help="stoker: k data hosts of 1 worker, not 1 of k"
     )
     arguments = parser.parse_args()
-    name: str = arguments.case
-    every = {"even": (1, 2, 3, 4, 6), "exponential": (3, 4, 6), "straggler": (4,), "flat": (2,)}
-    quick = {"even": (1, 4), "exponential": (4,), "straggler": (4,), "flat": (2,)}
-    ks = arguments.workers or (quick if arguments.quick else every)[name]
-    steps = arguments.steps or (50 if arguments.quick else {"exponential": 200}.get(name, 100))
-    repetitions = arguments.repetitions or (1 if arguments.quick else 5)
-
     load_before = os.getloadavg()
-    samples = list(
-        measure_all(
+    started = time.monotonic()
+    rows: list[dict[str, object]] = []
+    for name in arguments.case:
+        ks = arguments.workers or (QUICK_WORKERS if arguments.quick else WORKERS)[name]
+        steps = arguments.steps or (50 if arguments.quick else STEPS.get(name, 100))
+        samples = measure_all(
             name,
             loaders=arguments.loaders,
             ks=ks,
             steps=steps,
-            repetitions=repetitions,
+            repetitions=arguments.repetitions or (1 if arguments.quick else 5),
             one_worker_hosts=arguments.hosts,
         )
-    )
-    rows = summarize(samples, name)
+        rows += summarize(list(samples), name, steps=steps)
     about = {
         **environment(),
         "load_before": [round(each, 2) for each in load_before],
         "load_after": [round(each, 2) for each in os.getloadavg()],
-        "steps": steps,
-        "repetitions": repetitions,
+        "minutes": round((time.monotonic() - started) / 60, 1),
         "data_hosts": "k hosts x 1 worker" if arguments.hosts else "1 host x k workers",
     }
-    if arguments.json:
-        document = {"schema": "stoker.feed-overhead/v1", **about, "case": name, "rows": rows}
-        print(json.dumps(document, indent=1))
-        return 0
-    print(
-        f"{name}: {about['data_hosts']}, {repetitions} x {steps} steps, commit {about['commit']}"
-        f"{' (modified)' if about['is_modified'] else ''}"
-    )
-    print(f"{about['cpu']}, {about['cores']} cores, load {load_before[0]:.1f} before")
-    print(table(rows, name))
+    document = {"schema": "stoker.feed-overhead/v1", **about, "rows": rows}
+    print(json.dumps(document, indent=1) if arguments.json else text_of(document))
     return 0
 
 
