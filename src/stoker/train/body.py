@@ -1,6 +1,7 @@
 """The body of the train component, the same on every platform."""
 
 import shutil
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +25,8 @@ from stoker.records import (
 from stoker.train.follow import Progress, progress_in
 
 RequestT = TypeVar("RequestT")
+
+_LAST_WORDS = 20
 
 
 def prepare(
@@ -84,8 +87,11 @@ def train(
         PlatformError: If the platform refuses it.
     """
     run = platform.submit(platform.plan(job))
+    last_words: deque[str] = deque(maxlen=_LAST_WORDS)
     try:
         for line in run.lines():
+            if line.group == job.groups[0].name:
+                last_words.append(line.text)
             if on_line:
                 on_line(line)
             progress = progress_in(line, total_steps=total_steps) if on_progress else None
@@ -94,7 +100,12 @@ def train(
         end = run.wait()
     finally:
         run.stop()
-    return _record(job, end, platform_name=platform.name, catalog=catalog, decision=decision)
+    record = _record(job, end, platform_name=platform.name, catalog=catalog, decision=decision)
+    if record.status == "failed" and not record.hosts:
+        # Not even the launcher came to its work: its log is all there is.
+        words = "\n".join([record.failure or "", *last_words]).strip()
+        record = msgspec.structs.replace(record, failure=words)
+    return record
 
 
 def _record(
