@@ -238,12 +238,17 @@ class Raised(Message, frozen=True, kw_only=True):
 
 
 class Dropped(Message, frozen=True, kw_only=True):
-    """The agent cannot make that batch now (its worker died twice, or it drains): ask elsewhere."""
+    """The agent cannot make that batch now (its worker died twice, or it drains): ask elsewhere.
+
+    Attributes:
+        is_lost: The workers died that tried it; else the session has to be opened again.
+    """
 
     session: Identifier
     epoch: Count
     number: Count
     reason: str
+    is_lost: bool = False
 
 
 class Forget(Message, frozen=True, kw_only=True):

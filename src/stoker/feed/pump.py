@@ -82,7 +82,7 @@ class Pump:
             failure = FeedError(
                 f"the feed's thread failed: {type(err).__name__}: {err}",
                 where=f"rank {self._settings.rank}, host {self._settings.host}",
-                fix="this is a bug of stoker; its traceback is above",
+                fix="this is a bug of stoker; its traceback is this error's cause",
             )
             failure.__cause__ = err
             with shared.lock:
@@ -280,7 +280,15 @@ class Pump:
             session = self._shared.sessions.get(message.session)
             if session is None or session.epoch != message.epoch or not session.is_busy:
                 return
-            is_hopeless = session.schedule.dropped(link.member.host, message.number)
+            if message.is_lost or link.is_leaving:
+                is_hopeless = session.schedule.dropped(link.member.host, message.number)
+            else:
+                # It has forgotten the session: this process was silent for too long.
+                is_hopeless = False
+                session.schedule.lost(link.member.host)
+                link.opened.pop(session.name, None)
+                link.ready.discard(session.name)
+                session.has_news = True
         self._shared.log.event(
             "batch_dropped", agent=link.member.host, batch=message.number, reason=message.reason
         )

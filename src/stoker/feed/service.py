@@ -320,7 +320,7 @@ class Service:
         if result.is_lost:
             self._log.event("batch_lost", number=number, reason=result.summary)
             dropped = messages.Dropped(
-                session=name, epoch=epoch, number=number, reason=result.summary
+                session=name, epoch=epoch, number=number, reason=result.summary, is_lost=True
             )
             self._send(session, dropped)
         elif result.tree is None:
