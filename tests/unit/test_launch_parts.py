@@ -193,7 +193,17 @@ def test_measures_are_medians_of_the_main_loader_without_its_first_steps(tmp_pat
     assert (found.wait_seconds, found.compute_seconds, found.step_seconds) == (2.0, 1.0, 3.0)
     assert found.steps == 10
     assert found.samples_per_second == pytest.approx(6 * 4 / 18.0)
-    assert found.spread["wait_seconds"].samples == 6
+    assert found.spread["wait_seconds"].samples == 2  # one short block an epoch
+
+
+def test_a_wait_that_ends_a_burst_is_not_missed(tmp_path: Path) -> None:
+    # Three batches at once, then a wait for the next three.
+    burst = [(0, 0, 0.06 if batch % 3 == 0 else 0.0, 0.02, 4) for batch in range(100)]
+    (tmp_path / "timeline-rank0.csv").write_text(rows(*burst))
+    found = measure(tmp_path, {})
+    assert found is not None
+    assert found.step_seconds == pytest.approx(0.04, rel=0.05)
+    assert found.wait_seconds == pytest.approx(0.02, rel=0.1)
     assert (found.spread["wait_seconds"].low, found.spread["wait_seconds"].high) == (1.25, 2.75)
     assert found.timeline_file == "timeline-rank0.csv"
 

@@ -14,6 +14,11 @@ from stoker.feed.shipping import PackedSpec, Spec, unpack_spec
 from stoker.feed.worker import worker_main
 
 
+# Where vCPUs are scarce the trainer goes first: its step is what all wait for, and the pool gives
+# the batches that local workers do not come to to others.
+_NICENESS = 10
+
+
 class LocalWorkers:
     """`num_workers` children of this process; made by the thread that iterates, used by the pump.
 
@@ -49,6 +54,7 @@ class LocalWorkers:
                     "base_seed": base_seed,
                     "seeding": seeding,
                     "host": host,
+                    "niceness": _NICENESS,
                 },
                 daemon=True,
                 name=f"stoker-worker-{number}",

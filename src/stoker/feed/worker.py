@@ -44,6 +44,7 @@ def worker_main(
     base_seed: int,
     seeding: str,
     host: str = "localhost",
+    niceness: int = 0,
 ) -> None:
     """Makes batches until the other end of `sock` is closed; for a forked or spawned child.
 
@@ -52,8 +53,10 @@ def worker_main(
         base_seed: For `get_worker_info()`, and for `torch` seeding until a job says another.
         seeding: `batch`, `sample` or `torch`.
         host: Named in errors.
+        niceness: Added to the process's own; a trainer beside it goes first.
     """
     _become_worker()
+    os.nice(niceness)
     worker = _Worker(
         Channel(sock, blocking=True),
         spec,

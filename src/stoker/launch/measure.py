@@ -1,10 +1,15 @@
-"""What a run's timelines say: the medians of the main loader's steps."""
+"""What a run's timelines say of the main loader's steps.
+
+Batches come in bursts (several workers, data hosts and local workers of different pace), so that a
+median of single steps would miss the wait that ends a burst: medians are over means of blocks.
+"""
 
 import csv
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from stoker.feed.messages import Progress
@@ -12,6 +17,9 @@ from stoker.records import Measured, Spread
 
 # The first steps of an epoch hold the start of workers and the filling of the pipeline.
 SKIPPED_STEPS = 2
+# Consecutive steps of an epoch whose mean is one sample: longer than any burst, and still dozens of
+# blocks in a run of a minute.
+BLOCK_STEPS = 20
 _NAME = "timeline-rank{rank}.csv"
 
 
@@ -75,6 +83,19 @@ def steady(steps: Sequence[Step]) -> list[Step]:
     return kept or list(steps)
 
 
+def block_means(steps: Sequence[Step], value: Callable[[Step], float]) -> list[float]:
+    """Means of `value` over blocks of about BLOCK_STEPS consecutive steps of one epoch."""
+    epochs: dict[int, list[float]] = {}
+    for step in steps:
+        epochs.setdefault(step.epoch, []).append(value(step))
+    means = []
+    for values in epochs.values():
+        count = max(1, len(values) // BLOCK_STEPS)
+        bounds = [len(values) * block // count for block in range(count + 1)]
+        means += [statistics.fmean(values[low:high]) for low, high in pairwise(bounds)]
+    return means
+
+
 def measure(output: Path, progress: Mapping[int, Progress]) -> Measured | None:
     """What the ranks' timelines in `output` say; None where there is none.
 
@@ -95,9 +116,9 @@ def measure(output: Path, progress: Mapping[int, Progress]) -> Measured | None:
     rates = [_rate(steady(steps)) for steps in ranks.values()]
     rates += [_reported_rate(report) for rank, report in progress.items() if rank not in ranks]
     fields = {
-        "step_seconds": [step.seconds for step in kept],
-        "wait_seconds": [step.wait_seconds for step in kept],
-        "compute_seconds": [step.compute_seconds for step in kept],
+        "step_seconds": block_means(kept, lambda step: step.seconds),
+        "wait_seconds": block_means(kept, lambda step: step.wait_seconds),
+        "compute_seconds": block_means(kept, lambda step: step.compute_seconds),
     }
     return Measured(
         step_seconds=statistics.median(fields["step_seconds"]),

@@ -23,7 +23,10 @@ class Host(Record, frozen=True, kw_only=True):
 
 
 class Measured(Record, frozen=True, kw_only=True):
-    """Medians over the steps of the run's main loader (the one with most batches).
+    """Of the run's main loader (the one with most batches), epochs' first steps left out.
+
+    Medians over means of blocks of 20 consecutive steps: a median of single steps would miss the
+    wait that ends a burst of batches. A spread's samples are blocks.
 
     Attributes:
         compute_seconds: A step without its wait.
