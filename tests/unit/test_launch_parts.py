@@ -194,6 +194,7 @@ def test_measures_are_medians_of_the_main_loader_without_its_first_steps(tmp_pat
     assert found.steps == 10
     assert found.samples_per_second == pytest.approx(6 * 4 / 18.0)
     assert found.spread["wait_seconds"].samples == 2  # one short block an epoch
+    assert found.timeline_file == "timeline-rank0.csv"
 
 
 def test_a_wait_that_ends_a_burst_is_not_missed(tmp_path: Path) -> None:
@@ -204,8 +205,8 @@ def test_a_wait_that_ends_a_burst_is_not_missed(tmp_path: Path) -> None:
     assert found is not None
     assert found.step_seconds == pytest.approx(0.04, rel=0.05)
     assert found.wait_seconds == pytest.approx(0.02, rel=0.1)
-    assert (found.spread["wait_seconds"].low, found.spread["wait_seconds"].high) == (1.25, 2.75)
-    assert found.timeline_file == "timeline-rank0.csv"
+    spread = found.spread["wait_seconds"]
+    assert 0.015 < spread.low <= found.wait_seconds <= spread.high < 0.025
 
 
 def test_rates_of_all_ranks_add_up_wherever_they_run(tmp_path: Path) -> None:
