@@ -7,6 +7,7 @@ bytes of every tensor.
 import functools
 import json
 
+import psutil
 import pytest
 
 from support.cluster import Cluster, Line, run_script, wait_until
@@ -89,6 +90,15 @@ def test_worker_killed_in_the_epoch_changes_nothing() -> None:
         trainer = cluster.train(pause_at=5, **SLOW)
         trainer.until("pause")
         cluster.kill_worker(0)
+        trainer.go_on()
+        assert trainer.finish() == reference(**SLOW)
+
+
+def test_local_worker_killed_in_the_epoch_changes_nothing() -> None:
+    with Cluster(agents=1, late=True) as cluster:
+        trainer = cluster.train(pause_at=5, num_workers=2, **SLOW)
+        trainer.until("pause")
+        psutil.Process(trainer.process.pid).children()[0].kill()
         trainer.go_on()
         assert trainer.finish() == reference(**SLOW)
 
@@ -243,3 +253,10 @@ def test_wrong_token_gets_nothing() -> None:
         trainer = cluster.train(env={"STOKER_TOKEN_FILE": str(other)})
         assert trainer.end() != 0
         assert "did not answer" in trainer.errors
+
+
+def test_what_torchs_loader_promises_holds_under_a_data_group() -> None:
+    with Cluster(agents=1) as cluster:
+        trainer = cluster.train(script="feed_semantics.py")
+        assert trainer.end() == 0, (trainer.lines, trainer.errors)
+        assert len(trainer.lines) == 15

@@ -128,12 +128,17 @@ class Trainer:
         return line
 
 
-def run_script(given: Mapping[str, object], *, env: Mapping[str, str] | None = None) -> Trainer:
-    """Starts the feed's test script."""
+def run_script(
+    given: Mapping[str, object],
+    *,
+    env: Mapping[str, str] | None = None,
+    script: str = "feed_script.py",
+) -> Trainer:
+    """Starts a test script of the feed."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
     return Trainer(
         subprocess.Popen(
-            [sys.executable, SUPPORT / "feed_script.py", json.dumps(dict(given))],
+            [sys.executable, SUPPORT / script, json.dumps(dict(given))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -220,6 +225,7 @@ class Cluster:
         world: int = 1,
         workers: int | None = None,
         env: Mapping[str, str] | None = None,
+        script: str = "feed_script.py",
         **given: object,
     ) -> Trainer:
         """Starts a trainer."""
@@ -236,7 +242,9 @@ class Cluster:
         if workers is not None:
             variables["STOKER_WORKERS"] = json.dumps({"dnn": workers})
         trainer = run_script(
-            {"rank": rank, "world": world, **given}, env=variables | dict(env or {})
+            {"rank": rank, "world": world, **given},
+            env=variables | dict(env or {}),
+            script=script,
         )
         self.trainers.append(trainer)
         return trainer

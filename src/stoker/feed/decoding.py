@@ -128,6 +128,10 @@ class Decoder:
         self._place(offset, count * dtype.itemsize)
         if not count:
             return torch.empty(sizes, dtype=dtype)
+        pinned = self._payload.base
+        if isinstance(pinned, torch.Tensor):
+            # Views of torch's own pinned memory: its allocator knows of copies under way.
+            return pinned[offset : offset + count * dtype.itemsize].view(dtype).view(sizes)
         return torch.frombuffer(self._payload, dtype=dtype, count=count, offset=offset).view(sizes)
 
     def _array(self, tag: int, name: str, shape: list[object], offset: int) -> object:

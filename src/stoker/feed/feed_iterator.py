@@ -6,8 +6,8 @@ from functools import partial
 from itertools import repeat
 from typing import cast
 
+import torch
 from torch.utils.data import DataLoader, _DatasetKind
-from torch.utils.data import _utils as torch_utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stoker.errors import UsageError
@@ -58,6 +58,7 @@ class FeedIterator(_BaseDataLoaderIter):
             indices=_numbered(pass_, int(self._base_seed), self._sampler_iter),
             # As torch: without workers, a sampler draws its own seed at the first batch.
             is_eager=self._loader.num_workers > 0,
+            pins_on=torch.accelerator.current_device_index() if self._pin_memory else None,
         )
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
@@ -68,12 +69,7 @@ class FeedIterator(_BaseDataLoaderIter):
         self._begin()
 
     def _next_data(self) -> object:  # type: ignore[override]
-        batch = self._session.next(self._pass.epoch, timeout_seconds=self._timeout)
-        if self._pin_memory:
-            batch = torch_utils.pin_memory.pin_memory(  # type: ignore[no-untyped-call]
-                batch, self._pin_memory_device
-            )
-        return batch
+        return self._session.next(self._pass.epoch, timeout_seconds=self._timeout)
 
     def __next__(self) -> object:
         return self._pass.timed(super().__next__)

@@ -11,6 +11,7 @@ from collections import deque
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -31,8 +32,15 @@ class Landing:
         # any allocation, also while this object's own methods are on the stack.
         self._free: dict[int, deque[mmap.mmap]] = {}
 
-    def take(self, size: int) -> Bytes:
-        """An array of `size` bytes with arbitrary content; free again with its last view."""
+    def take(self, size: int, *, is_pinned: bool = False) -> Bytes:
+        """An array of `size` bytes with arbitrary content; free again with its last view.
+
+        Args:
+            is_pinned: From torch's allocator of pinned memory, which re-uses it and knows of the
+                copies to the accelerator that are under way; ours could not.
+        """
+        if is_pinned:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
         if size < _SMALL_BYTES:
             return np.empty(size, dtype=np.uint8)
         size_class = _size_class(size)

@@ -1,43 +1,26 @@
-"""The pump: the one thread of a trainer that owns the feed's sockets.
-
-It asks for batches, receives them, copies each once into pooled memory and decodes it, so that the
-thread that trains only takes finished batches.
-"""
+"""The pump: the one thread of a trainer that owns the feed's sockets, so that the thread that
+trains only takes finished batches."""
 
 import os
-import platform
 import time
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
-import numpy as np
-import torch
 import zmq
 
-from stoker.errors import FeedError, FeedLostError, ProtocolError
+from stoker.errors import FeedError, ProtocolError
 from stoker.feed import messages as m
+from stoker.feed.answers import Answers, forget_peer
+from stoker.feed.asking import Asking
 from stoker.feed.connection import GOODBYE_SECONDS, ZmqContext, ZmqSocket
-from stoker.feed.landing import Bytes, Landing
 from stoker.feed.links import MAX_ROSTER_BYTES, AgentLink, Link
-from stoker.feed.pool import Result
-from stoker.feed.security import Keys, verify
-from stoker.feed.session import LOCAL, Outcome, Session
+from stoker.feed.security import Keys
+from stoker.feed.session import Session
 from stoker.feed.shared import Shared
-from stoker.feed.shipping import unpack_error
-from stoker.feed.wire import decode
 from stoker.settings import ProcessSettings
 
 # Progress to the coordinator, and a look at what no event tells.
 _TICK_SECONDS = 1.0
-# Beyond the lease: the coordinator's word and the re-dialling take a moment.
-_LOST_GRACE_SECONDS = 3.0
-
-_VERSIONS = {
-    "python": platform.python_version(),
-    "torch": str(torch.__version__),
-    "numpy": np.__version__,
-}
 
 
 class Pump:
@@ -53,13 +36,11 @@ class Pump:
         self._feed = settings.feed
         self._keys = keys
         self._context: ZmqContext = zmq.Context()
-        self._landing = Landing()
-        self._unpack_agent = m.Unpacker(m.FromAgent)
         self._unpack_coordinator = m.Unpacker(m.FromCoordinator)
         now = time.monotonic()
         self._links: dict[str, AgentLink] = {}
-        self._lost: dict[str, m.Member] = {}
-        self._expected: int | None = None
+        self._answers = Answers(shared, keys)
+        self._asking = Asking(shared, settings, self._links)
         self._progress_at = now
         host, _, port = (settings.coordinator or "").rpartition(":")
         self._coordinator = Link(
@@ -85,10 +66,7 @@ class Pump:
                 fix="this is a bug of stoker; its traceback is this error's cause",
             )
             failure.__cause__ = err
-            with shared.lock:
-                shared.failure = failure
-                for session in shared.sessions.values():
-                    session.fail(failure)
+            shared.fail(failure)
         finally:
             self._close()
 
@@ -117,7 +95,7 @@ class Pump:
         shared.run_posted()
         for fileno, session in children.items():
             if fileno in ready:
-                self._take_local(session, fileno)
+                self._answers.take_local(session, fileno)
         for link in links:
             if any(socket in ready for socket in link.sockets()):
                 self._serve(link)
@@ -127,8 +105,8 @@ class Pump:
         # First what came, then what became of the connection: the last words count.
         if isinstance(link, AgentLink):
             link.receive(
-                lambda frames: self._take(link, frames),
-                lambda frames: self._take_plain(link, frames),
+                lambda frames: self._answers.take(link, frames),
+                lambda frames: self._answers.take_plain(link, frames),
             )
         else:
             link.receive(self._take_roster, self._take_roster)
@@ -150,16 +128,18 @@ class Pump:
                     session.has_news = True
         else:
             self._shared.log.event("agent_connection_lost", agent=link.member.host)
-            self._drop_peer(link)
+            forget_peer(self._shared, link)
             if not link.is_listed:
                 self._remove(link)
 
-    # What comes from the coordinator.
-
     def _take_roster(self, frames: Sequence[zmq.Frame]) -> None:
-        message = self._unpack_coordinator(frames[0].buffer)
+        try:
+            message = self._unpack_coordinator(frames[0].buffer)
+        except ProtocolError as err:
+            self._shared.log.event("message_refused", coordinator=True, reason=err.what)
+            return
         if isinstance(message, m.Refused):
-            self._fail_all(
+            self._shared.fail(
                 FeedError(
                     f"the coordinator refuses this rank: {message.reason}",
                     where=f"rank {self._settings.rank}, host {self._settings.host}",
@@ -167,13 +147,13 @@ class Pump:
             )
         if not isinstance(message, m.Roster):
             return
-        self._expected = message.expected
-        self._lost = {member.host: member for member in message.lost}
+        self._asking.expected = message.expected
+        self._asking.lost = {member.host: member for member in message.lost}
         listed = {member.host: member for member in message.agents}
         for host, link in list(self._links.items()):
             link.is_listed = host in listed
-            if (host in listed and not link.is_same(listed[host])) or host in self._lost:
-                self._drop_peer(link)
+            if (host in listed and not link.is_same(listed[host])) or host in self._asking.lost:
+                forget_peer(self._shared, link)
                 self._remove(link)
         for host, member in listed.items():
             if host not in self._links:
@@ -186,190 +166,6 @@ class Pump:
                     post=self._shared.post,
                     max_message_bytes=self._feed.max_bytes + (16 << 20),
                 )
-
-    # What comes from agents.
-
-    def _take(self, link: AgentLink, frames: Sequence[zmq.Frame]) -> None:
-        try:
-            message = self._unpack_agent(frames[0].buffer)
-            frame = frames[1] if len(frames) > 1 else None
-            self._handle(link, message, frame, is_encrypted=True)
-        except ProtocolError as err:
-            self._shared.log.event("message_refused", agent=link.member.host, reason=err.what)
-            link.lose(time.monotonic())
-            self._drop_peer(link)
-
-    def _take_plain(self, link: AgentLink, frames: Sequence[zmq.Frame]) -> None:
-        """A batch that is not encrypted: MAC of the message, message, payload if there is one."""
-        is_ours = len(frames) in (2, 3) and verify(
-            self._keys.mac_key, frames[1].buffer, frames[0].buffer
-        )
-        if not is_ours:
-            self._shared.log.event("plain_batch_refused", agent=link.member.host)
-            return
-        message = self._unpack_agent(frames[1].buffer)
-        if isinstance(message, m.Made):
-            self._handle(link, message, frames[2] if len(frames) == 3 else None, is_encrypted=False)
-
-    def _handle(
-        self, link: AgentLink, message: m.Message, frame: zmq.Frame | None, *, is_encrypted: bool
-    ) -> None:
-        match message:
-            case m.Made():
-                self._take_batch(link, message, frame, is_encrypted=is_encrypted)
-            case m.Raised():
-                error = _error_in(frame)
-                self._settle(link, message, lambda: Outcome(error=error), frame_bytes=0)
-            case m.Dropped():
-                self._take_dropped(link, message)
-            case m.Need():
-                self._ship(link, message.spec)
-            case m.Ready():
-                self._take_ready(link, message)
-            case m.Credits():
-                self._grant(link, message.session, message.credits)
-            case m.Failed():
-                error = _error_in(frame)
-                with self._shared.lock:
-                    session = self._shared.sessions.get(message.session)
-                    if session is not None and _has_spec(session, message.spec):
-                        session.fail(error)
-            case m.Leaving():
-                link.is_leaving = True
-                with self._shared.lock:
-                    for session in self._shared.sessions.values():
-                        session.schedule.leave(link.member.host)
-
-    def _take_batch(
-        self, link: AgentLink, made: m.Made, frame: zmq.Frame | None, *, is_encrypted: bool
-    ) -> None:
-        def land() -> Outcome:
-            payload: Bytes | None = None
-            if frame is not None and len(frame.buffer):
-                payload = self._landing.take(len(frame.buffer))
-                np.copyto(payload, np.frombuffer(frame.buffer, dtype=np.uint8))
-            return _decoded(made.tree, payload, allow_pickle=is_encrypted)
-
-        frame_bytes = 0 if frame is None else len(frame.buffer)
-        self._settle(link, made, land, frame_bytes=frame_bytes)
-
-    def _settle(
-        self,
-        link: AgentLink,
-        message: m.Made | m.Raised | m.Dropped,
-        make: Callable[[], Outcome],
-        *,
-        frame_bytes: int,
-    ) -> None:
-        """Delivers what `make` gives, unless it is late, a duplicate, or not wanted any more."""
-        with self._shared.lock:
-            session = self._shared.sessions.get(message.session)
-            if session is None or session.epoch != message.epoch or not session.is_busy:
-                return
-            is_wanted = session.schedule.arrived(
-                link.member.host, message.number, frame_bytes=frame_bytes, now=time.monotonic()
-            )
-        if is_wanted:
-            outcome = make()
-            with self._shared.lock:
-                if session.epoch == message.epoch and session.is_busy:
-                    session.deliver(message.number, outcome)
-
-    def _take_dropped(self, link: AgentLink, message: m.Dropped) -> None:
-        with self._shared.lock:
-            session = self._shared.sessions.get(message.session)
-            if session is None or session.epoch != message.epoch or not session.is_busy:
-                return
-            if message.is_lost or link.is_leaving:
-                is_hopeless = session.schedule.dropped(link.member.host, message.number)
-            else:
-                # It has forgotten the session: this process was silent for too long.
-                is_hopeless = False
-                session.schedule.lost(link.member.host)
-                link.opened.pop(session.name, None)
-                link.ready.discard(session.name)
-                session.has_news = True
-        self._shared.log.event(
-            "batch_dropped", agent=link.member.host, batch=message.number, reason=message.reason
-        )
-        if is_hopeless:
-            error = FeedLostError(
-                f"batch {message.number} cannot be made: {message.reason}",
-                where=f"epoch {message.epoch}, last tried on host {link.member.host}",
-                fix="see that host's log; give it more memory, or fewer workers",
-            )
-            self._settle(link, message, lambda: Outcome(error=error), frame_bytes=0)
-
-    def _take_ready(self, link: AgentLink, message: m.Ready) -> None:
-        with self._shared.lock:
-            session = self._shared.sessions.get(message.session)
-            if session is None or not _has_spec(session, message.spec):
-                return
-        link.ready.add(message.session)
-        self._grant(link, message.session, message.credits)
-        self._shared.log.event(
-            "agent_ready", agent=link.member.host, workers=message.workers, credits=message.credits
-        )
-
-    def _grant(self, link: AgentLink, name: str, credits: int) -> None:
-        with self._shared.lock:
-            session = self._shared.sessions.get(name)
-            if session is None or name not in link.ready or link.is_leaving:
-                return
-            session.schedule.grant(link.member.host, credits)
-            session.had_peers = True
-            session.stir()
-
-    def _ship(self, link: AgentLink, digest: str) -> None:
-        with self._shared.lock:
-            specs = [s.spec for s in self._shared.sessions.values() if _has_spec(s, digest)]
-        for spec in specs[:1]:
-            if spec is not None:
-                link.send(m.Ship(spec=digest), spec.data)
-
-    # What comes from local workers.
-
-    def _take_local(self, session: Session, fileno: int) -> None:
-        with self._shared.lock:
-            local = session.local
-            results = [] if local is None else local.handle(fileno)
-        for result in results:
-            self._settle_local(session, result)
-        with self._shared.lock:
-            if local is not None and local is session.local:
-                if local.credits:
-                    session.schedule.grant(LOCAL, local.credits)
-                else:
-                    session.schedule.lost(LOCAL)
-                session.stir()
-
-    def _settle_local(self, session: Session, result: Result) -> None:
-        epoch, number = result.job.key
-        assert isinstance(epoch, int)
-        assert isinstance(number, int)
-        payload, result.payload = result.payload, None
-        if payload is not None:
-            weakref.finalize(payload, result.release).atexit = False
-        size = 0 if payload is None else payload.nbytes
-        with self._shared.lock:
-            if session.epoch != epoch or not session.is_busy:
-                return
-            if result.is_lost and not session.schedule.dropped(LOCAL, number):
-                return
-            is_wanted = session.schedule.arrived(
-                LOCAL, number, frame_bytes=size, now=time.monotonic()
-            )
-        if not is_wanted:
-            return
-        if result.error is not None:
-            outcome = Outcome(error=unpack_error(result.error))
-        else:
-            outcome = _decoded(result.tree or b"", payload, allow_pickle=True)
-        with self._shared.lock:
-            if session.epoch == epoch and session.is_busy:
-                session.deliver(number, outcome)
-
-    # What follows from it.
 
     def _tick(self, now: float) -> None:
         for link in [self._coordinator, *self._links.values()]:
@@ -384,10 +180,10 @@ class Pump:
                 locals_ended += session.retired_locals
                 session.retired_locals = []
                 if session.has_news:
-                    self._tell_news(session)
+                    self._asking.tell_news(session)
                 if session.is_busy:
-                    self._ask(session, now)
-                    self._judge(session, now)
+                    self._asking.ask(session, now)
+                    self._asking.judge(session, now)
         for session in retired:
             for agent in self._links.values():
                 agent.opened.pop(session.name, None)
@@ -395,96 +191,6 @@ class Pump:
                 agent.send(m.Close(session=session.name))
         for local in locals_ended:
             local.close()
-
-    def _tell_news(self, session: Session) -> None:
-        session.has_news = False
-        if session.spec is None:
-            return
-        before = session.epoch if session.is_busy else session.epoch + 1
-        if session.local is not None:
-            session.local.forget(before_epoch=before)
-        for link in self._links.values():
-            if not link.is_up:
-                continue
-            if link.opened.get(session.name) != session.spec.digest:
-                link.opened[session.name] = session.spec.digest
-                link.ready.discard(session.name)
-                link.send(
-                    m.Open(
-                        protocol=m.PROTOCOL_VERSION,
-                        session=session.name,
-                        rank=self._settings.rank,
-                        spec=session.spec.digest,
-                        spec_bytes=len(session.spec.data),
-                        plain_identity=link.plain_identity,
-                        seeding=session.seeding,
-                        versions=_VERSIONS,
-                    )
-                )
-            link.send(m.Forget(session=session.name, before_epoch=before))
-
-    def _ask(self, session: Session, now: float) -> None:
-        schedule = session.schedule
-        for number in schedule.overdue(now):
-            self._shared.log.event("batch_overdue", epoch=session.epoch, batch=number)
-        for peer, number in schedule.assign(now):
-            asked = session.asked[number]
-            if peer == LOCAL and session.local is not None:
-                session.local.ask(
-                    epoch=session.epoch, number=number, index=asked.index, seed=asked.seed
-                )
-            elif isinstance(peer, str) and peer in self._links:
-                self._links[peer].send(
-                    m.Make(
-                        session=session.name, epoch=session.epoch, number=number, seed=asked.seed
-                    ),
-                    asked.index,
-                )
-        if session.local is not None:
-            session.local.flush()
-
-    def _judge(self, session: Session, now: float) -> None:
-        """Ends a session that nobody works for any more."""
-        if session.schedule.peers():
-            session.alone_since = now
-            return
-        opening = any(link.is_up and session.name in link.opened for link in self._links.values())
-        is_starting = opening or not session.had_peers
-        limit = (
-            self._feed.start_deadline_seconds
-            if is_starting
-            else self._feed.lease_seconds + _LOST_GRACE_SECONDS
-        )
-        if now - session.alone_since > limit:
-            session.fail(self._lost_error(session, now))
-
-    def _lost_error(self, session: Session, now: float) -> FeedLostError:
-        silent = [
-            f"{link.member.host} (no connection for {now - link.down_since:.1f} s)"
-            if not link.is_up
-            else f"{link.member.host} (connected, not ready)"
-            for link in self._links.values()
-        ]
-        silent += [
-            f"{member.host} (lost, last heartbeat {member.silent_seconds:.1f} s before)"
-            for member in self._lost.values()
-        ]
-        seen = ", ".join(silent) or "none seen"
-        expected = "?" if self._expected is None else self._expected
-        if self._expected is None:
-            seen = f"the coordinator at {self._settings.coordinator} did not answer"
-        local = f"; local workers: {session.local.last_death}" if session.local else ""
-        if session.had_peers:
-            what = f"no data worker is left after {now - session.alone_since:.0f} s"
-        else:
-            what = f"no data worker came within {now - session.alone_since:.0f} s"
-        return FeedLostError(
-            f"{what}: {expected} data hosts expected, {seen}{local}",
-            where=f"rank {self._settings.rank}, host {self._settings.host}, "
-            f"epoch {session.epoch}, batch {session.schedule.head}",
-            fix="see the logs of the data hosts; with local workers (feed.local_workers) the "
-            "training would go on",
-        )
 
     def _report(self) -> None:
         if self._coordinator.is_up:
@@ -499,25 +205,13 @@ class Pump:
                 )
             )
 
-    def _drop_peer(self, link: AgentLink) -> None:
-        link.opened.clear()
-        link.ready.clear()
-        link.is_leaving = False
-        with self._shared.lock:
-            for session in self._shared.sessions.values():
-                session.schedule.lost(link.member.host)
-
     def _remove(self, link: AgentLink) -> None:
         link.close()
         if self._links.get(link.member.host) is link:
             del self._links[link.member.host]
 
-    def _fail_all(self, error: FeedError) -> None:
-        with self._shared.lock:
-            for session in self._shared.sessions.values():
-                session.fail(error)
-
     def _close(self) -> None:
+        self._shared.fail(FeedError("the feed of this process is closed"))
         with self._shared.lock:
             sessions = [*self._shared.sessions.values(), *self._shared.take_retired()]
             self._shared.sessions.clear()
@@ -531,20 +225,3 @@ class Pump:
         for link in [self._coordinator, *self._links.values()]:
             link.close(linger_seconds=GOODBYE_SECONDS)
         self._context.term()
-
-
-def _decoded(tree: bytes, payload: Bytes | None, *, allow_pickle: bool) -> Outcome:
-    try:
-        return Outcome(decode(tree, payload, allow_pickle=allow_pickle))
-    except FeedError as err:
-        return Outcome(error=err)
-
-
-def _error_in(frame: zmq.Frame | None) -> Exception:
-    if frame is None:
-        return ProtocolError("an error without its frame")
-    return unpack_error(frame.buffer)
-
-
-def _has_spec(session: Session, digest: str) -> bool:
-    return session.spec is not None and session.spec.digest == digest

@@ -52,6 +52,7 @@ class Session:
         local: Local workers, if any.
         failure: Ends every wait of this session.
         abandoned_epoch: Of a pass whose iterator is gone.
+        pins_on: Index of the accelerator for which batches land in pinned memory.
         has_news: The pump has to tell the agents of a new pass, or of a new spec.
     """
 
@@ -69,6 +70,7 @@ class Session:
         self.failure: BaseException | None = None
         self.has_news = False
         self.abandoned_epoch = -1
+        self.pins_on: int | None = None
         self.alone_since = time.monotonic()
         self.had_peers = False
         self.asked: dict[int, Asked] = {}
@@ -102,6 +104,7 @@ class Session:
         local: LocalWorkers | None,
         indices: Iterator[Numbered],
         is_eager: bool,
+        pins_on: int | None,
     ) -> None:
         """Starts a pass; what is left of the one before is dropped.
 
@@ -114,7 +117,7 @@ class Session:
                 for peer in self.schedule.peers():
                     self.schedule.lost(peer)
             self.schedule.begin()
-            self.spec, self.seeding = spec, seeding
+            self.spec, self.seeding, self.pins_on = spec, seeding, pins_on
             if local is not self.local:
                 if self.local is not None:
                     self.retired_locals.append(self.local)

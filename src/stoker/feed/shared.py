@@ -34,6 +34,13 @@ class Shared:
         self._retired: deque[Session] = deque()
         self._posted: deque[Callable[[], None]] = deque()
 
+    def fail(self, error: BaseException) -> None:
+        """Ends every session, also those to come; the first error counts."""
+        with self.lock:
+            self.failure = self.failure or error
+            for session in self.sessions.values():
+                session.fail(error)
+
     def wake(self) -> None:
         """Ends the pump's wait; safe in a finalizer, and after the end."""
         with contextlib.suppress(OSError):

@@ -1,0 +1,257 @@
+"""What the pump gets: batches, errors and grants, from agents and local workers, to sessions.
+
+A batch is copied once, off the thread that trains and with the interpreter's lock released, into
+pooled or pinned memory, and decoded there into views.
+"""
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import zmq
+
+from stoker.errors import FeedError, FeedLostError, ProtocolError
+from stoker.feed import messages as m
+from stoker.feed.landing import Bytes, Landing
+from stoker.feed.links import AgentLink
+from stoker.feed.pool import Result
+from stoker.feed.security import Keys, verify
+from stoker.feed.session import LOCAL, Outcome, Session
+from stoker.feed.shared import Shared
+from stoker.feed.shipping import unpack_error
+from stoker.feed.wire import decode
+
+_NOTHING: Bytes = np.empty(0, dtype=np.uint8)
+
+
+class Answers:
+    """The pump's ear; the lock is held for the books only, never while memory is copied."""
+
+    def __init__(self, shared: Shared, keys: Keys) -> None:
+        self._shared = shared
+        self._keys = keys
+        self._landing = Landing()
+        self._pins_on: int | None = None
+        self._unpack_agent = m.Unpacker(m.FromAgent)
+
+    def take(self, link: AgentLink, frames: Sequence[zmq.Frame]) -> None:
+        """A message on the encrypted connection; one that is none costs the connection."""
+        try:
+            message = self._unpack_agent(frames[0].buffer)
+            frame = frames[1] if len(frames) > 1 else None
+            self._handle(link, message, frame, is_encrypted=True)
+        except ProtocolError as err:
+            self._shared.log.event("message_refused", agent=link.member.host, reason=err.what)
+            link.lose(time.monotonic())
+            forget_peer(self._shared, link)
+
+    def take_plain(self, link: AgentLink, frames: Sequence[zmq.Frame]) -> None:
+        """A batch that is not encrypted: MAC of the message, message, payload if there is one."""
+        is_ours = len(frames) in (2, 3) and verify(
+            self._keys.mac_key, frames[1].buffer, frames[0].buffer
+        )
+        if not is_ours:
+            self._shared.log.event("plain_batch_refused", agent=link.member.host)
+            return
+        message = self._unpack_agent(frames[1].buffer)
+        if isinstance(message, m.Made):
+            self._handle(link, message, frames[2] if len(frames) == 3 else None, is_encrypted=False)
+
+    def _handle(
+        self, link: AgentLink, message: m.Message, frame: zmq.Frame | None, *, is_encrypted: bool
+    ) -> None:
+        match message:
+            case m.Made():
+                self._take_batch(link, message, frame, is_encrypted=is_encrypted)
+            case m.Raised():
+                error = _error_in(None if frame is None else frame.buffer)
+                self._settle(link, message, lambda _: Outcome(error=error), frame_bytes=0)
+            case m.Dropped():
+                self._take_dropped(link, message)
+            case m.Need():
+                self._ship(link, message.spec)
+            case m.Ready():
+                self._take_ready(link, message)
+            case m.Credits():
+                self._grant(link, message.session, message.credits)
+            case m.Failed():
+                error = _error_in(None if frame is None else frame.buffer)
+                with self._shared.lock:
+                    session = self._shared.sessions.get(message.session)
+                    if session is not None and _has_spec(session, message.spec):
+                        session.fail(error)
+            case m.Leaving():
+                link.is_leaving = True
+                with self._shared.lock:
+                    for session in self._shared.sessions.values():
+                        session.schedule.leave(link.member.host)
+
+    def _take_batch(
+        self, link: AgentLink, made: m.Made, frame: zmq.Frame | None, *, is_encrypted: bool
+    ) -> None:
+        source = _NOTHING if frame is None else np.frombuffer(frame.buffer, dtype=np.uint8)
+
+        def land(session: Session) -> Outcome:
+            payload = self._landed(source, session.pins_on)
+            return _decoded(made.tree, payload, allow_pickle=is_encrypted)
+
+        self._settle(link, made, land, frame_bytes=source.nbytes)
+
+    def _landed(self, source: Bytes, pins_on: int | None) -> Bytes:
+        """`source` copied, once, to where the batch will live."""
+        if pins_on is not None and self._pins_on != pins_on:
+            # The device is the thread's; without this, every rank would open device 0.
+            torch.accelerator.set_device_index(pins_on)
+            self._pins_on = pins_on
+        payload = self._landing.take(source.nbytes, is_pinned=pins_on is not None)
+        np.copyto(payload, source)
+        return payload
+
+    def _settle(
+        self,
+        link: AgentLink,
+        message: m.Made | m.Raised | m.Dropped,
+        make: Callable[[Session], Outcome],
+        *,
+        frame_bytes: int,
+    ) -> None:
+        """Delivers what `make` gives, unless it is late, a duplicate, or not wanted any more."""
+        with self._shared.lock:
+            session = self._shared.sessions.get(message.session)
+            if session is None or session.epoch != message.epoch or not session.is_busy:
+                return
+            is_wanted = session.schedule.arrived(
+                link.member.host, message.number, frame_bytes=frame_bytes, now=time.monotonic()
+            )
+        if is_wanted:
+            outcome = make(session)
+            with self._shared.lock:
+                if session.epoch == message.epoch and session.is_busy:
+                    session.deliver(message.number, outcome)
+
+    def _take_dropped(self, link: AgentLink, message: m.Dropped) -> None:
+        with self._shared.lock:
+            session = self._shared.sessions.get(message.session)
+            if session is None or session.epoch != message.epoch or not session.is_busy:
+                return
+            if message.is_lost or link.is_leaving:
+                is_hopeless = session.schedule.dropped(link.member.host, message.number)
+            else:
+                # It has forgotten the session: this process was silent for too long.
+                is_hopeless = False
+                session.schedule.lost(link.member.host)
+                link.opened.pop(session.name, None)
+                link.ready.discard(session.name)
+                session.has_news = True
+        self._shared.log.event(
+            "batch_dropped", agent=link.member.host, batch=message.number, reason=message.reason
+        )
+        if is_hopeless:
+            error = FeedLostError(
+                f"batch {message.number} cannot be made: {message.reason}",
+                where=f"epoch {message.epoch}, last tried on host {link.member.host}",
+                fix="see that host's log; give it more memory, or fewer workers",
+            )
+            self._settle(link, message, lambda _: Outcome(error=error), frame_bytes=0)
+
+    def _take_ready(self, link: AgentLink, message: m.Ready) -> None:
+        with self._shared.lock:
+            session = self._shared.sessions.get(message.session)
+            if session is None or not _has_spec(session, message.spec):
+                return
+        link.ready.add(message.session)
+        self._grant(link, message.session, message.credits)
+        self._shared.log.event(
+            "agent_ready", agent=link.member.host, workers=message.workers, credits=message.credits
+        )
+
+    def _grant(self, link: AgentLink, name: str, credits: int) -> None:
+        with self._shared.lock:
+            session = self._shared.sessions.get(name)
+            if session is None or name not in link.ready or link.is_leaving:
+                return
+            session.schedule.grant(link.member.host, credits)
+            session.had_peers = True
+            session.stir()
+
+    def _ship(self, link: AgentLink, digest: str) -> None:
+        with self._shared.lock:
+            specs = [s.spec for s in self._shared.sessions.values() if _has_spec(s, digest)]
+        for spec in specs[:1]:
+            if spec is not None:
+                link.send(m.Ship(spec=digest), spec.data)
+
+    def take_local(self, session: Session, fileno: int) -> None:
+        """What came from a local worker."""
+        with self._shared.lock:
+            local = session.local
+            results = [] if local is None else local.handle(fileno)
+        for result in results:
+            self._settle_local(session, result)
+        with self._shared.lock:
+            if local is not None and local is session.local:
+                if local.credits:
+                    session.schedule.grant(LOCAL, local.credits)
+                else:
+                    session.schedule.lost(LOCAL)
+                session.stir()
+
+    def _settle_local(self, session: Session, result: Result) -> None:
+        epoch, number = result.job.key
+        assert isinstance(epoch, int)
+        assert isinstance(number, int)
+        payload, result.payload = result.payload, None
+        if payload is not None:
+            weakref.finalize(payload, result.release).atexit = False
+        size = 0 if payload is None else payload.nbytes
+        with self._shared.lock:
+            if session.epoch != epoch or not session.is_busy:
+                return
+            if result.is_lost and not session.schedule.dropped(LOCAL, number):
+                return
+            is_wanted = session.schedule.arrived(
+                LOCAL, number, frame_bytes=size, now=time.monotonic()
+            )
+        if not is_wanted:
+            return
+        if result.error is not None:
+            outcome = Outcome(error=_error_in(result.error))
+        else:
+            if payload is not None and session.pins_on is not None:
+                payload = self._landed(payload, session.pins_on)
+            outcome = _decoded(result.tree or b"", payload, allow_pickle=True)
+        with self._shared.lock:
+            if session.epoch == epoch and session.is_busy:
+                session.deliver(number, outcome)
+
+
+def forget_peer(shared: Shared, link: AgentLink) -> None:
+    """The connection is lost: what was asked for over it goes elsewhere, sessions are closed."""
+    link.opened.clear()
+    link.ready.clear()
+    link.is_leaving = False
+    with shared.lock:
+        for session in shared.sessions.values():
+            session.schedule.lost(link.member.host)
+
+
+def _decoded(tree: bytes, payload: Bytes | None, *, allow_pickle: bool) -> Outcome:
+    try:
+        return Outcome(decode(tree, payload, allow_pickle=allow_pickle))
+    except FeedError as err:
+        return Outcome(error=err)
+
+
+def _error_in(data: bytes | memoryview | None) -> Exception:
+    if data is None:
+        return ProtocolError("an error without its frame")
+    try:
+        return unpack_error(data)
+    except FeedError as err:
+        return err
+
+
+def _has_spec(session: Session, digest: str) -> bool:
+    return session.spec is not None and session.spec.digest == digest

@@ -1,0 +1,137 @@
+"""What the pump asks for: sessions are opened at agents, batches asked for, the end is judged."""
+
+import platform
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from stoker.errors import FeedLostError
+from stoker.feed import messages as m
+from stoker.feed.links import AgentLink
+from stoker.feed.session import LOCAL, Session
+from stoker.feed.shared import Shared
+from stoker.settings import ProcessSettings
+
+# Beyond the lease: the coordinator's word and the re-dialling take a moment.
+LOST_GRACE_SECONDS = 3.0
+
+_VERSIONS = {
+    "python": platform.python_version(),
+    "torch": str(torch.__version__),
+    "numpy": np.__version__,
+}
+
+
+class Asking:
+    """The pump's mouth; every method is called under the lock.
+
+    Args:
+        links: Host to link; the pump's own, which changes.
+
+    Attributes:
+        expected: Data hosts of the run; None: the coordinator has not said yet.
+        lost: Those that the coordinator gave up.
+    """
+
+    def __init__(
+        self, shared: Shared, settings: ProcessSettings, links: Mapping[str, AgentLink]
+    ) -> None:
+        self._shared = shared
+        self._settings = settings
+        self._feed = settings.feed
+        self._links = links
+        self.expected: int | None = None
+        self.lost: dict[str, m.Member] = {}
+
+    def tell_news(self, session: Session) -> None:
+        """Tells every agent of a new pass, or of a new spec."""
+        session.has_news = False
+        if session.spec is None:
+            return
+        before = session.epoch if session.is_busy else session.epoch + 1
+        if session.local is not None:
+            session.local.forget(before_epoch=before)
+        for link in self._links.values():
+            if not link.is_up:
+                continue
+            if link.opened.get(session.name) != session.spec.digest:
+                link.opened[session.name] = session.spec.digest
+                link.ready.discard(session.name)
+                link.send(
+                    m.Open(
+                        protocol=m.PROTOCOL_VERSION,
+                        session=session.name,
+                        rank=self._settings.rank,
+                        spec=session.spec.digest,
+                        spec_bytes=len(session.spec.data),
+                        plain_identity=link.plain_identity,
+                        seeding=session.seeding,
+                        versions=_VERSIONS,
+                    )
+                )
+            link.send(m.Forget(session=session.name, before_epoch=before))
+
+    def ask(self, session: Session, now: float) -> None:
+        """Asks for the batches whose turn it is."""
+        schedule = session.schedule
+        for number in schedule.overdue(now):
+            self._shared.log.event("batch_overdue", epoch=session.epoch, batch=number)
+        for peer, number in schedule.assign(now):
+            asked = session.asked[number]
+            if peer == LOCAL and session.local is not None:
+                session.local.ask(
+                    epoch=session.epoch, number=number, index=asked.index, seed=asked.seed
+                )
+            elif isinstance(peer, str) and peer in self._links:
+                self._links[peer].send(
+                    m.Make(
+                        session=session.name, epoch=session.epoch, number=number, seed=asked.seed
+                    ),
+                    asked.index,
+                )
+        if session.local is not None:
+            session.local.flush()
+
+    def judge(self, session: Session, now: float) -> None:
+        """Ends a session that nobody works for any more."""
+        if session.schedule.peers():
+            session.alone_since = now
+            return
+        opening = any(link.is_up and session.name in link.opened for link in self._links.values())
+        is_starting = opening or not session.had_peers
+        limit = (
+            self._feed.start_deadline_seconds
+            if is_starting
+            else self._feed.lease_seconds + LOST_GRACE_SECONDS
+        )
+        if now - session.alone_since > limit:
+            session.fail(self._lost_error(session, now))
+
+    def _lost_error(self, session: Session, now: float) -> FeedLostError:
+        silent = [
+            f"{link.member.host} (no connection for {now - link.down_since:.1f} s)"
+            if not link.is_up
+            else f"{link.member.host} (connected, not ready)"
+            for link in self._links.values()
+        ]
+        silent += [
+            f"{member.host} (lost, last heartbeat {member.silent_seconds:.1f} s before)"
+            for member in self.lost.values()
+        ]
+        seen = ", ".join(silent) or "none seen"
+        expected = "?" if self.expected is None else self.expected
+        if self.expected is None:
+            seen = f"the coordinator at {self._settings.coordinator} did not answer"
+        local = f"; local workers: {session.local.last_death}" if session.local else ""
+        if session.had_peers:
+            what = f"no data worker is left after {now - session.alone_since:.0f} s"
+        else:
+            what = f"no data worker came within {now - session.alone_since:.0f} s"
+        return FeedLostError(
+            f"{what}: {expected} data hosts expected, {seen}{local}",
+            where=f"rank {self._settings.rank}, host {self._settings.host}, "
+            f"epoch {session.epoch}, batch {session.schedule.head}",
+            fix="see the logs of the data hosts; with local workers (feed.local_workers) the "
+            "training would go on",
+        )

@@ -1,0 +1,173 @@
+"""What torch's DataLoader promises, asked of the feed; each check prints its name."""
+
+import gc
+import threading
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+
+from stoker import DataLoader
+from stoker.errors import FeedError, UsageError
+from stoker.feed.pump import Pump
+
+
+class Plain(Dataset):
+    def __init__(self, offset: int = 0) -> None:
+        self.offset = offset
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        return index + self.offset
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+class FailingSampler(Sampler):
+    def __iter__(self) -> Iterator[int]:
+        yield 1
+        yield 2
+        raise OSError("the sampler is broken")
+
+
+class Words(Dataset):
+    """Samples of other kinds than tensors; indices that are no numbers."""
+
+    def __getitem__(self, index: str) -> dict[str, object]:
+        return {"word": index, "info": get_worker_info() is not None, "set": frozenset([index])}
+
+
+def lists(loader: DataLoader) -> list[object]:
+    return [b.tolist() if isinstance(b, torch.Tensor) else b for b in loader]
+
+
+def check_no_automatic_batching() -> None:
+    assert lists(DataLoader(Plain(), batch_size=None)) == list(range(10))
+
+
+def check_batch_sampler() -> None:
+    assert lists(DataLoader(Plain(), batch_sampler=[[1, 2], [9]])) == [[1, 2], [9]]
+
+
+def check_generator_as_sampler() -> None:
+    assert lists(DataLoader(Plain(), sampler=(n for n in [7, 1]))) == [[7], [1]]
+
+
+def check_empty_dataset() -> None:
+    assert lists(DataLoader(Plain(), sampler=[])) == []
+
+
+def check_length() -> None:
+    assert len(DataLoader(Plain(), batch_size=4)) == 3
+    assert len(iter(DataLoader(Plain(), batch_size=4))) == 3
+
+
+def check_indices_and_batches_of_any_kind() -> None:
+    loader = DataLoader(Words(), sampler=["a", "b"], batch_size=None)
+    assert [batch["word"] for batch in loader] == ["a", "b"]
+    assert all(batch["info"] and isinstance(batch["set"], frozenset) for batch in loader)
+
+
+def check_nested_passes() -> None:
+    loader = DataLoader(Plain(), batch_size=5)
+    pairs = [(a.tolist()[0], b.tolist()[0]) for a in loader for b in loader]
+    assert pairs == [(0, 0), (0, 5), (5, 0), (5, 5)]
+    firsts = [a.tolist()[0] for a, _ in zip(loader, loader, strict=True)]
+    assert firsts == [0, 5]
+
+
+def check_dataset_changed_between_passes() -> None:
+    for num_workers in (0, 1):
+        loader = DataLoader(Plain(), batch_size=10, num_workers=num_workers)
+        assert lists(loader) == [list(range(10))]
+        loader.dataset.offset = 100
+        assert lists(loader) == [list(range(100, 110))]
+
+
+def check_persistent_workers_keep_the_dataset() -> None:
+    loader = DataLoader(Plain(), batch_size=10, num_workers=1, persistent_workers=True)
+    assert lists(loader) == [list(range(10))]
+    loader.dataset.offset = 100
+    assert lists(loader) == [list(range(10))]
+
+
+def check_exhausted_iterator_stays_exhausted() -> None:
+    loader = DataLoader(Plain(), batch_size=10)
+    old = iter(loader)
+    assert next(old).tolist() == list(range(10))
+    for _ in range(2):
+        assert next(old, "end") == "end"
+    new = iter(loader)
+    assert next(old, "end") == "end"
+    assert next(new).tolist() == list(range(10))
+
+
+def check_sampler_error_comes_in_its_place() -> None:
+    iterator = iter(DataLoader(Plain(), sampler=FailingSampler()))
+    assert [next(iterator).tolist(), next(iterator).tolist()] == [[1], [2]]
+    with pytest.raises(OSError, match="the sampler is broken"):
+        next(iterator)
+    assert next(iterator, "end") == "end"
+
+
+def check_batches_outlive_their_loader() -> None:
+    loader = DataLoader(
+        Plain(), batch_size=10, collate_fn=lambda items: torch.full((99999,), items[3])
+    )
+    kept = [batch[5:9].numpy() for batch in loader]
+    del loader
+    gc.collect()
+    for _ in range(3):
+        for batch in DataLoader(Plain(7), batch_size=10, collate_fn=lambda i: torch.zeros(99999)):
+            batch.add_(1)
+    assert kept[0].tolist() == [3, 3, 3, 3]
+
+
+def check_iterating_in_a_thread() -> None:
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.extend(lists(DataLoader(Plain(), batch_size=5))))
+    thread.start()
+    thread.join(30)
+    assert found == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+
+
+def check_iterable_dataset_is_refused_for_now() -> None:
+    with pytest.raises(UsageError, match=r"iterable dataset \(Stream\) cannot use") as caught:
+        iter(DataLoader(Stream()))
+    assert caught.value.where
+    assert caught.value.fix
+
+
+def check_crash_of_the_pump_is_an_error_and_no_hang() -> None:
+    """The last one."""
+    iterator = iter(DataLoader(Plain(), batch_size=1))
+    next(iterator)
+
+    def crash(self: Pump, now: float) -> None:
+        raise ZeroDivisionError("a bug")
+
+    Pump._tick = crash
+    with pytest.raises(FeedError, match="ZeroDivisionError: a bug") as caught:
+        list(iterator)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    with pytest.raises(FeedError, match="ZeroDivisionError: a bug"):
+        list(DataLoader(Plain(), batch_size=1))
+
+
+def main() -> None:
+    warnings.simplefilter("error")
+    for name, check in list(globals().items()):
+        if name.startswith("check_"):
+            check()
+            print(f'"{name}"', flush=True)
+
+
+if __name__ == "__main__":
+    main()
