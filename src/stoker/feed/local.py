@@ -13,7 +13,6 @@ from stoker.feed.pool import Job, Process, Result, WorkerPool
 from stoker.feed.shipping import PackedSpec, Spec, unpack_spec
 from stoker.feed.worker import worker_main
 
-
 # Where vCPUs are scarce the trainer goes first: its step is what all wait for, and the pool gives
 # the batches that local workers do not come to to others.
 _NICENESS = 10
