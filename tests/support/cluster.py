@@ -308,11 +308,20 @@ class Cluster:
             f"--- {path.name}\n{path.read_text()[-3000:]}" for path in self.folder.glob("*.log")
         )
 
+    def _left_memory(self) -> list[str]:
+        return [name for name in set(os.listdir("/dev/shm")) - self._shm if _is_left(name)]
+
     def _check_nothing_is_left(self) -> None:
         wait_until(lambda: not _processes_of(self.run), "no orphan process", 10)
-        left = set(os.listdir("/dev/shm")) - self._shm
-        assert not {name for name in left if "stoker" in name or "torch" in name}, left
+        wait_until(lambda: not self._left_memory(), "no shared memory", 10)
         wait_until(lambda: _sockets() <= self._open, "no open socket", 10)
+
+
+def _is_left(name: str) -> bool:
+    """Whether shared memory of that name has outlived its process (others' runs go on)."""
+    if name.startswith("torch_"):
+        return not psutil.pid_exists(int(name.split("_")[1]))
+    return name.startswith("stoker")
 
 
 def _processes_of(run: str) -> list[psutil.Process]:
