@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stoker.feed.landing import Landing
+from stoker.feed.wire import decode, encode
 
 SIZE = 1 << 20
 
@@ -89,3 +90,17 @@ def test_at_most_a_quarter_of_a_block_is_unused() -> None:
         landing = Landing()
         landing.take(size)
         assert size <= landing.idle_bytes() <= size * 1.25 + 4096
+
+
+def test_batch_that_landed_in_a_tensor_is_views_of_that_tensor() -> None:
+    """So that torch's allocator of pinned memory knows of copies under way."""
+    batch = {"x": torch.arange(10), "y": [torch.ones(3, 4, dtype=torch.bfloat16)]}
+    encoded = encode(batch, allow_pickle=False)
+    home = torch.empty(encoded.nbytes, dtype=torch.uint8)
+    payload = home.numpy()
+    encoded.write_into(memoryview(payload))
+    value = decode(encoded.tree, payload, allow_pickle=False)
+    assert isinstance(value, dict)
+    assert torch.equal(value["x"], batch["x"])
+    for tensor in (value["x"], value["y"][0]):
+        assert tensor.untyped_storage().data_ptr() == home.untyped_storage().data_ptr()

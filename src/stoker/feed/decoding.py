@@ -128,7 +128,7 @@ class Decoder:
         self._place(offset, count * dtype.itemsize)
         if not count:
             return torch.empty(sizes, dtype=dtype)
-        pinned = self._payload.base
+        pinned: object = self._payload.base
         if isinstance(pinned, torch.Tensor):
             # Views of torch's own pinned memory: its allocator knows of copies under way.
             return pinned[offset : offset + count * dtype.itemsize].view(dtype).view(sizes)
