@@ -14,6 +14,7 @@ from stoker.feed.layout import (
     INLINE_BYTES,
     MAX_DEPTH,
     TENSOR_DTYPES,
+    Arena,
     Bytes1D,
     Tag,
 )
@@ -27,13 +28,16 @@ class Encoder:
 
     Attributes:
         end: Bytes of the payload so far.
-        leaves: Offset, bytes and copy function of each part of the payload.
+        leaves: Offset, bytes and copy function of each part of the payload that is to be copied.
+        in_place: Bytes of the parts that lie in the arena.
     """
 
-    def __init__(self, *, allow_pickle: bool) -> None:
+    def __init__(self, *, allow_pickle: bool, arena: Arena | None = None) -> None:
         self.allow_pickle = allow_pickle
+        self.arena = arena
         self.has_pickle = False
-        self.end = 0
+        self.in_place = 0
+        self.end = arena.end if arena else 0
         self.leaves: list[tuple[int, int, Callable[[Bytes1D], None]]] = []
         self._nodes: dict[int, tuple[object, list[object]]] = {}
 
@@ -154,6 +158,11 @@ def _tensor(encoder: Encoder, value: object) -> list[object] | None:
         )
     tensor = value.detach().resolve_conj().resolve_neg()
     nbytes = tensor.numel() * tensor.element_size()
+    if encoder.arena is not None and nbytes and tensor.is_contiguous():
+        place = encoder.arena.offset_of(tensor.data_ptr(), nbytes)
+        if place is not None:
+            encoder.in_place += nbytes
+            return [Tag.TENSOR, name, list(tensor.shape), place]
     offset = encoder.reserve(nbytes, lambda target: _copy_tensor(tensor, target))
     return [Tag.TENSOR, name, list(tensor.shape), offset]
 

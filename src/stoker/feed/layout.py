@@ -4,6 +4,7 @@ A node of the tree is a scalar of msgpack, or a list that begins with a tag.
 """
 
 import re
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -44,6 +45,33 @@ TENSOR_DTYPES = frozenset(
         "float8_e8m0fnu",
     )
 )
+
+
+@dataclass(slots=True)
+class Arena:
+    """Memory in which a batch is built: parts of it that lie there already are not copied.
+
+    Attributes:
+        memory: What tensors of the batch are views of; its base is no array.
+        end: Bytes that were given out.
+    """
+
+    memory: Bytes1D
+    end: int = 0
+
+    def reserve(self, nbytes: int) -> int | None:
+        """Offset of `nbytes` free bytes, aligned; None: they do not fit."""
+        offset = -(-self.end // ALIGNMENT) * ALIGNMENT
+        if offset + nbytes > self.memory.nbytes:
+            return None
+        self.end = offset + nbytes
+        return offset
+
+    def offset_of(self, address: int, nbytes: int) -> int | None:
+        """Where in the arena the bytes at `address` lie, if they can stay there."""
+        offset = address - self.memory.ctypes.data
+        is_inside = offset >= 0 and offset + nbytes <= self.end
+        return offset if is_inside and offset % ALIGNMENT == 0 else None
 
 
 class Tag(IntEnum):

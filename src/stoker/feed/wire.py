@@ -19,7 +19,7 @@ import numpy as np
 from stoker.errors import ProtocolError
 from stoker.feed.decoding import Decoder
 from stoker.feed.encoding import Encoder
-from stoker.feed.layout import Bytes1D
+from stoker.feed.layout import Arena, Bytes1D
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder()
@@ -34,30 +34,40 @@ class Encoded:
         tree: The description, for `decode`.
         nbytes: Bytes of the payload.
         has_pickle: Whether the receiver must allow pickles.
+        in_place: Of the payload, bytes that lie in the arena already.
     """
 
     tree: bytes
     nbytes: int
     has_pickle: bool
+    in_place: int
     _leaves: Sequence[tuple[int, int, Callable[[Bytes1D], None]]]
 
     def write_into(self, target: memoryview) -> None:
-        """Copies the payload into `target`, which has at least `nbytes` writable bytes."""
+        """Copies the payload into `target`, which has at least `nbytes` writable bytes.
+
+        Of a value in an arena, what does not lie there yet; `target` is the arena's memory.
+        """
         flat: Bytes1D = np.frombuffer(target, dtype=np.uint8)
         for offset, nbytes, copy in self._leaves:
             copy(flat[offset : offset + nbytes])
 
 
-def encode(value: object, *, allow_pickle: bool) -> Encoded:
+def encode(value: object, *, allow_pickle: bool, arena: Arena | None = None) -> Encoded:
     """Describes `value`; its tensors and arrays are copied by `Encoded.write_into` only.
+
+    Args:
+        value: A batch, or an index.
+        allow_pickle: Whether parts may travel pickled.
+        arena: Memory that the payload is to be in; the rest is placed behind what it holds.
 
     Raises:
         ShippingError: If a part of it would have to be pickled and must not, or cannot be, naming
             the part.
     """
-    encoder = Encoder(allow_pickle=allow_pickle)
+    encoder = Encoder(allow_pickle=allow_pickle, arena=arena)
     tree = _encoder.encode(encoder.node(value, "batch", 0))
-    return Encoded(tree, encoder.end, encoder.has_pickle, encoder.leaves)
+    return Encoded(tree, encoder.end, encoder.has_pickle, encoder.in_place, encoder.leaves)
 
 
 def decode(tree: bytes | memoryview, payload: Bytes1D | None, *, allow_pickle: bool) -> object:

@@ -12,10 +12,12 @@ import os
 import signal
 import socket
 import time
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Protocol, cast
 
+import numpy as np
 import torch
 from torch.utils.data import _DatasetKind
 from torch.utils.data._utils import collate as torch_collate
@@ -24,11 +26,14 @@ from torch.utils.data._utils import worker as torch_worker
 from stoker.errors import ShippingError
 from stoker.feed import seeding, wire
 from stoker.feed.channel import Batch, Channel, Error, Free, Job, Retired, Slot, pack, to_worker
+from stoker.feed.layout import Arena, Bytes1D
 from stoker.feed.lifeline import die_with_parent
 from stoker.feed.shipping import Spec, built, pack_error
 
 # Free slots that a worker keeps, warm for its next batches.
 _SPARE_SLOTS = 3
+# Of a batch that was built in its slot and changed then, bytes that may travel for nothing.
+_UNUSED_BYTES = 64 << 10
 
 
 class _Fetcher(Protocol):
@@ -82,36 +87,110 @@ def _become_worker() -> None:
 
 
 class _Slots:
-    """The shared memory that batches are written to."""
+    """The shared memory that batches are written to, or built in."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._free: dict[int, mmap.mmap] = {}
         self._held: dict[int, mmap.mmap] = {}
+        self._views: dict[int, weakref.ref[Bytes1D]] = {}
         self._next = 0
+        self._built: int | None = None
+        self._arena: Arena | None = None
+        self._last_nbytes = 0
 
     def free(self, slot: int) -> None:
+        """The reader is done with a slot."""
         memory = self._held.pop(slot, None)
-        if memory is not None:
-            self._free[slot] = memory
+        if memory is None:
+            return
+        self._free[slot] = memory
+        if self._is_kept(slot):
+            self._retire(slot)
         while len(self._free) > _SPARE_SLOTS:
             self._retire(min(self._free, key=lambda number: len(self._free[number])))
 
-    def write(self, encoded: wire.Encoded) -> int:
-        """Puts the payload into a slot; returns its number, -1 without a payload."""
+    def begin(self) -> None:
+        """A batch is begun: it may be built in a slot of the size of the one before."""
+        if self._last_nbytes:
+            slot, memory = self._take(self._last_nbytes)
+            view: Bytes1D = np.frombuffer(memory, dtype=np.uint8)
+            self._built, self._arena = slot, Arena(view)
+            self._views[slot] = weakref.ref(view)
+
+    def collate(
+        self, batch: Sequence[torch.Tensor], *, collate_fn_map: object = None
+    ) -> torch.Tensor:
+        """What torch's default_collate does with tensors: stacks them, here into the slot.
+
+        Torch's own stacks into shared memory of its own, which would be copied once more, and for
+        which a small /dev/shm (64 MiB in a container) is a limit.
+        """
+        first = batch[0]
+        if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_nested:
+            stacked: torch.Tensor = torch_collate.collate_tensor_fn(batch)
+            return stacked
+        out = None if any(tensor.requires_grad for tensor in batch) else self._room(batch)
+        return torch.stack(list(batch), 0, out=out)
+
+    def end(self, value: object) -> tuple[wire.Encoded, int]:
+        """Describes the batch and sees that its payload is in a slot: -1 without a payload.
+
+        Raises:
+            ShippingError: If it cannot travel.
+        """
+        arena, slot = self._arena, self._built
+        if arena is not None and slot is not None and arena.end:
+            encoded = wire.encode(value, allow_pickle=True, arena=arena)
+            is_fit = encoded.nbytes <= arena.memory.nbytes
+            if is_fit and arena.end - encoded.in_place <= _UNUSED_BYTES:
+                self._last_nbytes = encoded.nbytes
+                encoded.write_into(arena.memory.data)
+                self._built, self._arena = None, None
+                return encoded, slot
+        encoded = wire.encode(value, allow_pickle=True)
+        self._last_nbytes = encoded.nbytes
         if not encoded.nbytes:
-            return -1
-        fitting = [n for n, memory in self._free.items() if len(memory) >= encoded.nbytes]
+            return encoded, -1
+        slot, memory = self._take(encoded.nbytes)
+        encoded.write_into(memoryview(memory))
+        return encoded, slot
+
+    def clear(self) -> None:
+        """The batch is made, or was given up: a slot that it did not use is free again."""
+        slot, self._built, self._arena = self._built, None, None
+        if slot is not None:
+            self.free(slot)
+
+    def _room(self, batch: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """A tensor in the slot for the stacked batch; None: it does not fit."""
+        first = batch[0]
+        count = len(batch) * first.numel()
+        if self._arena is None or not count or first.device.type != "cpu":
+            return None
+        offset = self._arena.reserve(count * first.element_size())
+        if offset is None:
+            return None
+        flat = torch.frombuffer(self._arena.memory, dtype=first.dtype, count=count, offset=offset)
+        return flat.view(len(batch), *first.shape)
+
+    def _take(self, nbytes: int) -> tuple[int, mmap.mmap]:
+        """A free slot of so many bytes; a new one, if none is large enough."""
+        fitting = [n for n, memory in self._free.items() if len(memory) >= nbytes]
         if fitting:
             slot = min(fitting, key=lambda number: len(self._free[number]))
             memory = self._free.pop(slot)
         else:
             if self._free:
                 self._retire(min(self._free, key=lambda number: len(self._free[number])))
-            slot, memory = self._make(encoded.nbytes)
+            slot, memory = self._make(nbytes)
         self._held[slot] = memory
-        encoded.write_into(memoryview(memory))
-        return slot
+        return slot, memory
+
+    def _is_kept(self, slot: int) -> bool:
+        """Whether the dataset still holds a view of what was built there."""
+        view = self._views.pop(slot, None)
+        return view is not None and view() is not None
 
     def _make(self, nbytes: int) -> tuple[int, mmap.mmap]:
         # A little more: batches of samples of different sizes then share slots.
@@ -158,7 +237,7 @@ class _Worker:
 
     def run(self) -> None:
         torch.set_num_threads(self._spec.num_threads)
-        torch_collate.default_collate_fn_map[torch.Tensor] = _collate_tensors
+        torch_collate.default_collate_fn_map[torch.Tensor] = self._slots.collate
         try:
             self._spec = built(self._spec)
             self._start_stream(self._base_seed)
@@ -186,15 +265,16 @@ class _Worker:
             self._channel.send(pack(Error(self._init_error, "worker_init_fn raised")))
             return
         wall, cpu = time.monotonic(), time.process_time()
+        self._slots.begin()
         try:
-            value = self._make(job)
-            encoded = wire.encode(value, allow_pickle=True)
-            slot = self._slots.write(encoded)
+            encoded, slot = self._slots.end(self._make(job))
         except Exception as err:
             where = "" if self._at is None else f"index {self._at!r} of "
             packed = self._pack(err, where)
             self._channel.send(pack(Error(packed, f"{type(err).__name__} at {where}{self._name}")))
             return
+        finally:
+            self._slots.clear()
         answer = Batch(
             slot,
             encoded.tree,
@@ -255,17 +335,3 @@ class _Worker:
         if isinstance(err, ShippingError):
             return pack_error(err, host=self._host, where=self._name)
         return pack_error(err, host=self._host, where=f"{where}{self._name}")
-
-
-def _collate_tensors(
-    batch: Sequence[torch.Tensor],
-    *,
-    collate_fn_map: object = None,
-) -> torch.Tensor:
-    """torch's own stacks into shared memory of its own; here the batch is copied to a slot anyway,
-    and a small /dev/shm (64 MiB in a container) is no limit."""
-    first = batch[0]
-    if type(first) is torch.Tensor and first.layout is torch.strided and not first.is_nested:
-        return torch.stack(list(batch), 0)
-    stacked: torch.Tensor = torch_collate.collate_tensor_fn(batch)
-    return stacked

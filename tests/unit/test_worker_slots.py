@@ -1,0 +1,142 @@
+"""Batches are built in shared memory: what a worker sends is what its collate function returned."""
+
+import multiprocessing
+import select
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from stoker.feed import wire
+from stoker.feed.pool import Job, Process, Result, WorkerPool
+from stoker.feed.shipping import Spec
+from stoker.feed.worker import worker_main
+
+BATCH = 8
+
+
+class Squares(Dataset[dict[str, object]]):
+    """Sample n: images and a label that are all n."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        side = 20 + index // 200
+        return {"image": torch.full((3, side, side), index % 251, dtype=torch.uint8), "n": index}
+
+
+class Hoarder:
+    """Keeps the third batch that it collated, and sends it along with each later one."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.kept = torch.zeros(1)
+
+    def __call__(self, samples: list[dict[str, object]]) -> object:
+        batch = default_collate(samples)
+        self.calls += 1
+        if self.calls == 3:
+            self.kept = batch["image"]
+        return {"now": batch["image"], "kept": self.kept}
+
+
+def halved(samples: list[dict[str, object]]) -> object:
+    batch = default_collate(samples)
+    return {"half": batch["image"][: BATCH // 2], "odd": batch["image"][1:], "n": batch["n"]}
+
+
+def converted(samples: list[dict[str, object]]) -> object:
+    return default_collate(samples)["image"].float() / 2
+
+
+def shared(samples: list[dict[str, object]]) -> object:
+    batch = default_collate(samples)["image"]
+    return [batch, batch, batch.numpy()[0], batch[2].clone()]
+
+
+@contextmanager
+def pool_of(collate: Callable[[list[dict[str, object]]], object]) -> Iterator[WorkerPool]:
+    context = multiprocessing.get_context("fork")
+    spec = Spec(dataset=Squares(), collate_fn=collate)
+
+    def start(number: int, sock: socket.socket) -> Process:
+        child = context.Process(
+            target=worker_main,
+            args=(sock, spec),
+            kwargs={"worker_id": number, "num_workers": 1, "base_seed": 0, "seeding": "batch"},
+        )
+        child.start()
+        return child
+
+    pool = WorkerPool(start, num_workers=1)
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def make(pool: WorkerPool, indices: list[int]) -> Result:
+    pool.assign(Job((indices[0],), wire.pack_value(indices, allow_pickle=False), (0, 0, 0, 0)))
+    while True:
+        ready, _, _ = select.select(list(pool.sockets()), [], [], 30)
+        assert ready, "the worker is silent"
+        for fileno in ready:
+            for result in pool.handle(fileno):
+                return result
+
+
+def value_of(result: Result) -> object:
+    assert result.tree is not None
+    assert result.payload is not None
+    return wire.decode(result.tree, np.array(result.payload), allow_pickle=True)
+
+
+@pytest.mark.parametrize("collate", [default_collate, halved, converted, shared])
+def test_a_worker_sends_what_its_collate_function_returned(
+    collate: Callable[[list[dict[str, object]]], object],
+) -> None:
+    dataset = Squares()
+    with pool_of(collate) as pool:
+        # Sizes change at 200, 400, ...: smaller, larger and equal batches than the one before.
+        for first in (0, 8, 16, 400, 408, 96, 200, 208, 992):
+            indices = list(range(first, first + BATCH))
+            result = make(pool, indices)
+            expected = collate([dataset[index] for index in indices])
+            torch.testing.assert_close(value_of(result), expected, rtol=0, atol=0)
+            result.release()
+            pool.flush()
+
+
+def test_a_batch_that_the_dataset_keeps_is_never_written_over() -> None:
+    dataset = Squares()
+    with pool_of(Hoarder()) as pool:
+        for first in range(0, 80, BATCH):
+            indices = list(range(first, first + BATCH))
+            result = make(pool, indices)
+            value = value_of(result)
+            assert isinstance(value, dict)
+            torch.testing.assert_close(
+                value["now"], default_collate([dataset[i] for i in indices])["image"]
+            )
+            if first > 3 * BATCH:
+                third = [dataset[i] for i in range(2 * BATCH, 3 * BATCH)]
+                torch.testing.assert_close(value["kept"], default_collate(third)["image"])
+            result.release()
+            pool.flush()
+
+
+def test_a_batch_that_was_changed_does_not_travel_twice() -> None:
+    with pool_of(converted) as pool:
+        sizes = []
+        for first in range(0, 40, BATCH):
+            result = make(pool, list(range(first, first + BATCH)))
+            assert result.payload is not None
+            sizes.append(result.payload.nbytes)
+            result.release()
+            pool.flush()
+        assert set(sizes) == {BATCH * 3 * 20 * 20 * 4}
