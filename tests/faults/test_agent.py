@@ -336,7 +336,8 @@ def test_a_batch_that_kills_its_workers_is_dropped_and_the_rest_comes(
 def test_forgotten_batches_are_not_made(agent: Agent, tmp_path: Path) -> None:
     with client_of(agent.port, spec_of(Images(str(tmp_path)))) as client:
         client.open()
-        for number, index in enumerate([1002, 1003, 1004]):
+        # Two workers, each with one batch ahead; the fifth waits in the agent's queue.
+        for number, index in enumerate([1002, 1003, 1004, 1005, 1006]):
             client.ask(number, [index])
         wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "both workers are busy")
         client.send(messages.Forget(session=client.name, before_epoch=1))
@@ -346,7 +347,7 @@ def test_forgotten_batches_are_not_made(agent: Agent, tmp_path: Path) -> None:
         message, _ = client.expect(messages.Made)
         assert isinstance(message, messages.Made)
         assert message.epoch == 1
-    assert not (tmp_path / "1004").exists()
+    assert not (tmp_path / "1006").exists()
 
 
 def test_garbage_does_not_disturb_the_others(agent: Agent) -> None:
@@ -445,14 +446,15 @@ def test_drain_finishes_what_is_begun(tmp_path: Path) -> None:
         client.open()
         client.ask(0, [1002])
         client.ask(1, [1])
+        client.ask(2, [2])
         wait_for(lambda: (tmp_path / "1002").exists(), "the worker begins the batch")
         agent.drain()
         client.expect(messages.Leaving)
         dropped, _ = client.expect(messages.Dropped)
         assert isinstance(dropped, messages.Dropped)
-        assert dropped.number == 1
+        assert dropped.number == 2
         (tmp_path / "go").touch()
-        assert client.batch()[0] == 0
+        assert [client.batch()[0], client.batch()[0]] == [0, 1]
 
 
 def test_a_taken_port_is_named() -> None:

@@ -186,6 +186,7 @@ class Cluster:
             address="127.0.0.1",
             port=self.port,
             on_failure=lambda change: None,
+            straggler_seconds=1.0,
         )
         self.coordinator.start()
         if not self.late:

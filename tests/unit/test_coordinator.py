@@ -65,6 +65,7 @@ class Run:
             address="127.0.0.1",
             port=self.port,
             on_failure=self.failures.append,
+            straggler_seconds=0.5,
         )
         coordinator.start()
         self._closing.append(coordinator.close)
@@ -101,7 +102,6 @@ class Run:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    monkeypatch.setattr(coordinator_module, "STRAGGLER_SECONDS", 0.5)
     monkeypatch.setattr(coordinator_module, "GOODBYE_SECONDS", 0.3)
     run = Run()
     try:

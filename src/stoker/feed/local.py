@@ -107,7 +107,7 @@ class LocalWorkers:
         self._pool.close()
 
     def _feed(self) -> None:
-        while self._waiting and self._pool.idle_count > 0:
+        while self._waiting and self._pool.room > 0:
             self._pool.assign(heapq.heappop(self._waiting)[2])
 
 

@@ -48,7 +48,7 @@ class Service:
         host: This host's name, in errors and logs.
 
     Attributes:
-        num_begun: Batches that are being made.
+        num_begun: Batches that workers have, to make now or next.
         sent_bytes: Bytes of batches that the transport still holds.
     """
 
@@ -87,10 +87,11 @@ class Service:
             self.sent_bytes -= self._let_go.popleft()
         results = list(self._specs.results())
         self.num_begun -= len(results)
-        # Before the batches are sent: their workers are idle.
+        # Before the batches are sent: their workers may be idle.
         self._dispatch()
+        is_dry = self._specs.num_busy() < self._workers
         for result in results:
-            self._deliver(result)
+            self._deliver(result, is_dry=is_dry)
 
     def tick(self, now: float) -> None:
         """What is due once a second."""
@@ -292,25 +293,29 @@ class Service:
         self._specs.retire(used)
 
     def _dispatch(self) -> None:
-        """Gives the first requests to idle workers, as far as memory allows."""
+        """Gives the first requests to the workers, as far as memory allows.
+
+        So many workers of the host are busy at a time, of whatever spec; a busy one gets one job
+        ahead. Nobody overtakes: where the first request has to wait, so do all.
+        """
         self._specs.flush()
-        while self.num_begun < self._workers:
-            if self.sent_bytes > self._feed.max_bytes and self.sent_bytes > 0:
-                return
-            idle = self._specs.idle()
-            request = self._queue.pop(specs=idle)
+        while self.sent_bytes <= self._feed.max_bytes:
+            request = self._queue.pop(specs=self._specs.ready())
             if request is None:
+                return
+            key = (request.spec, request.seeding)
+            may_begin = self._specs.num_busy() < self._workers
+            if not self._specs.can_take(key, may_begin=may_begin):
+                self._queue.push(request)
                 return
             request.is_begun = True
             self.num_begun += 1
-            self._specs.assign(
-                (request.spec, request.seeding), Job((request,), request.index, request.seed)
-            )
+            self._specs.assign(key, Job((request,), request.index, request.seed))
 
-    def _deliver(self, result: Result) -> None:
+    def _deliver(self, result: Result, *, is_dry: bool) -> None:
         (request,) = result.job.key
         assert isinstance(request, Request)
-        self._credits.count(is_dry=not len(self._queue))
+        self._credits.count(is_dry=is_dry)
         session = request.session
         session.requests.pop((request.epoch, request.number), None)
         if request.is_dropped:

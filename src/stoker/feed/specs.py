@@ -137,19 +137,30 @@ class Specs:
         results, self._results = self._results, []
         return iter(results)
 
-    def idle(self) -> set[PoolKey]:
-        """Spec and seeding of the pools that can take a job; a pool begins with its first job."""
-        idle: set[PoolKey] = set()
-        for spec in self._specs.values():
-            if spec.state == "ready":
-                for seeding in ("batch", "sample", "torch"):
-                    pool = spec.pools.get(seeding)
-                    if pool is None or pool.idle_count:
-                        idle.add((spec.digest, seeding))
-        return idle
+    def ready(self) -> set[PoolKey]:
+        """Spec and seeding of what can be made here; a pool begins with its first job."""
+        return {
+            (spec.digest, seeding)
+            for spec in self._specs.values()
+            if spec.state == "ready"
+            for seeding in ("batch", "sample", "torch")
+        }
+
+    def can_take(self, key: PoolKey, *, may_begin: bool) -> bool:
+        """Whether a job can be given out: to an idle worker if one `may_begin`, else ahead."""
+        digest, seeding = key
+        pool = self._specs[digest].pools.get(seeding)
+        if pool is None:
+            return may_begin
+        return pool.room > 0 and (may_begin or pool.idle_count == 0)
+
+    def num_busy(self) -> int:
+        """Workers of the host that make something."""
+        pools = [pool for spec in self._specs.values() for pool in spec.pools.values()]
+        return sum(pool.busy_count for pool in pools)
 
     def assign(self, key: PoolKey, job: Job) -> None:
-        """Gives a job to an idle worker of a pool named by `idle`."""
+        """Gives a job to a worker of a pool that `can_take` it."""
         digest, seeding = key
         spec = self._specs[digest]
         if seeding not in spec.pools:

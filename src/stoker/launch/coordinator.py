@@ -66,6 +66,7 @@ class Coordinator:
         port: To listen on.
         on_failure: Called in the coordinator's thread when a follower left with a failure, was lost
             or did not come.
+        straggler_seconds: How long, after the end, hosts that never came are waited for.
         clock: Monotonic seconds.
     """
 
@@ -81,9 +82,11 @@ class Coordinator:
         address: str,
         port: int,
         on_failure: Callable[[Change], None],
+        straggler_seconds: float = STRAGGLER_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keys = keys
+        self._straggler_seconds = straggler_seconds
         self._run_id = run_id
         self._log = log
         self._endpoint = f"tcp://{address}:{port}"
@@ -164,12 +167,12 @@ class Coordinator:
     def close(self) -> None:
         """Ends the thread: after `end`, when all have said goodbye or their time is over.
 
-        Blocks for at most STRAGGLER_SECONDS after `end`; without `end`, for a moment only.
+        Blocks for at most straggler_seconds after `end`; without `end`, for a moment only.
         """
         if self._thread is None:
             return
         self._is_closing.set()
-        self._thread.join(STRAGGLER_SECONDS + GOODBYE_SECONDS)
+        self._thread.join(self._straggler_seconds + GOODBYE_SECONDS)
         self._thread = None
 
     def _bind(self, socket: "zmq.Socket[bytes]") -> None:
@@ -219,7 +222,7 @@ class Coordinator:
             return self._ending.empty()
         elapsed = self._clock() - self._end.at
         awaits_goodbye = bool(self._members.live) and elapsed < GOODBYE_SECONDS
-        awaits_start = bool(self._members.awaited) and elapsed < STRAGGLER_SECONDS
+        awaits_start = bool(self._members.awaited) and elapsed < self._straggler_seconds
         return not awaits_goodbye and not awaits_start
 
     def _receive(self, socket: "zmq.Socket[bytes]") -> None:
