@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from stoker.catalog import Catalog, load_catalog
 from stoker.decide import decide, explain
+from stoker.decide.choose import error_band
 from stoker.errors import UsageError
 from stoker.records import (
     Check,
@@ -338,17 +339,17 @@ def test_unexplained_profile_gets_no_spending_advice() -> None:
     assert "no spending" in decision.plan.reason
 
 
-def test_parts_that_do_not_make_the_step_are_unexplained() -> None:
-    measured = _starved(step_seconds=0.8, loader_cpu_seconds=0.5)
+def test_without_a_check_the_advice_goes_on_with_wider_bands() -> None:
+    measured = _starved()
     unchecked = Profile(host=measured.host, step=measured.step)
     decision = _decide(unchecked)
-    assert (decision.bottleneck, decision.action) == ("unexplained", "keep")
-
-
-def test_the_profiles_own_check_counts_for_more_than_the_models() -> None:
-    # It knows what else kept the CPUs busy while it measured.
-    decision = _decide(_starved(step_seconds=0.8, loader_cpu_seconds=0.5))
-    assert decision.bottleneck != "unexplained"
+    assert decision.path[0].answer == "unknown"
+    checked = _decide(measured)
+    assert decision.action == checked.action == "heterogeneous"
+    assert decision.plan.predicted is not None
+    assert checked.plan.predicted is not None
+    assert error_band(decision.plan.predicted) > error_band(checked.plan.predicted)
+    assert any("not checked" in warning for warning in decision.warnings)
 
 
 def test_a_lone_step_time_is_no_ground_for_advice() -> None:

@@ -18,8 +18,6 @@ _NumberT = TypeVar("_NumberT", int, float)
 
 # Of the step: a shorter wait is no starving.
 _WAITS = 0.1
-# Beyond these, parts that were all measured do not explain the step.
-_EXPLAINED = (0.6, 1.5)
 # CPU-seconds a byte of the feed's receive side where it was not measured: encrypted, flat out.
 _RECEIVE_CPU_PER_BYTE = 0.7e-9
 _LONGEST_STEP = 1e7
@@ -59,7 +57,12 @@ def measure(profile: Profile, *, today: Instance, processes: int) -> Work:
         doubts += (Doubt(width=min(abs(ratio - 1), 0.5), text=text),)
     if profile.check is None:
         doubts += (Doubt(width=0.1, text="the profile was not checked against its own parts"),)
-    return replace(work, doubts=doubts, unexplained=_unexplained(profile, raw, ratio))
+    return replace(
+        work,
+        doubts=doubts,
+        unexplained=_unexplained(profile),
+        is_checked=profile.check is not None,
+    )
 
 
 def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
@@ -214,7 +217,7 @@ def _corrected(work: Work, ratio: float, limit: str, shape: Shape) -> Work:
     )
 
 
-def _unexplained(profile: Profile, work: Work, ratio: float) -> str:
+def _unexplained(profile: Profile) -> str:
     step, check = profile.step, profile.check
     if check is not None:
         # The profile judged it where it was measured, and knows what else kept the CPUs busy.
@@ -223,12 +226,6 @@ def _unexplained(profile: Profile, work: Work, ratio: float) -> str:
     known = (step.loader_cpu_seconds, step.accelerator_step_seconds, step.wait_seconds)
     if all(value is None for value in (*known, step.loader_wall_seconds, profile.observed)):
         return "only the time of a step is known, not what it waits for"
-    measured = step.loader_cpu_seconds is not None and step.accelerator_step_seconds is not None
-    if measured and not _EXPLAINED[0] <= ratio <= _EXPLAINED[1]:
-        return (
-            f"the parts give {work.step_seconds / ratio:.4g} s a step, "
-            f"measured were {work.step_seconds:.4g} s"
-        )
     return ""
 
 

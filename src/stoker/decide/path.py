@@ -67,11 +67,10 @@ def _is_explained(found: Walk) -> Answer:
         reply: _Reply = "no" if known else "unknown"
         return Answer(question=question, answer=reply, because=work.unexplained)
     modelled = work.step_seconds / work.correction
-    return Answer(
-        question=question,
-        answer="yes",
-        because=f"they give {_ms(modelled)}, measured {_ms(work.step_seconds)}",
-    )
+    because = f"they give {_ms(modelled)}, measured {_ms(work.step_seconds)}"
+    if work.is_checked:
+        return Answer(question=question, answer="yes", because=because)
+    return Answer(question=question, answer="unknown", because=f"nobody checked: {because}")
 
 
 def _is_cpu_the_limit(found: Walk) -> Answer:

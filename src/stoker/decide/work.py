@@ -34,6 +34,7 @@ class Work:
         read_bytes: 0: not known.
         storage_bytes_per_second: Of one host; None: not known.
         doubts: What was not measured.
+        is_checked: Whether the profile was checked against its own parts.
         unexplained: Why no spending may be advised on this profile; empty: it may.
         correction: Measured step over the step the parts gave; it is already applied.
     """
@@ -55,6 +56,7 @@ class Work:
     storage_bytes_per_second: float | None
     doubts: tuple[Doubt, ...] = ()
     unexplained: str = ""
+    is_checked: bool = False
     correction: float = 1.0
 
 
