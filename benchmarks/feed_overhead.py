@@ -239,8 +239,8 @@ def text_of(document: dict[str, object]) -> str:
 def _table(rows: Sequence[dict[str, object]], name: str) -> str:
     title = "MB/s" if name == "flat" else "over the bound"
     lines = [
-        f"{'k':>2} {'loader':<17}{title + ' (min..max)':>28}{'over raw':>10}"
-        f"{'CPU-s/GB':>9}{'first s':>8} {'order':<6}{'target':<7}"
+        f"{'k':>2} {'loader':<17}{title + ' (min..max)':>26}{'over raw':>10}"
+        f"{'CPU-s/GB':>9}{'first s':>8} {'order':<6}{'target'}"
     ]
     for row in rows:
         main = _median(row, "megabytes_per_second" if name == "flat" else "excess_percent")
@@ -254,12 +254,13 @@ def _table(rows: Sequence[dict[str, object]], name: str) -> str:
             )
         verdict = ""
         if "is_within_limit" in row:
-            verdict = "met" if row["is_within_limit"] and row["is_below_torch"] else "MISSED"
+            verdict = "met" if row["is_below_torch"] else "torch no"
+            verdict = verdict if row["is_within_limit"] else "raw no"
         order = "kept" if row["is_in_order"] else "LOST"
         lines.append(
-            f"{row['workers']:>2} {row['loader']:<17}{text:>28}{points:>10}"
+            f"{row['workers']:>2} {row['loader']:<17}{text:>26}{points:>10}"
             f"{_median(row, 'cpu_seconds_per_gb')[0]:>9.2f}"
-            f"{_median(row, 'first_batch_seconds')[0]:>8.2f} {order:<6}{verdict:<7}".rstrip()
+            f"{_median(row, 'first_batch_seconds')[0]:>8.2f} {order:<6}{verdict}".rstrip()
         )
     return "\n".join(lines)
 
