@@ -70,7 +70,13 @@ def wait_for(claim: Callable[[], bool], what: str) -> None:
 
 
 def own_children() -> set[psutil.Process]:
-    return set(psutil.Process().children(recursive=True))
+    """Those that run: where this process adopts orphans, dead ones wait for it for ever."""
+    running = set()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                running.add(child)
+    return running
 
 
 def spec_of(dataset: object, **kwargs: object) -> PackedSpec:
@@ -172,7 +178,7 @@ def running(agent: Agent) -> Iterator[Agent]:
         thread.join(DEADLINE_SECONDS)
         assert not thread.is_alive()
         agent.close()
-        assert own_children() <= before
+        wait_for(lambda: own_children() <= before, "its processes have ended")
 
 
 @contextlib.contextmanager

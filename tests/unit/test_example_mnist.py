@@ -110,7 +110,7 @@ def test_the_channel_of_the_platform_is_the_default_folder(
 
 def test_the_workload_says_what_the_script_does(script: ModuleType) -> None:
     workload = read_workload(ROOT / "configs" / "mnist.yaml")
-    assert workload.command == ("python", "examples/mnist/train.py")
+    assert workload.command == ("python", "examples/mnist/train.py", "--workers", "0")
     options = script.parse(workload.command[2:])
     train, _ = script.read_split(options.data)
     assert workload.training.epochs == options.epochs
