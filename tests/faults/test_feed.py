@@ -58,6 +58,14 @@ def test_plain_batches_are_the_same_bytes() -> None:
         assert cluster.train().finish() == reference()
 
 
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+def test_local_workers_serve_alone_however_they_are_started(start: str) -> None:
+    with Cluster(agents=1, late=True) as cluster:
+        trainer = cluster.train(num_workers=1, loader={"multiprocessing_context": start})
+        assert trainer.finish() == reference()
+        assert "local_worker_died" not in trainer.errors
+
+
 def test_local_workers_alone_serve_until_agents_come() -> None:
     with Cluster(agents=1, late=True) as cluster:
         trainer = cluster.train(num_workers=1, pause_at=6)
@@ -101,6 +109,7 @@ def test_local_worker_killed_in_the_epoch_changes_nothing() -> None:
         psutil.Process(trainer.process.pid).children()[0].kill()
         trainer.go_on()
         assert trainer.finish() == reference(**SLOW)
+        assert "local_worker_died" in trainer.errors
 
 
 def test_host_killed_in_the_epoch_changes_nothing() -> None:

@@ -86,7 +86,13 @@ class Agent:
         # First: no descriptor of zmq reaches the nursery.
         nursery = Nursery(host=self._host)
         try:
-            self._specs = Specs(nursery, workers=self._workers, host=self._host, wake=self._wake)
+            self._specs = Specs(
+                nursery,
+                workers=self._workers,
+                host=self._host,
+                wake=self._wake,
+                on_death=lambda how: self._log.event("data_worker_died", how=how),
+            )
             self._service = Service(
                 self._specs,
                 self,

@@ -94,6 +94,7 @@ class FeedIterator(_BaseDataLoaderIter):
             seeding=self._seeding,
             host=settings.host,
             wake=self._feed.shared.wake,
+            on_death=partial(_log_death, self._feed.shared.log),
         )
 
 
@@ -104,6 +105,10 @@ def num_local_workers(loader: "DataLoader[object]", process: Process) -> int:
     if decided is None and settings.feed.local_workers != "auto":
         decided = settings.feed.local_workers
     return loader.num_workers if decided is None else process.share(decided)
+
+
+def _log_death(log: Log, how: str) -> None:
+    log.event("local_worker_died", how=how)
 
 
 def _numbered(pass_: Pass, base_seed: int, sampler: Iterator[object]) -> Iterator[Numbered]:

@@ -25,6 +25,7 @@ class LocalWorkers:
         spec: What they make batches with; forked children share it, others get `packed`.
         context: How children are started; None: torch's default.
         wake: Called, from any thread, when the pump should call `flush`.
+        on_death: Called by the pump with how a worker ended.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class LocalWorkers:
         seeding: str,
         host: str,
         wake: Callable[[], None],
+        on_death: Callable[[str], None],
     ) -> None:
         chosen = context or torch.multiprocessing.get_context()
         is_forked = chosen.get_start_method() == "fork"
@@ -64,7 +66,9 @@ class LocalWorkers:
         self.digest = packed.digest
         self._credits_each = credits_each
         self._waiting: list[tuple[int, int, Job]] = []
-        self._pool = WorkerPool(start, num_workers=num_workers, host=host, wake=wake)
+        self._pool = WorkerPool(
+            start, num_workers=num_workers, host=host, wake=wake, on_death=on_death
+        )
 
     @property
     def credits(self) -> int:
@@ -120,6 +124,7 @@ def _spawned_worker(
     base_seed: int,
     seeding: str,
     host: str,
+    niceness: int,
 ) -> None:
     worker_main(
         sock,
@@ -129,4 +134,5 @@ def _spawned_worker(
         base_seed=base_seed,
         seeding=seeding,
         host=host,
+        niceness=niceness,
     )

@@ -119,6 +119,7 @@ class WorkerPool:
             this process) and returns its process.
         host: Named in errors.
         wake: Called by `Result.release` from whatever thread: have the event loop call `flush`.
+        on_death: Called in the event loop with how a worker ended.
     """
 
     def __init__(
@@ -128,8 +129,10 @@ class WorkerPool:
         num_workers: int,
         host: str = "localhost",
         wake: Callable[[], None] | None = None,
+        on_death: Callable[[str], None] | None = None,
     ) -> None:
         self._start = start
+        self._on_death = on_death
         self._host = host
         self._wake = wake
         self._workers: dict[int, _Worker] = {}
@@ -137,7 +140,6 @@ class WorkerPool:
         self._retries: deque[Job] = deque()
         self._freed: deque[tuple[_Worker, int]] = deque()
         self._is_closed = False
-        self.restarts = 0
         self.last_death = ""
         try:
             for number in range(num_workers):
@@ -300,11 +302,12 @@ class WorkerPool:
         self.last_death = f"data worker {worker.number} {describe_exit(worker.process.exitcode)}"
         deaths = worker.deaths_in_a_row + 1
         if not self._is_closed and deaths < MAX_DEATHS_IN_A_ROW:
-            self.restarts += 1
             try:
                 self._begin(worker.number, deaths_in_a_row=deaths)
             except Exception as err:
                 self.last_death += f"; it cannot be started again: {err}"
+        if self._on_death is not None and not self._is_closed:
+            self._on_death(self.last_death)
         lost: list[Job] = []
         if worker.jobs:
             job = worker.jobs.popleft()

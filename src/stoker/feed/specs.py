@@ -44,15 +44,23 @@ class Specs:
     Args:
         workers: Of each pool.
         wake: Wakes the event loop, from whatever thread.
+        on_death: Called with how a worker ended.
     """
 
     def __init__(
-        self, nursery: Nursery, *, workers: int, host: str, wake: Callable[[], None]
+        self,
+        nursery: Nursery,
+        *,
+        workers: int,
+        host: str,
+        wake: Callable[[], None],
+        on_death: Callable[[str], None] | None = None,
     ) -> None:
         self._nursery = nursery
         self._workers = workers
         self._host = host
         self._wake = wake
+        self._on_death = on_death
         self._specs: dict[str, HeldSpec] = {}
         self._unused: list[str] = []
         self._results: list[Result] = []
@@ -216,7 +224,13 @@ class Specs:
                 seeding=seeding,
             )
 
-        return WorkerPool(start, num_workers=self._workers, host=self._host, wake=self._wake)
+        return WorkerPool(
+            start,
+            num_workers=self._workers,
+            host=self._host,
+            wake=self._wake,
+            on_death=self._on_death,
+        )
 
 
 def own_versions() -> dict[str, str]:
