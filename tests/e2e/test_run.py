@@ -121,6 +121,15 @@ def test_with_and_without_a_data_group_the_losses_are_equal_step_for_step(tmp_pa
     assert alone == helped == remote
 
 
+def test_two_ranks_with_a_data_group_lose_the_same_as_without(tmp_path: Path) -> None:
+    folder = project(tmp_path)
+    ranks = ["--set", "cluster={dnn: {instance_type: local.c1, processes_per_host: 2}}"]
+    alone = losses(folder, "alone.txt", *ranks, "--group", "dnn=1")
+    fed = losses(folder, "fed.txt", *ranks, "--group", "dnn=1:0", "--group", "data=1:1")
+    assert len(alone) == 16
+    assert alone == fed
+
+
 def test_a_failing_training_is_exit_code_6_with_its_traceback_and_code(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("def f():\n    raise ValueError('too hot')\n\n\nf()\n")
     done = stoker(

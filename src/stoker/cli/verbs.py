@@ -274,7 +274,10 @@ def _profile_of(file: Path | None, guess: Guess) -> Profile:
 def _groups_of(workload: Workload, texts: Sequence[str]) -> tuple[Group, ...]:
     today = todays_cluster(workload).dnn
     if texts:
-        return parse_groups(texts, default_type=today.instance_type)
+        dnn, *data = parse_groups(texts, default_type=today.instance_type)
+        if dnn.instance_type == today.instance_type:
+            dnn = msgspec.structs.replace(dnn, processes_per_host=today.processes_per_host)
+        return (dnn, *data)
     return (
         Group(
             name="dnn",
