@@ -42,6 +42,8 @@ rank = dist.get_rank()
 total = torch.ones(1) * (rank + 1)
 dist.all_reduce(total)
 print(f"rank {rank} of {dist.get_world_size()} sums {total.item():g}", flush=True)
+# gloo's threads must be gone before Python ends, or a rank aborts now and then.
+dist.destroy_process_group()
 """
 )
 
