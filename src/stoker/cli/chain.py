@@ -211,7 +211,8 @@ def evaluation_words(record: Evaluation) -> str:
     if performance is None:
         return gates or "no gate"
     error = performance.prediction_error
-    promise = "" if error is None else f" (step {error:+.1%} against the prediction)"
+    side = "over" if (error or 0.0) > 0 else "under"
+    promise = "" if error is None else f", {abs(error):.1%} {side} the predicted step"
     speed = f"{performance.speedup:.2f} times as fast{promise}"
     return f"{gates}; {speed}" if gates else speed
 

@@ -1,6 +1,7 @@
 """What a person sees while something runs: a bar on a terminal, quiet lines elsewhere."""
 
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from stoker.train import Progress
 # One line this often where there is no terminal: a log of a CI job stays short.
 _QUIET_SECONDS = 15.0
 _WIDTH = 78
+_INDENT = 11
 
 
 def say(text: str, *, quiet: bool) -> None:
@@ -25,10 +27,11 @@ def say(text: str, *, quiet: bool) -> None:
 
 
 def step_line(verb: str, text: str, seconds: float | None) -> str:
-    """`verb  what came of it ...... 12.3 s`, the time at the right."""
+    """`verb  what came of it ...... 12.3 s`: the time at the right, long words below each other."""
     right = "" if seconds is None else f"{seconds:.1f} s"
-    left = f"{verb:<10} {text}"
-    return f"{left:<{_WIDTH}}{right:>9}".rstrip()
+    first, *rest = textwrap.wrap(text, _WIDTH - _INDENT) or [""]
+    line = f"{f'{verb:<{_INDENT}}{first}':<{_WIDTH}}{right:>9}".rstrip()
+    return "\n".join([line, *(" " * _INDENT + more for more in rest)])
 
 
 class Follow:
@@ -78,7 +81,8 @@ def following(*, quiet: bool, echo: bool) -> Iterator[Follow]:
         TextColumn("{task.fields[words]}"),
         TimeElapsedColumn(),
     )
-    with Bar(*columns, console=console, transient=True) as bar:
+    # Hosts of the local platform are cores of this machine: a bar must not take their time.
+    with Bar(*columns, console=console, transient=True, refresh_per_second=2) as bar:
         yield Follow(bar=bar, quiet=quiet, echo=echo)
 
 
