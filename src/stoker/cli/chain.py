@@ -212,7 +212,7 @@ def evaluation_words(record: Evaluation) -> str:
         return gates or "no gate"
     error = performance.prediction_error
     side = "over" if (error or 0.0) > 0 else "under"
-    promise = "" if error is None else f", {abs(error):.1%} {side} the predicted step"
+    promise = "" if error is None else f", {abs(error):.1%} {side} prediction"
     speed = f"{performance.speedup:.2f} times as fast{promise}"
     return f"{gates}; {speed}" if gates else speed
 
