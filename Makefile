@@ -8,6 +8,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --progress-bar off -c constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 BUILD := hatchling editables
+BENCHMARKS := benchmarks/feed_overhead.py
 
 # Stamps: what running needs, and what developing needs on top of it.
 RUN := .venv/.installed-run
@@ -36,9 +37,9 @@ fmt: $(DEV)  ## format, and mend what the linter can mend
 faults: $(DEV)  ## only the tests that kill, stop and cut real processes
 	@$(BIN)/pytest -q tests -m fault
 
-bench: $(DEV)  ## measurements side by side with the alternatives
-	@for file in benchmarks/[a-z]*.py; do \
-	  echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+bench: $(DEV)  ## beside the alternatives, 20 minutes; a short look: make bench BENCH=--quick
+	@for file in $(BENCHMARKS); do \
+	  echo "== $$file"; $(BIN)/python "$$file" $(BENCH) || exit 1; done
 
 soak: $(DEV)  ## the fault tests again and again: make soak ROUNDS=20
 	@for round in $$(seq $(or $(ROUNDS),10)); do \
