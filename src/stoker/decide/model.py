@@ -26,7 +26,7 @@ from stoker.catalog import Instance
 from stoker.decide.work import Hosts, Shape, Work
 from stoker.records import Limit
 
-# Network, serialisation and imbalance. Calibrated on the published runs on p4d and p3 (facts in
+# Network, serialisation and imbalance. Calibrated on the published runs on p4d and p3 (see
 # tests/unit/test_decide_published.py); cedar measured .90, .86, .77, .65 at 2, 4, 8, 12 processes.
 EFFICIENCY = 0.85
 EFFICIENCY_BEYOND = 0.75

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-# Beyond 4 batches a worker, more credits only fill memory (facts of the prototype: 2 are enough
+# Beyond 4 batches a worker, more credits only fill memory (measured: 2 are enough
 # but for costs that vary wildly).
 MAX_CREDITS_PER_WORKER = 4
 # A session that asked for nothing for this long leaves its credits to the others.

@@ -7,7 +7,7 @@ a window that starts at the next number to be delivered:
     window = ceil(latency of the slowest peer / interval of consumption) + all credits + 2
 
 so that a slow peer holds nobody up: while it works on number n, the others go on with later ones,
-and n is back when its turn comes (facts: with a window of 3 batches a worker, one worker that is
+and n is back when its turn comes (measured: with a window of 3 batches a worker, one worker that is
 three times slower costs 22 % and more; with this one about 1 %).
 """
 

@@ -105,7 +105,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         local_workers: Data workers on a dnn host; auto: what the script's `num_workers` says;
             0: dnn hosts load nothing.
         credits: Batches asked for ahead, a worker. 2: beyond it no gain, with 1 each batch waits
-            for a round trip (+3 % a step, facts/feed.md section 6); adapts up to 4.
+            for a round trip (+3 % a step of 20 ms); adapts up to 4.
         max_bytes: Bytes of batches that may wait in one host, made or under way.
         encrypt_batches: False where the network between the hosts is encrypted already; requests,
             datasets and membership stay encrypted.
