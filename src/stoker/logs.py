@@ -5,7 +5,6 @@ and is read back by `parse_line`, so that whoever holds only the log of a job (C
 log) can still follow it.
 """
 
-import os
 import shlex
 import sys
 import threading
@@ -72,11 +71,6 @@ def parse_line(line: str) -> LogEvent | None:
         return None
     values = dict(word.split("=", 1) for word in words[4:] if "=" in word)
     return LogEvent(words[0], words[1][4:], words[2][5:], words[3], values)
-
-
-def process_name() -> str:
-    """A short name of this process for log lines: `pid-123`."""
-    return f"pid-{os.getpid()}"
 
 
 def now_utc() -> str:

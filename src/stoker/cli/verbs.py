@@ -278,15 +278,7 @@ def _groups_of(workload: Workload, texts: Sequence[str]) -> tuple[Group, ...]:
         if dnn.instance_type == today.instance_type:
             dnn = msgspec.structs.replace(dnn, processes_per_host=today.processes_per_host)
         return (dnn, *data)
-    return (
-        Group(
-            name="dnn",
-            role="dnn",
-            instance_type=today.instance_type,
-            count=today.count,
-            processes_per_host=today.processes_per_host,
-        ),
-    )
+    return (Group.of_today(today),)
 
 
 def _deliver(

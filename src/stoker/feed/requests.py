@@ -56,7 +56,6 @@ class Request:
     """A batch that a session asked for.
 
     Attributes:
-        is_begun: A worker makes it.
         is_dropped: Nobody wants it any more.
     """
 
@@ -67,7 +66,6 @@ class Request:
     number: int
     index: bytes
     seed: tuple[int, ...]
-    is_begun: bool = False
     is_dropped: bool = False
 
 

@@ -308,7 +308,6 @@ class Service:
             if not self._specs.can_take(key, may_begin=may_begin):
                 self._queue.push(request)
                 return
-            request.is_begun = True
             self.num_begun += 1
             self._specs.assign(key, Job((request,), request.index, request.seed))
 

@@ -136,17 +136,10 @@ def _todays_group(workload: Workload) -> TodaysGroup:
 
 
 def _job(workload: Workload, *, group: TodaysGroup, run_dir: Path) -> JobSpec:
-    dnn = Group(
-        name="dnn",
-        role="dnn",
-        instance_type=group.instance_type,
-        count=group.count,
-        processes_per_host=group.processes_per_host,
-    )
     return JobSpec(
         name=run_dir.name,
         command=workload.command,
-        groups=(dnn,),
+        groups=(Group.of_today(group),),
         run_dir=run_dir,
         channels={name: channel.uri for name, channel in workload.channels.items()},
         strategy=workload.strategy,

@@ -13,7 +13,7 @@ from stoker.records.base import (
     PositiveInt,
     Record,
 )
-from stoker.records.workload import Constraints
+from stoker.records.workload import Constraints, TodaysGroup
 
 Action = Literal["keep", "tune", "scale_up", "heterogeneous", "scale_out", "offload_gpu"]
 Limit = Literal["cpu", "accelerator", "latency", "network", "receive", "storage"]
@@ -35,6 +35,17 @@ class Group(Record, frozen=True, kw_only=True):
     count: PositiveInt
     processes_per_host: PositiveInt | None = None
     workers_per_host: NonNegativeInt | None = None
+
+    @classmethod
+    def of_today(cls, today: TodaysGroup) -> "Group":
+        """The dnn group as it trains today: the script says how many workers load."""
+        return cls(
+            name="dnn",
+            role="dnn",
+            instance_type=today.instance_type,
+            count=today.count,
+            processes_per_host=today.processes_per_host,
+        )
 
 
 class Predicted(Record, frozen=True, kw_only=True):
