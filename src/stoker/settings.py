@@ -21,6 +21,9 @@ The environment is read here and in `launch.topology`, nowhere else.
 | STOKER_HAS_DATA_GROUP | launcher | 1 where a data group exists: loaders use the feed |
 | STOKER_OUTPUT | launcher | folder of this host for timelines, failures, profile results |
 | STOKER_METRICS | launcher | file for the metrics that the script reports |
+| STOKER_CODE_FILE | platform | package (.tar.gz) of the training's code: the command runs in it |
+| STOKER_COMMAND | image, user | JSON list: the command, where the launcher is given just `train` |
+| STOKER_PROFILE_FILE | platform | where the leader of a profile writes profile.json |
 | STOKER_REPLACE_DATALOADER | platform | 1: torch's DataLoader is replaced, too |
 """
 
@@ -72,6 +75,9 @@ class ProcessSettings:
     metrics: Path | None
     launcher_pid: int | None
     replace_dataloader: bool
+    code_file: Path | None
+    command: tuple[str, ...] | None
+    profile_file: Path | None
     rank: int
     world_size: int
     local_rank: int
@@ -105,6 +111,9 @@ def from_environment(environ: Mapping[str, str] | None = None) -> ProcessSetting
         metrics=_path(env, "STOKER_METRICS"),
         launcher_pid=_number(env, "STOKER_LAUNCHER_PID"),
         replace_dataloader=env.get("STOKER_REPLACE_DATALOADER") == "1",
+        code_file=_path(env, "STOKER_CODE_FILE"),
+        command=_command(env),
+        profile_file=_path(env, "STOKER_PROFILE_FILE"),
         rank=_number(env, "RANK") or 0,
         world_size=_number(env, "WORLD_SIZE") or 1,
         local_rank=_number(env, "LOCAL_RANK") or 0,
@@ -253,6 +262,18 @@ def _record(env: Mapping[str, str], name: str, kind: type[_RecordT]) -> _RecordT
     except msgspec.DecodeError as err:
         raise UsageError(f"not JSON: {err}", where=f"variable {name}") from None
     return convert(document, kind, Place(f"variable {name}"))
+
+
+def _command(env: Mapping[str, str]) -> tuple[str, ...] | None:
+    text = env.get("STOKER_COMMAND")
+    if not text:
+        return None
+    try:
+        return msgspec.json.decode(text, type=tuple[str, ...]) or None
+    except msgspec.DecodeError as err:
+        raise UsageError(
+            f"expected a JSON list of words: {err}", where="variable STOKER_COMMAND"
+        ) from None
 
 
 def _workers(env: Mapping[str, str]) -> Mapping[str, int]:

@@ -9,7 +9,7 @@ from stoker.errors import UsageError
 from stoker.platforms import PLATFORMS, platform_named
 from stoker.platforms.base import JobSpec
 from stoker.platforms.local import SHARED_CORES, LocalPlatform
-from stoker.records import Group
+from stoker.records import Channel, Group
 
 CORES = (0, 1, 2, 3)
 
@@ -24,7 +24,7 @@ def job(*groups: Group, **changes: object) -> JobSpec:
         command=("python", "train.py"),
         groups=groups or (group("dnn"), group("data", count=2)),
         run_dir=Path("runs/mnist-1"),
-        channels={"train": "data/mnist"},
+        channels={"train": Channel(uri="data/mnist")},
     )
     return dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
 
@@ -61,6 +61,7 @@ def test_the_plan_of_a_heterogeneous_job_is_as_it_was() -> None:
             )
         ],
         "channels": {"train": "data/mnist"},
+        "hyperparameters": {},
         "strategy": "auto",
         "comparable": True,
         "not_comparable_because": None,
@@ -96,10 +97,9 @@ def test_a_host_larger_than_the_machine_gets_all_of_it_and_is_flagged() -> None:
         (job(group("data"), group("dnn")), "it comes first"),
         (job(group("dnn"), group("dnn", name="more")), "exactly one dnn group"),
         (job(group("dnn"), group("data", name="dnn")), "one name"),
-        (job(channels={"train": "s3://bucket/x"}), "reads folders, not s3://"),
-        (job(channels={"a/b": "x"}), "no name for a channel"),
-        (job(channel_groups={"train": ("gpu",)}), "there is no group gpu"),
-        (job(channel_groups={"test": ("dnn",)}), "there is no channel test"),
+        (job(channels={"train": Channel(uri="s3://bucket/x")}), "reads folders, not s3://"),
+        (job(channels={"a/b": Channel(uri="x")}), "no name for a channel"),
+        (job(channels={"train": Channel(uri="x", groups=("gpu",))}), "there is no group gpu"),
         (job(name="../x"), "no name for a run"),
         (job(command=()), "no command"),
     ],

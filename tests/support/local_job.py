@@ -14,7 +14,7 @@ import psutil
 
 from stoker.platforms.base import JobEnd, JobSpec
 from stoker.platforms.local import LocalPlatform
-from stoker.records import FeedSettings, Group, Training, read_json
+from stoker.records import Channel, FeedSettings, Group, Training, read_json
 
 DEADLINE_SECONDS = 60.0
 # Short, so that a lost launcher is noticed soon.
@@ -121,8 +121,10 @@ class LocalJob:
             command=command,
             groups=tuple(groups),
             run_dir=tmp_path / "run",
-            channels=channels or {},
-            channel_groups=channel_groups or {},
+            channels={
+                name: Channel(uri=uri, groups=(channel_groups or {}).get(name))
+                for name, uri in (channels or {}).items()
+            },
             environment={"STOKER_TEST_DIR": str(tmp_path)},
             feed=feed,
             replace_dataloader=replace_dataloader,

@@ -38,9 +38,24 @@ def evaluate(
     return Evaluation(
         workload_sha256=digest,
         passed=training.status == "succeeded" and all(gate.passed for gate in gates),
+        reason=_reason(training, gates),
         gates=gates,
         performance=_performance(profile, decision, training),
     )
+
+
+def _reason(training: Training, gates: Sequence[GateResult]) -> str:
+    if training.status != "succeeded":
+        words = (training.failure or "no reason was left").strip().splitlines()[-1]
+        return f"the training {training.status}: {words}"
+    return "; ".join(_gate_words(gate) for gate in gates if not gate.passed)
+
+
+def _gate_words(gate: GateResult) -> str:
+    value = "was not reported" if gate.value is None else f"is {gate.value:.6g}"
+    bounds = [f"at least {gate.min:g}"] if gate.min is not None else []
+    bounds += [f"at most {gate.max:g}"] if gate.max is not None else []
+    return f"{gate.metric} {value}, asked for {' and '.join(bounds)}"
 
 
 def _refuse_foreign(kind: str, found: str | None, expected: str) -> None:

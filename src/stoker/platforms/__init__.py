@@ -1,19 +1,32 @@
 """Where jobs run: one platform a name, all with the interface of `base`."""
 
+from typing import cast
+
 from stoker.errors import UsageError
-from stoker.platforms.local import LocalPlatform
+from stoker.platforms.base import Platform
 
-PLATFORMS = ("local",)
+PLATFORMS = ("local", "sagemaker")
 
 
-def platform_named(name: str) -> LocalPlatform:
-    """The platform of that name.
+def platform_named(name: str, *, region: str | None = None) -> Platform[object]:
+    """The platform of that name; each plans and submits requests of a type of its own.
+
+    Args:
+        name: local or sagemaker.
+        region: Of a cloud; absent: what its own configuration says.
 
     Raises:
         UsageError: If there is none.
     """
-    if name == "local":
-        return LocalPlatform()
+    match name:
+        case "local":
+            from stoker.platforms.local import LocalPlatform
+
+            return cast("Platform[object]", LocalPlatform())
+        case "sagemaker":
+            from stoker.platforms.sagemaker import SageMakerPlatform
+
+            return cast("Platform[object]", SageMakerPlatform(region=region))
     raise UsageError(
         f"platform {name} cannot run jobs yet", fix="known are: " + ", ".join(PLATFORMS)
     )

@@ -1,11 +1,21 @@
 """What every platform can do: plan a job as a pure value, submit it, follow it, stop it."""
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
-from stoker.records import FeedSettings, Group, Json, ProfileSettings
+from stoker.records import (
+    Channel,
+    FeedSettings,
+    Group,
+    Json,
+    ProfileSettings,
+    SageMakerSettings,
+    Scalar,
+    Workload,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,10 +26,13 @@ class JobSpec:
         name: Run id: letters, digits and dashes.
         command: Program and arguments of the training.
         groups: The dnn group first.
-        channels: Name to where the data is.
-        channel_groups: Name to the groups that get it; a name that is missing goes to all.
+        channels: By name.
+        hyperparameters: Put behind the command.
         environment: More variables for the user's command.
         profile: Set where the job is a profile.
+        image: That all hosts run, where the platform runs images.
+        sagemaker: Settings of that platform.
+        next_best: The decision's next plan in words, for whoever cannot get the chosen one.
         run_dir: Folder on this machine for logs and outputs of the run.
     """
 
@@ -27,14 +40,46 @@ class JobSpec:
     command: tuple[str, ...]
     groups: tuple[Group, ...]
     run_dir: Path
-    channels: Mapping[str, str] = field(default_factory=dict)
-    channel_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    channels: Mapping[str, Channel] = field(default_factory=dict)
+    hyperparameters: Mapping[str, Scalar] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     strategy: str = "auto"
     feed: FeedSettings = field(default_factory=FeedSettings)
     profile: ProfileSettings | None = None
     workload_sha256: str | None = None
     replace_dataloader: bool = False
+    image: str | None = None
+    sagemaker: SageMakerSettings | None = None
+    next_best: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        *,
+        groups: Sequence[Group],
+        run_dir: Path,
+        profile: ProfileSettings | None = None,
+        replace_dataloader: bool = False,
+        next_best: str = "",
+    ) -> "JobSpec":
+        """The job that runs `workload` on `groups`; it is called as `run_dir` is."""
+        return cls(
+            name=run_dir.name,
+            command=workload.command,
+            groups=tuple(groups),
+            run_dir=run_dir,
+            channels=workload.channels,
+            hyperparameters=workload.hyperparameters,
+            strategy=workload.strategy,
+            feed=workload.feed,
+            profile=profile,
+            workload_sha256=workload.digest(),
+            replace_dataloader=replace_dataloader,
+            image=workload.image,
+            sagemaker=workload.sagemaker,
+            next_best=next_best,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +91,8 @@ class JobEnd:
         exit_code: The training command's own, where known.
         failure: The failure's words, where there are any.
         output_dir: Folder on this machine with the dnn leader's output/data, where it is known.
+        model_uri: Where the model is, where that is known.
+        job_url: The platform's own page of the job.
         data_group_release_seconds: From the end of the dnn leader to the end of the last data host.
     """
 
@@ -54,6 +101,8 @@ class JobEnd:
     failure: str | None
     output_dir: Path | None
     data_group_release_seconds: float | None
+    model_uri: str | None = None
+    job_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,3 +159,11 @@ class Platform(Protocol[RequestT]):
             PlatformError: If the platform refuses.
         """
         ...
+
+
+def hyperparameters(values: Mapping[str, Scalar]) -> dict[str, str]:
+    """Hyperparameters as SageMaker's API and its hyperparameters.json hold them: texts only."""
+    return {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in sorted(values.items())
+    }

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from stoker.errors import UsageError
-from stoker.platforms.base import JobSpec
+from stoker.platforms.base import JobSpec, hyperparameters
 from stoker.platforms.local_plan import LocalHost, LocalRequest
 from stoker.platforms.local_run import LocalRun
 from stoker.records import Group, Json, to_document
@@ -94,7 +94,8 @@ class LocalPlatform:
                 }
                 for host in request.hosts
             ],
-            "channels": dict(job.channels),
+            "channels": {name: channel.uri for name, channel in job.channels.items()},
+            "hyperparameters": hyperparameters(job.hyperparameters),
             "strategy": job.strategy,
             "feed": to_document(job.feed),
             "comparable": not request.not_comparable,
@@ -127,7 +128,8 @@ def _check(job: JobSpec) -> None:
     names = [group.name for group in job.groups]
     if len(set(names)) != len(names):
         raise UsageError("two groups have one name: " + ", ".join(names), where=job.name)
-    for channel, uri in job.channels.items():
+    for channel, described in job.channels.items():
+        uri = described.uri
         if not _CHANNEL.match(channel):
             raise UsageError(
                 f"{channel!r} is no name for a channel", fix="use letters, digits, . _ and -"
@@ -138,11 +140,9 @@ def _check(job: JobSpec) -> None:
                 where=f"channel {channel}",
                 fix="copy the data to a folder and name that",
             )
-    for channel, groups in job.channel_groups.items():
-        unknown = sorted(set(groups) - set(names))
-        if unknown or channel not in job.channels:
-            what = f"group {unknown[0]}" if unknown else f"channel {channel}"
-            raise UsageError(f"there is no {what}", where=f"channel {channel}")
+        unknown = sorted(set(described.groups or ()) - set(names))
+        if unknown:
+            raise UsageError(f"there is no group {unknown[0]}", where=f"channel {channel}")
 
 
 def _num_cores(group: Group) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.errors import UsageError
-from stoker.platforms.base import JobSpec
+from stoker.platforms.base import JobSpec, hyperparameters
 from stoker.records import Json, Role
 
 
@@ -81,17 +81,17 @@ def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
     for folder in ("input/config", "input/data", "model", "output/data", "checkpoints", "code"):
         (base / folder).mkdir(parents=True)
     channels: dict[str, Json] = {}
-    for name, uri in sorted(job.channels.items()):
-        if host.group not in job.channel_groups.get(name, (host.group,)):
+    for name, channel in sorted(job.channels.items()):
+        if host.group not in (channel.groups or (host.group,)):
             continue
-        (base / "input" / "data" / name).symlink_to(channel_folder(name, uri))
+        (base / "input" / "data" / name).symlink_to(channel_folder(name, channel.uri))
         channels[name] = {
             "TrainingInputMode": "File",
             "S3DistributionType": "FullyReplicated",
             "RecordWrapperType": "None",
         }
     _write(base, "inputdataconfig", channels)
-    _write(base, "hyperparameters", {})
+    _write(base, "hyperparameters", {**hyperparameters(job.hyperparameters)})
     _write(base, "resourceconfig", resource_config(request, host))
 
 

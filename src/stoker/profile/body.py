@@ -136,16 +136,8 @@ def _todays_group(workload: Workload) -> TodaysGroup:
 
 
 def _job(workload: Workload, *, group: TodaysGroup, run_dir: Path) -> JobSpec:
-    return JobSpec(
-        name=run_dir.name,
-        command=workload.command,
-        groups=(Group.of_today(group),),
-        run_dir=run_dir,
-        channels={name: channel.uri for name, channel in workload.channels.items()},
-        strategy=workload.strategy,
-        feed=workload.feed,
-        profile=workload.profile,
-        workload_sha256=workload.digest(),
+    return JobSpec.of(
+        workload, groups=(Group.of_today(group),), run_dir=run_dir, profile=workload.profile
     )
 
 

@@ -40,10 +40,15 @@ class Performance(Record, frozen=True, kw_only=True):
 
 
 class Evaluation(Record, frozen=True, kw_only=True):
-    """Did quality hold, did the promise hold."""
+    """Did quality hold, did the promise hold.
+
+    Attributes:
+        reason: Why it did not pass, in a sentence; empty where it did.
+    """
 
     schema: Literal["stoker.evaluation/v1"] = "stoker.evaluation/v1"
     workload_sha256: str | None = None
     passed: bool
+    reason: str = ""
     gates: tuple[GateResult, ...] = ()
     performance: Performance | None = None

@@ -11,9 +11,11 @@ from stoker.records.base import (
     PositiveFloat,
     PositiveInt,
     Record,
+    Scalar,
     Value,
     sha256_of,
 )
+from stoker.records.sagemaker import SageMakerSettings
 
 PlatformName = Literal["local", "sagemaker", "kubernetes"]
 
@@ -147,6 +149,8 @@ class Workload(Record, frozen=True, kw_only=True):
 
     Attributes:
         command: Program and arguments; relative paths are relative to the folder stoker runs in.
+        image: Of all hosts, where the platform runs images.
+        hyperparameters: Put behind the command as `--name value`, on every platform.
         strategy: `auto`: torchrun where more than one process trains, else the command itself.
         sagemaker: Settings of that platform.
         kubernetes: Settings of that platform.
@@ -159,6 +163,7 @@ class Workload(Record, frozen=True, kw_only=True):
     platform: PlatformName = "local"
     cluster: Cluster | None = None
     channels: dict[Name, Channel] = msgspec.field(default_factory=dict)
+    hyperparameters: dict[Name, Scalar] = msgspec.field(default_factory=dict)
     constraints: Constraints = Constraints()
     training: TrainingSize = TrainingSize()
     gate: tuple[Gate, ...] = ()
@@ -166,22 +171,19 @@ class Workload(Record, frozen=True, kw_only=True):
     strategy: Literal["auto", "torchrun", "plain"] = "auto"
     engine: Literal["stoker"] = "stoker"
     profile: ProfileSettings = ProfileSettings()
-    sagemaker: dict[str, Value] | None = None
+    sagemaker: SageMakerSettings | None = None
     kubernetes: dict[str, Value] | None = None
 
     def digest(self) -> str:
         """What records carry as `workload_sha256`: 64 hexadecimal digits.
 
-        Of what is trained and where it trains today. Constraints, gate and settings are left out:
-        a profile holds for another budget or objective, too.
+        Of what is trained and where it trains today. How long and on which day's data, constraints,
+        gate and settings are left out: a profile holds for another budget or number of epochs, too.
         """
         identity = Workload(
             name=self.name,
             command=self.command,
-            image=self.image,
             cluster=self.cluster,
-            channels=self.channels,
-            training=self.training,
             strategy=self.strategy,
             engine=self.engine,
         )

@@ -49,22 +49,33 @@ def prepare(
             where=f"workload {workload.name} ({digest[:12]})",
             fix="decide again: stoker decide PROFILE --workload WORKLOAD",
         )
-    return JobSpec(
-        name=run_dir.name,
-        command=workload.command,
-        groups=tuple(groups),
+    return JobSpec.of(
+        workload,
+        groups=groups,
         run_dir=run_dir,
-        channels={name: channel.uri for name, channel in workload.channels.items()},
-        channel_groups={
-            name: channel.groups
-            for name, channel in workload.channels.items()
-            if channel.groups is not None
-        },
-        strategy=workload.strategy,
-        feed=workload.feed,
-        workload_sha256=digest,
         replace_dataloader=replace_dataloader,
+        next_best=_next_best(decision) if decision else "",
     )
+
+
+def _next_best(decision: Decision) -> str:
+    """The best feasible plan with another data type, else the next feasible one, in words."""
+    chosen = decision.plan
+    others = [plan for plan in decision.plans if plan.feasible and plan.groups != chosen.groups]
+    types = {group.instance_type for group in chosen.groups if group.role == "data"}
+    other_type = (
+        plan
+        for plan in others
+        if types and not types & {g.instance_type for g in plan.groups if g.role == "data"}
+    )
+    plan = next(other_type, next(iter(others), None))
+    if plan is None:
+        return ""
+    words = " + ".join(f"{group.count} x {group.instance_type}" for group in plan.groups)
+    if plan.predicted is None:
+        return words
+    step = plan.predicted.step_seconds * 1000
+    return f"{words} ({step:.1f} ms a step, ${plan.predicted.usd_per_hour:.2f} an hour)"
 
 
 def train(
@@ -138,6 +149,8 @@ def _record(
         groups=job.groups,
         measured=measured,
         data_group_release_seconds=end.data_group_release_seconds,
+        model_uri=end.model_uri or written.model_uri,
+        job=Job(platform=platform_name, name=job.name, url=end.job_url),
     )
 
 

@@ -1,0 +1,301 @@
+"""The parameters of a pipeline run: one table for all targets, their defaults and their checks.
+
+A pipeline hands each component `--param NAME=VALUE`; the component turns them into overrides of its
+workload. Names are in snake case; SageMaker shows them in camel case (`MaxUsdPerHour`).
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import yaml
+
+from stoker.errors import UsageError
+from stoker.records import Json, ModelSettings, Workload, nearest
+
+Kind = Literal["string", "integer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter of a run.
+
+    Attributes:
+        name: In snake case.
+        kind: What the target's console asks for.
+        text: What it does, in a sentence; says what an empty value means.
+        default: Of a workload.
+        overrides: `key.path=value` of a value; () where another part of the pipeline reads it.
+        choices: All that it may be; () for anything.
+    """
+
+    name: str
+    kind: Kind
+    text: str
+    default: Callable[[Workload], str | int]
+    overrides: Callable[[str], tuple[str, ...]]
+    choices: tuple[str, ...] = ()
+
+    @property
+    def camel_name(self) -> str:
+        """The name as SageMaker shows it."""
+        return "".join(word.capitalize() for word in self.name.split("_"))
+
+    def check(self, value: str | int) -> str:
+        """The value as components get it.
+
+        Raises:
+            UsageError: If it is none of the choices, or no whole number where one is asked for.
+        """
+        text = str(value).strip()
+        if self.choices and text not in self.choices:
+            raise UsageError(
+                f"{self.name}={text} is not possible", fix="use " + ", ".join(self.choices)
+            )
+        if self.kind == "integer" and not (text.isascii() and text.isdigit()):
+            raise UsageError(
+                f"{self.name}={text}: expected a whole number", fix=f"{self.name}: {self.text}"
+            )
+        return text
+
+
+def parameters_of(workload: Workload) -> tuple[Parameter, ...]:
+    """The parameters that runs of `workload` have; input data only with one channel or more."""
+    channel = main_channel(workload)
+    data = (_input_data(channel),) if channel else ()
+    return (*data, *_PARAMETERS)
+
+
+def defaults_of(workload: Workload) -> dict[str, str | int]:
+    """Parameter name to default."""
+    return {p.name: p.default(workload) for p in parameters_of(workload)}
+
+
+def main_channel(workload: Workload) -> str | None:
+    """The channel that the parameter `input_data` replaces: `train`, `training`, else the first."""
+    names = sorted(workload.channels)
+    return next((n for n in ("train", "training") if n in names), names[0] if names else None)
+
+
+def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, str]:
+    """`NAME=VALUE` texts, checked; names in snake or camel case.
+
+    Raises:
+        UsageError: For an unknown name (with the nearest known one) or a value that cannot be.
+    """
+    known = {p.name: p for p in parameters_of(workload)}
+    by_any = {**known, **{p.camel_name: p for p in known.values()}}
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--param {text} is not NAME=VALUE", fix="for example epochs=3")
+        parameter = by_any.get(name.strip())
+        if parameter is None:
+            raise UsageError(
+                f"a run of {workload.name} has no parameter {name}",
+                fix=nearest(name, sorted(known)) or "known are: " + ", ".join(known),
+            )
+        found[parameter.name] = parameter.check(value)
+    return found
+
+
+def overrides_of(texts: Sequence[str], *, workload: Workload) -> list[str]:
+    """`key.path=value` overrides that `NAME=VALUE` texts stand for.
+
+    Raises:
+        UsageError: As `parse`.
+    """
+    by_name = {p.name: p for p in parameters_of(workload)}
+    values = parse(texts, workload=workload)
+    return [
+        override for name, value in values.items() for override in by_name[name].overrides(value)
+    ]
+
+
+def _input_data(channel: str) -> Parameter:
+    return Parameter(
+        name="input_data",
+        kind="string",
+        text=f"Address of the training data: the uri of the channel {channel}.",
+        default=lambda workload: workload.channels[channel].uri,
+        overrides=_set(f"channels.{channel}.uri"),
+    )
+
+
+def _set(key: str, *, empty: Json = None) -> Callable[[str], tuple[str, ...]]:
+    """Sets `key` to the value, quoted; an empty value sets what `empty` says."""
+    return lambda value: (f"{key}={json.dumps(value) if value else json.dumps(empty)}",)
+
+
+def _number(key: str) -> Callable[[str], tuple[str, ...]]:
+    return lambda value: (f"{key}={value or 'null'}",)
+
+
+def _types(value: str) -> tuple[str, ...]:
+    names = [name for name in value.replace(",", " ").split() if name]
+    return (f"constraints.allowed_instance_types={json.dumps(names) if names else 'null'}",)
+
+
+def _epochs(value: str) -> tuple[str, ...]:
+    if value == "0":
+        return ()
+    return (f"training.epochs={value}", "training.steps=null", f"hyperparameters.epochs={value}")
+
+
+def _gate(value: str) -> tuple[str, ...]:
+    """`accuracy>=0.94, loss<=0.2` as the workload's gate."""
+    gates: list[Mapping[str, Json]] = []
+    for text in filter(None, (part.strip() for part in value.split(","))):
+        sign = next((sign for sign in (">=", "<=") if sign in text), None)
+        metric, _, bound = text.partition(sign or ">=")
+        try:
+            number = float(bound)
+        except ValueError:
+            sign = None
+        if sign is None or not metric.strip():
+            raise UsageError(
+                f"gate {text} is not METRIC>=BOUND or METRIC<=BOUND", fix="as accuracy>=0.94"
+            )
+        gates.append({"metric": metric.strip(), "min" if sign == ">=" else "max": number})
+    return (f"gate={yaml.safe_dump(gates, default_flow_style=True, width=4096).strip()}",)
+
+
+def gate_text(workload: Workload) -> str:
+    """The workload's gate as the parameter `gate` holds it."""
+    parts = []
+    for gate in workload.gate:
+        parts += [f"{gate.metric}>={gate.min:g}"] if gate.min is not None else []
+        parts += [f"{gate.metric}<={gate.max:g}"] if gate.max is not None else []
+    return ", ".join(parts)
+
+
+def _nothing(value: str) -> tuple[str, ...]:
+    return ()
+
+
+def _today_type(workload: Workload) -> str:
+    return workload.cluster.dnn.instance_type if workload.cluster else ""
+
+
+def _today_count(workload: Workload) -> int:
+    return workload.cluster.dnn.count if workload.cluster else 1
+
+
+def _allowed(workload: Workload) -> str:
+    return ", ".join(workload.constraints.allowed_instance_types or ())
+
+
+def _usd(workload: Workload) -> str:
+    usd = workload.constraints.max_usd_per_hour
+    return "" if usd is None else f"{usd:g}"
+
+
+def _approval(workload: Workload) -> str:
+    return (workload.sagemaker.model if workload.sagemaker else ModelSettings()).approval
+
+
+def _model_group(workload: Workload) -> str:
+    named = workload.sagemaker.model.group if workload.sagemaker else None
+    return named or workload.name
+
+
+_PARAMETERS = (
+    Parameter(
+        name="instance_type",
+        kind="string",
+        text="Instance type that trains today; the profile runs on it.",
+        default=_today_type,
+        overrides=_set("cluster.dnn.instance_type"),
+    ),
+    Parameter(
+        name="instance_count",
+        kind="integer",
+        text="Hosts that train today.",
+        default=_today_count,
+        overrides=_number("cluster.dnn.count"),
+    ),
+    Parameter(
+        name="objective",
+        kind="string",
+        text="What ranks the plans: cost or time.",
+        default=lambda workload: workload.constraints.objective,
+        overrides=_set("constraints.objective"),
+        choices=("cost", "time"),
+    ),
+    Parameter(
+        name="max_usd_per_hour",
+        kind="string",
+        text="Dollars an hour that all hosts together may cost; empty: no limit.",
+        default=_usd,
+        overrides=_number("constraints.max_usd_per_hour"),
+    ),
+    Parameter(
+        name="max_data_hosts",
+        kind="integer",
+        text="Most data hosts that a plan may have; 0: no data group.",
+        default=lambda workload: workload.constraints.max_data_hosts,
+        overrides=_number("constraints.max_data_hosts"),
+    ),
+    Parameter(
+        name="allowed_types",
+        kind="string",
+        text="Instance types that a plan may have, by commas; empty: all of the catalog.",
+        default=_allowed,
+        overrides=_types,
+    ),
+    Parameter(
+        name="epochs",
+        kind="integer",
+        text="Epochs of the training, handed to the command as --epochs; 0: as the command says.",
+        default=lambda workload: 0,
+        overrides=_epochs,
+    ),
+    Parameter(
+        name="gate",
+        kind="string",
+        text="What the model must reach, as accuracy>=0.94, loss<=0.2; empty: no gate.",
+        default=gate_text,
+        overrides=_gate,
+    ),
+    Parameter(
+        name="image",
+        kind="string",
+        text="Image that all hosts run.",
+        default=lambda workload: workload.image or "",
+        overrides=_set("image"),
+    ),
+    Parameter(
+        name="model_group",
+        kind="string",
+        text="Model package group in which a model that passed is registered.",
+        default=_model_group,
+        overrides=_nothing,
+    ),
+    Parameter(
+        name="approval",
+        kind="string",
+        text="Approval status with which it is registered.",
+        default=_approval,
+        overrides=_nothing,
+        choices=get_args(ModelSettings.__annotations__["approval"]),
+    ),
+    Parameter(
+        name="reuse_profile",
+        kind="string",
+        text="Folder with a profile.json to re-use instead of a new profile; empty: profile.",
+        default=lambda workload: "",
+        overrides=_nothing,
+    ),
+)
+
+__all__ = [
+    "Parameter",
+    "defaults_of",
+    "gate_text",
+    "main_channel",
+    "overrides_of",
+    "parameters_of",
+    "parse",
+]

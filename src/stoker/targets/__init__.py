@@ -1,0 +1,1 @@
+"""Targets of compiled pipelines: compile, upload, start, schedule, follow, stop."""
