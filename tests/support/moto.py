@@ -1,0 +1,141 @@
+"""AWS for tests: moto's server in a process of its own, on a free port of the loopback interface.
+
+`aws_server` gives an empty AWS for one test; the process is started once a test session, for the
+first test that asks, and ended with the session. The environment of the test is changed so that
+boto3 speaks to it, and nothing else can be reached.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from stoker.platforms.aws import Aws
+
+START_SECONDS = 60.0
+STOP_SECONDS = 10.0
+REGION = "eu-central-1"
+ACCOUNT = "123456789012"
+ROLE = f"arn:aws:iam::{ACCOUNT}:role/stoker"
+
+_RUNNING = re.compile(r"Running on (http://127\.0\.0\.1:\d+)")
+# Nobody's own settings, keys or proxies: a test may reach the loopback interface only.
+_FOREIGN = re.compile(r"^(AWS_|BOTO_|MOTO_)|_proxy$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsServer:
+    """An AWS of a test's own.
+
+    Attributes:
+        url: Of all its services.
+        env: What a process needs to speak to it and to nothing else: add it to an environment.
+        log: What the server wrote.
+    """
+
+    url: str
+    env: Mapping[str, str]
+    log: Path
+
+    def client(self, service: str) -> object:
+        """A boto3 client of a service: for what the product has no call for."""
+        return Aws(region=REGION).client(service)
+
+    def make_bucket(self, name: str) -> None:
+        """Makes a bucket."""
+        Aws(region=REGION).call(
+            "s3",
+            "CreateBucket",
+            Bucket=name,
+            CreateBucketConfiguration={"LocationConstraint": REGION},
+        )
+
+    def environ(self) -> dict[str, str]:
+        """This process's environment for a child that speaks to this server."""
+        kept = {name: value for name, value in os.environ.items() if not _FOREIGN.search(name)}
+        return {**kept, **self.env}
+
+    def reset(self) -> None:
+        """Empties all services."""
+        request = urllib.request.Request(f"{self.url}/moto-api/reset", method="POST")
+        _opener().open(request, timeout=START_SECONDS).close()
+
+
+def _environment(url: str) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_SESSION_TOKEN": "testing",
+        "AWS_REGION": REGION,
+        "AWS_DEFAULT_REGION": REGION,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "NO_PROXY": "127.0.0.1,localhost",
+    }
+
+
+@pytest.fixture(scope="session")
+def moto_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwsServer]:
+    """moto's server; ask for `aws_server`, which is emptied for each test."""
+    folder = tmp_path_factory.mktemp("moto")
+    log = folder / "moto.log"
+    kept = {name: value for name, value in os.environ.items() if not _FOREIGN.search(name)}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from moto.server import main; main()", "-p", "0"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env={**kept, **_environment("http://127.0.0.1:9")},
+        )
+    try:
+        url = _wait_for_start(process, log)
+        yield AwsServer(url=url, env=_environment(url), log=log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_SECONDS)
+
+
+@pytest.fixture
+def aws_server(moto_process: AwsServer, monkeypatch: pytest.MonkeyPatch) -> AwsServer:
+    """An empty AWS on the loopback interface, which boto3 finds by the environment."""
+    for name in list(os.environ):
+        if _FOREIGN.search(name):
+            monkeypatch.delenv(name)
+    for name, value in moto_process.env.items():
+        monkeypatch.setenv(name, value)
+    moto_process.reset()
+    return moto_process
+
+
+def _wait_for_start(process: subprocess.Popen[bytes], log: Path) -> str:
+    """The server's address, once it answers."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        said = log.read_text(errors="replace")
+        found = _RUNNING.search(said)
+        if found:
+            break
+        assert process.poll() is None, f"moto's server did not start: {said}"
+        assert time.monotonic() < deadline, f"moto's server did not start in time: {said}"
+        time.sleep(0.05)
+    _opener().open(f"{found.group(1)}/moto-api/", timeout=START_SECONDS).close()
+    return found.group(1)
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
