@@ -126,7 +126,13 @@ def _input_data(channel: str) -> Parameter:
 
 def _set(key: str, *, empty: Json = None) -> Callable[[str], tuple[str, ...]]:
     """Sets `key` to the value, quoted; an empty value sets what `empty` says."""
-    return lambda value: (f"{key}={json.dumps(value) if value else json.dumps(empty)}",)
+    return lambda value: (f"{key}={_quoted(value) if value else json.dumps(empty)}",)
+
+
+def _quoted(text: str) -> str:
+    """The text as YAML's double quotes hold any text; JSON's pairs of surrogates are none there."""
+    words = (c if " " <= c <= "~" and c not in '"\\' else f"\\U{ord(c):08X}" for c in text)
+    return '"' + "".join(words) + '"'
 
 
 def _number(key: str) -> Callable[[str], tuple[str, ...]]:
@@ -135,7 +141,11 @@ def _number(key: str) -> Callable[[str], tuple[str, ...]]:
 
 def _types(value: str) -> tuple[str, ...]:
     names = [name for name in value.replace(",", " ").split() if name]
-    return (f"constraints.allowed_instance_types={json.dumps(names) if names else 'null'}",)
+    return (f"constraints.allowed_instance_types={_list(names)}",)
+
+
+def _list(names: Sequence[str]) -> str:
+    return "[" + ", ".join(map(_quoted, names)) + "]" if names else "null"
 
 
 def _epochs(value: str) -> tuple[str, ...]:

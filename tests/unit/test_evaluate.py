@@ -1,9 +1,10 @@
 from typing import Literal
 
+import msgspec
 import pytest
 
 from stoker.errors import UsageError
-from stoker.evaluate import evaluate, summary
+from stoker.evaluate import evaluate, lost_training, summary
 from stoker.records import (
     Constraints,
     Decision,
@@ -23,6 +24,7 @@ from stoker.records import (
     Workload,
     to_json,
 )
+from support import sample_records
 
 DNN = Group(name="dnn", role="dnn", instance_type="local.c1", count=1, workers_per_host=1)
 DATA = Group(name="data", role="data", instance_type="local.c1", count=1, workers_per_host=1)
@@ -237,3 +239,40 @@ def test_text_gives_verdict_gates_and_three_step_times() -> None:
     assert "1.82x as fast" in lines[-1]
     assert "10.0% slower than predicted" in lines[-1]
     assert max(map(len, lines)) <= 88
+
+
+def test_a_training_that_left_no_record_is_judged_as_failed() -> None:
+    workload = _workload(Gate(metric="accuracy", min=0.9))
+    decision = sample_records.decision()
+    lost = lost_training(workload, msgspec.structs.replace(decision, workload_sha256=None))
+    assert lost.status == "failed"
+    assert lost.groups == decision.plan.groups
+    profile = msgspec.structs.replace(sample_records.profile(), workload_sha256=None)
+    judged = evaluate(
+        workload=workload,
+        profile=profile,
+        decision=msgspec.structs.replace(decision, workload_sha256=None),
+        training=lost,
+    )
+    assert not judged.passed
+    assert "failed" in judged.reason
+
+
+def test_the_reason_names_each_gate_that_failed_with_value_and_bound() -> None:
+    workload = _workload(
+        Gate(metric="accuracy", min=0.99), Gate(metric="loss", max=0.1), Gate(metric="f1", min=0.5)
+    )
+    training = msgspec.structs.replace(
+        sample_records.training(),
+        workload_sha256=None,
+        metrics={"accuracy": 0.95, "loss": 0.05},
+    )
+    judged = evaluate(
+        workload=workload,
+        profile=msgspec.structs.replace(sample_records.profile(), workload_sha256=None),
+        decision=msgspec.structs.replace(sample_records.decision(), workload_sha256=None),
+        training=training,
+    )
+    assert judged.reason == (
+        "accuracy is 0.95, asked for at least 0.99; f1 was not reported, asked for at least 0.5"
+    )

@@ -12,6 +12,7 @@ from stoker.cli.options import (
     Groups,
     Out,
     Overrides,
+    Params,
     Prices,
     Words,
     WorkloadFile,
@@ -54,6 +55,7 @@ def run_verb(
         from_step=from_step,
         prices=prices,
         as_json=as_json,
+        yes=yes,
     )
     raise typer.Exit(code)
 
@@ -66,15 +68,21 @@ def profile_verb(
     budget: Annotated[
         float | None, typer.Option("--budget", metavar="SECONDS", help="Time for measuring.")
     ] = None,
+    platform: Annotated[str | None, _PLATFORM] = None,
+    params: Params = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
+    yes: Yes = False,
     debug: Debug = False,
 ) -> None:
     """Measures what a training step waits for, on the unchanged command."""
     from stoker.cli.verbs import profile_command
 
     sets = [*(overrides or ()), *([f"profile.budget_seconds={budget}"] if budget else ())]
-    profile_command(words or (), out=out, overrides=sets, as_json=as_json)
+    sets += [f"platform={platform}"] if platform else []
+    profile_command(
+        words or (), out=out, overrides=sets, params=params or (), as_json=as_json, yes=yes
+    )
 
 
 @app.command("decide")
@@ -111,6 +119,7 @@ def decide_verb(
         typer.Option("--vcpus-needed", metavar="N", help="vCPUs that would feed the accelerator."),
     ] = None,
     platform: Annotated[str | None, _PLATFORM] = None,
+    params: Params = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -138,6 +147,7 @@ def decide_verb(
         prices=prices,
         groups=groups or (),
         overrides=sets,
+        params=params or (),
         as_json=as_json,
         today=date.today(),
     )
@@ -158,15 +168,27 @@ def train_verb(
         typer.Option("--replace-dataloader", help="torch's DataLoader takes the feed, too."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Prints the request only.")] = False,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="Of run and job: again, it adopts that job."),
+    ] = None,
+    make_token: Annotated[
+        Path | None,
+        typer.Option("--make-token", metavar="F", help="Only writes a new token for a run."),
+    ] = None,
     prices: Prices = None,
+    params: Params = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
     yes: Yes = False,
     debug: Debug = False,
 ) -> None:
     """Runs the workload on a decision's cluster, or on the groups named here."""
-    from stoker.cli.verbs import train_command
+    from stoker.cli.verbs import make_token_command, train_command
 
+    if make_token:
+        make_token_command(make_token)
+        raise typer.Exit(0)
     code = train_command(
         words or (),
         out=out,
@@ -174,9 +196,12 @@ def train_verb(
         groups=groups or (),
         replace_dataloader=replace_dataloader,
         dry_run=dry_run,
+        name=name,
         prices=prices,
+        params=params or (),
         overrides=[*(overrides or ()), *([f"platform={platform}"] if platform else ())],
         as_json=as_json,
+        yes=yes,
     )
     raise typer.Exit(code)
 
@@ -192,6 +217,16 @@ def evaluate_verb(
     report: Annotated[
         Path | None, typer.Option("--report", metavar="F", help="Writes the HTML report, too.")
     ] = None,
+    always: Annotated[
+        bool,
+        typer.Option(
+            "--always", help="Judges a lost training, too; exits 0: `passed` has the verdict."
+        ),
+    ] = False,
+    delete: Annotated[
+        str | None, typer.Option("--delete", metavar="URI", help="Deletes a token's s3:// object.")
+    ] = None,
+    params: Params = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -206,6 +241,9 @@ def evaluate_verb(
         training_file=training,
         out=out,
         report=report,
+        always=always,
+        delete=delete,
+        params=params or (),
         overrides=overrides or (),
         as_json=as_json,
     )

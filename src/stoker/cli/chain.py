@@ -2,18 +2,19 @@
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import TypeVar
 
 from stoker.catalog import load_catalog
+from stoker.cli.billing import confirm
 from stoker.cli.clusters import describe
 from stoker.cli.progress import following, relative, say, step_line
 from stoker.cli.reporting import report_of_run
 from stoker.cli.verbs import exit_code_of, training_words
-from stoker.cli.workloads import latest_run_dir, new_run_dir, todays_cluster
+from stoker.cli.workloads import latest_run_dir, new_run_dir, region_of, todays_cluster
 from stoker.decide import decide
 from stoker.errors import StokerError, UsageError
 from stoker.evaluate import evaluate
@@ -22,6 +23,7 @@ from stoker.profile import profile
 from stoker.records import (
     Decision,
     Evaluation,
+    Group,
     Profile,
     Record,
     Training,
@@ -49,6 +51,7 @@ class _Chain:
     first: int
     prices: Path | None
     quiet: bool
+    assume_yes: bool
 
     def step(
         self,
@@ -86,6 +89,7 @@ def run_chain(
     from_step: str | None,
     prices: Path | None,
     as_json: bool,
+    yes: bool,
 ) -> int:
     """Runs the chain and gives its exit code; the report is written even when a step failed.
 
@@ -103,6 +107,7 @@ def run_chain(
         first=first,
         prices=prices,
         quiet=as_json,
+        assume_yes=yes,
     )
     _forget_later(run_dir, first)
     say(f"stoker run {source}  →  {relative(run_dir)}", quiet=as_json)
@@ -121,18 +126,35 @@ def run_chain(
 
 def _steps(chain: _Chain) -> tuple[int, Evaluation | None]:
     workload, run_dir = chain.workload, chain.run_dir
-    platform = platform_named(workload.platform)
+    platform = platform_named(workload.platform, region=region_of(workload))
     catalog = load_catalog(workload.platform, prices=chain.prices)
+
+    def ask(groups: Sequence[Group], decision: Decision | None = None) -> None:
+        confirm(
+            workload,
+            groups,
+            catalog=catalog,
+            decision=decision,
+            assume_yes=chain.assume_yes,
+            quiet=chain.quiet,
+        )
+
+    def measured() -> Profile:
+        cluster = todays_cluster(workload)
+        ask([Group.of_today(cluster.dnn)])
+        return profile(
+            workload,
+            cluster=cluster,
+            platform=platform,
+            run_dir=run_dir / "profile",
+            name=f"{run_dir.name}-profile",
+            verdict_on_interrupt=False,
+        )
+
     profiled = chain.step(
         "profile",
         Profile,
-        lambda: profile(
-            workload,
-            cluster=todays_cluster(workload),
-            platform=platform,
-            run_dir=run_dir / "profile",
-            verdict_on_interrupt=False,
-        ),
+        measured,
         profile_words,
     )
     decision = chain.step(
@@ -152,6 +174,7 @@ def _steps(chain: _Chain) -> tuple[int, Evaluation | None]:
     )
 
     def trained() -> Training:
+        ask(decision.plan.groups, decision)
         job = prepare(
             workload=workload, groups=decision.plan.groups, run_dir=run_dir, decision=decision
         )

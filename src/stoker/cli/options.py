@@ -18,6 +18,10 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Overrides a key of the workload."),
 ]
+Params = Annotated[
+    list[str] | None,
+    typer.Option("--param", metavar="NAME=VALUE", help="Sets a parameter of a pipeline run."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="The record on stdout, for machines.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="F", help="File for the record.")]
 Prices = Annotated[

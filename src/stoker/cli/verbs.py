@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,15 @@ import msgspec
 
 from stoker.catalog import load_catalog
 from stoker.cli.clusters import parse_groups
-from stoker.cli.workloads import new_run_dir, resolve, todays_cluster
+from stoker.cli.workloads import (
+    RUNS,
+    named_run_dir,
+    new_run_dir,
+    read_with_params,
+    region_of,
+    resolve,
+    todays_cluster,
+)
 from stoker.errors import UsageError
 from stoker.records import (
     Decision,
@@ -30,7 +39,7 @@ from stoker.records import (
     to_json,
     write_json,
 )
-from stoker.settings import read_workload, workload_from
+from stoker.settings import workload_from
 
 _RecordT = TypeVar("_RecordT", bound=Record)
 
@@ -46,20 +55,35 @@ class Guess:
 
 
 def profile_command(
-    words: Sequence[str], *, out: Path | None, overrides: Sequence[str], as_json: bool
+    words: Sequence[str],
+    *,
+    out: Path | None,
+    overrides: Sequence[str],
+    params: Sequence[str],
+    as_json: bool,
+    yes: bool,
 ) -> None:
     """`stoker profile`."""
+    from stoker.cli.billing import confirm
     from stoker.cli.progress import say
     from stoker.platforms import platform_named
     from stoker.profile import explain, profile
 
-    workload = resolve(words, overrides=overrides)
+    workload = resolve(words, overrides=overrides, params=params)
+    confirm(
+        workload,
+        [Group.of_today(todays_cluster(workload).dnn)],
+        catalog=load_catalog(workload.platform),
+        decision=None,
+        assume_yes=yes,
+        quiet=as_json,
+    )
     run_dir = new_run_dir(f"{workload.name}-profile")
     say(f"profile of {workload.name}: {workload.profile.budget_seconds:.0f} s", quiet=as_json)
     record = profile(
         workload,
         cluster=todays_cluster(workload),
-        platform=platform_named(workload.platform),
+        platform=platform_named(workload.platform, region=region_of(workload)),
         run_dir=run_dir,
     )
     _deliver(record, out=out or Path("profile.json"), explain=explain, as_json=as_json)
@@ -74,6 +98,7 @@ def decide_command(
     prices: Path | None,
     groups: Sequence[str],
     overrides: Sequence[str],
+    params: Sequence[str],
     as_json: bool,
     today: date,
 ) -> None:
@@ -82,8 +107,10 @@ def decide_command(
 
     profile = _profile_of(profile_file, guess)
     if workload_file:
-        workload = read_workload(workload_file, overrides=overrides)
-        if profile.workload_sha256 not in (None, read_workload(workload_file).digest()):
+        workload = read_with_params(workload_file, overrides=overrides, params=params)
+        # An override asks "what if"; the profile belongs to the workload without it.
+        profiled = read_with_params(workload_file, overrides=(), params=params)
+        if profile.workload_sha256 not in (None, profiled.digest()):
             raise UsageError(
                 "the profile was made for another workload",
                 where=f"{profile_file}, key workload_sha256",
@@ -122,26 +149,38 @@ def train_command(
     groups: Sequence[str],
     replace_dataloader: bool,
     dry_run: bool,
+    name: str | None,
     prices: Path | None,
     overrides: Sequence[str],
+    params: Sequence[str],
     as_json: bool,
+    yes: bool,
 ) -> int:
     """`stoker train`; gives the exit code."""
+    from stoker.cli.billing import confirm
     from stoker.cli.progress import following, say
     from stoker.platforms import platform_named
     from stoker.train import prepare, train
 
-    workload = resolve(words, overrides=overrides)
+    workload = resolve(words, overrides=overrides, params=params)
     if decision_file and groups:
         raise UsageError("--decision and --group exclude each other", fix="name one of them")
     decision = read_json(decision_file, Decision) if decision_file else None
     chosen = decision.plan.groups if decision else _groups_of(workload, groups)
-    platform = platform_named(workload.platform)
+    platform = platform_named(workload.platform, region=region_of(workload))
     if dry_run:
-        job = prepare(workload=workload, groups=chosen, run_dir=Path("runs") / "dry-run")
+        job = prepare(
+            workload=workload,
+            groups=chosen,
+            run_dir=RUNS / (name or "dry-run"),
+            decision=decision,
+            replace_dataloader=replace_dataloader,
+        )
         print(json.dumps(platform.describe(platform.plan(job)), indent=2))
         return 0
-    run_dir = new_run_dir(workload.name)
+    catalog = load_catalog(workload.platform, prices=prices)
+    confirm(workload, chosen, catalog=catalog, decision=decision, assume_yes=yes, quiet=as_json)
+    run_dir = named_run_dir(name) if name else new_run_dir(workload.name)
     job = prepare(
         workload=workload,
         groups=chosen,
@@ -154,7 +193,7 @@ def train_command(
         record = train(
             job,
             platform=platform,
-            catalog=load_catalog(workload.platform, prices=prices),
+            catalog=catalog,
             decision=decision,
             total_steps=workload.training.total_steps(),
             on_line=follow.line,
@@ -171,6 +210,13 @@ def train_command(
     return exit_code_of(record)
 
 
+def make_token_command(file: Path) -> None:
+    """`stoker train --make-token F`: a token for a run that somebody else starts."""
+    from stoker.platforms.local_start import write_secret
+
+    write_secret(file, secrets.token_hex(32))
+
+
 def evaluate_command(
     workload_file: str,
     *,
@@ -179,16 +225,26 @@ def evaluate_command(
     training_file: Path,
     out: Path | None,
     report: Path | None,
+    always: bool,
+    delete: str | None,
     overrides: Sequence[str],
+    params: Sequence[str],
     as_json: bool,
 ) -> int:
     """`stoker evaluate`; gives the exit code."""
-    from stoker.evaluate import evaluate, summary
+    from stoker.evaluate import evaluate, lost_training, summary
 
-    workload = read_workload(workload_file, overrides=overrides)
+    if delete:
+        from stoker.platforms.aws import Aws
+
+        Aws().delete_object(delete)
+    workload = read_with_params(workload_file, overrides=overrides, params=params)
     profile = read_json(profile_file, Profile)
     decision = read_json(decision_file, Decision)
-    training = read_json(training_file, Training)
+    if always and not training_file.is_file():
+        training = lost_training(workload, decision)
+    else:
+        training = read_json(training_file, Training)
     record = evaluate(workload=workload, profile=profile, decision=decision, training=training)
     _deliver(record, out=out or Path("evaluation.json"), explain=summary, as_json=as_json)
     if report:
@@ -203,7 +259,7 @@ def evaluate_command(
             evaluation=record,
             training_file=training_file,
         )
-    return exit_code_of(training) or _gate_code(record)
+    return 0 if always else exit_code_of(training) or _gate_code(record)
 
 
 def report_command(runs: Sequence[Path], *, as_json: bool) -> None:
@@ -298,6 +354,7 @@ __all__ = [
     "decide_command",
     "evaluate_command",
     "exit_code_of",
+    "make_token_command",
     "profile_command",
     "report_command",
     "train_command",

@@ -7,14 +7,32 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.errors import UsageError
+from stoker.parameters import overrides_of
 from stoker.records import Cluster, TodaysGroup, Workload
 from stoker.settings import read_workload, workload_from
 
 RUNS = Path("runs")
 
 
-def resolve(words: Sequence[str], *, overrides: Sequence[str]) -> Workload:
-    """The workload of a file, or one made of a bare command; its program and script exist.
+def read_with_params(
+    file: str, *, overrides: Sequence[str], params: Sequence[str] = ()
+) -> Workload:
+    """The workload of a file with a run's parameters, and then `overrides`, applied.
+
+    Raises:
+        UsageError: If the file, a parameter or an override is wrong.
+    """
+    if params:
+        overrides = [*overrides_of(params, workload=read_workload(file)), *overrides]
+    return read_workload(file, overrides=overrides)
+
+
+def resolve(
+    words: Sequence[str], *, overrides: Sequence[str], params: Sequence[str] = ()
+) -> Workload:
+    """The workload of a file, or one made of a bare command.
+
+    On the local platform its program and script exist; elsewhere they are in the image or package.
 
     Raises:
         UsageError: If there is neither, or the command cannot be found.
@@ -23,10 +41,13 @@ def resolve(words: Sequence[str], *, overrides: Sequence[str]) -> Workload:
         raise UsageError(
             "no workload and no command", fix="name a workload file, or a command behind --"
         )
-    if len(words) == 1 and words[0].endswith((".yaml", ".yml")):
-        workload = read_workload(words[0], overrides=overrides)
-        check_command(workload.command, where=f"{words[0]}, key command")
+    if len(words) == 1 and words[0].endswith((".yaml", ".yml", ".json")):
+        workload = read_with_params(words[0], overrides=overrides, params=params)
+        if workload.platform == "local":
+            check_command(workload.command, where=f"{words[0]}, key command")
         return workload
+    if params:
+        raise UsageError("--param needs a workload file", fix="use --set key.path=value")
     check_command(words, where="command line")
     script = next((word for word in words if word.endswith((".py", ".sh"))), words[0])
     name = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:40] or "command"
@@ -54,6 +75,11 @@ def check_command(command: Sequence[str], *, where: str) -> None:
         )
 
 
+def region_of(workload: Workload) -> str | None:
+    """The cloud region that the workload names, if it does."""
+    return workload.sagemaker.region if workload.sagemaker else None
+
+
 def todays_cluster(workload: Workload) -> Cluster:
     """Today's cluster; on this machine one host of one core where the workload names none.
 
@@ -69,6 +95,25 @@ def todays_cluster(workload: Workload) -> Cluster:
         where=f"workload {workload.name}, key cluster",
         fix="add cluster: {dnn: {instance_type: ..., count: ...}}",
     )
+
+
+def named_run_dir(name: str) -> Path:
+    """Makes runs/NAME, or takes it as an earlier attempt left it.
+
+    Raises:
+        UsageError: If it cannot be made, or the name is none.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", name):
+        raise UsageError(
+            f"{name!r} is no name for a run", fix="use letters, digits and dashes, 63 at most"
+        )
+    try:
+        (RUNS / name).mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise UsageError(
+            f"cannot make a run folder: {err}", where=str(RUNS), fix="check its rights"
+        ) from None
+    return RUNS / name
 
 
 def new_run_dir(name: str) -> Path:

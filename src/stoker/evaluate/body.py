@@ -10,6 +10,7 @@ from stoker.records import (
     Gate,
     GateResult,
     Group,
+    Job,
     Performance,
     Plan,
     Profile,
@@ -41,6 +42,17 @@ def evaluate(
         reason=_reason(training, gates),
         gates=gates,
         performance=_performance(profile, decision, training),
+    )
+
+
+def lost_training(workload: Workload, decision: Decision) -> Training:
+    """The record of a training that left none: failed, on the decision's cluster."""
+    return Training(
+        workload_sha256=workload.digest(),
+        status="failed",
+        groups=decision.plan.groups,
+        job=Job(platform=workload.platform, name=workload.name),
+        failure="the training ended without a record; its own log has the reason",
     )
 
 

@@ -59,13 +59,14 @@ class JobSpec:
         *,
         groups: Sequence[Group],
         run_dir: Path,
+        name: str | None = None,
         profile: ProfileSettings | None = None,
         replace_dataloader: bool = False,
         next_best: str = "",
     ) -> "JobSpec":
-        """The job that runs `workload` on `groups`; it is called as `run_dir` is."""
+        """The job that runs `workload` on `groups`; called `name`, else as `run_dir` is."""
         return cls(
-            name=run_dir.name,
+            name=name or run_dir.name,
             command=workload.command,
             groups=tuple(groups),
             run_dir=run_dir,

@@ -33,6 +33,7 @@ def profile(
     platform: Platform[RequestT],
     run_dir: Path,
     cluster: Cluster | None = None,
+    name: str | None = None,
     on_line: Callable[[LogLine], None] = lambda line: None,
     verdict_on_interrupt: bool = True,
 ) -> Profile:
@@ -45,6 +46,7 @@ def profile(
 
     Args:
         cluster: Today's; absent: the workload's own.
+        name: Of the job; absent: that of `run_dir`.
         on_line: Sees each line of the job's log.
         verdict_on_interrupt: False: an interrupt is raised again, whatever was found by then.
 
@@ -55,7 +57,7 @@ def profile(
         PlatformError: If the platform refused or lost the job.
     """
     group = cluster.dnn if cluster else _todays_group(workload)
-    run = platform.submit(platform.plan(_job(workload, group=group, run_dir=run_dir)))
+    run = platform.submit(platform.plan(_job(workload, group=group, run_dir=run_dir, name=name)))
     budget = workload.profile.budget_seconds
     deadline = _Deadline(run=run, seconds=budget + START_ALLOWANCE_SECONDS)
     interrupted: KeyboardInterrupt | None = None
@@ -135,9 +137,13 @@ def _todays_group(workload: Workload) -> TodaysGroup:
     return workload.cluster.dnn
 
 
-def _job(workload: Workload, *, group: TodaysGroup, run_dir: Path) -> JobSpec:
+def _job(workload: Workload, *, group: TodaysGroup, run_dir: Path, name: str | None) -> JobSpec:
     return JobSpec.of(
-        workload, groups=(Group.of_today(group),), run_dir=run_dir, profile=workload.profile
+        workload,
+        groups=(Group.of_today(group),),
+        run_dir=run_dir,
+        name=name,
+        profile=workload.profile,
     )
 
 

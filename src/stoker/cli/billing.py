@@ -1,0 +1,97 @@
+"""Before anything is billed: what it costs, what it promises, and the question to go on."""
+
+import sys
+from collections.abc import Sequence
+
+from stoker.catalog import Catalog
+from stoker.cli.clusters import describe
+from stoker.cli.progress import say
+from stoker.errors import UsageError
+from stoker.records import Decision, Group, Predicted, Workload
+
+# Hosts are billed from their start; images and data come before the first step. An estimate: it
+# depends on the image's size, the data and the type.
+START_UP_SECONDS = 300.0
+
+
+def confirm(
+    workload: Workload,
+    groups: Sequence[Group],
+    *,
+    catalog: Catalog,
+    decision: Decision | None,
+    assume_yes: bool,
+    quiet: bool,
+) -> None:
+    """Says what the job will cost and asks; asks nothing where there is no terminal.
+
+    Raises:
+        UsageError: If the person says no.
+    """
+    if workload.platform == "local":
+        return
+    for line in bill(workload, groups, catalog=catalog, decision=decision):
+        say(line, quiet=quiet)
+    if assume_yes or quiet or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    print("start it? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("not started: you said no", fix="--yes asks nothing")
+
+
+def bill(
+    workload: Workload,
+    groups: Sequence[Group],
+    *,
+    catalog: Catalog,
+    decision: Decision | None,
+) -> list[str]:
+    """What the job costs an hour and to start, what the decision promises, and when it pays."""
+    usd = catalog.usd_per_hour(groups)
+    lines = [
+        f"{workload.platform}: {describe(groups)}"
+        + (", price not known" if usd is None else f", ${usd:.2f} an hour together")
+    ]
+    is_chosen = decision is not None and decision.plan.groups == tuple(groups)
+    plan = decision.plan if decision and is_chosen else None
+    promise = plan.predicted if plan else None
+    plans = decision.plans if decision else ()
+    keep = next((p.predicted for p in plans if p.action == "keep"), None)
+    if promise:
+        lines.append(_promise(promise))
+    if usd is not None:
+        start = usd * START_UP_SECONDS / 3600
+        lines.append(
+            f"start-up: about {START_UP_SECONDS / 60:.0f} min of all hosts before the first step, "
+            f"${start:.2f} (an estimate)"
+        )
+    if promise and keep and plan and plan.action != "keep":
+        lines.append(_break_even(promise, keep))
+    return lines
+
+
+def _promise(promise: Predicted) -> str:
+    total = ""
+    if promise.total_hours is not None and promise.total_usd is not None:
+        total = f"; the whole training {promise.total_hours:.2f} h, ${promise.total_usd:.2f}"
+    return (
+        f"predicted: {promise.step_seconds * 1000:.1f} ms a step "
+        f"({promise.step_seconds_low * 1000:.1f} to {promise.step_seconds_high * 1000:.1f}), "
+        f"{promise.speedup:.2f} times as fast{total}"
+    )
+
+
+def _break_even(promise: Predicted, keep: Predicted) -> str:
+    if not keep.usd_per_hour:
+        return "break-even: today's price is not known"
+    ratio = promise.usd_per_hour / keep.usd_per_hour
+    if ratio <= 1:
+        return "break-even: it costs no more an hour than today's cluster"
+    saved = (keep.usd_per_1000_steps - promise.usd_per_1000_steps) / 1000
+    if saved <= 0:
+        return f"break-even: {ratio:.2f} times as fast; this plan buys time, not money"
+    extra = (promise.usd_per_hour - keep.usd_per_hour) * START_UP_SECONDS / 3600
+    return (
+        f"break-even: {ratio:.2f} times as fast; the dearer start is paid back after "
+        f"{extra / saved:,.0f} steps"
+    )

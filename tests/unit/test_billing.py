@@ -1,0 +1,100 @@
+import io
+import sys
+from datetime import date
+
+import pytest
+
+from stoker.catalog import load_catalog
+from stoker.cli.billing import bill, confirm
+from stoker.decide import decide
+from stoker.errors import UsageError
+from stoker.records import (
+    Constraints,
+    Decision,
+    FeedSettings,
+    Group,
+    Profile,
+    ProfiledHost,
+    StepTerms,
+    TrainingSize,
+    Workload,
+)
+from support import sample_records
+
+CATALOG = load_catalog("sagemaker")
+WORKLOAD = Workload(name="job", command=("true",), platform="sagemaker")
+
+
+def decision() -> Decision:
+    return decide(
+        Profile(
+            host=ProfiledHost(instance_type="ml.p4d.24xlarge"),
+            step=StepTerms(
+                step_seconds=0.192,
+                accelerator_step_seconds=0.08,
+                loader_cpu_seconds=16.0,
+                global_batch_size=1024,
+            ),
+        ),
+        catalog=CATALOG,
+        constraints=Constraints(allowed_instance_types=("ml.c5.18xlarge",)),
+        training=TrainingSize(steps=100_000),
+        feed=FeedSettings(),
+        today=date(2026, 11, 20),
+    )
+
+
+def test_the_bill_names_price_promise_start_up_and_break_even() -> None:
+    made = decision()
+    assert made.action == "heterogeneous"
+    lines = bill(WORKLOAD, made.plan.groups, catalog=CATALOG, decision=made)
+    usd = CATALOG.usd_per_hour(made.plan.groups)
+    assert usd is not None
+    assert f"${usd:.2f} an hour" in lines[0]
+    assert lines[1].startswith("predicted: ")
+    assert "the whole training" in lines[1]
+    assert f"${usd * 300 / 3600:.2f} (an estimate)" in lines[2]
+    assert "is paid back after" in lines[3]
+
+
+def test_the_break_even_step_is_where_both_clusters_have_cost_the_same() -> None:
+    made = decision()
+    line = bill(WORKLOAD, made.plan.groups, catalog=CATALOG, decision=made)[3]
+    steps = float(line.split("after ")[1].split(" steps")[0].replace(",", ""))
+    keep = next(p.predicted for p in made.plans if p.action == "keep")
+    plan = made.plan.predicted
+    assert keep is not None
+    assert plan is not None
+    cost = [p.usd_per_hour * 300 / 3600 + steps / 1000 * p.usd_per_1000_steps for p in (keep, plan)]
+    assert cost[0] == pytest.approx(cost[1], rel=0.01)
+
+
+def test_groups_of_no_plan_get_their_price_only() -> None:
+    groups = [Group(name="dnn", role="dnn", instance_type="ml.g5.xlarge", count=1)]
+    lines = bill(WORKLOAD, groups, catalog=CATALOG, decision=decision())
+    assert len(lines) == 2
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("answer", "goes_on"), [("y\n", True), ("\n", False), ("n\n", False)])
+def test_a_person_at_a_terminal_is_asked(
+    answer: str, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    groups = [Group(name="dnn", role="dnn", instance_type="ml.g5.xlarge", count=1)]
+
+    def ask(workload: Workload, *, yes: bool) -> None:
+        confirm(workload, groups, catalog=CATALOG, decision=None, assume_yes=yes, quiet=False)
+
+    if goes_on:
+        ask(WORKLOAD, yes=False)
+    else:
+        with pytest.raises(UsageError, match="not started"):
+            ask(WORKLOAD, yes=False)
+    ask(WORKLOAD, yes=True)
+    ask(sample_records.workload(), yes=False)
