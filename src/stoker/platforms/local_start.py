@@ -1,6 +1,5 @@
 """Starting a host of a local run: its environment, its token, its launcher."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from stoker.platforms import spawn
 from stoker.platforms.local_plan import LocalHost, LocalRequest
-from stoker.records import to_document
+from stoker.platforms.variables import job_variables
 
 _FOREIGN = ("STOKER_", "SM_", "TORCHELASTIC_", "MASTER_")
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
@@ -71,35 +70,18 @@ def host_variables(
     """
     job = request.job
     leader_port = ports[request.leader.name]
-    workers = {
-        group.role: group.workers_per_host
-        for group in job.groups
-        if group.workers_per_host is not None
-    }
     variables = {
+        **job_variables(job),
         "STOKER_RUN_ID": job.name,
         "STOKER_BASE_DIR": str(request.base_dir(host)),
         "STOKER_TOKEN_FILE": str(token_file),
-        "STOKER_FEED": json.dumps(to_document(job.feed)),
-        "STOKER_WORKERS": json.dumps(workers),
-        "STOKER_STRATEGY": job.strategy,
         "STOKER_ADVERTISE": "127.0.0.1",
         "STOKER_PORT": str(ports[host.name]),
         "STOKER_COORDINATOR": f"127.0.0.1:{leader_port}",
         "STOKER_HOST": host.name,
         "STOKER_GROUP": host.group,
-        "STOKER_ROLES": json.dumps({group.name: group.role for group in job.groups}),
         "OMP_NUM_THREADS": str(max(1, host.num_cores // host.processes)),
     }
-    decided = job.groups[0].processes_per_host
-    if decided is not None:
-        variables["STOKER_PROCESSES_PER_HOST"] = str(decided)
-    if job.profile:
-        variables["STOKER_PROFILE"] = json.dumps(to_document(job.profile))
-    if job.workload_sha256:
-        variables["STOKER_WORKLOAD_SHA256"] = job.workload_sha256
-    if job.replace_dataloader:
-        variables["STOKER_REPLACE_DATALOADER"] = "1"
     inherited = {
         name: value
         for name, value in environ.items()

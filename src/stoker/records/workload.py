@@ -46,6 +46,9 @@ class Channel(Record, frozen=True, kw_only=True):
     Attributes:
         uri: Where the data is: a folder (local) or an s3:// address.
         groups: Instance groups that get it; absent: all.
+        attribute_names: Of an augmented manifest: what of each line is streamed, in this order.
+        record_wrapper: RecordIO delimits what a pipe streams; absent: RecordIO for augmented
+            manifests, else None.
     """
 
     uri: Name
@@ -53,6 +56,8 @@ class Channel(Record, frozen=True, kw_only=True):
     data_type: Literal["S3Prefix", "ManifestFile", "AugmentedManifestFile"] = "S3Prefix"
     distribution: Literal["FullyReplicated", "ShardedByS3Key"] = "FullyReplicated"
     mode: Literal["File", "Pipe", "FastFile"] = "File"
+    attribute_names: Annotated[tuple[Name, ...], msgspec.Meta(max_length=16)] | None = None
+    record_wrapper: Literal["None", "RecordIO"] | None = None
 
 
 class Constraints(Record, frozen=True, kw_only=True):

@@ -1,0 +1,36 @@
+"""The STOKER_* variables that every platform sets for a job's launchers."""
+
+import json
+
+from stoker.platforms.base import JobSpec
+from stoker.records import FeedSettings, to_document
+
+
+def job_variables(job: JobSpec, *, feed: FeedSettings | None = None) -> dict[str, str]:
+    """What a launcher must know of `job` wherever it runs; paths and names are the platform's.
+
+    Args:
+        job: The job.
+        feed: Instead of the job's own settings.
+    """
+    workers = {
+        group.role: group.workers_per_host
+        for group in job.groups
+        if group.workers_per_host is not None
+    }
+    variables = {
+        "STOKER_FEED": json.dumps(to_document(feed or job.feed)),
+        "STOKER_WORKERS": json.dumps(workers),
+        "STOKER_STRATEGY": job.strategy,
+        "STOKER_ROLES": json.dumps({group.name: group.role for group in job.groups}),
+    }
+    decided = job.groups[0].processes_per_host
+    if decided is not None:
+        variables["STOKER_PROCESSES_PER_HOST"] = str(decided)
+    if job.profile:
+        variables["STOKER_PROFILE"] = json.dumps(to_document(job.profile))
+    if job.workload_sha256:
+        variables["STOKER_WORKLOAD_SHA256"] = job.workload_sha256
+    if job.replace_dataloader:
+        variables["STOKER_REPLACE_DATALOADER"] = "1"
+    return variables
