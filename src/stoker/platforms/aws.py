@@ -5,39 +5,23 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import IO
+from typing import IO, cast
 
-from stoker.errors import PlatformError, UsageError
+from stoker.errors import UsageError
+from stoker.platforms.aws_errors import MAX_ATTEMPTS, AwsError, failed, refusal
 from stoker.records import Json
 
-# Attempts of one call with exponential backoff (botocore's standard mode: at most 20 s each).
-MAX_ATTEMPTS = 8
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
 # What was just created may not be seen for a while.
 EVENTUAL_SECONDS = 30.0
 
-_ACTION = re.compile(r"perform:? ([a-z0-9-]+:[A-Za-z*]+)")
-_MISSING = ("ResourceNotFound", "ResourceNotFoundException", "NoSuchKey", "404", "NotFound")
-_THROTTLED = ("ThrottlingException", "Throttling", "TooManyRequestsException", "SlowDown")
-_DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403")
-
-
-class AwsError(PlatformError):
-    """AWS refused a call.
-
-    Attributes:
-        code: AWS's own error code, such as `ResourceLimitExceeded`.
-        action: Service and operation, as in a policy: `sagemaker:CreateTrainingJob`.
-    """
-
-    code = ""
-    action = ""
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether what was asked for is not there."""
-        return self.code in _MISSING or "does not exist" in self.what or "not found" in self.what
+# How S3 (and what speaks as it does) answers a write that is to make a new object only: there is
+# one, another write is under way, no such writes are known.
+_EXISTS = ("PreconditionFailed", "412")
+_CONFLICT = ("ConditionalRequestConflict", "409")
+_UNCONDITIONAL = ("NotImplemented", "501", "MethodNotAllowed")
+_CONFLICTS = 3
 
 
 class Aws:
@@ -47,6 +31,7 @@ class Aws:
         region: Absent: what boto3 finds.
         clients: By service, instead of boto3's own (for recorded answers).
         sleep: Waits so many seconds.
+        clock: Monotonic seconds, for deadlines.
     """
 
     def __init__(
@@ -55,10 +40,12 @@ class Aws:
         region: str | None = None,
         clients: Mapping[str, object] | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._region = region
         self._clients = dict(clients or {})
         self.sleep = sleep
+        self.clock = clock
 
     def client(self, service: str) -> object:
         """The boto3 client of a service, made once.
@@ -103,28 +90,73 @@ class Aws:
             found = answer.get(items)
             if isinstance(found, list):
                 yield from (item for item in found if isinstance(item, Mapping))
-            following = answer.get("NextToken") or answer.get("nextToken")
-            if not following or {"NextToken": following} == token:
+            name = "NextToken" if "NextToken" in answer else "nextToken"
+            following = {name: answer.get(name)}
+            if not answer.get(name) or following == token:
                 return
-            token = {"NextToken" if "NextToken" in answer else "nextToken": following}
+            token = dict(following)
 
     def read_object(self, uri: str) -> bytes:
         """The content of an s3:// address."""
+        with self.open_object(uri) as content:
+            return content.read()
+
+    @contextlib.contextmanager
+    def open_object(self, uri: str) -> Iterator[IO[bytes]]:
+        """The content of an s3:// address, to be read in a stream while the block runs.
+
+        Raises:
+            AwsError: If it cannot be opened, or breaks off.
+        """
         bucket, key = split_uri(uri)
         with explained("s3:GetObject", where=uri):
-            content = self._s3("get_object", Bucket=bucket, Key=key)["Body"]
-            return bytes(getattr(content, "read")())  # noqa: B009
+            body = self._s3("get_object", Bucket=bucket, Key=key)["Body"]
+            content = cast("IO[bytes]", body)
+            try:
+                yield content
+            finally:
+                content.close()
 
     def write_object(
         self, uri: str, content: bytes | IO[bytes], *, kms_key: str | None = None
     ) -> None:
         """Writes an object, encrypted with the key named, else with the bucket's own."""
         bucket, key = split_uri(uri)
-        secured: dict[str, object] = {"ServerSideEncryption": "AES256"}
-        if kms_key:
-            secured = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key}
         with explained("s3:PutObject", where=uri):
-            self._s3("put_object", Bucket=bucket, Key=key, Body=content, **secured)
+            self._s3("put_object", Bucket=bucket, Key=key, Body=content, **_encryption(kms_key))
+
+    def create_object(self, uri: str, content: bytes, *, kms_key: str | None = None) -> bool:
+        """Writes an object unless there is one already; gives whether it did.
+
+        Of several callers at once one writes. A store that knows no conditional writes is asked
+        first instead, which leaves a moment for two.
+        """
+        bucket, key = split_uri(uri)
+        for attempt in range(_CONFLICTS):
+            if attempt:
+                self.sleep(1.0)
+            try:
+                with explained("s3:PutObject", where=uri):
+                    self._s3(
+                        "put_object",
+                        Bucket=bucket,
+                        Key=key,
+                        Body=content,
+                        IfNoneMatch="*",
+                        **_encryption(kms_key),
+                    )
+                return True
+            except AwsError as err:
+                if err.code in _EXISTS:
+                    return False
+                if err.code in _UNCONDITIONAL:
+                    break
+                if err.code not in _CONFLICT:
+                    raise
+        if self.has_object(uri):
+            return False
+        self.write_object(uri, content, kms_key=kms_key)
+        return True
 
     def delete_object(self, uri: str) -> None:
         """Deletes an object; one that is not there is no error."""
@@ -147,6 +179,13 @@ class Aws:
     def _s3(self, method: str, **parameters: object) -> Mapping[str, object]:
         answer: Mapping[str, object] = getattr(self.client("s3"), method)(**parameters)
         return answer
+
+
+def _encryption(kms_key: str | None) -> dict[str, object]:
+    # Nothing said, S3 takes the bucket's own key, and encrypts in any case.
+    if not kms_key:
+        return {}
+    return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key}
 
 
 def split_uri(uri: str) -> tuple[str, str]:
@@ -181,7 +220,7 @@ def explained(action: str, *, where: str = "") -> Iterator[None]:
     try:
         yield
     except ClientError as err:
-        raise _refusal(dict(err.response.get("Error", {})), action, where) from err
+        raise refusal(dict(err.response.get("Error", {})), action, where) from err
     except ParamValidationError as err:
         raise UsageError(str(err).replace("\n", "; "), where=where or action) from err
     except NoRegionError as err:
@@ -189,42 +228,16 @@ def explained(action: str, *, where: str = "") -> Iterator[None]:
             "no AWS region is known", where=action, fix="set AWS_REGION, or sagemaker.region"
         ) from err
     except NoCredentialsError as err:
-        raise _error(
-            "no AWS credentials were found", action, "", fix="aws configure, or run under a role"
+        raise failed(
+            "no AWS credentials were found",
+            action,
+            where=action,
+            fix="aws configure, or run under a role",
         ) from err
     except BotoCoreError as err:
-        raise _error(f"AWS did not answer: {err}", where or action, type(err).__name__) from err
-
-
-def _refusal(error: Mapping[str, object], action: str, where: str) -> AwsError:
-    code = str(error.get("Code", ""))
-    message = str(error.get("Message", "")).strip()
-    found = _ACTION.search(message)
-    if code in _DENIED or "not authorized" in message:
-        missing = found.group(1) if found else action
-        refused = _error(
-            f"permission {missing} is missing: {message}",
-            where or action,
-            code,
-            fix=f"allow {missing} in the caller's policy; configs/sagemaker has ones to start from",
-        )
-    elif code in _THROTTLED:
-        refused = _error(
-            f"AWS throttled {action} {MAX_ATTEMPTS} times: {message}",
-            where or action,
-            code,
-            fix="try again in a minute",
-        )
-    else:
-        refused = _error(f"{code}: {message}", where or action, code)
-    refused.action = action
-    return refused
-
-
-def _error(what: str, where: str, code: str, *, fix: str = "") -> AwsError:
-    error = AwsError(what, where=where, fix=fix)
-    error.code = code
-    return error
+        raise failed(
+            f"AWS did not answer: {err}", action, where=where, code=type(err).__name__
+        ) from err
 
 
 def _new_client(service: str, region: str | None) -> object:
@@ -259,3 +272,15 @@ def _json(value: object) -> Json:
             return [_json(item) for item in value]
         case _:
             return str(value)
+
+
+__all__ = [
+    "CONNECT_SECONDS",
+    "EVENTUAL_SECONDS",
+    "MAX_ATTEMPTS",
+    "READ_SECONDS",
+    "Aws",
+    "AwsError",
+    "explained",
+    "split_uri",
+]
