@@ -72,6 +72,7 @@ VERBS = {
     "report": {"--json", "--debug"},
     "catalog": {"--platform", "--prices", "--json", "--debug"},
     "schema": {"--debug"},
+    "doctor": {"--peer", "--aws", "--json", "--debug"},
     "launch": set(),
 }
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from stoker.cli.doctor import doctor_verb
 from stoker.cli.options import (
     AsJson,
     Debug,
@@ -292,6 +293,9 @@ def schema_verb(
     from stoker.records import json_schema
 
     print(json.dumps(json_schema(record), indent=2))
+
+
+app.command("doctor")(doctor_verb)
 
 
 @app.command("launch", context_settings={"ignore_unknown_options": True})
