@@ -73,6 +73,7 @@ VERBS = {
     "catalog": {"--platform", "--prices", "--json", "--debug"},
     "schema": {"--debug"},
     "doctor": {"--peer", "--aws", "--json", "--debug"},
+    "init": {"--from-training-job", "--region", "--debug"},
     "launch": set(),
 }
 

@@ -19,6 +19,7 @@ from stoker.cli.options import (
     WorkloadFile,
     Yes,
 )
+from stoker.cli.project import init_verb
 
 app = typer.Typer(
     name="stoker",
@@ -308,3 +309,6 @@ def launch_verb(
     from stoker.launch import launch
 
     raise typer.Exit(launch(command, os.environ))
+
+
+app.command("init")(init_verb)

@@ -1,0 +1,146 @@
+"""`stoker init`: a project folder of one's own, and a workload of a training job that exists."""
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stoker.cli.options import Debug
+from stoker.errors import UsageError
+
+if TYPE_CHECKING:
+    from stoker.targets.adopt import Adopted
+
+FOLDERS = ("pipelines", "components", "configs", "containers", "examples")
+
+# What work leaves behind in a checkout.
+_LEFT_BEHIND = ("__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", "wheels", "dist")
+_MAX_NAMED = 5
+
+
+def init_verb(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The project's folder.", show_default=False)
+    ],
+    *,
+    from_training_job: Annotated[
+        str | None,
+        typer.Option(
+            "--from-training-job", metavar="NAME", help="Writes its workload, from SageMaker."
+        ),
+    ] = None,
+    region: Annotated[
+        str | None, typer.Option("--region", metavar="R", help="Where that job is.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Makes a folder with pipelines, components and configs to edit."""
+    if region and not from_training_job:
+        raise UsageError("--region belongs to --from-training-job", fix="name the job, too")
+    # Asked first: a job that cannot be read leaves no half-made folder behind.
+    adopted = _adopted(from_training_job, region) if from_training_job else None
+    files = project_files(project_source())
+    if adopted:
+        files[Path("configs") / f"{adopted.name}.yaml"] = adopted.text
+    write_project(folder, files)
+    for line in _next(folder, adopted.name if adopted else None):
+        print(line)
+
+
+def project_source() -> Path:
+    """The folder whose parts a project is made of: the checkout, else the wheel's data files.
+
+    Raises:
+        UsageError: If this installation has neither.
+    """
+    package = Path(__file__).resolve().parents[1]
+    checkout = package.parents[1]
+    for root in (package / "project", checkout):
+        if all((root / name).is_dir() for name in FOLDERS):
+            return root
+    raise UsageError(
+        "this installation of stoker carries no project files",
+        where=str(package),
+        fix="install stoker from its wheel, or run it in its checkout",
+    )
+
+
+def project_files(root: Path) -> dict[Path, Path | str]:
+    """The files of a project, by their path in it."""
+    return {
+        file.relative_to(root): file
+        for name in FOLDERS
+        for file in sorted((root / name).rglob("*"))
+        if file.is_file() and not set(file.relative_to(root).parts) & set(_LEFT_BEHIND)
+    }
+
+
+def write_project(folder: Path, files: dict[Path, Path | str]) -> None:
+    """Writes the files; those that are there already, and the same, stay as they are.
+
+    Args:
+        folder: Of the project; made where there is none.
+        files: Path in the folder to the file to copy, or to a text.
+
+    Raises:
+        UsageError: If another file stands in the way (nothing is written then), or the folder
+            cannot be written.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file", fix="name a folder")
+    in_the_way = [name for name, content in files.items() if _differs(folder / name, content)]
+    if in_the_way:
+        named = ", ".join(map(str, in_the_way[:_MAX_NAMED]))
+        more = len(in_the_way) - _MAX_NAMED
+        raise UsageError(
+            f"other files stand in the way: {named}" + (f" and {more} more" if more > 0 else ""),
+            where=f"folder {folder}",
+            fix="name an empty folder; what you have stays as it is",
+        )
+    try:
+        for name, content in files.items():
+            target = folder / name
+            if target.exists():
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, str):
+                target.write_text(content)
+            else:
+                shutil.copy(content, target)
+    except OSError as err:
+        raise UsageError(
+            f"the project cannot be written: {err}", where=str(folder), fix="check its rights"
+        ) from None
+
+
+def _differs(target: Path, content: Path | str) -> bool:
+    if not target.exists():
+        # A file where a folder is needed is in the way, too.
+        return any(parent.is_file() for parent in target.parents)
+    if not target.is_file():
+        return True
+    wanted = content.encode() if isinstance(content, str) else content.read_bytes()
+    return target.read_bytes() != wanted
+
+
+def _adopted(name: str, region: str | None) -> "Adopted":
+    from stoker.catalog import load_catalog
+    from stoker.platforms.aws import Aws
+    from stoker.targets.adopt import adopt
+
+    return adopt(name, aws=Aws(region=region), catalog=load_catalog("sagemaker"))
+
+
+def _next(folder: Path, workload: str | None) -> list[str]:
+    """The next commands, as they can be typed."""
+    lines = [f"made: {folder}  ({', '.join(FOLDERS)})", f"next: cd {folder}"]
+    if workload is None:
+        return [*lines, "      stoker run configs/mnist.yaml"]
+    file = f"configs/{workload}.yaml"
+    return [
+        *lines,
+        f"      look through {file}: its comments say what could not be known",
+        f"      stoker train --dry-run {file}      the request, sent nowhere",
+        f"      stoker profile {file} --out profile.json",
+    ]

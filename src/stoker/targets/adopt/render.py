@@ -1,0 +1,69 @@
+"""YAML with comments: each key with the sentences that belong to it in front."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import yaml
+
+from stoker.records import Json
+
+_WIDTH = 96
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key with its value, or with entries of its own. Without a key: comments only."""
+
+    key: str
+    value: Json
+    notes: tuple[str, ...] = ()
+    children: "tuple[Entry, ...]" = ()
+
+
+def render(entries: Sequence[Entry], *, indent: int = 0) -> str:
+    """The entries as YAML; at the outer level an empty line stands before each comment."""
+    blocks: list[str] = []
+    for entry in entries:
+        if entry.notes and indent == 0 and blocks:
+            blocks.append("")
+        blocks += [line for note in entry.notes for line in _comment(note, indent)]
+        if entry.key:
+            blocks += _lines(entry, indent)
+    return "\n".join(blocks)
+
+
+def _lines(entry: Entry, indent: int) -> list[str]:
+    margin = " " * indent
+    if entry.children:
+        return [f"{margin}{entry.key}:", render(entry.children, indent=indent + 2)]
+    text = yaml.safe_dump(
+        {entry.key: _plain(entry.value)},
+        sort_keys=False,
+        allow_unicode=True,
+        width=_WIDTH - indent,
+        default_flow_style=None,
+    )
+    return [margin + line for line in text.rstrip("\n").split("\n")]
+
+
+def _plain(value: object) -> object:
+    """Lists and dicts instead of tuples and mappings, which YAML's safe dumper does not know."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _comment(note: str, indent: int) -> list[str]:
+    margin = " " * indent + "# "
+    words = " ".join(note.split())
+    return textwrap.wrap(
+        words,
+        width=_WIDTH + 2,
+        initial_indent=margin,
+        subsequent_indent=margin,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
