@@ -37,14 +37,20 @@ def _lines(entry: Entry, indent: int) -> list[str]:
     margin = " " * indent
     if entry.children:
         return [f"{margin}{entry.key}:", render(entry.children, indent=indent + 2)]
+    value = _plain(entry.value)
+    is_flat = isinstance(value, list) and not any(isinstance(i, list | dict) for i in value)
+    # A list of words stands on the key's line, all else under it.
     text = yaml.safe_dump(
-        {entry.key: _plain(entry.value)},
+        value if is_flat else {entry.key: value},
         sort_keys=False,
         allow_unicode=True,
-        width=_WIDTH - indent,
-        default_flow_style=None,
+        width=_WIDTH - indent - len(entry.key),
+        default_flow_style=is_flat,
     )
-    return [margin + line for line in text.rstrip("\n").split("\n")]
+    first, *rest = text.rstrip("\n").split("\n")
+    if is_flat:
+        return [f"{margin}{entry.key}: {first}", *(f"{margin}  {line}" for line in rest)]
+    return [margin + line for line in (first, *rest)]
 
 
 def _plain(value: object) -> object:
