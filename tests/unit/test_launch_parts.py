@@ -69,6 +69,7 @@ def variables(base_dir: Path) -> dict[str, str]:
         values=exports.hyperparameters(base_dir),
         num_cpus=4,
         num_accelerators=2,
+        environ={"TRAINING_JOB_NAME": "job-1"},
     )
 
 
@@ -96,7 +97,7 @@ def test_the_toolkits_variables_are_exported(base_dir: Path) -> None:
     assert found["SM_OUTPUT_DATA_DIR"] == str(base_dir / "output" / "data")
     assert (found["SM_NUM_CPUS"], found["SM_NUM_GPUS"]) == ("4", "2")
     assert (found["SM_HP_LR"], found["SM_HP_FLAG"], found["SM_HP_NAME"]) == ("0.1", "true", "a b")
-    assert found["NCCL_SOCKET_IFNAME"] == found["GLOO_SOCKET_IFNAME"] == "eth1"
+    assert found["SM_NETWORK_INTERFACE_NAME"] == "eth1"
 
 
 def test_channels_are_the_folders_where_no_file_names_them(tmp_path: Path) -> None:

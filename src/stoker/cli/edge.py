@@ -80,9 +80,19 @@ def _usage_error() -> type["_UsageError"]:
 def _launch(arguments: list[str]) -> int:
     command = arguments[1:] if arguments[:1] == ["--"] else arguments
     if not command or command[0] in ("-h", "--help"):
-        print("Usage: stoker launch -- CMD\n\n  Plays this host's part in a job.")
+        print(
+            "Usage: stoker launch -- CMD\n       stoker launch train\n\n"
+            "  Plays this host's part in a job; `train` stands for the command that the job names."
+        )
         return 0 if command else EXIT_USAGE
     try:
+        from stoker.settings import from_environment
+
+        if from_environment().profile_file:
+            # Only there: it brings the statistics of the profile along.
+            from stoker.cli.launching import launch_profile
+
+            return launch_profile(command, os.environ)
         from stoker.launch import launch
 
         return launch(command, os.environ)

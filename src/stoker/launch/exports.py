@@ -12,19 +12,53 @@ from stoker.errors import UsageError
 from stoker.launch.topology import Topology
 from stoker.records import Json, read_text
 
+# The toolkit's own hyperparameters: these, and all whose names begin so.
+_RESERVED_PREFIX = "sagemaker_"
+_RESERVED = ("_tuning_objective_metric", "default_user_module_name")
+# Those of them that do not count as parameters of a framework.
+_OF_THE_TOOLKIT = (
+    "sagemaker_program",
+    "sagemaker_submit_directory",
+    "sagemaker_enable_cloudwatch_metrics",
+    "sagemaker_region",
+    "sagemaker_container_log_level",
+    "sagemaker_job_name",
+    "sagemaker_s3_output",
+    *_RESERVED,
+)
+# Channels that stoker adds to a job: they are no data of the training's.
+OWN_CHANNELS = "stoker_"
+_LOG_LEVEL = 20
+
 
 def hyperparameters(base_dir: Path) -> dict[str, Json]:
     """The hyperparameters of the job, each decoded from JSON where it is JSON; {} without a file.
 
+    Those that SageMaker's SDK adds for the toolkit are not among them.
+
     Raises:
         UsageError: If the file is no JSON object.
     """
-    document = _read(base_dir / "input" / "config" / "hyperparameters.json")
-    return {
-        name: _decoded(value)
-        for name, value in document.items()
-        if not name.startswith("sagemaker_")
-    }
+    return {n: value for n, value in _parameters(base_dir).items() if not _is_reserved(n)}
+
+
+def program(base_dir: Path, environ: Mapping[str, str]) -> str:
+    """The program that SageMaker's SDK names for the toolkit; empty if it names none.
+
+    Raises:
+        UsageError: If the hyperparameters are no JSON object.
+    """
+    return environ.get("SAGEMAKER_PROGRAM") or _text(_parameters(base_dir), "sagemaker_program")
+
+
+def module_dir(base_dir: Path) -> str:
+    """Folder or address of that program; the toolkit's default is `code` in the job folder.
+
+    Raises:
+        UsageError: As `program`.
+    """
+    named = _text(_parameters(base_dir), "sagemaker_submit_directory")
+    return named or str(base_dir / "code")
 
 
 def arguments(values: Mapping[str, Json]) -> list[str]:
@@ -42,8 +76,9 @@ def sagemaker_variables(
     values: Mapping[str, Json],
     num_cpus: int,
     num_accelerators: int,
+    environ: Mapping[str, str],
 ) -> dict[str, str]:
-    """The SM_* variables of the toolkit, and the network interface for NCCL and gloo.
+    """The SM_* variables of the toolkit.
 
     Args:
         topology: Of the run.
@@ -51,60 +86,118 @@ def sagemaker_variables(
         values: The hyperparameters.
         num_cpus: vCPUs of this host.
         num_accelerators: GPUs of this host.
+        environ: Of the launcher: the job's name, and what the image says about itself.
 
     Raises:
         UsageError: If a file of the job folder is malformed.
     """
-    inputs = _read(base_dir / "input" / "config" / "inputdataconfig.json")
+    config = base_dir / "input" / "config"
+    inputs = {
+        name: described
+        for name, described in _read(config / "inputdataconfig.json").items()
+        if not name.startswith(OWN_CHANNELS)
+    }
     channels = sorted(inputs) or _folders(base_dir / "input" / "data")
-    groups = {
-        group.name: {
+    folders: dict[str, Json] = {name: str(base_dir / "input" / "data" / name) for name in channels}
+    facts: dict[str, Json] = {
+        **_cluster(topology, _read(config / "resourceconfig.json")),
+        **_code(base_dir, environ),
+        "input_data_config": inputs,
+        "input_dir": str(base_dir / "input"),
+        "input_config_dir": str(config),
+        "model_dir": str(base_dir / "model"),
+        "output_dir": str(base_dir / "output"),
+        "output_data_dir": str(base_dir / "output" / "data"),
+        "output_intermediate_dir": str(base_dir / "output" / "intermediate"),
+        "num_cpus": num_cpus,
+        "num_gpus": num_accelerators,
+        "num_neurons": 0,
+    }
+    training_env: dict[str, Json] = {
+        **facts,
+        "channel_input_dirs": folders,
+        "hyperparameters": dict(values),
+        "distribution_hosts": list(topology.dnn_hosts),
+        "master_hostname": topology.leader,
+        "is_master": topology.is_leader,
+        "job_name": environ.get("TRAINING_JOB_NAME"),
+    }
+    training_env["additional_framework_parameters"] = training_env.pop("framework_params")
+    facts |= {
+        "channels": list(channels),
+        "hps": dict(values),
+        "user_args": list(arguments(values)),
+        "training_env": training_env,
+        **{f"channel_{channel}": folder for channel, folder in folders.items()},
+        **{f"hp_{name}": value for name, value in values.items()},
+    }
+    return {f"SM_{name.upper()}": _variable(value) for name, value in facts.items()}
+
+
+def _cluster(topology: Topology, config: Mapping[str, Json]) -> dict[str, Json]:
+    groups: list[Json] = [
+        {
             "instance_group_name": group.name,
             "instance_type": group.instance_type,
             "hosts": list(group.hosts),
         }
         for group in topology.groups
+    ]
+    known: dict[str, Json] = {
+        "current_host": topology.host,
+        "current_instance_type": topology.group.instance_type,
+        "current_group_name": topology.group.name,
+        "hosts": [host for group in topology.groups for host in group.hosts],
+        "instance_groups": groups,
+        "network_interface_name": topology.network_interface,
     }
-    facts: dict[str, Json] = {
-        "HOSTS": [host for group in topology.groups for host in group.hosts],
-        "CURRENT_HOST": topology.host,
-        "CURRENT_INSTANCE_TYPE": topology.group.instance_type,
-        "CURRENT_INSTANCE_GROUP": topology.group.name,
-        "CURRENT_INSTANCE_GROUP_HOSTS": list(topology.group.hosts),
-        "INSTANCE_GROUPS": [group.name for group in topology.groups],
-        "INSTANCE_GROUPS_DICT": groups,
-        "DISTRIBUTION_INSTANCE_GROUPS": [topology.dnn.name],
-        "IS_HETERO": len(topology.groups) > 1,
-        "RESOURCE_CONFIG": {
-            "current_host": topology.host,
-            "current_instance_type": topology.group.instance_type,
-            "current_group_name": topology.group.name,
-            "hosts": [host for group in topology.groups for host in group.hosts],
-            "instance_groups": list(groups.values()),
-            "network_interface_name": topology.network_interface,
+    return {
+        "hosts": config.get("hosts") or known["hosts"],
+        "current_host": topology.host,
+        "current_instance_type": topology.group.instance_type,
+        "current_instance_group": topology.group.name,
+        "current_instance_group_hosts": list(topology.group.hosts),
+        "instance_groups": [group.name for group in topology.groups],
+        "instance_groups_dict": dict(
+            zip((group.name for group in topology.groups), groups, strict=True)
+        ),
+        "distribution_instance_groups": [topology.dnn.name],
+        "is_hetero": len(topology.groups) > 1,
+        # As the toolkit, which takes eth0 where nothing is said.
+        "network_interface_name": topology.network_interface or "eth0",
+        "resource_config": config or known,
+    }
+
+
+def _code(base_dir: Path, environ: Mapping[str, str]) -> dict[str, Json]:
+    parameters = _parameters(base_dir)
+    entry = program(base_dir, environ)
+    return {
+        "user_entry_point": entry,
+        "module_name": entry.removesuffix(".py"),
+        "module_dir": module_dir(base_dir),
+        "log_level": parameters.get("sagemaker_container_log_level", _LOG_LEVEL),
+        "framework_module": environ.get("SAGEMAKER_TRAINING_MODULE"),
+        "framework_params": {
+            name: value
+            for name, value in parameters.items()
+            if _is_reserved(name) and name not in _OF_THE_TOOLKIT
         },
-        "INPUT_DATA_CONFIG": inputs,
-        "INPUT_DIR": str(base_dir / "input"),
-        "INPUT_CONFIG_DIR": str(base_dir / "input" / "config"),
-        "MODEL_DIR": str(base_dir / "model"),
-        "OUTPUT_DIR": str(base_dir / "output"),
-        "OUTPUT_DATA_DIR": str(base_dir / "output" / "data"),
-        "CHANNELS": channels,
-        "NUM_CPUS": num_cpus,
-        "NUM_GPUS": num_accelerators,
-        "NUM_NEURONS": 0,
-        "HPS": dict(values),
-        "USER_ARGS": arguments(values),
     }
-    for channel in channels:
-        facts[f"CHANNEL_{channel.upper()}"] = str(base_dir / "input" / "data" / channel)
-    for name, value in values.items():
-        facts[f"HP_{name.upper()}"] = value
-    variables = {f"SM_{name}": _variable(value) for name, value in facts.items()}
-    if topology.network_interface:
-        for name in ("SM_NETWORK_INTERFACE_NAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-            variables[name] = topology.network_interface
-    return variables
+
+
+def _is_reserved(name: str) -> bool:
+    return name.startswith(_RESERVED_PREFIX) or name in _RESERVED
+
+
+def _parameters(base_dir: Path) -> dict[str, Json]:
+    document = _read(base_dir / "input" / "config" / "hyperparameters.json")
+    return {name: _decoded(value) for name, value in document.items()}
+
+
+def _text(values: Mapping[str, Json], name: str) -> str:
+    value = values.get(name)
+    return "" if value is None else str(value)
 
 
 def _read(path: Path) -> dict[str, Json]:
@@ -122,7 +215,10 @@ def _read(path: Path) -> dict[str, Json]:
 
 
 def _folders(path: Path) -> list[str]:
-    return sorted(child.name for child in path.iterdir() if child.is_dir()) if path.exists() else []
+    if not path.exists():
+        return []
+    names = (child.name for child in path.iterdir() if child.is_dir())
+    return sorted(name for name in names if not name.startswith(OWN_CHANNELS))
 
 
 def _decoded(value: Json) -> Json:
@@ -138,10 +234,14 @@ def _decoded(value: Json) -> Json:
 def _argument(value: Json) -> str:
     if isinstance(value, Mapping):
         return ",".join(f"{key}={item}" for key, item in sorted(value.items()))
-    return str(value)
+    return "" if value is None else str(value)
 
 
 def _variable(value: Json) -> str:
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return (
+        value
+        if isinstance(value, str)
+        else json.dumps(value, sort_keys=True, separators=(",", ":"))
+    )

@@ -5,6 +5,7 @@ is chance, so that a failure that only says "my peer is gone" never counts as th
 is another one.
 """
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,11 +87,13 @@ def forget_failures(output: Path) -> None:
     """Deletes what an earlier attempt left in `output`."""
     for path in output.glob(_FILE.format(rank="*")):
         path.unlink(missing_ok=True)
-    (output / CAUSE).unlink(missing_ok=True)
+    for path in output.glob(_CAUSE.format(rank="*")):
+        path.unlink(missing_ok=True)
 
 
-# Written by the elastic launcher: which rank failed first.
-CAUSE = "failure-cause.json"
+# Written by the elastic launcher: which rank failed first. With its number in the name, for the
+# files of several hosts may come to lie in one folder.
+_CAUSE = "failure-cause-rank{rank}.json"
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,13 +105,13 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_cause(output: Path) -> Cause | None:
     """The first failing rank of this host, where torchrun said it."""
-    try:
-        return msgspec.json.decode((output / CAUSE).read_bytes(), type=Cause)
-    except (OSError, msgspec.DecodeError):
-        return None
+    for path in sorted(output.glob(_CAUSE.format(rank="*"))):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode(path.read_bytes(), type=Cause)
+    return None
 
 
 def write_cause(output: Path, cause: Cause) -> None:
     """Keeps which rank failed first, for the launcher."""
     output.mkdir(parents=True, exist_ok=True)
-    (output / CAUSE).write_bytes(msgspec.json.encode(cause))
+    (output / _CAUSE.format(rank=cause.rank)).write_bytes(msgspec.json.encode(cause))

@@ -19,7 +19,8 @@ class HostRun:
     """This host's part of a run.
 
     Attributes:
-        output: Folder for timelines, failures and the record.
+        output: Folder for timelines, failures and the record; only dnn hosts have it.
+        folder: Where the command runs, with modules that data hosts may need, too; None: here.
         inbox: Where signals and decisions come in.
         keys: Of the run; None where it has one host, or no token.
     """
@@ -31,6 +32,7 @@ class HostRun:
     log: Log
     inbox: Inbox
     keys: Keys | None
+    folder: Path | None = None
 
     @property
     def coordinator_address(self) -> tuple[str, int]:

@@ -1,7 +1,8 @@
-"""What this host has: vCPUs that may be used, accelerators, kills by the kernel for memory."""
+"""What this host has: vCPUs that may be used, accelerators, interfaces, kills for memory."""
 
 import os
 import re
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,6 +29,11 @@ def num_accelerators(environ: Mapping[str, str]) -> int:
         return sum(bool(_ACCELERATOR.match(name)) for name in os.listdir("/dev"))
     except OSError:
         return 0
+
+
+def has_interface(name: str) -> bool:
+    """Whether this host has a network interface of that name."""
+    return any(known == name for _, known in socket.if_nameindex())
 
 
 def num_memory_kills() -> int | None:

@@ -182,8 +182,9 @@ def _train(
         output=run.output,
         coordinator=run.coordinator_address if run.keys else None,
         launcher_pid=os.getpid(),
+        folder=run.folder,
     )
-    found = resolve_program((*command, *trainer.arguments), environ)
+    found = resolve_program((*command, *trainer.arguments), environ, folder=run.folder)
     if found is None:
         words = (
             f"error: command not found: {command[0]}\n"
@@ -201,6 +202,7 @@ def _train(
         inbox=run.inbox,
         log=run.log,
         on_tick=progress.tick,
+        folder=run.folder,
     )
     progress.close()
     return ending

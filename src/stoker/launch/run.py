@@ -1,16 +1,18 @@
 """`stoker launch -- CMD`: finds out which host this is, and plays its part in the run."""
 
 import contextlib
+import json
 import queue
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stoker.errors import StokerError, UsageError
+from stoker.launch.command import check_words, order_of
 from stoker.launch.finish import write_failure
 from stoker.launch.hostrun import HostRun, keys_of
 from stoker.launch.roles import follow, lead
 from stoker.launch.supervise import Inbox, signals_to
-from stoker.launch.topology import from_resourceconfig
+from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.logs import Log
 from stoker.settings import ProcessSettings, from_environment
 
@@ -22,18 +24,48 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
     data host 0 whenever the dnn group decided, 5 if it never came. Blocks for the whole run.
 
     Args:
-        command: Program and arguments of the training.
+        command: Program and arguments of the training; `train` alone stands for the command that
+            the job names (see `stoker.launch.command`).
         environ: Of this process.
 
     Raises:
-        UsageError: If the environment or the job folder is malformed.
+        UsageError: If the environment, the job folder or the code is malformed.
         PlatformError: If the coordinator or agent cannot listen.
     """
-    if not command:
-        raise UsageError("no command to launch", fix="stoker launch -- python train.py")
+    check_words(command)
     settings = from_environment(environ)
     topology = from_resourceconfig(settings.base_dir, environ)
     log = Log(run=settings.run_id, host=topology.host)
+    _announce(topology, log)
+    inbox: Inbox = queue.SimpleQueue()
+    with signals_to(inbox):
+        try:
+            order = order_of(command, settings=settings, environ=environ)
+            run = HostRun(
+                settings=settings,
+                topology=topology,
+                environ=environ,
+                output=output_folder(settings, topology),
+                log=log,
+                inbox=inbox,
+                keys=keys_of(settings, topology, log),
+                folder=order.folder,
+            )
+            return _play(run, order.command)
+        except StokerError as err:
+            if topology.role == "dnn":
+                with contextlib.suppress(UsageError):
+                    write_failure(settings.base_dir, str(err))
+            raise
+
+
+def output_folder(settings: ProcessSettings, topology: Topology) -> Path:
+    """Where this host leaves what is kept of the run; the platform puts all hosts' into one."""
+    leaders = settings.base_dir / "output" / "data" / "stoker"
+    return leaders if topology.is_leader else leaders / topology.host
+
+
+def _announce(topology: Topology, log: Log) -> None:
     group = topology.group
     log.event(
         "host_has_role",
@@ -42,24 +74,12 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
         type=group.instance_type,
         leader=topology.leader,
     )
-    inbox: Inbox = queue.SimpleQueue()
-    with signals_to(inbox):
-        try:
-            run = HostRun(
-                settings=settings,
-                topology=topology,
-                environ=environ,
-                output=_output_folder(settings),
-                log=log,
-                inbox=inbox,
-                keys=keys_of(settings, topology, log),
-            )
-            return _play(run, command)
-        except StokerError as err:
-            if topology.role == "dnn":
-                with contextlib.suppress(UsageError):
-                    write_failure(settings.base_dir, str(err))
-            raise
+    if topology.is_leader:
+        groups = {
+            group.name: {"role": group.role, "type": group.instance_type, "hosts": group.hosts}
+            for group in topology.groups
+        }
+        log.event("roster", groups=json.dumps(groups, separators=(",", ":")))
 
 
 def _play(run: HostRun, command: Sequence[str]) -> int:
@@ -68,13 +88,13 @@ def _play(run: HostRun, command: Sequence[str]) -> int:
         from stoker.launch.serve import serve
 
         return serve(run)
+    _make_folders(run)
     return lead(run, command) if run.topology.is_leader else follow(run, command)
 
 
-def _output_folder(settings: ProcessSettings) -> Path:
-    output = settings.base_dir / "output" / "data" / "stoker"
+def _make_folders(run: HostRun) -> None:
     try:
-        for folder in (output, settings.base_dir / "model"):
+        for folder in (run.output, run.settings.base_dir / "model"):
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as err:
         raise UsageError(
@@ -82,4 +102,3 @@ def _output_folder(settings: ProcessSettings) -> Path:
             where=str(err.filename),
             fix="set STOKER_BASE_DIR to a folder of yours",
         ) from None
-    return output

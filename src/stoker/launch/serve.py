@@ -1,15 +1,19 @@
 """The role of a data host: it makes batches until the dnn group has decided how the run ends."""
 
+import os
 import queue
 import threading
 import time
+from collections.abc import Collection
+
+import psutil
 
 from stoker.errors import FeedLostError, StokerError
 from stoker.feed.agent import Agent
 from stoker.launch import machine
 from stoker.launch.hostrun import HostRun
 from stoker.launch.membership import Membership, Verdict
-from stoker.launch.supervise import Decided, SignalReceived, end_descendants
+from stoker.launch.supervise import Decided, SignalReceived, end_descendants, reap_orphans
 from stoker.platforms import spawn
 
 NEVER_CAME = FeedLostError.exit_code
@@ -45,8 +49,13 @@ def serve(run: HostRun) -> int:
         verdicts.append(verdict)
         run.inbox.put(Decided(verdict.reason))
 
+    if run.folder:
+        # The data workers import and open what the training does, from the same folder: this
+        # process becomes the agent, and the agent starts Python with its own folder in front.
+        os.chdir(run.folder)
     spawn.adopt_orphans()
     agent.open()
+    own = {child.pid for child in psutil.Process().children()}
     membership = Membership(
         join=run.join(port=agent.port, plain_port=agent.plain_port, workers=workers),
         keys=run.keys,
@@ -58,7 +67,7 @@ def serve(run: HostRun) -> int:
     )
     is_over = threading.Event()
     steward = threading.Thread(
-        target=_steward, args=(run, agent, is_over), name="steward", daemon=True
+        target=_steward, args=(run, agent, is_over, own), name="steward", daemon=True
     )
     membership.start()
     steward.start()
@@ -83,8 +92,10 @@ def serve(run: HostRun) -> int:
     return _exit_code(run, verdicts)
 
 
-def _steward(run: HostRun, agent: Agent, is_over: threading.Event) -> None:
-    """Stops the agent on a verdict or the second signal, drains it on the first."""
+def _steward(
+    run: HostRun, agent: Agent, is_over: threading.Event, children: Collection[int]
+) -> None:
+    """Stops the agent on a verdict or the second signal, drains it on the first; reaps orphans."""
     stop_at = float("inf")
     while not is_over.is_set():
         try:
@@ -103,7 +114,7 @@ def _steward(run: HostRun, agent: Agent, is_over: threading.Event) -> None:
                 else:
                     stop_at = 0.0
             case _:
-                pass
+                reap_orphans(spared=children)
         if time.monotonic() >= stop_at:
             agent.stop()
             return

@@ -25,7 +25,8 @@ class Trainer:
         strategy: plain: the command itself; torchrun: one process a rank.
         processes_per_host: Ranks of one host.
         arguments: Behind the command: the job's hyperparameters.
-        variables: What SageMaker's toolkit would export.
+        variables: What SageMaker's toolkit would export, and the network interface for NCCL and
+            gloo.
     """
 
     strategy: Literal["plain", "torchrun"]
@@ -51,7 +52,11 @@ class Trainer:
             values=values,
             num_cpus=machine.usable_vcpus(),
             num_accelerators=num_accelerators,
+            environ=environ,
         )
+        interface = topology.network_interface
+        if interface and machine.has_interface(interface):
+            variables |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
         return cls(
             strategy=_strategy(settings.strategy, processes * len(topology.dnn_hosts)),
             processes_per_host=processes,
@@ -68,6 +73,7 @@ class Trainer:
         output: Path,
         coordinator: tuple[str, int] | None,
         launcher_pid: int,
+        folder: Path | None = None,
     ) -> dict[str, str]:
         """The command's whole environment.
 
@@ -78,11 +84,12 @@ class Trainer:
             output: STOKER_OUTPUT.
             coordinator: Its name and port, where there is one.
             launcher_pid: Of this process.
+            folder: With the training's code, whose modules all its processes may import.
         """
-        path = environ.get("PYTHONPATH", "")
+        places = [str(SITE_DIR), str(folder or ""), environ.get("PYTHONPATH", "")]
         ours = {
             # In front, so that it is found; it chains on to the next sitecustomize.
-            "PYTHONPATH": f"{SITE_DIR}:{path}" if path else str(SITE_DIR),
+            "PYTHONPATH": ":".join(filter(None, places)),
             # Output of the command comes through a pipe: lines must not wait in its buffer.
             "PYTHONUNBUFFERED": "1",
             "STOKER_RUN_ID": settings.run_id,
@@ -96,7 +103,8 @@ class Trainer:
         }
         if coordinator:
             ours["STOKER_COORDINATOR"] = f"{coordinator[0]}:{coordinator[1]}"
-        return {**environ, **self.variables, **ours}
+        # What is set already stays: by the toolkit, which has looked at this host, or by the user.
+        return {**self.variables, **environ, **ours}
 
     def command(
         self,

@@ -10,9 +10,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import IO
 
 import psutil
@@ -21,8 +22,9 @@ from stoker.launch import machine
 from stoker.logs import Log
 from stoker.platforms import spawn
 
-# SageMaker kills 120 s after its SIGTERM: what is left is for the end of the run.
-GRACE_SECONDS = 100.0
+# SageMaker kills 120 s after its SIGTERM: what is left is for the end of the run, with hosts that
+# never came (15 s) and processes that do not go (8 s).
+GRACE_SECONDS = 90.0
 # After a verdict (a lost host, an end decided elsewhere) nothing is left to save.
 VERDICT_GRACE_SECONDS = 5.0
 LEFTOVER_SECONDS = 2.0
@@ -98,6 +100,7 @@ def supervise(
     inbox: Inbox,
     log: Log,
     on_tick: Callable[[], None] | None = None,
+    folder: Path | None = None,
 ) -> Ending:
     """Runs `command` to its end and ends everything it left behind.
 
@@ -110,12 +113,14 @@ def supervise(
         inbox: Where signals and decisions come in.
         log: Of this host.
         on_tick: Called about twice a second.
+        folder: Where it runs; None: here.
     """
     spawn.adopt_orphans()
     kills_before = machine.num_memory_kills()
     process = subprocess.Popen(
         spawn.wrapped(command, signal_number=signal.SIGKILL),
         env=dict(environ),
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -150,14 +155,19 @@ def supervise(
     )
 
 
-def resolve_program(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...] | None:
+def resolve_program(
+    command: Sequence[str], environ: Mapping[str, str], *, folder: Path | None = None
+) -> tuple[str, ...] | None:
     """`command` with its program found, or None if there is no such program.
 
-    A bare `python` is the one that runs stoker, so that the script sees the same packages.
+    A bare `python` is the one that runs stoker, so that the script sees the same packages. A
+    program with a relative path is looked for from `folder` on, where the command will run.
     """
     program = command[0]
     if program in ("python", "python3"):
         return (sys.executable, *command[1:])
+    if os.path.dirname(program):
+        program = os.path.join(folder or "", program)
     found = shutil.which(program, path=environ.get("PATH"))
     return (found, *command[1:]) if found else None
 
@@ -212,7 +222,7 @@ def _follow(
             case _:
                 if on_tick:
                     on_tick()
-                _reap_orphans(process.pid)
+                reap_orphans(spared=(process.pid,))
         if _now() >= kill_at:
             kill_at = float("inf")
             log.event("command_is_killed", pid=process.pid)
@@ -234,14 +244,17 @@ def _kill_tree(process: "subprocess.Popen[bytes]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _reap_orphans(pid: int) -> None:
-    """Takes the exit status of adopted orphans, which else stay as zombies; never that of `pid`."""
+def reap_orphans(*, spared: Collection[int]) -> None:
+    """Takes the exit status of adopted orphans, which else stay as zombies; never that of `spared`.
+
+    As the first process of a container, or with `spawn.adopt_orphans`, this process gets them.
+    """
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except (ChildProcessError, AttributeError):
             return
-        if ended is None or ended.si_pid == pid:
+        if ended is None or ended.si_pid in spared:
             return
         with contextlib.suppress(ChildProcessError):
             os.waitpid(ended.si_pid, os.WNOHANG)

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -73,16 +73,12 @@ def profile(
         end = run.wait()
     finally:
         run.stop()
-    ranks = _results(end)
-    if interrupted and not (verdict_on_interrupt and any(rank.accelerator for rank in ranks)):
+    output = end.output_dir / "stoker" if end.output_dir else None
+    ranks = read_ranks(output) if output else []
+    if interrupted and not (verdict_on_interrupt and has_verdict(ranks)):
         raise interrupted
-    if deadline.has_passed and not any(rank.accelerator for rank in ranks):
-        raise WorkloadError(
-            f"no verdict after {deadline.seconds:.0f} s (profile.budget_seconds {budget:.0f}, "
-            f"{START_ALLOWANCE_SECONDS:.0f} to start and end); the job was stopped",
-            where=_progress(ranks),
-            fix="raise profile.budget_seconds, or make the command reach its first batch sooner",
-        )
+    if deadline.has_passed and not has_verdict(ranks):
+        raise no_verdict(ranks, budget_seconds=budget)
     if end.status == "failed" and not deadline.has_passed:
         raise _failure(end)
     found = combine(
@@ -90,10 +86,44 @@ def profile(
         group=group,
         settings=workload.profile,
         workload_sha256=workload.digest(),
-        what=_what(workload),
+        what=what_of(workload.command),
     )
-    _keep_timeline(end, run_dir)
+    if output:
+        keep_timeline(output, run_dir)
     return found
+
+
+def has_verdict(ranks: Sequence[RankResult]) -> bool:
+    """Whether the parts were measured without which there is nothing to say."""
+    return any(rank.accelerator for rank in ranks)
+
+
+def no_verdict(ranks: Sequence[RankResult], *, budget_seconds: float) -> WorkloadError:
+    """What to say of a profile that was stopped START_ALLOWANCE_SECONDS after its budget."""
+    return WorkloadError(
+        f"no verdict after {budget_seconds + START_ALLOWANCE_SECONDS:.0f} s "
+        f"(profile.budget_seconds {budget_seconds:.0f}, {START_ALLOWANCE_SECONDS:.0f} to start "
+        "and end); the job was stopped",
+        where=_progress(ranks),
+        fix="raise profile.budget_seconds, or make the command reach its first batch sooner",
+    )
+
+
+def what_of(command: Sequence[str]) -> dict[str, Value]:
+    """What was profiled, and when, for the record."""
+    what: dict[str, Value] = {"command": [*command], "when": now_utc()}
+    commit = _git_commit()
+    if commit:
+        what["git"] = commit
+    return what
+
+
+def keep_timeline(output: Path, folder: Path) -> None:
+    """Copies the steps as is from a host's `output` to `folder`/baseline-timeline.csv."""
+    source = output / "baseline-timeline-rank0.csv"
+    if source.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, folder / "baseline-timeline.csv")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,11 +177,7 @@ def _job(workload: Workload, *, group: TodaysGroup, run_dir: Path, name: str | N
     )
 
 
-def _results(end: JobEnd) -> list[RankResult]:
-    return read_ranks(end.output_dir / "stoker") if end.output_dir else []
-
-
-def _progress(ranks: list[RankResult]) -> str:
+def _progress(ranks: Sequence[RankResult]) -> str:
     if not ranks:
         return "before the first batch of a DataLoader"
     return f"after {ranks[0].steps} steps of rank {ranks[0].rank}"
@@ -191,14 +217,6 @@ def _failures(end: JobEnd) -> Iterator[_Failure]:
             yield msgspec.json.decode(file.read_bytes(), type=_Failure)
 
 
-def _what(workload: Workload) -> dict[str, Value]:
-    what: dict[str, Value] = {"command": [*workload.command], "when": now_utc()}
-    commit = _git_commit()
-    if commit:
-        what["git"] = commit
-    return what
-
-
 def _git_commit() -> str | None:
     try:
         done = subprocess.run(
@@ -211,10 +229,3 @@ def _git_commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None
-
-
-def _keep_timeline(end: JobEnd, run_dir: Path) -> None:
-    source = end.output_dir / "stoker" / "baseline-timeline-rank0.csv" if end.output_dir else None
-    if source and source.is_file():
-        run_dir.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, run_dir / "baseline-timeline.csv")

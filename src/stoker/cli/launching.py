@@ -1,0 +1,109 @@
+"""`stoker launch` as a job's first process: the launcher, and the profile of a profile job.
+
+A profile that runs as a job of a platform has nobody beside it who would read the ranks' results,
+so that its leader does: the profile lies where the platform keeps it when the job has ended.
+"""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from stoker.errors import StokerError, UsageError
+from stoker.launch import launch
+from stoker.launch.finish import write_failure
+from stoker.launch.run import output_folder
+from stoker.launch.topology import Topology, from_resourceconfig
+from stoker.logs import Log
+from stoker.profile.body import (
+    START_ALLOWANCE_SECONDS,
+    has_verdict,
+    keep_timeline,
+    no_verdict,
+    what_of,
+)
+from stoker.profile.measure import combine
+from stoker.profile.raw import read_ranks
+from stoker.records import ProfileSettings, TodaysGroup, Training, read_json, write_json
+from stoker.settings import ProcessSettings, from_environment
+
+
+def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Plays this host's part in a profile job; gives the exit code of the process.
+
+    The leader writes the profile to STOKER_PROFILE_FILE, with baseline-timeline.csv beside it.
+    START_ALLOWANCE_SECONDS after the profile's budget the command is stopped, and what was found by
+    then is the profile; so it is where the platform stops the job.
+
+    Raises:
+        StokerError: As `stoker.launch.launch`; on the leader also if the profile cannot be made,
+            and output/failure then says why.
+    """
+    settings = from_environment(environ)
+    topology = from_resourceconfig(settings.base_dir, environ)
+    wanted, file = settings.profile, settings.profile_file
+    if wanted is None or file is None or not topology.is_leader:
+        return launch(command, environ)
+    # Before the launcher listens for it, and while the profile is made, it must not end all.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    deadline = threading.Timer(wanted.budget_seconds + START_ALLOWANCE_SECONDS, _stop)
+    deadline.daemon = True
+    deadline.start()
+    code = launch(command, environ)
+    has_passed = deadline.finished.is_set()
+    deadline.cancel()
+    try:
+        return _conclude(
+            code,
+            settings=settings,
+            topology=topology,
+            wanted=wanted,
+            file=file,
+            command=command,
+            has_passed=has_passed,
+        )
+    except StokerError as err:
+        with contextlib.suppress(UsageError):
+            write_failure(settings.base_dir, str(err))
+        raise
+
+
+def _conclude(
+    code: int,
+    *,
+    settings: ProcessSettings,
+    topology: Topology,
+    wanted: ProfileSettings,
+    file: Path,
+    command: Sequence[str],
+    has_passed: bool,
+) -> int:
+    output = output_folder(settings, topology)
+    ranks = read_ranks(output)
+    if has_passed and not has_verdict(ranks):
+        raise no_verdict(ranks, budget_seconds=wanted.budget_seconds)
+    is_failed = read_json(output / "training.json", Training).status == "failed"
+    if code and ((is_failed and not has_passed) or not has_verdict(ranks)):
+        return code
+    found = combine(
+        ranks,
+        group=TodaysGroup(
+            instance_type=topology.dnn.instance_type or "unknown",
+            count=len(topology.dnn_hosts),
+            processes_per_host=settings.processes_per_host,
+        ),
+        settings=wanted,
+        workload_sha256=settings.workload_sha256,
+        what=what_of((settings.command or command) if len(command) == 1 else command),
+    )
+    write_json(file, found)
+    keep_timeline(output, file.parent)
+    log = Log(run=settings.run_id, host=topology.host)
+    log.event("profile_written", file=str(file), step_seconds=found.step.step_seconds)
+    return 0
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)

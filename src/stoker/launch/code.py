@@ -1,0 +1,128 @@
+"""The training's code: a package (.tar.gz) that comes as a channel, unpacked where hosts run it."""
+
+import os
+import posixpath
+import shutil
+import tarfile
+from pathlib import Path
+
+from stoker.errors import UsageError
+
+# Code, not data: what is larger belongs into a channel of its own.
+MAX_CODE_BYTES = 2 << 30
+MAX_CODE_FILES = 100_000
+_FIX = "pack the folder anew with `tar -C FOLDER -czf code.tar.gz .`, and data as a channel"
+
+
+def unpack(package: Path, folder: Path) -> Path:
+    """Unpacks a package into `folder`, over what is there, and gives `folder`.
+
+    Nothing is written outside of it, and nothing at all if the package is refused.
+
+    Args:
+        package: A tar file with gzip.
+        folder: Need not exist; its parent must.
+
+    Raises:
+        UsageError: If there is no package, it is broken or too large, or holds anything but files,
+            folders and links that stay inside.
+    """
+    fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        fresh.mkdir(parents=True)
+        with tarfile.open(package, "r:gz") as archive:
+            _extract(archive, fresh, where=str(package))
+        _check_links(fresh, where=str(package))
+        folder.mkdir(exist_ok=True)
+        for entry in sorted(fresh.iterdir()):
+            _replace(entry, folder / entry.name)
+    except (tarfile.TarError, EOFError) as err:
+        raise UsageError(f"not a package of code: {err}", where=str(package), fix=_FIX) from None
+    except OSError as err:
+        raise UsageError(
+            f"the package of code cannot be unpacked: {err.strerror or err}",
+            where=f"{package}, into {folder}",
+            fix="look whether the channel holds it, and whether the disk is full",
+        ) from None
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return folder
+
+
+def _extract(archive: tarfile.TarFile, folder: Path, *, where: str) -> None:
+    links: set[str] = set()
+    num_bytes = 0
+    for count, member in enumerate(archive, start=1):
+        name = posixpath.normpath(member.name)
+        num_bytes += max(0, member.size)
+        if num_bytes > MAX_CODE_BYTES or count > MAX_CODE_FILES:
+            raise UsageError(
+                f"the package of code is larger than {MAX_CODE_BYTES >> 30} GiB or has more than "
+                f"{MAX_CODE_FILES} files",
+                where=where,
+                fix=_FIX,
+            )
+        if reason := _reason_to_refuse(member, name, links):
+            raise UsageError(
+                f"the package of code holds {member.name!r}: {reason}", where=where, fix=_FIX
+            )
+        if member.issym():
+            links.add(name)
+        if name != ".":
+            archive.extract(member, folder, filter="data")
+
+
+def _reason_to_refuse(member: tarfile.TarInfo, name: str, links: set[str]) -> str:
+    """Why `member` may not be unpacked; empty if it may."""
+    if name.startswith("/") or "\0" in name:
+        return "an absolute path"
+    if name == ".." or name.startswith("../"):
+        return "a path that leads out of the folder"
+    if not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
+        return "neither a file, a folder nor a link"
+    # Nothing is written through a link, so that where links lead is only looked at in the end.
+    parents = {name, *_parents(name)}
+    if parents & links:
+        return "a path through a link"
+    if member.islnk() and posixpath.normpath(member.linkname) in links:
+        return "a hard link to a link"
+    return ""
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split("/")
+    return ["/".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _check_links(folder: Path, *, where: str) -> None:
+    """Refuses links that lead out of `folder`, whatever other links they pass."""
+    root = folder.resolve()
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(parent, name)
+            if path.is_symlink() and not _stays_inside(path, root):
+                raise UsageError(
+                    f"the package of code holds {str(path.relative_to(folder))!r}: a link that "
+                    "leads out of the folder",
+                    where=where,
+                    fix=_FIX,
+                )
+
+
+def _stays_inside(link: Path, root: Path) -> bool:
+    try:
+        return link.resolve(strict=True).is_relative_to(root)
+    except FileNotFoundError:
+        # It leads nowhere yet.
+        return link.resolve().is_relative_to(root)
+    except (OSError, RuntimeError):
+        return False
+
+
+def _replace(entry: Path, target: Path) -> None:
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
+    elif target.is_symlink() or target.exists():
+        target.unlink()
+    entry.rename(target)
