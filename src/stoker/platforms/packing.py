@@ -125,7 +125,7 @@ def _link(folder: Path, path: Path) -> str:
         is_inside = False
     if not is_inside:
         raise UsageError(
-            f"the link {path.relative_to(folder).as_posix()} leaves the folder, or leads nowhere: {target}",
+            f"the link {path.relative_to(folder).as_posix()} leaves the folder: it leads to {target}",
             where=str(folder),
             fix="put a copy of what it points to in its place",
         )

@@ -2,7 +2,8 @@
 
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec, Run
-from stoker.platforms.sagemaker.request import SageMakerRequest
+from stoker.platforms.sagemaker.request import SageMakerRequest, plan_request
+from stoker.platforms.sagemaker.rules import notes
 from stoker.records import Json
 
 
@@ -20,12 +21,26 @@ class SageMakerPlatform:
         self._aws = aws or Aws(region=region)
 
     def plan(self, job: JobSpec) -> SageMakerRequest:
-        """The CreateTrainingJob request of `job`, every rule of the service checked."""
-        raise NotImplementedError
+        """The CreateTrainingJob request of `job`, every rule of the service checked.
+
+        Needs no region, credentials or network, and reads no folder.
+
+        Raises:
+            UsageError: If the service would refuse it, with the rule, the reason and a fix.
+        """
+        return plan_request(job)
 
     def describe(self, request: SageMakerRequest) -> dict[str, Json]:
-        """The request as `--dry-run` prints it."""
-        raise NotImplementedError
+        """The request as `--dry-run` prints it; nothing in it is secret."""
+        folder = request.code_folder
+        return {
+            "platform": self.name,
+            "CreateTrainingJob": request.body,
+            "token_uri": request.token_uri,
+            "code_uri": request.code_uri,
+            "code_folder": str(folder) if folder else None,
+            "notes": notes(request.body),
+        }
 
     def submit(self, request: SageMakerRequest) -> Run:
         """Uploads token and code and starts the job; adopts an earlier attempt's job."""

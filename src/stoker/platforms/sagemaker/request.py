@@ -1,11 +1,34 @@
 """A job as SageMaker runs it: the CreateTrainingJob request, a pure value."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.platforms.base import JobSpec
-from stoker.records import Json
+from stoker.platforms.base import JobSpec, hyperparameters
+from stoker.platforms.sagemaker.container import CHECKPOINTS, environment_of
+from stoker.platforms.sagemaker.input_channels import input_channels
+from stoker.platforms.sagemaker.job_rules import CODE_CHANNEL, TOKEN_CHANNEL, settings_of
+from stoker.platforms.sagemaker.request_parts import without_none
+from stoker.platforms.sagemaker.rules import check_body
+from stoker.records import Json, MetricDefinition, SageMakerSettings
+
+REQUEST_TAG = "stoker:request-sha256"
+WORKLOAD_TAG = "stoker:workload-sha256"
+# A profile ends by itself; were it not to, the service ends it. Downloads count, too.
+PROFILE_ALLOWANCE_SECONDS = 7200
+
+_NUMBER = r"([0-9.]+(?:e[-+]?[0-9]+)?)"
+# Of the launcher's line, by stoker.logs: progress steps=.. step_seconds=.. wait_seconds=..
+PROGRESS_METRICS = (
+    MetricDefinition(
+        name="stoker:step_seconds", regex=rf" progress steps=[0-9]+ step_seconds={_NUMBER}"
+    ),
+    MetricDefinition(
+        name="stoker:wait_seconds", regex=rf" progress steps=[0-9]+ .*wait_seconds={_NUMBER}"
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,3 +47,146 @@ class SageMakerRequest:
     token_uri: str
     code_uri: str | None = None
     code_folder: Path | None = None
+
+
+def plan_request(job: JobSpec) -> SageMakerRequest:
+    """The request for `job`; reads nothing but botocore's model, asks nobody.
+
+    Raises:
+        UsageError: If the service would refuse it, with the rule, the reason and a fix.
+    """
+    settings = settings_of(job)
+    folder = f"{settings.output_uri.rstrip('/')}/{job.name}"
+    code_uri, code_folder = _code(settings.source, folder)
+    body: dict[str, Json] = {
+        "TrainingJobName": job.name,
+        "RoleArn": settings.role,
+        "AlgorithmSpecification": _algorithm(job, settings),
+        "ResourceConfig": _resources(job, settings),
+        "InputDataConfig": input_channels(
+            job, token_folder=f"{folder}/{TOKEN_CHANNEL}/", code=code_uri
+        ),
+        "OutputDataConfig": without_none(
+            {"S3OutputPath": settings.output_uri.rstrip("/"), "KmsKeyId": settings.output_kms_key}
+        ),
+        "StoppingCondition": _stopping(job, settings),
+        "Environment": environment_of(job, settings, code_uri=code_uri),
+        "EnableNetworkIsolation": settings.network_isolation,
+        "EnableInterContainerTrafficEncryption": settings.encrypt_traffic,
+        **_optional(job, settings, folder=folder),
+    }
+    body["Tags"] = _tags(job, settings, body)
+    check_body(body)
+    return SageMakerRequest(
+        job=job,
+        body=body,
+        token_uri=f"{folder}/{TOKEN_CHANNEL}/token",
+        code_uri=code_uri if code_folder else None,
+        code_folder=code_folder,
+    )
+
+
+def plan_body(job: JobSpec) -> dict[str, Json]:
+    """The CreateTrainingJob request of `job`, a copy to change at will.
+
+    Raises:
+        UsageError: As `plan_request`.
+    """
+    copy: dict[str, Json] = json.loads(json.dumps(plan_request(job).body))
+    return copy
+
+
+def body_digest(body: Mapping[str, Json]) -> str:
+    """What the tag `stoker:request-sha256` holds: of all of the request but its tags."""
+    content = {key: value for key, value in body.items() if key != "Tags"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _algorithm(job: JobSpec, settings: SageMakerSettings) -> dict[str, Json]:
+    metrics = settings.metric_definitions
+    return {
+        "TrainingImage": job.image,
+        "TrainingInputMode": "File",
+        "ContainerEntrypoint": list(settings.entrypoint),
+        "ContainerArguments": list(job.command),
+        "MetricDefinitions": [
+            {"Name": metric.name, "Regex": metric.regex}
+            for metric in (PROGRESS_METRICS if metrics is None else metrics)
+        ],
+    }
+
+
+def _resources(job: JobSpec, settings: SageMakerSettings) -> dict[str, Json]:
+    groups: list[Json] = [
+        {
+            "InstanceGroupName": group.name,
+            "InstanceType": _service_type(group.instance_type),
+            "InstanceCount": group.count,
+        }
+        for group in job.groups
+    ]
+    only = job.groups[0]
+    hosts: dict[str, Json] = {"InstanceGroups": groups}
+    if len(groups) == 1:
+        hosts = {
+            "InstanceType": _service_type(only.instance_type),
+            "InstanceCount": only.count,
+        }
+    return without_none(
+        {
+            **hosts,
+            "VolumeSizeInGB": settings.volume_gb,
+            "VolumeKmsKeyId": settings.volume_kms_key,
+            "KeepAlivePeriodInSeconds": settings.keep_alive_seconds or None,
+        }
+    )
+
+
+def _service_type(name: str) -> str:
+    return name if name.startswith("ml.") else f"ml.{name}"
+
+
+def _code(source: str | None, folder: str) -> tuple[str | None, Path | None]:
+    """Address of the packed code, and the folder that is still to be packed."""
+    if source is None:
+        return None, None
+    if source.startswith("s3://"):
+        return source, None
+    return f"{folder}/{CODE_CHANNEL}/code.tar.gz", Path(source)
+
+
+def _stopping(job: JobSpec, settings: SageMakerSettings) -> dict[str, Json]:
+    seconds = settings.max_run_seconds
+    if job.profile:
+        seconds = min(seconds, int(job.profile.budget_seconds) + PROFILE_ALLOWANCE_SECONDS)
+    return without_none(
+        {"MaxRuntimeInSeconds": seconds, "MaxWaitTimeInSeconds": settings.max_wait_seconds}
+    )
+
+
+def _optional(job: JobSpec, settings: SageMakerSettings, *, folder: str) -> dict[str, Json]:
+    # A profile must not touch the training's checkpoints: it writes where it cannot harm.
+    checkpoints = f"{folder}/profile" if job.profile else settings.checkpoint_uri
+    network: dict[str, Json] | None = None
+    if settings.vpc:
+        network = {
+            "SecurityGroupIds": list(settings.vpc.security_groups),
+            "Subnets": list(settings.vpc.subnets),
+        }
+    return without_none(
+        {
+            "HyperParameters": hyperparameters(job.hyperparameters) or None,
+            "VpcConfig": network,
+            "CheckpointConfig": checkpoints and {"S3Uri": checkpoints, "LocalPath": CHECKPOINTS},
+            "EnableManagedSpotTraining": settings.spot or None,
+        }
+    )
+
+
+def _tags(job: JobSpec, settings: SageMakerSettings, body: Mapping[str, Json]) -> list[Json]:
+    ours = {REQUEST_TAG: body_digest(body)}
+    if job.workload_sha256:
+        ours[WORKLOAD_TAG] = job.workload_sha256
+    return [
+        {"Key": key, "Value": value} for key, value in sorted({**settings.tags, **ours}.items())
+    ]
