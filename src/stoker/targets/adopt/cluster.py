@@ -27,8 +27,8 @@ class Hosts:
     notes: tuple[str, ...]
 
 
-def hosts_of(job: JobAnswer, catalog: Catalog) -> Hosts:
-    """The hosts of `job`, the groups told apart.
+def hosts_of(job: JobAnswer, catalog: Catalog, *, name: str) -> Hosts:
+    """The hosts of `job`, the groups told apart; `name` is the workload's.
 
     Raises:
         UsageError: If it has no hosts that a workload could name.
@@ -41,7 +41,7 @@ def hosts_of(job: JobAnswer, catalog: Catalog) -> Hosts:
         )
     groups = resources.instance_groups
     if groups:
-        return _of_groups(job, groups, catalog)
+        return _of_groups(job, groups, catalog, name)
     instance_type = resources.selected_instance_type or resources.instance_type
     if not instance_type:
         raise UsageError(
@@ -57,7 +57,7 @@ def hosts_of(job: JobAnswer, catalog: Catalog) -> Hosts:
     )
 
 
-def _of_groups(job: JobAnswer, groups: tuple[GroupPart, ...], catalog: Catalog) -> Hosts:
+def _of_groups(job: JobAnswer, groups: tuple[GroupPart, ...], catalog: Catalog, name: str) -> Hosts:
     dnn, because = _dnn(job, groups, catalog)
     data = [group for group in groups if group is not dnn]
     notes = [
@@ -70,10 +70,11 @@ def _of_groups(job: JobAnswer, groups: tuple[GroupPart, ...], catalog: Catalog) 
             f"--group {role}={g.instance_type}:{g.instance_count}"
             for role, g in [("dnn", dnn), ("data", data[0])]
         )
-        notes.append(
+        notes += [
             f"Its other groups, here data: {shown}. They are no part of this key: which hosts feed "
-            f"it is the decision's to say. As it was: stoker train {today}"
-        )
+            "it is the decision's to say. As it was:",
+            f"  stoker train {today} configs/{name}.yaml",
+        ]
     return Hosts(
         instance_type=dnn.instance_type,
         count=max(1, dnn.instance_count),

@@ -93,7 +93,7 @@ def workload_of(
         )
     name = workload_name(job.training_job_name)
     start = start_of(job, drivers)
-    hosts = hosts_of(job, catalog)
+    hosts = hosts_of(job, catalog, name=name)
     dnn: dict[str, Json] = {"instance_type": hosts.instance_type, "count": hosts.count}
     if start.processes_per_host:
         dnn["processes_per_host"] = start.processes_per_host
@@ -191,11 +191,11 @@ def _gate_notes(job: JobAnswer) -> tuple[str, ...]:
     ended = ", ".join(f"{m.metric_name} {m.value:g}" for m in job.final_metric_data_list)
     return (
         "How good the model must be is not known of a job. A gate judges what the script reports "
-        "with stoker.log_metrics(accuracy=0.97), or in the file $STOKER_METRICS: "
-        "gate: [{metric: accuracy, min: 0.94}]",
+        "with stoker.log_metrics(accuracy=0.97), or in the file $STOKER_METRICS:",
+        "  gate: [{metric: accuracy, min: 0.94}]",
         *((f"The job's own metrics ended at: {ended}.",) if ended else ()),
-        "How long it trains is not known, either. For hours and dollars of the whole training: "
-        "training: {epochs: 10, samples_per_epoch: 50000, global_batch_size: 256}",
+        "How long it trains is not known, either. For hours and dollars of the whole training:",
+        "  training: {epochs: 10, samples_per_epoch: 50000, global_batch_size: 256}",
     )
 
 

@@ -13,7 +13,10 @@ _WIDTH = 96
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key with its value, or with entries of its own. Without a key: comments only."""
+    """A key with its value, or with entries of its own. Without a key: comments only.
+
+    A note that begins with blanks is a line to copy: it is not wrapped.
+    """
 
     key: str
     value: Json
@@ -64,6 +67,8 @@ def _plain(value: object) -> object:
 
 def _comment(note: str, indent: int) -> list[str]:
     margin = " " * indent + "# "
+    if note.startswith(" "):
+        return [margin + note]
     words = " ".join(note.split())
     return textwrap.wrap(
         words,
