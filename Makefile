@@ -14,10 +14,10 @@ BENCHMARKS := benchmarks/feed_overhead.py
 RUN := .venv/.installed-run
 DEV := .venv/.installed-dev
 
-.PHONY: help setup run test check fmt faults bench soak clean
+.PHONY: help setup run test check fmt faults bench soak image image-control clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
 setup: $(DEV)  ## .venv with everything that developing needs
 
@@ -45,8 +45,14 @@ soak: $(DEV)  ## the fault tests again and again: make soak ROUNDS=20
 	@for round in $$(seq $(or $(ROUNDS),10)); do \
 	  echo "== round $$round"; $(BIN)/pytest -q tests -m fault || exit 1; done
 
+image: | .venv/bin/python  ## the launcher's image; DOCKER, BASE_IMAGE, IMAGE, LOCK: see containers/launcher
+	@PYTHON=$(BIN)/python containers/build/image launcher
+
+image-control: | .venv/bin/python  ## the same without torch, for the steps that train nothing
+	@PYTHON=$(BIN)/python containers/build/image control
+
 clean:  ## removes .venv, runs and caches
-	@rm -rf .venv runs dist .*_cache .hypothesis
+	@rm -rf .venv runs dist .cache .*_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:

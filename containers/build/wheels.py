@@ -1,0 +1,145 @@
+"""Downloads the wheels of the image and builds stoker's own, so that `docker build` needs no index.
+
+    python containers/build/wheels.py --out CONTEXT [--python-version 3.12] [--lock FILE]
+
+The build context gets three folders, one a layer of the image: control (what the command line and
+AWS need), torch, and stoker. Each holds requirements.txt, the wheels, and SHA256SUMS, which the
+build verifies; all sums together are in wheels.sha256. Versions are those of constraints.txt.
+"""
+
+import argparse
+import hashlib
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CONSTRAINTS = ROOT / "constraints.txt"
+# Optional parts of the control layer; a part without a version in constraints.txt is left out.
+CONTROL_EXTRAS = ("aws", "kubernetes")
+GLIBC_MINORS = (28, 27, 26, 24, 17, 12, 5)
+
+
+def main() -> None:
+    """Fills the build context."""
+    parser = argparse.ArgumentParser(description="Wheels for the image.")
+    parser.add_argument("--out", type=Path, required=True, help="the build context")
+    parser.add_argument("--python-version", default="", help="of the base image, as 3.12")
+    parser.add_argument("--lock", type=Path, help="an earlier wheels.sha256 that must come out")
+    options = parser.parse_args()
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    version = options.python_version or running
+    target = [] if version == running else foreign(version)
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned = set(re.findall(r"^([\w.-]+)==", CONSTRAINTS.read_text().lower(), re.MULTILINE))
+    extras = project["optional-dependencies"]
+    control = ["pip", *project["dependencies"]]
+    for extra in CONTROL_EXTRAS:
+        if all(name_of(requirement) in pinned for requirement in extras[extra]):
+            control += extras[extra]
+        else:
+            print(f"wheels: {extra} is left out, constraints.txt has no version of it")
+
+    download(options.out / "control", control, target)
+    download(options.out / "torch", extras["torch"], target)
+    build(options.out / "stoker")
+    record = options.out / "wheels.sha256"
+    record.write_text(
+        "".join(
+            f"{line}\n"
+            for folder in ("control", "torch")
+            for line in (options.out / folder / "SHA256SUMS").read_text().splitlines()
+        )
+    )
+    print(f"wheels: {len(record.read_text().splitlines())} for Python {version}, sums in {record}")
+    if options.lock:
+        verify(record, options.lock)
+
+
+def name_of(requirement: str) -> str:
+    """The package that a requirement asks for."""
+    return re.match(r"[\w.-]+", requirement)[0].lower()
+
+
+def foreign(version: str) -> list[str]:
+    """pip's words for another Python than this one, on this processor."""
+    machine = platform.machine()
+    tags = [f"manylinux_2_{minor}_{machine}" for minor in GLIBC_MINORS]
+    words = ["--python-version", version, "--implementation", "cp"]
+    for abi in (f"cp{version.replace('.', '')}", "abi3", "none"):
+        words += ["--abi", abi]
+    for tag in (*tags, f"manylinux2014_{machine}", f"linux_{machine}"):
+        words += ["--platform", tag]
+    return words
+
+
+def download(folder: Path, requirements: list[str], target: list[str]) -> None:
+    """The wheels of `requirements` and all they need; none again where nothing has changed."""
+    wanted = "".join(f"{requirement}\n" for requirement in requirements)
+    asked = "\n".join((wanted, *target, platform.machine(), CONSTRAINTS.read_text()))
+    stamp = folder / ".asked"
+    digest = hashlib.sha256(asked.encode()).hexdigest()
+    if stamp.exists() and stamp.read_text() == digest:
+        print(f"wheels: {folder.name} as before")
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "requirements.txt").write_text(wanted)
+    pip(
+        *("download", "--only-binary=:all:", "--dest", str(folder)),
+        *("-c", str(CONSTRAINTS), "-r", str(folder / "requirements.txt"), *target),
+    )
+    record_sums(folder)
+    stamp.write_text(digest)
+    print(f"wheels: {folder.name}, {sum(f.stat().st_size for f in folder.iterdir()) >> 20} MiB")
+
+
+def build(folder: Path) -> None:
+    """stoker's own wheel."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
+    record_sums(folder)
+
+
+def record_sums(folder: Path) -> None:
+    """Writes the sums of the wheels in `folder`."""
+    sums = (
+        f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n"
+        for file in sorted(folder.glob("*.whl"))
+    )
+    (folder / "SHA256SUMS").write_text("".join(sums))
+
+
+def verify(record: Path, lock: Path) -> None:
+    """Ends with an error unless the sums are those of `lock`."""
+    found, wanted = (set(file.read_text().splitlines()) for file in (record, lock))
+    if found == wanted:
+        print(f"wheels: as {lock} says")
+        return
+    differing = sorted(line.split()[-1] for line in found ^ wanted)
+    sys.exit(
+        f"error: these wheels are not those of {lock}: {', '.join(differing)}\n"
+        f"try:   the index that {lock} was made with, or make image without LOCK to make a new one"
+    )
+
+
+def pip(*words: str) -> None:
+    """Runs pip, quietly unless it fails."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = "\n".join(done.stderr.strip().splitlines()[-3:])
+        sys.exit(
+            f"error: pip {words[0]} failed: {last}\n"
+            "try:   the same with the network or the index that pip is set up for (pip config list)"
+        )
+
+
+if __name__ == "__main__":
+    main()
