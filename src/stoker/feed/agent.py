@@ -75,6 +75,11 @@ class Agent:
         self._next_tick = 0.0
         self._wake_lock = threading.RLock()
 
+    @property
+    def num_sent(self) -> int:
+        """Batches sent so far."""
+        return self._service.num_sent if hasattr(self, "_service") else 0
+
     def open(self) -> None:
         """Binds the ports and starts the nursery, which takes about 2 s to be ready.
 
@@ -172,7 +177,7 @@ class Agent:
             # What zmq lets go of later must not write to another file of that number.
             wake_fd, self._wake_fd = self._wake_fd, -1
             os.close(wake_fd)
-        self._log.event("agent_ends")
+        self._log.event("agent_ends", batches=self.num_sent)
 
     def _router_socket(self) -> "zmq.Socket[bytes]":
         assert self._context is not None

@@ -50,6 +50,7 @@ class Service:
     Attributes:
         num_begun: Batches that workers have, to make now or next.
         sent_bytes: Bytes of batches that the transport still holds.
+        num_sent: Batches sent so far, over all sessions.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Service:
         self._is_draining = False
         self.num_begun = 0
         self.sent_bytes = 0
+        self.num_sent = 0
         self._let_go: deque[int] = deque()
         self._warned: set[tuple[bytes, str]] = set()
         self._versions = own_versions()
@@ -345,6 +347,7 @@ class Service:
             self._send_batch(session, made, result)
 
     def _send_batch(self, session: Session, made: messages.Made, result: Result) -> None:
+        self.num_sent += 1
         packed = messages.pack(made)
         payload, result.payload = result.payload, None
         frames: list[bytes | memoryview] = [packed]

@@ -79,8 +79,7 @@ def serve(run: HostRun) -> int:
     finally:
         is_over.set()
         steward.join()
-        reason = f"failed: {failure}" if failure else "" if verdicts else "asked to stop"
-        membership.leave(reason=reason)
+        membership.leave(reason=_goodbye(agent, failure, verdicts))
         membership.close()
         end_descendants()
     if failure is not None and not verdicts:
@@ -90,6 +89,13 @@ def serve(run: HostRun) -> int:
         # The training goes on without this host: the dnn group decides the outcome.
         return 0
     return _exit_code(run, verdicts)
+
+
+def _goodbye(agent: Agent, failure: StokerError | None, verdicts: list[Verdict]) -> str:
+    """What the training record says of this host's end."""
+    if failure:
+        return f"failed: {failure}"
+    return f"{agent.num_sent} batches sent" + ("" if verdicts else ", asked to stop")
 
 
 def _steward(
