@@ -1,9 +1,14 @@
 """The platform sagemaker: plans, describes and submits training jobs."""
 
+import dataclasses
+
+from stoker.logs import Log
 from stoker.platforms.aws import Aws
-from stoker.platforms.base import JobSpec, Run
+from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker.request import SageMakerRequest, plan_request
 from stoker.platforms.sagemaker.rules import notes
+from stoker.platforms.sagemaker.run import SageMakerRun
+from stoker.platforms.sagemaker.start import start
 from stoker.records import Json
 
 
@@ -42,6 +47,29 @@ class SageMakerPlatform:
             "notes": notes(request.body),
         }
 
-    def submit(self, request: SageMakerRequest) -> Run:
-        """Uploads token and code and starts the job; adopts an earlier attempt's job."""
-        raise NotImplementedError
+    def submit(self, request: SageMakerRequest) -> SageMakerRun:
+        """Uploads token and code and starts the job; adopts an earlier attempt's job.
+
+        A job of that name that ended badly, or is another one, is left alone: the run is then
+        called NAME-2 and so on.
+
+        Raises:
+            PlatformError: If the service refuses, for want of quota or permission, say.
+            UsageError: If the code cannot be packed.
+        """
+        log = Log(run=request.job.name, host="sagemaker")
+        started = start(
+            self._aws,
+            request,
+            rename=lambda name: self.plan(dataclasses.replace(request.job, name=name)),
+            log=log,
+        )
+        job = started.request.job
+        return SageMakerRun(
+            self._aws,
+            name=job.name,
+            groups=job.groups,
+            run_dir=job.run_dir,
+            token_uri=started.request.token_uri,
+            next_best=job.next_best,
+        )

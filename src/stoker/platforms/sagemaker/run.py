@@ -1,0 +1,250 @@
+"""A training job on SageMaker, followed from here: its states and its log, to its end."""
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from stoker.errors import StokerError
+from stoker.logs import Log
+from stoker.platforms.aws import Aws, AwsError
+from stoker.platforms.base import JobEnd, LogLine
+from stoker.platforms.sagemaker.ending import conclude
+from stoker.platforms.sagemaker.log_files import LogFiles
+from stoker.platforms.sagemaker.logs import JobLogs, Labels
+from stoker.platforms.sagemaker.start import await_found, stop_job
+from stoker.platforms.sagemaker.state import JobState, Transition, job_state
+from stoker.platforms.sagemaker.token import delete_token
+from stoker.records import Event, Group
+
+# Between looks: soon after something happened, then ever more rarely.
+MIN_INTERVAL_SECONDS = 2.0
+MAX_INTERVAL_SECONDS = 15.0
+INTERVAL_GROWTH = 1.4
+# Lines reach CloudWatch some seconds after a host wrote them: after the end the log is read until
+# nothing came for a while, and no longer than that.
+QUIET_SECONDS = 6.0
+DRAIN_SECONDS = 60.0
+# The service may be out of reach for so long (each call is tried for minutes by itself).
+UNREACHABLE_SECONDS = 900.0
+# SIGTERM, 120 s of grace, and the service's own time for it.
+STOP_SECONDS = 240.0
+# Who speaks where it is not a host.
+SERVICE = "sagemaker"
+
+
+class SageMakerRun:
+    """A submitted job. Nothing runs here but what `lines`, `wait` and `stop` do.
+
+    Args:
+        aws: The account.
+        name: Of the job.
+        groups: Of the job, the dnn group first.
+        run_dir: Folder for its logs and outputs; absent: none are kept.
+        token_uri: What is deleted at the end.
+        next_best: Plan to take where this one gets no hosts.
+    """
+
+    def __init__(
+        self,
+        aws: Aws,
+        *,
+        name: str,
+        groups: Sequence[Group],
+        run_dir: Path | None = None,
+        token_uri: str | None = None,
+        next_best: str = "",
+    ) -> None:
+        self.name = name
+        self._aws = aws
+        self._groups = tuple(groups)
+        self._run_dir = run_dir
+        self._token_uri = token_uri
+        self._next_best = next_best
+        self._log = Log(run=name, host=SERVICE)
+        self._logs: JobLogs | None = JobLogs(
+            aws, job_name=name, num_hosts=sum(group.count for group in groups) or None
+        )
+        self._labels = Labels([group.name for group in groups])
+        self._files = LogFiles(run_dir / "logs") if run_dir else None
+        self._queue: deque[LogLine] = deque()
+        self._state: JobState | None = None
+        self._told: dict[tuple[str, str], Transition] = {}
+        self._interval = 0.0
+        self._reached_at = aws.clock()
+        self._drain: _Drain | None = None
+        self._is_drained = False
+        self._end: JobEnd | None = None
+
+    @property
+    def roster(self) -> Mapping[str, str]:
+        """Host to group, as far as the log told it."""
+        return self._labels.roster
+
+    @property
+    def state(self) -> JobState | None:
+        """What the service said last."""
+        return self._state
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The states that the job went through, with their reasons."""
+        return tuple(transition.event for transition in self._told.values())
+
+    def lines(self) -> Iterator[LogLine]:
+        """Log lines of all hosts and the job's states as they come; ends when the job has ended.
+
+        Raises:
+            PlatformError: If the job is not to be found, or the service refuses or does not answer.
+        """
+        while True:
+            while self._queue:
+                yield self._queue.popleft()
+            if self._is_drained:
+                return
+            if self._interval:
+                self._aws.sleep(self._interval)
+            self._look()
+
+    def wait(self) -> JobEnd:
+        """Blocks until the job has ended; unpacks its records to the run's folder.
+
+        Raises:
+            PlatformError: If the job got no hosts, or the service refuses or does not answer.
+        """
+        for _ in self.lines():
+            pass
+        if self._end is None:
+            assert self._state is not None
+            self._delete_token()
+            self._end = conclude(
+                self._aws,
+                self._state,
+                groups=self._groups,
+                run_dir=self._run_dir,
+                events=self.events,
+                next_best=self._next_best,
+                log=self._log,
+            )
+        return self._end
+
+    def stop(self) -> None:
+        """Stops the job unless it has ended, and blocks until it has, STOP_SECONDS at most.
+
+        May be called twice, and never raises: what hinders it is logged.
+        """
+        try:
+            if self._state is None or not self._state.is_final:
+                stop_job(self._aws, self.name)
+        except StokerError as err:
+            self._log.event("job_not_stopped", job=self.name, why=err.what)
+            return
+        finally:
+            self._delete_token()
+        with contextlib.suppress(StokerError):
+            self._await_end()
+        if self._files:
+            self._files.close()
+
+    def _await_end(self) -> None:
+        deadline = self._aws.clock() + STOP_SECONDS
+        while self._state is None or not self._state.is_final:
+            state = job_state(await_found(self._aws, self.name))
+            self._take(state)
+            if state.is_final:
+                return
+            if self._aws.clock() >= deadline:
+                self._log.event("job_still_stops", job=self.name, after_seconds=STOP_SECONDS)
+                return
+            self._aws.sleep(MIN_INTERVAL_SECONDS)
+
+    def _look(self) -> None:
+        """Asks once for the job's state and its new lines."""
+        has_news = self._look_at_state()
+        new = self._new_lines()
+        self._emit(new)
+        is_behind = self._logs is not None and self._logs.is_behind
+        if self._state is not None and self._state.is_final:
+            now = self._aws.clock()
+            self._drain = self._drain or _Drain(now)
+            if self._drain.is_over(now, has_new=bool(new) or is_behind):
+                self._emit(list(self._labels.flush()))
+                self._is_drained = True
+                if self._files:
+                    self._files.close()
+            self._interval = MIN_INTERVAL_SECONDS
+        elif has_news or not self._interval:
+            self._interval = MIN_INTERVAL_SECONDS
+        else:
+            self._interval = min(self._interval * INTERVAL_GROWTH, MAX_INTERVAL_SECONDS)
+        if is_behind:
+            self._interval = 0.0
+
+    def _look_at_state(self) -> bool:
+        if self._state is not None and self._state.is_final:
+            return False
+        try:
+            answer = await_found(self._aws, self.name)
+        except AwsError as err:
+            is_lost = self._aws.clock() >= self._reached_at + UNREACHABLE_SECONDS
+            if not err.is_unreachable or is_lost:
+                raise
+            self._emit([self._said(f"{err.what}; asking again")])
+            return False
+        self._reached_at = self._aws.clock()
+        return self._take(job_state(answer))
+
+    def _take(self, state: JobState) -> bool:
+        """Takes on a new state; gives whether there was something to tell."""
+        self._state = state
+        told = [item for item in state.transitions if self._told.get(_key(item)) != item]
+        for transition in told:
+            self._told[_key(transition)] = transition
+        self._emit([self._said(transition.words) for transition in told])
+        if state.is_final and state.reason:
+            self._emit([self._said(f"{state.status}: {state.reason}")])
+        return bool(told)
+
+    def _new_lines(self) -> list[LogLine]:
+        now = self._aws.clock()
+        try:
+            entries = self._logs.read() if self._logs else []
+        except AwsError as err:
+            if err.is_unreachable:
+                return []
+            # A training is worth more than its log: it goes on, and this is said.
+            self._logs = None
+            self._log.event("logs_not_readable", why=err.what)
+            return [self._said(f"the log cannot be read: {err.what}")]
+        return list(self._labels.label(entries, now=now))
+
+    def _said(self, text: str) -> LogLine:
+        return LogLine(group=SERVICE, host="status", text=text)
+
+    def _emit(self, lines: Sequence[LogLine]) -> None:
+        for line in lines:
+            if self._files:
+                self._files.write(line)
+            self._queue.append(line)
+
+    def _delete_token(self) -> None:
+        if self._token_uri:
+            uri, self._token_uri = self._token_uri, None
+            delete_token(self._aws, uri, log=self._log)
+
+
+class _Drain:
+    """When reading on after a job's end is over."""
+
+    def __init__(self, now: float) -> None:
+        self._until = now + DRAIN_SECONDS
+        self._quiet_at = now + QUIET_SECONDS
+
+    def is_over(self, now: float, *, has_new: bool) -> bool:
+        if has_new:
+            self._quiet_at = now + QUIET_SECONDS
+        return now >= min(self._until, self._quiet_at)
+
+
+def _key(transition: Transition) -> tuple[str, str]:
+    return transition.status, transition.since
