@@ -1,0 +1,176 @@
+"""examples/sagemaker_estimator: what the SDK sends is what the service and our own rules take."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.platforms.aws import Aws
+from stoker.platforms.sagemaker.rules import check_body
+from support.moto import AwsServer
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "sagemaker_estimator"
+IMAGE = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/stoker:1"
+ROLE = "arn:aws:iam::123456789012:role/stoker"
+
+# Runs the example with the SDK's requests on record; they still go to the server.
+RECORDER = """
+import json, runpy, sys
+import botocore.client
+sent, script = sys.argv[1:3]
+sys.argv = sys.argv[2:]
+call = botocore.client.BaseClient._make_api_call
+def recorded(self, operation, parameters):
+    with open(sent, "a") as file:
+        file.write(json.dumps([operation, parameters], default=repr) + "\\n")
+    return call(self, operation, parameters)
+botocore.client.BaseClient._make_api_call = recorded
+runpy.run_path(script, run_name="__main__")
+"""
+
+PLANS = {
+    "two groups": [
+        {
+            "name": "dnn",
+            "role": "dnn",
+            "instance_type": "ml.g5.xlarge",
+            "count": 1,
+            "workers_per_host": 0,
+        },
+        {
+            "name": "data",
+            "role": "data",
+            "instance_type": "ml.c7i.4xlarge",
+            "count": 2,
+            "workers_per_host": 16,
+        },
+    ],
+    "one group": [
+        {"name": "dnn", "role": "dnn", "instance_type": "ml.g5.2xlarge", "count": 1},
+    ],
+}
+
+
+def start(
+    server: AwsServer, plan: list[dict[str, object]], tmp_path: Path, *more: str
+) -> list[tuple[str, dict[str, object]]]:
+    """All requests of a run of the example, in order."""
+    (tmp_path / "decision.json").write_text(json.dumps({"plan": {"groups": plan}}))
+    opt_out = tmp_path / "sagemaker.yaml"
+    opt_out.write_text(
+        "SchemaVersion: '1.0'\nSageMaker: {PythonSDK: {Modules: {TelemetryOptOut: true}}}\n"
+    )
+    sent = tmp_path / "sent.jsonl"
+    server.make_bucket("photos")
+    arguments = [str(EXAMPLE / "estimator.py"), str(tmp_path / "decision.json")]
+    arguments += ["--image", IMAGE, "--role", ROLE, "--no-wait"]
+    arguments += ["--data", "s3://photos/mnist/", "--output", "s3://photos/stoker"]
+    arguments += [*more, "--", "python", "train.py", "--epochs", "3"]
+    done = subprocess.run(
+        [sys.executable, "-c", RECORDER, str(sent), *arguments],
+        env={
+            **server.environ(),
+            "SAGEMAKER_VALIDATE_ROLE": "false",
+            "SAGEMAKER_USER_CONFIG_OVERRIDE": str(opt_out),
+            "SAGEMAKER_ADMIN_CONFIG_OVERRIDE": os.devnull,
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [tuple(json.loads(line)) for line in sent.read_text().splitlines()]  # type: ignore[misc]
+
+
+def test_the_groups_of_a_decision_become_a_job_that_the_service_takes(
+    aws_server: AwsServer, tmp_path: Path
+) -> None:
+    calls = start(aws_server, PLANS["two groups"], tmp_path, "--data-groups", "data")
+    (body,) = [parameters for operation, parameters in calls if operation == "CreateTrainingJob"]
+    check_body(body)  # type: ignore[arg-type]
+    resources = body["ResourceConfig"]
+    assert isinstance(resources, dict)
+    assert resources["InstanceGroups"] == [
+        {"InstanceGroupName": "dnn", "InstanceType": "ml.g5.xlarge", "InstanceCount": 1},
+        {"InstanceGroupName": "data", "InstanceType": "ml.c7i.4xlarge", "InstanceCount": 2},
+    ]
+    variables = body["Environment"]
+    assert isinstance(variables, dict)
+    assert json.loads(variables["STOKER_COMMAND"]) == ["python", "train.py", "--epochs", "3"]
+    assert json.loads(variables["STOKER_WORKERS"]) == {"dnn": 0, "data": 16}
+    token_of_the_run(body, calls)
+
+
+def token_of_the_run(body: dict[str, object], calls: list[tuple[str, dict[str, object]]]) -> None:
+    """The token lies where its channel looks, is long enough, and stands in no request."""
+    (put,) = [parameters for operation, parameters in calls if operation == "PutObject"]
+    channels = body["InputDataConfig"]
+    assert isinstance(channels, list)
+    sources = {c["ChannelName"]: c["DataSource"]["S3DataSource"] for c in channels}
+    assert sources["training"]["InstanceGroupNames"] == ["data"]
+    token = sources["stoker_token"]
+    assert token["InstanceGroupNames"] == ["dnn", "data"]
+    assert f"s3://{put['Bucket']}/{put['Key']}" == f"{token['S3Uri']}token"
+    content = Aws(region="eu-central-1").read_object(f"{token['S3Uri']}token").decode()
+    assert len(bytes.fromhex(content)) == 32
+    assert content not in json.dumps(body)
+
+
+def test_a_plan_of_one_group_becomes_a_plain_job(aws_server: AwsServer, tmp_path: Path) -> None:
+    calls = start(aws_server, PLANS["one group"], tmp_path)
+    (body,) = [parameters for operation, parameters in calls if operation == "CreateTrainingJob"]
+    check_body(body)  # type: ignore[arg-type]
+    resources = body["ResourceConfig"]
+    assert isinstance(resources, dict)
+    assert (resources["InstanceType"], resources["InstanceCount"]) == ("ml.g5.2xlarge", 1)
+    assert "InstanceGroups" not in resources
+
+
+def launched(tmp_path: Path, environ: dict[str, str], *, path: str) -> subprocess.CompletedProcess:  # type: ignore[type-arg]
+    return subprocess.run(
+        [sys.executable, str(EXAMPLE / "launcher.py"), "--epochs", "3"],
+        cwd=tmp_path,
+        env={**environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("environ", "command"),
+    [
+        ({}, ["launch", "--", "python", "train.py"]),
+        ({"STOKER_COMMAND": '["python", "-m", "mine"]'}, ["launch", "--", "python", "-m", "mine"]),
+    ],
+)
+def test_the_entry_point_becomes_the_launcher(
+    environ: dict[str, str], command: list[str], tmp_path: Path
+) -> None:
+    stand_in = tmp_path / "stoker"
+    stand_in.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    stand_in.chmod(0o755)
+    done = launched(tmp_path, environ, path=str(tmp_path))
+    assert json.loads(done.stdout) == command
+
+
+def test_the_entry_point_says_that_stoker_is_missing(tmp_path: Path) -> None:
+    done = launched(tmp_path, {}, path=str(tmp_path))
+    assert done.returncode == 1
+    assert "stoker is not installed" in done.stderr
+
+
+def test_the_python_of_the_readme_parses() -> None:
+    text = (EXAMPLE / "README.md").read_text()
+    snippets = [part.split("```")[0] for part in text.split("```python")[1:]]
+    assert snippets
+    for snippet in snippets:
+        ast.parse(snippet)

@@ -1,0 +1,99 @@
+"""examples/lambda_start/handler.py, against moto's server: what it starts, and what it refuses."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from stoker.platforms.aws import Aws
+from support.moto import REGION, ROLE, AwsServer
+
+FILE = Path(__file__).parents[2] / "examples" / "lambda_start" / "handler.py"
+DEFINITION = {
+    "Version": "2020-12-01",
+    "Parameters": [
+        {"Name": "Epochs", "Type": "Integer", "DefaultValue": 1},
+        {"Name": "InputData", "Type": "String", "DefaultValue": "s3://photos/old/"},
+    ],
+    "Steps": [],
+}
+CONTEXT = SimpleNamespace(aws_request_id="5e2d")
+
+
+@pytest.fixture
+def function(aws_server: AwsServer, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The handler's module, with a pipeline to start."""
+    Aws(region=REGION).call(
+        "sagemaker",
+        "CreatePipeline",
+        PipelineName="mnist",
+        PipelineDefinition=json.dumps(DEFINITION),
+        ClientRequestToken="a" * 32,
+        RoleArn=ROLE,
+    )
+    monkeypatch.setenv("PIPELINE_NAME", "mnist")
+    spec = importlib.util.spec_from_file_location("handler", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def parameters_of(execution: object) -> dict[str, str]:
+    """What the service says the execution was started with."""
+    answer = Aws(region=REGION).call(
+        "sagemaker", "ListPipelineParametersForExecution", PipelineExecutionArn=execution
+    )
+    found = answer["PipelineParameters"]
+    assert isinstance(found, list)
+    return {item["Name"]: item["Value"] for item in found}
+
+
+def executions() -> int:
+    answer = Aws(region=REGION).call("sagemaker", "ListPipelineExecutions", PipelineName="mnist")
+    found = answer["PipelineExecutionSummaries"]
+    assert isinstance(found, list)
+    return len(found)
+
+
+def test_it_starts_the_pipeline_with_its_parameters(function: ModuleType) -> None:
+    answer = function.handler({"parameters": {"Epochs": 3}}, CONTEXT)
+    assert parameters_of(answer["execution"]) == {"Epochs": "3"}
+
+
+def test_an_empty_event_starts_the_defaults(function: ModuleType) -> None:
+    answer = function.handler({}, CONTEXT)
+    assert parameters_of(answer["execution"]) == {}
+
+
+def test_new_data_in_s3_becomes_the_input(function: ModuleType) -> None:
+    detail = {"bucket": {"name": "photos"}, "object": {"key": "2026/11/20/_SUCCESS"}}
+    answer = function.handler({"id": "17", "detail": detail}, CONTEXT)
+    assert parameters_of(answer["execution"]) == {"InputData": "s3://photos/2026/11/20/"}
+
+
+def test_an_unknown_parameter_is_refused_and_nothing_starts(function: ModuleType) -> None:
+    with pytest.raises(ValueError, match=r"no parameter Epoch; it has \['Epochs', 'InputData'\]"):
+        function.handler({"parameters": {"Epoch": 3}}, CONTEXT)
+    assert executions() == 0
+
+
+def test_a_parameter_that_is_not_allowed_is_refused(
+    function: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALLOWED_PARAMETERS", "Epochs")
+    with pytest.raises(ValueError, match="InputData is not among"):
+        function.handler({"parameters": {"InputData": "s3://elsewhere/"}}, CONTEXT)
+    assert executions() == 0
+
+
+def test_the_same_event_asks_with_the_same_token(function: ModuleType) -> None:
+    event = {"id": "17", "parameters": {"Epochs": 3}}
+    first = function.request_token(event, CONTEXT)
+    assert first == function.request_token(dict(event), SimpleNamespace(aws_request_id="other"))
+    assert first != function.request_token({**event, "id": "18"}, CONTEXT)
+    assert first != function.request_token({"parameters": {}}, CONTEXT)
+    assert 32 <= len(first) <= 128
