@@ -74,6 +74,23 @@ VERBS = {
     "schema": {"--debug"},
     "doctor": {"--peer", "--aws", "--json", "--debug"},
     "init": {"--from-training-job", "--region", "--debug"},
+    "upload": {"--train-step", "--decision", "--set", "--json", "--yes", "--debug"},
+    "start": {"--param", "--wait", "--set", "--json", "--debug"},
+    "schedule": {
+        "--cron",
+        "--every",
+        "--list",
+        "--delete",
+        "--name",
+        "--time-zone",
+        "--param",
+        "--set",
+        "--json",
+        "--debug",
+    },
+    "status": {"--json", "--debug"},
+    "logs": {"--group", "--json", "--debug"},
+    "stop": {"--json", "--debug"},
     "launch": set(),
 }
 

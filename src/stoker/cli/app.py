@@ -20,6 +20,7 @@ from stoker.cli.options import (
     Yes,
 )
 from stoker.cli.project import init_verb
+from stoker.cli.targets import register as register_targets
 
 app = typer.Typer(
     name="stoker",
@@ -312,3 +313,4 @@ def launch_verb(
 
 
 app.command("init")(init_verb)
+register_targets(app)

@@ -1,0 +1,191 @@
+"""What the verbs of compiled pipelines do: files and names in, the target asked, words out."""
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from stoker.cli.edge import EXIT_INTERRUPTED, EXIT_TERMINATED, TerminatedError
+from stoker.cli.progress import say
+from stoker.cli.run_words import change_line, document, tree
+from stoker.cli.workloads import resolve
+from stoker.errors import UsageError
+from stoker.records import Decision, Json, Workload, read_json
+from stoker.targets.base import Pipeline, RunState, StepState, Target, UploadPlan
+from stoker.targets.follow import follow_run
+from stoker.targets.named import target_named
+
+
+def upload_command(
+    target_name: str,
+    file: str,
+    *,
+    train_step: str,
+    decision_file: Path | None,
+    overrides: Sequence[str],
+    as_json: bool,
+    assume_yes: bool,
+) -> None:
+    """`stoker upload`."""
+    workload = workload_of(file, overrides=overrides)
+    target = target_named(target_name, workload=workload)
+    decision = read_json(decision_file, Decision) if decision_file else None
+    plan = target.plan(_compiled(workload, train_step=train_step, decision=decision))
+    for line in _plan_lines(plan):
+        say(line, quiet=as_json)
+    if plan.exists and plan.changes:
+        _confirm(plan, assume_yes=assume_yes or as_json)
+    done = target.upload(plan)
+    if as_json:
+        uploaded: dict[str, Json] = {
+            **document(done),
+            "name": plan.pipeline.name,
+            "changes": list(plan.changes),
+            "inputs": list(plan.missing),
+        }
+        print(json.dumps(uploaded, indent=2))
+        return
+    print(f"{done.action}: {done.id}")
+    print(f"page:    {done.url}" + ("  (Studio, Pipelines)" if "landing" in done.url else ""))
+    print(f"next:    stoker start {target.name} {file}")
+
+
+def start_command(
+    target_name: str,
+    file: str,
+    *,
+    parameters: Sequence[str],
+    is_waiting: bool,
+    overrides: Sequence[str],
+    as_json: bool,
+) -> int:
+    """`stoker start`; gives the exit code."""
+    workload = workload_of(file, overrides=overrides)
+    target = target_named(target_name, workload=workload)
+    started = target.start(workload, parameters=parameters)
+    for warning in started.warnings:
+        say(f"warning: {warning}", quiet=False)
+    if as_json and not is_waiting:
+        print(json.dumps(document(started), indent=2))
+    say(f"started: {started.run}", quiet=as_json)
+    say(f"page:    {started.url}", quiet=as_json)
+    if not is_waiting:
+        say(f"next:    stoker status {target.name} {started.run}", quiet=as_json)
+        return 0
+    return _wait(target, started.run, as_json=as_json)
+
+
+def status_command(target_name: str, run: str, *, as_json: bool) -> None:
+    """`stoker status`."""
+    target = target_named(target_name, run=run)
+    state = target.status(run)
+    others = target.runs(run)
+    if as_json:
+        told: dict[str, Json] = {**document(state)}
+        if others:
+            told["executions"] = [document(other) for other in others]
+        print(json.dumps(told, indent=2))
+        return
+    for line in tree(state, now=datetime.now(UTC)):
+        print(line)
+    earlier = [other for other in others if other.run != state.run]
+    for other in earlier[:3]:
+        began = f"{other.began:%Y-%m-%d %H:%M} UTC" if other.began else ""
+        print(f"earlier: {other.run}  {other.status}  {began}")
+    if state.steps:
+        print(f"logs:  stoker logs {target.name} {state.run}")
+    if not state.has_ended:
+        print(f"stop:  stoker stop {target.name} {state.run}")
+
+
+def logs_command(target_name: str, run: str, *, group: str | None, as_json: bool) -> None:
+    """`stoker logs`."""
+    target = target_named(target_name, run=run)
+    num_lines = 0
+    for line in target.logs(run, group=group):
+        num_lines += 1
+        if as_json:
+            print(json.dumps({"group": line.group, "host": line.host, "text": line.text}))
+        else:
+            print(f"{line.group}/{line.host} {line.text}")
+    if not num_lines:
+        say(f"{run} has written no log yet", quiet=as_json)
+
+
+def stop_command(target_name: str, run: str, *, as_json: bool) -> None:
+    """`stoker stop`."""
+    target = target_named(target_name, run=run)
+    before = target.status(run)
+    if before.has_ended:
+        after = before
+        say(f"{before.run} had ended already: {before.status}", quiet=as_json)
+    else:
+        say(f"{before.run} is asked to stop", quiet=as_json)
+        after = target.stop(before.id)
+        say(f"{after.run} has ended: {after.status}", quiet=as_json)
+    if as_json:
+        print(json.dumps({**document(after), "had_ended": before.has_ended}, indent=2))
+
+
+def workload_of(file: str, *, overrides: Sequence[str]) -> Workload:
+    """The workload of a file; UsageError where something else is named."""
+    if not file.endswith((".yaml", ".yml", ".json")):
+        raise UsageError(f"{file} is no workload file", fix="name a .yaml file, as in configs/")
+    return resolve([file], overrides=overrides)
+
+
+def _compiled(workload: Workload, *, train_step: str, decision: Decision | None) -> Pipeline:
+    from stoker.targets.compiled import compile_pipeline
+
+    return compile_pipeline(workload, train_step=train_step, decision=decision, folder=Path.cwd())
+
+
+def _plan_lines(plan: UploadPlan) -> list[str]:
+    name = plan.pipeline.name
+    lines = [f"input:   {uri}" for uri in plan.missing]
+    if not plan.exists:
+        return [f"pipeline {name} is not there yet", *lines]
+    if not plan.changes:
+        return [f"pipeline {name}: no change", *lines]
+    return [f"pipeline {name} changes:", *(f"  {line}" for line in plan.changes), *lines]
+
+
+def _confirm(plan: UploadPlan, *, assume_yes: bool) -> None:
+    if assume_yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    print(f"update {plan.pipeline.name}? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("not updated: you said no", fix="--yes asks nothing")
+
+
+def _wait(target: Target, run: str, *, as_json: bool) -> int:
+    def show(step: StepState) -> None:
+        say(change_line(step, now=datetime.now(UTC)), quiet=as_json)
+
+    try:
+        state = follow_run(target, run, on_change=show)
+    except (KeyboardInterrupt, TerminatedError) as err:
+        # A run that was started is the service's: it needs nobody to wait for it.
+        say(
+            f"the run goes on; nobody waits for it any more\n"
+            f"see:     stoker status {target.name} {run}\n"
+            f"stop:    stoker stop {target.name} {run}",
+            quiet=False,
+        )
+        return EXIT_TERMINATED if isinstance(err, TerminatedError) else EXIT_INTERRUPTED
+    if as_json:
+        print(json.dumps(document(state), indent=2))
+    for line in _end_lines(target, state):
+        say(line, quiet=as_json)
+    return state.exit_code
+
+
+def _end_lines(target: Target, state: RunState) -> list[str]:
+    failed = [step for step in state.steps if step.status == "failed"]
+    why = "; ".join(f"{step.name}: {step.reason}" for step in failed) or state.reason
+    return [
+        f"{state.run} has {'succeeded' if state.status == 'succeeded' else state.status}"
+        + (f": {why}" if why and state.status != "succeeded" else ""),
+        f"next:    stoker status {target.name} {state.run}",
+    ]

@@ -1,0 +1,117 @@
+"""Runs, steps and schedules in words for people and as documents for machines."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from stoker.records import Json
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from stoker.targets.base import RunState, Schedule, StepState
+
+_NAME = 24
+_KIND = 14
+_REASON = 400
+
+
+def tree(state: "RunState", *, now: datetime) -> Iterator[str]:
+    """The run and its steps, one line each, with reasons and pages below."""
+    yield f"{state.run}  {_status(state.status)}{_took(state.began, state.ended, now)}"
+    if state.reason:
+        yield f"  why:  {_short(state.reason)}"
+    yield f"  page: {state.url}"
+    for name, value in (state.parameters or {}).items():
+        yield f"  with: {name} = {value}"
+    for step in state.steps:
+        yield from _step(step, now=now)
+
+
+def change_line(step: "StepState", *, now: datetime) -> str:
+    """A step that changed, in one line."""
+    outcome = f", {step.outcome}" if step.outcome else ""
+    reason = f": {_short(step.reason)}" if step.reason else ""
+    return (
+        f"{now.astimezone():%H:%M:%S}  {step.name:<{_NAME}} {_status(step.status)}{outcome}{reason}"
+    )
+
+
+def schedule_line(schedule: "Schedule") -> str:
+    """A schedule: its name, when it runs, next when, and with what."""
+    zone = schedule.timing.time_zone
+    if not schedule.is_on:
+        following = "off"
+    elif schedule.next_run is None:
+        following = "next: see the console"
+    else:
+        following = f"next {schedule.next_run:%Y-%m-%d %H:%M} UTC"
+    values = ", ".join(f"{name}={value}" for name, value in schedule.parameters.items())
+    return (
+        f"{schedule.name:<{_NAME}} {schedule.timing.expression}  {zone}  {following}"
+        f"  {values or 'defaults'}"
+    )
+
+
+def document(value: "DataclassInstance") -> dict[str, Json]:
+    """A value as JSON: times as ISO 8601."""
+    return {key: _plain(item) for key, item in asdict(value).items()}
+
+
+def duration(seconds: float) -> str:
+    """`48 s`, `3 min 12 s`, `1 h 03 min`."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _step(step: "StepState", *, now: datetime) -> Iterator[str]:
+    indent = "  " * step.depth
+    name = f"{indent}{step.name}"
+    words = [_status(step.status)]
+    if step.outcome:
+        words.append(f"→ {step.outcome}")
+    if step.is_cached:
+        words.append("(an earlier run's result)")
+    if step.attempts > 1:
+        words.append(f"(attempt {step.attempts})")
+    text = f"{name:<{_NAME}} {step.kind:<{_KIND}} {' '.join(words)}"
+    yield text.rstrip() + _took(step.began, step.ended, now)
+    below = f"{indent}    "
+    if step.reason:
+        yield f"{below}why:  {_short(step.reason)}"
+    if step.url:
+        yield f"{below}page: {step.url}"
+
+
+def _status(status: str) -> str:
+    return status
+
+
+def _took(began: datetime | None, ended: datetime | None, now: datetime) -> str:
+    if began is None:
+        return ""
+    took: timedelta = (ended or now) - began
+    return f"  {duration(took.total_seconds())}"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _REASON else line[: _REASON - 1] + "…"
+
+
+def _plain(value: object) -> Json:
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, bool | int | float | str) else None
+
+
+__all__ = ["change_line", "document", "duration", "schedule_line", "tree"]

@@ -1,0 +1,71 @@
+"""`stoker schedule`: adds, lists and deletes schedules of a pipeline."""
+
+import json
+from collections.abc import Sequence
+
+from stoker.cli.pipelines import workload_of
+from stoker.cli.progress import say
+from stoker.cli.run_words import document, schedule_line
+from stoker.errors import UsageError
+from stoker.targets.base import Timing
+from stoker.targets.cron import checked_zone, cron_expression, rate_expression
+from stoker.targets.named import target_named
+
+
+def schedule_command(
+    target_name: str,
+    file: str,
+    *,
+    cron: str | None,
+    every: str | None,
+    is_listing: bool,
+    delete: str | None,
+    name: str | None,
+    time_zone: str,
+    parameters: Sequence[str],
+    overrides: Sequence[str],
+    as_json: bool,
+) -> None:
+    """One of --cron, --every, --list and --delete, done."""
+    named = [
+        flag
+        for flag, is_there in (
+            ("--cron", cron is not None),
+            ("--every", every is not None),
+            ("--list", is_listing),
+            ("--delete", delete is not None),
+        )
+        if is_there
+    ]
+    if len(named) != 1:
+        raise UsageError(
+            f"{' and '.join(named)} exclude each other" if named else "when is it to run?",
+            fix="name one of --cron, --every, --list, --delete",
+        )
+    if cron is None and every is None and (parameters or name):
+        raise UsageError(f"{named[0]} takes no --param and no --name", fix="leave them out")
+    workload = workload_of(file, overrides=overrides)
+    target = target_named(target_name, workload=workload)
+    if is_listing:
+        found = target.schedules(workload)
+        if as_json:
+            print(json.dumps([document(item) for item in found], indent=2))
+        for item in found if not as_json else ():
+            print(schedule_line(item))
+        if not found:
+            say(f"pipeline {workload.name} has no schedule", quiet=as_json)
+        return
+    if delete is not None:
+        deleted = target.unschedule(workload, name=delete)
+        print(json.dumps({"deleted": deleted}) if as_json else f"deleted: {deleted}")
+        return
+    timing = Timing(
+        expression=cron_expression(cron) if cron is not None else rate_expression(every or ""),
+        time_zone=checked_zone(time_zone),
+    )
+    made = target.schedule(workload, timing=timing, parameters=parameters, name=name)
+    if as_json:
+        print(json.dumps(document(made), indent=2))
+        return
+    print(f"{made.action}: {schedule_line(made)}")
+    print(f"delete:  stoker schedule {target.name} {file} --delete {made.name}")

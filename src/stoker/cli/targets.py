@@ -1,0 +1,177 @@
+"""The verbs of compiled pipelines: upload, start, schedule, status, logs, stop."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stoker.cli.options import AsJson, Debug, Overrides, Params, WorkloadFile, Yes
+
+TargetName = Annotated[
+    str, typer.Argument(metavar="TARGET", help="sagemaker or kubeflow.", show_default=False)
+]
+RunName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="PIPELINE/EXECUTION_ID, a pipeline (its newest run), a training job, or an ARN.",
+        show_default=False,
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verbs."""
+    for name, verb in (
+        ("upload", upload_verb),
+        ("start", start_verb),
+        ("schedule", schedule_verb),
+        ("status", status_verb),
+        ("logs", logs_verb),
+        ("stop", stop_verb),
+    ):
+        app.command(name)(verb)
+
+
+def upload_verb(
+    target: TargetName,
+    workload: WorkloadFile,
+    *,
+    train_step: Annotated[
+        str,
+        typer.Option("--train-step", metavar="KIND", help="launched, or native: see compile."),
+    ] = "launched",
+    decision: Annotated[
+        Path | None,
+        typer.Option("--decision", metavar="D", help="Its groups are native's defaults."),
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    yes: Yes = False,
+    debug: Debug = False,
+) -> None:
+    """Compiles the pipeline and creates or updates it, showing what changes."""
+    from stoker.cli.pipelines import upload_command
+
+    upload_command(
+        target,
+        workload,
+        train_step=train_step,
+        decision_file=decision,
+        overrides=overrides or (),
+        as_json=as_json,
+        assume_yes=yes,
+    )
+
+
+def start_verb(
+    target: TargetName,
+    workload: WorkloadFile,
+    *,
+    params: Params = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Follows to the end; Ctrl-C leaves the run running.")
+    ] = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Starts a run of the uploaded pipeline."""
+    from stoker.cli.pipelines import start_command
+
+    code = start_command(
+        target,
+        workload,
+        parameters=params or (),
+        is_waiting=wait,
+        overrides=overrides or (),
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
+
+
+def schedule_verb(
+    target: TargetName,
+    workload: WorkloadFile,
+    *,
+    cron: Annotated[
+        str | None,
+        typer.Option("--cron", metavar="E", help="minute hour day month weekday year."),
+    ] = None,
+    every: Annotated[
+        str | None, typer.Option("--every", metavar="D", help="A period: 1d, 12h, 30m.")
+    ] = None,
+    is_listing: Annotated[bool, typer.Option("--list", help="Lists the schedules.")] = False,
+    delete: Annotated[
+        str | None, typer.Option("--delete", metavar="NAME", help="Deletes a schedule.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="N", help="For a second schedule, as nightly.")
+    ] = None,
+    time_zone: Annotated[
+        str, typer.Option("--time-zone", metavar="Z", help="Of --cron, as Europe/Berlin.")
+    ] = "UTC",
+    params: Params = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Starts runs of the uploaded pipeline again and again."""
+    from stoker.cli.schedules import schedule_command
+
+    schedule_command(
+        target,
+        workload,
+        cron=cron,
+        every=every,
+        is_listing=is_listing,
+        delete=delete,
+        name=name,
+        time_zone=time_zone,
+        parameters=params or (),
+        overrides=overrides or (),
+        as_json=as_json,
+    )
+
+
+def status_verb(
+    target: TargetName,
+    run: RunName,
+    *,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Shows a run's steps, with times, reasons and links."""
+    from stoker.cli.pipelines import status_command
+
+    status_command(target, run, as_json=as_json)
+
+
+def logs_verb(
+    target: TargetName,
+    run: RunName,
+    *,
+    group: Annotated[
+        str | None,
+        typer.Option("--group", metavar="G", help="An instance group's or a step's only."),
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Prints the logs of all steps and hosts until now."""
+    from stoker.cli.pipelines import logs_command
+
+    logs_command(target, run, group=group, as_json=as_json)
+
+
+def stop_verb(
+    target: TargetName,
+    run: RunName,
+    *,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Stops a run or a training job, and waits until it has stopped."""
+    from stoker.cli.pipelines import stop_command
+
+    stop_command(target, run, as_json=as_json)
