@@ -121,6 +121,7 @@ def sagemaker_variables(
         "master_hostname": topology.leader,
         "is_master": topology.is_leader,
         "job_name": environ.get("TRAINING_JOB_NAME"),
+        "topology": _read(config / "resourceconfig.json").get("topology", []),
     }
     training_env["additional_framework_parameters"] = training_env.pop("framework_params")
     facts |= {

@@ -1,0 +1,284 @@
+"""The public container contract: SageMaker's own toolkit starts the launcher as its entry point.
+
+One job is run twice on three simulated hosts: in the toolkit's script mode, as in AWS's images, and
+as an image of its own that the service starts with the one word `train`.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.namespaces import Hosts
+from support.toolkit import toolkit
+
+pytestmark = [pytest.mark.root, pytest.mark.fault]
+
+# Hosts of a group are not sorted: the leader is algo-3.
+GROUPS = {"data_group": ["algo-1"], "gpu": ["algo-3", "algo-2"]}
+CHANNELS = {"train": None, "images": ["data_group"]}
+HYPERPARAMETERS = {
+    "sagemaker_program": '"launcher.py"',
+    "sagemaker_job_name": '"job-1"',
+    "sagemaker_region": '"us-east-1"',
+    "sagemaker_container_log_level": "30",
+    "_tuning_objective_metric": '"loss"',
+    "epochs": "2",
+    "lr": "0.1",
+    "name": '"a b"',
+    "flag": "true",
+    "nothing": "null",
+    "sizes": "[1, 2]",
+}
+ARGUMENTS = [
+    *("--epochs", "2", "--flag", "True", "--lr", "0.1"),
+    *("--name", "a b", "--nothing", "", "--sizes", "[1, 2]"),
+]
+COMMAND = [sys.executable, "train.py"]
+
+# As people would write it; in AWS's images toolkit and stoker share one Python, here they do not.
+LAUNCHER = f"""
+import os
+os.environ.pop("PYTHONPATH")
+os.execv({sys.executable!r}, [{sys.executable!r}, "-m", "stoker.cli", "launch", "--", *{COMMAND!r}])
+"""
+
+SOURCE = """
+import os, pathlib
+from torch.utils.data import Dataset
+
+class Images(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        channel = pathlib.Path("/opt/ml/input/data/images/origin").read_text()
+        return f"{index} from {channel} in {os.getcwd()}"
+"""
+
+TRAIN = """
+import json, os, sys
+import torch, torch.distributed as dist
+from stoker import DataLoader, log_metrics
+from source import Images
+
+dist.init_process_group("gloo")
+total = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(total)
+made = [item for batch in DataLoader(Images(), batch_size=4, num_workers=0) for item in batch]
+log_metrics(total=total.item())
+facts = {
+    "rank": os.environ["RANK"], "world": os.environ["WORLD_SIZE"],
+    "local_rank": os.environ["LOCAL_RANK"], "total": total.item(), "arguments": sys.argv[1:],
+    "channels": sorted(os.listdir("/opt/ml/input/data")), "made": made, "folder": os.getcwd(),
+    "environ": {k: v for k, v in os.environ.items() if k.startswith("SM_")},
+}
+with open(os.path.join(os.environ["SM_MODEL_DIR"], f"rank{facts['rank']}.json"), "w") as file:
+    json.dump(facts, file)
+dist.destroy_process_group()
+"""
+
+
+def lay_out(folder: Path, train: str) -> Hosts:
+    """The job's hosts, with its code where the toolkit unpacks it."""
+    hosts = Hosts(folder, GROUPS, hyperparameters=HYPERPARAMETERS, channels=CHANNELS)
+    for host in hosts.names:
+        code = hosts.ml(host) / "code"
+        code.mkdir()
+        (code / "launcher.py").write_text(LAUNCHER)
+        (code / "source.py").write_text(SOURCE)
+        (code / "train.py").write_text(train)
+    return hosts
+
+
+class Ran:
+    """A job that has ended: what its ranks saw, and what its hosts left."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.codes = hosts.codes()
+        self.logs = {host: hosts.log(host) for host in hosts.names}
+        self.ml = {host: hosts.ml(host) for host in hosts.names}
+
+    def rank(self, number: int) -> dict[str, object]:
+        host = GROUPS["gpu"][number]
+        facts: dict[str, object] = json.loads(
+            (self.ml[host] / "model" / f"rank{number}.json").read_text()
+        )
+        return facts
+
+    def environ(self, number: int) -> dict[str, str]:
+        found = self.rank(number)["environ"]
+        assert isinstance(found, dict)
+        return found
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    """In script mode: the toolkit is each host's first process."""
+    train = toolkit()
+    with lay_out(tmp_path_factory.mktemp("scripted"), TRAIN) as hosts:
+        for host in hosts.names:
+            hosts.start(host, str(train))
+        yield Ran(hosts)
+
+
+@pytest.fixture(scope="module")
+def brought(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    """An image of its own: the launcher is each host's first process."""
+    with lay_out(tmp_path_factory.mktemp("brought"), TRAIN) as hosts:
+        for host in hosts.names:
+            hosts.start(
+                host,
+                *(sys.executable, "-m", "stoker.cli", "launch", "train"),
+                STOKER_COMMAND=json.dumps(["python", "/opt/ml/code/train.py"]),
+            )
+        yield Ran(hosts)
+
+
+@pytest.fixture(params=["scripted", "brought"])
+def ran(request: pytest.FixtureRequest) -> Ran:
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, Ran)
+    return found
+
+
+def test_the_job_succeeds_on_all_hosts_whoever_starts_the_launcher(ran: Ran) -> None:
+    assert ran.codes == {"algo-1": 0, "algo-2": 0, "algo-3": 0}, ran.logs
+
+
+def test_hosts_have_the_roles_of_their_groups_and_the_leader_is_the_first_as_given(
+    ran: Ran,
+) -> None:
+    assert "host_has_role group=data_group role=data" in ran.logs["algo-1"]
+    for host in ("algo-2", "algo-3"):
+        assert "host_has_role group=gpu role=dnn" in ran.logs[host]
+        assert "leader=algo-3" in ran.logs[host]
+    assert [host for host, log in ran.logs.items() if " roster " in log] == ["algo-3"]
+
+
+def test_ranks_are_those_of_the_dnn_group_only_and_meet(ran: Ran) -> None:
+    for number in (0, 1):
+        facts = ran.rank(number)
+        assert (facts["rank"], facts["world"], facts["local_rank"]) == (str(number), "2", "0")
+        assert facts["total"] == 3.0
+    assert not list((ran.ml["algo-1"] / "model").glob("*"))
+
+
+def test_scripts_get_the_hyperparameters_as_arguments(ran: Ran) -> None:
+    assert ran.rank(0)["arguments"] == ran.rank(1)["arguments"] == ARGUMENTS
+
+
+def test_a_channel_of_the_data_group_is_read_there_and_absent_on_dnn_hosts(ran: Ran) -> None:
+    for number in (0, 1):
+        facts = ran.rank(number)
+        assert facts["channels"] == ["stoker_token", "train"]
+        made = facts["made"]
+        assert isinstance(made, list)
+        assert [item.split(" in ")[0] for item in made] == [f"{n} from images" for n in range(8)]
+        assert "SM_CHANNEL_IMAGES" not in ran.environ(number)
+        assert ran.environ(number)["SM_CHANNEL_TRAIN"] == "/opt/ml/input/data/train"
+
+
+def test_what_hosts_leave_behind_can_be_laid_into_one_folder(ran: Ran) -> None:
+    for part in ("model", "output/data"):
+        left = [
+            path.relative_to(ran.ml[host])
+            for host in ran.ml
+            for path in (ran.ml[host] / part).rglob("*")
+            if path.is_file()
+        ]
+        assert len(left) == len(set(left)), left
+    assert (ran.ml["algo-3"] / "output/data/stoker/training.json").exists()
+
+
+def test_a_bring_your_own_image_exports_what_the_toolkit_exports(
+    scripted: Ran, brought: Ran
+) -> None:
+    for number in (0, 1):
+        theirs, ours = scripted.environ(number), brought.environ(number)
+        assert set(theirs) - set(ours) == {
+            # The run's token and packed code are no data of the training's.
+            "SM_CHANNEL_STOKER_TOKEN",
+        }
+        assert set(ours) <= set(theirs)
+        differing = {name for name in ours if ours[name] != theirs[name]}
+        assert differing == {
+            # The same: without the channels that stoker adds.
+            "SM_CHANNELS",
+            "SM_INPUT_DATA_CONFIG",
+            # The toolkit knows of no distribution here; the launcher spans the dnn group.
+            "SM_DISTRIBUTION_INSTANCE_GROUPS",
+            # Both of them, see the next test.
+            "SM_TRAINING_ENV",
+        }
+        assert json.loads(ours["SM_CHANNELS"]) == ["train"]
+        assert json.loads(ours["SM_DISTRIBUTION_INSTANCE_GROUPS"]) == ["gpu"]
+
+
+def test_the_training_env_differs_by_what_the_launcher_does_otherwise_only(
+    scripted: Ran, brought: Ran
+) -> None:
+    for number in (0, 1):
+        theirs = json.loads(scripted.environ(number)["SM_TRAINING_ENV"])
+        ours = json.loads(brought.environ(number)["SM_TRAINING_ENV"])
+        assert set(theirs) - set(ours) == {
+            # Of libraries that are AWS's own.
+            "is_modelparallel_enabled",
+            "is_smddpmprun_installed",
+            "is_smddprun_installed",
+        }
+        assert set(ours) <= set(theirs)
+        assert {name for name in ours if ours[name] != theirs[name]} <= {
+            "channel_input_dirs",
+            "input_data_config",
+            "distribution_hosts",
+            "distribution_instance_groups",
+            # The toolkit takes the first of all hosts, be it a data host.
+            "master_hostname",
+            "is_master",
+        }
+        assert ours["master_hostname"] == "algo-3"
+        assert ours["is_master"] is (number == 0)
+        assert ours["distribution_hosts"] == ["algo-3", "algo-2"]
+
+
+FAILING = """
+import os
+import torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    raise LookupError("sample 7 is broken")
+dist.barrier()
+"""
+
+
+def test_a_training_error_is_the_failure_reason_on_the_dnn_hosts_only(tmp_path: Path) -> None:
+    train = toolkit()
+    with lay_out(tmp_path, FAILING) as hosts:
+        for host in hosts.names:
+            hosts.start(host, str(train))
+        ran = Ran(hosts)
+    assert ran.codes["algo-1"] == 0, ran.logs
+    assert ran.codes["algo-2"] != 0
+    assert ran.codes["algo-3"] != 0
+    for host in GROUPS["gpu"]:
+        # The toolkit writes none where there is one: the launcher's words stand.
+        reason = (ran.ml[host] / "output" / "failure").read_text()
+        assert reason.startswith("rank 1 on algo-2: LookupError: sample 7 is broken\n")
+        assert len(reason) <= 1024
+    assert not (ran.ml["algo-1"] / "output" / "failure").exists()
+
+
+def test_hosts_end_by_themselves_when_the_leaders_launcher_never_starts(tmp_path: Path) -> None:
+    train = toolkit()
+    with lay_out(tmp_path, TRAIN) as hosts:
+        (hosts.ml("algo-3") / "code" / "launcher.py").write_text("import no_such_module")
+        for host in hosts.names:
+            hosts.start(host, str(train), STOKER_FEED='{"start_deadline_seconds": 2}')
+        ran = Ran(hosts)
+    assert ran.codes == {"algo-1": 1, "algo-2": 1, "algo-3": 1}
+    for host in ("algo-1", "algo-2"):
+        assert "the leader algo-3 did not answer within 2 s" in ran.logs[host]
+    reason = (ran.ml["algo-3"] / "output" / "failure").read_text()
+    assert reason.startswith("ExecuteUserScriptError")

@@ -1,0 +1,151 @@
+"""Hosts of a training job as SageMaker lays them out, without an engine for containers.
+
+Each host is a process tree in namespaces of its own: its own /opt/ml, /etc/hosts and process
+numbers, in which its command is the first process. Hosts share one network: names are addresses of
+the loopback interface, and ports differ.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stoker.feed.security import new_token
+from stoker.platforms.processes import free_ports
+from support.local_job import resource_config, until
+
+WAIT_SECONDS = 90
+_ENTER = (
+    'mount -t tmpfs none /opt && mkdir /opt/ml && mount --bind "$1" /opt/ml'
+    ' && mount --bind "$2" /etc/hosts && shift 2 && cd / && exec "$@"'
+)
+
+
+class Hosts:
+    """Hosts of one job; ended when the context ends.
+
+    Args:
+        folder: For their files: `HOST/ml` is a host's /opt/ml, `HOST.log` its log.
+        groups: Group to hosts, in order; those called data... make batches.
+        hyperparameters: As the service writes them: JSON in text.
+        channels: Name to groups that get it, None: all; a channel is a folder with a file `origin`.
+        are_named: False: /etc/hosts knows no host yet, see `name_hosts`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        groups: Mapping[str, Sequence[str]],
+        *,
+        hyperparameters: Mapping[str, str] | None = None,
+        channels: Mapping[str, Sequence[str] | None] | None = None,
+        are_named: bool = True,
+    ) -> None:
+        if os.geteuid():
+            pytest.skip("namespaces are made by root")
+        self.folder = folder
+        self.groups = groups
+        self.started: dict[str, subprocess.Popen[bytes]] = {}
+        self.names = [host for hosts in groups.values() for host in hosts]
+        self.leader = next(h[0] for name, h in groups.items() if not name.startswith("data"))
+        self._hosts_file = folder / "etc-hosts"
+        self._hosts_file.write_text("127.0.0.1 localhost\n")
+        if are_named:
+            self.name_hosts()
+        taken: set[int] = set()
+        self._ports = {host: free_ports(taken) for host in self.names}
+        token = new_token()
+        for group, hosts in groups.items():
+            for host in hosts:
+                config = self.ml(host) / "input" / "config"
+                for made in (config, self.ml(host) / "model", self.ml(host) / "output" / "data"):
+                    made.mkdir(parents=True)
+                (config / "resourceconfig.json").write_text(resource_config(host, groups))
+                (config / "hyperparameters.json").write_text(json.dumps(hyperparameters or {}))
+                data = {"stoker_token": None, **(channels or {})}
+                mine = [name for name, to in data.items() if to is None or group in to]
+                (config / "inputdataconfig.json").write_text(
+                    json.dumps({name: {"TrainingInputMode": "File"} for name in mine})
+                )
+                for name in mine:
+                    (self.ml(host) / "input" / "data" / name).mkdir(parents=True)
+                    (self.ml(host) / "input" / "data" / name / "origin").write_text(name)
+                (self.ml(host) / "input" / "data" / "stoker_token" / "token").write_text(token)
+
+    def __enter__(self) -> "Hosts":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.started.values():
+            # With its first process all others of a host are gone.
+            process.kill()
+            process.wait()
+
+    def ml(self, host: str) -> Path:
+        """What the host sees as /opt/ml."""
+        return self.folder / host / "ml"
+
+    def name_hosts(self) -> None:
+        """From now on the hosts' names resolve, on all of them."""
+        lines = [f"127.0.2.{number} {host}\n" for number, host in enumerate(self.names, start=1)]
+        with self._hosts_file.open("a") as file:
+            file.write("".join(lines))
+
+    def start(self, host: str, *command: str, **environ: str) -> None:
+        """Starts the first process of a host."""
+        variables = {
+            "PATH": os.environ["PATH"],
+            "TRAINING_JOB_NAME": "job-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "OMP_NUM_THREADS": "1",
+            "STOKER_TOKEN_FILE": "/opt/ml/input/data/stoker_token/token",
+            "STOKER_WORKERS": '{"data": 1}',
+            "STOKER_FEED": '{"lease_seconds": 3, "start_deadline_seconds": 60}',
+            # The hosts share one network; on SageMaker all of them use the same port.
+            "STOKER_PORT": str(self._ports[host]),
+            "STOKER_COORDINATOR": f"{self.leader}:{self._ports[self.leader]}",
+        }
+        head = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        enter = ["sh", "-c", _ENTER, "sh", str(self.ml(host)), str(self._hosts_file)]
+        with (self.folder / f"{host}.log").open("wb") as log:
+            self.started[host] = subprocess.Popen(
+                [*head, *enter, *command],
+                env=variables | environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def code(self, host: str) -> int:
+        """The exit code of the host's first process."""
+        return self.started[host].wait(WAIT_SECONDS)
+
+    def codes(self) -> dict[str, int]:
+        """All hosts' exit codes."""
+        return {host: self.code(host) for host in self.started}
+
+    def first_process(self, host: str) -> psutil.Process:
+        """The host's first process, as it is seen from outside."""
+        return psutil.Process(self.started[host].pid).children()[0]
+
+    def zombies(self, host: str) -> list[int]:
+        """Processes of the host that have ended and that nobody has reaped."""
+        found = []
+        for child in psutil.Process(self.started[host].pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if child.status() == psutil.STATUS_ZOMBIE:
+                    found.append(child.pid)
+        return found
+
+    def log(self, host: str) -> str:
+        """What the host wrote to stdout and stderr."""
+        return (self.folder / f"{host}.log").read_text(errors="replace")
+
+    def wait_for_log(self, host: str, words: str) -> None:
+        """Until the host has written `words`."""
+        until(lambda: words in self.log(host), what=f"{host} logs {words}")
