@@ -36,11 +36,14 @@ class ControlSettings(Record, frozen=True, kw_only=True):
 
     Attributes:
         image: Absent: the workload's own.
+        role: ARN of the role with which they run, the one that may create the training job; absent:
+            the job's own, which then may create jobs, too.
         instance_type: A processing type; CPU is enough.
         max_run_seconds: Train waits for the whole training; the service's limit is 5 days.
     """
 
     image: Name | None = None
+    role: Role | None = None
     instance_type: Name = "ml.t3.medium"
     volume_gb: PositiveInt = 30
     max_run_seconds: Annotated[int, msgspec.Meta(ge=60, le=432000)] = 432000
@@ -81,6 +84,7 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
         spot: Managed spot; homogeneous jobs only.
         max_wait_seconds: With spot: for capacity and training together.
         metric_definitions: Absent: those of the launcher's progress line (step and wait seconds).
+        pipeline_role: ARN of the role with which the pipeline starts its steps; absent: the job's.
         schedule_role: ARN of the role with which the scheduler starts the pipeline.
         cache_days: A step with the same request within so many days is not run again; 0: always.
     """
@@ -107,5 +111,6 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
     metric_definitions: tuple[MetricDefinition, ...] | None = None
     control: ControlSettings = ControlSettings()
     model: ModelSettings = ModelSettings()
+    pipeline_role: Role | None = None
     schedule_role: Role | None = None
     cache_days: NonNegativeInt = 0
