@@ -11,6 +11,7 @@ from stoker.records import (
     FeedSettings,
     Group,
     Json,
+    KubernetesSettings,
     ProfileSettings,
     SageMakerSettings,
     Scalar,
@@ -32,6 +33,7 @@ class JobSpec:
         profile: Set where the job is a profile.
         image: That all hosts run, where the platform runs images.
         sagemaker: Settings of that platform.
+        kubernetes: Settings of that platform.
         next_best: The decision's next plan in words, for whoever cannot get the chosen one.
         run_dir: Folder on this machine for logs and outputs of the run.
     """
@@ -50,6 +52,7 @@ class JobSpec:
     replace_dataloader: bool = False
     image: str | None = None
     sagemaker: SageMakerSettings | None = None
+    kubernetes: KubernetesSettings | None = None
     next_best: str = ""
 
     @classmethod
@@ -79,6 +82,7 @@ class JobSpec:
             replace_dataloader=replace_dataloader,
             image=workload.image,
             sagemaker=workload.sagemaker,
+            kubernetes=workload.kubernetes,
             next_best=next_best,
         )
 

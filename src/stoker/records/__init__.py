@@ -29,6 +29,13 @@ from stoker.records.decision import (
     Role,
 )
 from stoker.records.evaluation import Evaluation, GateResult, Performance, StepCost
+from stoker.records.kubernetes import (
+    KubernetesSettings,
+    NodePool,
+    PodSettings,
+    PodVolume,
+    Toleration,
+)
 from stoker.records.profile import (
     Check,
     Fix,
@@ -84,15 +91,19 @@ __all__ = [
     "Host",
     "Job",
     "Json",
+    "KubernetesSettings",
     "Limit",
     "Measured",
     "MetricDefinition",
     "ModelSettings",
+    "NodePool",
     "Observed",
     "Performance",
     "Place",
     "Plan",
     "PlatformName",
+    "PodSettings",
+    "PodVolume",
     "Predicted",
     "Prices",
     "Profile",
@@ -106,6 +117,7 @@ __all__ = [
     "StepCost",
     "StepTerms",
     "TodaysGroup",
+    "Toleration",
     "Training",
     "TrainingSize",
     "Vpc",

@@ -12,9 +12,9 @@ from stoker.records.base import (
     PositiveInt,
     Record,
     Scalar,
-    Value,
     sha256_of,
 )
+from stoker.records.kubernetes import KubernetesSettings
 from stoker.records.sagemaker import SageMakerSettings
 
 PlatformName = Literal["local", "sagemaker", "kubernetes"]
@@ -44,7 +44,8 @@ class Channel(Record, frozen=True, kw_only=True):
     """One input of the job.
 
     Attributes:
-        uri: Where the data is: a folder (local) or an s3:// address.
+        uri: Where the data is: a folder (local), an s3:// address (SageMaker), or pvc://CLAIM/FOLDER
+            (Kubernetes).
         groups: Instance groups that get it; absent: all.
         attribute_names: Of an augmented manifest: what of each line is streamed, in this order.
         record_wrapper: RecordIO delimits what a pipe streams; absent: RecordIO for augmented
@@ -177,7 +178,7 @@ class Workload(Record, frozen=True, kw_only=True):
     engine: Literal["stoker"] = "stoker"
     profile: ProfileSettings = ProfileSettings()
     sagemaker: SageMakerSettings | None = None
-    kubernetes: dict[str, Value] | None = None
+    kubernetes: KubernetesSettings | None = None
 
     def digest(self) -> str:
         """What records carry as `workload_sha256`: 64 hexadecimal digits.

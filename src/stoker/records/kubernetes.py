@@ -1,0 +1,159 @@
+"""The workload's settings for Kubernetes: what its pods need beside the plan."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from stoker.records.base import Name, NonNegativeInt, PositiveFloat, PositiveInt, Record
+
+_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|[MGTP]i?)?$"
+
+Quantity = Annotated[str, msgspec.Meta(pattern=_QUANTITY)] | PositiveInt | PositiveFloat
+Namespace = Annotated[str, msgspec.Meta(pattern="^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+Claim = Annotated[str, msgspec.Meta(pattern="^pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/.*)?$")]
+FreeForm = dict[
+    Name, Annotated[object, msgspec.Meta(extra_json_schema={"description": "any JSON"})]
+]
+
+
+class Toleration(Record, frozen=True, kw_only=True):
+    """A taint that pods put up with; without an effect: with all of its effects."""
+
+    key: Name | None = None
+    operator: Literal["Exists", "Equal"] = "Exists"
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+
+class NodePool(Record, frozen=True, kw_only=True):
+    """Nodes of one kind: what a plan calls an instance type.
+
+    Attributes:
+        node_selector: Labels of these nodes; absent: node.kubernetes.io/instance-type=NAME.
+        cpu: What one pod asks for: of a whole node, what daemons leave of it.
+        gpus: Of one pod; 0: the nodes have none.
+    """
+
+    node_selector: dict[Name, str] | None = None
+    tolerations: tuple[Toleration, ...] = ()
+    cpu: Quantity | None = None
+    memory: Quantity | None = None
+    gpus: NonNegativeInt | None = None
+
+
+class PodVolume(Record, frozen=True, kw_only=True):
+    """A volume of a group's pods, from exactly one of claim, secret, config_map and scratch.
+
+    Attributes:
+        claim: Name of a PersistentVolumeClaim.
+        scratch: Size of an empty folder on the node, gone with the pod.
+        sub_path: Folder within it.
+    """
+
+    name: Annotated[str, msgspec.Meta(pattern="^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+    mount_path: Annotated[str, msgspec.Meta(pattern="^/[^:]*$")]
+    claim: Name | None = None
+    secret: Name | None = None
+    config_map: Name | None = None
+    scratch: Quantity | None = None
+    sub_path: Name | None = None
+    read_only: bool = True
+
+
+class PodSettings(Record, frozen=True, kw_only=True):
+    """What the pods of one role need beside their pool.
+
+    Attributes:
+        cpu: Asked for; absent: the pool's.
+        cpu_limit: Absent: what is asked for. The launcher starts as many workers as it allows.
+        memory_limit: Absent: what is asked for; of a pod that takes more a process is killed.
+        gpus: Of one pod; absent: the pool's. The data group has none.
+        resources: Asked for and allowed beside them, for example vpc.amazonaws.com/efa.
+        affinity: In Kubernetes' own words, beside what `zone` says.
+        service_account: Absent: that of the settings.
+        env_from_secrets: Secrets whose keys become variables, for example of S3.
+        labels: Of the pods.
+    """
+
+    cpu: Quantity | None = None
+    memory: Quantity | None = None
+    cpu_limit: Quantity | None = None
+    memory_limit: Quantity | None = None
+    gpus: NonNegativeInt | None = None
+    resources: dict[Name, Quantity] = msgspec.field(default_factory=dict)
+    node_selector: dict[Name, str] = msgspec.field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+    affinity: FreeForm = msgspec.field(default_factory=dict)
+    priority_class: Name | None = None
+    service_account: Name | None = None
+    volumes: tuple[PodVolume, ...] = ()
+    environment: dict[Name, str] = msgspec.field(default_factory=dict)
+    env_from_secrets: tuple[Name, ...] = ()
+    labels: dict[Name, str] = msgspec.field(default_factory=dict)
+    annotations: dict[Name, str] = msgspec.field(default_factory=dict)
+
+
+class KubernetesSettings(Record, frozen=True, kw_only=True):
+    """What Kubernetes needs to know of a workload beside its plan.
+
+    Attributes:
+        api: jobset: a JobSet; trainer: a TrainJob of Kubeflow Trainer, with its runtime.
+        runtime: With trainer: a TrainingRuntime that is there already (`stoker render runtime`);
+            absent: one is made for each run.
+        namespace: Absent: that of the pod stoker runs in, else of the kube config.
+        context: Of the kube config; absent: its current one.
+        entrypoint: What the image runs; the command follows. The last word is `--`.
+        output: Where model, checkpoints and output of the dnn group are kept, as
+            pvc://CLAIM/FOLDER, in a folder of the run's name; absent: they are gone with the pods.
+        pools: Node pools by the name that plans call their instance type.
+        dnn: Of the dnn group's pods.
+        data: Of the data group's pods.
+        gpu_resource: What GPUs are called, and the taint of their nodes that dnn pods tolerate.
+        zone: Whether all pods of a run are to be in one zone: traffic between zones is slow, and
+            billed.
+        queue: Kueue's LocalQueue.
+        image_pull_policy: Absent: the cluster's own rule.
+        run_as: User and group of the pods' processes; images whose user is root need it, too.
+        shm: Size of /dev/shm; absent: up to the memory limit.
+        scratch: Size of the job folder on the node, where there is no output; absent: no limit.
+        max_restarts: How often all pods are started again when the dnn group has failed.
+        max_run_seconds: Of the dnn group, waiting for its nodes included; absent: no limit.
+        grace_seconds: From SIGTERM to SIGKILL.
+        keep_seconds: After it a job that has ended is deleted, with its logs.
+        labels: Of all objects.
+    """
+
+    api: Literal["jobset", "trainer"] = "jobset"
+    runtime: Name | None = None
+    namespace: Namespace | None = None
+    context: Name | None = None
+    entrypoint: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("stoker", "launch", "--")
+    output: Claim | None = None
+    pools: dict[Name, NodePool] = msgspec.field(default_factory=dict)
+    dnn: PodSettings = PodSettings()
+    data: PodSettings = PodSettings()
+    gpu_resource: Name = "nvidia.com/gpu"
+    zone: Literal["prefer", "require", "any"] = "prefer"
+    queue: Name | None = None
+    service_account: Name | None = None
+    image_pull_secrets: tuple[Name, ...] = ()
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    run_as: PositiveInt = 1000
+    shm: Quantity | None = None
+    scratch: Quantity | None = None
+    max_restarts: NonNegativeInt = 0
+    max_run_seconds: PositiveInt | None = None
+    grace_seconds: PositiveInt = 60
+    keep_seconds: NonNegativeInt = 86400
+    labels: dict[Name, str] = msgspec.field(default_factory=dict)
+
+
+__all__ = [
+    "Claim",
+    "KubernetesSettings",
+    "NodePool",
+    "PodSettings",
+    "PodVolume",
+    "Quantity",
+    "Toleration",
+]
