@@ -32,6 +32,7 @@ from stoker.records.evaluation import Evaluation, GateResult, Performance, StepC
 from stoker.records.kubernetes import (
     KubernetesSettings,
     NodePool,
+    NodeRule,
     PodSettings,
     PodVolume,
     Toleration,
@@ -97,6 +98,7 @@ __all__ = [
     "MetricDefinition",
     "ModelSettings",
     "NodePool",
+    "NodeRule",
     "Observed",
     "Performance",
     "Place",

@@ -11,9 +11,6 @@ _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|[MGTP]i?)?$"
 Quantity = Annotated[str, msgspec.Meta(pattern=_QUANTITY)] | PositiveInt | PositiveFloat
 Namespace = Annotated[str, msgspec.Meta(pattern="^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 Claim = Annotated[str, msgspec.Meta(pattern="^pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/.*)?$")]
-FreeForm = dict[
-    Name, Annotated[object, msgspec.Meta(extra_json_schema={"description": "any JSON"})]
-]
 
 
 class Toleration(Record, frozen=True, kw_only=True):
@@ -23,6 +20,15 @@ class Toleration(Record, frozen=True, kw_only=True):
     operator: Literal["Exists", "Equal"] = "Exists"
     value: str | None = None
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+
+class NodeRule(Record, frozen=True, kw_only=True):
+    """What a node's label must say; with a weight, 1 to 100: what it had better say."""
+
+    key: Name
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = "In"
+    values: tuple[str, ...] = ()
+    weight: Annotated[int, msgspec.Meta(ge=1, le=100)] | None = None
 
 
 class NodePool(Record, frozen=True, kw_only=True):
@@ -69,7 +75,7 @@ class PodSettings(Record, frozen=True, kw_only=True):
         memory_limit: Absent: what is asked for; of a pod that takes more a process is killed.
         gpus: Of one pod; absent: the pool's. The data group has none.
         resources: Asked for and allowed beside them, for example vpc.amazonaws.com/efa.
-        affinity: In Kubernetes' own words, beside what `zone` says.
+        node_rules: Node affinity; all of those without a weight must hold.
         service_account: Absent: that of the settings.
         env_from_secrets: Secrets whose keys become variables, for example of S3.
         labels: Of the pods.
@@ -83,7 +89,7 @@ class PodSettings(Record, frozen=True, kw_only=True):
     resources: dict[Name, Quantity] = msgspec.field(default_factory=dict)
     node_selector: dict[Name, str] = msgspec.field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
-    affinity: FreeForm = msgspec.field(default_factory=dict)
+    node_rules: tuple[NodeRule, ...] = ()
     priority_class: Name | None = None
     service_account: Name | None = None
     volumes: tuple[PodVolume, ...] = ()
@@ -152,6 +158,7 @@ __all__ = [
     "Claim",
     "KubernetesSettings",
     "NodePool",
+    "NodeRule",
     "PodSettings",
     "PodVolume",
     "Quantity",
