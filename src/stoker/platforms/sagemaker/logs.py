@@ -44,10 +44,19 @@ class JobLogs:
         aws: The account.
         job_name: As in the names of the streams.
         num_hosts: Absent: not known.
+        log_group: Of training jobs; other jobs have one of their own.
     """
 
-    def __init__(self, aws: Aws, *, job_name: str, num_hosts: int | None = None) -> None:
+    def __init__(
+        self,
+        aws: Aws,
+        *,
+        job_name: str,
+        num_hosts: int | None = None,
+        log_group: str = LOG_GROUP,
+    ) -> None:
         self._aws = aws
+        self._log_group = log_group
         self._job_name = job_name
         self._num_hosts = num_hosts
         self._streams: dict[str, _Stream] = {}
@@ -79,12 +88,12 @@ class JobLogs:
                 "logs",
                 "DescribeLogStreams",
                 items="logStreams",
-                logGroupName=LOG_GROUP,
+                logGroupName=self._log_group,
                 logStreamNamePrefix=f"{self._job_name}/",
             ):
                 name = item.get("logStreamName")
                 if isinstance(name, str) and name not in self._streams:
-                    self._streams[name] = _Stream(self._aws, name)
+                    self._streams[name] = _Stream(self._aws, name, self._log_group)
         except AwsError as err:
             # The first job of an account makes the log group, and its first line the stream.
             if not err.is_missing:
@@ -95,12 +104,13 @@ class JobLogs:
 class _Stream:
     """One stream, read from its beginning on."""
 
-    def __init__(self, aws: Aws, name: str) -> None:
+    def __init__(self, aws: Aws, name: str, log_group: str) -> None:
         found = re.fullmatch(r".*/(algo-\d+)(?:-\d+)?", name)
         self.host = found.group(1) if found else name.rpartition("/")[2]
         self.is_behind = False
         self._aws = aws
         self._name = name
+        self._log_group = log_group
         self._token: str | None = None
         # Of the last event: its time, and how many had it. For a token that is no longer valid.
         self._last_millis = 0
@@ -140,7 +150,7 @@ class _Stream:
         return self._aws.call(
             "logs",
             "GetLogEvents",
-            logGroupName=LOG_GROUP,
+            logGroupName=self._log_group,
             logStreamName=self._name,
             startFromHead=True,
             **asked,
