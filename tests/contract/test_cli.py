@@ -63,6 +63,7 @@ VERBS = {
         "--out",
         "--report",
         "--always",
+        "--outputs",
         "--delete",
         "--param",
         "--set",

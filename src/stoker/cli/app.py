@@ -226,6 +226,10 @@ def evaluate_verb(
             "--always", help="Judges a lost training, too; exits 0: `passed` has the verdict."
         ),
     ] = False,
+    outputs: Annotated[
+        str | None,
+        typer.Option("--outputs", metavar="URI", help="Jobs' outputs with the training.json."),
+    ] = None,
     delete: Annotated[
         str | None, typer.Option("--delete", metavar="URI", help="Deletes a token's s3:// object.")
     ] = None,
@@ -245,6 +249,7 @@ def evaluate_verb(
         out=out,
         report=report,
         always=always,
+        outputs=outputs,
         delete=delete,
         params=params or (),
         overrides=overrides or (),

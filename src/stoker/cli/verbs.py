@@ -226,6 +226,7 @@ def evaluate_command(
     out: Path | None,
     report: Path | None,
     always: bool,
+    outputs: str | None,
     delete: str | None,
     overrides: Sequence[str],
     params: Sequence[str],
@@ -241,6 +242,13 @@ def evaluate_command(
     workload = read_with_params(workload_file, overrides=overrides, params=params)
     profile = read_json(profile_file, Profile)
     decision = read_json(decision_file, Decision)
+    if outputs:
+        from stoker.platforms.aws import Aws
+        from stoker.platforms.sagemaker.native import fetch_training
+
+        account = Aws(region=region_of(workload))
+        fetched = fetch_training(outputs, folder=new_run_dir(workload.name), aws=account)
+        training_file = fetched or training_file
     if always and not training_file.is_file():
         training = lost_training(workload, decision)
     else:

@@ -1,0 +1,48 @@
+"""The decide component as a step of a SageMaker pipeline; see README.md for its contract."""
+
+from collections.abc import Sequence
+
+from components.sagemaker_steps import (
+    INPUT,
+    OUTPUT,
+    WORKLOAD,
+    RequestStep,
+    Run,
+    Step,
+    Text,
+    control_step,
+    property_file,
+)
+
+
+def decide_step(
+    run: Run, *, profile_uri: Text, depends_on: Sequence[Step] = (), name: str = "Decide"
+) -> RequestStep:
+    """A processing step that ranks clusters and writes decision/decision.json of the run.
+
+    It is never taken from the cache: it is the cheapest step, prices grow old, and the run's own
+    folder is to hold its decision.
+
+    Args:
+        run: Of the pipeline.
+        profile_uri: Folder with profile.json.
+        depends_on: The step that writes it.
+        name: Of the step.
+    """
+    return control_step(
+        run,
+        name,
+        [
+            *("decide", f"{INPUT}/profile/profile.json"),
+            *("--workload", WORKLOAD),
+            *("--out", f"{OUTPUT}/decision/decision.json"),
+            *run.arguments(),
+        ],
+        display_name="Decide",
+        description="Which cluster pays, in time and money.",
+        inputs={"profile": profile_uri},
+        outputs={"decision": run.uri("decision")},
+        property_files=[property_file("Decision", output="decision", path="decision.json")],
+        depends_on=depends_on,
+        is_isolated=True,
+    )
