@@ -75,6 +75,15 @@ VERBS = {
     "schema": {"--debug"},
     "doctor": {"--peer", "--aws", "--json", "--debug"},
     "init": {"--from-training-job", "--region", "--debug"},
+    "compile": {
+        "--out",
+        "--train-step",
+        "--decision",
+        "--components",
+        "--set",
+        "--json",
+        "--debug",
+    },
     "upload": {"--train-step", "--decision", "--set", "--json", "--yes", "--debug"},
     "start": {"--param", "--wait", "--set", "--json", "--debug"},
     "schedule": {

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from stoker.cli.compiling import compile_verb
 from stoker.cli.doctor import doctor_verb
 from stoker.cli.options import (
     AsJson,
@@ -302,6 +303,7 @@ def schema_verb(
     print(json.dumps(json_schema(record), indent=2))
 
 
+app.command("compile")(compile_verb)
 app.command("doctor")(doctor_verb)
 
 

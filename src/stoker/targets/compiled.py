@@ -102,7 +102,7 @@ def compile_pipeline(
     request = PipelineRequest(
         workload=placed,
         inputs_uri=inputs.uri,
-        parameters=_parameters(passed, placed, groups),
+        parameters=_parameters([_service_type(p) for p in passed], placed, groups),
         passed=tuple(p.name for p in passed if p.name not in _OF_THE_PIPELINE),
         profile=_body(placed, [today], profile=placed.profile),
         train=_body(placed, groups) if groups else None,
@@ -206,14 +206,27 @@ def _parameters(
     return (*kept, *of_groups, *_workers(groups))
 
 
+def _service_type(parameter: Parameter) -> Parameter:
+    """With today's type as the service spells it: requests hold the parameter as it is."""
+    if parameter.name != "instance_type":
+        return parameter
+    return dataclasses.replace(
+        parameter, default=lambda workload: _spelt(str(parameter.default(workload)))
+    )
+
+
+def _spelt(instance_type: str) -> str:
+    return instance_type if instance_type.startswith("ml.") else f"ml.{instance_type}"
+
+
 def _of_group(group: Group) -> tuple[Parameter, Parameter]:
-    name, found = group.name.replace("-", "_"), group.instance_type
+    name = group.name.replace("-", "_")
     return (
         _fixed(
             f"{name}_instance_type",
             "string",
             f"Instance type of the group {group.name} that trains.",
-            found if found.startswith("ml.") else f"ml.{found}",
+            _spelt(group.instance_type),
         ),
         _fixed(
             f"{name}_instance_count", "integer", f"Hosts of the group {group.name}.", group.count
