@@ -117,16 +117,17 @@ def _add(archive: tarfile.TarFile, folder: Path, name: Path) -> None:
 
 def _link(folder: Path, path: Path) -> str:
     """Where a link points, relative to itself."""
-    inside = folder.resolve()
-    target = Path(os.path.normpath(path.parent.resolve() / os.readlink(path)))
+    said, inside = Path(os.readlink(path)), folder.resolve()
     try:
-        is_inside = target.is_relative_to(inside) and target.resolve().is_relative_to(inside)
-    except RuntimeError:  # a link that leads to itself
-        is_inside = False
-    if not is_inside:
+        target = path.resolve()
+    except RuntimeError:  # it leads to itself
+        target = Path()
+    if not target.is_relative_to(inside):
         raise UsageError(
-            f"the link {path.relative_to(folder).as_posix()} leaves the folder: it leads to {target}",
+            f"the link {path.relative_to(folder).as_posix()} leaves the folder: {said}",
             where=str(folder),
             fix="put a copy of what it points to in its place",
         )
+    if not said.is_absolute():
+        return said.as_posix()
     return Path(os.path.relpath(target, path.parent.resolve())).as_posix()

@@ -17,7 +17,7 @@ def input_channels(job: JobSpec, *, token_folder: str, code: str | None) -> list
     Args:
         job: The job.
         token_folder: Address of the folder with the object `token`.
-        code: Address of the packed code, where there is one.
+        code: Address of the packed code, or of its folder, where there is one.
 
     Raises:
         UsageError: If a channel names a group that is none of the job's.

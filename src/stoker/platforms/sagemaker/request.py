@@ -58,13 +58,15 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
     settings = settings_of(job)
     folder = f"{settings.output_uri.rstrip('/')}/{job.name}"
     code_uri, code_folder = _code(settings.source, folder)
+    # A prefix would match other objects, too: where the folder is ours, it is the whole folder.
+    code = f"{folder}/{CODE_CHANNEL}/" if code_folder else code_uri
     body: dict[str, Json] = {
         "TrainingJobName": job.name,
         "RoleArn": settings.role,
         "AlgorithmSpecification": _algorithm(job, settings),
         "ResourceConfig": _resources(job, settings),
         "InputDataConfig": input_channels(
-            job, token_folder=f"{folder}/{TOKEN_CHANNEL}/", code=code_uri
+            job, token_folder=f"{folder}/{TOKEN_CHANNEL}/", code=code
         ),
         "OutputDataConfig": without_none(
             {"S3OutputPath": settings.output_uri.rstrip("/"), "KmsKeyId": settings.output_kms_key}

@@ -72,7 +72,11 @@ def notes(body: Body) -> list[str]:
         found.append("the security groups must let the hosts reach each other by any TCP port")
         found.append("the subnets need a way to S3, for example a gateway endpoint")
         if body.get("EnableInterContainerTrafficEncryption"):
-            found.append("... and, for the encryption, by UDP port 500 and by protocol 50 (ESP)")
+            found.append(
+                "for the encryption the hosts also need UDP port 500 and protocol 50 (ESP)"
+            )
+    if body.get("EnableNetworkIsolation"):
+        found.append("the containers reach each other only: all data comes by channels")
     for name, channel in channels_of(body):
         source = s3_source(channel)
         if source.get("S3DataDistributionType") == "ShardedByS3Key":

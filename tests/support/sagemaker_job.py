@@ -1,0 +1,120 @@
+"""Jobs for SageMaker as tests need them: a heterogeneous one with little, and one with all."""
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+
+from stoker.platforms.base import JobSpec
+from stoker.records import (
+    Channel,
+    Group,
+    MetricDefinition,
+    ProfileSettings,
+    Role,
+    SageMakerSettings,
+    Vpc,
+)
+
+IMAGE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/stoker:1.0"
+ROLE = "arn:aws:iam::123456789012:role/stoker-train"
+DIGEST = "0123456789abcdef" * 4
+KEY = "arn:aws:kms:eu-west-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+
+SETTINGS = SageMakerSettings(role=ROLE, output_uri="s3://bucket/out", source="examples/mnist")
+
+
+def group(role: Role, kind: str = "ml.c7i.4xlarge", count: int = 1, name: str = "") -> Group:
+    return Group(name=name or role, role=role, instance_type=kind, count=count)
+
+
+DNN = group("dnn", "ml.g5.2xlarge")
+DATA = group("data", count=2)
+
+
+def settings(**changes: object) -> SageMakerSettings:
+    return msgspec.structs.replace(SETTINGS, **changes)
+
+
+def job(*groups: Group, **changes: object) -> JobSpec:
+    """A job on `groups`, else on one dnn and two data hosts, with changed fields."""
+    spec = JobSpec(
+        name="mnist-1",
+        command=("python", "train.py", "--epochs", "3"),
+        groups=groups or (DNN, DATA),
+        run_dir=Path("runs/mnist-1"),
+        channels={"train": Channel(uri="s3://bucket/mnist")},
+        hyperparameters={"lr": 0.1, "fast": True, "name": "resnet"},
+        image=IMAGE,
+        sagemaker=SETTINGS,
+        workload_sha256=DIGEST,
+    )
+    return dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
+
+
+def full_job() -> JobSpec:
+    """With everything that a request may hold."""
+    return job(
+        group("dnn", "ml.p3.8xlarge", 2, name="gpu"),
+        msgspec.structs.replace(group("data", count=3, name="cpu"), workers_per_host=14),
+        channels={
+            "train": Channel(uri="s3://bucket/train/", groups=("cpu",)),
+            "labels": Channel(
+                uri="s3://bucket/labels.manifest",
+                data_type="ManifestFile",
+                distribution="ShardedByS3Key",
+                mode="FastFile",
+                groups=("cpu",),
+            ),
+            "boxes": Channel(
+                uri="s3://bucket/boxes.jsonl",
+                data_type="AugmentedManifestFile",
+                mode="Pipe",
+                attribute_names=("source-ref", "boxes"),
+                groups=("data",),
+            ),
+            "validation": Channel(uri="s3://bucket/validation", groups=("gpu",)),
+            "vocabulary": Channel(uri="s3://bucket/vocabulary"),
+        },
+        environment={"NCCL_DEBUG": "WARN"},
+        strategy="torchrun",
+        replace_dataloader=True,
+        sagemaker=settings(
+            source="s3://bucket/code/mnist-7.tar.gz",
+            volume_gb=500,
+            volume_kms_key=KEY,
+            output_kms_key=KEY,
+            max_run_seconds=172800,
+            vpc=Vpc(subnets=("subnet-1a", "subnet-1b"), security_groups=("sg-12ab",)),
+            encrypt_traffic=True,
+            network_isolation=True,
+            checkpoint_uri="s3://bucket/checkpoints/mnist",
+            environment={"TOKENIZERS_PARALLELISM": "false"},
+            tags={"team": "vision", "cost-center": "42"},
+            metric_definitions=(MetricDefinition(name="loss", regex="loss=([0-9.]+)"),),
+        ),
+    )
+
+
+def profile_job() -> JobSpec:
+    """Of today's cluster, in profiling mode."""
+    return job(
+        group("dnn", "ml.g5.2xlarge", 2),
+        channels={"train": Channel(uri="s3://bucket/mnist", groups=("data",))},
+        profile=ProfileSettings(budget_seconds=120),
+        sagemaker=settings(checkpoint_uri="s3://bucket/checkpoints/mnist"),
+    )
+
+
+def homogeneous_job() -> JobSpec:
+    """On spot hosts, with the code in the image."""
+    return job(
+        group("dnn", "ml.g5.12xlarge", 2),
+        sagemaker=settings(
+            source=None,
+            spot=True,
+            max_run_seconds=3600,
+            max_wait_seconds=7200,
+            checkpoint_uri="s3://bucket/checkpoints/mnist",
+        ),
+    )

@@ -1,0 +1,205 @@
+"""Code packed with the same bytes whenever and wherever it is made."""
+
+import io
+import os
+import socket
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.errors import UsageError
+from stoker.platforms.packing import pack
+
+
+def write(folder: Path, *names: str) -> Path:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name, encoding="utf-8")
+    return folder
+
+
+def members(packed: bytes) -> dict[str, tarfile.TarInfo]:
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
+        return {entry.name: entry for entry in archive}
+
+
+def test_the_bytes_depend_on_names_and_contents_only(tmp_path: Path) -> None:
+    first = write(tmp_path / "a", "train.py", "lib/model.py", "lib/data.py")
+    second = write(tmp_path / "b", "lib/data.py", "lib/model.py", "train.py")
+    os.utime(second / "train.py", (1, 1))
+    (second / "lib" / "data.py").chmod(0o600)
+    (second / "empty").mkdir()
+    assert pack(first) == pack(second)
+    (second / "train.py").write_text("other", encoding="utf-8")
+    assert pack(first) != pack(second)
+
+
+def test_names_are_sorted_and_owners_and_times_left_out(tmp_path: Path) -> None:
+    found = members(pack(write(tmp_path, "b.py", "a/z.py", "a.py", "c/a.py")))
+    assert list(found) == ["a.py", "a/z.py", "b.py", "c/a.py"]
+    for entry in found.values():
+        assert (entry.mtime, entry.uid, entry.gid) == (0, 0, 0)
+        assert (entry.uname, entry.gname, entry.mode) == ("", "", 0o644)
+
+
+def test_what_can_be_run_stays_so(tmp_path: Path) -> None:
+    write(tmp_path, "run.sh").joinpath("run.sh").chmod(0o750)
+    assert members(pack(tmp_path))["run.sh"].mode == 0o755
+
+
+def test_contents_come_back(tmp_path: Path) -> None:
+    content = os.urandom(100_000)
+    (tmp_path / "weights.bin").write_bytes(content)
+    (tmp_path / "größe.txt").write_bytes(b"")
+    with tarfile.open(fileobj=io.BytesIO(pack(tmp_path)), mode="r:gz") as archive:
+        archive.extractall(tmp_path / "out", filter="data")
+    assert (tmp_path / "out" / "weights.bin").read_bytes() == content
+    assert (tmp_path / "out" / "größe.txt").read_bytes() == b""
+
+
+def test_what_is_no_code_is_left_out(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "train.py",
+        ".git/config",
+        "lib/.git",
+        "__pycache__/train.cpython-311.pyc",
+        "lib/__pycache__/x.pyc",
+        "lib/old.pyc",
+        "lib/model.py",
+        ".venv/bin/python",
+        ".pytest_cache/x",
+        "runs/mnist-1/training.json",
+        ".env.example",
+    )
+    assert set(members(pack(tmp_path))) == {".env.example", "lib/model.py", "train.py"}
+
+
+def test_a_package_called_runs_is_code_further_down(tmp_path: Path) -> None:
+    assert "lib/runs/__init__.py" in members(pack(write(tmp_path, "lib/runs/__init__.py")))
+
+
+def test_links_inside_the_folder_stay_links(tmp_path: Path) -> None:
+    code = write(tmp_path / "code", "lib/model.py", "data/a.txt")
+    (code / "model.py").symlink_to("lib/model.py")
+    (code / "absolute.py").symlink_to(code.absolute() / "lib" / "model.py")
+    (code / "lib" / "data").symlink_to("../data")
+    found = members(pack(code))
+    assert found["model.py"].linkname == "lib/model.py"
+    assert found["absolute.py"].linkname == "lib/model.py"
+    assert found["lib/data"].linkname == "../data"
+    assert "lib/data/a.txt" not in found
+    with tarfile.open(fileobj=io.BytesIO(pack(code)), mode="r:gz") as archive:
+        archive.extractall(tmp_path / "out", filter="data")
+    assert (tmp_path / "out" / "lib" / "data" / "a.txt").read_text() == "data/a.txt"
+
+
+@pytest.mark.parametrize(
+    ("place", "target"),
+    [
+        ("a", "../secret"),
+        ("a", "/etc/passwd"),
+        ("a", "lib/../../secret"),
+        ("a", "a"),
+        ("lib/a", "../../secret"),
+        ("lib/a", "../../missing"),
+    ],
+)
+def test_links_that_leave_the_folder_are_refused(tmp_path: Path, place: str, target: str) -> None:
+    code = write(tmp_path / "code", "lib/model.py")
+    write(tmp_path, "secret")
+    (code / place).symlink_to(target)
+    with pytest.raises(UsageError, match=f"the link {place} leaves the folder: {target}"):
+        pack(code)
+
+
+def test_a_link_to_a_folder_outside_is_refused_though_it_goes_by_one_inside(
+    tmp_path: Path,
+) -> None:
+    code = write(tmp_path / "code", "train.py")
+    write(tmp_path / "other", "secret")
+    (code / "a").symlink_to("b/secret")
+    (code / "b").symlink_to("../other")
+    with pytest.raises(UsageError, match="the link a leaves the folder"):
+        pack(code)
+
+
+def test_a_folder_may_be_named_by_a_link(tmp_path: Path) -> None:
+    code = write(tmp_path / "code", "train.py")
+    (code / "main.py").symlink_to("train.py")
+    (tmp_path / "link").symlink_to(code)
+    assert pack(tmp_path / "link") == pack(code)
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "train.py")
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("here.sock")
+        with pytest.raises(UsageError, match=r"here\.sock is no file, folder or link"):
+            pack(tmp_path)
+
+
+def test_too_much_is_refused_with_the_largest_files(tmp_path: Path) -> None:
+    write(tmp_path, "train.py")
+    (tmp_path / "data.bin").write_bytes(b"x" * 2_000_000)
+    with pytest.raises(UsageError, match=r"1\.9 MiB, at most 1\.0 MiB") as caught:
+        pack(tmp_path, max_bytes=1 << 20)
+    assert "largest: data.bin (1.9 MiB), train.py" in caught.value.where
+    assert "channel" in caught.value.fix
+    assert pack(tmp_path, max_bytes=2 << 20)
+
+
+def test_what_is_left_out_does_not_count(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", "runs/x")
+    (tmp_path / "runs" / "data.bin").write_bytes(b"x" * 2_000_000)
+    assert pack(tmp_path, max_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("name", ["missing", "file.py"])
+def test_a_folder_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
+    write(tmp_path, "file.py")
+    with pytest.raises(UsageError, match="no such folder"):
+        pack(tmp_path / name)
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nothing to pack"):
+        pack(tmp_path)
+
+
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(UsageError, match=r"cannot read train\.py: Permission denied"):
+        pack(write(tmp_path, "train.py"))
+
+
+@given(
+    contents=st.dictionaries(
+        st.from_regex(r"[a-zA-Z0-9äß ]{1,12}(/[a-z]{1,3}){0,2}", fullmatch=True).map(
+            lambda name: f"x/{name}.py"
+        ),
+        st.binary(max_size=200),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_any_files_come_back_as_they_were(
+    contents: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("code")
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    with tarfile.open(fileobj=io.BytesIO(pack(folder)), mode="r:gz") as archive:
+        found = {entry.name: archive.extractfile(entry).read() for entry in archive}  # type: ignore[union-attr]
+    assert found == contents

@@ -1,0 +1,548 @@
+"""What SageMaker would refuse is refused before anything is sent, with the reason."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from botocore.loaders import Loader
+from botocore.model import ServiceModel
+from botocore.validate import ParamValidator
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from stoker.errors import UsageError
+from stoker.platforms.base import JobSpec
+from stoker.platforms.sagemaker import check_body, limits, plan_body
+from stoker.platforms.sagemaker.rules import problems
+from stoker.records import (
+    Channel,
+    Framework,
+    Group,
+    Json,
+    MetricDefinition,
+    Vpc,
+)
+from support.sagemaker_job import DATA, DNN, KEY, full_job, group, job, settings
+
+MODEL = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
+SHAPE = MODEL.operation_model("CreateTrainingJob").input_shape
+
+
+def botocore_accepts(body: dict[str, Json]) -> bool:
+    return not ParamValidator().validate(body, SHAPE).has_errors()
+
+
+def refused(body: dict[str, Json], words: str) -> UsageError:
+    """The error of a request that botocore would send: without our rule nobody would object."""
+    assert botocore_accepts(body)
+    with pytest.raises(UsageError, match=words) as caught:
+        check_body(body)
+    return caught.value
+
+
+def named_groups(*names: str) -> list[Json]:
+    return [
+        {"InstanceGroupName": name, "InstanceType": "ml.c5.xlarge", "InstanceCount": 1}
+        for name in names
+    ]
+
+
+def channel(name: str, **changes: Json) -> dict[str, Json]:
+    source = {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/x"}
+    for key in ("S3DataType", "S3Uri", "AttributeNames", "InstanceGroupNames"):
+        if key in changes:
+            source[key] = changes.pop(key)  # type: ignore[assignment]
+    return {"ChannelName": name, "DataSource": {"S3DataSource": source}, **changes}
+
+
+def hetero() -> dict[str, Json]:
+    return plan_body(job())
+
+
+def homogeneous() -> dict[str, Json]:
+    return plan_body(job(DNN))
+
+
+# What botocore, SageMaker's SDK and moto accept.
+
+
+def test_seven_groups_are_refused() -> None:
+    body = hetero()
+    body["ResourceConfig"]["InstanceGroups"] = named_groups("dnn", *"abcdef")  # type: ignore[index,call-overload]
+    assert "at most 5 instance groups, found 7" in str(refused(body, "instance groups"))
+
+
+def test_mixed_channels_are_refused() -> None:
+    body = hetero()
+    body["InputDataConfig"] = [channel("a", InstanceGroupNames=["data"]), channel("b")]
+    error = refused(body, "one channel with groups means all channels with groups")
+    assert error.where == "channel b"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"InstanceType": "ml.c5.xlarge"},
+        {"InstanceCount": 1},
+        {"InstancePreferences": [{"InstanceType": "ml.c5.xlarge"}]},
+    ],
+)
+def test_groups_exclude_type_and_count(more: dict[str, Json]) -> None:
+    body = hetero()
+    body["ResourceConfig"] |= more  # type: ignore[operator]
+    refused(body, f"instance groups and {next(iter(more))} exclude each other")
+
+
+@pytest.mark.parametrize("form", [hetero, homogeneous])
+def test_an_unknown_type_is_refused_with_the_nearest_one(
+    form: Callable[[], dict[str, Json]],
+) -> None:
+    text = json.dumps(form()).replace("ml.g5.2xlarge", "ml.g5.2xlrge")
+    error = refused(json.loads(text), "SageMaker trains on no instance type ml.g5.2xlrge")
+    assert error.fix == "did you mean ml.g5.2xlarge?"
+
+
+def test_spot_with_groups_is_refused() -> None:
+    body = hetero() | {"EnableManagedSpotTraining": True}
+    body["StoppingCondition"] = {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 90}
+    refused(body, "managed spot with instance groups")
+
+
+def test_keep_alive_with_groups_is_refused() -> None:
+    body = hetero()
+    body["ResourceConfig"]["KeepAlivePeriodInSeconds"] = 600  # type: ignore[index,call-overload]
+    refused(body, "no warm pools for instance groups")
+
+
+# More of the same.
+
+
+def test_groups_of_one_name_are_refused() -> None:
+    body = hetero()
+    body["InputDataConfig"] = [channel("a")]
+    body["ResourceConfig"]["InstanceGroups"] = named_groups("dnn", "data", "data")  # type: ignore[index,call-overload]
+    refused(body, "2 instance groups are called data")
+
+
+def test_a_group_without_hosts_is_refused() -> None:
+    body = hetero()
+    body["ResourceConfig"]["InstanceGroups"][1]["InstanceCount"] = 0  # type: ignore[index,call-overload]
+    assert refused(body, "without hosts").where == "group data"
+
+
+def test_a_request_without_hosts_is_refused() -> None:
+    body = homogeneous()
+    body["ResourceConfig"] = {"VolumeSizeInGB": 10}
+    refused(body, "names no hosts")
+
+
+@pytest.mark.parametrize("form", [hetero, homogeneous])
+def test_a_channel_of_an_unknown_group_is_refused(form: Callable[[], dict[str, Json]]) -> None:
+    body = form() | {"InputDataConfig": [channel("a", InstanceGroupNames=["gpu"])]}
+    refused(body, "there is no instance group gpu")
+
+
+@pytest.mark.parametrize(
+    ("channels", "words"),
+    [
+        ([channel("a"), channel("a")], "2 channels are called a"),
+        ([channel("a", S3Uri="https://bucket/x")], "no s3:// address"),
+        ([channel("a/b")], r"InputDataConfig\[0\].ChannelName does not match"),
+        ([channel("a" * 65)], "65 characters .* at most 64"),
+        ([channel(f"c{i}") for i in range(21)], "InputDataConfig has 21 entries, .* at most 20"),
+        (
+            [channel("a", S3DataType="AugmentedManifestFile", AttributeNames=["x"])],
+            "needs mode Pipe, not File",
+        ),
+        (
+            [
+                channel(
+                    "a",
+                    S3DataType="AugmentedManifestFile",
+                    AttributeNames=["x"],
+                    InputMode="FastFile",
+                )
+            ],
+            "needs mode Pipe, not FastFile",
+        ),
+        ([channel("a", S3DataType="AugmentedManifestFile", InputMode="Pipe")], "attribute names"),
+        ([channel("a", AttributeNames=["x"], InputMode="Pipe")], "attribute names"),
+        ([channel("a", RecordWrapperType="RecordIO")], "RecordIO is for mode Pipe only"),
+        ([channel("a", CompressionType="Gzip", InputMode="FastFile")], "Gzip is for mode Pipe"),
+        ([{"ChannelName": "a", "DataSource": {}}], "one source"),
+    ],
+)
+def test_a_channel_that_the_service_refuses_is_refused(channels: list[Json], words: str) -> None:
+    refused(homogeneous() | {"InputDataConfig": channels}, words)
+
+
+def file_system(**changes: Json) -> dict[str, Json]:
+    source = {
+        "FileSystemId": "fs-0123456789",
+        "FileSystemAccessMode": "ro",
+        "FileSystemType": "FSxLustre",
+        "DirectoryPath": "/data",
+    }
+    return {"ChannelName": "a", "DataSource": {"FileSystemDataSource": source}, **changes}
+
+
+VPC = {"SecurityGroupIds": ["sg-1"], "Subnets": ["subnet-1"]}
+
+
+def test_a_file_system_is_read_through_a_vpc_in_file_mode() -> None:
+    body = homogeneous() | {"InputDataConfig": [file_system()]}
+    refused(body, "through a VPC only")
+    check_body(body | {"VpcConfig": VPC})
+    piped = body | {"VpcConfig": VPC, "InputDataConfig": [file_system(InputMode="Pipe")]}
+    refused(piped, "read in mode File")
+
+
+def test_the_jobs_mode_counts_where_a_channel_has_none() -> None:
+    body = homogeneous()
+    body["InputDataConfig"] = [channel("a", RecordWrapperType="RecordIO")]
+    body["AlgorithmSpecification"]["TrainingInputMode"] = "Pipe"  # type: ignore[index,call-overload]
+    check_body(body)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"StoppingCondition": {"MaxRuntimeInSeconds": 2419201}}, "28 days"),
+        ({"StoppingCondition": {"MaxWaitTimeInSeconds": 60}}, "managed spot only"),
+        ({"EnableManagedSpotTraining": True}, "wait of at least the run"),
+        (
+            {
+                "EnableManagedSpotTraining": True,
+                "StoppingCondition": {"MaxRuntimeInSeconds": 61, "MaxWaitTimeInSeconds": 60},
+            },
+            "waits 60 s, runs 61 s",
+        ),
+        ({"TrainingJobName": "a_b"}, "TrainingJobName does not match"),
+        ({"TrainingJobName": "a" * 64}, "TrainingJobName has 64 characters .* at most 63"),
+        ({"RoleArn": "arn:aws:iam::12:role/a-role"}, "RoleArn does not match"),
+        ({"Environment": {"A": "x" * 513}}, r"Environment.A has 513 characters .* at most 512"),
+        ({"Environment": {"A-B": "x"}}, "Environment .* does not match"),
+        ({"Environment": {f"A{i}": "" for i in range(101)}}, "Environment has 101 entries"),
+        ({"HyperParameters": {f"a{i}": "" for i in range(101)}}, "HyperParameters has 101"),
+        ({"HyperParameters": {"a": "x" * 2501}}, "HyperParameters.a has 2501 characters"),
+        ({"HyperParameters": {"a": "x\ny"}}, "HyperParameters.a has a line break"),
+        ({"VpcConfig": {"SecurityGroupIds": ["a"] * 6, "Subnets": ["b"]}}, "at most 5"),
+        ({"VpcConfig": {"SecurityGroupIds": ["a_b"], "Subnets": ["b"]}}, "SecurityGroupIds"),
+        ({"CheckpointConfig": {"S3Uri": "bucket/x"}}, "CheckpointConfig.S3Uri does not match"),
+        ({"Tags": [{"Key": f"k{i}", "Value": ""} for i in range(51)]}, "Tags has 51 entries"),
+        ({"Tags": [{"Key": "a;b", "Value": ""}]}, r"Tags\[0\].Key does not match"),
+        ({"Tags": [{"Key": "AWS:x", "Value": ""}]}, "AWS's own"),
+        ({"Tags": [{"Key": "a", "Value": ""}] * 2}, "2 tags are called a"),
+        (
+            {"HyperParameters": {"sagemaker_distribution_instance_groups": '["a", "b"]'}},
+            "one distribution",
+        ),
+    ],
+)
+def test_a_request_beyond_a_limit_is_refused(changes: dict[str, Json], words: str) -> None:
+    refused(homogeneous() | changes, words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ContainerArguments": ["a"] * 101}, "ContainerArguments has 101 entries, .* at most 100"),
+        ({"ContainerArguments": ["x" * 257]}, r"ContainerArguments\[0\] has 257 characters"),
+        ({"ContainerArguments": ["python", "-c", "a\nb"]}, r"ContainerArguments\[2\] has a line"),
+        ({"ContainerEntrypoint": ["a"] * 101}, "ContainerEntrypoint has 101 entries"),
+        ({"TrainingImage": "x" * 256}, "TrainingImage has 256 characters"),
+        ({"TrainingInputMode": "Tube"}, "TrainingInputMode is 'Tube', the service knows Pipe"),
+        ({"AlgorithmName": "mine"}, "one image"),
+        (
+            {"MetricDefinitions": [{"Name": f"m{i}", "Regex": "(a)"} for i in range(41)]},
+            "MetricDefinitions has 41 entries",
+        ),
+        ({"MetricDefinitions": [{"Name": "m", "Regex": "a" * 501}]}, "Regex has 501 characters"),
+        (
+            {"TrainingImageConfig": {"TrainingRepositoryAccessMode": "Vpc"}},
+            "private registry is reached through a VPC",
+        ),
+    ],
+)
+def test_a_container_beyond_a_limit_is_refused(changes: dict[str, Json], words: str) -> None:
+    body = homogeneous()
+    body["AlgorithmSpecification"] |= changes  # type: ignore[operator]
+    refused(body, words)
+
+
+def test_one_distribution_on_a_known_group_is_accepted() -> None:
+    named = {"HyperParameters": {"sagemaker_distribution_instance_groups": '["dnn"]'}}
+    check_body(hetero() | named)
+
+
+def test_what_botocore_refuses_is_refused_with_all_of_its_words() -> None:
+    body = hetero() | {"TrainingJobNme": "x", "Environment": {"A": 3}}
+    del body["RoleArn"]
+    with pytest.raises(UsageError) as caught:
+        check_body(body)
+    for word in ("RoleArn", "TrainingJobNme", "Environment.A"):
+        assert word in caught.value.what
+
+
+def test_all_problems_of_a_request_can_be_listed() -> None:
+    body = hetero() | {"TrainingJobName": "a_b", "EnableManagedSpotTraining": True}
+    found = [problem.what for problem in problems(body)]
+    assert len(found) == 3
+    assert all(problem.fix for problem in problems(body))
+
+
+@pytest.mark.parametrize("garbage", [{}, {"ResourceConfig": 3}, {"InputDataConfig": [None]}])
+def test_a_request_of_any_shape_gets_an_answer(garbage: dict[str, Json]) -> None:
+    with pytest.raises(UsageError):
+        check_body(garbage)
+
+
+# Limits come from the model.
+
+
+def test_limits_are_those_of_the_installed_model() -> None:
+    assert (
+        limits.maximum("InstanceGroups")
+        == SHAPE.members["ResourceConfig"].members["InstanceGroups"].metadata["max"]
+    )
+    assert set(limits.choices("TrainingInstanceType")) == set(
+        MODEL.shape_for("TrainingInstanceType").enum
+    )
+
+
+def test_every_pattern_of_the_request_can_be_read() -> None:
+    seen: set[str] = set()
+
+    def walk(shape: object) -> None:
+        name = str(getattr(shape, "name", ""))
+        if name in seen:
+            return
+        seen.add(name)
+        pattern = getattr(shape, "metadata", {}).get("pattern")
+        if pattern:
+            assert "\\p" not in limits._compiled(pattern).pattern
+        for child in getattr(shape, "members", {}).values():
+            walk(child)
+        for part in ("member", "key", "value"):
+            if hasattr(shape, part):
+                walk(getattr(shape, part))
+
+    walk(SHAPE)
+    assert "TagKey" in seen
+
+
+@pytest.mark.parametrize(
+    ("text", "is_allowed"), [("team/größe 1", True), ("a_b.c:d", True), ("a;b", False)]
+)
+def test_tags_may_have_letters_of_any_script(text: str, is_allowed: bool) -> None:
+    body = homogeneous() | {"Tags": [{"Key": text, "Value": text}]}
+    assert (not list(problems(body))) is is_allowed
+
+
+# What only a job can tell.
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (job(sagemaker=None), "no settings for SageMaker"),
+        (job(image=None), "names no image"),
+        (job(command=()), "no command"),
+        (job(sagemaker=settings(entrypoint=("stoker", "launch"))), "behind --"),
+        (job(DATA, DNN), "exactly one dnn group, and it comes first"),
+        (job(DNN, group("dnn", name="more")), "exactly one dnn group"),
+        (job(DNN, *(group("data", name=f"data-{i}") for i in range(5))), "at most 5 instance"),
+        (job(DNN, group("data", name="dnn")), "2 instance groups are called dnn"),
+        (job(DNN, group("data", name="d" * 65)), "InstanceGroupName has 65 characters"),
+        (job(DNN, group("data", "local.c2")), "local mode"),
+        (job(DNN, group("data", "ml.c7i.5xlarge")), "no instance type ml.c7i.5xlarge"),
+        (job(name="mnist_1"), "TrainingJobName does not match"),
+        (job(channels={"train": Channel(uri="data/mnist")}), "reads S3, not data/mnist"),
+        (job(channels={"stoker_token": Channel(uri="s3://b/x")}), "stoker's own"),
+        (job(channels={"stoker_code": Channel(uri="s3://b/x")}), "stoker's own"),
+        (job(sagemaker=settings(source="https://host/code.tar.gz")), "not from https://host"),
+        (job(sagemaker=settings(source="s3://bucket/code")), "not from s3://bucket/code"),
+        (job(sagemaker=settings(keep_alive_seconds=60)), "no warm pools"),
+        (job(sagemaker=settings(spot=True, max_wait_seconds=90000)), "managed spot with instance"),
+        (job(DNN, sagemaker=settings(spot=True)), "wait of at least the run"),
+        (job(DNN, sagemaker=settings(keep_alive_seconds=21601)), "at most 21600"),
+        (
+            job(
+                DNN,
+                sagemaker=settings(spot=True, max_wait_seconds=90000, keep_alive_seconds=60),
+            ),
+            "spot hosts are not kept",
+        ),
+        (job(sagemaker=settings(volume_kms_key=KEY)), "ml.g5.2xlarge has disks of its own"),
+        (job(sagemaker=settings(tags={"stoker:x": "y"})), "stoker's own"),
+        (
+            job(sagemaker=settings(metric_definitions=(MetricDefinition(name="a", regex="x"),))),
+            "has 0 groups",
+        ),
+        (
+            job(sagemaker=settings(metric_definitions=(MetricDefinition(name="a", regex="(x"),))),
+            "no regular expression",
+        ),
+        (
+            job(sagemaker=settings(vpc=Vpc(subnets=("a",) * 17, security_groups=("b",)))),
+            "Subnets has 17 entries",
+        ),
+    ],
+)
+def test_a_job_that_sagemaker_cannot_run_is_refused(spec: JobSpec, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        plan_body(spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "is_allowed"),
+    [
+        ("pytorch", "1.9.1", False),
+        ("pytorch", "1.10", True),
+        ("pytorch", "2.5.1+cu124", True),
+        ("tensorflow", "2.5.0", False),
+        ("tensorflow", "2.6.0", True),
+        ("tensorflow", "3.0", True),
+    ],
+)
+def test_instance_groups_need_a_framework_that_knows_them(
+    name: str, version: str, is_allowed: bool
+) -> None:
+    framework = msgspec.convert({"name": name, "version": version}, Framework)
+    plan_body(job(DNN, sagemaker=settings(framework=framework)))
+    spec = job(sagemaker=settings(framework=framework))
+    if is_allowed:
+        plan_body(spec)
+        return
+    with pytest.raises(UsageError, match=rf"or newer, the image has {re.escape(version)}"):
+        plan_body(spec)
+
+
+@pytest.mark.parametrize(
+    "kind", ["ml.p4d.24xlarge", "ml.r5d.large", "ml.trn1.2xlarge", "ml.g7e.2xlarge"]
+)
+def test_types_with_disks_of_their_own_need_no_volume(kind: str) -> None:
+    body = plan_body(job(group("dnn", kind)))
+    del body["ResourceConfig"]["VolumeSizeInGB"]  # type: ignore[union-attr,arg-type]
+    check_body(body)
+
+
+@pytest.mark.parametrize("kind", ["ml.c7i.large", "ml.m7i-flex.large", "ml.p3.2xlarge"])
+def test_other_types_need_a_volume(kind: str) -> None:
+    body = plan_body(job(group("dnn", kind)))
+    del body["ResourceConfig"]["VolumeSizeInGB"]  # type: ignore[union-attr,arg-type]
+    refused(body, "the volume's size is missing")
+
+
+# Whatever the job: it is refused in words, or botocore would send its request.
+
+names = st.text("abcd-_.", min_size=1, max_size=70) | st.sampled_from(["dnn", "data", "train"])
+types = st.sampled_from(["ml.g5.2xlarge", "c7i.large", "ml.p4d.24xlarge", "local.c1", "ml.x9.big"])
+uris = st.sampled_from(["s3://bucket", "s3://bucket/a b/", "s3://b/" + "x" * 1030, "data"])
+groups = st.lists(
+    st.builds(
+        Group,
+        name=names,
+        role=st.sampled_from(["dnn", "data", "data"]),
+        instance_type=types,
+        count=st.integers(1, 9),
+        processes_per_host=st.none() | st.integers(1, 8),
+        workers_per_host=st.none() | st.integers(0, 96),
+    ),
+    max_size=5,
+).map(lambda rest: (DNN, *rest))
+one_channel = st.builds(
+    Channel,
+    uri=uris,
+    groups=st.none() | st.lists(st.sampled_from(["dnn", "data", "other"]), max_size=3).map(tuple),
+    data_type=st.sampled_from(["S3Prefix", "ManifestFile", "AugmentedManifestFile"]),
+    distribution=st.sampled_from(["FullyReplicated", "ShardedByS3Key"]),
+    mode=st.sampled_from(["File", "Pipe", "FastFile"]),
+    attribute_names=st.none() | st.just(("source-ref",)),
+    record_wrapper=st.sampled_from([None, "None", "RecordIO"]),
+)
+own_settings = st.builds(
+    settings,
+    source=st.sampled_from([None, "code", "s3://bucket/code.tar.gz", "s3://bucket/code"]),
+    spot=st.booleans(),
+    max_wait_seconds=st.none() | st.integers(1, 100000),
+    keep_alive_seconds=st.integers(0, 30000),
+    max_run_seconds=st.integers(1, 3000000),
+    volume_kms_key=st.sampled_from([None, KEY]),
+    encrypt_traffic=st.booleans(),
+    environment=st.dictionaries(names, st.text(max_size=600), max_size=3),
+    tags=st.dictionaries(st.text(min_size=1, max_size=130), st.text(max_size=260), max_size=3),
+)
+wild = {
+    "groups": st.just((DNN,)) | groups,
+    "name": names,
+    "command": st.lists(st.text(max_size=300), max_size=4).map(tuple),
+    "channels": st.dictionaries(names, one_channel, max_size=3),
+    "hyperparameters": st.dictionaries(
+        names, st.none() | st.booleans() | st.integers() | st.text(max_size=50), max_size=3
+    ),
+    "image": st.none() | names,
+    "sagemaker": st.none() | own_settings,
+}
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> JobSpec:
+    """A good job with a few fields that may be anything."""
+    fields = draw(st.sets(st.sampled_from(sorted(wild)), max_size=2))
+    changes: dict[str, object] = {field: draw(wild[field]) for field in sorted(fields)}
+    return job(*changes.pop("groups", (DNN, DATA)), **changes)  # type: ignore[misc]
+
+
+@given(spec=jobs())
+def test_a_job_is_refused_in_words_or_its_request_is_one_that_the_model_allows(
+    spec: JobSpec,
+) -> None:
+    try:
+        body = plan_body(spec)
+    except UsageError:
+        event("refused")
+        return
+    event("planned")
+    assert botocore_accepts(body)
+    assert not list(problems(body))
+
+
+simple_channels = st.dictionaries(
+    st.text("abc", min_size=1, max_size=4),
+    st.builds(
+        Channel,
+        uri=st.just("s3://bucket/x"),
+        groups=st.none() | st.sets(st.sampled_from(["dnn", "data"]), min_size=1).map(tuple),
+    ),
+    max_size=5,
+)
+
+
+@given(channels=simple_channels, num_groups=st.integers(1, 5))
+def test_every_planned_channel_names_groups_or_none_does(
+    channels: dict[str, Channel], num_groups: int
+) -> None:
+    more = [group("data", name=f"data-{number}") for number in range(num_groups - 1)]
+    body = plan_body(job(DNN, *more, channels=channels))
+    sources = [item["DataSource"]["S3DataSource"] for item in body["InputDataConfig"]]  # type: ignore[union-attr,index,call-overload]
+    assert len({"InstanceGroupNames" in source for source in sources}) == 1  # type: ignore[operator]
+    for name, source in zip(sorted(channels), sources, strict=False):
+        expected = {DNN.name, *(g.name for g in more)}
+        wanted = channels[name].groups
+        if wanted and more:
+            roles = set(wanted)
+            expected = {g.name for g in (DNN, *more) if g.role in roles}
+        found = source.get("InstanceGroupNames")  # type: ignore[union-attr]
+        assert set(found or expected) == expected  # type: ignore[arg-type]
+
+
+def test_the_golden_requests_break_no_rule() -> None:
+    assert not list(problems(plan_body(full_job())))
+    assert not list(problems(hetero()))
+    folder = Path(__file__).parents[1] / "contract" / "sagemaker_requests"
+    for path in folder.glob("*.json"):
+        check_body(json.loads(path.read_text(encoding="utf-8"))["CreateTrainingJob"])
