@@ -273,6 +273,12 @@ def test_a_container_beyond_a_limit_is_refused(changes: dict[str, Json], words: 
     refused(body, words)
 
 
+def test_a_command_that_is_too_long_belongs_in_a_script() -> None:
+    with pytest.raises(UsageError) as caught:
+        plan_body(job(command=("python", "-c", "x" * 300)))
+    assert "script" in caught.value.fix
+
+
 def test_one_distribution_on_a_known_group_is_accepted() -> None:
     named = {"HyperParameters": {"sagemaker_distribution_instance_groups": '["dnn"]'}}
     check_body(hetero() | named)

@@ -32,6 +32,17 @@ MAX_RUN_SECONDS = 28 * 86400
 _OWN_DISKS = re.compile(
     r"^ml\.(g4dn|g5|g6e?|g7e?|p3dn|p4de?|p5(e|en)?|p6e?-\w+|trn1n?|trn2|[cmr]\d[a-z]*d)\."
 )
+# What to do about a limit of the model, by the beginning of the path.
+_FIXES = {
+    "TrainingJobName": "choose another --name: letters, digits and dashes",
+    "AlgorithmSpecification.ContainerArguments": "put the command into a script, and call that",
+    "AlgorithmSpecification.MetricDefinitions": "change sagemaker.metric_definitions",
+    "Environment": "shorten it, or hand it over as a file of a channel",
+    "HyperParameters": "shorten it, or hand it over as a file of a channel",
+    "InputDataConfig": "change the workload's channels",
+    "Tags": "change sagemaker.tags",
+    "VpcConfig": "change sagemaker.vpc",
+}
 _GROUPS_FIX = "plan fewer groups: stoker decide proposes one data group"
 
 
@@ -61,7 +72,10 @@ def problems(body: Body) -> Iterator[UsageError]:
         yield UsageError(
             f"{found.path} {found.what}",
             where=_place(body, found.path),
-            fix="change it in the workload",
+            fix=next(
+                (fix for start, fix in _FIXES.items() if found.path.startswith(start)),
+                "change it in the workload",
+            ),
         )
 
 
