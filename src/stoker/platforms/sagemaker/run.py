@@ -161,13 +161,12 @@ class SageMakerRun:
     def _look(self) -> None:
         """Asks once for the job's state and its new lines."""
         has_news = self._look_at_state()
-        new = self._new_lines()
-        self._emit(new)
+        has_new_lines = self._look_at_logs()
         is_behind = self._logs is not None and self._logs.is_behind
         if self._state is not None and self._state.is_final:
             now = self._aws.clock()
             self._drain = self._drain or _Drain(now)
-            if self._drain.is_over(now, has_new=bool(new) or is_behind):
+            if self._drain.is_over(now, has_new=has_new_lines or is_behind):
                 self._emit(list(self._labels.flush()))
                 self._is_drained = True
                 if self._files:
@@ -205,18 +204,22 @@ class SageMakerRun:
             self._emit([self._said(f"{state.status}: {state.reason}")])
         return bool(told)
 
-    def _new_lines(self) -> list[LogLine]:
+    def _look_at_logs(self) -> bool:
+        """Emits the new lines; gives whether there were any, shown or held back."""
+        if self._logs is None:
+            return False
         now = self._aws.clock()
         try:
-            entries = self._logs.read() if self._logs else []
+            entries = self._logs.read()
         except AwsError as err:
-            if err.is_unreachable:
-                return []
-            # A training is worth more than its log: it goes on, and this is said.
-            self._logs = None
-            self._log.event("logs_not_readable", why=err.what)
-            return [self._said(f"the log cannot be read: {err.what}")]
-        return list(self._labels.label(entries, now=now))
+            if not err.is_unreachable:
+                # A training is worth more than its log: it goes on, and this is said.
+                self._logs = None
+                self._log.event("logs_not_readable", why=err.what)
+                self._emit([self._said(f"the log cannot be read: {err.what}")])
+            return False
+        self._emit(list(self._labels.label(entries, now=now)))
+        return bool(entries)
 
     def _said(self, text: str) -> LogLine:
         return LogLine(group=SERVICE, host="status", text=text)

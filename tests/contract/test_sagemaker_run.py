@@ -1,0 +1,808 @@
+"""A training job on SageMaker from submit() to its end, against moto's server by HTTP.
+
+What moto lacks (a job that is in progress, stopping, refusals) is put between client and server.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import tarfile
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import PlatformError
+from stoker.logs import parse_line
+from stoker.platforms.aws import EVENTUAL_SECONDS, Aws, AwsError
+from stoker.platforms.base import JobSpec, LogLine
+from stoker.platforms.sagemaker import SageMakerPlatform, SageMakerRequest
+from stoker.platforms.sagemaker.logs import LOG_GROUP
+from stoker.platforms.sagemaker.run import (
+    DRAIN_SECONDS,
+    MAX_INTERVAL_SECONDS,
+    MIN_INTERVAL_SECONDS,
+    STOP_SECONDS,
+    SageMakerRun,
+)
+from stoker.platforms.sagemaker.start import MAX_NAMES, numbered, stop_job
+from stoker.platforms.sagemaker.utilisation import NAMESPACE, read_utilisation
+from stoker.records import Group, SageMakerSettings, Training, read_json, to_json
+from support.aws_answers import Answers, Clock, transitions
+from support.moto import REGION, ROLE, AwsServer
+
+BUCKET = "stoker-test"
+NAME = "mnist-1"
+NOW = datetime(2026, 11, 20, 8, tzinfo=UTC)
+NEXT_BEST = "1 x ml.g5.xlarge + 2 x ml.m5.xlarge (80.0 ms a step, $2.00 an hour)"
+QUOTA = (
+    "The account-level service limit 'ml.c5.4xlarge for training job usage' is 1 Instances, with "
+    "current utilization of 0 Instances and a request delta of 2 Instances."
+)
+ROLE_LINE = "stoker T run=mnist-1 host={0} host_has_role group={1} role={1} type=x leader=algo-2"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def aws(aws_server: AwsServer, clock: Clock) -> Aws:
+    aws_server.make_bucket(BUCKET)
+    return Aws(region=REGION, sleep=clock.sleep, clock=clock)
+
+
+@pytest.fixture
+def answers(aws: Aws) -> Answers:
+    return Answers(aws)
+
+
+@pytest.fixture
+def platform(aws: Aws) -> SageMakerPlatform:
+    return SageMakerPlatform(aws=aws)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobSpec:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text("print('training')\n")
+    return JobSpec(
+        name=NAME,
+        command=("python", "train.py"),
+        groups=(
+            Group(name="dnn", role="dnn", instance_type="ml.g5.2xlarge", count=1),
+            Group(name="data", role="data", instance_type="ml.c5.4xlarge", count=2),
+        ),
+        run_dir=tmp_path / "run",
+        image="123456789012.dkr.ecr.eu-central-1.amazonaws.com/stoker:1",
+        sagemaker=SageMakerSettings(
+            role=ROLE, output_uri=f"s3://{BUCKET}/out", source=str(source), tags={"team": "vision"}
+        ),
+        next_best=NEXT_BEST,
+    )
+
+
+def submit(platform: SageMakerPlatform, job: JobSpec) -> tuple[SageMakerRequest, SageMakerRun]:
+    request = platform.plan(job)
+    return request, platform.submit(request)
+
+
+def created(aws: Aws) -> list[str]:
+    listed = aws.pages("sagemaker", "ListTrainingJobs", items="TrainingJobSummaries")
+    return sorted(str(item["TrainingJobName"]) for item in listed)
+
+
+def put_lines(aws: Aws, host: str, *lines: tuple[int, str]) -> None:
+    """Lines of (milliseconds, text) in a host's stream; events of the last hours only are taken."""
+    stream = f"{NAME}/{host}-1700000000"
+    hour = int(datetime.now(UTC).timestamp()) // 3600 * 3600000
+    with contextlib.suppress(AwsError):
+        aws.call("logs", "CreateLogGroup", logGroupName=LOG_GROUP)
+    with contextlib.suppress(AwsError):
+        aws.call("logs", "CreateLogStream", logGroupName=LOG_GROUP, logStreamName=stream)
+    aws.call(
+        "logs",
+        "PutLogEvents",
+        logGroupName=LOG_GROUP,
+        logStreamName=stream,
+        logEvents=[{"timestamp": hour + at, "message": text} for at, text in lines],
+    )
+
+
+def has_status(answers: Answers, *states: tuple[str, str] | tuple[str, str, str]) -> list[str]:
+    """The job goes through (status, secondary[, reason]), one a look; the last one stays."""
+    looked: list[str] = []
+
+    def change(parsed: dict[str, object]) -> None:
+        status, secondary, *reason = states[min(len(looked), len(states) - 1)]
+        looked.append(secondary)
+        seen = list(dict.fromkeys(looked))
+        parsed["TrainingJobStatus"], parsed["SecondaryStatus"] = status, secondary
+        parsed["SecondaryStatusTransitions"] = transitions(
+            *(
+                (name, NOW + timedelta(seconds=index), f"{name} it")
+                for index, name in enumerate(seen)
+            )
+        )
+        if reason:
+            parsed["FailureReason"] = reason[0]
+
+    answers.change("sagemaker", "DescribeTrainingJob", change)
+    return looked
+
+
+def words(lines: list[LogLine]) -> list[str]:
+    return [f"{line.group}/{line.host} {line.text}" for line in lines]
+
+
+def archive(**files: bytes) -> bytes:
+    return tar(*((tarfile.TarInfo(name), content) for name, content in files.items()))
+
+
+def tar(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as output:
+        for info, content in members:
+            info.size = len(content)
+            output.addfile(info, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def record(job: JobSpec, **changes: object) -> bytes:
+    document = {
+        "schema": "stoker.training/v1",
+        "status": "succeeded",
+        "exit_code": 0,
+        "groups": [json.loads(to_json(group)) for group in job.groups],
+        "job": {"platform": "sagemaker", "name": job.name},
+        "events": [{"when": "2026-11-20T08:00:00.500Z", "what": "host_joined"}],
+        **changes,
+    }
+    return json.dumps(document).encode()
+
+
+# ---- submit
+
+
+def test_submit_sends_the_plan_with_code_and_token(
+    platform: SageMakerPlatform, aws: Aws, job: JobSpec
+) -> None:
+    request, _ = submit(platform, job)
+    described = aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=NAME)
+    resources = described["ResourceConfig"]
+    assert isinstance(resources, Mapping)
+    assert resources["InstanceGroups"] == [
+        {"InstanceGroupName": "dnn", "InstanceType": "ml.g5.2xlarge", "InstanceCount": 1},
+        {"InstanceGroupName": "data", "InstanceType": "ml.c5.4xlarge", "InstanceCount": 2},
+    ]
+    assert request.code_uri
+    with tarfile.open(fileobj=io.BytesIO(aws.read_object(request.code_uri))) as code:
+        assert code.getnames() == ["train.py"]
+    token = aws.read_object(request.token_uri)
+    assert len(bytes.fromhex(token.decode())) == 32
+
+
+def test_every_run_has_a_token_of_its_own_that_no_request_and_no_log_holds(
+    platform: SageMakerPlatform, aws: Aws, job: JobSpec, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tokens = set()
+    for name in ("one", "two"):
+        request, run = submit(platform, dataclasses.replace(job, name=name))
+        token = aws.read_object(request.token_uri).decode()
+        lines = words(list(run.lines()))
+        run.wait()
+        described = aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
+        said = capfd.readouterr()
+        for text in (json.dumps(described), json.dumps(platform.describe(request)), *lines, *said):
+            assert token not in text
+        tokens.add(token)
+    assert len(tokens) == 2
+
+
+def test_the_token_is_encrypted_with_the_outputs_key(
+    platform: SageMakerPlatform, aws: Aws, job: JobSpec
+) -> None:
+    key = "arn:aws:kms:eu-central-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+    assert job.sagemaker
+    settings = SageMakerSettings(role=ROLE, output_uri=job.sagemaker.output_uri, output_kms_key=key)
+    submit(platform, dataclasses.replace(job, sagemaker=settings))
+    head = aws.call("s3", "HeadObject", Bucket=BUCKET, Key=f"out/{NAME}/stoker_token/token")
+    assert (head["ServerSideEncryption"], head["SSEKMSKeyId"]) == ("aws:kms", key)
+
+
+# ---- once, however often it is tried
+
+
+@pytest.mark.parametrize("status", ["InProgress", "Completed"])
+def test_a_second_attempt_goes_on_with_the_first_ones_job_and_token(
+    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec, status: str
+) -> None:
+    answers.watch("sagemaker", "CreateTrainingJob")
+    request, _ = submit(platform, job)
+    token = aws.read_object(request.token_uri)
+    has_status(answers, (status, status), ("Completed", "Completed"))
+    _, again = submit(platform, job)
+    assert again.name == NAME
+    assert answers.count("CreateTrainingJob") == 1
+    assert aws.read_object(request.token_uri) == token
+    assert again.wait().status == "succeeded"
+    assert not aws.has_object(request.token_uri)
+
+
+def test_a_token_left_by_an_attempt_that_died_before_the_job_is_used(
+    platform: SageMakerPlatform, aws: Aws, job: JobSpec
+) -> None:
+    request = platform.plan(job)
+    aws.write_object(request.token_uri, b"ab" * 32)
+    platform.submit(request)
+    assert aws.read_object(request.token_uri) == b"ab" * 32
+    assert created(aws) == [NAME]
+
+
+def test_a_job_that_appears_between_look_and_creation_is_adopted(
+    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
+) -> None:
+    request, _ = submit(platform, job)
+    token = aws.read_object(request.token_uri)
+    # The other attempt's job is not seen yet, at first, and for a moment after it is in the way.
+    answers.refuse(
+        "sagemaker", "DescribeTrainingJob", "ValidationException", "Requested resource not found."
+    )
+    answers.refuse("sagemaker", "CreateTrainingJob", "ResourceInUse", "already exists")
+    answers.refuse(
+        "sagemaker", "DescribeTrainingJob", "ValidationException", "Requested resource not found."
+    )
+    _, again = submit(platform, job)
+    assert again.name == NAME
+    assert aws.read_object(request.token_uri) == token
+
+
+@pytest.mark.parametrize("status", ["Failed", "Stopped", "Stopping"])
+def test_a_job_that_ended_badly_is_left_alone_and_the_next_name_taken(
+    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec, status: str
+) -> None:
+    submit(platform, job)
+
+    def change(parsed: dict[str, object]) -> None:
+        if parsed["TrainingJobName"] == NAME:
+            parsed["TrainingJobStatus"] = status
+
+    answers.change("sagemaker", "DescribeTrainingJob", change)
+    _, again = submit(platform, job)
+    assert again.name == f"{NAME}-2"
+    assert created(aws) == [NAME, f"{NAME}-2"]
+    second = aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=f"{NAME}-2")
+    assert f"out/{NAME}-2/stoker_token/" in json.dumps(second["InputDataConfig"])
+    assert aws.has_object(f"s3://{BUCKET}/out/{NAME}-2/stoker_token/token")
+    # Of the first job nobody needs it any more, unless it is still stopping.
+    is_left = aws.has_object(f"s3://{BUCKET}/out/{NAME}/stoker_token/token")
+    assert is_left == (status == "Stopping")
+
+
+def test_another_workloads_job_of_the_name_is_not_adopted(
+    platform: SageMakerPlatform, aws: Aws, job: JobSpec
+) -> None:
+    submit(platform, dataclasses.replace(job, command=("python", "other.py")))
+    _, run = submit(platform, job)
+    assert run.name == f"{NAME}-2"
+    assert created(aws) == [NAME, f"{NAME}-2"]
+
+
+def test_the_same_request_with_other_code_is_not_adopted(
+    platform: SageMakerPlatform, job: JobSpec, tmp_path: Path
+) -> None:
+    submit(platform, job)
+    (tmp_path / "source" / "train.py").write_text("print('better')\n")
+    _, run = submit(platform, job)
+    assert run.name == f"{NAME}-2"
+
+
+@pytest.mark.parametrize(("command", "name"), [("train.py", NAME), ("other.py", f"{NAME}-2")])
+def test_where_tags_may_not_be_read_the_job_itself_tells_whose_it_is(
+    platform: SageMakerPlatform, answers: Answers, job: JobSpec, command: str, name: str
+) -> None:
+    first = dataclasses.replace(job, command=("python", command))
+    body = platform.plan(first).body
+    # moto forgets the environment, and has metrics of its own.
+    sent = {key: body[key] for key in ("Environment", "AlgorithmSpecification")}
+    submit(platform, first)
+    answers.change("sagemaker", "DescribeTrainingJob", lambda parsed: parsed.update(sent))
+    answers.always_refuse("sagemaker", "ListTags", "AccessDeniedException")
+    _, run = submit(platform, job)
+    assert run.name == name
+
+
+def test_names_run_out_with_an_error(
+    platform: SageMakerPlatform, answers: Answers, job: JobSpec
+) -> None:
+    has_status(answers, ("Failed", "Failed"))
+    for number in range(1, MAX_NAMES + 1):
+        name = NAME if number == 1 else f"{NAME}-{number}"
+        assert submit(platform, job)[1].name == name
+    with pytest.raises(PlatformError, match=f"{NAME} to {NAME}-{MAX_NAMES} exist already"):
+        submit(platform, job)
+
+
+def test_a_long_name_keeps_its_number() -> None:
+    assert numbered("n" * 63, 3) == "n" * 61 + "-3"
+    assert numbered("n" * 60 + "-xx", 3) == "n" * 60 + "-3"
+
+
+# ---- refusals
+
+
+def test_a_missing_quota_names_type_group_limit_and_the_next_best_plan(
+    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
+) -> None:
+    answers.refuse("sagemaker", "CreateTrainingJob", "ResourceLimitExceeded", QUOTA)
+    request = platform.plan(job)
+    with pytest.raises(PlatformError) as caught:
+        platform.submit(request)
+    said = str(caught.value)
+    assert "'ml.c5.4xlarge for training job usage' is 1" in said
+    assert "2 x ml.c5.4xlarge (group data)" in said
+    assert "ml.g5.2xlarge" not in said
+    assert caught.value.fix.endswith(NEXT_BEST)
+    assert not aws.has_object(request.token_uri)
+
+
+def test_a_missing_permission_names_the_action_and_leaves_no_token(
+    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
+) -> None:
+    answers.refuse(
+        "sagemaker",
+        "CreateTrainingJob",
+        "AccessDeniedException",
+        f"User: arn:aws:iam::1:user/x is not authorized to perform: iam:PassRole on {ROLE}",
+    )
+    request = platform.plan(job)
+    with pytest.raises(AwsError, match="permission iam:PassRole is missing"):
+        platform.submit(request)
+    assert not aws.has_object(request.token_uri)
+
+
+def test_no_job_is_created_where_its_token_cannot_be_written(
+    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
+) -> None:
+    answers.refuse("s3", "PutObject", "AccessDenied", "Access Denied")
+    with pytest.raises(AwsError, match="permission s3:PutObject is missing"):
+        submit(platform, job)
+    assert created(aws) == []
+
+
+def test_an_interrupt_while_the_job_is_created_stops_it_and_deletes_the_token(
+    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
+) -> None:
+    request = platform.plan(job)
+
+    def interrupted(parsed: dict[str, object]) -> None:
+        raise KeyboardInterrupt
+
+    # The service has the request, the answer is lost.
+    answers.change("sagemaker", "CreateTrainingJob", interrupted)
+    answers.answer("sagemaker", "StopTrainingJob", {})
+    with pytest.raises(KeyboardInterrupt):
+        platform.submit(request)
+    assert created(aws) == [NAME]
+    assert answers.count("StopTrainingJob") == 1
+    assert not aws.has_object(request.token_uri)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_throttling_is_retried(platform: SageMakerPlatform, aws: Aws, job: JobSpec) -> None:
+    from botocore.awsrequest import AWSResponse
+
+    class Raw:
+        def stream(self, **_: object) -> list[bytes]:
+            return [b'{"__type":"ThrottlingException","message":"Rate exceeded"}']
+
+    sent = []
+
+    def throttle(**_: object) -> AWSResponse | None:
+        sent.append(1)
+        return AWSResponse("", 400, {}, Raw()) if len(sent) < 3 else None
+
+    events = aws.client("sagemaker").meta.events  # type: ignore[attr-defined]
+    events.register("before-send.sagemaker.CreateTrainingJob", throttle)
+    submit(platform, job)
+    assert len(sent) == 3
+    assert created(aws) == [NAME]
+
+
+# ---- following
+
+
+def test_states_and_lines_of_all_hosts_come_once_and_in_order(
+    platform: SageMakerPlatform, aws: Aws, answers: Answers, clock: Clock, job: JobSpec
+) -> None:
+    has_status(
+        answers,
+        ("InProgress", "Starting"),
+        ("InProgress", "Downloading"),
+        ("InProgress", "Training"),
+        ("InProgress", "Training"),
+        ("Completed", "Completed"),
+    )
+    _, run = submit(platform, job)
+    later: list[Callable[[], None]] = [
+        lambda: None,
+        lambda: put_lines(aws, "algo-1", (1, "cpu host says hello")),
+        lambda: put_lines(aws, "algo-2", (2, ROLE_LINE.format("algo-2", "dnn")), (4, "step 1")),
+        lambda: put_lines(aws, "algo-1", (5, ROLE_LINE.format("algo-1", "data")), (6, "bye")),
+        lambda: put_lines(aws, "algo-2", (9, "said before, seen after the end")),
+    ]
+    clock.on_sleep = lambda _: later.pop(0)() if later else None
+    lines = list(run.lines())
+    plain = [line for line in words(lines) if "host_has_role" not in line]
+    assert plain == [
+        "sagemaker/status Starting: Starting it",
+        "sagemaker/status Downloading: Downloading it",
+        "sagemaker/status Training: Training it",
+        "dnn/algo-2 step 1",
+        "sagemaker/status Completed: Completed it",
+        "data/algo-1 cpu host says hello",
+        "data/algo-1 bye",
+        "dnn/algo-2 said before, seen after the end",
+    ]
+    assert [parse_line(x.text).host for x in lines if "host_has_role" in x.text] == [  # type: ignore[union-attr]
+        "algo-2",
+        "algo-1",
+    ]
+    assert run.roster == {"algo-2": "dnn", "algo-1": "data"}
+    assert run.events[0].what == "Starting: Starting it"
+    kept = {path.name: path.read_text() for path in (job.run_dir / "logs").iterdir()}
+    assert set(kept) == {"dnn-algo-2.log", "data-algo-1.log", "sagemaker-status.log"}
+    assert kept["dnn-algo-2.log"].splitlines()[1:] == ["step 1", "said before, seen after the end"]
+    assert list(run.lines()) == []
+
+
+def test_looks_become_rarer_while_nothing_happens(
+    platform: SageMakerPlatform, answers: Answers, clock: Clock, job: JobSpec
+) -> None:
+    looks = [("InProgress", "Training")] * 20
+    has_status(answers, *looks, ("Completed", "Completed"))
+    _, run = submit(platform, job)
+    clock.slept.clear()
+    for _ in run.lines():
+        pass
+    waits = clock.slept[:19]
+    assert waits[0] == MIN_INTERVAL_SECONDS
+    assert waits == sorted(waits)
+    assert waits[-1] == MAX_INTERVAL_SECONDS
+
+
+def test_a_job_that_is_not_seen_at_once_is_waited_for(
+    platform: SageMakerPlatform, answers: Answers, job: JobSpec
+) -> None:
+    _, run = submit(platform, job)
+    answers.refuse(
+        "sagemaker",
+        "DescribeTrainingJob",
+        "ValidationException",
+        "Requested resource not found.",
+        times=3,
+    )
+    assert run.wait().status == "succeeded"
+
+
+def test_a_job_that_is_never_seen_is_an_error_by_a_deadline(
+    platform: SageMakerPlatform, answers: Answers, clock: Clock, job: JobSpec
+) -> None:
+    _, run = submit(platform, job)
+    answers.always_refuse(
+        "sagemaker", "DescribeTrainingJob", "ValidationException", "Requested resource not found."
+    )
+    with pytest.raises(PlatformError, match="not to be found for 30 s"):
+        run.wait()
+    assert EVENTUAL_SECONDS <= clock.now <= 2 * EVENTUAL_SECONDS
+
+
+def test_a_log_that_may_not_be_read_does_not_end_the_training(
+    platform: SageMakerPlatform, answers: Answers, job: JobSpec
+) -> None:
+    answers.always_refuse(
+        "logs",
+        "DescribeLogStreams",
+        "AccessDeniedException",
+        "User: x is not authorized to perform: logs:DescribeLogStreams on resource: y",
+    )
+    _, run = submit(platform, job)
+    said = words(list(run.lines()))
+    assert sum("permission logs:DescribeLogStreams is missing" in line for line in said) == 1
+    assert run.wait().status == "succeeded"
+    assert answers.count("DescribeLogStreams") == 1
+
+
+def test_a_job_that_may_not_be_described_names_the_action(
+    platform: SageMakerPlatform, answers: Answers, job: JobSpec
+) -> None:
+    _, run = submit(platform, job)
+    answers.always_refuse("sagemaker", "DescribeTrainingJob", "AccessDeniedException", "no")
+    with pytest.raises(AwsError, match="permission sagemaker:DescribeTrainingJob is missing"):
+        list(run.lines())
+
+
+def test_a_log_that_never_ends_is_left_after_the_drain_deadline(
+    platform: SageMakerPlatform, aws: Aws, clock: Clock, job: JobSpec
+) -> None:
+    _, run = submit(platform, job)
+    count = iter(range(10**6))
+    clock.on_sleep = lambda _: put_lines(aws, "algo-1", (next(count), "still here"))
+    list(run.lines())
+    assert DRAIN_SECONDS <= clock.now <= DRAIN_SECONDS + MAX_INTERVAL_SECONDS
+
+
+# ---- stopping
+
+
+def test_stop_asks_once_and_waits_until_the_service_has_stopped_the_job(
+    platform: SageMakerPlatform, aws: Aws, answers: Answers, clock: Clock, job: JobSpec
+) -> None:
+    request, run = submit(platform, job)
+    looked = has_status(
+        answers, ("InProgress", "Training"), *[("Stopping", "Stopping")] * 5, ("Stopped", "Stopped")
+    )
+    answers.answer("sagemaker", "StopTrainingJob", {})
+    lines = run.lines()
+    next(lines)
+    run.stop()
+    assert looked[-1] == "Stopped"
+    assert not aws.has_object(request.token_uri)
+    run.stop()
+    assert answers.count("StopTrainingJob") == 1
+    assert run.wait().status == "stopped"
+
+
+def test_stop_does_not_wait_for_ever(
+    platform: SageMakerPlatform,
+    answers: Answers,
+    clock: Clock,
+    job: JobSpec,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, run = submit(platform, job)
+    has_status(answers, ("Stopping", "Stopping"))
+    answers.answer("sagemaker", "StopTrainingJob", {})
+    run.stop()
+    assert STOP_SECONDS <= clock.now <= STOP_SECONDS + MAX_INTERVAL_SECONDS
+    assert "job_still_stops" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "code", ["AccessDeniedException", "ThrottlingException", "InternalFailure"]
+)
+def test_stop_never_raises_says_what_hindered_it_and_deletes_the_token(
+    platform: SageMakerPlatform,
+    aws: Aws,
+    answers: Answers,
+    job: JobSpec,
+    capsys: pytest.CaptureFixture[str],
+    code: str,
+) -> None:
+    request, run = submit(platform, job)
+    has_status(answers, ("InProgress", "Training"))
+    answers.always_refuse("sagemaker", "StopTrainingJob", code, "no")
+    run.stop()
+    assert "job_not_stopped" in capsys.readouterr().err
+    assert not aws.has_object(request.token_uri)
+
+
+def test_stopping_a_job_that_has_ended_is_no_error(
+    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
+) -> None:
+    answers.always_refuse(
+        "sagemaker",
+        "StopTrainingJob",
+        "ValidationException",
+        "The request was rejected because the training job is in status Completed.",
+    )
+    _, run = submit(platform, job)
+    run.wait()
+    run.stop()
+    assert answers.count("StopTrainingJob") == 0
+    stop_job(aws, NAME)
+    assert answers.count("StopTrainingJob") == 1
+
+
+def test_a_token_that_cannot_be_deleted_is_said(
+    platform: SageMakerPlatform, answers: Answers, job: JobSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers.always_refuse("s3", "DeleteObject", "AccessDenied", "Access Denied")
+    request, run = submit(platform, job)
+    assert run.wait().status == "succeeded"
+    said = capsys.readouterr().err
+    assert "token_not_deleted" in said
+    assert request.token_uri in said
+
+
+# ---- the end
+
+
+def test_the_leaders_records_are_unpacked_and_completed(
+    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
+) -> None:
+    has_status(answers, ("InProgress", "Training"), ("Completed", "Completed"))
+    files = {"stoker/training.json": record(job), "stoker/metrics.json": b"{}", "big.bin": b"x"}
+    aws.write_object(f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz", archive(**files))
+    _, run = submit(platform, job)
+    end = run.wait()
+    assert (end.status, end.exit_code, end.failure) == ("succeeded", 0, None)
+    assert end.output_dir
+    assert sorted(path.name for path in end.output_dir.rglob("*")) == [
+        "metrics.json",
+        "stoker",
+        "training.json",
+    ]
+    training = read_json(end.output_dir / "stoker" / "training.json", Training)
+    assert [event.what for event in training.events] == [
+        "Training: Training it",
+        "host_joined",
+        "Completed: Completed it",
+    ]
+    assert end.model_uri == f"s3://{BUCKET}/out/{NAME}/output/model.tar.gz"
+    assert end.job_url == (
+        "https://eu-central-1.console.aws.amazon.com/sagemaker/home"
+        f"?region=eu-central-1#/jobs/{NAME}"
+    )
+    assert run.wait() is end
+
+
+def test_an_archive_that_means_harm_writes_nothing_outside(
+    platform: SageMakerPlatform, aws: Aws, job: JobSpec, tmp_path: Path
+) -> None:
+    link = tarfile.TarInfo("stoker/link")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    through = tarfile.TarInfo("stoker/link/x")
+    members = [
+        (tarfile.TarInfo("stoker/../../escaped"), b"x"),
+        (tarfile.TarInfo("/stoker/absolute"), b"x"),
+        (tarfile.TarInfo("stoker"), b"a file of the folder's name"),
+        (link, b""),
+        (through, b"x"),
+        (tarfile.TarInfo("./stoker/good"), b"x"),
+    ]
+    aws.write_object(f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz", tar(*members))
+    _, run = submit(platform, job)
+    end = run.wait()
+    assert end.output_dir
+    found = {str(p.relative_to(end.output_dir)) for p in end.output_dir.rglob("*") if p.is_file()}
+    assert found == {"stoker/good", "stoker/link/x"}
+    assert not [path for path in tmp_path.rglob("*") if path.name in ("escaped", "absolute")]
+    assert not (end.output_dir / "stoker" / "link").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"not an archive", archive(**{"stoker/a": b"x"})[:60], b""],
+    ids=["other", "cut", "empty"],
+)
+def test_outputs_that_cannot_be_unpacked_do_not_hide_how_the_job_ended(
+    platform: SageMakerPlatform,
+    aws: Aws,
+    job: JobSpec,
+    content: bytes,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    aws.write_object(f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz", content)
+    _, run = submit(platform, job)
+    end = run.wait()
+    assert (end.status, end.output_dir) == ("succeeded", None)
+    assert "outputs_not_readable" in capsys.readouterr().err
+
+
+def test_a_file_too_large_for_a_record_is_not_taken(
+    platform: SageMakerPlatform,
+    aws: Aws,
+    job: JobSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("stoker.platforms.sagemaker.outputs.MAX_FILE_BYTES", 10)
+    content = archive(**{"stoker/training.json": b"x" * 11})
+    aws.write_object(f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz", content)
+    _, run = submit(platform, job)
+    assert run.wait().output_dir is None
+    assert "stoker/training.json of 11 bytes is too much" in capsys.readouterr().err
+
+
+def test_a_failed_training_tells_reason_and_exit_code(
+    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
+) -> None:
+    reason = "AlgorithmError: ValueError: no such layer, exit code: 7"
+    request, run = submit(platform, job)
+    has_status(answers, ("InProgress", "Training"), ("Failed", "Failed", reason))
+    lines = words(list(run.lines()))
+    end = run.wait()
+    assert (end.status, end.exit_code, end.failure) == ("failed", 7, reason)
+    assert end.output_dir is None
+    assert f"sagemaker/status Failed: {reason}" in lines
+    assert end.model_uri is None
+    assert not aws.has_object(request.token_uri)
+
+
+def test_the_records_exit_code_counts_more_than_the_services(
+    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
+) -> None:
+    _, run = submit(platform, job)
+    has_status(answers, ("Failed", "Failed", "AlgorithmError: , exit code: 1"))
+    files = {"stoker/training.json": record(job, status="failed", exit_code=3)}
+    aws.write_object(f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz", archive(**files))
+    assert run.wait().exit_code == 3
+
+
+def test_a_job_that_ran_out_of_time_has_failed(
+    platform: SageMakerPlatform, answers: Answers, job: JobSpec
+) -> None:
+    _, run = submit(platform, job)
+    has_status(answers, ("Stopped", "MaxRuntimeExceeded"))
+    end = run.wait()
+    assert end.status == "failed"
+    assert end.failure
+    assert "sagemaker.max_run_seconds" in end.failure
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "CapacityError: Unable to provision requested ML compute capacity. Please retry using a "
+        "different ML instance type.",
+        "InsufficientCapacityError: no ml.c5.4xlarge left",
+    ],
+)
+def test_missing_capacity_names_types_groups_and_the_next_best_plan(
+    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec, reason: str
+) -> None:
+    request, run = submit(platform, job)
+    has_status(answers, ("InProgress", "Starting"), ("Failed", "Failed", reason))
+    with pytest.raises(PlatformError) as caught:
+        run.wait()
+    said = str(caught.value)
+    assert "2 x ml.c5.4xlarge (group data)" in said
+    assert ("ml.g5.2xlarge (group dnn)" in said) == ("ml.c5.4xlarge" not in reason)
+    assert caught.value.fix.endswith(NEXT_BEST)
+    assert not aws.has_object(request.token_uri)
+
+
+# ---- how busy the hosts were
+
+
+def test_utilisation_is_read_by_host_and_normalised(aws: Aws) -> None:
+    begin = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
+    for host, name, values in (
+        ("algo-1", "CPUUtilization", (800.0, 400.0)),
+        ("algo-1", "GPUUtilization", (30.0, 50.0)),
+        ("algo-2", "CPUUtilization", (1600.0,)),
+        ("algo-2", "MemoryUtilization", (25.0,)),
+    ):
+        aws.call(
+            "cloudwatch",
+            "PutMetricData",
+            Namespace=NAMESPACE,
+            MetricData=[
+                {
+                    "MetricName": name,
+                    "Dimensions": [{"Name": "Host", "Value": f"{NAME}/{host}"}],
+                    "Timestamp": begin + timedelta(minutes=index + 1),
+                    "Value": value,
+                }
+                for index, value in enumerate(values)
+            ],
+        )
+    loads = read_utilisation(
+        aws,
+        job_name=NAME,
+        roster={"algo-1": "dnn", "algo-2": "data", "algo-3": "data"},
+        types={"dnn": "ml.g5.2xlarge", "data": "ml.c5.4xlarge"},
+        sizes={"ml.g5.2xlarge": (8, 1), "c5.4xlarge": (16, 0)},
+        begin=begin,
+        end=begin + timedelta(minutes=9),
+    )
+    assert [(x.host, x.group, x.cpu, x.gpu, x.memory) for x in loads] == [
+        ("algo-1", "dnn", 0.75, 0.4, None),
+        ("algo-2", "data", 1.0, None, 0.25),
+        ("algo-3", "data", None, None, None),
+    ]

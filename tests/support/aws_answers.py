@@ -1,0 +1,125 @@
+"""Answers that moto cannot give, put between a boto3 client and moto's server.
+
+The rest of a call is real: parameters are checked by botocore's model, what has no such answer goes
+to the server by HTTP.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from botocore.awsrequest import AWSResponse
+
+from stoker.platforms.aws import Aws
+
+Answer = Mapping[str, object]
+
+
+class Clock:
+    """Time that passes only while somebody sleeps.
+
+    Attributes:
+        slept: Every sleep, in order.
+        on_sleep: Called with the time after each sleep: what happens meanwhile.
+    """
+
+    def __init__(self, on_sleep: Callable[[float], None] | None = None) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+        self.on_sleep = on_sleep
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept.append(seconds)
+        if self.on_sleep:
+            self.on_sleep(self.now)
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Answers:
+    """Overrides what a service answers, call by call, and counts the calls."""
+
+    def __init__(self, aws: Aws) -> None:
+        self._aws = aws
+        self.calls: list[tuple[str, Answer]] = []
+        self._listening: set[str] = set()
+        self._queued: dict[str, list[object]] = {}
+        self._always: dict[str, object] = {}
+
+    def count(self, operation: str) -> int:
+        """How often an operation was called since it was first overridden or watched."""
+        return sum(name == operation for name, _ in self.calls)
+
+    def watch(self, service: str, operation: str) -> None:
+        """Counts the calls, and lets them pass."""
+        self._listen(service, operation)
+
+    def refuse(
+        self, service: str, operation: str, code: str, message: str = "no", *, times: int = 1
+    ) -> None:
+        """The next calls are refused."""
+        error = {"Error": {"Code": code, "Message": message}}
+        self._listen(service, operation)
+        self._queued.setdefault(operation, []).extend([error] * times)
+
+    def always_refuse(self, service: str, operation: str, code: str, message: str = "no") -> None:
+        """All calls are refused from now on."""
+        self._listen(service, operation)
+        self._always[operation] = {"Error": {"Code": code, "Message": message}}
+
+    def answer(self, service: str, operation: str, *answers: Answer) -> None:
+        """The next calls get these answers."""
+        self._listen(service, operation)
+        self._queued.setdefault(operation, []).extend(answers)
+
+    def always_answer(
+        self, service: str, operation: str, make: Callable[[], Answer | BaseException]
+    ) -> None:
+        """All calls from now on get what `make` gives; an exception is raised."""
+        self._listen(service, operation)
+        self._always[operation] = make
+
+    def change(
+        self, service: str, operation: str, change: Callable[[dict[str, object]], None]
+    ) -> None:
+        """Changes the server's own answers."""
+
+        def after(parsed: dict[str, object], **_: object) -> None:
+            if "Error" not in parsed:
+                change(parsed)
+
+        events = self._aws.client(service).meta.events  # type: ignore[attr-defined]
+        events.register(f"after-call.{_event_name(service)}.{operation}", after)
+
+    def _listen(self, service: str, operation: str) -> None:
+        if operation in self._listening:
+            return
+        self._listening.add(operation)
+        events = self._aws.client(service).meta.events  # type: ignore[attr-defined]
+
+        def before(params: dict[str, object], **_: object) -> tuple[AWSResponse, object] | None:
+            self.calls.append((operation, params))
+            queued = self._queued.get(operation)
+            found = queued.pop(0) if queued else self._always.get(operation)
+            if callable(found):
+                found = found()
+            if isinstance(found, BaseException):
+                raise found
+            if found is None:
+                return None
+            status = 400 if isinstance(found, Mapping) and "Error" in found else 200
+            return AWSResponse("", status, {}, None), found
+
+        events.register(f"before-call.{_event_name(service)}.{operation}", before)
+
+
+def _event_name(service: str) -> str:
+    return {"logs": "cloudwatch-logs"}.get(service, service)
+
+
+def transitions(*steps: Sequence[object]) -> list[dict[str, object]]:
+    """SecondaryStatusTransitions of (status, start, message)."""
+    return [
+        {"Status": status, "StartTime": start, "StatusMessage": message}
+        for status, start, message in steps
+    ]

@@ -1,0 +1,249 @@
+"""The merged log: groups learnt from the job itself, each line once, none left out."""
+
+from collections.abc import Iterator
+
+import boto3
+import pytest
+from botocore.stub import Stubber
+
+from stoker.logs import Log
+from stoker.platforms.aws import Aws, AwsError
+from stoker.platforms.sagemaker.logs import (
+    HOLD_SECONDS,
+    LOG_GROUP,
+    MAX_PAGES,
+    UNKNOWN,
+    Entry,
+    JobLogs,
+    Labels,
+)
+from support.aws_answers import Clock
+
+GROUPS = ("dnn", "data")
+ROLE = "stoker 2026-11-20T08:00:00.000Z run=job host={host} host_has_role group={group} role=x"
+
+
+def entry(host: str, text: str, millis: int = 0) -> Entry:
+    return Entry(millis=millis, host=host, text=text)
+
+
+def role(host: str, group: str) -> Entry:
+    return entry(host, ROLE.format(host=host, group=group))
+
+
+def shown(labels: Labels, *entries: Entry, now: float = 0.0) -> list[str]:
+    return [f"{x.group}/{x.host} {x.text}" for x in labels.label(entries, now=now)]
+
+
+def test_lines_before_the_group_is_known_wait_and_keep_their_order() -> None:
+    labels = Labels(GROUPS)
+    assert shown(labels, entry("algo-1", "early"), entry("algo-2", "other")) == []
+    lines = shown(labels, role("algo-1", "data"), entry("algo-1", "late"))
+    assert [line.split()[:2] for line in lines] == [
+        ["data/algo-1", "early"],
+        ["data/algo-1", "stoker"],
+        ["data/algo-1", "late"],
+    ]
+    assert shown(labels, role("algo-2", "dnn"))[0] == "dnn/algo-2 other"
+
+
+def test_a_host_whose_group_is_never_told_is_shown_without_one_after_a_while() -> None:
+    labels = Labels(GROUPS)
+    assert shown(labels, entry("algo-1", "hello")) == []
+    assert shown(labels, now=HOLD_SECONDS - 0.1) == []
+    assert shown(labels, now=HOLD_SECONDS) == [f"{UNKNOWN}/algo-1 hello"]
+    assert shown(labels, role("algo-1", "dnn"), now=HOLD_SECONDS)[0].startswith("dnn/algo-1")
+
+
+def test_what_is_held_at_the_end_is_not_lost() -> None:
+    labels = Labels(GROUPS)
+    assert shown(labels, entry("algo-1", "last words")) == []
+    assert [(x.group, x.text) for x in labels.flush()] == [(UNKNOWN, "last words")]
+    assert list(labels.flush()) == []
+
+
+def test_the_leaders_roster_tells_the_groups_of_all_hosts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Log(run="job", host="algo-3").event(
+        "roster",
+        groups='{"dnn":{"role":"dnn","type":"ml.g5.xlarge","hosts":["algo-3"]},'
+        '"data":{"role":"data","type":"ml.c5.xlarge","hosts":["algo-2","algo-1"]}}',
+    )
+    line = capsys.readouterr().err.strip()
+    labels = Labels(GROUPS)
+    assert shown(labels, entry("algo-1", "a"), entry("algo-2", "b")) == []
+    assert shown(labels, entry("algo-3", line))[:2] == ["data/algo-1 a", "data/algo-2 b"]
+    assert labels.roster == {"algo-3": "dnn", "algo-2": "data", "algo-1": "data"}
+
+
+@pytest.mark.parametrize("groups", ["", "[1, 2]", "{", '{"dnn": 3}', '{"dnn": {"hosts": [1]}}'])
+def test_a_roster_that_is_none_is_no_roster(groups: str) -> None:
+    labels = Labels(GROUPS)
+    line = f"stoker T run=job host=algo-1 roster groups='{groups}'"
+    assert shown(labels, entry("algo-1", line)) == []
+    assert labels.roster == {}
+
+
+def test_a_host_cannot_name_the_group_of_another() -> None:
+    labels = Labels(GROUPS)
+    lie = ROLE.format(host="algo-2", group="data")
+    assert shown(labels, entry("algo-1", lie), entry("algo-2", "x")) == []
+
+
+def test_what_a_script_prints_in_the_middle_of_a_line_names_no_group() -> None:
+    labels = Labels(GROUPS)
+    assert shown(labels, entry("algo-1", "see: " + ROLE.format(host="algo-1", group="x"))) == []
+
+
+def test_a_job_of_one_group_needs_no_roster() -> None:
+    # There the service calls the group homogeneousCluster; the plan's name is what people know.
+    labels = Labels(["dnn"])
+    assert shown(labels, entry("algo-1", "first")) == ["dnn/algo-1 first"]
+    assert shown(labels, role("algo-1", "homogeneousCluster"))[0].startswith("dnn/algo-1")
+
+
+# ---- reading, against recorded answers
+
+
+@pytest.fixture
+def stub() -> Iterator[Stubber]:
+    client = boto3.client(
+        "logs", region_name="eu-central-1", aws_access_key_id="x", aws_secret_access_key="x"
+    )
+    with Stubber(client) as stubber:
+        yield stubber
+        stubber.assert_no_pending_responses()
+    client.close()
+
+
+def logs_of(stub: Stubber, num_hosts: int | None = 1) -> JobLogs:
+    clock = Clock()
+    aws = Aws(clients={"logs": stub.client}, sleep=clock.sleep, clock=clock)
+    return JobLogs(aws, job_name="job", num_hosts=num_hosts)
+
+
+def streams(stub: Stubber, *names: str, token: str | None = None, sent: str | None = None) -> None:
+    asked: dict[str, object] = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": "job/"}
+    answer: dict[str, object] = {"logStreams": [{"logStreamName": name} for name in names]}
+    if sent:
+        asked["nextToken"] = sent
+    if token:
+        answer["nextToken"] = token
+    stub.add_response("describe_log_streams", answer, asked)
+
+
+def asked_of(stream: str, **more: object) -> dict[str, object]:
+    return {
+        "logGroupName": LOG_GROUP,
+        "logStreamName": stream,
+        "startFromHead": True,
+        **more,
+    }
+
+
+def page(
+    stub: Stubber,
+    stream: str,
+    *events: tuple[int, str],
+    sent: str | None = None,
+    gives: str,
+    **more: object,
+) -> None:
+    asked = asked_of(stream, **({"nextToken": sent} if sent else {}), **more)
+    listed = [{"timestamp": at, "message": text, "ingestionTime": at} for at, text in events]
+    stub.add_response("get_log_events", {"events": listed, "nextForwardToken": gives}, asked)
+
+
+def texts(entries: list[Entry]) -> list[str]:
+    return [f"{x.host} {x.text}" for x in entries]
+
+
+def test_hosts_are_merged_by_time_and_pages_are_read_to_the_last(stub: Stubber) -> None:
+    one, two = "job/algo-1-1700000000", "job/algo-2-1700000001"
+    streams(stub, one, token="more")
+    streams(stub, two, sent="more")
+    page(stub, one, (1, "a"), gives="t1")
+    # CloudWatch gives empty pages with more behind them: only a repeated token is the end.
+    page(stub, one, sent="t1", gives="t2")
+    page(stub, one, (5, "c"), sent="t2", gives="t3")
+    page(stub, one, sent="t3", gives="t3")
+    page(stub, two, (3, "b\n"), gives="u1")
+    page(stub, two, sent="u1", gives="u1")
+    logs = logs_of(stub, num_hosts=2)
+    assert texts(logs.read()) == ["algo-1 a", "algo-2 b", "algo-1 c"]
+    page(stub, one, sent="t3", gives="t3")
+    page(stub, two, (9, "d"), sent="u1", gives="u2")
+    page(stub, two, sent="u2", gives="u2")
+    assert texts(logs.read()) == ["algo-2 d"]
+
+
+def test_a_message_of_several_lines_becomes_several_lines(stub: Stubber) -> None:
+    streams(stub, "job/algo-1-1")
+    page(stub, "job/algo-1-1", (1, "a\r\nb\n\nc\n"), gives="t")
+    page(stub, "job/algo-1-1", sent="t", gives="t")
+    assert texts(logs_of(stub).read()) == ["algo-1 a", "algo-1 b", "algo-1 ", "algo-1 c"]
+
+
+def test_a_token_that_is_no_longer_valid_loses_and_repeats_nothing(stub: Stubber) -> None:
+    name = "job/algo-1-1"
+    streams(stub, name)
+    page(stub, name, (1, "a"), (7, "b"), (7, "c"), gives="old")
+    page(stub, name, sent="old", gives="old")
+    logs = logs_of(stub)
+    assert len(logs.read()) == 3
+    stub.add_client_error(
+        "get_log_events",
+        "InvalidParameterException",
+        "The specified nextToken is invalid.",
+        expected_params=asked_of(name, nextToken="old"),
+    )
+    page(stub, name, (7, "b"), (7, "c"), (7, "d"), (9, "e"), gives="new", startTime=7)
+    page(stub, name, sent="new", gives="new")
+    assert texts(logs.read()) == ["algo-1 d", "algo-1 e"]
+
+
+def test_a_long_log_leaves_other_things_their_turn(stub: Stubber) -> None:
+    name = "job/algo-1-1"
+    streams(stub, name)
+    for number in range(MAX_PAGES):
+        sent = {"sent": f"t{number}"} if number else {}
+        page(stub, name, (number, str(number)), gives=f"t{number + 1}", **sent)
+    logs = logs_of(stub)
+    assert len(logs.read()) == MAX_PAGES
+    assert logs.is_behind
+    page(stub, name, sent=f"t{MAX_PAGES}", gives=f"t{MAX_PAGES}")
+    assert logs.read() == []
+    assert not logs.is_behind
+
+
+@pytest.mark.parametrize("operation", ["describe_log_streams", "get_log_events"])
+def test_no_log_yet_is_an_empty_log(stub: Stubber, operation: str) -> None:
+    if operation == "get_log_events":
+        streams(stub, "job/algo-1-1")
+    stub.add_client_error(operation, "ResourceNotFoundException", "not there")
+    assert logs_of(stub).read() == []
+
+
+def test_a_log_that_may_not_be_read_names_the_action(stub: Stubber) -> None:
+    message = "User: arn:aws:iam::1:user/x is not authorized to perform: logs:DescribeLogStreams"
+    stub.add_client_error("describe_log_streams", "AccessDeniedException", message)
+    with pytest.raises(AwsError, match="permission logs:DescribeLogStreams is missing"):
+        logs_of(stub).read()
+
+
+def test_a_restarted_hosts_second_stream_is_read_too(stub: Stubber) -> None:
+    clock = Clock()
+    aws = Aws(clients={"logs": stub.client}, sleep=clock.sleep, clock=clock)
+    logs = JobLogs(aws, job_name="job", num_hosts=1)
+    first, second = "job/algo-1-1", "job/algo-1-2"
+    streams(stub, first)
+    page(stub, first, (1, "a"), gives="t")
+    page(stub, first, sent="t", gives="t")
+    logs.read()
+    clock.now += 3600
+    streams(stub, first, second)
+    page(stub, first, sent="t", gives="t")
+    page(stub, second, (2, "b"), gives="u")
+    page(stub, second, sent="u", gives="u")
+    assert texts(logs.read()) == ["algo-1 b"]
