@@ -47,7 +47,7 @@ SCRIPT_MODE = {
     ],
     "OutputDataConfig": {"S3OutputPath": "s3://photos/out/", "KmsKeyId": "alias/photos"},
     "ResourceConfig": {
-        "InstanceType": "ml.g5.12xlarge",
+        "InstanceType": "ml.p3.8xlarge",
         "InstanceCount": 2,
         "VolumeSizeInGB": 250,
         "VolumeKmsKeyId": "alias/disk",
@@ -130,7 +130,7 @@ def test_a_script_mode_job_becomes_a_workload_with_all_its_settings(tmp_path: Pa
     assert workload.image == IMAGE
     assert workload.cluster is not None
     assert (workload.cluster.dnn.instance_type, workload.cluster.dnn.count) == (
-        "ml.g5.12xlarge",
+        "ml.p3.8xlarge",
         2,
     )
     assert workload.hyperparameters == {
