@@ -7,7 +7,7 @@ import pytest
 
 from stoker.errors import UsageError
 from stoker.platforms import PLATFORMS, platform_named
-from stoker.platforms.base import JobSpec
+from stoker.platforms.base import JobSpec, groups_of_channel
 from stoker.platforms.local import SHARED_CORES, LocalPlatform
 from stoker.records import Channel, Group
 
@@ -99,7 +99,10 @@ def test_a_host_larger_than_the_machine_gets_all_of_it_and_is_flagged() -> None:
         (job(group("dnn"), group("data", name="dnn")), "one name"),
         (job(channels={"train": Channel(uri="s3://bucket/x")}), "reads folders, not s3://"),
         (job(channels={"a/b": Channel(uri="x")}), "no name for a channel"),
-        (job(channels={"train": Channel(uri="x", groups=("gpu",))}), "there is no group gpu"),
+        (
+            job(channels={"train": Channel(uri="x", groups=("gpu",))}),
+            "there is no instance group gpu",
+        ),
         (job(name="../x"), "no name for a run"),
         (job(command=()), "no command"),
     ],
@@ -113,3 +116,19 @@ def test_platforms_are_known_by_name() -> None:
     assert [platform_named(name).name for name in PLATFORMS] == list(PLATFORMS)
     with pytest.raises(UsageError, match="lunar"):
         platform_named("lunar")
+
+
+@pytest.mark.parametrize(
+    ("named", "groups", "expected"),
+    [
+        (None, ("dnn", "data"), ()),
+        (("data",), ("dnn", "data"), ("data",)),
+        (("data",), ("dnn",), ()),
+        (("dnn", "data"), ("dnn", "data"), ()),
+    ],
+)
+def test_a_channel_of_the_data_group_goes_to_whoever_loads(
+    named: tuple[str, ...] | None, groups: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    channel = Channel(uri="x", groups=named)
+    assert groups_of_channel("train", channel, [group(role) for role in groups]) == expected

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
+from stoker.errors import UsageError
 from stoker.records import (
     Channel,
     FeedSettings,
@@ -13,10 +14,14 @@ from stoker.records import (
     Json,
     KubernetesSettings,
     ProfileSettings,
+    Role,
     SageMakerSettings,
     Scalar,
     Workload,
+    nearest,
 )
+
+_ROLES: tuple[Role, ...] = ("dnn", "data")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +169,29 @@ class Platform(Protocol[RequestT]):
             PlatformError: If the platform refuses.
         """
         ...
+
+
+def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> tuple[str, ...]:
+    """Names of the groups that get a channel; () for all of them.
+
+    A channel names groups or roles. In a job of one group, who loads is the dnn group: it gets what
+    the data group would.
+
+    Raises:
+        UsageError: If it names a group that is none of the job's.
+    """
+    names = [group.name for group in groups]
+    for named in channel.groups or ():
+        if named not in names and named not in _ROLES:
+            raise UsageError(
+                f"there is no instance group {named}",
+                where=f"key channels.{name}.groups",
+                fix=nearest(named, [*names, *_ROLES]),
+            )
+    if len(groups) == 1 or not channel.groups:
+        return ()
+    found = tuple(g.name for g in groups if g.name in channel.groups or g.role in channel.groups)
+    return () if len(found) == len(groups) else found
 
 
 def hyperparameters(values: Mapping[str, Scalar]) -> dict[str, str]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from stoker.errors import UsageError
-from stoker.platforms.base import JobSpec, hyperparameters
+from stoker.platforms.base import JobSpec, groups_of_channel, hyperparameters
 from stoker.platforms.local_plan import LocalHost, LocalRequest
 from stoker.platforms.local_run import LocalRun
 from stoker.records import Group, Json, to_document
@@ -140,9 +140,7 @@ def _check(job: JobSpec) -> None:
                 where=f"channel {channel}",
                 fix="copy the data to a folder and name that",
             )
-        unknown = sorted(set(described.groups or ()) - set(names))
-        if unknown:
-            raise UsageError(f"there is no group {unknown[0]}", where=f"channel {channel}")
+        groups_of_channel(channel, described, job.groups)
 
 
 def _num_cores(group: Group) -> int:

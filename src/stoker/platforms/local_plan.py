@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.errors import UsageError
-from stoker.platforms.base import JobSpec, hyperparameters
+from stoker.platforms.base import JobSpec, groups_of_channel, hyperparameters
 from stoker.records import Json, Role
 
 
@@ -82,7 +82,7 @@ def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
         (base / folder).mkdir(parents=True)
     channels: dict[str, Json] = {}
     for name, channel in sorted(job.channels.items()):
-        if host.group not in (channel.groups or (host.group,)):
+        if host.group not in (groups_of_channel(name, channel, job.groups) or (host.group,)):
             continue
         (base / "input" / "data" / name).symlink_to(channel_folder(name, channel.uri))
         channels[name] = {
