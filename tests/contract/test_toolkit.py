@@ -5,6 +5,7 @@ as an image of its own that the service starts with the one word `train`.
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,13 +37,14 @@ ARGUMENTS = [
     *("--epochs", "2", "--flag", "True", "--lr", "0.1"),
     *("--name", "a b", "--nothing", "", "--sizes", "[1, 2]"),
 ]
-COMMAND = [sys.executable, "train.py"]
 
-# As people would write it; in AWS's images toolkit and stoker share one Python, here they do not.
-LAUNCHER = f"""
-import os
-os.environ.pop("PYTHONPATH")
-os.execv({sys.executable!r}, [{sys.executable!r}, "-m", "stoker.cli", "launch", "--", *{COMMAND!r}])
+# What is shipped for AWS's images, as it is.
+LAUNCHER = Path(__file__).parents[2] / "examples" / "sagemaker_estimator" / "launcher.py"
+
+# There, toolkit and stoker share one Python; here they do not, and must not see each other's.
+STOKER = f"""#!/bin/sh
+unset PYTHONPATH
+exec {sys.executable} -m stoker.cli "$@"
 """
 
 SOURCE = """
@@ -86,10 +88,21 @@ def lay_out(folder: Path, train: str) -> Hosts:
     for host in hosts.names:
         code = hosts.ml(host) / "code"
         code.mkdir()
-        (code / "launcher.py").write_text(LAUNCHER)
+        (code / "launcher.py").write_text(LAUNCHER.read_text())
         (code / "source.py").write_text(SOURCE)
         (code / "train.py").write_text(train)
     return hosts
+
+
+def start_toolkit(hosts: Hosts, train: Path, **environ: str) -> None:
+    """Starts all hosts as AWS's images do: the toolkit is each host's first process."""
+    stoker = hosts.folder / "bin" / "stoker"
+    stoker.parent.mkdir()
+    stoker.write_text(STOKER)
+    stoker.chmod(0o755)
+    path = f"{stoker.parent}:{os.environ['PATH']}"
+    for host in hosts.names:
+        hosts.start(host, str(train), **{"PATH": path, **environ})
 
 
 class Ran:
@@ -118,8 +131,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     """In script mode: the toolkit is each host's first process."""
     train = toolkit()
     with lay_out(tmp_path_factory.mktemp("scripted"), TRAIN) as hosts:
-        for host in hosts.names:
-            hosts.start(host, str(train))
+        start_toolkit(hosts, train)
         yield Ran(hosts)
 
 
@@ -256,8 +268,7 @@ dist.barrier()
 def test_a_training_error_is_the_failure_reason_on_the_dnn_hosts_only(tmp_path: Path) -> None:
     train = toolkit()
     with lay_out(tmp_path, FAILING) as hosts:
-        for host in hosts.names:
-            hosts.start(host, str(train))
+        start_toolkit(hosts, train)
         ran = Ran(hosts)
     assert ran.codes["algo-1"] == 0, ran.logs
     assert ran.codes["algo-2"] != 0
@@ -274,8 +285,7 @@ def test_hosts_end_by_themselves_when_the_leaders_launcher_never_starts(tmp_path
     train = toolkit()
     with lay_out(tmp_path, TRAIN) as hosts:
         (hosts.ml("algo-3") / "code" / "launcher.py").write_text("import no_such_module")
-        for host in hosts.names:
-            hosts.start(host, str(train), STOKER_FEED='{"start_deadline_seconds": 2}')
+        start_toolkit(hosts, train, STOKER_FEED='{"start_deadline_seconds": 2}')
         ran = Ran(hosts)
     assert ran.codes == {"algo-1": 1, "algo-2": 1, "algo-3": 1}
     for host in ("algo-1", "algo-2"):

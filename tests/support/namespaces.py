@@ -133,13 +133,14 @@ class Hosts:
         """The host's first process, as it is seen from outside."""
         return psutil.Process(self.started[host].pid).children()[0]
 
-    def zombies(self, host: str) -> list[int]:
-        """Processes of the host that have ended and that nobody has reaped."""
-        found = []
-        for child in psutil.Process(self.started[host].pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if child.status() == psutil.STATUS_ZOMBIE:
-                    found.append(child.pid)
+    def children(self, host: str) -> set[int]:
+        """Children of the host's first process, ended ones too, by the host's own numbers."""
+        found = set()
+        for child in self.first_process(host).children():
+            with contextlib.suppress(psutil.Error, OSError):
+                status = Path(f"/proc/{child.pid}/status").read_text()
+                numbers = next(line for line in status.splitlines() if line.startswith("NSpid"))
+                found.add(int(numbers.split()[-1]))
         return found
 
     def log(self, host: str) -> str:

@@ -37,6 +37,8 @@ def unpack(package: Path, folder: Path) -> Path:
         folder.mkdir(exist_ok=True)
         for entry in sorted(fresh.iterdir()):
             _replace(entry, folder / entry.name)
+    except tarfile.FilterError as err:
+        raise UsageError(f"the package of code: {err}", where=str(package), fix=_FIX) from None
     except (tarfile.TarError, EOFError) as err:
         raise UsageError(f"not a package of code: {err}", where=str(package), fix=_FIX) from None
     except OSError as err:

@@ -1,0 +1,379 @@
+"""The launcher as the first process of SageMaker's containers: real processes, own /opt/ml each."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from stoker.logs import parse_line
+from stoker.platforms.packing import pack
+from stoker.records import Profile, read_json
+from support.local_job import until
+from support.namespaces import Hosts
+
+pytestmark = [pytest.mark.root, pytest.mark.fault]
+
+# Hosts of a group are not sorted: the leader is algo-3.
+GROUPS = {"data_group": ["algo-1"], "gpu": ["algo-3", "algo-2"]}
+SMALL = {"data_group": ["algo-1"], "gpu": ["algo-2"]}
+ALONE = {"homogeneousCluster": ["algo-1"]}
+
+CLI = (sys.executable, "-m", "stoker.cli", "launch")
+CODE_FILE = "/opt/ml/input/data/stoker_code/code.tar.gz"
+
+
+def start_all(hosts: Hosts, *command: str, **environ: str) -> None:
+    for host in hosts.names:
+        hosts.start(host, *command, **environ)
+
+
+def give_code(hosts: Hosts, files: Mapping[str, str]) -> None:
+    """Packs the files as the platform does, as a channel of all hosts."""
+    source = hosts.folder / "source"
+    for name, text in files.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
+    package = pack(source)
+    for host in hosts.names:
+        channel = hosts.ml(host) / "input" / "data" / "stoker_code"
+        channel.mkdir(parents=True)
+        (channel / "code.tar.gz").write_bytes(package)
+
+
+def failure(hosts: Hosts, host: str) -> str | None:
+    path = hosts.ml(host) / "output" / "failure"
+    return path.read_text() if path.exists() else None
+
+
+# A module of the code may be called as one that is installed: the code's own comes first.
+SHADOWING = """
+import os
+from torch.utils.data import Dataset
+class Numbers(Dataset):
+    def __init__(self):
+        self.trainer = os.getpid()
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        assert os.getpid() != self.trainer
+        with open("numbers.txt") as file:
+            return int(file.read().split()[index])
+"""
+
+
+def test_packed_code_is_unpacked_on_all_hosts_and_all_run_in_it(tmp_path: Path) -> None:
+    train = (
+        "import os, pathlib\n"
+        "from stoker import DataLoader\n"
+        "from jinja2 import Numbers\n"
+        "print('trains in', os.getcwd(), flush=True)\n"
+        "for batch in DataLoader(Numbers(), batch_size=4, num_workers=0):\n"
+        "    print('batch', batch.tolist(), flush=True)\n"
+    )
+    with Hosts(tmp_path, SMALL) as hosts:
+        give_code(hosts, {"train.py": train, "jinja2.py": SHADOWING, "numbers.txt": "7 5 3 2"})
+        start_all(hosts, *CLI, "--", "python", "train.py", STOKER_CODE_FILE=CODE_FILE)
+        assert hosts.codes() == {"algo-1": 0, "algo-2": 0}, hosts.log("algo-2")
+        assert "trains in /opt/ml/code" in hosts.log("algo-2")
+        assert "batch [7, 5, 3, 2]" in hosts.log("algo-2")
+        assert (hosts.ml("algo-1") / "code" / "numbers.txt").exists()
+
+
+def test_ranks_of_torchrun_and_their_children_run_in_the_packed_code(tmp_path: Path) -> None:
+    child = "import os, mine; print('child of', os.environ['RANK'], mine.WORD, os.getcwd())"
+    run = f'cd / && exec python -c "{child}"\n'
+    with Hosts(tmp_path, ALONE) as hosts:
+        give_code(hosts, {"steps/run.sh": run, "mine.py": "WORD = 'found'"})
+        start_all(
+            hosts,
+            *CLI,
+            *("--", "sh", "steps/run.sh"),
+            STOKER_CODE_FILE=CODE_FILE,
+            STOKER_PROCESSES_PER_HOST="2",
+            PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        )
+        assert hosts.codes() == {"algo-1": 0}, hosts.log("algo-1")
+        for rank in (0, 1):
+            assert f"child of {rank} found /" in hosts.log("algo-1")
+
+
+def test_code_that_cannot_be_unpacked_is_the_failure_reason(tmp_path: Path) -> None:
+    with Hosts(tmp_path, SMALL) as hosts:
+        start_all(hosts, *CLI, "--", "python", "train.py", STOKER_CODE_FILE=CODE_FILE)
+        assert hosts.codes() == {"algo-1": 2, "algo-2": 2}
+        assert "the package of code cannot be unpacked" in (failure(hosts, "algo-2") or "")
+        assert failure(hosts, "algo-1") is None
+
+
+def test_train_alone_runs_the_program_that_the_sdk_names(tmp_path: Path) -> None:
+    parameters = {
+        "sagemaker_program": '"go.py"',
+        "sagemaker_submit_directory": '"/opt/ml/mine"',
+        "epochs": "2",
+    }
+    with Hosts(tmp_path, ALONE, hyperparameters=parameters) as hosts:
+        folder = hosts.ml("algo-1") / "mine"
+        folder.mkdir()
+        (folder / "go.py").write_text("import os, sys; print('ran', sys.argv, os.getcwd())")
+        start_all(hosts, *CLI, "train")
+        assert hosts.codes() == {"algo-1": 0}, hosts.log("algo-1")
+        assert "ran ['go.py', '--epochs', '2'] /opt/ml/mine" in hosts.log("algo-1")
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [("train", "does not know what to train"), ("serve", "does not serve models")],
+)
+def test_a_word_that_stands_for_no_command_ends_with_three_lines(
+    tmp_path: Path, word: str, reason: str
+) -> None:
+    with Hosts(tmp_path, ALONE) as hosts:
+        start_all(hosts, *CLI, word)
+        assert hosts.codes() == {"algo-1": 2}
+        said = [line for line in hosts.log("algo-1").splitlines() if "stoker 2" not in line]
+        assert reason in said[0]
+        assert [line[:6] for line in said] == ["error:", "where:", "try:  "]
+        if word == "train":
+            assert reason in (failure(hosts, "algo-1") or "")
+
+
+def test_the_leader_tells_the_roster_once_and_every_host_its_role(tmp_path: Path) -> None:
+    with Hosts(tmp_path, GROUPS) as hosts:
+        start_all(hosts, *CLI, "--", "true", STOKER_STRATEGY="plain")
+        assert set(hosts.codes().values()) == {0}
+        events = [
+            event
+            for host in hosts.names
+            for line in hosts.log(host).splitlines()
+            if (event := parse_line(line))
+        ]
+    roles = {e.host: e.values["group"] for e in events if e.event == "host_has_role"}
+    assert roles == {"algo-1": "data_group", "algo-2": "gpu", "algo-3": "gpu"}
+    (roster,) = [event for event in events if event.event == "roster"]
+    assert roster.host == "algo-3"
+    assert json.loads(roster.values["groups"]) == {
+        "data_group": {"role": "data", "type": "ml.c5.xlarge", "hosts": ["algo-1"]},
+        "gpu": {"role": "dnn", "type": "ml.c5.xlarge", "hosts": ["algo-3", "algo-2"]},
+    }
+
+
+MEET = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("rank", dist.get_rank(), "sums", total.item(), os.environ["SM_NUM_GPUS"], "GPUs", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_hosts_find_each_other_when_their_names_resolve_late(tmp_path: Path) -> None:
+    with Hosts(tmp_path, GROUPS, are_named=False) as hosts:
+        start_all(hosts, *CLI, "--", "python", "-c", MEET)
+        hosts.wait_for_log("algo-3", "command_started")
+        hosts.wait_for_log("algo-1", "agent_listens")
+        hosts.wait_for_log("algo-2", "host_has_role")
+        for host in ("algo-1", "algo-2"):
+            assert "host_is_welcome" not in hosts.log(host)
+        hosts.name_hosts()
+        assert set(hosts.codes().values()) == {0}, hosts.log("algo-3")
+        assert "rank 0 sums 2.0" in hosts.log("algo-3")
+
+
+def test_a_homogeneous_job_trains_without_a_token_and_sees_no_gpus(tmp_path: Path) -> None:
+    with Hosts(tmp_path, {"homogeneousCluster": ["algo-2", "algo-1"]}) as hosts:
+        start_all(hosts, *CLI, "--", "python", "-c", MEET, STOKER_TOKEN_FILE="")
+        assert set(hosts.codes().values()) == {0}, hosts.log("algo-2")
+        assert "rank 0 sums 2.0 0 GPUs" in hosts.log("algo-2")
+        assert "rank 1 sums 2.0 0 GPUs" in hosts.log("algo-1")
+
+
+# A process that is orphaned, and ends while its host goes on.
+ORPHAN = """
+import os, pathlib, time
+def leave_an_orphan():
+    if (pid := os.fork()) == 0:
+        if os.fork() == 0:
+            while os.getppid() != 1:
+                time.sleep(0.01)
+            pathlib.Path(f"/opt/ml/orphan-{os.getpid()}").touch()
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+def adopted_orphans(hosts: Hosts, host: str, *, number: int) -> set[int]:
+    """The orphans that the host's first process has got, once they are so many."""
+    folder = hosts.ml(host)
+    until(lambda: len(list(folder.glob("orphan-*"))) == number, what=f"{host} adopts orphans")
+    return {int(path.name.removeprefix("orphan-")) for path in folder.glob("orphan-*")}
+
+
+def test_orphans_of_the_training_and_of_data_workers_are_reaped(tmp_path: Path) -> None:
+    train = (
+        "import os, pathlib, time\n"
+        "from stoker import DataLoader\n"
+        "from orphans import Leaving, leave_an_orphan\n"
+        "for batch in DataLoader(Leaving(), batch_size=1, num_workers=0):\n"
+        "    pass\n"
+        "for _ in range(3):\n"
+        "    leave_an_orphan()\n"
+        "print('all left', flush=True)\n"
+        "while not pathlib.Path('/opt/ml/go').exists():\n"
+        "    time.sleep(0.02)\n"
+    )
+    dataset = (
+        ORPHAN
+        + "class Leaving:\n"
+        + "    def __len__(self):\n        return 3\n"
+        + "    def __getitem__(self, index):\n"
+        + "        leave_an_orphan()\n        return index\n"
+    )
+    with Hosts(tmp_path, SMALL) as hosts:
+        give_code(hosts, {"train.py": train, "orphans.py": dataset})
+        start_all(hosts, *CLI, "--", "python", "train.py", STOKER_CODE_FILE=CODE_FILE)
+        hosts.wait_for_log("algo-2", "all left")
+        for host in hosts.names:
+            left = adopted_orphans(hosts, host, number=3)
+            until(
+                lambda host=host, left=left: not left & hosts.children(host),
+                what=f"the orphans of {host} are reaped",
+            )
+        (hosts.ml("algo-2") / "go").touch()
+        assert set(hosts.codes().values()) == {0}, hosts.log("algo-2")
+
+
+SAVING = """
+import pathlib, signal, sys, time
+def save(*_):
+    pathlib.Path("/opt/ml/checkpoints").mkdir()
+    pathlib.Path("/opt/ml/checkpoints/last").write_text("saved")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("ready to save", flush=True)
+time.sleep(300)
+"""
+
+
+def test_sigterm_to_the_containers_lets_the_training_save_and_ends_all_hosts(
+    tmp_path: Path,
+) -> None:
+    with Hosts(tmp_path, GROUPS) as hosts:
+        start_all(hosts, *CLI, "--", "python", "-c", SAVING, STOKER_STRATEGY="plain")
+        for host in GROUPS["gpu"]:
+            hosts.wait_for_log(host, "ready to save")
+        hosts.wait_for_log("algo-1", "host_is_welcome")
+        for host in hosts.names:
+            hosts.first_process(host).send_signal(signal.SIGTERM)
+        codes = hosts.codes()
+        assert codes["algo-3"] == codes["algo-2"] == 0
+        assert codes["algo-1"] in (0, 143)
+        for host in GROUPS["gpu"]:
+            assert (hosts.ml(host) / "checkpoints" / "last").read_text() == "saved"
+            assert failure(hosts, host) is None
+        record = json.loads((hosts.ml("algo-3") / "output/data/stoker/training.json").read_text())
+        assert record["status"] == "stopped"
+
+
+def test_data_hosts_leave_nothing_in_the_folders_that_the_service_merges(tmp_path: Path) -> None:
+    with Hosts(tmp_path, SMALL) as hosts:
+        start_all(hosts, *CLI, "--", "true")
+        assert hosts.codes() == {"algo-1": 0, "algo-2": 0}
+        for folder in ("model", "output/data"):
+            assert not list((hosts.ml("algo-1") / folder).iterdir())
+
+
+def test_a_failure_on_a_host_with_a_long_traceback_is_cut_to_what_the_service_shows(
+    tmp_path: Path,
+) -> None:
+    code = "raise ValueError('first words ' + 'x' * 5000 + ' last words')"
+    with Hosts(tmp_path, ALONE) as hosts:
+        start_all(hosts, *CLI, "--", "python", "-c", code)
+        assert hosts.codes() == {"algo-1": 1}
+        reason = failure(hosts, "algo-1") or ""
+        assert len(reason) == 1024
+        assert reason.startswith("rank 0 on algo-1: ValueError: first words")
+        assert reason.rstrip().endswith("last words")
+
+
+LOADING = """
+import sys, time
+import torch
+from torch.utils.data import DataLoader, Dataset
+class Slow(Dataset):
+    def __len__(self):
+        return 100_000
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return torch.zeros(64)
+model = torch.nn.Linear(64, 64)
+for batch in DataLoader(Slow(), batch_size=4, num_workers=1):
+    model(batch).sum().backward()
+"""
+PROFILE = {
+    "STOKER_PROFILE": '{"budget_seconds": 8}',
+    "STOKER_PROFILE_FILE": "/opt/ml/checkpoints/profile.json",
+    "STOKER_WORKLOAD_SHA256": "ab" * 32,
+}
+
+
+def profile_of(hosts: Hosts) -> Profile:
+    return read_json(hosts.ml("algo-1") / "checkpoints" / "profile.json", Profile)
+
+
+def test_a_profile_job_leaves_its_profile_where_the_service_keeps_it(tmp_path: Path) -> None:
+    with Hosts(tmp_path, ALONE) as hosts:
+        start_all(hosts, *CLI, "--", "python", "-c", LOADING, **PROFILE)
+        assert hosts.codes() == {"algo-1": 0}, hosts.log("algo-1")
+        found = profile_of(hosts)
+        assert (found.host.instance_type, found.host.count) == ("ml.c5.xlarge", 1)
+        assert found.workload_sha256 == "ab" * 32
+        assert found.step.loader_cpu_seconds is not None
+        steps = (hosts.ml("algo-1") / "checkpoints" / "baseline-timeline.csv").read_text()
+        assert steps.count("\n") > 3
+        assert "profile_written" in hosts.log("algo-1")
+        assert failure(hosts, "algo-1") is None
+
+
+def test_a_profile_job_that_is_stopped_leaves_the_verdict_so_far(tmp_path: Path) -> None:
+    long = PROFILE | {"STOKER_PROFILE": '{"budget_seconds": 30}'}
+    with Hosts(tmp_path, ALONE) as hosts:
+        start_all(hosts, *CLI, "--", "python", "-c", LOADING, **long)
+        hosts.wait_for_log("algo-1", "profile_accelerator")
+        hosts.first_process("algo-1").send_signal(signal.SIGTERM)
+        assert hosts.codes() == {"algo-1": 0}, hosts.log("algo-1")
+        assert profile_of(hosts).step.accelerator_step_seconds is not None
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "words"),
+    [
+        ("raise ValueError('no data today')", 1, "ValueError: no data today"),
+        ("print('done')", 2, "never iterated a DataLoader"),
+        ("import torch", 2, "never iterated a DataLoader"),
+    ],
+)
+def test_a_profile_job_without_a_profile_fails_with_the_words(
+    tmp_path: Path, code: str, exit_code: int, words: str
+) -> None:
+    with Hosts(tmp_path, ALONE) as hosts:
+        start_all(hosts, *CLI, "--", "python", "-c", code, **PROFILE)
+        assert hosts.codes() == {"algo-1": exit_code}
+        assert words in (failure(hosts, "algo-1") or "")
+        assert not (hosts.ml("algo-1") / "checkpoints").exists()
+
+
+def test_a_profile_job_that_reaches_no_batch_is_stopped_after_its_budget(tmp_path: Path) -> None:
+    code = "import time; time.sleep(300)"
+    quick = (
+        "import sys; import stoker.cli.launching as it; it.START_ALLOWANCE_SECONDS = -3.0;"
+        "from stoker.cli import main; sys.argv = ['stoker', 'launch', '--', *sys.argv[1:]]; main()"
+    )
+    with Hosts(tmp_path, ALONE) as hosts:
+        start_all(hosts, sys.executable, "-c", quick, "python", "-c", code, **PROFILE)
+        assert hosts.codes() == {"algo-1": 6}, hosts.log("algo-1")
+        assert (failure(hosts, "algo-1") or "").startswith("no verdict after")

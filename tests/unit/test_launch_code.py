@@ -1,0 +1,150 @@
+"""Packed code: what is unpacked, and what is refused before anything is written."""
+
+import io
+import os
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import UsageError
+from stoker.launch import code
+from stoker.platforms.packing import pack
+
+Entry = tuple[str, bytes, str]  # name, tarfile's type, content or where a link leads
+
+
+def package(tmp_path: Path, *entries: Entry) -> Path:
+    path = tmp_path / "code.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, kind, content in entries:
+            member = tarfile.TarInfo(name)
+            member.type = kind
+            if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
+                member.linkname = content
+                archive.addfile(member)
+            else:
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content.encode()))
+    return path
+
+
+def file(name: str, content: str = "x") -> Entry:
+    return (name, tarfile.REGTYPE, content)
+
+
+def link(name: str, to: str) -> Entry:
+    return (name, tarfile.SYMTYPE, to)
+
+
+def test_what_was_packed_is_unpacked_as_it_was(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "package").mkdir(parents=True)
+    (source / "train.py").write_text("import package")
+    (source / "package" / "__init__.py").write_text("")
+    (source / "run.sh").write_text("#!/bin/sh\n")
+    (source / "run.sh").chmod(0o755)
+    (source / "package" / "same.py").symlink_to("../train.py")
+    (tmp_path / "code.tar.gz").write_bytes(pack(source))
+    folder = code.unpack(tmp_path / "code.tar.gz", tmp_path / "ml" / "code")
+    assert folder == tmp_path / "ml" / "code"
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+    assert names == ["package", "package/__init__.py", "package/same.py", "run.sh", "train.py"]
+    assert (folder / "package" / "same.py").read_text() == "import package"
+    assert os.access(folder / "run.sh", os.X_OK)
+
+
+def test_a_package_of_a_whole_folder_is_unpacked_without_that_folder(tmp_path: Path) -> None:
+    """`tar -C FOLDER -czf code.tar.gz .` names the folder itself, too."""
+    made = package(tmp_path, (".", tarfile.DIRTYPE, ""), file("./train.py", "1"))
+    assert (code.unpack(made, tmp_path / "code") / "train.py").read_text() == "1"
+
+
+def test_a_package_comes_over_what_is_there_and_leaves_the_rest(tmp_path: Path) -> None:
+    folder = tmp_path / "code"
+    (folder / "lib").mkdir(parents=True)
+    (folder / "lib" / "old.py").write_text("old")
+    (folder / "other.py").write_text("kept")
+    (folder / "train.py").symlink_to(tmp_path / "elsewhere")
+    code.unpack(package(tmp_path, file("train.py", "new"), file("lib/new.py")), folder)
+    assert sorted(p.name for p in folder.rglob("*")) == ["lib", "new.py", "other.py", "train.py"]
+    assert not (tmp_path / "elsewhere").exists()
+    assert (folder / "train.py").read_text() == "new"
+
+
+REFUSED: dict[str, tuple[Sequence[Entry], str]] = {
+    "absolute": ([file("/etc/passwd")], "absolute"),
+    "parent": ([file("../evil.py")], "out of the folder"),
+    "parent inside": ([file("a/../../evil.py")], "out of the folder"),
+    "absolute link": ([link("etc", "/etc")], "absolute"),
+    "link out": ([link("up", "../..")], "outside"),
+    "file through a link": ([link("here", "."), file("here/x.py")], "through a link"),
+    "file over a link": ([link("x.py", "y.py"), file("x.py")], "through a link"),
+    "hard link out": ([("x.py", tarfile.LNKTYPE, "../../etc/passwd")], "outside"),
+    "hard link to a link": (
+        [link("a", "b"), ("c", tarfile.LNKTYPE, "a")],
+        "hard link to a link",
+    ),
+    "device": ([("null", tarfile.CHRTYPE, "")], "neither"),
+    "pipe": ([("pipe", tarfile.FIFOTYPE, "")], "neither"),
+    "link that leads out by another": (
+        # Each of them alone stays inside, until the other is there.
+        [link("out", "a/b/c/../.."), ("a/b", tarfile.DIRTYPE, ""), link("a/b/c", "../..")],
+        "out of the folder",
+    ),
+    "link to itself": ([link("a", "b"), link("b", "a")], "out of the folder"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_leads_out_of_the_folder_is_refused_and_nothing_is_left(
+    tmp_path: Path, name: str
+) -> None:
+    entries, reason = REFUSED[name]
+    made = package(tmp_path, file("train.py"), *entries)
+    with pytest.raises(UsageError, match=reason) as caught:
+        code.unpack(made, tmp_path / "ml" / "code")
+    assert str(made) in caught.value.where
+    assert not (tmp_path / "ml" / "code").exists()
+    assert not list((tmp_path / "ml").iterdir())
+    assert not (tmp_path / "evil.py").exists()
+
+
+def test_a_link_that_leads_nowhere_but_stays_inside_is_unpacked(tmp_path: Path) -> None:
+    folder = code.unpack(package(tmp_path, link("latest", "runs/7")), tmp_path / "code")
+    assert os.readlink(folder / "latest") == "runs/7"
+
+
+def test_a_package_that_unpacks_to_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = package(tmp_path, file("a", "0" * 600), file("b", "0" * 600))
+    monkeypatch.setattr(code, "MAX_CODE_BYTES", 1000)
+    with pytest.raises(UsageError, match="larger than"):
+        code.unpack(made, tmp_path / "ml" / "code")
+    monkeypatch.setattr(code, "MAX_CODE_BYTES", 10_000)
+    monkeypatch.setattr(code, "MAX_CODE_FILES", 1)
+    with pytest.raises(UsageError, match="more than 1 files"):
+        code.unpack(made, tmp_path / "ml" / "code")
+
+
+@pytest.mark.parametrize("content", [b"", b"no package", b"\x1f\x8b\x08\x00"])
+def test_what_is_no_package_is_a_usage_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "code.tar.gz").write_bytes(content)
+    with pytest.raises(UsageError, match="code"):
+        code.unpack(tmp_path / "code.tar.gz", tmp_path / "ml" / "code")
+
+
+def test_a_package_that_was_cut_is_a_usage_error(tmp_path: Path) -> None:
+    made = package(tmp_path, file("a", os.urandom(9000).hex()))
+    made.write_bytes(made.read_bytes()[:-3000])
+    with pytest.raises(UsageError, match="not a package of code"):
+        code.unpack(made, tmp_path / "ml" / "code")
+    assert not (tmp_path / "ml" / "code").exists()
+
+
+def test_a_missing_package_says_which_channel_to_look_at(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file") as caught:
+        code.unpack(tmp_path / "absent.tar.gz", tmp_path / "ml" / "code")
+    assert "absent.tar.gz" in caught.value.where

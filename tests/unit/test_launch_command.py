@@ -1,0 +1,98 @@
+"""`stoker launch train`: which command that is."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import UsageError
+from stoker.launch import launch
+from stoker.launch.command import Order, check_words, order_of
+from stoker.platforms.packing import pack
+from stoker.settings import from_environment
+
+
+def order(tmp_path: Path, *words: str, **environ: str) -> Order:
+    environ = {"STOKER_BASE_DIR": str(tmp_path), **environ}
+    return order_of(words, settings=from_environment(environ), environ=environ)
+
+
+def give_hyperparameters(tmp_path: Path, **values: str) -> None:
+    folder = tmp_path / "input" / "config"
+    folder.mkdir(parents=True)
+    encoded = {f"sagemaker_{name}": json.dumps(value) for name, value in values.items()}
+    (folder / "hyperparameters.json").write_text(json.dumps(encoded))
+
+
+def test_a_command_is_run_as_it_is_given(tmp_path: Path) -> None:
+    given = ("python", "train.py", "--epochs", "2")
+    assert order(tmp_path, *given) == Order(command=given, folder=None)
+    assert order(tmp_path, "train", "--fast").command == ("train", "--fast")
+    assert order(tmp_path, "/usr/bin/train").command == ("/usr/bin/train",)
+
+
+def test_train_alone_is_the_command_that_the_job_names(tmp_path: Path) -> None:
+    give_hyperparameters(tmp_path, program="other.py")
+    found = order(tmp_path, "train", STOKER_COMMAND='["python", "-m", "package.train"]')
+    assert found == Order(command=("python", "-m", "package.train"), folder=None)
+
+
+def test_train_alone_is_else_the_program_that_the_sdk_names(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "go.py").touch()
+    give_hyperparameters(tmp_path, program="go.py", submit_directory=str(tmp_path / "mine"))
+    assert order(tmp_path, "train") == Order(command=("python", "go.py"), folder=tmp_path / "mine")
+
+
+def test_the_sdks_program_is_looked_for_in_the_job_folders_code(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "go.sh").touch()
+    give_hyperparameters(tmp_path, program="go.sh")
+    assert order(tmp_path, "train") == Order(command=("./go.sh",), folder=tmp_path / "code")
+
+
+def test_an_image_may_name_its_program_by_the_toolkits_variable(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "go.py").touch()
+    found = order(tmp_path, "train", SAGEMAKER_PROGRAM="go.py")
+    assert found == Order(command=("python", "go.py"), folder=tmp_path / "code")
+
+
+def test_packed_code_is_where_the_command_runs(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text("1")
+    (tmp_path / "code.tar.gz").write_bytes(pack(source))
+    give_hyperparameters(tmp_path, program="train.py", submit_directory="s3://bucket/old.tar.gz")
+    for words in (("python", "train.py"), ("train",)):
+        found = order(tmp_path, *words, STOKER_CODE_FILE=str(tmp_path / "code.tar.gz"))
+        assert found == Order(command=("python", "train.py"), folder=tmp_path / "code")
+        assert (tmp_path / "code" / "train.py").read_text() == "1"
+
+
+def test_train_alone_with_no_command_anywhere_says_how_to_name_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not know what to train") as caught:
+        order(tmp_path, "train")
+    assert "STOKER_COMMAND" in caught.value.fix
+    assert "whole path" in caught.value.fix
+
+
+def test_code_that_would_have_to_be_fetched_is_refused(tmp_path: Path) -> None:
+    give_hyperparameters(tmp_path, program="go.py", submit_directory="s3://bucket/source.tar.gz")
+    with pytest.raises(UsageError, match="fetches no code: s3://bucket") as caught:
+        order(tmp_path, "train")
+    assert "sagemaker.source" in caught.value.fix
+
+
+def test_a_program_that_is_not_there_is_named_with_its_folder(tmp_path: Path) -> None:
+    give_hyperparameters(tmp_path, program="go.py")
+    with pytest.raises(UsageError, match=r"no program go\.py") as caught:
+        order(tmp_path, "train")
+    assert str(tmp_path / "code") in caught.value.where
+
+
+def test_serving_is_refused_before_anything_else(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not serve"):
+        launch(["serve"], {"STOKER_BASE_DIR": str(tmp_path)})
+    check_words(["serve", "files"])
+    assert not list(tmp_path.iterdir())
