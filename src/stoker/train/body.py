@@ -111,7 +111,9 @@ def train(
         end = run.wait()
     finally:
         run.stop()
-    record = _record(job, end, platform_name=platform.name, catalog=catalog, decision=decision)
+    # The platform may have had to take another name than was asked for.
+    ran = Job(platform=platform.name, name=run.name, url=end.job_url)
+    record = _record(job, end, ran=ran, catalog=catalog, decision=decision)
     if record.status == "failed" and not record.hosts:
         # Not even the launcher came to its work: its log is all there is.
         words = "\n".join([record.failure or "", *last_words]).strip()
@@ -123,11 +125,11 @@ def _record(
     job: JobSpec,
     end: JobEnd,
     *,
-    platform_name: str,
+    ran: Job,
     catalog: Catalog,
     decision: Decision | None,
 ) -> Training:
-    written = _written_by_leader(job, end, platform_name=platform_name)
+    written = _written_by_leader(job, end, ran=ran)
     measured = written.measured
     if measured and measured.steps:
         usd_per_hour = catalog.usd_per_hour(job.groups)
@@ -150,7 +152,7 @@ def _record(
         measured=measured,
         data_group_release_seconds=end.data_group_release_seconds,
         model_uri=end.model_uri or written.model_uri,
-        job=Job(platform=platform_name, name=job.name, url=end.job_url),
+        job=ran,
     )
 
 
@@ -162,7 +164,7 @@ def _keep(timeline: Path, job: JobSpec) -> str | None:
     return "timeline.csv"
 
 
-def _written_by_leader(job: JobSpec, end: JobEnd, *, platform_name: str) -> Training:
+def _written_by_leader(job: JobSpec, end: JobEnd, *, ran: Job) -> Training:
     file = end.output_dir / "stoker" / "training.json" if end.output_dir else None
     if file and file.is_file():
         return read_json(file, Training)
@@ -171,6 +173,6 @@ def _written_by_leader(job: JobSpec, end: JobEnd, *, platform_name: str) -> Trai
         status="failed",
         groups=job.groups,
         strategy=job.strategy,
-        job=Job(platform=platform_name, name=job.name),
+        job=ran,
         events=(lost,),
     )

@@ -136,6 +136,7 @@ class SageMakerRun:
         try:
             if self._state is None or not self._state.is_final:
                 stop_job(self._aws, self.name)
+                self._log.event("job_is_stopping", job=self.name, at_most_seconds=STOP_SECONDS)
         except StokerError as err:
             self._log.event("job_not_stopped", job=self.name, why=err.what)
             return

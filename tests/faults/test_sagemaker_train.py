@@ -1,0 +1,155 @@
+"""`stoker train --platform sagemaker` as a real process, stopped and killed while a job runs."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.platforms.aws import Aws
+from stoker.platforms.sagemaker.logs import LOG_GROUP
+from support.local_job import until
+from support.moto import REGION, ROLE, AwsServer
+from support.sagemaker_service import SageMakerService, sagemaker_service
+
+pytestmark = pytest.mark.fault
+
+NAME = "mnist-1"
+BUCKET = "stoker-test"
+TOKEN = f"s3://{BUCKET}/out/{NAME}/stoker_token/token"
+END_SECONDS = 60.0
+WORKLOAD = f"""
+name: mnist
+platform: sagemaker
+command: [python, train.py]
+image: 123456789012.dkr.ecr.eu-central-1.amazonaws.com/stoker:1
+cluster: {{dnn: {{instance_type: ml.g5.2xlarge}}}}
+sagemaker:
+  role: {ROLE}
+  output_uri: s3://{BUCKET}/out
+"""
+
+
+@pytest.fixture
+def service(aws_server: AwsServer) -> Iterator[SageMakerService]:
+    aws_server.make_bucket(BUCKET)
+    with sagemaker_service() as found:
+        yield found
+
+
+@pytest.fixture
+def aws(aws_server: AwsServer) -> Aws:
+    return Aws(region=REGION)
+
+
+class Train:
+    """The command as people start it."""
+
+    def __init__(self, folder: Path, aws_server: AwsServer, service: SageMakerService) -> None:
+        (folder / "workload.yaml").write_text(WORKLOAD)
+        words = ["train", "workload.yaml", "--name", NAME, "--yes"]
+        groups = ["--group", "dnn=1", "--group", "data=ml.c5.4xlarge:2"]
+        self._said = folder / "said"
+        with self._said.open("ab") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "stoker.cli", *words, *groups],
+                cwd=folder,
+                env=aws_server.environ() | {"AWS_ENDPOINT_URL_SAGEMAKER": service.url},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+            )
+
+    @property
+    def said(self) -> str:
+        return self._said.read_text()
+
+    def ended_with(self) -> int:
+        return self.process.wait(END_SECONDS)
+
+
+@pytest.fixture
+def start(
+    tmp_path: Path, aws_server: AwsServer, service: SageMakerService
+) -> Iterator[Callable[[], Train]]:
+    begun: list[Train] = []
+
+    def make() -> Train:
+        begun.append(Train(tmp_path, aws_server, service))
+        return begun[-1]
+
+    yield make
+    for train in begun:
+        if train.process.poll() is None:
+            train.process.kill()
+            train.process.wait(END_SECONDS)
+
+
+def put_line(aws: Aws, host: str, text: str) -> None:
+    stream = f"{NAME}/{host}-1700000000"
+    with contextlib.suppress(Exception):
+        aws.call("logs", "CreateLogGroup", logGroupName=LOG_GROUP)
+    aws.call("logs", "CreateLogStream", logGroupName=LOG_GROUP, logStreamName=stream)
+    event = {"timestamp": int(time.time() * 1000), "message": text}
+    aws.call(
+        "logs", "PutLogEvents", logGroupName=LOG_GROUP, logStreamName=stream, logEvents=[event]
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"]
+)
+def test_a_signal_while_following_stops_the_job_and_deletes_the_token(
+    start: Callable[[], Train], service: SageMakerService, aws: Aws, number: int, code: int
+) -> None:
+    train = start()
+    until(lambda: "Training: it runs" in train.said, what="the job is followed")
+    assert aws.has_object(TOKEN)
+    train.process.send_signal(number)
+    assert train.ended_with() == code, train.said
+    assert service.calls.count("StopTrainingJob") == 1
+    assert service.jobs[NAME]["TrainingJobStatus"] == "Stopped"
+    assert not aws.has_object(TOKEN)
+    assert "Traceback" not in train.said
+
+
+def test_sigterm_while_the_job_is_created_leaves_no_job_and_no_token(
+    start: Callable[[], Train], service: SageMakerService, aws: Aws
+) -> None:
+    service.is_creation_held = True
+    train = start()
+    until(lambda: NAME in service.jobs, what="the service has the request")
+    train.process.terminate()
+    assert train.ended_with() == 143, train.said
+    assert service.jobs[NAME]["TrainingJobStatus"] in ("Stopping", "Stopped")
+    assert not aws.has_object(TOKEN)
+
+
+def test_an_attempt_after_kill_9_goes_on_with_the_same_job_and_token(
+    start: Callable[[], Train], service: SageMakerService, aws: Aws, tmp_path: Path
+) -> None:
+    first = start()
+    until(lambda: "Training: it runs" in first.said, what="the job is followed")
+    token = aws.read_object(TOKEN)
+    first.process.kill()
+    first.process.wait(END_SECONDS)
+    second = start()
+    until(lambda: "job_adopted" in second.said, what="the job is adopted")
+    assert aws.read_object(TOKEN) == token
+    put_line(aws, "algo-2", f"stoker T run={NAME} host=algo-2 host_has_role group=dnn role=dnn")
+    put_line(aws, "algo-1", "hello of a host whose group is told by nobody")
+    service.end(NAME, "Completed")
+    assert second.ended_with() == 0, second.said
+    assert service.calls.count("CreateTrainingJob") == 1
+    assert service.calls.count("StopTrainingJob") == 0
+    assert not aws.has_object(TOKEN)
+    record = json.loads((tmp_path / "runs" / NAME / "training.json").read_text())
+    assert record["status"] == "succeeded"
+    assert record["job"]["name"] == NAME
+    logs = {path.name for path in (tmp_path / "runs" / NAME / "logs").iterdir()}
+    assert logs == {"dnn-algo-2.log", "unknown-algo-1.log", "sagemaker-status.log"}

@@ -1,0 +1,124 @@
+"""SageMaker's training jobs as moto does not have them: jobs that run until somebody ends them.
+
+Speaks the service's JSON protocol on a port of the loopback interface; everything else (S3, logs)
+is moto's. A process finds it by AWS_ENDPOINT_URL_SAGEMAKER.
+"""
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from support.moto import ACCOUNT, REGION
+
+# A creation that is held is let go after this: the client has given up by then.
+HOLD_SECONDS = 30.0
+# Looks that see a job as Stopping.
+STOPPING_LOOKS = 2
+
+
+class SageMakerService:
+    """The jobs, and what was asked for.
+
+    Attributes:
+        calls: Operations in order.
+        jobs: By name: the request, and what DescribeTrainingJob says beside it.
+        is_creation_held: The service takes a job, and does not answer.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.jobs: dict[str, dict[str, object]] = {}
+        self.is_creation_held = False
+        self.url = ""
+        self._stopping: dict[str, int] = {}
+        self._let_go = threading.Event()
+        self._lock = threading.Lock()
+
+    def end(self, name: str, status: str) -> None:
+        """The job ends."""
+        self.jobs[name].update(TrainingJobStatus=status, SecondaryStatus=status)
+
+    def let_go(self) -> None:
+        """Answers what is held."""
+        self._let_go.set()
+
+    def answer(self, operation: str, asked: dict[str, object]) -> tuple[int, dict[str, object]]:
+        name = str(asked.get("TrainingJobName", ""))
+        with self._lock:
+            self.calls.append(operation)
+            if operation == "ListTags":
+                name = str(asked["ResourceArn"]).rpartition("/")[2]
+                return 200, {"Tags": self.jobs[name]["Tags"]}
+            if operation != "CreateTrainingJob":
+                if name not in self.jobs:
+                    return 400, _error("ValidationException", "Requested resource not found.")
+                return 200, self._stop(name) if operation == "StopTrainingJob" else self._look(name)
+            if name in self.jobs:
+                return 400, _error("ResourceInUse", "Training job names must be unique")
+            arn = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{name}"
+            self.jobs[name] = {
+                **asked,
+                "TrainingJobArn": arn,
+                "TrainingJobStatus": "InProgress",
+                "SecondaryStatus": "Training",
+                "ModelArtifacts": {"S3ModelArtifacts": "s3://none/model.tar.gz"},
+                "SecondaryStatusTransitions": [
+                    {"Status": "Training", "StartTime": 1.7e9, "StatusMessage": "it runs"}
+                ],
+            }
+        if self.is_creation_held:
+            self._let_go.wait(HOLD_SECONDS)
+        return 200, {"TrainingJobArn": arn}
+
+    def _look(self, name: str) -> dict[str, object]:
+        job = self.jobs[name]
+        if name in self._stopping:
+            self._stopping[name] -= 1
+            if self._stopping[name] < 0:
+                job.update(TrainingJobStatus="Stopped", SecondaryStatus="Stopped")
+        return job
+
+    def _stop(self, name: str) -> dict[str, object]:
+        self._stopping[name] = STOPPING_LOOKS
+        self.jobs[name].update(TrainingJobStatus="Stopping", SecondaryStatus="Stopping")
+        return {}
+
+
+def _error(code: str, message: str) -> dict[str, object]:
+    return {"__type": code, "message": message}
+
+
+@contextlib.contextmanager
+def sagemaker_service() -> Iterator[SageMakerService]:
+    """The service, while the block runs."""
+    service = SageMakerService()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            size = int(self.headers["Content-Length"])
+            asked = json.loads(self.rfile.read(size))
+            operation = self.headers["X-Amz-Target"].rpartition(".")[2]
+            status, answer = service.answer(operation, asked)
+            body = json.dumps(answer).encode()
+            with contextlib.suppress(OSError):  # the client may be gone
+                self.send_response(status)
+                self.send_header("Content-Type", "application/x-amz-json-1.1")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        service.url = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, name="sagemaker service")
+        thread.start()
+        try:
+            yield service
+        finally:
+            service.let_go()
+            server.shutdown()
+            thread.join()
