@@ -54,14 +54,14 @@ def project_source() -> Path:
     Raises:
         UsageError: If this installation has neither.
     """
-    package = Path(__file__).resolve().parents[1]
-    checkout = package.parents[1]
-    for root in (package / "project", checkout):
+    from stoker.targets.project import CARRIED
+
+    for root in CARRIED:
         if all((root / name).is_dir() for name in FOLDERS):
             return root
     raise UsageError(
         "this installation of stoker carries no project files",
-        where=str(package),
+        where=" and ".join(map(str, CARRIED)),
         fix="install stoker from its wheel, or run it in its checkout",
     )
 
