@@ -10,14 +10,12 @@ import json
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Literal, Protocol
 
-from stoker.parameters import Parameter, main_channel
-from stoker.records import Workload
-from stoker.targets.compiled import PipelineRequest
+from stoker.parameters import Parameter
 
 # The SDK makes AWS clients while it is imported: without a region that is an error, without keys a
 # search for them over the network. These are for that moment only; no request is ever signed.
@@ -47,7 +45,10 @@ def offline() -> Iterator[None]:
     handlers = list(logging.getLogger().handlers)
     os.environ.update(_OFFLINE)
     try:
-        yield
+        with warnings.catch_warnings():
+            # The SDK imports modules of its own that it calls deprecated.
+            warnings.simplefilter("ignore")
+            yield
     finally:
         for name in names:
             os.environ.pop(name, None)
@@ -94,17 +95,14 @@ class Variable(Protocol):
 Text = str | Variable
 Request = dict[str, object]
 
-INPUT = "/opt/ml/processing/input"
-OUTPUT = "/opt/ml/processing/output"
-WORKLOAD = f"{INPUT}/workload/workload.json"
+# Of the run: letters and digits.
+EXECUTION_ID: Variable = ExecutionVariables.PIPELINE_EXECUTION_ID
 
 _SHAPES = {
     "Processing": "DescribeProcessingJobResponse",
     "Training": "DescribeTrainingJobResponse",
     "RegisterModel": "DescribeModelPackageOutput",
 }
-# Of a small step: its job has read and written a few files by then, image pull included.
-_SMALL_STEP_SECONDS = 3600
 
 
 class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
@@ -197,160 +195,6 @@ def _policies() -> list[StepRetryPolicy | SageMakerJobStepRetryPolicy]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What all steps of a run share.
-
-    Attributes:
-        workload: With its code's address in place of its folder.
-        inputs_uri: Folder with workload.json.
-        parameters: The pipeline's, by name in snake case.
-        passed: Names of those that the steps hand on to stoker as `--param`.
-    """
-
-    workload: Workload
-    inputs_uri: str
-    parameters: Mapping[str, Variable]
-    passed: tuple[str, ...]
-
-    def uri(self, path: str) -> Text:
-        """An address in the run's own folder, which its execution id names."""
-        head = f"{self.output_uri}/pipelines/{self.workload.name}/"
-        return text(head, self.execution_id, f"/{path}")
-
-    @property
-    def execution_id(self) -> Variable:
-        """Of the run: letters and digits."""
-        found: Variable = ExecutionVariables.PIPELINE_EXECUTION_ID
-        return found
-
-    @property
-    def output_uri(self) -> str:
-        """The prefix of all outputs, with no slash at its end."""
-        assert self.workload.sagemaker
-        return self.workload.sagemaker.output_uri.rstrip("/")
-
-    @property
-    def main_channel(self) -> str | None:
-        """The channel whose address is the parameter `input_data`."""
-        return main_channel(self.workload)
-
-    @property
-    def job_name(self) -> Text:
-        """Of the training job that a launched train step starts, and adopts if it is there."""
-        return text(f"{self.workload.name}-", self.execution_id)
-
-    def arguments(self) -> list[Text]:
-        """`--param NAME=VALUE` of all that the run's owner may change."""
-        words: list[Text] = []
-        for name in self.passed:
-            words += ["--param", text(f"{name}=", self.parameters[name])]
-        return words
-
-
-def run_of(request: PipelineRequest) -> Run:
-    """The run that a pipeline's request describes, with a pipeline variable a parameter."""
-    return Run(
-        workload=request.workload,
-        inputs_uri=request.inputs_uri,
-        parameters={p.name: _variable(p, request.workload) for p in request.parameters},
-        passed=request.passed,
-    )
-
-
-def control_step(
-    run: Run,
-    name: str,
-    arguments: Sequence[Text],
-    *,
-    display_name: str,
-    description: str,
-    inputs: Mapping[str, Text],
-    outputs: Mapping[str, Text],
-    depends_on: Sequence[Step | StepDependency] = (),
-    property_files: Sequence[PropertyFile] = (),
-    max_run_seconds: int = _SMALL_STEP_SECONDS,
-    is_isolated: bool = False,
-) -> RequestStep:
-    """A processing step in the control image that runs `stoker ARGUMENTS`.
-
-    Args:
-        run: Of the pipeline.
-        name: Of the step.
-        arguments: Of stoker; a value of 256 characters at most.
-        display_name: In the console.
-        description: In the console.
-        inputs: Name to address; an input lies in `INPUT/NAME`. The workload is always there.
-        outputs: Name to address; what is in `OUTPUT/NAME` goes there while it is written, so that
-            it survives a step that fails.
-        depends_on: Steps to wait for.
-        property_files: JSON outputs that conditions may read.
-        max_run_seconds: After it the service stops the step.
-        is_isolated: It needs no network, and has none where the workload's job has none.
-    """
-    settings = run.workload.sagemaker
-    assert settings
-    control = settings.control
-    files = {"workload": f"{run.inputs_uri}/workload.json", **inputs}
-    request: Request = {
-        "AppSpecification": {
-            "ImageUri": control.image or run.parameters["image"],
-            "ContainerEntrypoint": ["stoker"],
-            "ContainerArguments": list(arguments),
-        },
-        # SageMaker tells a container its region, but not in the variable that boto3 reads.
-        "Environment": {"AWS_DEFAULT_REGION": settings.region} if settings.region else None,
-        "NetworkConfig": _network(settings.network_isolation and is_isolated, run.workload),
-        "ProcessingInputs": [
-            {
-                "InputName": input_name,
-                "S3Input": {
-                    "S3Uri": uri,
-                    "LocalPath": f"{INPUT}/{input_name}",
-                    "S3DataType": "S3Prefix",
-                    "S3InputMode": "File",
-                },
-            }
-            for input_name, uri in files.items()
-        ],
-        "ProcessingOutputConfig": {
-            "KmsKeyId": settings.output_kms_key,
-            "Outputs": [
-                {
-                    "OutputName": output_name,
-                    "S3Output": {
-                        "S3Uri": uri,
-                        "LocalPath": f"{OUTPUT}/{output_name}",
-                        "S3UploadMode": "Continuous",
-                    },
-                }
-                for output_name, uri in outputs.items()
-            ],
-        },
-        "ProcessingResources": {
-            "ClusterConfig": {
-                "InstanceCount": 1,
-                "InstanceType": control.instance_type,
-                "VolumeSizeInGB": control.volume_gb,
-                "VolumeKmsKeyId": settings.volume_kms_key,
-            }
-        },
-        "RoleArn": control.role or settings.role,
-        "StoppingCondition": {"MaxRuntimeInSeconds": max_run_seconds},
-        "Tags": [{"Key": key, "Value": value} for key, value in sorted(settings.tags.items())]
-        or None,
-    }
-    return RequestStep(
-        name,
-        "Processing",
-        request,
-        display_name=display_name,
-        description=description,
-        depends_on=depends_on,
-        property_files=property_files,
-    )
-
-
 def text(*parts: Text) -> Text:
     """Texts and pipeline variables in a row, as one value."""
     values: list[Text] = []
@@ -364,6 +208,19 @@ def text(*parts: Text) -> Text:
                 values.append(piece)
     joined: Text = values[0] if len(values) == 1 else Join(on="", values=values)
     return joined
+
+
+def variable(parameter: Parameter, *, default: str | int) -> Variable:
+    """The pipeline's parameter of that name and default."""
+    name = parameter.camel_name
+    made: Variable = (
+        ParameterInteger(name=name, default_value=int(default))
+        if parameter.kind == "integer"
+        else ParameterString(
+            name=name, default_value=str(default), enum_values=list(parameter.choices) or None
+        )
+    )
+    return made
 
 
 def property_file(name: str, *, output: str, path: str) -> PropertyFile:
@@ -397,31 +254,6 @@ def definition(name: str, *, parameters: Sequence[Variable], steps: Sequence[Ste
     return json.dumps(_without_absent(document), indent=1, sort_keys=True) + "\n"
 
 
-def _variable(parameter: Parameter, workload: Workload) -> Variable:
-    default, name = parameter.default(workload), parameter.camel_name
-    made: Variable = (
-        ParameterInteger(name=name, default_value=int(default))
-        if parameter.kind == "integer"
-        else ParameterString(
-            name=name, default_value=str(default), enum_values=list(parameter.choices) or None
-        )
-    )
-    return made
-
-
-def _network(is_isolated: bool, workload: Workload) -> Request | None:
-    assert workload.sagemaker
-    vpc = workload.sagemaker.vpc
-    if vpc is None and not is_isolated:
-        return None
-    return {
-        "EnableNetworkIsolation": is_isolated,
-        "VpcConfig": {"SecurityGroupIds": list(vpc.security_groups), "Subnets": list(vpc.subnets)}
-        if vpc
-        else None,
-    }
-
-
 def _without_absent(request: Mapping[str, object]) -> Request:
     """The request without the keys whose value is None, at any depth."""
     return {key: _plain(value) for key, value in request.items() if value is not None}
@@ -436,25 +268,22 @@ def _plain(value: object) -> object:
 
 
 __all__ = [
-    "INPUT",
-    "OUTPUT",
-    "WORKLOAD",
+    "EXECUTION_ID",
     "ConditionEquals",
     "ConditionStep",
     "FailStep",
+    "PropertyFile",
     "Request",
     "RequestStep",
-    "Run",
     "Step",
     "StepDependency",
     "Text",
     "TriggerCondition",
     "Variable",
-    "control_step",
     "definition",
     "offline",
     "property_file",
-    "run_of",
     "text",
     "value_in",
+    "variable",
 ]

@@ -2,7 +2,13 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from components.sagemaker_steps import Request, Run, Text
+from components.sagemaker_run import (
+    Run,
+)
+from components.sagemaker_steps import (
+    Request,
+    Text,
+)
 
 TOKEN = "stoker_token"
 

@@ -16,14 +16,16 @@ Edit it: `stoker compile sagemaker WORKLOAD --out F` reads it from the folder it
 from components.decide.sagemaker import decide_step
 from components.evaluate.sagemaker import evaluate_step, gate_step
 from components.profile.sagemaker import profile_step, profile_uri
+from components.sagemaker_run import (
+    Run,
+    run_of,
+)
 from components.sagemaker_steps import (
     ConditionEquals,
     ConditionStep,
-    Run,
     Step,
     Text,
     definition,
-    run_of,
 )
 from components.train.sagemaker import (
     launched_model_uri,

@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 
-from components.sagemaker_steps import (
+from components.sagemaker_run import (
     INPUT,
     OUTPUT,
     WORKLOAD,
-    RequestStep,
     Run,
+    control_step,
+)
+from components.sagemaker_steps import (
+    RequestStep,
     Step,
     Text,
-    control_step,
     property_file,
 )
 

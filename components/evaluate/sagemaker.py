@@ -1,19 +1,21 @@
 """The evaluate component as steps of a SageMaker pipeline; see README.md for its contract."""
 
-from components.sagemaker_steps import (
+from components.sagemaker_run import (
     INPUT,
     OUTPUT,
     WORKLOAD,
+    Run,
+    control_step,
+)
+from components.sagemaker_steps import (
     ConditionEquals,
     ConditionStep,
     FailStep,
     RequestStep,
-    Run,
     Step,
     StepDependency,
     Text,
     TriggerCondition,
-    control_step,
     property_file,
     text,
     value_in,

@@ -2,7 +2,14 @@
 
 from collections.abc import Mapping
 
-from components.sagemaker_steps import RequestStep, Run, Text, text
+from components.sagemaker_run import (
+    Run,
+)
+from components.sagemaker_steps import (
+    RequestStep,
+    Text,
+    text,
+)
 from components.training_requests import channels, job_request, mapping, without
 
 FOLDER = "/opt/ml/checkpoints"

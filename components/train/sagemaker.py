@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 
-from components.sagemaker_steps import (
+from components.sagemaker_run import (
     INPUT,
     OUTPUT,
     WORKLOAD,
+    Run,
+    control_step,
+)
+from components.sagemaker_steps import (
     Request,
     RequestStep,
-    Run,
     Step,
     Text,
-    control_step,
     text,
 )
 from components.training_requests import (

@@ -1,0 +1,369 @@
+"""The pipeline on SageMaker: golden definitions, requests that the API takes, edges, contracts.
+
+Write the golden files anew with: python tests/contract/test_sagemaker_pipeline.py
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import typer.main
+from botocore.loaders import Loader
+from botocore.model import ServiceModel
+from botocore.validate import ParamValidator
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from stoker.cli.app import app
+from stoker.platforms.sagemaker.rules import problems
+from stoker.records import Evaluation, Json, read_json, to_json
+from support import sagemaker_pipeline as sample
+from support import sample_records
+
+GOLDEN = Path(__file__).parent / "sagemaker_pipeline"
+KINDS = ("launched", "native")
+MODEL = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
+_OPERATION = {
+    "Processing": ("CreateProcessingJob", "ProcessingJobName"),
+    "Training": ("CreateTrainingJob", "TrainingJobName"),
+    "RegisterModel": ("CreateModelPackage", None),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_definition_is_as_it_was(kind: str) -> None:
+    golden = (GOLDEN / f"{kind}.json").read_text(encoding="utf-8")
+    assert sample.compiled(kind).definition == golden
+
+
+def requests(kind: str) -> list[tuple[str, str, dict[str, Json]]]:
+    """Name, type and literal request of each step that is a request."""
+    document = sample.definition(kind)
+    found = []
+    for step in sample.steps(document):
+        if step["Type"] in _OPERATION:
+            # The second tail only runs with a profile to re-use.
+            reuse = "s3://bucket/earlier/profile" if str(step["Name"]).endswith("Again") else ""
+            request = sample.resolved(step["Arguments"], document, reuse_profile=reuse)
+            assert isinstance(request, dict)
+            found.append((str(step["Name"]), str(step["Type"]), request))
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_botocore_would_send_every_request_of_a_step(kind: str) -> None:
+    found = requests(kind)
+    assert len(found) == {"launched": 9, "native": 11}[kind]
+    for name, step_type, request in found:
+        operation, job = _OPERATION[step_type]
+        named = {**request, **({job: "job"} if job else {})}
+        shape = MODEL.operation_model(operation).input_shape
+        report = ParamValidator().validate(named, shape).generate_report()
+        assert report == "", f"{name}: {report}"
+        assert list(_over_limits(named, shape, name)) == []
+
+
+def _over_limits(value: Json, shape: object, path: str) -> list[str]:
+    """Where a value has more than the model's maximum, or does not match its pattern."""
+    found: list[str] = []
+    metadata = getattr(shape, "metadata")  # noqa: B009
+    most, kind = metadata.get("max"), getattr(shape, "type_name")  # noqa: B009
+    if most is not None and (
+        (isinstance(value, str | list | dict) and len(value) > most)
+        or (kind in ("integer", "long") and isinstance(value, int) and value > most)
+    ):
+        found.append(f"{path}: more than {most}")
+    choices = getattr(shape, "enum", None)
+    if isinstance(value, str) and choices and value not in choices:
+        found.append(f"{path}: {value} is none of the choices")
+    pattern = str(metadata.get("pattern", ""))
+    # What Java calls \\p{L} is left to the rules of plan().
+    can_match = isinstance(value, str) and pattern and "\\p" not in pattern
+    if can_match and not re.fullmatch(pattern, str(value)):
+        found.append(f"{path}: {value} does not match {pattern}")
+    if isinstance(value, Mapping):
+        members = getattr(shape, "members", None)
+        for key, item in value.items():
+            inner = members[key] if members else getattr(shape, "value")  # noqa: B009
+            found += _over_limits(item, inner, f"{path}.{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            found += _over_limits(item, getattr(shape, "member"), f"{path}[{index}]")  # noqa: B009
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_requests_keep_the_services_rules(kind: str) -> None:
+    for name, step_type, request in requests(kind):
+        if step_type == "Training":
+            body = {"TrainingJobName": "job", **request}
+            assert [str(problem) for problem in problems(body)] == [], name
+
+
+def test_a_pipeline_is_created_with_texts_that_the_api_takes() -> None:
+    compiled = sample.compiled("native")
+    request: dict[str, Json] = {
+        "PipelineName": compiled.name,
+        "PipelineDescription": compiled.description,
+        "PipelineDefinition": compiled.definition,
+        "ClientRequestToken": "t" * 32,
+        "RoleArn": sample.ROLE,
+    }
+    shape = MODEL.operation_model("CreatePipeline").input_shape
+    assert ParamValidator().validate(request, shape).generate_report() == ""
+    assert _over_limits(request, shape, "CreatePipeline") == []
+
+
+def edges(kind: str) -> dict[str, list[str]]:
+    """Step to what it waits for; `Train:Any`: any outcome of Train, `Gate>If`: that branch."""
+    found: dict[str, list[str]] = {}
+
+    def walk(steps: Json, inside: list[str]) -> None:
+        assert isinstance(steps, list)
+        for step in steps:
+            waits = [
+                entry if isinstance(entry, str) else f"{entry['Step']}:{entry['Trigger']}"
+                for entry in step.get("DependsOn", [])
+            ]
+            found[step["Name"]] = [*inside, *waits]
+            for branch in ("IfSteps", "ElseSteps"):
+                walk(
+                    step["Arguments"].get(branch, []),
+                    [f"{step['Name']}>{branch.removesuffix('Steps')}"],
+                )
+
+    walk(sample.definition(kind)["Steps"], [])
+    return found
+
+
+def test_a_launched_pipeline_has_the_right_edges() -> None:
+    assert edges("launched") == {
+        "NeedsProfile": [],
+        "Profile": ["NeedsProfile>If"],
+        "Decide": ["NeedsProfile>If", "Profile"],
+        "Train": ["NeedsProfile>If", "Decide"],
+        "Evaluate": ["NeedsProfile>If", "Train:Any"],
+        "Gate": ["NeedsProfile>If", "Evaluate"],
+        "Register": ["Gate>If"],
+        "Refuse": ["Gate>Else"],
+        "DecideAgain": ["NeedsProfile>Else"],
+        "TrainAgain": ["NeedsProfile>Else", "DecideAgain"],
+        "EvaluateAgain": ["NeedsProfile>Else", "TrainAgain:Any"],
+        "GateAgain": ["NeedsProfile>Else", "EvaluateAgain"],
+        "RegisterAgain": ["GateAgain>If"],
+        "RefuseAgain": ["GateAgain>Else"],
+    }
+
+
+def test_a_native_pipeline_makes_a_token_before_it_trains() -> None:
+    found = edges("native")
+    assert found["MakeToken"] == ["NeedsProfile>If", "Decide"]
+    assert found["Train"] == ["NeedsProfile>If", "MakeToken"]
+    assert found["Evaluate"] == ["NeedsProfile>If", "Train:Any"]
+    assert found["TrainAgain"] == ["NeedsProfile>Else", "MakeTokenAgain"]
+
+
+def test_every_branch_reads_only_steps_of_its_own() -> None:
+    for kind in KINDS:
+        for step in sample.steps(sample.definition(kind)):
+            if step["Type"] == "Condition" and not str(step["Name"]).startswith("Gate"):
+                continue
+            again = str(step["Name"]).endswith("Again")
+            for named in re.findall(r'"Steps\.(\w+)\.', json.dumps(step)):
+                assert named.endswith("Again") == again, f"{step['Name']} reads {named}"
+
+
+def test_the_evaluation_is_fed_by_literals_so_that_a_failed_training_does_not_stop_it() -> None:
+    for kind in KINDS:
+        assert "Steps." not in json.dumps(sample.step_named("Evaluate", kind)["Arguments"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_has_a_default_and_a_description(kind: str) -> None:
+    compiled = sample.compiled(kind)
+    listed = sample.definition(kind)["Parameters"]
+    assert isinstance(listed, list)
+    assert [p["Name"] for p in listed] == [p.camel_name for p in compiled.parameters]
+    for parameter, entry in zip(compiled.parameters, listed, strict=True):
+        assert isinstance(entry["DefaultValue"], int if entry["Type"] == "Integer" else str)
+        assert parameter.text
+        assert f"{parameter.camel_name}: {parameter.text}" in compiled.description
+        assert tuple(entry.get("EnumValues", ())) == parameter.choices
+
+
+def test_every_parameter_reaches_a_step() -> None:
+    for kind in KINDS:
+        text = json.dumps(sample.definition(kind)["Steps"])
+        for parameter in sample.compiled(kind).parameters:
+            assert f'"Parameters.{parameter.camel_name}"' in text, parameter.name
+
+
+def test_the_pipelines_readme_has_a_row_for_each_parameter() -> None:
+    text = (sample.ROOT / "pipelines" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([A-Z]\w+) \|", text, re.MULTILINE)
+    assert rows == [parameter.camel_name for parameter in sample.compiled().parameters]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_cli_understands_what_the_small_steps_say(kind: str) -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for step in sample.steps(sample.definition(kind)):
+        if step["Type"] != "Processing":
+            continue
+        verb, *words = sample.arguments_of(str(step["Name"]), kind)
+        commands[verb].make_context(verb, list(words))
+
+
+def test_nothing_secret_and_no_random_name_is_in_a_definition() -> None:
+    for kind in KINDS:
+        text = sample.compiled(kind).definition
+        assert "/stoker_token/token" not in text.replace(
+            "/opt/ml/input/data/stoker_token/token", ""
+        )
+        assert not re.search(r"\b[0-9a-f]{64}\b", text)
+
+
+CHILD = """
+import builtins, hashlib, os, socket, sys
+def refuse(*arguments, **named):
+    raise AssertionError("a socket was used")
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from support import sagemaker_pipeline as sample
+from stoker.targets.compiled import compile_pipeline
+before = dict(os.environ)
+for kind in ("launched", "native"):
+    pinned = sample.decision(data=sample.DATA) if kind == "native" else None
+    made = compile_pipeline(sample.WORKLOAD, train_step=kind, decision=pinned)
+    print(kind, hashlib.sha256(made.definition.encode()).hexdigest())
+import boto3, logging
+assert dict(os.environ) == before, "the environment was changed"
+assert boto3.DEFAULT_SESSION is None, "a session with other keys was left behind"
+assert not logging.getLogger().handlers, "a log handler was left behind"
+assert not [name for name in sys.modules if name.split(".")[0] in ("components", "pipelines")]
+"""
+
+
+def test_other_processes_folders_and_hash_seeds_give_the_same_bytes_with_no_network(
+    tmp_path: Path,
+) -> None:
+    outputs = set()
+    for seed in ("1", "77"):
+        folder = tmp_path / f"copy-{seed}"
+        for part in ("components", "pipelines"):
+            shutil.copytree(sample.ROOT / part, folder / part)
+        kept = {key: os.environ[key] for key in ("PATH",) if key in os.environ}
+        done = subprocess.run(
+            [sys.executable, "-c", CHILD, str(sample.ROOT / "tests")],
+            cwd=folder,
+            env={**kept, "PYTHONHASHSEED": seed, "HOME": str(folder), "TZ": f"UTC-{len(seed)}"},
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        outputs.add(done.stdout)
+    assert len(outputs) == 1
+
+
+def rows(component: str) -> list[tuple[str, str]]:
+    """`(what, name)` of the contract tables of a component's README."""
+    text = (sample.ROOT / "components" / component / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"^\| ([a-z][a-z ]*) \| `([^`]+)`", text, re.MULTILINE)
+
+
+def contract(name: str, kind: str = "launched") -> set[tuple[str, str]]:
+    """`(what, name)` of a small step as it is compiled."""
+    step = sample.step_named(name, kind)
+    request = step["Arguments"]
+    assert isinstance(request, Mapping)
+    words = sample.arguments_of(name, kind)
+    config = request["ProcessingOutputConfig"]
+    assert isinstance(config, Mapping)
+    inputs, outputs = request["ProcessingInputs"], config["Outputs"]
+    files = step.get("PropertyFiles", [])
+    assert isinstance(inputs, list)
+    assert isinstance(outputs, list)
+    assert isinstance(files, list)
+    return {
+        *(("input", item["InputName"]) for item in inputs),
+        *(("argument", word) for word in words if word.startswith("--")),
+        *(("output", item["OutputName"]) for item in outputs),
+        *(("property file", item["PropertyFileName"]) for item in files),
+    }
+
+
+@pytest.mark.parametrize(("component", "step"), [("decide", "Decide"), ("evaluate", "Evaluate")])
+def test_the_contract_in_a_readme_is_that_of_the_step(component: str, step: str) -> None:
+    assert set(rows(component)) == contract(step)
+
+
+def test_the_contract_of_train_is_that_of_both_its_shapes() -> None:
+    written = set(rows("train"))
+    small = {row for row in written if row[0] in ("input", "argument", "output")}
+    tokens = contract("MakeToken", "native") - {("input", "workload")}
+    # Decide's property file is no part of it; a launched step has none.
+    assert small == contract("Train") | tokens
+    request = sample.step_named("Train", "native")["Arguments"]
+    assert isinstance(request, Mapping)
+    text = json.dumps(request)
+    for what, name in written - small:
+        assert what in ("channel", "variable", "parameter")
+        assert f'"{name}"' in text or f'"Parameters.{name}"' in text, name
+
+
+def test_the_contract_of_profile_is_that_of_its_request() -> None:
+    text = json.dumps(sample.step_named("Profile")["Arguments"])
+    for what, name in rows("profile"):
+        if name != "stoker_code" and what != "output":
+            assert f'"{name}"' in text, name
+
+
+def test_a_small_step_runs_from_its_own_arguments_as_its_container_would(tmp_path: Path) -> None:
+    """Decide, then evaluate with nothing left by the training: files where the requests say."""
+    uploads = sample.compiled().uploads
+    place = tmp_path / "processing"
+    workload = place / "input" / "workload" / "workload.json"
+    workload.parent.mkdir(parents=True)
+    workload.write_bytes(next(v for k, v in uploads.items() if k.endswith("/workload.json")))
+    profile = place / "input" / "profile" / "profile.json"
+    profile.parent.mkdir()
+    record = json.loads(to_json(sample_records.profile()))
+    record["host"] = {"instance_type": "ml.g5.2xlarge", "count": 1}
+    record.pop("workload_sha256", None)
+    profile.write_text(json.dumps(record))
+
+    def run(name: str) -> None:
+        words = [w.replace("/opt/ml/processing", str(place)) for w in sample.arguments_of(name)]
+        done = subprocess.run(
+            [sys.executable, "-m", "stoker.cli", *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    run("Decide")
+    shutil.copytree(place / "output" / "decision", place / "input" / "run" / "decision")
+    run("Evaluate")
+    evaluation = read_json(place / "output" / "evaluation" / "evaluation.json", Evaluation)
+    assert not evaluation.passed
+    assert evaluation.reason
+    assert (place / "output" / "evaluation" / "report.html").is_file()
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for kind in KINDS:
+        (GOLDEN / f"{kind}.json").write_text(sample.compiled(kind).definition, encoding="utf-8")
