@@ -8,7 +8,9 @@ import dataclasses
 import io
 import json
 import tarfile
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -32,6 +34,7 @@ from stoker.platforms.sagemaker.utilisation import NAMESPACE, read_utilisation
 from stoker.records import Group, SageMakerSettings, Training, read_json, to_json
 from support.aws_answers import Answers, Clock, transitions
 from support.moto import REGION, ROLE, AwsServer
+from support.sagemaker_service import sagemaker_service
 
 BUCKET = "stoker-test"
 NAME = "mnist-1"
@@ -330,6 +333,33 @@ def test_names_run_out_with_an_error(
 def test_a_long_name_keeps_its_number() -> None:
     assert numbered("n" * 63, 3) == "n" * 61 + "-3"
     assert numbered("n" * 60 + "-xx", 3) == "n" * 60 + "-3"
+
+
+def test_two_attempts_at_once_share_one_job_and_one_token(
+    aws: Aws, job: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versioned = {"Status": "Enabled"}
+    aws.call("s3", "PutBucketVersioning", Bucket=BUCKET, VersioningConfiguration=versioned)
+    attempts = 3
+    together = threading.Barrier(attempts)
+    with sagemaker_service() as service:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER", service.url)
+
+        def attempt(number: int) -> str:
+            account = Aws(region=REGION)
+            account.client("sagemaker"), account.client("s3")
+            own = SageMakerPlatform(aws=account)
+            request = own.plan(job)
+            together.wait(60)
+            return own.submit(request).name
+
+        with ThreadPoolExecutor(attempts) as pool:
+            names = list(pool.map(attempt, range(attempts)))
+        assert names == [NAME] * attempts
+        assert list(service.jobs) == [NAME]
+    versions = aws.pages("s3", "ListObjectVersions", items="Versions", Bucket=BUCKET)
+    written = [str(item["Key"]) for item in versions]
+    assert written.count(f"out/{NAME}/stoker_token/token") == 1
 
 
 # ---- refusals

@@ -15,7 +15,13 @@ from stoker.logs import Log
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws, AwsError
 from stoker.platforms.packing import pack
 from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest
-from stoker.platforms.sagemaker.state import job_state, lacks_capacity, no_capacity, no_quota
+from stoker.platforms.sagemaker.state import (
+    console_url,
+    job_state,
+    lacks_capacity,
+    no_capacity,
+    no_quota,
+)
 from stoker.platforms.sagemaker.token import delete_token, put_token
 from stoker.records import Json
 
@@ -76,7 +82,7 @@ def start(
         state = job_state(found)
         is_ours = _is_ours(aws, found, candidate, packed=packed)
         if is_ours and state.status in ("InProgress", "Completed"):
-            log.event("job_adopted", job=name, status=state.status)
+            log.event("job_adopted", job=name, status=state.status, url=state.url)
             return Started(request=candidate, is_adopted=True)
         why = f"it is {state.status}" if is_ours else "it is another job"
         log.event("name_is_taken", job=name, why=why)
@@ -150,7 +156,7 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
         if packed is not None and request.code_uri:
             aws.write_object(request.code_uri, packed, kms_key=kms_key)
         is_sent = True
-        aws.call("sagemaker", "CreateTrainingJob", **request.body)
+        answer = aws.call("sagemaker", "CreateTrainingJob", **request.body)
     except AwsError as err:
         if err.code in _IN_USE:
             return False
@@ -163,6 +169,8 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
         # Interrupted: the service may have got the request though its answer did not come back.
         _abandon(aws, request, is_sent=is_sent, log=log)
         raise
+    url = console_url(str(answer.get("TrainingJobArn")))
+    log.event("job_created", job=request.job.name, url=url)
     return True
 
 

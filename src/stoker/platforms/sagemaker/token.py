@@ -14,8 +14,8 @@ from stoker.platforms.aws import Aws
 TOKEN_BYTES = 32
 
 
-def put_token(aws: Aws, uri: str, *, kms_key: str | None) -> bool:
-    """Makes the token unless there is one; gives whether it did.
+def put_token(aws: Aws, uri: str, *, kms_key: str | None) -> None:
+    """Makes the token unless there is one.
 
     One that is there already was left by an earlier attempt, or is another attempt's of this very
     moment: hosts of its job may have read it, so that it must stay as it is.
@@ -24,7 +24,7 @@ def put_token(aws: Aws, uri: str, *, kms_key: str | None) -> bool:
         AwsError: If it cannot be written.
     """
     content = secrets.token_bytes(TOKEN_BYTES).hex().encode("ascii")
-    return aws.create_object(uri, content, kms_key=kms_key)
+    aws.create_object(uri, content, kms_key=kms_key)
 
 
 def delete_token(aws: Aws, uri: str, *, log: Log) -> None:

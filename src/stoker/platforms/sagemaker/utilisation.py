@@ -71,7 +71,7 @@ def read_utilisation(
         AwsError: If CloudWatch may not be read.
     """
     hosts = tuple(roster)
-    period = _period((end - begin).total_seconds())
+    period = point_seconds((end - begin).total_seconds())
     results: list[Mapping[str, Json]] = []
     # 500 queries are what one call may hold.
     for first in range(0, len(hosts), 500 // len(_METRICS)):
@@ -174,8 +174,8 @@ def utilisation_words(groups: Sequence[GroupLoad]) -> str:
     )
 
 
-def _period(seconds: float) -> int:
-    """The shortest whole number of minutes that gives MAX_POINTS at most."""
+def point_seconds(seconds: float) -> int:
+    """Seconds of a point: the fewest whole minutes with which a job has MAX_POINTS at most."""
     minutes = -(-seconds // (MAX_POINTS * MIN_PERIOD_SECONDS))
     return MIN_PERIOD_SECONDS * max(1, int(minutes))
 
