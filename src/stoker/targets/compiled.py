@@ -98,12 +98,14 @@ def compile_pipeline(
     assert cluster
     today = Group.of_today(cluster.dnn)
     groups = _native_groups(decision, placed) if decision else ()
-    passed = parameters_of(placed)
+    known = [_service_type(p) for p in parameters_of(placed)]
+    parameters = _parameters(known, placed, groups)
+    has = {p.name for p in parameters}
     request = PipelineRequest(
         workload=placed,
         inputs_uri=inputs.uri,
-        parameters=_parameters([_service_type(p) for p in passed], placed, groups),
-        passed=tuple(p.name for p in passed if p.name not in _OF_THE_PIPELINE),
+        parameters=parameters,
+        passed=tuple(p.name for p in known if p.name in has and p.name not in _OF_THE_PIPELINE),
         profile=_body(placed, [today], profile=placed.profile),
         train=_body(placed, groups) if groups else None,
     )
