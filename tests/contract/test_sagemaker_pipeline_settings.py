@@ -1,0 +1,260 @@
+"""What a workload's settings change in the pipeline, and what `stoker compile` refuses."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+from botocore.loaders import Loader
+from botocore.model import ServiceModel
+from botocore.validate import ParamValidator
+
+from stoker.records import (
+    Cluster,
+    Constraints,
+    ControlSettings,
+    Json,
+    ModelSettings,
+    TodaysGroup,
+    Vpc,
+    to_json,
+    write_json,
+)
+from stoker.targets.compiled import (
+    MAX_ARGUMENT,
+    MAX_DEFINITION_BYTES,
+    MAX_DESCRIPTION,
+    compile_pipeline,
+)
+from support import sagemaker_pipeline as sample
+from support.sagemaker_job import KEY, ROLE
+
+MODEL = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
+MANY = Constraints(allowed_instance_types=("ml.c7i.24xlarge",) * 20)
+CONTROL_ROLE = "arn:aws:iam::123456789012:role/stoker-steps"
+
+
+def compiled(instance_type: str, **settings: object) -> dict[str, Json]:
+    workload = msgspec.structs.replace(
+        sample.WORKLOAD,
+        cluster=Cluster(dnn=TodaysGroup(instance_type=instance_type)),
+        sagemaker=msgspec.structs.replace(sample.WORKLOAD.sagemaker, **settings),
+    )
+    document: dict[str, Json] = json.loads(
+        compile_pipeline(workload, folder=sample.ROOT).definition
+    )
+    return document
+
+
+def arguments(document: Mapping[str, Json], name: str) -> dict[str, Json]:
+    step = next(step for step in sample.steps(document) if step["Name"] == name)
+    found = step["Arguments"]
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.fixture(scope="module")
+def full() -> dict[str, Json]:
+    return compiled(
+        "ml.p3.8xlarge",
+        region="eu-west-1",
+        source="s3://bucket/code.tar.gz",
+        volume_kms_key=KEY,
+        output_kms_key=KEY,
+        vpc=Vpc(subnets=("subnet-1",), security_groups=("sg-1", "sg-2")),
+        network_isolation=True,
+        encrypt_traffic=True,
+        tags={"team": "vision"},
+        checkpoint_uri="s3://bucket/checkpoints",
+        cache_days=30,
+        control=ControlSettings(
+            image="123456789012.dkr.ecr.eu-west-1.amazonaws.com/stoker-control:1",
+            role=CONTROL_ROLE,
+            instance_type="ml.m5.large",
+        ),
+        model=ModelSettings(group="digits", image="serve:1", content_types=("text/csv",)),
+    )
+
+
+def test_botocore_would_send_every_request_with_all_settings(full: dict[str, Json]) -> None:
+    for step in sample.steps(full):
+        operation = {"Processing": "CreateProcessingJob", "Training": "CreateTrainingJob"}.get(
+            str(step["Type"])
+        )
+        if operation:
+            request = sample.resolved(step["Arguments"], full)
+            assert isinstance(request, dict)
+            named = {operation.removeprefix("Create") + "Name": "job", **request}
+            shape = MODEL.operation_model(operation).input_shape
+            report = ParamValidator().validate(named, shape).generate_report()
+            assert report == "", f"{step['Name']}: {report}"
+
+
+def test_small_steps_run_in_the_control_image_with_its_role_in_the_vpc(
+    full: dict[str, Json],
+) -> None:
+    train = arguments(full, "Train")
+    assert train["RoleArn"] == CONTROL_ROLE
+    assert train["Environment"] == {"AWS_DEFAULT_REGION": "eu-west-1"}
+    assert train["AppSpecification"]["ImageUri"].endswith("stoker-control:1")  # type: ignore[index,call-overload,union-attr]
+    vpc = {"SecurityGroupIds": ["sg-1", "sg-2"], "Subnets": ["subnet-1"]}
+    # Train calls SageMaker: isolated it could not. Decide needs nobody.
+    assert train["NetworkConfig"] == {"EnableNetworkIsolation": False, "VpcConfig": vpc}
+    decide = arguments(full, "Decide")
+    assert decide["NetworkConfig"] == {"EnableNetworkIsolation": True, "VpcConfig": vpc}
+    assert decide["Tags"] == [{"Key": "team", "Value": "vision"}]
+
+
+def test_jobs_keep_their_own_role_and_lose_the_tags_of_a_single_job(full: dict[str, Json]) -> None:
+    profile = arguments(full, "Profile")
+    assert profile["RoleArn"] == ROLE
+    assert profile["Tags"] == [{"Key": "team", "Value": "vision"}]
+    assert profile["EnableNetworkIsolation"] is True
+
+
+def test_a_cached_profile_holds_nothing_of_the_run_and_tells_clusters_apart(
+    full: dict[str, Json],
+) -> None:
+    step = next(step for step in sample.steps(full) if step["Name"] == "Profile")
+    assert step["CacheConfig"] == {"Enabled": True, "ExpireAfter": "P30D"}
+    profile = arguments(full, "Profile")
+    # What the service compares when it looks for an earlier run.
+    compared = json.dumps(
+        [
+            profile.get(key)
+            for key in (
+                "AlgorithmSpecification",
+                "CheckpointConfig",
+                "Environment",
+                "HyperParameters",
+                "InputDataConfig",
+            )
+        ]
+    )
+    assert "Execution." not in compared
+    for name in ("InstanceType", "InstanceCount"):
+        assert f"Parameters.{name}" in json.dumps(profile["Environment"])
+        assert f"Parameters.{name}" in json.dumps(profile["CheckpointConfig"])
+
+
+def test_decide_reads_the_profile_where_the_profile_step_writes_it(full: dict[str, Json]) -> None:
+    for document in (full, sample.definition()):
+        written = arguments(document, "Profile")["CheckpointConfig"]
+        assert isinstance(written, Mapping)
+        for step in ("Decide", "Evaluate"):
+            read = {
+                item["InputName"]: item["S3Input"]["S3Uri"]
+                for item in arguments(document, step)["ProcessingInputs"]  # type: ignore[union-attr]
+            }
+            assert read["profile"] == written["S3Uri"]
+
+
+def test_only_the_profile_is_ever_taken_from_the_cache(full: dict[str, Json]) -> None:
+    assert [s["Name"] for s in sample.steps(full) if "CacheConfig" in s] == ["Profile"]
+    assert not [s for s in sample.steps(sample.definition()) if "CacheConfig" in s]
+
+
+def test_a_profile_never_touches_the_trainings_checkpoints(full: dict[str, Json]) -> None:
+    assert "s3://bucket/checkpoints" not in json.dumps(full)
+
+
+def test_each_kind_of_error_is_in_one_retry_policy_of_a_step() -> None:
+    for step in sample.steps(sample.definition("native")):
+        policies = step.get("RetryPolicies", [])
+        assert isinstance(policies, list)
+        kinds = [kind for policy in policies for kind in policy["ExceptionType"]]
+        assert len(kinds) == len(set(kinds))
+        if step["Type"] in ("Processing", "Training"):
+            assert len(kinds) == 5
+        for policy in policies:
+            assert ("MaxAttempts" in policy) != ("ExpireAfterMin" in policy)
+
+
+def test_todays_type_is_spelt_as_the_service_does() -> None:
+    today = Cluster(dnn=TodaysGroup(instance_type="g5.2xlarge"))
+    workload = msgspec.structs.replace(sample.WORKLOAD, cluster=today)
+    document = json.loads(compile_pipeline(workload, folder=sample.ROOT).definition)
+    listed = {p["Name"]: p["DefaultValue"] for p in document["Parameters"]}
+    assert listed["InstanceType"] == "ml.g5.2xlarge"
+
+
+def test_a_native_step_of_one_group_has_no_instance_groups() -> None:
+    made = compile_pipeline(
+        sample.WORKLOAD, train_step="native", decision=sample.decision(), folder=sample.ROOT
+    )
+    resources = arguments(json.loads(made.definition), "Train")["ResourceConfig"]
+    assert isinstance(resources, dict)
+    assert resources["InstanceType"] == {"Get": "Parameters.DnnInstanceType"}
+    assert "InstanceGroups" not in resources
+    assert "data_instance_type" not in {parameter.name for parameter in made.parameters}
+
+
+def test_limits_are_those_of_the_services_model() -> None:
+    def most(shape: str) -> object:
+        return MODEL.shape_for(shape).metadata["max"]
+
+    assert most("PipelineDefinition") == MAX_DEFINITION_BYTES
+    assert most("PipelineDescription") == MAX_DESCRIPTION
+    assert most("ContainerArgument") == MAX_ARGUMENT
+
+
+def stoker(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stoker.cli", *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_compile_writes_the_definition_of_the_project_that_it_is_run_in(tmp_path: Path) -> None:
+    """From a workload in YAML's subset JSON, with the installation's own pipeline."""
+    (tmp_path / "mnist.json").write_text(to_json(sample.WORKLOAD))
+    write_json(tmp_path / "decision.json", sample.decision(data=sample.DATA))
+    native = ("--train-step", "native", "--decision", "decision.json")
+    for kind, more in (("launched", ()), ("native", native)):
+        words = ("compile", "sagemaker", "mnist.json", "--out", "out/def.json", "--json", *more)
+        done = stoker(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        summary = json.loads(done.stdout)
+        assert summary["parameters"]["InstanceType"] == "ml.g5.2xlarge"
+        text = (tmp_path / "out" / "def.json").read_text()
+        assert text == sample.compiled(kind).definition
+
+
+@pytest.mark.parametrize(
+    ("target", "change", "more", "words"),
+    [
+        ("kubeflow", {}, (), ["not compile for kubeflow", "stoker compile sagemaker"]),
+        ("sagemakr", {}, (), ["no target sagemakr", "did you mean sagemaker?"]),
+        ("sagemaker", {"sagemaker": None}, (), ["no settings for SageMaker", "output_uri"]),
+        ("sagemaker", {"image": None}, (), ["needs the workload's image"]),
+        ("sagemaker", {"cluster": None}, (), ["needs the workload's cluster"]),
+        ("sagemaker", {}, ("--train-step", "native"), ["needs a decision", "--decision"]),
+        ("sagemaker", {}, ("--train-step", "nativ"), ["did you mean native?"]),
+        ("sagemaker", {}, ("--decision", "decision.json"), ["--train-step native"]),
+        ("sagemaker", {}, ("--components", "nowhere"), ["no such folder: nowhere"]),
+        ("sagemaker", {"constraints": MANY}, (), ["parameter allowed_types has", "at most 256"]),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_in_three_lines(
+    tmp_path: Path,
+    target: str,
+    change: dict[str, object],
+    more: tuple[str, ...],
+    words: list[str],
+) -> None:
+    workload = msgspec.structs.replace(sample.WORKLOAD, **change)
+    (tmp_path / "mnist.json").write_text(to_json(workload))
+    write_json(tmp_path / "decision.json", sample.decision())
+    done = stoker("compile", target, "mnist.json", "--out", "def.json", *more, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 3
+    for word in words:
+        assert word in done.stderr
+    assert not (tmp_path / "def.json").exists()

@@ -1,0 +1,78 @@
+"""What the steps of a pipeline read is packed under an address that names its content."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stoker.errors import UsageError
+from stoker.records import SageMakerSettings, Workload
+from stoker.targets.inputs import Inputs, pack_inputs
+
+ROLE = "arn:aws:iam::123456789012:role/stoker"
+
+
+def workload(**settings: object) -> Workload:
+    return Workload(
+        name="mnist",
+        command=("python", "train.py"),
+        sagemaker=SageMakerSettings(role=ROLE, output_uri="s3://b/out/", **settings),  # type: ignore[arg-type]
+    )
+
+
+def packed(folder: Path, text: str = "print(1)") -> Inputs:
+    (folder / "code").mkdir(parents=True, exist_ok=True)
+    (folder / "code" / "train.py").write_text(text)
+    return pack_inputs(workload(source="code"), folder=folder)
+
+
+def test_a_workload_without_code_is_one_file() -> None:
+    inputs = pack_inputs(workload())
+    assert set(inputs.files) == {"workload.json"}
+    assert inputs.uri.startswith("s3://b/out/stoker/inputs/")
+    assert len(inputs.uri.rpartition("/")[2]) == 16
+    assert inputs.workload == workload()
+
+
+def test_code_is_packed_and_the_workload_names_its_address(tmp_path: Path) -> None:
+    inputs = packed(tmp_path)
+    address = f"{inputs.uri}/code.tar.gz"
+    assert inputs.workload.sagemaker
+    assert inputs.workload.sagemaker.source == address
+    assert json.loads(inputs.files["workload.json"])["sagemaker"]["source"] == address
+    with tarfile.open(fileobj=io.BytesIO(inputs.files["code.tar.gz"])) as archive:
+        assert archive.getnames() == ["train.py"]
+
+
+def test_the_same_content_has_the_same_address_wherever_it_lies(tmp_path: Path) -> None:
+    first, second = packed(tmp_path / "a"), packed(tmp_path / "b")
+    assert first == second
+
+
+def test_other_code_has_another_address(tmp_path: Path) -> None:
+    assert packed(tmp_path).uri != packed(tmp_path, "print(2)").uri
+
+
+def test_another_workload_has_another_address() -> None:
+    other = msgspec.structs.replace(workload(), hyperparameters={"lr": 0.1})
+    assert pack_inputs(workload()).uri != pack_inputs(other).uri
+
+
+def test_code_that_is_in_s3_stays_there() -> None:
+    inputs = pack_inputs(workload(source="s3://b/mine.tar.gz"))
+    assert set(inputs.files) == {"workload.json"}
+    assert inputs.workload.sagemaker
+    assert inputs.workload.sagemaker.source == "s3://b/mine.tar.gz"
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such folder"):
+        pack_inputs(workload(source="code"), folder=tmp_path)
+
+
+def test_settings_for_sagemaker_are_needed() -> None:
+    with pytest.raises(UsageError, match="no settings for SageMaker"):
+        pack_inputs(Workload(name="x", command=("true",)))
