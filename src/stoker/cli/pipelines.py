@@ -12,7 +12,7 @@ from stoker.cli.run_words import change_line, document, tree
 from stoker.cli.workloads import resolve
 from stoker.errors import UsageError
 from stoker.records import Decision, Json, Workload, read_json
-from stoker.targets.base import Pipeline, RunState, StepState, Target, UploadPlan
+from stoker.targets.base import Pipeline, RunState, Started, StepState, Target, UploadPlan
 from stoker.targets.follow import follow_run
 from stoker.targets.named import target_named
 
@@ -73,7 +73,7 @@ def start_command(
     if not is_waiting:
         say(f"next:    stoker status {target.name} {started.run}", quiet=as_json)
         return 0
-    return _wait(target, started.run, as_json=as_json)
+    return _wait(target, started, as_json=as_json)
 
 
 def status_command(target_name: str, run: str, *, as_json: bool) -> None:
@@ -113,8 +113,8 @@ def logs_command(target_name: str, run: str, *, group: str | None, as_json: bool
         say(f"{run} has written no log yet", quiet=as_json)
 
 
-def stop_command(target_name: str, run: str, *, as_json: bool) -> None:
-    """`stoker stop`."""
+def stop_command(target_name: str, run: str, *, as_json: bool) -> int:
+    """`stoker stop`; gives the exit code."""
     target = target_named(target_name, run=run)
     before = target.status(run)
     if before.has_ended:
@@ -122,10 +122,19 @@ def stop_command(target_name: str, run: str, *, as_json: bool) -> None:
         say(f"{before.run} had ended already: {before.status}", quiet=as_json)
     else:
         say(f"{before.run} is asked to stop", quiet=as_json)
-        after = target.stop(before.id)
+        try:
+            after = target.stop(before.id)
+        except (KeyboardInterrupt, TerminatedError) as err:
+            say(
+                f"it was asked to stop; nobody waits for it any more\n"
+                f"see:     stoker status {target.name} {before.run}",
+                quiet=False,
+            )
+            return _code_of(err)
         say(f"{after.run} has ended: {after.status}", quiet=as_json)
     if as_json:
         print(json.dumps({**document(after), "had_ended": before.has_ended}, indent=2))
+    return 0
 
 
 def workload_of(file: str, *, overrides: Sequence[str]) -> Workload:
@@ -159,26 +168,30 @@ def _confirm(plan: UploadPlan, *, assume_yes: bool) -> None:
         raise UsageError("not updated: you said no", fix="--yes asks nothing")
 
 
-def _wait(target: Target, run: str, *, as_json: bool) -> int:
+def _wait(target: Target, started: Started, *, as_json: bool) -> int:
     def show(step: StepState) -> None:
         say(change_line(step, now=datetime.now(UTC)), quiet=as_json)
 
     try:
-        state = follow_run(target, run, on_change=show)
+        state = follow_run(target, started.id, on_change=show)
     except (KeyboardInterrupt, TerminatedError) as err:
         # A run that was started is the service's: it needs nobody to wait for it.
         say(
             f"the run goes on; nobody waits for it any more\n"
-            f"see:     stoker status {target.name} {run}\n"
-            f"stop:    stoker stop {target.name} {run}",
+            f"see:     stoker status {target.name} {started.run}\n"
+            f"stop:    stoker stop {target.name} {started.run}",
             quiet=False,
         )
-        return EXIT_TERMINATED if isinstance(err, TerminatedError) else EXIT_INTERRUPTED
+        return _code_of(err)
     if as_json:
         print(json.dumps(document(state), indent=2))
     for line in _end_lines(target, state):
         say(line, quiet=as_json)
     return state.exit_code
+
+
+def _code_of(end: BaseException) -> int:
+    return EXIT_TERMINATED if isinstance(end, TerminatedError) else EXIT_INTERRUPTED
 
 
 def _end_lines(target: Target, state: RunState) -> list[str]:

@@ -174,4 +174,4 @@ def stop_verb(
     """Stops a run or a training job, and waits until it has stopped."""
     from stoker.cli.pipelines import stop_command
 
-    stop_command(target, run, as_json=as_json)
+    raise typer.Exit(stop_command(target, run, as_json=as_json))

@@ -1,5 +1,6 @@
 """What changes between two pipeline definitions, step by step, in words."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -8,6 +9,7 @@ from stoker.records import Json
 # Keys by which the items of a list are known; the others are known by their place.
 _NAMES = ("Name", "ChannelName", "InputName", "OutputName", "InstanceGroupName", "Key", "Step")
 _INPUT = re.compile(r"/inputs/(?P<digest>[0-9a-f]{12,64})/(?P<file>[^/]+)$")
+_PLAIN = {"DefaultValue": "default", "Type": "type", "EnumValues": "choices"}
 _WIDTH = 66
 # A change that holds for more steps than these is told once.
 _SAME_CHANGE = 1
@@ -98,7 +100,8 @@ def _parameters(before: Mapping[str, Json], after: Mapping[str, Json]) -> list[s
     ]
     for name in (name for name in new if name in old):
         lines += [
-            f"~ parameter {name}: {_words(leaf)}" for leaf in _compare(old[name], new[name], "")
+            f"~ parameter {name}: {_words((_PLAIN.get(path, path), was, now))}"
+            for path, was, now in _compare(old[name], new[name], "")
         ]
     return lines
 
@@ -125,7 +128,7 @@ def _own(step: Mapping[str, Json]) -> Mapping[str, Json]:
 
 
 def _compare(old: object, new: object, path: str) -> Iterator[Leaf]:
-    if old == new:
+    if _is_same(old, new):
         return
     if isinstance(old, Mapping) and isinstance(new, Mapping) and not _is_function(old, new):
         for key in [*old, *(key for key in new if key not in old)]:
@@ -134,6 +137,13 @@ def _compare(old: object, new: object, path: str) -> Iterator[Leaf]:
         yield from _compare_lists(_list(old), _list(new), path)
     else:
         yield path, _text(old), _text(new)
+
+
+def _is_same(old: object, new: object) -> bool:
+    """As JSON: 1 and true are two values, which Python takes for one."""
+    if _ABSENT in (old, new):
+        return old is new
+    return json.dumps(_json(old), sort_keys=True) == json.dumps(_json(new), sort_keys=True)
 
 
 def _compare_lists(old: Sequence[Json], new: Sequence[Json], path: str) -> Iterator[Leaf]:

@@ -10,12 +10,7 @@ from stoker.platforms.sagemaker.state import JobState, job_state
 from stoker.records import Json
 from stoker.targets.base import Cause, RunState, StepState
 from stoker.targets.sagemaker.console import job_url, pipeline_url
-from stoker.targets.sagemaker.definition import (
-    find_pipeline,
-    parsed,
-    started_job,
-    tree_of,
-)
+from stoker.targets.sagemaker.definition import parsed, started_job, tree_of
 from stoker.targets.sagemaker.runs import STATES, Found, describe_job, moment
 
 _EXIT_CODE = re.compile(r"exit code:? (\d+)", re.IGNORECASE)
@@ -47,13 +42,14 @@ def _run(aws: Aws, found: Found) -> RunState:
     }
     has_ended = status in ("succeeded", "failed", "stopped")
     ended = moment(answer.get("LastModifiedTime")) if has_ended else None
-    deployed = find_pipeline(aws, name)
+    user = answer.get("CreatedBy")
+    domain = _words(user.get("DomainId")) if isinstance(user, Mapping) else ""
     return RunState(
         run=found.run,
         id=found.id,
         pipeline=name,
         status=status,
-        url=pipeline_url(found.id, domain=deployed.domain if deployed else ""),
+        url=pipeline_url(found.id, domain=domain),
         began=moment(answer.get("CreationTime")),
         ended=ended,
         reason=_words(answer.get("FailureReason")),
@@ -187,9 +183,9 @@ def _job_as_run(aws: Aws, found: Found) -> RunState:
 
 def _transitions(job: JobState) -> Iterator[StepState]:
     """What the job has gone through, as the service tells it."""
-    following = [item.since for item in job.transitions[1:]] + [job.ended_at or ""]
-    for item, until in zip(job.transitions, following, strict=True):
-        is_last = item is job.transitions[-1]
+    for index, item in enumerate(job.transitions):
+        is_last = index == len(job.transitions) - 1
+        until = job.ended_at if is_last else job.transitions[index + 1].since
         yield StepState(
             name=item.status,
             kind="",

@@ -55,7 +55,7 @@ def send_upload(aws: Aws, plan: UploadPlan, *, settings: SageMakerSettings) -> U
     request: dict[str, object] = {
         "PipelineName": pipeline.name,
         "PipelineDescription": pipeline.description[:MAX_DESCRIPTION],
-        "RoleArn": settings.role,
+        "RoleArn": _role(settings),
         **_definition(aws, pipeline, settings),
     }
     if plan.exists:
@@ -113,10 +113,14 @@ def _changes(
         lines = [*differences(deployed.definition, parsed(pipeline.definition))]
     if deployed.description != pipeline.description[:MAX_DESCRIPTION]:
         lines.append(f"~ description: {pipeline.description[:60]}")
-    if deployed.role != settings.role:
-        lines.append(f"~ role: {deployed.role} → {settings.role}")
+    if deployed.role != _role(settings):
+        lines.append(f"~ role: {deployed.role} → {_role(settings)}")
     lines += [f"~ tag {key}: {value}" for key, value in _new_tags(aws, deployed.arn, settings)]
     return tuple(lines)
+
+
+def _role(settings: SageMakerSettings) -> str:
+    return settings.pipeline_role or settings.role
 
 
 def _new_tags(aws: Aws, arn: str, settings: SageMakerSettings) -> list[tuple[str, str]]:

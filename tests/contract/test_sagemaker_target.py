@@ -1,0 +1,551 @@
+"""The verbs of compiled pipelines against moto's server, through the command line.
+
+moto has neither the steps of a run nor its stop: those are in tests/unit/test_target_status.py,
+over recorded answers.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stoker.platforms.aws import Aws
+from stoker.platforms.sagemaker.limits import maximum
+from stoker.records import Json
+from stoker.targets.base import Uploaded
+from stoker.targets.sagemaker import SageMakerTarget
+from stoker.targets.sagemaker.start import MAX_VALUE
+from stoker.targets.sagemaker.upload import MAX_DEFINITION
+from support.moto import ACCOUNT, REGION, AwsServer
+from support.target_pipeline import (
+    BUCKET,
+    EXECUTION,
+    LAUNCHED,
+    PIPELINE,
+    ROLE,
+    SCHEDULE_ROLE,
+    WORKLOAD,
+    hand_made,
+    processing,
+    recorded,
+    step,
+    training_job,
+    workload,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def server(aws_server: AwsServer) -> AwsServer:
+    aws_server.make_bucket(BUCKET)
+    return aws_server
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project folder with the product's pipelines and components, code and a workload."""
+    for name in ("pipelines", "components"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("print(1)\n")
+    (tmp_path / "w.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(WORKLOAD))))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def stoker(server: AwsServer, project: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stoker.cli", *words],
+        cwd=project,
+        env=server.environ(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def upload(*overrides: str) -> Uploaded:
+    """Uploads the pipeline made by hand: what a test is about comes after it."""
+    of = workload(*overrides)
+    target = SageMakerTarget(settings=of.sagemaker)
+    return target.upload(target.plan(hand_made(of)))
+
+
+def described() -> dict[str, Json]:
+    return Aws(region=REGION).call("sagemaker", "DescribePipeline", PipelineName="mnist")
+
+
+def scheduled(name: str = "stoker-mnist") -> dict[str, Json]:
+    return Aws(region=REGION).call("scheduler", "GetSchedule", Name=name)
+
+
+# The product's own pipeline, compiled and uploaded by the verb itself.
+
+
+def test_upload_creates_the_pipeline_with_its_inputs_role_and_tags(
+    server: AwsServer, project: Path
+) -> None:
+    words = ("upload", "sagemaker", "w.yaml", "--set", "sagemaker.source=code", "--json")
+    done = stoker(server, project, *words)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["action"], told["id"]) == ("created", PIPELINE)
+    assert [uri.rpartition("/")[2] for uri in told["inputs"]] == ["code.tar.gz", "workload.json"]
+    assert all(Aws(region=REGION).has_object(uri) for uri in told["inputs"])
+    pipeline = described()
+    assert pipeline["RoleArn"] == ROLE
+    definition = json.loads(str(pipeline["PipelineDefinition"]))
+    assert definition["Version"] == "2020-12-01"
+    tags = Aws(region=REGION).call("sagemaker", "ListTags", ResourceArn=PIPELINE)
+    assert tags["Tags"] == [{"Key": "team", "Value": "vision"}]
+
+
+def test_upload_of_the_same_again_sends_nothing_and_of_another_shows_the_difference(
+    server: AwsServer, project: Path
+) -> None:
+    assert stoker(server, project, "upload", "sagemaker", "w.yaml").returncode == 0
+    before = described()
+    again = stoker(server, project, "upload", "sagemaker", "w.yaml")
+    assert "pipeline mnist: no change" in again.stderr
+    assert again.stdout.startswith(f"unchanged: {PIPELINE}")
+    assert described() == before
+    cheaper = ("--set", "sagemaker.control.instance_type=ml.m5.large")
+    changed = stoker(server, project, "upload", "sagemaker", "w.yaml", *cheaper)
+    assert changed.returncode == 0, changed.stderr
+    assert "pipeline mnist changes:" in changed.stderr
+    assert "ClusterConfig.InstanceType: ml.t3.medium → ml.m5.large" in changed.stderr
+    assert "input workload.json: " in changed.stderr
+    assert changed.stdout.startswith(f"updated: {PIPELINE}")
+    assert "next:    stoker start sagemaker w.yaml" in changed.stdout
+    assert "ml.m5.large" in str(described()["PipelineDefinition"])
+
+
+def test_a_fresh_upload_starts_with_no_warning(server: AwsServer, project: Path) -> None:
+    assert stoker(server, project, "upload", "sagemaker", "w.yaml").returncode == 0
+    started = stoker(server, project, "start", "sagemaker", "w.yaml", "--param", "epochs=3")
+    assert started.returncode == 0, started.stderr
+    assert "warning" not in started.stderr
+
+
+def test_a_native_step_without_a_decision_is_refused(server: AwsServer, project: Path) -> None:
+    done = stoker(server, project, "upload", "sagemaker", "w.yaml", "--train-step", "native")
+    assert done.returncode == 2
+    assert "needs a decision" in done.stderr
+
+
+# From here on the pipeline is one made by hand: no SDK, no compiling.
+
+
+def test_an_input_that_was_deleted_is_uploaded_again(server: AwsServer, project: Path) -> None:
+    upload()
+    (uri,) = hand_made(workload()).uploads
+    Aws(region=REGION).delete_object(uri)
+    done = upload()
+    assert (done.action, done.num_inputs) == ("unchanged", 1)
+    assert Aws(region=REGION).has_object(uri)
+
+
+def test_a_new_tag_and_a_new_role_are_changes(server: AwsServer, project: Path) -> None:
+    upload()
+    other = "arn:aws:iam::123456789012:role/pipeline"
+    changes = (f"sagemaker.pipeline_role={other}", "sagemaker.tags.owner=ada")
+    of = workload(*changes)
+    target = SageMakerTarget(settings=of.sagemaker)
+    plan = target.plan(hand_made(of))
+    assert f"~ role: {ROLE} → {other}" in plan.changes
+    assert "~ tag owner: ada" in plan.changes
+    target.upload(plan)
+    assert described()["RoleArn"] == other
+    assert not target.plan(hand_made(of)).is_needed
+
+
+def test_a_definition_over_the_limit_goes_through_s3(server: AwsServer, project: Path) -> None:
+    of = workload()
+    padding = {"Name": "Long", "Type": "Fail", "Arguments": {"ErrorMessage": "x" * MAX_DEFINITION}}
+    target = SageMakerTarget(settings=of.sagemaker)
+    done = target.upload(target.plan(hand_made(of, added=[padding])))
+    assert done.action == "created"
+    listed = Aws(region=REGION).call("s3", "ListObjectsV2", Bucket=BUCKET, Prefix="out/stoker/def")
+    assert listed["KeyCount"] == 1
+
+
+def test_limits_are_the_services_own() -> None:
+    assert maximum("PipelineDefinition") == MAX_DEFINITION
+    assert maximum("String1024") == MAX_VALUE
+
+
+def test_parameters_arrive_under_the_services_names(server: AwsServer, project: Path) -> None:
+    upload()
+    words = ("--param", "epochs=3", "--param", "MaxUsdPerHour=12", "--param", "DataInstanceCount=4")
+    done = stoker(server, project, "start", "sagemaker", "w.yaml", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    sent = {"Epochs": "3", "MaxUsdPerHour": "12", "DataInstanceCount": "4"}
+    assert told["parameters"] == sent
+    assert told["run"].startswith("mnist/")
+    answer = Aws(region=REGION).call(
+        "sagemaker", "ListPipelineParametersForExecution", PipelineExecutionArn=told["id"]
+    )
+    listed = answer["PipelineParameters"]
+    assert isinstance(listed, list)
+    assert {item["Name"]: item["Value"] for item in listed} == sent
+
+
+@pytest.mark.parametrize(
+    ("parameter", "words"),
+    [
+        ("epoch=3", ["no parameter epoch", "did you mean epochs?"]),
+        ("DataInstanceCounts=3", ["no parameter DataInstanceCounts", "DataInstanceCount?"]),
+        ("epochs=three", ["expected a whole number"]),
+        ("DataInstanceCount=x", ["expected a whole number"]),
+        ("objective=speed", ["objective=speed is not possible", "use cost, time"]),
+        ("epochs", ["is not NAME=VALUE"]),
+        (f"image={'x' * 300}", ["300 characters, at most 250"]),
+    ],
+)
+def test_a_parameter_that_cannot_be_starts_nothing(
+    server: AwsServer, project: Path, parameter: str, words: list[str]
+) -> None:
+    upload()
+    done = stoker(server, project, "start", "sagemaker", "w.yaml", "--param", parameter)
+    assert done.returncode == 2
+    for word in words:
+        assert word in done.stderr
+    runs = Aws(region=REGION).call("sagemaker", "ListPipelineExecutions", PipelineName="mnist")
+    assert runs["PipelineExecutionSummaries"] == []
+
+
+def test_a_pipeline_that_is_not_uploaded_is_said_to_be_so(server: AwsServer, project: Path) -> None:
+    done = stoker(server, project, "start", "sagemaker", "w.yaml")
+    assert done.returncode == 2
+    assert "pipeline mnist is not uploaded" in done.stderr
+    assert "stoker upload sagemaker" in done.stderr
+
+
+def test_an_upload_older_than_the_workload_is_said_to_be_so(
+    server: AwsServer, project: Path
+) -> None:
+    upload("training.epochs=1")
+    done = stoker(server, project, "start", "sagemaker", "w.yaml")
+    assert done.returncode == 0
+    assert "warning: the uploaded pipeline mnist has another workload" in done.stderr
+
+
+def test_a_parameter_that_an_older_upload_has_not_is_said_to_be_so(
+    server: AwsServer, project: Path
+) -> None:
+    upload("channels={}")
+    done = stoker(server, project, "start", "sagemaker", "w.yaml", "--param", "input_data=s3://b/d")
+    assert done.returncode == 2
+    assert "the workload has" in done.stderr
+    assert "stoker upload sagemaker" in done.stderr
+
+
+# The service's steps are what moto lacks: the wait itself is replaced by a long one.
+WAITING = """
+import time
+from stoker.cli import edge, pipelines
+pipelines.follow_run = lambda *asked, **more: time.sleep(60)
+edge.main()
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_waiting_and_not_the_run(
+    server: AwsServer, project: Path, number: signal.Signals, code: int
+) -> None:
+    upload()
+    waiting = subprocess.Popen(
+        [sys.executable, "-c", WAITING, "start", "sagemaker", "w.yaml", "--wait"],
+        cwd=project,
+        env=server.environ(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert waiting.stderr
+    try:
+        said = ""
+        while "page:" not in said:
+            line = waiting.stderr.readline()
+            assert line, said
+            said += line
+        waiting.send_signal(number)
+        said += waiting.communicate(timeout=60)[1]
+    finally:
+        waiting.kill()
+        waiting.wait()
+    assert waiting.returncode == code, said
+    assert "the run goes on; nobody waits for it any more" in said
+    assert "stop:    stoker stop sagemaker mnist/" in said
+    assert "nothing is left running" not in said
+
+
+def test_a_schedule_holds_its_time_zone_parameters_role_and_bounded_retries(
+    server: AwsServer, project: Path
+) -> None:
+    upload()
+    words = ("--cron", "30 6 * * 1-5", "--time-zone", "Europe/Berlin", "--param", "epochs=2")
+    done = stoker(server, project, "schedule", "sagemaker", "w.yaml", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("created: stoker-mnist ")
+    found = scheduled()
+    assert found["ScheduleExpression"] == "cron(30 6 ? * MON-FRI *)"
+    assert found["ScheduleExpressionTimezone"] == "Europe/Berlin"
+    assert found["FlexibleTimeWindow"] == {"Mode": "OFF"}
+    assert found["State"] == "ENABLED"
+    assert found["Target"] == {
+        "Arn": PIPELINE,
+        "RoleArn": SCHEDULE_ROLE,
+        "SageMakerPipelineParameters": {
+            "PipelineParameterList": [{"Name": "Epochs", "Value": "2"}]
+        },
+        "RetryPolicy": {"MaximumRetryAttempts": 3, "MaximumEventAgeInSeconds": 3600},
+    }
+
+
+def test_the_same_schedule_again_changes_nothing_and_another_time_updates_it(
+    server: AwsServer, project: Path
+) -> None:
+    upload()
+    daily = ("schedule", "sagemaker", "w.yaml", "--cron", "0 6 * * *", "--json")
+    assert json.loads(stoker(server, project, *daily).stdout)["action"] == "created"
+    assert json.loads(stoker(server, project, *daily).stdout)["action"] == "unchanged"
+    later = ("schedule", "sagemaker", "w.yaml", "--cron", "0 7 * * *", "--json")
+    assert json.loads(stoker(server, project, *later).stdout)["action"] == "updated"
+    assert scheduled()["ScheduleExpression"] == "cron(0 7 * * ? *)"
+
+
+def test_a_period_begins_after_one_period_and_keeps_its_beat(
+    server: AwsServer, project: Path
+) -> None:
+    upload()
+    every = ("schedule", "sagemaker", "w.yaml", "--every", "12h", "--json")
+    first = json.loads(stoker(server, project, *every).stdout)
+    found = scheduled()
+    assert found["ScheduleExpression"] == "rate(12 hours)"
+    assert str(found["StartDate"]) > str(found["CreationDate"])
+    more = json.loads(stoker(server, project, *every, "--param", "epochs=2").stdout)
+    assert more["action"] == "updated"
+    assert more["next_run"] == first["next_run"]
+    assert scheduled()["StartDate"] == found["StartDate"]
+
+
+def test_listing_shows_our_schedules_of_this_pipeline_only(
+    server: AwsServer, project: Path
+) -> None:
+    upload()
+    schedule = ("schedule", "sagemaker", "w.yaml")
+    stoker(server, project, *schedule, "--cron", "0 6 * * *", "--name", "nightly")
+    stoker(server, project, *schedule, "--every", "7d", "--param", "epochs=9")
+    make = {
+        "ScheduleExpression": "rate(1 day)",
+        "FlexibleTimeWindow": {"Mode": "OFF"},
+        "Target": {"Arn": f"arn:aws:sqs:{REGION}:{ACCOUNT}:queue", "RoleArn": SCHEDULE_ROLE},
+    }
+    for name in ("somebody-elses", "stoker-another"):
+        Aws(region=REGION).call("scheduler", "CreateSchedule", Name=name, **make)
+    listed = stoker(server, project, *schedule, "--list")
+    lines = listed.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["stoker-mnist", "stoker-mnist-nightly"]
+    assert "rate(7 days)  UTC  next " in lines[0]
+    assert lines[0].endswith("Epochs=9")
+    assert lines[1].endswith("defaults")
+    as_json = json.loads(stoker(server, project, *schedule, "--list", "--json").stdout)
+    assert as_json[0]["parameters"] == {"Epochs": "9"}
+    assert as_json[1]["timing"] == {"expression": "cron(0 6 * * ? *)", "time_zone": "UTC"}
+
+
+def test_a_schedule_is_deleted_by_its_short_or_full_name_and_no_other(
+    server: AwsServer, project: Path
+) -> None:
+    upload()
+    schedule = ("schedule", "sagemaker", "w.yaml")
+    for name in ("nightly", "weekly"):
+        stoker(server, project, *schedule, "--cron", "0 6 * * *", "--name", name)
+    assert stoker(server, project, *schedule, "--delete", "nightly").returncode == 0
+    assert stoker(server, project, *schedule, "--delete", "stoker-mnist-weekly").returncode == 0
+    assert json.loads(stoker(server, project, *schedule, "--list", "--json").stdout) == []
+    again = stoker(server, project, *schedule, "--delete", "nightly")
+    assert again.returncode == 2
+    assert "has no schedule nightly" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "when is it to run?"),
+        (("--cron", "0 6 * * *", "--every", "1d"), "--cron and --every exclude each other"),
+        (("--list", "--param", "epochs=1"), "--list takes no --param"),
+        (("--cron", "0 6 * * *", "--param", "gate="), "cannot hand over an empty value: Gate"),
+        (("--cron", "0 6 * * *", "--param", "epoch=1"), "did you mean epochs?"),
+        (("--cron", "0 6 1 * 1"), "make two schedules"),
+        (("--cron", "0 6 * * *", "--time-zone", "Mars/Base"), "no time zone Mars/Base"),
+        (("--cron", "0 6 * * *", "--name", "x" * 60), "64 letters"),
+        (("--every", "1 fortnight"), "is no period"),
+        (
+            ("--every", "1d", "--set", "sagemaker.schedule_role=null"),
+            "key sagemaker.schedule_role",
+        ),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_not_made(
+    server: AwsServer, project: Path, words: tuple[str, ...], said: str
+) -> None:
+    upload()
+    done = stoker(server, project, "schedule", "sagemaker", "w.yaml", *words)
+    assert done.returncode == 2, done.stdout
+    assert said in done.stderr
+    assert Aws(region=REGION).call("scheduler", "ListSchedules")["Schedules"] == []
+
+
+def test_a_schedule_of_that_name_that_starts_something_else_is_left_alone(
+    server: AwsServer, project: Path
+) -> None:
+    upload()
+    target = {"Arn": f"arn:aws:sqs:{REGION}:{ACCOUNT}:queue", "RoleArn": SCHEDULE_ROLE}
+    Aws(region=REGION).call(
+        "scheduler",
+        "CreateSchedule",
+        Name="stoker-mnist",
+        ScheduleExpression="rate(1 day)",
+        FlexibleTimeWindow={"Mode": "OFF"},
+        Target=target,
+    )
+    done = stoker(server, project, "schedule", "sagemaker", "w.yaml", "--every", "2d")
+    assert done.returncode == 2
+    assert "starts something else" in done.stderr
+    assert scheduled()["ScheduleExpression"] == "rate(1 day)"
+
+
+def make_training_job() -> str:
+    job = training_job("InProgress", "Training")
+    Aws(region=REGION).call(
+        "sagemaker",
+        "CreateTrainingJob",
+        TrainingJobName=job["TrainingJobName"],
+        AlgorithmSpecification={"TrainingImage": "image", "TrainingInputMode": "File"},
+        RoleArn=ROLE,
+        OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/out"},
+        ResourceConfig=job["ResourceConfig"],
+        StoppingCondition=job["StoppingCondition"],
+    )
+    return str(job["TrainingJobName"])
+
+
+def test_the_status_of_a_training_job_is_told_with_its_groups(
+    server: AwsServer, project: Path
+) -> None:
+    name = make_training_job()
+    done = stoker(server, project, "status", "sagemaker", name)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{name}  succeeded")
+    assert "dnn 1 x ml.g4dn.xlarge, data 2 x ml.c5.2xlarge" in done.stdout
+    assert f"#/jobs/{name}" in done.stdout
+
+
+def test_a_stop_of_a_job_that_has_ended_says_so(server: AwsServer, project: Path) -> None:
+    done = stoker(server, project, "stop", "sagemaker", make_training_job(), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["had_ended"] is True
+
+
+def write_log(group: str, stream: str, *lines: str) -> None:
+    aws = Aws(region=REGION)
+    began = int(time.time() * 1000) - 60_000
+    groups = aws.call("logs", "DescribeLogGroups", logGroupNamePrefix=group)["logGroups"]
+    if not groups:
+        aws.call("logs", "CreateLogGroup", logGroupName=group)
+    aws.call("logs", "CreateLogStream", logGroupName=group, logStreamName=stream)
+    aws.call(
+        "logs",
+        "PutLogEvents",
+        logGroupName=group,
+        logStreamName=stream,
+        logEvents=[
+            {"timestamp": began + number, "message": line} for number, line in enumerate(lines)
+        ],
+    )
+
+
+def test_the_logs_of_a_job_stand_under_group_and_host(server: AwsServer, project: Path) -> None:
+    name = make_training_job()
+    for host, group in (("algo-1", "data"), ("algo-2", "dnn")):
+        role = (
+            f"stoker t=2026-11-20T10:00:00.000Z run={name} host={host} host_has_role group={group}"
+        )
+        write_log("/aws/sagemaker/TrainingJobs", f"{name}/{host}-17", role, f"hello of {host}")
+    done = stoker(server, project, "logs", "sagemaker", name)
+    assert done.returncode == 0, done.stderr
+    assert "data/algo-1 hello of algo-1" in done.stdout
+    assert "dnn/algo-2 hello of algo-2" in done.stdout
+    one = stoker(server, project, "logs", "sagemaker", name, "--group", "dnn")
+    assert "hello of algo-2" in one.stdout
+    assert "algo-1" not in one.stdout
+    wrong = stoker(server, project, "logs", "sagemaker", name, "--group", "dmn")
+    assert wrong.returncode == 2
+    assert "did you mean dnn?" in wrong.stderr
+
+
+def test_the_logs_of_a_run_are_those_of_its_steps_and_of_the_job_that_train_started(
+    server: AwsServer, project: Path
+) -> None:
+    answers = recorded()
+    steps = [
+        step("NeedsProfile", "Succeeded", Metadata={"Condition": {"Outcome": "True"}}),
+        step("Decide", "Succeeded", Metadata=processing("pipelines-abc-Decide")),
+        step("Train", "Succeeded", Metadata=processing("pipelines-abc-Train")),
+    ]
+    job = training_job("Completed", "Completed")
+    answers.add_state("Succeeded", steps, of=workload(), launched=job)
+    answers.add("describe_training_job", job, TrainingJobName=LAUNCHED)
+    write_log("/aws/sagemaker/ProcessingJobs", "pipelines-abc-Decide/algo-1-17", "decided")
+    write_log("/aws/sagemaker/ProcessingJobs", "pipelines-abc-Train/algo-1-17", "job started")
+    role = f"stoker t=0 run={LAUNCHED} host=algo-3 host_has_role group=data"
+    write_log("/aws/sagemaker/TrainingJobs", f"{LAUNCHED}/algo-3-17", "early", role, "batches")
+    lines = [
+        f"{line.group}/{line.host} {line.text}"
+        for line in SageMakerTarget(aws=answers.aws()).logs(EXECUTION, group=None)
+    ]
+    assert lines == [
+        "Decide/algo-1 decided",
+        "Train/algo-1 job started",
+        "data/algo-3 early",
+        f"data/algo-3 {role}",
+        "data/algo-3 batches",
+    ]
+
+
+@pytest.mark.parametrize("verb", ["status", "logs", "stop"])
+def test_a_run_that_is_not_there_is_a_usage_error(
+    server: AwsServer, project: Path, verb: str
+) -> None:
+    done = stoker(server, project, verb, "sagemaker", "nothing")
+    assert done.returncode == 2
+    assert "no pipeline and no training job nothing" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("upload", "kubeflow", "w.yaml"), "cannot be handled yet"),
+        (("status", "sagmaker", "x"), "did you mean sagemaker?"),
+        (("start", "sagemaker", "w.yaml", "--set", "sagemaker=null"), "no settings for SageMaker"),
+        (("start", "sagemaker", "mnist"), "mnist is no workload file"),
+        (("upload", "sagemaker", "w.yaml", "--decision", "none.json"), "no such file"),
+    ],
+)
+def test_a_wrong_command_line_asks_nobody(
+    server: AwsServer, project: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = stoker(server, project, *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

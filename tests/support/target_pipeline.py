@@ -1,0 +1,250 @@
+"""A pipeline as stoker compiles it, made by hand and short; and recorded answers about its runs."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import boto3
+from botocore.stub import Stubber
+
+from stoker.parameters import Parameter, defaults_of, parameters_of
+from stoker.platforms.aws import Aws
+from stoker.records import Json, Workload
+from stoker.settings import workload_from
+from stoker.targets.inputs import pack_inputs
+
+REGION = "eu-central-1"
+ARN = f"arn:aws:sagemaker:{REGION}:123456789012"
+PIPELINE = f"{ARN}:pipeline/mnist"
+EXECUTION = f"{PIPELINE}/execution/abc123def456"
+RUN = "mnist/abc123def456"
+LAUNCHED = "mnist-abc123def456"
+BUCKET = "stoker-tests"
+ROLE = "arn:aws:iam::123456789012:role/stoker"
+SCHEDULE_ROLE = "arn:aws:iam::123456789012:role/scheduler"
+
+WORKLOAD: Mapping[str, Json] = {
+    "name": "mnist",
+    "platform": "sagemaker",
+    "command": ["python", "train.py"],
+    "image": "123456789012.dkr.ecr.eu-central-1.amazonaws.com/stoker:1",
+    "cluster": {"dnn": {"instance_type": "ml.g4dn.xlarge", "count": 1}},
+    "channels": {"train": {"uri": f"s3://{BUCKET}/data/"}},
+    "gate": [{"metric": "accuracy", "min": 0.9}],
+    "sagemaker": {
+        "role": ROLE,
+        "output_uri": f"s3://{BUCKET}/out",
+        "region": REGION,
+        "schedule_role": SCHEDULE_ROLE,
+        "tags": {"team": "vision"},
+    },
+}
+
+
+def workload(*overrides: str) -> Workload:
+    return workload_from(WORKLOAD, overrides=overrides)
+
+
+def definition(of: Workload, *, added: Sequence[Json] = ()) -> dict[str, Json]:
+    """The document: a condition around two branches, a train step that starts a job, a gate."""
+    uri = pack_inputs(of).uri
+    job_name = {
+        "Std:Join": {"On": "", "Values": ["mnist-", {"Get": "Execution.PipelineExecutionId"}]}
+    }
+    return {
+        "Version": "2020-12-01",
+        "Parameters": [
+            {
+                "Name": p.camel_name,
+                "Type": p.kind.capitalize(),
+                "DefaultValue": defaults_of(of)[p.name],
+            }
+            for p in parameters_of(of)
+        ]
+        + [{"Name": "DataInstanceCount", "Type": "Integer", "DefaultValue": 2}],
+        "Steps": [
+            {
+                "Name": "NeedsProfile",
+                "Type": "Condition",
+                "Arguments": {
+                    "Conditions": [
+                        {
+                            "Type": "Equals",
+                            "LeftValue": {"Get": "Parameters.ReuseProfile"},
+                            "RightValue": "",
+                        }
+                    ],
+                    "IfSteps": [
+                        {"Name": "Profile", "Type": "Training", "Arguments": {"Seed": 1}},
+                        _control("Decide", ["decide"], uri),
+                        _control("Train", ["train", "w.json", "--name", job_name], uri),
+                        {
+                            "Name": "Gate",
+                            "Type": "Condition",
+                            "Arguments": {
+                                "Conditions": [],
+                                "IfSteps": [
+                                    {"Name": "Register", "Type": "RegisterModel", "Arguments": {}}
+                                ],
+                                "ElseSteps": [{"Name": "Refuse", "Type": "Fail", "Arguments": {}}],
+                            },
+                        },
+                    ],
+                    "ElseSteps": [_control("DecideAgain", ["decide"], uri)],
+                },
+            },
+            *added,
+        ],
+    }
+
+
+def _control(name: str, arguments: Sequence[Json], uri: str) -> dict[str, Json]:
+    return {
+        "Name": name,
+        "Type": "Processing",
+        "Arguments": {
+            "AppSpecification": {
+                "ImageUri": {"Get": "Parameters.Image"},
+                "ContainerEntrypoint": ["stoker"],
+                "ContainerArguments": list(arguments),
+            },
+            "ProcessingInputs": [
+                {"InputName": "workload", "S3Input": {"S3Uri": f"{uri}/workload.json"}}
+            ],
+        },
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandMade:
+    """A compiled pipeline."""
+
+    name: str = "mnist"
+    description: str = "Retrains mnist."
+    definition: str
+    parameters: tuple[Parameter, ...]
+    uploads: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def hand_made(of: Workload, *, added: Sequence[Json] = ()) -> HandMade:
+    inputs = pack_inputs(of)
+    return HandMade(
+        definition=json.dumps(definition(of, added=added)),
+        parameters=parameters_of(of),
+        uploads={f"{inputs.uri}/{name}": content for name, content in inputs.files.items()},
+    )
+
+
+def at(minute: int) -> datetime:
+    return datetime(2026, 11, 20, 10, minute, tzinfo=UTC)
+
+
+@dataclass
+class Recorded:
+    """An AWS that answers what was recorded, in order; a sleep moves its clock."""
+
+    stubber: Stubber
+    client: object
+    seconds: float = 0.0
+    slept: list[float] = field(default_factory=list)
+
+    def add(self, operation: str, answer: Mapping[str, object], **asked: object) -> None:
+        self.stubber.add_response(operation, dict(answer), dict(asked) or None)
+
+    def refuse(self, operation: str, code: str, message: str) -> None:
+        self.stubber.add_client_error(operation, code, message)
+
+    def aws(self) -> Aws:
+        self.stubber.activate()
+        return Aws(
+            region=REGION,
+            clients={"sagemaker": self.client},
+            sleep=self._sleep,
+            clock=lambda: self.seconds,
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.seconds += seconds
+
+    def add_state(
+        self,
+        status: str,
+        steps: Sequence[Mapping[str, object]],
+        *,
+        of: Workload,
+        launched: Mapping[str, object] | None = None,
+        reason: str = "",
+    ) -> None:
+        """What one look at the run asks for."""
+        execution: dict[str, object] = {
+            "PipelineArn": PIPELINE,
+            "PipelineExecutionArn": EXECUTION,
+            "PipelineExecutionStatus": status,
+            "CreationTime": at(0),
+            "LastModifiedTime": at(50),
+            **({"FailureReason": reason} if reason else {}),
+        }
+        self.add("describe_pipeline_execution", execution, PipelineExecutionArn=EXECUTION)
+        self.add(
+            "list_pipeline_parameters_for_execution",
+            {"PipelineParameters": [{"Name": "Epochs", "Value": "3"}]},
+        )
+        self.add("list_pipeline_execution_steps", {"PipelineExecutionSteps": list(steps)})
+        self.add(
+            "describe_pipeline_definition_for_execution",
+            {"PipelineDefinition": json.dumps(definition(of))},
+        )
+        if launched is not None:
+            self.add("describe_training_job", launched, TrainingJobName=LAUNCHED)
+
+
+def recorded() -> Recorded:
+    client = boto3.client(
+        "sagemaker",
+        region_name=REGION,
+        aws_access_key_id="recorded",
+        aws_secret_access_key="recorded",
+    )
+    return Recorded(stubber=Stubber(client), client=client)
+
+
+def step(name: str, status: str, **more: object) -> dict[str, object]:
+    return {"StepName": name, "StepStatus": status, "StartTime": at(1), **more}
+
+
+def processing(job: str) -> dict[str, object]:
+    return {"ProcessingJob": {"Arn": f"{ARN}:processing-job/{job}"}}
+
+
+def training_job(status: str, secondary: str, reason: str = "") -> dict[str, object]:
+    """DescribeTrainingJob of the job that the train step started."""
+    return {
+        "TrainingJobName": LAUNCHED,
+        "TrainingJobArn": f"{ARN}:training-job/{LAUNCHED}",
+        "ModelArtifacts": {"S3ModelArtifacts": f"s3://{BUCKET}/model.tar.gz"},
+        "TrainingJobStatus": status,
+        "SecondaryStatus": secondary,
+        "AlgorithmSpecification": {"TrainingInputMode": "File"},
+        "ResourceConfig": {
+            "VolumeSizeInGB": 30,
+            "InstanceGroups": [
+                {
+                    "InstanceGroupName": "dnn",
+                    "InstanceType": "ml.g4dn.xlarge",
+                    "InstanceCount": 1,
+                },
+                {
+                    "InstanceGroupName": "data",
+                    "InstanceType": "ml.c5.2xlarge",
+                    "InstanceCount": 2,
+                },
+            ],
+        },
+        "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
+        "CreationTime": at(3),
+        "TrainingStartTime": at(5),
+        **({"TrainingEndTime": at(9)} if status not in ("InProgress", "Stopping") else {}),
+        **({"FailureReason": reason} if reason else {}),
+    }
