@@ -377,3 +377,17 @@ def test_a_profile_job_that_reaches_no_batch_is_stopped_after_its_budget(tmp_pat
         start_all(hosts, sys.executable, "-c", quick, "python", "-c", code, **PROFILE)
         assert hosts.codes() == {"algo-1": 6}, hosts.log("algo-1")
         assert (failure(hosts, "algo-1") or "").startswith("no verdict after")
+
+
+def test_a_profile_job_of_two_hosts_holds_the_results_of_all_ranks(tmp_path: Path) -> None:
+    together = "import torch.distributed as dist\ndist.init_process_group('gloo')\n" + LOADING
+    together += "    dist.all_reduce(model.weight.grad)\n"
+    with Hosts(tmp_path, {"homogeneousCluster": ["algo-2", "algo-1"]}) as hosts:
+        start_all(hosts, *CLI, "--", "python", "-c", together, **PROFILE)
+        assert set(hosts.codes().values()) == {0}, hosts.log("algo-2") + hosts.log("algo-1")
+        path = hosts.ml("algo-2") / "checkpoints" / "profile.json"
+        found = read_json(path, Profile)
+        assert found.host.count == 2
+        assert found.step.global_batch_size == 8
+        assert found.step.num_workers == 1
+        assert not (hosts.ml("algo-1") / "checkpoints").exists()

@@ -86,9 +86,7 @@ class Session:
             world_size=settings.world_size,
             host=settings.host,
             vcpus=usable_vcpus(),
-            ranks_on_host=min(
-                settings.world_size, settings.processes_per_host or settings.world_size
-            ),
+            ranks_on_host=settings.processes_per_host or settings.local_world_size,
         )
 
     @property
@@ -314,9 +312,20 @@ class Session:
         if self._is_stopping:
             self._notes.append("stopped early: the verdict is the one so far")
         self._write(missing="")
+        self._agreement.hand_in(_text(self._result))
         self._meet("end")
+        if self._settings.rank == 0:
+            self._gather()
         self._log.event("profile_ends", rank=self._settings.rank)
         end_process()
+
+    def _gather(self) -> None:
+        """Writes the results of ranks on other hosts beside those of this one."""
+        for rank in range(self._settings.world_size):
+            file = self._folder / f"profile-rank{rank}.json"
+            result = None if file.exists() else self._agreement.handed_in(rank)
+            if result:
+                write_text(file, result)
 
     def _meet(self, name: str) -> None:
         if not self._agreement.meet(
@@ -336,7 +345,11 @@ class Session:
             notes=tuple(self._notes),
         )
         file = self._folder / f"profile-rank{self._settings.rank}.json"
-        write_text(file, msgspec.json.format(msgspec.json.encode(self._result)).decode())
+        write_text(file, _text(self._result))
+
+
+def _text(result: RankResult) -> str:
+    return msgspec.json.format(msgspec.json.encode(result)).decode()
 
 
 def _hold_learning_rate() -> None:
