@@ -1,10 +1,11 @@
 """configs/sagemaker: what the roles may do is what the sources call, and no more than that."""
 
 import ast
-import fnmatch
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import botocore.session
@@ -14,12 +15,21 @@ from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import Group
 from stoker.settings import read_workload
+from support.policies import (
+    ACCOUNT,
+    FOLDER,
+    POLICIES,
+    REGION,
+    ROOT,
+    TRUSTS,
+    actions,
+    is_allowed,
+    resources,
+    s3_arn,
+    statements,
+)
 
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "configs" / "sagemaker"
 SOURCES = ROOT / "src" / "stoker"
-POLICIES = sorted(p.name for p in FOLDER.glob("*.json") if not p.name.startswith("trust-"))
-TRUSTS = sorted(p.name for p in FOLDER.glob("trust-*.json"))
 
 # Actions of IAM that are no operation of the API.
 PERMISSION_ONLY = {
@@ -50,65 +60,6 @@ OBJECT_ACTIONS = {
     "create_object": "s3:PutObject",
     "delete_object": "s3:DeleteObject",
 }
-ACCOUNT, REGION, ROLE = "123456789012", "eu-central-1", "role"
-
-
-def statements(name: str) -> list[Mapping[str, object]]:
-    """The statements of a policy, placeholders and all."""
-    document = json.loads((FOLDER / name).read_text())
-    assert document["Version"] == "2012-10-17"
-    found: list[Mapping[str, object]] = document["Statement"]
-    return found
-
-
-def actions(name: str) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """(Action, its statement) of a policy."""
-    for statement in statements(name):
-        named = statement["Action"]
-        assert isinstance(named, list)
-        for action in named:
-            yield action, statement
-
-
-def resources(statement: Mapping[str, object]) -> list[str]:
-    named = statement["Resource"]
-    return [named] if isinstance(named, str) else list(named)  # type: ignore[call-overload]
-
-
-def is_allowed(
-    name: str, action: str, resource: str, *, context: Mapping[str, str] | None = None
-) -> bool:
-    """Whether a policy allows an action on a resource, as IAM matches both."""
-    for allowed, statement in actions(name):
-        patterns = [filled(pattern) for pattern in resources(statement)]
-        if allowed != action or not any(fnmatch.fnmatchcase(resource, p) for p in patterns):
-            continue
-        tests = statement.get("Condition", {})
-        assert isinstance(tests, dict)
-        wanted = [pair for test in tests.values() for pair in test.items()]
-        if all(matches((context or {}).get(key), value) for key, value in wanted):
-            return True
-    return False
-
-
-def matches(given: str | None, wanted: str | list[str]) -> bool:
-    patterns = [wanted] if isinstance(wanted, str) else wanted
-    return given is not None and any(fnmatch.fnmatchcase(given, filled(p)) for p in patterns)
-
-
-def filled(pattern: str) -> str:
-    """A pattern with an account's own names in place of the placeholders."""
-    values = {
-        "ACCOUNT": ACCOUNT,
-        "REGION": REGION,
-        "DATA_BUCKET": "BUCKET",
-        "DATA_PREFIX": "mnist",
-        "PREFIX": "stoker",
-        "NAME": "mnist",
-        "REPOSITORY": "stoker",
-    }
-    names = "|".join(sorted(values, key=len, reverse=True))
-    return re.sub(rf"\b({names})\b", lambda found: values[found.group()], pattern)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -170,6 +121,34 @@ def test_the_readme_explains_every_statement() -> None:
             assert f"`{statement['Sid']}`" in text, f"{name}: {statement['Sid']}"
 
 
+@pytest.mark.parametrize("name", [*POLICIES, *TRUSTS])
+def test_the_readmes_way_to_fill_them_in_leaves_no_placeholder(name: str) -> None:
+    text = (FOLDER / "README.md").read_text()
+    function = text[text.index("    fill() {") : text.index("    aws iam create-role")]
+    values = {
+        "ACCOUNT": ACCOUNT,
+        "REGION": REGION,
+        "BUCKET": "b",
+        "PREFIX": "p",
+        "DATA_BUCKET": "d",
+        "DATA_PREFIX": "e",
+        "NAME": "mnist",
+        "REPOSITORY": "r",
+    }
+    done = subprocess.run(
+        ["bash", "-c", f"{function}\nfill {name}"],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], **values},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    left = set(re.findall(r"\b[A-Z_]{4,}\b", json.dumps(json.loads(done.stdout))))
+    assert left <= {"SUBNET", "SECURITY_GROUP"}
+    assert "123456789012" in done.stdout or name == "trust-lambda.json"
+
+
 def calls_of_the_sources() -> dict[str, str]:
     """Action to where it is called, of every call through `Aws` in src/stoker."""
     found: dict[str, str] = {}
@@ -223,10 +202,6 @@ def body(tmp_path: Path) -> Mapping[str, object]:
     groups = (Group.of_today(workload.cluster.dnn), data)
     job = JobSpec.of(workload, groups=groups, run_dir=tmp_path / "mnist-4xk2")
     return SageMakerPlatform().plan(job).body
-
-
-def s3_arn(uri: str) -> str:
-    return "arn:aws:s3:::" + uri.removeprefix("s3://")
 
 
 def test_the_training_job_may_read_its_channels_and_nothing_of_others(

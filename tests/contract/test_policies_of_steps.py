@@ -1,0 +1,98 @@
+"""The compiled pipeline against configs/sagemaker: each step reaches what it names, by its role."""
+
+import json
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from stoker.records import Json
+from stoker.settings import read_workload
+from stoker.targets.compiled import compile_pipeline
+from support import sagemaker_pipeline as sample
+from support.policies import ACCOUNT, REGION, ROOT, is_allowed, s3_arn
+
+POLICIES = {"stoker-step": "step-role.json", "stoker-training": "execution-role.json"}
+READS = ("ProcessingInputs", "InputDataConfig")
+WRITES = ("ProcessingOutputConfig", "OutputDataConfig", "CheckpointConfig")
+
+
+@pytest.fixture(params=["launched", "native"])
+def steps(request: pytest.FixtureRequest) -> list[tuple[str, dict[str, Json]]]:
+    """Name and request of each step of the example's pipeline, as it would run."""
+    workload = read_workload(
+        ROOT / "configs" / "mnist-sagemaker.yaml",
+        overrides=["sagemaker.output_uri=s3://BUCKET/stoker"],
+    )
+    pinned = sample.decision(data=sample.DATA) if request.param == "native" else None
+    made = compile_pipeline(workload, train_step=request.param, decision=pinned, folder=ROOT)
+    document = json.loads(made.definition)
+    found = []
+    for step in sample.steps(document):
+        again = "s3://BUCKET/stoker/pipelines/mnist/earlier/profile"
+        reuse = again if str(step["Name"]).endswith("Again") else ""
+        arguments = sample.resolved(step["Arguments"], document, reuse_profile=reuse)
+        assert isinstance(arguments, dict)
+        if step["Type"] != "Condition":
+            found.append((str(step["Name"]), arguments))
+    return found
+
+
+def uris(value: Json) -> Iterator[str]:
+    """All addresses in a part of a request."""
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from uris(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from uris(item)
+    elif isinstance(value, str) and value.startswith("s3://"):
+        yield value
+
+
+def an_object(uri: str) -> str:
+    """An object below an address: the token of a token's folder, the file itself of a file."""
+    if uri.rstrip("/").endswith("token"):
+        return uri.rstrip("/") + "/token"
+    return uri if "." in uri.rpartition("/")[2] else uri.rstrip("/") + "/any"
+
+
+def test_every_step_may_read_its_inputs_and_write_its_outputs(
+    steps: list[tuple[str, dict[str, Json]]],
+) -> None:
+    checked = 0
+    for name, request in steps:
+        if "RoleArn" not in request:
+            continue
+        policy = POLICIES[str(request["RoleArn"]).rpartition("/")[2]]
+        for action, keys in (("s3:GetObject", READS), ("s3:PutObject", WRITES)):
+            for uri in uris([request.get(key) for key in keys]):
+                assert is_allowed(policy, action, s3_arn(an_object(uri))), f"{name}: {action} {uri}"
+                checked += 1
+    assert checked > 15
+
+
+def test_steps_run_under_roles_that_the_pipeline_may_hand_over(
+    steps: list[tuple[str, dict[str, Json]]],
+) -> None:
+    roles = {str(request["RoleArn"]) for _, request in steps if "RoleArn" in request}
+    assert {role.rpartition("/")[2] for role in roles} == set(POLICIES)
+    service = {"iam:PassedToService": "sagemaker.amazonaws.com"}
+    for role in roles:
+        assert is_allowed("pipeline-role.json", "iam:PassRole", role, context=service)
+
+
+def test_the_pipeline_may_register_the_model_in_its_group(
+    steps: list[tuple[str, dict[str, Json]]],
+) -> None:
+    groups = {str(r["ModelPackageGroupName"]) for _, r in steps if "ModelPackageGroupName" in r}
+    assert groups == {"mnist"}
+    arn = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:model-package-group/mnist"
+    assert is_allowed("pipeline-role.json", "sagemaker:CreateModelPackage", arn)
+
+
+@pytest.mark.parametrize("policy", POLICIES.values())
+def test_no_step_may_read_another_workloads_token(policy: str) -> None:
+    for folder in ("other-4xk2/stoker_token", "pipelines/other/4xk2/token"):
+        token = s3_arn(f"s3://BUCKET/stoker/{folder}/token")
+        assert not is_allowed(policy, "s3:GetObject", token)
+        assert is_allowed(policy, "s3:GetObject", token.replace("other", "mnist"))
