@@ -25,6 +25,8 @@ The environment is read here and in `launch.topology`, nowhere else.
 | STOKER_COMMAND | image, user | JSON list: the command, where the launcher is given just `train` |
 | STOKER_PROFILE_FILE | platform | where the leader of a profile writes profile.json |
 | STOKER_REPLACE_DATALOADER | platform | 1: torch's DataLoader is replaced, too |
+| STOKER_COMES_BACK | platform | 1: a data host that ends badly is started again (Kubernetes) |
+| STOKER_GROUPS, STOKER_GROUP | platform | Kubernetes: the run's hosts, this one's group |
 """
 
 import os
@@ -75,6 +77,7 @@ class ProcessSettings:
     metrics: Path | None
     launcher_pid: int | None
     replace_dataloader: bool
+    comes_back: bool
     code_file: Path | None
     command: tuple[str, ...] | None
     profile_file: Path | None
@@ -111,6 +114,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> ProcessSetting
         metrics=_path(env, "STOKER_METRICS"),
         launcher_pid=_number(env, "STOKER_LAUNCHER_PID"),
         replace_dataloader=env.get("STOKER_REPLACE_DATALOADER") == "1",
+        comes_back=env.get("STOKER_COMES_BACK") == "1",
         code_file=_path(env, "STOKER_CODE_FILE"),
         command=_command(env),
         profile_file=_path(env, "STOKER_PROFILE_FILE"),

@@ -65,9 +65,9 @@ def serve(run: HostRun) -> int:
         log=run.log,
         on_verdict=decide,
     )
-    is_over = threading.Event()
+    is_over, is_asked = threading.Event(), threading.Event()
     steward = threading.Thread(
-        target=_steward, args=(run, agent, is_over, own), name="steward", daemon=True
+        target=_steward, args=(run, agent, is_over, is_asked, own), name="steward", daemon=True
     )
     membership.start()
     steward.start()
@@ -84,11 +84,11 @@ def serve(run: HostRun) -> int:
         end_descendants()
     if failure is not None and not verdicts:
         run.log.event("data_host_failed", reason=str(failure))
-        if not membership.wait_until_welcome(0):
+        if settings.comes_back or not membership.wait_until_welcome(0):
             raise failure
         # The training goes on without this host: the dnn group decides the outcome.
         return 0
-    return _exit_code(run, verdicts)
+    return _exit_code(run, verdicts, is_asked=is_asked.is_set())
 
 
 def _goodbye(agent: Agent, failure: StokerError | None, verdicts: list[Verdict]) -> str:
@@ -99,7 +99,11 @@ def _goodbye(agent: Agent, failure: StokerError | None, verdicts: list[Verdict])
 
 
 def _steward(
-    run: HostRun, agent: Agent, is_over: threading.Event, children: Collection[int]
+    run: HostRun,
+    agent: Agent,
+    is_over: threading.Event,
+    is_asked: threading.Event,
+    children: Collection[int],
 ) -> None:
     """Stops the agent on a verdict or the second signal, drains it on the first; reaps orphans."""
     stop_at = float("inf")
@@ -114,6 +118,7 @@ def _steward(
                 stop_at = 0.0
             case SignalReceived():
                 run.log.event("signal_received", number=happening.number)
+                is_asked.set()
                 if stop_at == float("inf"):
                     agent.drain()
                     stop_at = time.monotonic() + DRAIN_SECONDS
@@ -126,11 +131,17 @@ def _steward(
             return
 
 
-def _exit_code(run: HostRun, verdicts: list[Verdict]) -> int:
-    if not verdicts:
+def _exit_code(run: HostRun, verdicts: list[Verdict], *, is_asked: bool) -> int:
+    comes_back = run.settings.comes_back
+    # A pod that is evicted as the run ends, or is moved with all others, must not count as done.
+    if not verdicts or (comes_back and is_asked):
         return ASKED_TO_STOP
     verdict = verdicts[0]
     match verdict.kind:
+        case "lost" if comes_back:
+            # Perhaps only this host cannot reach the leader: started again, it joins again.
+            run.log.event("data_host_comes_back", reason=verdict.reason)
+            return NEVER_CAME
         case "decided" | "lost":
             return 0
         case "never":

@@ -1,14 +1,18 @@
 """Topology: which host this is, in which group, in which role, and who the others are.
 
 It is read from SageMaker's resourceconfig.json, else from SM_RESOURCE_CONFIG, else from the SM_*
-variables of SageMaker's toolkit; where there is none of them, this is the only host. Host names
-say nothing about groups or order: hosts are taken in the order given, never sorted.
+variables of SageMaker's toolkit, else from those that Kubernetes' pods have; where there is none of
+them, this is the only host. Host names say nothing about groups or order: hosts are taken in the
+order given, never sorted.
+
+Pods know STOKER_GROUPS, JSON [{name, instance_type, count, hosts}] with the pattern of the hosts'
+names in the cluster's DNS, STOKER_GROUP, their own, and JOB_COMPLETION_INDEX, their number in it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -118,6 +122,8 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
         config = _decode(environ["SM_RESOURCE_CONFIG"], where)
     elif environ.get("SM_CURRENT_HOST"):
         config, where = _from_toolkit(environ), "variables SM_*"
+    elif environ.get("STOKER_GROUPS"):
+        config, where = _from_pod(environ), "variables of the pod"
     else:
         config, where = _ResourceConfig(current_host="localhost"), "no resourceconfig.json"
     return _topology(config, _roles(environ), where)
@@ -153,6 +159,46 @@ def _from_toolkit(environ: Mapping[str, str]) -> _ResourceConfig:
         current_instance_type=environ.get("SM_CURRENT_INSTANCE_TYPE"),
         instance_groups=tuple(groups.values()) if groups else None,
         network_interface_name=environ.get("SM_NETWORK_INTERFACE_NAME"),
+    )
+
+
+class _PodGroup(msgspec.Struct, kw_only=True):
+    name: str
+    count: Annotated[int, msgspec.Meta(ge=1)]
+    hosts: str
+    instance_type: str = ""
+
+    def host(self, index: int) -> str:
+        return self.hosts.replace("{index}", str(index))
+
+
+def _from_pod(environ: Mapping[str, str]) -> _ResourceConfig:
+    groups = _json(environ, "STOKER_GROUPS", tuple[_PodGroup, ...]) or ()
+    name, number = environ.get("STOKER_GROUP", ""), environ.get("JOB_COMPLETION_INDEX", "")
+    own = next((group for group in groups if group.name == name), None)
+    if own is None:
+        raise UsageError(
+            f"this pod's group, {name!r}, is none of the run's: "
+            + ", ".join(group.name for group in groups),
+            where="variable STOKER_GROUP",
+            fix="use the pods that stoker train --platform kubernetes makes",
+        )
+    if not number.isdigit() or int(number) >= own.count:
+        raise UsageError(
+            f"expected this pod's number, 0 to {own.count - 1}, found {number!r}",
+            where="variable JOB_COMPLETION_INDEX",
+            fix="run the pods of a group as one Job with completionMode: Indexed",
+        )
+    return _ResourceConfig(
+        current_host=own.host(int(number)),
+        instance_groups=tuple(
+            _Group(
+                instance_group_name=group.name,
+                instance_type=group.instance_type,
+                hosts=tuple(group.host(index) for index in range(group.count)),
+            )
+            for group in groups
+        ),
     )
 
 
