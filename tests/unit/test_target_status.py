@@ -377,6 +377,7 @@ def test_status_prints_a_tree_with_reasons_pages_and_next_commands(
     assert "  Decide                 Processing     failed  3 min 00 s" in shown
     assert "why:  AlgorithmError: exit code: 1" in shown
     assert "with: Epochs = 3" in shown
+    assert f"logs: stoker logs sagemaker {RUN} --group Decide" in shown
     assert f"logs:  stoker logs sagemaker {RUN}" in shown
     assert "stop:" not in shown
 
@@ -425,3 +426,18 @@ def test_whoever_stops_waiting_leaves_the_run_running(
     said = capsys.readouterr().err
     assert "the run goes on" in said
     assert f"stoker stop sagemaker {RUN}" in said
+
+
+def test_an_interruption_before_the_service_answered_says_that_a_run_may_have_started(
+    answers: Recorded, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*asked: object, **more: object) -> RunState:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SageMakerTarget, "start", interrupted)
+    monkeypatch.setattr(pipelines, "workload_of", lambda file, overrides: OF)
+    found = pipelines.start_command(
+        "sagemaker", "w.yaml", parameters=(), is_waiting=False, overrides=(), as_json=False
+    )
+    assert found == 130
+    assert "a run may have started" in capsys.readouterr().err

@@ -63,17 +63,34 @@ def start_command(
     """`stoker start`; gives the exit code."""
     workload = workload_of(file, overrides=overrides)
     target = target_named(target_name, workload=workload)
-    started = target.start(workload, parameters=parameters)
-    for warning in started.warnings:
-        say(f"warning: {warning}", quiet=False)
-    if as_json and not is_waiting:
-        print(json.dumps(document(started), indent=2))
-    say(f"started: {started.run}", quiet=as_json)
-    say(f"page:    {started.url}", quiet=as_json)
-    if not is_waiting:
+    started = None
+    try:
+        started = target.start(workload, parameters=parameters)
+        for warning in started.warnings:
+            say(f"warning: {warning}", quiet=False)
+        if as_json and not is_waiting:
+            print(json.dumps(document(started), indent=2))
+        say(f"started: {started.run}\npage:    {started.url}", quiet=as_json)
+        if is_waiting:
+            return _wait(target, started, as_json=as_json)
         say(f"next:    stoker status {target.name} {started.run}", quiet=as_json)
         return 0
-    return _wait(target, started, as_json=as_json)
+    except (KeyboardInterrupt, TerminatedError) as err:
+        # A run that was started is the service's: it needs nobody to wait for it.
+        lines = (
+            (
+                "the run goes on; nobody waits for it any more",
+                f"see:     stoker status {target.name} {started.run}",
+                f"stop:    stoker stop {target.name} {started.run}",
+            )
+            if started
+            else (
+                "interrupted before the service had answered: a run may have started",
+                f"see:     stoker status {target.name} {workload.name}",
+            )
+        )
+        say("\n".join(lines), quiet=False)
+        return _code_of(err)
 
 
 def status_command(target_name: str, run: str, *, as_json: bool) -> None:
@@ -87,7 +104,7 @@ def status_command(target_name: str, run: str, *, as_json: bool) -> None:
             told["executions"] = [document(other) for other in others]
         print(json.dumps(told, indent=2))
         return
-    for line in tree(state, now=datetime.now(UTC)):
+    for line in tree(state, target=target.name, now=datetime.now(UTC)):
         print(line)
     earlier = [other for other in others if other.run != state.run]
     for other in earlier[:3]:
@@ -172,17 +189,7 @@ def _wait(target: Target, started: Started, *, as_json: bool) -> int:
     def show(step: StepState) -> None:
         say(change_line(step, now=datetime.now(UTC)), quiet=as_json)
 
-    try:
-        state = follow_run(target, started.id, on_change=show)
-    except (KeyboardInterrupt, TerminatedError) as err:
-        # A run that was started is the service's: it needs nobody to wait for it.
-        say(
-            f"the run goes on; nobody waits for it any more\n"
-            f"see:     stoker status {target.name} {started.run}\n"
-            f"stop:    stoker stop {target.name} {started.run}",
-            quiet=False,
-        )
-        return _code_of(err)
+    state = follow_run(target, started.id, on_change=show)
     if as_json:
         print(json.dumps(document(state), indent=2))
     for line in _end_lines(target, state):

@@ -17,9 +17,9 @@ _KIND = 14
 _REASON = 400
 
 
-def tree(state: "RunState", *, now: datetime) -> Iterator[str]:
-    """The run and its steps, one line each, with reasons and pages below."""
-    yield f"{state.run}  {_status(state.status)}{_took(state.began, state.ended, now)}"
+def tree(state: "RunState", *, target: str, now: datetime) -> Iterator[str]:
+    """The run and its steps, one line each; below reasons, pages, and logs of what failed."""
+    yield f"{state.run}  {state.status}{_took(state.began, state.ended, now)}"
     if state.reason:
         yield f"  why:  {_short(state.reason)}"
     yield f"  page: {state.url}"
@@ -27,15 +27,17 @@ def tree(state: "RunState", *, now: datetime) -> Iterator[str]:
         yield f"  with: {name} = {value}"
     for step in state.steps:
         yield from _step(step, now=now)
+        if step.status == "failed" and step.job and state.pipeline:
+            # A job that a step started is in groups of hosts; a step's own is called as the step.
+            own = "" if step.name.startswith("job ") else f" --group {step.name}"
+            yield f"{'  ' * step.depth}    logs: stoker logs {target} {state.run}{own}"
 
 
 def change_line(step: "StepState", *, now: datetime) -> str:
     """A step that changed, in one line."""
     outcome = f", {step.outcome}" if step.outcome else ""
     reason = f": {_short(step.reason)}" if step.reason else ""
-    return (
-        f"{now.astimezone():%H:%M:%S}  {step.name:<{_NAME}} {_status(step.status)}{outcome}{reason}"
-    )
+    return f"{now.astimezone():%H:%M:%S}  {step.name:<{_NAME}} {step.status}{outcome}{reason}"
 
 
 def schedule_line(schedule: "Schedule") -> str:
@@ -72,7 +74,7 @@ def duration(seconds: float) -> str:
 def _step(step: "StepState", *, now: datetime) -> Iterator[str]:
     indent = "  " * step.depth
     name = f"{indent}{step.name}"
-    words = [_status(step.status)]
+    words: list[str] = [step.status]
     if step.outcome:
         words.append(f"→ {step.outcome}")
     if step.is_cached:
@@ -86,10 +88,6 @@ def _step(step: "StepState", *, now: datetime) -> Iterator[str]:
         yield f"{below}why:  {_short(step.reason)}"
     if step.url:
         yield f"{below}page: {step.url}"
-
-
-def _status(status: str) -> str:
-    return status
 
 
 def _took(began: datetime | None, ended: datetime | None, now: datetime) -> str:
