@@ -101,6 +101,7 @@ VERBS = {
     "status": {"--json", "--debug"},
     "logs": {"--group", "--json", "--debug"},
     "stop": {"--json", "--debug"},
+    "render": {"--decision", "--group", "--service-account", "--set", "--debug"},
     "launch": set(),
 }
 

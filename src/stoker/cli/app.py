@@ -21,6 +21,7 @@ from stoker.cli.options import (
     Yes,
 )
 from stoker.cli.project import init_verb
+from stoker.cli.rendering import render_verb
 from stoker.cli.targets import register as register_targets
 
 app = typer.Typer(
@@ -320,4 +321,5 @@ def launch_verb(
 
 
 app.command("init")(init_verb)
+app.command("render")(render_verb)
 register_targets(app)

@@ -24,6 +24,7 @@ from stoker.cli.workloads import (
     todays_cluster,
 )
 from stoker.errors import UsageError
+from stoker.platforms.base import JobSpec, Platform, RequestT
 from stoker.records import (
     Decision,
     Evaluation,
@@ -166,7 +167,7 @@ def train_command(
     if decision_file and groups:
         raise UsageError("--decision and --group exclude each other", fix="name one of them")
     decision = read_json(decision_file, Decision) if decision_file else None
-    chosen = decision.plan.groups if decision else _groups_of(workload, groups)
+    chosen = decision.plan.groups if decision else groups_of(workload, groups)
     platform = platform_named(workload.platform, region=region_of(workload))
     if dry_run:
         job = prepare(
@@ -176,7 +177,7 @@ def train_command(
             decision=decision,
             replace_dataloader=replace_dataloader,
         )
-        print(json.dumps(platform.describe(platform.plan(job)), indent=2))
+        print(dry_run_of(platform, job, as_json=as_json))
         return 0
     catalog = load_catalog(workload.platform, prices=prices)
     confirm(workload, chosen, catalog=catalog, decision=decision, assume_yes=yes, quiet=as_json)
@@ -208,6 +209,15 @@ def train_command(
     _deliver(record, out=file, explain=training_words, as_json=as_json)
     say(f"logs: {run_dir / 'logs'}", quiet=as_json)
     return exit_code_of(record)
+
+
+def dry_run_of(platform: Platform[RequestT], job: JobSpec, *, as_json: bool) -> str:
+    """The request of `job`: in the platform's own form, where it has one, else as JSON."""
+    request = platform.plan(job)
+    manifest: Callable[[RequestT], str] | None = getattr(platform, "manifest", None)
+    if manifest and not as_json:
+        return manifest(request)
+    return json.dumps(platform.describe(request), indent=2)
 
 
 def make_token_command(file: Path) -> None:
@@ -335,7 +345,8 @@ def _profile_of(file: Path | None, guess: Guess) -> Profile:
     )
 
 
-def _groups_of(workload: Workload, texts: Sequence[str]) -> tuple[Group, ...]:
+def groups_of(workload: Workload, texts: Sequence[str]) -> tuple[Group, ...]:
+    """The groups named on the command line, else today's dnn group."""
     today = todays_cluster(workload).dnn
     if texts:
         dnn, *data = parse_groups(texts, default_type=today.instance_type)
@@ -360,8 +371,10 @@ __all__ = [
     "Guess",
     "catalog_command",
     "decide_command",
+    "dry_run_of",
     "evaluate_command",
     "exit_code_of",
+    "groups_of",
     "make_token_command",
     "profile_command",
     "report_command",

@@ -5,14 +5,14 @@ from typing import cast
 from stoker.errors import UsageError
 from stoker.platforms.base import Platform
 
-PLATFORMS = ("local", "sagemaker")
+PLATFORMS = ("local", "sagemaker", "kubernetes")
 
 
 def platform_named(name: str, *, region: str | None = None) -> Platform[object]:
     """The platform of that name; each plans and submits requests of a type of its own.
 
     Args:
-        name: local or sagemaker.
+        name: local, sagemaker or kubernetes.
         region: Of a cloud; absent: what its own configuration says.
 
     Raises:
@@ -27,6 +27,10 @@ def platform_named(name: str, *, region: str | None = None) -> Platform[object]:
             from stoker.platforms.sagemaker import SageMakerPlatform
 
             return cast("Platform[object]", SageMakerPlatform(region=region))
+        case "kubernetes":
+            from stoker.platforms.kubernetes import KubernetesPlatform
+
+            return cast("Platform[object]", KubernetesPlatform())
     raise UsageError(
         f"platform {name} cannot run jobs yet", fix="known are: " + ", ".join(PLATFORMS)
     )
