@@ -73,8 +73,8 @@ def evaluate_step(
 def gate_step(run: Run, *, evaluate: RequestStep, model_uri: Text, suffix: str = "") -> Step:
     """Registers the model if the evaluation passed, else fails with the gate's words.
 
-    `passed` is a JSON boolean and is compared with one: the service keeps the type of what a
-    property file holds, so the text "true" would never be equal to it.
+    `passed` is a JSON boolean and is compared with one, as the SDK's local mode does it; the
+    service's own documentation shows numbers and texts only.
     """
     return ConditionStep(
         name=f"Gate{suffix}",

@@ -192,6 +192,19 @@ def test_a_native_step_of_one_group_has_no_instance_groups() -> None:
     assert "data_instance_type" not in {parameter.name for parameter in made.parameters}
 
 
+def test_a_native_pipeline_has_epochs_only_where_the_hyperparameters_do() -> None:
+    workload = msgspec.structs.replace(sample.WORKLOAD, hyperparameters={"lr": 0.1})
+    made = compile_pipeline(
+        workload,
+        train_step="native",
+        decision=sample.decision(data=sample.DATA),
+        folder=sample.ROOT,
+    )
+    assert "epochs" not in {parameter.name for parameter in made.parameters}
+    assert "Parameters.Epochs" not in made.definition
+    assert '"Parameters.Epochs"' in sample.compiled("native").definition
+
+
 def test_limits_are_those_of_the_services_model() -> None:
     def most(shape: str) -> object:
         return MODEL.shape_for(shape).metadata["max"]
