@@ -355,14 +355,20 @@ def test_attempts_at_once_share_one_job_and_one_token(
     with sagemaker_service() as service:
         monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER", service.url)
 
-        def attempt(number: int) -> str:
-            own = SageMakerPlatform(aws=AtomicAws(region=REGION))
+        accounts = [AtomicAws(region=REGION) for _ in range(attempts)]
+        for account in accounts:
+            # boto3 makes clients in one thread only.
+            account.client("sagemaker")
+            account.client("s3")
+
+        def attempt(account: Aws) -> str:
+            own = SageMakerPlatform(aws=account)
             request = own.plan(job)
             together.wait(60)
             return own.submit(request).name
 
         with ThreadPoolExecutor(attempts) as pool:
-            names = list(pool.map(attempt, range(attempts)))
+            names = list(pool.map(attempt, accounts))
         assert names == [NAME] * attempts
         assert list(service.jobs) == [NAME]
     versions = aws.pages("s3", "ListObjectVersions", items="Versions", Bucket=BUCKET)

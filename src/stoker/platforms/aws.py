@@ -44,7 +44,6 @@ class Aws:
     ) -> None:
         self._region = region
         self._clients = dict(clients or {})
-        self._session: object | None = None
         self.sleep = sleep
         self.clock = clock
 
@@ -55,9 +54,7 @@ class Aws:
             UsageError: If boto3 is not installed, or no region is known.
         """
         if service not in self._clients:
-            # Not boto3's default session, which threads must not share.
-            self._session = self._session or _new_session(self._region)
-            self._clients[service] = _new_client(self._session, service)
+            self._clients[service] = _new_client(service, self._region)
         return self._clients[service]
 
     @property
@@ -243,27 +240,19 @@ def explained(action: str, *, where: str = "") -> Iterator[None]:
         ) from err
 
 
-def _new_session(region: str | None) -> object:
+def _new_client(service: str, region: str | None) -> object:
     try:
-        import boto3.session
+        import boto3
+        from botocore.config import Config
     except ImportError:
         raise UsageError("boto3 is not installed", fix="pip install 'stoker[aws]'") from None
-    with explained("sts:GetCallerIdentity"):
-        session: object = boto3.session.Session(region_name=region)
-    return session
-
-
-def _new_client(session: object, service: str) -> object:
-    from botocore.config import Config
-
     config = Config(
         connect_timeout=CONNECT_SECONDS,
         read_timeout=READ_SECONDS,
         retries={"mode": "standard", "max_attempts": MAX_ATTEMPTS},
     )
-    make = getattr(session, "client")  # noqa: B009
     with explained(f"{service}:*"):
-        client: object = make(service, config=config)
+        client: object = boto3.client(service, region_name=region, config=config)
     return client
 
 
