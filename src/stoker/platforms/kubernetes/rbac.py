@@ -37,9 +37,8 @@ def rbac(
         objects.append(_object("v1", "ServiceAccount", settings, account))
     role = _object("rbac.authorization.k8s.io/v1", "Role", settings, ROLE)
     role["rules"] = rules(settings)
-    binding = _object(
-        "rbac.authorization.k8s.io/v1", "RoleBinding", settings, f"{ROLE}-{account}"[:63]
-    )
+    name = ROLE if service_account is None else f"{ROLE}-{account}"
+    binding = _object("rbac.authorization.k8s.io/v1", "RoleBinding", settings, name)
     binding["roleRef"] = {
         "apiGroup": "rbac.authorization.k8s.io",
         "kind": "Role",

@@ -1,6 +1,7 @@
 """Volumes of a run's pods: the job folder, shared memory, channels, token and configuration."""
 
 import posixpath
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stoker.errors import UsageError
@@ -8,6 +9,7 @@ from stoker.platforms.base import groups_of_channel
 from stoker.platforms.kubernetes.groups import Layout, PodGroup
 from stoker.platforms.kubernetes.names import config_map, token_secret
 from stoker.platforms.kubernetes.quantities import written
+from stoker.platforms.kubernetes.reading import mapping
 from stoker.records import Channel, Json, PodVolume
 
 JOB_FOLDER = "/opt/ml"
@@ -38,15 +40,17 @@ def volumes_of_group(layout: Layout, group: PodGroup) -> list[Mounted]:
     shm: dict[str, Json] = {"medium": "Memory"}
     if settings.shm is not None:
         shm["sizeLimit"] = written(settings.shm)
-    return [
-        _job_folder(layout, group),
-        Mounted(
-            volume={"name": "shm", "emptyDir": shm},
-            mounts=({"name": "shm", "mountPath": "/dev/shm"},),
-        ),
-        *_channels(layout, group),
-        *(_of_user(volume, group) for volume in group.settings.volumes),
-    ]
+    return _one_volume_a_claim(
+        [
+            _job_folder(layout, group),
+            Mounted(
+                volume={"name": "shm", "emptyDir": shm},
+                mounts=({"name": "shm", "mountPath": "/dev/shm"},),
+            ),
+            *_channels(layout, group),
+            *(_of_user(volume, group) for volume in group.settings.volumes),
+        ]
+    )
 
 
 def volumes_of_run(layout: Layout, group: PodGroup) -> list[Mounted]:
@@ -146,14 +150,11 @@ def _job_folder(layout: Layout, group: PodGroup) -> Mounted:
     )
 
 
-def _channels(layout: Layout, group: PodGroup) -> list[Mounted]:
-    """The group's channels, one volume a claim."""
-    mounts: dict[str, list[dict[str, Json]]] = {}
-    claims: dict[str, str] = {}
-    for name, channel in channels_of(layout, group).items():
+def _channels(layout: Layout, group: PodGroup) -> Iterator[Mounted]:
+    for index, (name, channel) in enumerate(channels_of(layout, group).items()):
         _check_channel(name, channel)
         claim, folder = claim_of(channel.uri, where=f"key channels.{name}.uri")
-        volume = claims.setdefault(claim, f"channel-{len(claims)}")
+        volume = f"channel-{index}"
         mount: dict[str, Json] = {
             "name": volume,
             "mountPath": f"{JOB_FOLDER}/input/data/{name}",
@@ -161,17 +162,30 @@ def _channels(layout: Layout, group: PodGroup) -> list[Mounted]:
         }
         if folder:
             mount["subPath"] = folder
-        mounts.setdefault(claim, []).append(mount)
-    return [
-        Mounted(
-            volume={
-                "name": claims[claim],
-                "persistentVolumeClaim": {"claimName": claim, "readOnly": True},
-            },
-            mounts=tuple(found),
-        )
-        for claim, found in mounts.items()
-    ]
+        source: Json = {"claimName": claim, "readOnly": True}
+        yield Mounted(volume={"name": volume, "persistentVolumeClaim": source}, mounts=(mount,))
+
+
+def _one_volume_a_claim(mounted: Sequence[Mounted]) -> list[Mounted]:
+    """The same mounts, of one volume for each claim: a kubelet takes two for one, and waits."""
+    kept: dict[str, Mounted] = {}
+    for one in mounted:
+        source = one.volume.get("persistentVolumeClaim")
+        name = str(one.volume["name"])
+        key = f"claim {source['claimName']}" if isinstance(source, dict) else f"volume {name}"
+        first = kept.get(key)
+        if first is None:
+            kept[key] = one
+        elif isinstance(source, dict):
+            volume = dict(first.volume)
+            before = volume["persistentVolumeClaim"]
+            if not source.get("readOnly") or not mapping(before).get("readOnly"):
+                volume["persistentVolumeClaim"] = {"claimName": source["claimName"]}
+            renamed = tuple({**mount, "name": volume["name"]} for mount in one.mounts)
+            kept[key] = Mounted(volume=volume, mounts=(*first.mounts, *renamed))
+        else:
+            kept[f"{key} again"] = one  # which the rules refuse
+    return list(kept.values())
 
 
 def _check_channel(name: str, channel: Channel) -> None:
