@@ -1,0 +1,95 @@
+"""The documents against the product: commands, parameters, links and prices that they name."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from stoker.catalog import load_catalog
+from stoker.cli.app import app
+from stoker.parameters import parameters_of
+from stoker.settings import read_workload
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("docs", "configs", "components", "pipelines", "containers", "examples")
+DOCUMENTS = sorted(
+    [ROOT / "README.md", *(file for name in FOLDERS for file in (ROOT / name).rglob("*.md"))]
+)
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def named(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+def code_lines(text: str) -> Iterator[str]:
+    """Lines of code blocks, continued lines as one; what stands behind a command is cut off."""
+    is_fenced, begun = False, ""
+    for line in text.splitlines():
+        if line.lstrip().startswith("```"):
+            is_fenced = not is_fenced
+            continue
+        if not (is_fenced or line.startswith("    ")):
+            begun = ""
+            continue
+        begun += line.strip().removesuffix("\\")
+        if not line.endswith("\\"):
+            yield re.split(r"\s{3,}|\s+#\s", begun)[0].removeprefix("$ ")
+            begun = ""
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words behind `stoker` of every command in code blocks, and in the running text."""
+    spans = re.findall(r"`(stoker [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    for line in [*code_lines(text), *spans]:
+        if not re.match(r"stoker [a-z]", line):
+            continue
+        words = shlex.split(line.replace("\\|", "|"), comments=True)[1:]
+        if ">" in words:
+            words = words[: words.index(">")]
+        yield words
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=named)
+def test_every_command_in_the_documents_exists(file: Path) -> None:
+    for words in commands(file.read_text()):
+        verb, rest = words[0], words[1:]
+        # `stoker upload|start`: one of several verbs.
+        for name in verb.split("|"):
+            assert name in COMMANDS, f"{named(file)}: stoker {name}"
+            if "--" in rest:
+                rest = rest[: rest.index("--")]
+            known = {flag for parameter in COMMANDS[name].params for flag in parameter.opts}
+            for word in rest:
+                flag = word.strip("[]").partition("=")[0]
+                if flag.startswith("--"):
+                    assert flag in {*known, "--help"}, f"{named(file)}: stoker {name} {flag}"
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=named)
+def test_every_link_within_the_repository_leads_somewhere(file: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", file.read_text()):
+        if "://" not in target and not target.startswith("mailto:"):
+            assert (file.parent / target).exists(), f"{named(file)}: {target}"
+
+
+def test_the_table_of_parameters_is_that_of_the_pipeline() -> None:
+    workload = read_workload(ROOT / "configs" / "mnist-sagemaker.yaml")
+    text = (ROOT / "docs" / "sagemaker.md").read_text()
+    table = text[text.index("| parameter | default") :].partition("\n\n")[0]
+    listed = re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)
+    assert listed == [parameter.camel_name for parameter in parameters_of(workload)]
+
+
+def test_the_prices_in_the_guide_are_those_of_the_catalog() -> None:
+    catalog = load_catalog("sagemaker")
+    text = (ROOT / "docs" / "sagemaker.md").read_text()
+    listed = re.findall(r"^\| `(ml\.[\w.-]+)` \| ([\d.]+) \|", text, flags=re.MULTILINE)
+    assert listed
+    for name, price in listed:
+        instance = catalog.get(name)
+        assert instance.usd_per_hour == pytest.approx(float(price), abs=0.0005), name
+        assert str(instance.priced_on) in text
