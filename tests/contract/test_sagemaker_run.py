@@ -814,8 +814,7 @@ def test_missing_capacity_names_types_groups_and_the_next_best_plan(
 # ---- how busy the hosts were
 
 
-def test_utilisation_is_read_by_host_and_normalised(aws: Aws) -> None:
-    begin = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
+def put_loads(aws: Aws, begin: datetime) -> None:
     for host, name, values in (
         ("algo-1", "CPUUtilization", (800.0, 400.0)),
         ("algo-1", "GPUUtilization", (30.0, 50.0)),
@@ -836,12 +835,20 @@ def test_utilisation_is_read_by_host_and_normalised(aws: Aws) -> None:
                 for index, value in enumerate(values)
             ],
         )
+
+
+SIZES = {"ml.g5.2xlarge": (8, 1), "c5.4xlarge": (16, 0)}
+
+
+def test_utilisation_is_read_by_host_and_normalised(aws: Aws) -> None:
+    begin = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
+    put_loads(aws, begin)
     loads = read_utilisation(
         aws,
         job_name=NAME,
         roster={"algo-1": "dnn", "algo-2": "data", "algo-3": "data"},
         types={"dnn": "ml.g5.2xlarge", "data": "ml.c5.4xlarge"},
-        sizes={"ml.g5.2xlarge": (8, 1), "c5.4xlarge": (16, 0)},
+        sizes=SIZES,
         begin=begin,
         end=begin + timedelta(minutes=9),
     )
@@ -849,4 +856,22 @@ def test_utilisation_is_read_by_host_and_normalised(aws: Aws) -> None:
         ("algo-1", "dnn", 0.75, 0.4, None),
         ("algo-2", "data", 1.0, None, 0.25),
         ("algo-3", "data", None, None, None),
+    ]
+
+
+def test_a_runs_groups_are_told_apart_by_the_roster_of_its_log(
+    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
+) -> None:
+    begin = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
+    put_loads(aws, begin)
+    times = {"TrainingStartTime": begin, "TrainingEndTime": begin + timedelta(minutes=9)}
+    answers.change("sagemaker", "DescribeTrainingJob", lambda parsed: parsed.update(times))
+    put_lines(aws, "algo-1", (1, ROLE_LINE.format("algo-1", "dnn")))
+    put_lines(aws, "algo-2", (2, ROLE_LINE.format("algo-2", "data")))
+    _, run = submit(platform, job)
+    assert run.utilisation(SIZES) == ()
+    run.wait()
+    assert [(load.group, load.hosts, load.cpu) for load in run.utilisation(SIZES)] == [
+        ("dnn", 1, 0.75),
+        ("data", 1, 1.0),
     ]

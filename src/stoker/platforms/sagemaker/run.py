@@ -3,10 +3,11 @@
 import contextlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from stoker.errors import StokerError
-from stoker.logs import Log
+from stoker.logs import Log, now_utc
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.base import JobEnd, LogLine
 from stoker.platforms.sagemaker.ending import conclude
@@ -15,6 +16,7 @@ from stoker.platforms.sagemaker.logs import JobLogs, Labels
 from stoker.platforms.sagemaker.start import await_found, stop_job
 from stoker.platforms.sagemaker.state import JobState, Transition, job_state
 from stoker.platforms.sagemaker.token import delete_token
+from stoker.platforms.sagemaker.utilisation import GroupLoad, group_loads, read_utilisation
 from stoker.records import Event, Group
 
 # Between looks: soon after something happened, then ever more rarely.
@@ -146,6 +148,31 @@ class SageMakerRun:
             self._await_end()
         if self._files:
             self._files.close()
+
+    def utilisation(self, sizes: Mapping[str, tuple[int, int]]) -> tuple[GroupLoad, ...]:
+        """How busy each group's hosts were in the training so far; nothing before it began.
+
+        Args:
+            sizes: Instance type to its vCPUs and GPUs, with or without `ml.`.
+
+        Raises:
+            AwsError: If CloudWatch may not be read.
+        """
+        state = self._state
+        if state is None or state.began_at is None or not self.roster:
+            return ()
+        types = {group.name: group.instance_type for group in self._groups}
+        end = state.ended_at or now_utc()
+        loads = read_utilisation(
+            self._aws,
+            job_name=self.name,
+            roster=self.roster,
+            types=types,
+            sizes=sizes,
+            begin=datetime.fromisoformat(state.began_at),
+            end=datetime.fromisoformat(end),
+        )
+        return group_loads(loads, types=types)
 
     def _await_end(self) -> None:
         deadline = self._aws.clock() + STOP_SECONDS
