@@ -29,6 +29,7 @@ test: $(DEV)  ## all tests: unit, contract, faults, end to end
 
 check: $(DEV)  ## format, lint, types, import layers
 	@$(BIN)/ruff format --check -q . && $(BIN)/ruff check -q . && $(BIN)/mypy \
+	  && MYPYPATH=src $(BIN)/mypy --explicit-package-bases -p components -p pipelines \
 	  && $(BIN)/lint-imports
 
 fmt: $(DEV)  ## format, and mend what the linter can mend

@@ -125,6 +125,12 @@ def from_environment(environ: Mapping[str, str] | None = None) -> ProcessSetting
     )
 
 
+def cloud_region(environ: Mapping[str, str] | None = None) -> str | None:
+    """The AWS region that the environment names; boto3 reads AWS_DEFAULT_REGION only."""
+    env = os.environ if environ is None else environ
+    return env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or None
+
+
 def read_workload(path: Path | str, *, overrides: Sequence[str] = ()) -> Workload:
     """Reads a workload file; `overrides` are `key.path=value`, the value in YAML.
 

@@ -1,9 +1,10 @@
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from stoker.errors import UsageError
-from stoker.settings import from_environment, read_workload, workload_from
+from stoker.settings import cloud_region, from_environment, read_workload, workload_from
 
 GOOD = """\
 name: demo
@@ -86,3 +87,17 @@ def test_outside_a_run_nothing_is_assumed() -> None:
     assert process.coordinator is None
     assert not process.has_data_group
     assert (process.rank, process.world_size) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("environ", "region"),
+    [
+        ({"AWS_REGION": "eu-west-1", "AWS_DEFAULT_REGION": "us-east-1"}, "eu-west-1"),
+        ({"AWS_DEFAULT_REGION": "us-east-1"}, "us-east-1"),
+        ({}, None),
+    ],
+)
+def test_both_variables_that_name_a_region_are_read(
+    environ: Mapping[str, str], region: str | None
+) -> None:
+    assert cloud_region(environ) == region

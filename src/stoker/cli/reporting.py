@@ -75,6 +75,7 @@ def report_of_records(
     training: Training,
     evaluation: Evaluation,
     training_file: Path,
+    profile_file: Path,
 ) -> None:
     """Writes a report where the records come from anywhere."""
     write_report(
@@ -85,7 +86,7 @@ def report_of_records(
         decision=decision,
         training=training,
         evaluation=evaluation,
-        before_timeline=None,
+        before_timeline=_existing(profile_file.with_name("baseline-timeline.csv")),
         after_timeline=_timeline(training_file, training),
         environment=environment(),
     )

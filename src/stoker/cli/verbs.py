@@ -1,8 +1,8 @@
 """The verbs of single components: files in, body, file and words out."""
 
 import json
-import os
 import secrets
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -203,12 +203,22 @@ def train_command(
     write_json(run_dir / "training.json", record)
     file = out or run_dir / "training.json"
     if record.measured and record.measured.timeline_file:
-        timeline = os.path.relpath(run_dir / record.measured.timeline_file, file.parent)
+        timeline = _beside(run_dir / record.measured.timeline_file, file)
         measured = msgspec.structs.replace(record.measured, timeline_file=timeline)
         record = msgspec.structs.replace(record, measured=measured)
     _deliver(record, out=file, explain=training_words, as_json=as_json)
     say(f"logs: {run_dir / 'logs'}", quiet=as_json)
     return exit_code_of(record)
+
+
+def _beside(timeline: Path, record_file: Path) -> str:
+    """The timeline's name for its record: copied along where the record is in another folder."""
+    if record_file.parent.resolve() == timeline.parent.resolve():
+        return timeline.name
+    copied = record_file.with_name(f"{record_file.stem}-timeline.csv")
+    record_file.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(timeline, copied)
+    return copied.name
 
 
 def dry_run_of(platform: Platform[RequestT], job: JobSpec, *, as_json: bool) -> str:
@@ -276,6 +286,7 @@ def evaluate_command(
             training=training,
             evaluation=record,
             training_file=training_file,
+            profile_file=profile_file,
         )
     return 0 if always else exit_code_of(training) or _gate_code(record)
 

@@ -10,6 +10,7 @@ from typing import IO, cast
 from stoker.errors import UsageError
 from stoker.platforms.aws_errors import MAX_ATTEMPTS, AwsError, failed, refusal
 from stoker.records import Json
+from stoker.settings import cloud_region
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
@@ -28,7 +29,7 @@ class Aws:
     """AWS as one account and region see it.
 
     Args:
-        region: Absent: what boto3 finds.
+        region: Absent: AWS_REGION, else what boto3 finds.
         clients: By service, instead of boto3's own (for recorded answers).
         sleep: Waits so many seconds.
         clock: Monotonic seconds, for deadlines.
@@ -42,7 +43,7 @@ class Aws:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._region = region
+        self._region = region or cloud_region()
         self._clients = dict(clients or {})
         self.sleep = sleep
         self.clock = clock
