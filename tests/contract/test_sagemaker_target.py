@@ -4,16 +4,20 @@ moto has neither the steps of a run nor its stop: those are in tests/unit/test_t
 over recorded answers.
 """
 
+import contextlib
+import io
 import json
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
+from stoker.cli.edge import run
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.limits import maximum
 from stoker.records import Json
@@ -59,10 +63,19 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def stoker(server: AwsServer, project: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def process(server: AwsServer, *words: str) -> Done:
+    """The command as people run it: a process of its own."""
+    done = subprocess.run(
         [sys.executable, "-m", "stoker.cli", *words],
-        cwd=project,
         env=server.environ(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -70,6 +83,15 @@ def stoker(server: AwsServer, project: Path, *words: str) -> subprocess.Complete
         timeout=100,
         check=False,
     )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def stoker(*words: str) -> Done:
+    """The same in this process, which spares its start."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run([*words])
+    return Done(code, out.getvalue(), err.getvalue())
 
 
 def upload(*overrides: str) -> Uploaded:
@@ -94,7 +116,7 @@ def test_upload_creates_the_pipeline_with_its_inputs_role_and_tags(
     server: AwsServer, project: Path
 ) -> None:
     words = ("upload", "sagemaker", "w.yaml", "--set", "sagemaker.source=code", "--json")
-    done = stoker(server, project, *words)
+    done = process(server, *words)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["action"], told["id"]) == ("created", PIPELINE)
@@ -111,14 +133,14 @@ def test_upload_creates_the_pipeline_with_its_inputs_role_and_tags(
 def test_upload_of_the_same_again_sends_nothing_and_of_another_shows_the_difference(
     server: AwsServer, project: Path
 ) -> None:
-    assert stoker(server, project, "upload", "sagemaker", "w.yaml").returncode == 0
+    assert stoker("upload", "sagemaker", "w.yaml").returncode == 0
     before = described()
-    again = stoker(server, project, "upload", "sagemaker", "w.yaml")
+    again = stoker("upload", "sagemaker", "w.yaml")
     assert "pipeline mnist: no change" in again.stderr
     assert again.stdout.startswith(f"unchanged: {PIPELINE}")
     assert described() == before
     cheaper = ("--set", "sagemaker.control.instance_type=ml.m5.large")
-    changed = stoker(server, project, "upload", "sagemaker", "w.yaml", *cheaper)
+    changed = stoker("upload", "sagemaker", "w.yaml", *cheaper)
     assert changed.returncode == 0, changed.stderr
     assert "pipeline mnist changes:" in changed.stderr
     assert "ClusterConfig.InstanceType: ml.t3.medium → ml.m5.large" in changed.stderr
@@ -129,14 +151,14 @@ def test_upload_of_the_same_again_sends_nothing_and_of_another_shows_the_differe
 
 
 def test_a_fresh_upload_starts_with_no_warning(server: AwsServer, project: Path) -> None:
-    assert stoker(server, project, "upload", "sagemaker", "w.yaml").returncode == 0
-    started = stoker(server, project, "start", "sagemaker", "w.yaml", "--param", "epochs=3")
+    assert stoker("upload", "sagemaker", "w.yaml").returncode == 0
+    started = stoker("start", "sagemaker", "w.yaml", "--param", "epochs=3")
     assert started.returncode == 0, started.stderr
     assert "warning" not in started.stderr
 
 
 def test_a_native_step_without_a_decision_is_refused(server: AwsServer, project: Path) -> None:
-    done = stoker(server, project, "upload", "sagemaker", "w.yaml", "--train-step", "native")
+    done = stoker("upload", "sagemaker", "w.yaml", "--train-step", "native")
     assert done.returncode == 2
     assert "needs a decision" in done.stderr
 
@@ -185,7 +207,7 @@ def test_limits_are_the_services_own() -> None:
 def test_parameters_arrive_under_the_services_names(server: AwsServer, project: Path) -> None:
     upload()
     words = ("--param", "epochs=3", "--param", "MaxUsdPerHour=12", "--param", "DataInstanceCount=4")
-    done = stoker(server, project, "start", "sagemaker", "w.yaml", *words, "--json")
+    done = process(server, "start", "sagemaker", "w.yaml", *words, "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     sent = {"Epochs": "3", "MaxUsdPerHour": "12", "DataInstanceCount": "4"}
@@ -215,7 +237,7 @@ def test_a_parameter_that_cannot_be_starts_nothing(
     server: AwsServer, project: Path, parameter: str, words: list[str]
 ) -> None:
     upload()
-    done = stoker(server, project, "start", "sagemaker", "w.yaml", "--param", parameter)
+    done = stoker("start", "sagemaker", "w.yaml", "--param", parameter)
     assert done.returncode == 2
     for word in words:
         assert word in done.stderr
@@ -224,7 +246,7 @@ def test_a_parameter_that_cannot_be_starts_nothing(
 
 
 def test_a_pipeline_that_is_not_uploaded_is_said_to_be_so(server: AwsServer, project: Path) -> None:
-    done = stoker(server, project, "start", "sagemaker", "w.yaml")
+    done = stoker("start", "sagemaker", "w.yaml")
     assert done.returncode == 2
     assert "pipeline mnist is not uploaded" in done.stderr
     assert "stoker upload sagemaker" in done.stderr
@@ -234,7 +256,7 @@ def test_an_upload_older_than_the_workload_is_said_to_be_so(
     server: AwsServer, project: Path
 ) -> None:
     upload("training.epochs=1")
-    done = stoker(server, project, "start", "sagemaker", "w.yaml")
+    done = stoker("start", "sagemaker", "w.yaml")
     assert done.returncode == 0
     assert "warning: the uploaded pipeline mnist has another workload" in done.stderr
 
@@ -243,7 +265,7 @@ def test_a_parameter_that_an_older_upload_has_not_is_said_to_be_so(
     server: AwsServer, project: Path
 ) -> None:
     upload("channels={}")
-    done = stoker(server, project, "start", "sagemaker", "w.yaml", "--param", "input_data=s3://b/d")
+    done = stoker("start", "sagemaker", "w.yaml", "--param", "input_data=s3://b/d")
     assert done.returncode == 2
     assert "the workload has" in done.stderr
     assert "stoker upload sagemaker" in done.stderr
@@ -293,7 +315,7 @@ def test_a_schedule_holds_its_time_zone_parameters_role_and_bounded_retries(
 ) -> None:
     upload()
     words = ("--cron", "30 6 * * 1-5", "--time-zone", "Europe/Berlin", "--param", "epochs=2")
-    done = stoker(server, project, "schedule", "sagemaker", "w.yaml", *words)
+    done = process(server, "schedule", "sagemaker", "w.yaml", *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("created: stoker-mnist ")
     found = scheduled()
@@ -316,10 +338,10 @@ def test_the_same_schedule_again_changes_nothing_and_another_time_updates_it(
 ) -> None:
     upload()
     daily = ("schedule", "sagemaker", "w.yaml", "--cron", "0 6 * * *", "--json")
-    assert json.loads(stoker(server, project, *daily).stdout)["action"] == "created"
-    assert json.loads(stoker(server, project, *daily).stdout)["action"] == "unchanged"
+    assert json.loads(stoker(*daily).stdout)["action"] == "created"
+    assert json.loads(stoker(*daily).stdout)["action"] == "unchanged"
     later = ("schedule", "sagemaker", "w.yaml", "--cron", "0 7 * * *", "--json")
-    assert json.loads(stoker(server, project, *later).stdout)["action"] == "updated"
+    assert json.loads(stoker(*later).stdout)["action"] == "updated"
     assert scheduled()["ScheduleExpression"] == "cron(0 7 * * ? *)"
 
 
@@ -328,11 +350,11 @@ def test_a_period_begins_after_one_period_and_keeps_its_beat(
 ) -> None:
     upload()
     every = ("schedule", "sagemaker", "w.yaml", "--every", "12h", "--json")
-    first = json.loads(stoker(server, project, *every).stdout)
+    first = json.loads(stoker(*every).stdout)
     found = scheduled()
     assert found["ScheduleExpression"] == "rate(12 hours)"
     assert str(found["StartDate"]) > str(found["CreationDate"])
-    more = json.loads(stoker(server, project, *every, "--param", "epochs=2").stdout)
+    more = json.loads(stoker(*every, "--param", "epochs=2").stdout)
     assert more["action"] == "updated"
     assert more["next_run"] == first["next_run"]
     assert scheduled()["StartDate"] == found["StartDate"]
@@ -343,8 +365,8 @@ def test_listing_shows_our_schedules_of_this_pipeline_only(
 ) -> None:
     upload()
     schedule = ("schedule", "sagemaker", "w.yaml")
-    stoker(server, project, *schedule, "--cron", "0 6 * * *", "--name", "nightly")
-    stoker(server, project, *schedule, "--every", "7d", "--param", "epochs=9")
+    stoker(*schedule, "--cron", "0 6 * * *", "--name", "nightly")
+    stoker(*schedule, "--every", "7d", "--param", "epochs=9")
     make = {
         "ScheduleExpression": "rate(1 day)",
         "FlexibleTimeWindow": {"Mode": "OFF"},
@@ -352,13 +374,13 @@ def test_listing_shows_our_schedules_of_this_pipeline_only(
     }
     for name in ("somebody-elses", "stoker-another"):
         Aws(region=REGION).call("scheduler", "CreateSchedule", Name=name, **make)
-    listed = stoker(server, project, *schedule, "--list")
+    listed = stoker(*schedule, "--list")
     lines = listed.stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["stoker-mnist", "stoker-mnist-nightly"]
     assert "rate(7 days)  UTC  next " in lines[0]
     assert lines[0].endswith("Epochs=9")
     assert lines[1].endswith("defaults")
-    as_json = json.loads(stoker(server, project, *schedule, "--list", "--json").stdout)
+    as_json = json.loads(stoker(*schedule, "--list", "--json").stdout)
     assert as_json[0]["parameters"] == {"Epochs": "9"}
     assert as_json[1]["timing"] == {"expression": "cron(0 6 * * ? *)", "time_zone": "UTC"}
 
@@ -369,11 +391,11 @@ def test_a_schedule_is_deleted_by_its_short_or_full_name_and_no_other(
     upload()
     schedule = ("schedule", "sagemaker", "w.yaml")
     for name in ("nightly", "weekly"):
-        stoker(server, project, *schedule, "--cron", "0 6 * * *", "--name", name)
-    assert stoker(server, project, *schedule, "--delete", "nightly").returncode == 0
-    assert stoker(server, project, *schedule, "--delete", "stoker-mnist-weekly").returncode == 0
-    assert json.loads(stoker(server, project, *schedule, "--list", "--json").stdout) == []
-    again = stoker(server, project, *schedule, "--delete", "nightly")
+        stoker(*schedule, "--cron", "0 6 * * *", "--name", name)
+    assert stoker(*schedule, "--delete", "nightly").returncode == 0
+    assert stoker(*schedule, "--delete", "stoker-mnist-weekly").returncode == 0
+    assert json.loads(stoker(*schedule, "--list", "--json").stdout) == []
+    again = stoker(*schedule, "--delete", "nightly")
     assert again.returncode == 2
     assert "has no schedule nightly" in again.stderr
 
@@ -400,7 +422,7 @@ def test_a_schedule_that_cannot_be_is_not_made(
     server: AwsServer, project: Path, words: tuple[str, ...], said: str
 ) -> None:
     upload()
-    done = stoker(server, project, "schedule", "sagemaker", "w.yaml", *words)
+    done = stoker("schedule", "sagemaker", "w.yaml", *words)
     assert done.returncode == 2, done.stdout
     assert said in done.stderr
     assert Aws(region=REGION).call("scheduler", "ListSchedules")["Schedules"] == []
@@ -419,7 +441,7 @@ def test_a_schedule_of_that_name_that_starts_something_else_is_left_alone(
         FlexibleTimeWindow={"Mode": "OFF"},
         Target=target,
     )
-    done = stoker(server, project, "schedule", "sagemaker", "w.yaml", "--every", "2d")
+    done = stoker("schedule", "sagemaker", "w.yaml", "--every", "2d")
     assert done.returncode == 2
     assert "starts something else" in done.stderr
     assert scheduled()["ScheduleExpression"] == "rate(1 day)"
@@ -444,7 +466,7 @@ def test_the_status_of_a_training_job_is_told_with_its_groups(
     server: AwsServer, project: Path
 ) -> None:
     name = make_training_job()
-    done = stoker(server, project, "status", "sagemaker", name)
+    done = process(server, "status", "sagemaker", name)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{name}  succeeded")
     assert "dnn 1 x ml.g4dn.xlarge, data 2 x ml.c5.2xlarge" in done.stdout
@@ -452,7 +474,7 @@ def test_the_status_of_a_training_job_is_told_with_its_groups(
 
 
 def test_a_stop_of_a_job_that_has_ended_says_so(server: AwsServer, project: Path) -> None:
-    done = stoker(server, project, "stop", "sagemaker", make_training_job(), "--json")
+    done = process(server, "stop", "sagemaker", make_training_job(), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["had_ended"] is True
 
@@ -482,14 +504,14 @@ def test_the_logs_of_a_job_stand_under_group_and_host(server: AwsServer, project
             f"stoker t=2026-11-20T10:00:00.000Z run={name} host={host} host_has_role group={group}"
         )
         write_log("/aws/sagemaker/TrainingJobs", f"{name}/{host}-17", role, f"hello of {host}")
-    done = stoker(server, project, "logs", "sagemaker", name)
+    done = process(server, "logs", "sagemaker", name)
     assert done.returncode == 0, done.stderr
     assert "data/algo-1 hello of algo-1" in done.stdout
     assert "dnn/algo-2 hello of algo-2" in done.stdout
-    one = stoker(server, project, "logs", "sagemaker", name, "--group", "dnn")
+    one = stoker("logs", "sagemaker", name, "--group", "dnn")
     assert "hello of algo-2" in one.stdout
     assert "algo-1" not in one.stdout
-    wrong = stoker(server, project, "logs", "sagemaker", name, "--group", "dmn")
+    wrong = stoker("logs", "sagemaker", name, "--group", "dmn")
     assert wrong.returncode == 2
     assert "did you mean dnn?" in wrong.stderr
 
@@ -527,7 +549,7 @@ def test_the_logs_of_a_run_are_those_of_its_steps_and_of_the_job_that_train_star
 def test_a_run_that_is_not_there_is_a_usage_error(
     server: AwsServer, project: Path, verb: str
 ) -> None:
-    done = stoker(server, project, verb, "sagemaker", "nothing")
+    done = stoker(verb, "sagemaker", "nothing")
     assert done.returncode == 2
     assert "no pipeline and no training job nothing" in done.stderr
 
@@ -545,7 +567,7 @@ def test_a_run_that_is_not_there_is_a_usage_error(
 def test_a_wrong_command_line_asks_nobody(
     server: AwsServer, project: Path, words: tuple[str, ...], said: str
 ) -> None:
-    done = stoker(server, project, *words)
+    done = stoker(*words)
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
