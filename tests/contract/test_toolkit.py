@@ -15,7 +15,8 @@ import pytest
 from support.namespaces import Hosts
 from support.toolkit import toolkit
 
-pytestmark = [pytest.mark.root, pytest.mark.fault]
+# The toolkit's environment is made by the first test that needs it.
+pytestmark = [pytest.mark.root, pytest.mark.fault, pytest.mark.timeout(900)]
 
 # Hosts of a group are not sorted: the leader is algo-3.
 GROUPS = {"data_group": ["algo-1"], "gpu": ["algo-3", "algo-2"]}

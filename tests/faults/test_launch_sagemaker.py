@@ -70,9 +70,9 @@ def test_packed_code_is_unpacked_on_all_hosts_and_all_run_in_it(tmp_path: Path) 
         "import os, pathlib\n"
         "from stoker import DataLoader\n"
         "from jinja2 import Numbers\n"
-        "print('trains in', os.getcwd(), flush=True)\n"
+        "print(f'trains in {os.getcwd()}', flush=True)\n"
         "for batch in DataLoader(Numbers(), batch_size=4, num_workers=0):\n"
-        "    print('batch', batch.tolist(), flush=True)\n"
+        "    print(f'batch {batch.tolist()}', flush=True)\n"
     )
     with Hosts(tmp_path, SMALL) as hosts:
         give_code(hosts, {"train.py": train, "jinja2.py": SHADOWING, "numbers.txt": "7 5 3 2"})
@@ -84,10 +84,13 @@ def test_packed_code_is_unpacked_on_all_hosts_and_all_run_in_it(tmp_path: Path) 
 
 
 def test_ranks_of_torchrun_and_their_children_run_in_the_packed_code(tmp_path: Path) -> None:
-    child = "import os, mine; print('child of', os.environ['RANK'], mine.WORD, os.getcwd())"
-    run = f'cd / && exec python -c "{child}"\n'
+    # One write: the ranks' words come through one pipe.
+    child = "import os, mine; os.write(1, f'child {os.environ[\"RANK\"]} {mine.WORD}'.encode())"
+    run = "cd / && exec python /opt/ml/code/steps/child.py\n"
     with Hosts(tmp_path, ALONE) as hosts:
-        give_code(hosts, {"steps/run.sh": run, "mine.py": "WORD = 'found'"})
+        give_code(
+            hosts, {"steps/run.sh": run, "steps/child.py": child, "mine.py": "WORD = 'found'"}
+        )
         start_all(
             hosts,
             *CLI,
@@ -98,7 +101,7 @@ def test_ranks_of_torchrun_and_their_children_run_in_the_packed_code(tmp_path: P
         )
         assert hosts.codes() == {"algo-1": 0}, hosts.log("algo-1")
         for rank in (0, 1):
-            assert f"child of {rank} found /" in hosts.log("algo-1")
+            assert f"child {rank} found" in hosts.log("algo-1")
 
 
 def test_code_that_cannot_be_unpacked_is_the_failure_reason(tmp_path: Path) -> None:
@@ -118,7 +121,7 @@ def test_train_alone_runs_the_program_that_the_sdk_names(tmp_path: Path) -> None
     with Hosts(tmp_path, ALONE, hyperparameters=parameters) as hosts:
         folder = hosts.ml("algo-1") / "mine"
         folder.mkdir()
-        (folder / "go.py").write_text("import os, sys; print('ran', sys.argv, os.getcwd())")
+        (folder / "go.py").write_text("import os, sys; print(f'ran {sys.argv} {os.getcwd()}')")
         start_all(hosts, *CLI, "train")
         assert hosts.codes() == {"algo-1": 0}, hosts.log("algo-1")
         assert "ran ['go.py', '--epochs', '2'] /opt/ml/mine" in hosts.log("algo-1")
@@ -166,7 +169,8 @@ import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
-print("rank", dist.get_rank(), "sums", total.item(), os.environ["SM_NUM_GPUS"], "GPUs", flush=True)
+gpus = os.environ["SM_NUM_GPUS"]
+print(f"rank {dist.get_rank()} sums {total.item()} {gpus} GPUs", flush=True)
 dist.destroy_process_group()
 """
 
