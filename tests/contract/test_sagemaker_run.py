@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import PlatformError
+from stoker.errors import PlatformError, WorkloadError
 from stoker.logs import parse_line
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws, AwsError
 from stoker.platforms.base import JobSpec, LogLine
@@ -31,7 +31,17 @@ from stoker.platforms.sagemaker.run import (
 )
 from stoker.platforms.sagemaker.start import MAX_NAMES, numbered, stop_job
 from stoker.platforms.sagemaker.utilisation import NAMESPACE, read_utilisation
-from stoker.records import Group, SageMakerSettings, Training, read_json, to_json
+from stoker.profile import profile
+from stoker.records import (
+    Cluster,
+    Group,
+    SageMakerSettings,
+    TodaysGroup,
+    Training,
+    Workload,
+    read_json,
+    to_json,
+)
 from support.aws_answers import Answers, Clock, transitions
 from support.moto import REGION, ROLE, AwsServer
 from support.sagemaker_service import sagemaker_service
@@ -578,6 +588,38 @@ def test_a_log_that_never_ends_is_left_after_the_drain_deadline(
     clock.on_sleep = lambda _: put_lines(aws, "algo-1", (next(count), "still here"))
     list(run.lines())
     assert DRAIN_SECONDS <= clock.now <= DRAIN_SECONDS + MAX_INTERVAL_SECONDS
+
+
+@pytest.mark.parametrize("has_lines", [False, True])
+def test_a_profiles_deadline_counts_from_the_trainers_first_line(
+    platform: SageMakerPlatform,
+    aws: Aws,
+    answers: Answers,
+    job: JobSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    has_lines: bool,
+) -> None:
+    started: list[float] = []
+
+    class Timer(threading.Timer):
+        def start(self) -> None:
+            started.append(self.interval)
+
+    monkeypatch.setattr("stoker.profile.body.threading.Timer", Timer)
+    has_status(answers, ("InProgress", "Starting"), ("Failed", "Failed", "AlgorithmError: x"))
+    if has_lines:
+        put_lines(aws, "algo-1", (1, "the trainer is here"))
+    workload = Workload(
+        name="mnist",
+        command=job.command,
+        platform="sagemaker",
+        image=job.image,
+        cluster=Cluster(dnn=TodaysGroup(instance_type="ml.g5.2xlarge")),
+        sagemaker=job.sagemaker,
+    )
+    with pytest.raises(WorkloadError, match="AlgorithmError: x"):
+        profile(workload, platform=platform, run_dir=job.run_dir.with_name(NAME))
+    assert len(started) == has_lines
 
 
 # ---- stopping
