@@ -85,7 +85,7 @@ VERBS = {
         "--debug",
     },
     "upload": {"--train-step", "--decision", "--set", "--json", "--yes", "--debug"},
-    "start": {"--param", "--wait", "--set", "--json", "--debug"},
+    "start": {"--yes", "--param", "--wait", "--set", "--json", "--debug"},
     "schedule": {
         "--cron",
         "--every",

@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from support.kubernetes_jobs import DNN, EVERYTHING, POOLS, job
 
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.manifest import manifest
@@ -19,6 +18,7 @@ from stoker.platforms.kubernetes.rbac import rbac
 from stoker.platforms.kubernetes.request import plan_runtime
 from stoker.platforms.kubernetes.rules import problems
 from stoker.records import KubernetesSettings
+from support.kubernetes_jobs import DNN, EVERYTHING, POOLS, job
 
 FOLDER = Path(__file__).parent / "kubernetes_objects"
 TRAINER = {"namespace": "team-a", "api": "trainer", "output": "pvc://outputs/runs"}

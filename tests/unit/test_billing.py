@@ -5,10 +5,11 @@ from datetime import date
 import pytest
 
 from stoker.catalog import load_catalog
-from stoker.cli.billing import bill, confirm
+from stoker.cli.billing import bill, confirm, confirm_run
 from stoker.decide import decide
 from stoker.errors import UsageError
 from stoker.records import (
+    Cluster,
     Constraints,
     Decision,
     FeedSettings,
@@ -16,6 +17,7 @@ from stoker.records import (
     Profile,
     ProfiledHost,
     StepTerms,
+    TodaysGroup,
     TrainingSize,
     Workload,
 )
@@ -98,3 +100,15 @@ def test_a_person_at_a_terminal_is_asked(
             ask(WORKLOAD, yes=False)
     ask(WORKLOAD, yes=True)
     ask(sample_records.workload(), yes=False)
+
+
+def test_a_run_of_a_pipeline_names_its_profile_and_its_limit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    today = Cluster(dnn=TodaysGroup(instance_type="ml.g5.xlarge", count=2))
+    workload = Workload(name="job", command=("true",), platform="sagemaker", cluster=today)
+    confirm_run(workload, assume_yes=True, quiet=False)
+    usd = CATALOG.usd_per_hour([Group.of_today(today.dnn)])
+    said = capsys.readouterr().err
+    assert f"profile on sagemaker: 2 x ml.g5.xlarge, ${usd:.2f} an hour together" in said
+    assert "no limit: set max_usd_per_hour" in said

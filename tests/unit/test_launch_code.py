@@ -77,11 +77,12 @@ REFUSED: dict[str, tuple[Sequence[Entry], str]] = {
     "absolute": ([file("/etc/passwd")], "absolute"),
     "parent": ([file("../evil.py")], "out of the folder"),
     "parent inside": ([file("a/../../evil.py")], "out of the folder"),
-    "absolute link": ([link("etc", "/etc")], "absolute"),
-    "link out": ([link("up", "../..")], "outside"),
+    # Python's own filter refuses these two in its own words, where it has one.
+    "absolute link": ([link("etc", "/etc")], "absolute|out of the folder"),
+    "link out": ([link("up", "../..")], "outside|out of the folder"),
     "file through a link": ([link("here", "."), file("here/x.py")], "through a link"),
     "file over a link": ([link("x.py", "y.py"), file("x.py")], "through a link"),
-    "hard link out": ([("x.py", tarfile.LNKTYPE, "../../etc/passwd")], "outside"),
+    "hard link out": ([("x.py", tarfile.LNKTYPE, "../../etc/passwd")], "out of the folder"),
     "hard link to a link": (
         [link("a", "b"), ("c", tarfile.LNKTYPE, "a")],
         "hard link to a link",

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from stoker.catalog import Catalog
+from stoker.catalog import Catalog, load_catalog
 from stoker.cli.clusters import describe
 from stoker.cli.progress import say
 from stoker.errors import UsageError
@@ -32,6 +32,27 @@ def confirm(
         return
     for line in bill(workload, groups, catalog=catalog, decision=decision):
         say(line, quiet=quiet)
+    _ask(assume_yes=assume_yes, quiet=quiet)
+
+
+def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
+    """The same for a run of a pipeline, which decides on its cluster only later.
+
+    Raises:
+        UsageError: If the person says no.
+    """
+    if workload.cluster:
+        today = Group.of_today(workload.cluster.dnn)
+        catalog = load_catalog(workload.platform)
+        lines = bill(workload, [today], catalog=catalog, decision=None)
+        say(f"profile on {lines[0]}", quiet=quiet)
+    most = workload.constraints.max_usd_per_hour
+    limit = f"at most ${most:.2f} an hour" if most else "no limit: set max_usd_per_hour"
+    say(f"then the training on the cluster that is decided on; {limit}", quiet=quiet)
+    _ask(assume_yes=assume_yes, quiet=quiet)
+
+
+def _ask(*, assume_yes: bool, quiet: bool) -> None:
     if assume_yes or quiet or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
     print("start it? [y/N] ", end="", file=sys.stderr, flush=True)

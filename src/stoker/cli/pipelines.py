@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from stoker.cli.billing import confirm_run
 from stoker.cli.edge import EXIT_INTERRUPTED, EXIT_TERMINATED, TerminatedError
 from stoker.cli.progress import say
 from stoker.cli.run_words import change_line, document, tree
-from stoker.cli.workloads import resolve
+from stoker.cli.workloads import read_with_params, resolve
 from stoker.errors import UsageError
 from stoker.records import Decision, Json, Workload, read_json
 from stoker.targets.base import Pipeline, RunState, Started, StepState, Target, UploadPlan
@@ -59,10 +60,16 @@ def start_command(
     is_waiting: bool,
     overrides: Sequence[str],
     as_json: bool,
+    assume_yes: bool,
 ) -> int:
     """`stoker start`; gives the exit code."""
     workload = workload_of(file, overrides=overrides)
     target = target_named(target_name, workload=workload)
+    confirm_run(
+        read_with_params(file, overrides=overrides, params=parameters),
+        assume_yes=assume_yes,
+        quiet=as_json,
+    )
     started = None
     try:
         started = target.start(workload, parameters=parameters)

@@ -74,6 +74,7 @@ def start_verb(
     ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
+    yes: Yes = False,
     debug: Debug = False,
 ) -> None:
     """Starts a run of the uploaded pipeline."""
@@ -86,6 +87,7 @@ def start_verb(
         is_waiting=wait,
         overrides=overrides or (),
         as_json=as_json,
+        assume_yes=yes,
     )
     raise typer.Exit(code)
 

@@ -41,8 +41,6 @@ def unpack(package: Path, folder: Path) -> Path:
             raise UsageError("the package of code is empty", where=str(package), fix=_FIX)
         for entry in entries:
             _replace(entry, folder / entry.name)
-    except tarfile.FilterError as err:
-        raise UsageError(f"the package of code: {err}", where=str(package), fix=_FIX) from None
     except (tarfile.TarError, EOFError) as err:
         raise UsageError(f"not a package of code: {err}", where=str(package), fix=_FIX) from None
     except OSError as err:
@@ -61,6 +59,9 @@ def unpack(package: Path, folder: Path) -> Path:
 
 
 def _extract(archive: tarfile.TarFile, folder: Path, *, where: str) -> None:
+    if hasattr(tarfile, "data_filter"):
+        # Python's own second look, from 3.11.4 on; Debian 12 brings 3.11.2.
+        archive.extraction_filter = tarfile.data_filter
     links: set[str] = set()
     num_bytes = 0
     for count, member in enumerate(archive, start=1):
@@ -80,7 +81,14 @@ def _extract(archive: tarfile.TarFile, folder: Path, *, where: str) -> None:
         if member.issym():
             links.add(name)
         if name != ".":
-            archive.extract(member, folder, filter="data")
+            archive.extract(_ours(member), folder)
+
+
+def _ours(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """The member as this user's, whoever packed it: no foreign owner, no set-user-id."""
+    member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
+    member.mode = member.mode & 0o755 | (0o700 if member.isdir() else 0o600)
+    return member
 
 
 def _reason_to_refuse(member: tarfile.TarInfo, name: str, links: set[str]) -> str:
@@ -95,8 +103,12 @@ def _reason_to_refuse(member: tarfile.TarInfo, name: str, links: set[str]) -> st
     parents = {name, *_parents(name)}
     if parents & links:
         return "a path through a link"
-    if member.islnk() and posixpath.normpath(member.linkname) in links:
-        return "a hard link to a link"
+    if member.islnk():
+        target = posixpath.normpath(member.linkname)
+        if target.startswith(("/", "../")) or target == "..":
+            return "a hard link that leads out of the folder"
+        if {target, *_parents(target)} & links:
+            return "a hard link to a link"
     return ""
 
 
