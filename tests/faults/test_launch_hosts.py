@@ -183,6 +183,34 @@ def test_sigterm_to_all_hosts_stops_all(hosts: Hosts) -> None:
     assert record["status"] == "stopped"
 
 
+def test_a_data_pod_whose_leader_fell_silent_is_started_again(hosts: Hosts) -> None:
+    hosts.start("algo-3", WAIT)
+    hosts.start("algo-2", WAIT, STOKER_COMES_BACK="1")
+    hosts.wait_for_log("algo-2", "host_is_welcome")
+    hosts.started["algo-3"].kill()
+    assert hosts.code("algo-2") == 5
+    assert "data_host_comes_back" in hosts.log("algo-2")
+
+
+def test_a_data_pod_ends_well_when_the_dnn_group_has_decided(hosts: Hosts) -> None:
+    hosts.start("algo-2", WAIT, STOKER_COMES_BACK="1")
+    hosts.start("algo-1", SAY)
+    hosts.start("algo-3", SAY)
+    assert hosts.code("algo-2") == 0
+
+
+def test_a_data_pod_that_is_evicted_with_all_others_does_not_count_as_done(hosts: Hosts) -> None:
+    hosts.start("algo-2", WAIT, STOKER_COMES_BACK="1")
+    hosts.start("algo-3", WAIT)
+    hosts.wait_for("algo-3")
+    hosts.wait_for_log("algo-2", "host_is_welcome")
+    hosts.started["algo-2"].send_signal(signal.SIGTERM)
+    hosts.wait_for_log("algo-2", "signal_received")
+    hosts.started["algo-3"].send_signal(signal.SIGTERM)
+    assert hosts.code("algo-3") == 143
+    assert hosts.code("algo-2") == 143
+
+
 def test_a_data_group_without_a_token_is_a_usage_error(hosts: Hosts) -> None:
     hosts.start("algo-3", SAY, STOKER_TOKEN_FILE="")
     assert hosts.code("algo-3") == 2

@@ -56,7 +56,7 @@ def check_objects(objects: Sequence[Document]) -> None:
             raise UsageError(
                 "the cluster would refuse this: " + "; ".join(found[:5]),
                 where=f"{document.get('kind')} {name_of(document)}",
-                fix="change the workload's kubernetes settings; --dry-run is refused alike",
+                fix="change the workload's kubernetes settings",
             )
 
 

@@ -1,0 +1,53 @@
+"""YAML that every parser reads alike."""
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.platforms.kubernetes.manifest import manifest
+
+# What YAML 1.1 or 1.2, by their letter or by the parsers that kubectl has had, take for no text.
+_NO_TEXT = re.compile(
+    r"""^(~|null|true|false|yes|no|on|off|y|n|<<|=
+    |[-+]?(0b[01_]+|0o?[0-7_]+|0x[0-9a-f_]+|[0-9][0-9_]*(:[0-5]?[0-9])*)
+    |[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)(e[-+]?[0-9]+)?
+    |[-+]?\.(inf|nan)|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*|)$""",
+    re.VERBOSE | re.IGNORECASE,
+)
+
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+trees: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | texts,
+    lambda children: st.lists(children) | st.dictionaries(texts, children),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(texts, trees))
+def test_a_manifest_reads_as_it_was_written(document: dict[str, Any]) -> None:
+    assert yaml.safe_load(manifest([document])) == document
+
+
+@given(texts | st.from_regex(_NO_TEXT, fullmatch=True))
+def test_a_text_is_never_taken_for_something_else(text: str) -> None:
+    written = manifest([{"a": text}]).removeprefix("a:").strip()
+    if _NO_TEXT.match(text):
+        assert written[0] in "'\"|", written
+
+
+@pytest.mark.parametrize("text", ["1e3", "y", "N", "0o17", "1_000", "12:30:45", "~", "2026-11-20"])
+def test_what_looks_like_something_else_is_quoted(text: str) -> None:
+    assert manifest([{"a": text}]) == f"a: '{text}'\n"
+
+
+def test_documents_stand_apart_with_their_notes() -> None:
+    written = manifest([{"kind": "A"}, {"kind": "B"}], notes={"B": "mind\nthis"})
+    assert written == "kind: A\n---\n# mind\n# this\nkind: B\n"
+
+
+def test_long_texts_of_lines_stay_readable() -> None:
+    assert manifest([{"a": "b\n  c\n"}]) == "a: |\n  b\n    c\n"

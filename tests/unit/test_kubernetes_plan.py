@@ -1,0 +1,447 @@
+"""What the objects of a run promise, whatever the workload says."""
+
+import json
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.errors import PlatformError, UsageError
+from stoker.launch.topology import Topology, from_resourceconfig
+from stoker.platforms import platform_named
+from stoker.platforms.base import JobSpec
+from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest
+from stoker.platforms.kubernetes.environment import verbatim
+from stoker.platforms.kubernetes.names import MAX_NAME, is_dns_label, object_name
+from stoker.platforms.kubernetes.request import NO_TOKEN, plan_runtime
+from stoker.platforms.kubernetes.security import problems as insecurities
+from support.kubernetes_jobs import CPU, DATA, DNN, EVERYTHING, GPU, POOLS, job
+
+BOTH = pytest.mark.parametrize("api", ["jobset", "trainer"])
+
+
+def plan(spec: JobSpec) -> KubernetesRequest:
+    return KubernetesPlatform().plan(spec)
+
+
+def template(request: KubernetesRequest) -> Any:
+    """The JobSet's spec, of the JobSet itself or of the runtime."""
+    if request.runtime is None:
+        return request.main["spec"]
+    return request.runtime["spec"]["template"]["spec"]  # type: ignore[call-overload, index]
+
+
+def jobs(request: KubernetesRequest) -> dict[str, Any]:
+    """The jobs' specs by role."""
+    return {
+        "data" if found["name"] == "data" else "dnn": found["template"]["spec"]
+        for found in template(request)["replicatedJobs"]
+    }
+
+
+def pods(request: KubernetesRequest) -> dict[str, Any]:
+    return {role: found["template"]["spec"] for role, found in jobs(request).items()}
+
+
+def container(request: KubernetesRequest, role: str) -> Any:
+    return pods(request)[role]["containers"][0]
+
+
+def environment(request: KubernetesRequest, role: str) -> dict[str, str]:
+    """As the container sees it; what Kubernetes would put in is left out."""
+    found = container(request, role)["env"]
+    return {v["name"]: expand(v["value"]) for v in found if "value" in v}
+
+
+def expand(text: str) -> str:
+    """Kubernetes' own rule: $$ is $, $(NAME) the variable, everything else is left as it is."""
+
+    def replace(match: re.Match[str]) -> str:
+        return "$" if match.group() == "$$" else f"<{match.group()}>"
+
+    return re.sub(r"\$\$|\$\([^)]*\)", replace, text)
+
+
+@BOTH
+def test_success_is_the_dnn_groups_alone(api: str) -> None:
+    spec = template(plan(job(settings={"api": api})))
+    trains = {"jobset": "dnn", "trainer": "node"}[api]
+    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": [trains]}
+
+
+@BOTH
+def test_the_data_groups_job_never_fails_and_the_dnn_groups_fails_at_once(api: str) -> None:
+    found = jobs(plan(job(settings={"api": api, "max_run_seconds": 60})))
+    assert found["data"]["backoffLimit"] == 2**31 - 1
+    assert "activeDeadlineSeconds" not in found["data"]
+    assert found["data"]["template"]["spec"]["restartPolicy"] == "OnFailure"
+    assert found["dnn"]["backoffLimit"] == 0
+    assert found["dnn"]["template"]["spec"]["restartPolicy"] == "Never"
+    assert found["dnn"]["activeDeadlineSeconds"] == 60
+
+
+def test_a_data_pod_ends_well_only_when_the_run_is_over() -> None:
+    request = plan(job())
+    assert environment(request, "data")["STOKER_COMES_BACK"] == "1"
+    assert "STOKER_COMES_BACK" not in environment(request, "dnn")
+
+
+@BOTH
+def test_only_dnn_pods_get_gpus_and_tolerate_their_nodes(api: str) -> None:
+    request = plan(job(settings={"api": api}))
+    assert container(request, "dnn")["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert "nvidia.com/gpu" not in container(request, "data")["resources"]["limits"]
+    gpu = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    assert pods(request)["dnn"]["tolerations"] == [gpu]
+    assert pods(request)["data"]["tolerations"] == []
+
+
+def test_a_training_on_cpus_asks_for_no_gpu() -> None:
+    request = plan(job(settings={"dnn": {"gpus": 0}}))
+    assert "nvidia.com/gpu" not in container(request, "dnn")["resources"]["limits"]
+    assert pods(request)["dnn"]["tolerations"] == []
+    assert environment(request, "dnn")["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+@BOTH
+@pytest.mark.parametrize("settings", [{}, {k: v for k, v in EVERYTHING.items() if k != "dnn"}])
+def test_a_hardened_namespace_lets_all_pods_in(api: str, settings: dict[str, Any]) -> None:
+    for spec in pods(plan(job(settings={**settings, "api": api}))).values():
+        assert list(insecurities(spec)) == []
+
+
+@BOTH
+def test_a_plan_holds_no_token(api: str) -> None:
+    request = plan(job(settings={"api": api}))
+    assert request.secret["stringData"] == {"token": NO_TOKEN}
+    text = json.dumps([*request.objects])
+    own = re.findall(r"[0-9a-f]{64}", text)
+    digests = {request.request_sha256, request.job.workload_sha256}
+    if request.runtime:
+        digests.add(request.runtime["metadata"]["annotations"]["stoker/request-sha256"])  # type: ignore[call-overload, index]
+    assert set(own) == digests
+
+
+def test_the_token_is_a_file_that_only_the_pods_user_reads() -> None:
+    for role in ("dnn", "data"):
+        spec = pods(plan(job()))[role]
+        volume = next(v for v in spec["volumes"] if v["name"] == "token")
+        assert volume["secret"]["defaultMode"] == 0o400
+        assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"]
+        path = environment(plan(job()), role)["STOKER_TOKEN_FILE"]
+        mounts = {m["name"]: m["mountPath"] for m in spec["containers"][0]["volumeMounts"]}
+        assert path == f"{mounts['token']}/{volume['secret']['items'][0]['path']}"
+
+
+@given(st.text())
+def test_words_reach_the_container_as_they_are(word: str) -> None:
+    assert expand(verbatim(word)) == word
+
+
+def test_commands_variables_and_paths_are_not_expanded() -> None:
+    request = plan(job(settings=EVERYTHING))
+    assert [expand(word) for word in container(request, "dnn")["args"]] == [*request.job.command]
+    assert environment(request, "data")["PRICE"] == "5$(x)"
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_names_fit_differ_and_stay(run: str, other: str) -> None:
+    name = object_name(run)
+    assert is_dns_label(f"{name}-data-0-9999-abcde")
+    assert len(name) <= MAX_NAME
+    assert object_name(run) == name
+    assert run == other or object_name(other) != name
+
+
+def test_a_good_name_is_kept() -> None:
+    assert object_name("mnist-20261120-110000") == "mnist-20261120-110000"
+
+
+def seen_by(request: KubernetesRequest, role: str, index: int, tmp_path: Any) -> Topology:
+    variables = {**environment(request, role), "JOB_COMPLETION_INDEX": str(index)}
+    return from_resourceconfig(tmp_path, variables)
+
+
+def test_every_pod_knows_itself_and_all_others(tmp_path: Any) -> None:
+    request = plan(job(msgspec.structs.replace(DNN, count=2), DATA, name="mnist-1"))
+    hosts = [("dnn", 0), ("dnn", 1), ("data", 0), ("data", 1)]
+    seen = [seen_by(request, role, index, tmp_path) for role, index in hosts]
+    assert [topology.host for topology in seen] == [
+        "mnist-1-dnn-0-0.mnist-1",
+        "mnist-1-dnn-0-1.mnist-1",
+        "mnist-1-data-0-0.mnist-1",
+        "mnist-1-data-0-1.mnist-1",
+    ]
+    assert [topology.role for topology in seen] == ["dnn", "dnn", "data", "data"]
+    assert len({topology.groups for topology in seen}) == 1
+    assert [topology.is_leader for topology in seen] == [True, False, False, False]
+    assert seen[2].group.instance_type == CPU
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"JOB_COMPLETION_INDEX": "2"}, "expected this pod's number, 0 to 1, found '2'"),
+        ({}, "expected this pod's number, 0 to 1, found ''"),
+        ({"STOKER_GROUP": "cpu", "JOB_COMPLETION_INDEX": "0"}, "'cpu', is none of the run's"),
+    ],
+)
+def test_a_pod_that_cannot_know_itself_says_so(
+    tmp_path: Any, variables: dict[str, str], words: str
+) -> None:
+    known = environment(plan(job()), "data")
+    with pytest.raises(UsageError, match=re.escape(words)):
+        from_resourceconfig(tmp_path, {**known, **variables})
+
+
+def test_the_dns_names_are_those_that_jobset_gives() -> None:
+    request = plan(job(name="mnist-1"))
+    spec = template(request)
+    assert spec["network"]["enableDNSHostnames"]
+    assert spec["network"]["publishNotReadyAddresses"]
+    groups = json.loads(environment(request, "dnn")["STOKER_GROUPS"])
+    for group, found in zip(groups, spec["replicatedJobs"], strict=True):
+        pattern = f"mnist-1-{found['name']}-0-{{index}}.{spec['network']['subdomain']}"
+        assert group["hosts"] == pattern
+        assert group["count"] == found["template"]["spec"]["completions"]
+        assert found["template"]["spec"]["parallelism"] == group["count"]
+
+
+def inputs(request: KubernetesRequest, role: str) -> dict[str, str]:
+    """Channel to claim and folder, as the group's pods mount them."""
+    spec = pods(request)[role]
+    claims = {
+        v["name"]: v["persistentVolumeClaim"]["claimName"]
+        for v in spec["volumes"]
+        if "persistentVolumeClaim" in v
+    }
+    prefix = "/opt/ml/input/data/"
+    return {
+        mount["mountPath"].removeprefix(prefix): f"{claims[mount['name']]}/{mount['subPath']}"
+        for mount in spec["containers"][0]["volumeMounts"]
+        if mount["mountPath"].startswith(prefix) and mount["readOnly"]
+    }
+
+
+@BOTH
+def test_channels_are_claims_mounted_read_only_for_their_groups(api: str) -> None:
+    request = plan(job(settings={"api": api}))
+    everything = {"labels": "datasets/mnist/labels", "train": "datasets/mnist/train"}
+    assert inputs(request, "dnn") == everything
+    assert inputs(request, "data") == {"train": "datasets/mnist/train"}
+
+
+def test_launchers_read_the_groups_channels_and_hyperparameters() -> None:
+    request = plan(job())
+    data: Any = request.config["data"]
+    assert json.loads(data["hyperparameters.json"]) == {"answer": "yes", "epochs": "3"}
+    for role in ("dnn", "data"):
+        volume = next(v for v in pods(request)[role]["volumes"] if v["name"] == "config")
+        paths = {item["path"]: item["key"] for item in volume["configMap"]["items"]}
+        assert sorted(json.loads(data[paths["inputdataconfig.json"]])) == sorted(
+            inputs(request, role)
+        )
+
+
+def test_a_claim_is_one_volume_however_often_it_is_mounted() -> None:
+    volume = {"name": "more", "mount_path": "/more", "claim": "datasets", "sub_path": "more"}
+    settings = {"output": "pvc://datasets/out", "dnn": {"volumes": [volume]}}
+    spec = pods(plan(job(settings=settings)))["dnn"]
+    claims = [v for v in spec["volumes"] if "persistentVolumeClaim" in v]
+    assert claims == [{"name": "job", "persistentVolumeClaim": {"claimName": "datasets"}}]
+    mounts = [m for m in spec["containers"][0]["volumeMounts"] if m["name"] == "job"]
+    assert len(mounts) == 6
+    assert {m["mountPath"] for m in mounts if m.get("readOnly")} == {
+        "/opt/ml/input/data/labels",
+        "/opt/ml/input/data/train",
+        "/more",
+    }
+
+
+@BOTH
+def test_outputs_of_the_dnn_group_are_kept_in_the_runs_folder(api: str) -> None:
+    request = plan(job(settings={"api": api, "output": "pvc://outputs/a$b"}))
+    mounts = {m["mountPath"]: m for m in container(request, "dnn")["volumeMounts"]}
+    assert mounts["/opt/ml/model"]["subPathExpr"] == "a$$b/$(STOKER_RUN_ID)/model"
+    index = "/$(JOB_COMPLETION_INDEX)"
+    assert mounts["/opt/ml/output"]["subPathExpr"].endswith(f"/output{index}")
+    data = {m["mountPath"]: m for m in container(request, "data")["volumeMounts"]}
+    assert "subPathExpr" not in data["/opt/ml/output"]
+
+
+def test_the_images_own_job_folder_is_not_hidden() -> None:
+    for role in ("dnn", "data"):
+        mounts = [m["mountPath"] for m in container(plan(job()), role)["volumeMounts"]]
+        assert not {"/opt/ml", "/opt/ml/input", "/opt/ml/code"} & set(mounts)
+
+
+def test_the_job_says_what_an_earlier_attempt_is_known_by() -> None:
+    request = plan(job())
+    assert plan(job()).request_sha256 == request.request_sha256
+    changes: list[dict[str, Any]] = [
+        {"hyperparameters": {"epochs": 4}},
+        {"command": ["python", "other.py"]},
+        {"settings": {"zone": "any"}},
+    ]
+    for change in changes:
+        assert plan(job(**change)).request_sha256 != request.request_sha256
+
+
+def test_a_changed_pool_is_another_request_with_trainer_too() -> None:
+    pools = {**POOLS, CPU: {"cpu": 14, "memory": "28Gi"}}
+    first = plan(job(settings={"api": "trainer"}))
+    assert plan(job(settings={"api": "trainer", "pools": pools})).request_sha256 != (
+        first.request_sha256
+    )
+
+
+def test_a_runtime_is_the_same_for_all_runs_of_a_plan() -> None:
+    first = plan_runtime(job(name="run-1"), name="stoker-mnist")
+    assert plan_runtime(job(name="run-2", hyperparameters={}), name="stoker-mnist") == first
+    assert "run-1" not in json.dumps(first)
+
+
+def test_a_runtime_that_is_there_already_is_not_made_again() -> None:
+    settings = {"api": "trainer", "runtime": "stoker-mnist"}
+    request = plan(job(settings=settings))
+    assert [o["kind"] for o in request.objects] == ["Secret", "ConfigMap", "TrainJob"]
+    assert request.runtime == plan_runtime(job(settings=settings), name="stoker-mnist")
+
+
+def patched(request: KubernetesRequest) -> dict[str, Any]:
+    (patch,) = request.main["spec"]["runtimePatches"]  # type: ignore[call-overload, index]
+    spec = patch["trainingRuntimeSpec"]["template"]["spec"]
+    return {
+        "data" if found["name"] == "data" else "dnn": found["template"]["spec"]["template"]["spec"]
+        for found in spec["replicatedJobs"]
+    }
+
+
+def test_runtime_and_train_job_make_the_pods_that_a_jobset_has() -> None:
+    direct, trainer = plan(job()), plan(job(settings={"api": "trainer"}))
+    main: Any = trainer.main
+    for role, patch in patched(trainer).items():
+        spec = pods(trainer)[role]
+        (ours,), (theirs,) = spec["containers"], patch["containers"]
+        run = main["spec"]["trainer"]["env"] if role == "dnn" else theirs["env"]
+        merged = {
+            **spec,
+            "volumes": [*spec["volumes"], *patch["volumes"]],
+            "affinity": {**spec.get("affinity", {}), **patch["affinity"]},
+            "containers": [
+                {
+                    **ours,
+                    "env": [*ours["env"], *run],
+                    "volumeMounts": [*ours["volumeMounts"], *theirs["volumeMounts"]],
+                }
+            ],
+        }
+        text = json.dumps(merged, sort_keys=True)
+        as_direct = text.replace("-node-0-", "-dnn-0-").replace('"node"', '"dnn"')
+        as_direct = as_direct.replace("inputdataconfig.node.json", "inputdataconfig.dnn.json")
+        assert json.loads(as_direct) == json.loads(json.dumps(pods(direct)[role]))
+
+
+def test_a_train_jobs_patch_mounts_each_volume_once() -> None:
+    """Its list of mounts is keyed by the volume's name, unlike a pod's."""
+    for patch in patched(plan(job(settings={"api": "trainer"}))).values():
+        names = [mount["name"] for mount in patch["containers"][0]["volumeMounts"]]
+        assert len(names) == len(set(names)) == 2
+
+
+def test_kueue_sees_the_object_that_it_admits() -> None:
+    for api in ("jobset", "trainer"):
+        request = plan(job(settings={"api": api, "queue": "training"}))
+        labels: Any = request.main["metadata"]
+        assert labels["labels"]["kueue.x-k8s.io/queue-name"] == "training"
+
+
+def test_a_profile_leaves_its_file_with_the_outputs() -> None:
+    variables = environment(plan(job(DNN, profile=True)), "dnn")
+    assert json.loads(variables["STOKER_PROFILE"])["budget_seconds"] == 180
+    assert variables["STOKER_PROFILE_FILE"].startswith("/opt/ml/output/")
+
+
+def test_one_host_alone_wants_no_neighbours() -> None:
+    assert "affinity" not in pods(plan(job(DNN)))["dnn"]
+
+
+def test_a_type_without_a_selector_is_found_by_kubernetes_own_label() -> None:
+    assert pods(plan(job()))["data"]["nodeSelector"] == {"node.kubernetes.io/instance-type": CPU}
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"image": None}, "names no image"),
+    ({"settings": {"pools": {}}}, f"kubernetes.pools.{GPU}"),
+    ({"settings": {"pools": {GPU: POOLS[GPU]}}}, "what a pod asks of its node"),
+    ({"settings": {"pools": {**POOLS, GPU: POOLS[CPU]}}}, "how many GPUs a pod gets"),
+    ({"settings": {"pools": {**POOLS, CPU: POOLS[GPU]}}}, "tolerate no GPU nodes"),
+    ({"settings": {"data": {"gpus": 1}}}, "the data group has no GPUs"),
+    ({"settings": {"entrypoint": ["stoker", "launch"]}}, "let its last word be --"),
+    ({"settings": {"runtime": "stoker-mnist"}}, "set kubernetes.api to trainer"),
+    ({"settings": {"dnn": {"cpu_limit": 1}}}, "the limit of cpu is below"),
+    ({"settings": {"output": "pvc://outputs/../other"}}, "pods mount claims"),
+    ({"channels": {"train": {"uri": "s3://bucket/mnist"}}}, "hyperparameter"),
+    ({"channels": {"train": {"uri": "pvc://x/y", "mode": "Pipe"}}}, "no pipes on Kubernetes"),
+    ({"channels": {"train": {"uri": "pvc://x", "groups": ["gpu"]}}}, "no instance group gpu"),
+    (
+        {"channels": {"train": {"uri": "pvc://x", "distribution": "ShardedByS3Key"}}},
+        "sharding by key",
+    ),
+    ({"settings": {"data": {"environment": {"STOKER_FEED": "{}"}}}}, "STOKER_FEED is set by"),
+    ({"settings": {"dnn": {"volumes": [{"name": "x", "mount_path": "/x"}]}}}, "0 sources"),
+    (
+        {
+            "settings": {
+                "dnn": {"volumes": [{"name": "x", "mount_path": "/dev/shm", "secret": "s"}]}
+            }
+        },
+        "stands there twice: ['/dev/shm']",
+    ),
+    (
+        {"settings": {"dnn": {"volumes": [{"name": "shm", "mount_path": "/x", "secret": "s"}]}}},
+        "stands there twice: ['shm']",
+    ),
+    ({"settings": {"labels": {"team": "vision & more"}}}, "is no value of a label"),
+    (
+        {"settings": {"api": "trainer", "data": {"priority_class": "low"}}},
+        "kubernetes.data.priority_class",
+    ),
+    (
+        {"settings": {"dnn": {"tolerations": [{"operator": "Equal", "value": "x"}]}}},
+        "without a key its operator is Exists",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), REFUSED)
+def test_what_the_cluster_would_refuse_is_refused_first(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(job(**change))
+    assert words in str(caught.value)
+    assert caught.value.where
+    assert caught.value.fix or "group" in caught.value.where
+
+
+def test_names_of_groups_are_parts_of_names_of_hosts() -> None:
+    with pytest.raises(UsageError, match="cannot be part of a host's name"):
+        plan(job(DNN, msgspec.structs.replace(DATA, name="data_1")))
+    with pytest.raises(UsageError, match="63 at most"):
+        plan(job(DNN, msgspec.structs.replace(DATA, name="data-" + "x" * 30), name="m" * 40))
+
+
+def test_the_dnn_group_comes_first_and_alone() -> None:
+    for groups in ((DATA, DNN), (DNN, msgspec.structs.replace(DNN, name="more"))):
+        with pytest.raises(UsageError, match="exactly one dnn group"):
+            plan(job(*groups))
+
+
+def test_the_platform_is_known_by_its_name_and_cannot_submit_yet() -> None:
+    platform = platform_named("kubernetes")
+    request = platform.plan(job())
+    assert request == plan(job())
+    with pytest.raises(PlatformError):
+        platform.submit(request)
