@@ -40,8 +40,8 @@ def profile(
     """Runs the workload's command on today's cluster in profiling mode, and says what it found.
 
     Blocks for about `workload.profile.budget_seconds` after the first batch; 120 s more from the
-    first line of the job, and it is stopped. Interrupted (KeyboardInterrupt), it stops the job and
-    gives the verdict so far, if there is one. Leaves the steps as is in
+    first line of a dnn host, and the job is stopped. Interrupted (KeyboardInterrupt), it stops the
+    job and gives the verdict so far, if there is one. Leaves the steps as is in
     `run_dir`/baseline-timeline.csv.
 
     Args:
