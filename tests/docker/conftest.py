@@ -1,0 +1,54 @@
+"""One engine and its images for all tests of this folder."""
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.docker import CACHE, ROOT, Engine, missing
+
+# As containers/launcher/README.md says: the user's own image on top of stoker's.
+USERS_IMAGE = """
+FROM stoker-launcher
+RUN --mount=type=bind,source=wheels,target=/wheels pip install -q --no-index -f /wheels pillow
+COPY mnist /work/examples/mnist
+COPY job.py /work/
+WORKDIR /work
+"""
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    """A running engine with the images base, stoker-launcher, stoker-control and job."""
+    if lacking := missing():
+        pytest.skip(f"no Docker engine of our own: {lacking}")
+    started = time.monotonic()
+    with Engine() as engine:
+        engine.import_base()
+        imported = time.monotonic()
+        for target in ("launcher", "control"):
+            engine.make_image(target)
+        built = time.monotonic()
+        engine.build(USERS_IMAGE, _users_context(engine.folder / "job"), "job")
+        print(f"engine and base {imported - started:.1f} s, images {built - imported:.1f} s")
+        yield engine
+    assert engine.leftovers() == []
+
+
+def _users_context(folder: Path) -> Path:
+    wheels = CACHE / "wheels"
+    if not list(wheels.glob("pillow-*.whl")):
+        words = ["download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(wheels)]
+        subprocess.run(
+            [sys.executable, "-m", "pip", *words, "-c", str(ROOT / "constraints.txt"), "pillow"],
+            check=True,
+            timeout=120,
+        )
+    shutil.copytree(wheels, folder / "wheels")
+    shutil.copytree(ROOT / "examples" / "mnist", folder / "mnist")
+    shutil.copy(ROOT / "tests" / "docker" / "job.py", folder)
+    return folder

@@ -1,0 +1,169 @@
+"""A heterogeneous training job in containers on a Docker engine, laid out as SageMaker does."""
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from support.docker import Cluster, Engine, seconds_of
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+
+# Hosts of a group need not be sorted, and the leader need not be algo-1.
+GROUPS = {"data": ["algo-4", "algo-2"], "dnn": ["algo-3", "algo-1"]}
+DATA, LEADER, FOLLOWER = GROUPS["data"], *GROUPS["dnn"]
+ENVIRONMENT = {"STOKER_WORKERS": '{"dnn": 0, "data": 1}', "OMP_NUM_THREADS": "1"}
+MNIST = ("python", "examples/mnist/train.py", "--workers", "0", "--samples", "1280", "--epochs")
+COUNT = 400
+# What a busy engine may take to notice that a container has ended.
+ENGINE_SECONDS = 2.0
+
+
+@pytest.fixture
+def cluster(engine: Engine, tmp_path: Path) -> Cluster:
+    return new_cluster(engine, tmp_path)
+
+
+def new_cluster(
+    engine: Engine,
+    folder: Path,
+    channels: Mapping[str, tuple[Path, Sequence[str]]] | None = None,
+) -> Cluster:
+    return Cluster(
+        engine, folder, image="job", groups=GROUPS, channels=channels, environment=ENVIRONMENT
+    )
+
+
+def numbers(folder: Path) -> dict[str, tuple[Path, Sequence[str]]]:
+    """The channel of job.py, for the data group only."""
+    source = folder / "numbers"
+    source.mkdir()
+    (source / "numbers.txt").write_text("\n".join(str(number) for number in range(COUNT)))
+    return {"numbers": (source, ["data"])}
+
+
+def batches_sent(record: Mapping[str, list[dict[str, str]]]) -> dict[str, int]:
+    """What training.json says that each data host has sent."""
+    said = {
+        event["host"]: re.search(r"(\d+) batches sent", event["what"]) for event in record["events"]
+    }
+    return {host: int(found[1]) for host, found in said.items() if found}
+
+
+def test_mnist_trains_on_four_hosts_and_all_end_well_with_the_leader(cluster: Cluster) -> None:
+    with cluster:
+        cluster.start(*MNIST, "8")
+        assert cluster.wait(seconds=180) == dict.fromkeys(cluster.hosts, 0)
+        end = seconds_of(cluster.event(LEADER, "command_ended").when)
+        late = {host: cluster.ended_at(host) - end for host in cluster.hosts}
+        print(f"ended after the training: { {h: round(s, 2) for h, s in late.items()} } s")
+        assert max(late.values()) < 3.0 + ENGINE_SECONDS
+        roles = {
+            host: cluster.event(host, "host_has_role").values["role"] for host in cluster.hosts
+        }
+    assert roles == {"algo-4": "data", "algo-2": "data", "algo-3": "dnn", "algo-1": "dnn"}
+    record = cluster.record(LEADER)
+    assert record["status"] == "succeeded"
+    assert record["metrics"]["accuracy"] > 0.8
+    assert record["strategy"] == "torchrun"
+    ranks = {each["host"]: each.get("rank") for each in record["hosts"]}
+    assert ranks == {LEADER: 0, FOLLOWER: 1, DATA[0]: None, DATA[1]: None}
+    sent = batches_sent(record)
+    print(f"batches sent: {sent}, measured: {record['measured']['step_seconds']} s a step")
+    assert sorted(sent) == sorted(DATA)
+    assert min(sent.values()) > 0
+    written = {host: list((cluster.base_dir(host) / "model").iterdir()) for host in cluster.hosts}
+    assert [host for host, files in written.items() if files] == [LEADER]
+    assert not any(
+        (cluster.base_dir(host) / "output" / "failure").exists() for host in cluster.hosts
+    )
+
+
+def test_a_dataset_is_built_on_the_data_hosts_alone_where_its_channel_is(
+    engine: Engine, tmp_path: Path
+) -> None:
+    with new_cluster(engine, tmp_path, numbers(tmp_path)) as cluster:
+        cluster.start("python", "job.py")
+        assert cluster.wait(seconds=120) == dict.fromkeys(cluster.hosts, 0)
+    record = cluster.record(LEADER)
+    assert record["metrics"] == {"total": sum(range(COUNT)), "channel_is_here": 0}
+    # Two ranks, batches of five: all of them came from data hosts, each at least once.
+    assert sum(batches_sent(record).values()) >= COUNT / 5
+
+
+def test_data_hosts_end_when_the_leader_is_killed(cluster: Cluster) -> None:
+    with cluster:
+        cluster.start(*MNIST, "1000")
+        cluster.wait_for_log(LEADER, r" progress steps=\d")
+        killed = time.time()
+        cluster.docker("kill", LEADER)
+        codes = cluster.wait(seconds=60)
+        late = {host: cluster.ended_at(host) - killed for host in (*DATA, FOLLOWER)}
+    print(f"ended after the leader was killed: { {h: round(s, 1) for h, s in late.items()} } s")
+    assert max(late.values()) < 30.0
+    assert codes[LEADER] == 137
+    assert codes[FOLLOWER] != 0
+    assert [codes[host] for host in DATA] == [0, 0]
+
+
+def test_a_training_error_is_the_failure_reason_and_fails_the_dnn_hosts_only(
+    engine: Engine, tmp_path: Path
+) -> None:
+    with new_cluster(engine, tmp_path, numbers(tmp_path)) as cluster:
+        cluster.start("python", "job.py", "--fail-at", "1")
+        codes = cluster.wait(seconds=120)
+    # SageMaker judges a job by the exit codes of all hosts, and shows the first 1024 characters.
+    assert {host: code != 0 for host, code in codes.items()} == {
+        LEADER: True,
+        FOLLOWER: True,
+        DATA[0]: False,
+        DATA[1]: False,
+    }
+    for host in (LEADER, FOLLOWER):
+        failure = (cluster.base_dir(host) / "output" / "failure").read_text()
+        assert failure.startswith("rank 1 on algo-1: ValueError: digit 3 is upside down")
+        assert len(failure) <= 1024
+    for host in DATA:
+        assert not (cluster.base_dir(host) / "output" / "failure").exists()
+    assert cluster.record(LEADER)["status"] == "failed"
+
+
+def test_sigterm_to_the_leader_ends_all_hosts(cluster: Cluster) -> None:
+    with cluster:
+        cluster.start(*MNIST, "1000")
+        cluster.wait_for_log(LEADER, r" progress steps=\d")
+        stopped = time.time()
+        cluster.docker("stop", LEADER, "--time=120")
+        codes = cluster.wait(seconds=60)
+        late = {host: cluster.ended_at(host) - stopped for host in cluster.hosts}
+    print(f"ended after docker stop: { {h: round(s, 1) for h, s in late.items()} } s")
+    assert max(late.values()) < 30.0
+    assert codes[LEADER] == 143
+    assert [codes[host] for host in DATA] == [0, 0]
+    assert cluster.record(LEADER)["status"] == "stopped"
+
+
+def test_doctor_in_a_running_job_knows_the_run_and_its_peers(cluster: Cluster) -> None:
+    with cluster:
+        cluster.start(*MNIST, "1000")
+        cluster.wait_for_log(LEADER, r" progress steps=\d")
+        found = {
+            peer: cluster.execute(DATA[0], "stoker", "doctor", "--json", "--peer", peer)
+            for peer in (DATA[1], LEADER, FOLLOWER)
+        }
+    assert {peer: done.returncode for peer, done in found.items()} == {
+        DATA[1]: 0,
+        LEADER: 0,
+        FOLLOWER: 4,
+    }, found
+    for peer, done in found.items():
+        said = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+        assert (
+            f"data, group data, host 1 of 2, ml.c5.xlarge, led by {LEADER}" in said["role"]["text"]
+        )
+        assert said["names"]["text"] == "3 other hosts are known by name"
+        assert said["port"]["text"] == "7600 is held by this run's launcher"
+        assert said["peer"]["state"] == ("fail" if peer == FOLLOWER else "ok")

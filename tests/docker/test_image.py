@@ -1,0 +1,115 @@
+"""The images themselves: what is in them, how they start, what they are built of."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.docker import Engine
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+
+# A base image as AWS's: PyTorch (here two lines that look like it) in the system's own Python.
+WITH_TORCH = """
+FROM base
+WORKDIR /usr/local/lib/python3.11/dist-packages
+RUN mkdir torch torch-2.5.0.dist-info \\
+ && printf '__version__ = "2.5.0"\\nclass version:\\n    cuda = "12.4"\\n' > torch/__init__.py \\
+ && printf 'Metadata-Version: 2.1\\nName: torch\\nVersion: 2.5.0\\n' > torch-2.5.0*/METADATA
+"""
+ECHO = (
+    "import os, pathlib, sys; pathlib.Path(os.environ['SM_MODEL_DIR'], 'words')"
+    ".write_text(' '.join(sys.argv[1:]))"
+)
+
+
+def shell(engine: Engine, image: str, script: str) -> str:
+    return engine.run("run", "--rm", "--network=none", "--entrypoint=sh", image, "-c", script)
+
+
+def config(engine: Engine, image: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads(engine.run("inspect", image))[0]["Config"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("image", "entrypoint"),
+    [("stoker-launcher", ["stoker", "launch"]), ("stoker-control", ["stoker"])],
+)
+def test_entry_points_are_in_exec_form(engine: Engine, image: str, entrypoint: list[str]) -> None:
+    assert config(engine, image)["Entrypoint"] == entrypoint
+
+
+@pytest.mark.parametrize("image", ["stoker-launcher", "stoker-control"])
+def test_no_compiler_is_left_and_all_wheels_are_on_record(engine: Engine, image: str) -> None:
+    found = shell(
+        engine, image, "for p in gcc cc g++ c++ clang ld make; do command -v $p; done; true"
+    )
+    assert found == ""
+    recorded = shell(engine, image, "cat /opt/stoker/wheels.sha256").splitlines()
+    assert all(len(line.split()[0]) == 64 for line in recorded)
+    names = " ".join(line.split()[1] for line in recorded)
+    assert "boto3-" in names
+    assert ("torch-" in names) == (image == "stoker-launcher")
+
+
+@pytest.mark.parametrize("image", ["stoker-launcher", "stoker-control"])
+def test_doctor_finds_nothing_that_fails_in_the_image(engine: Engine, image: str) -> None:
+    found = shell(engine, image, "stoker doctor")
+    print(found, engine.run("image", "inspect", "--format={{.Size}} bytes", image), sep="\n")
+    assert "fail " not in found
+
+
+def test_a_change_of_stokers_code_is_one_small_layer(engine: Engine) -> None:
+    layers = engine.run(
+        "history", "--no-trunc", "--format={{.Size}}|{{.CreatedBy}}", "stoker-launcher"
+    )
+    stokers = next(line for line in layers.splitlines() if "stoker doctor" in line)
+    size = stokers.split("|")[0]
+    print(f"the layer of stoker's own code: {size}")
+    assert size.endswith("MB")
+    assert float(size.removesuffix("MB")) < 10
+
+
+def test_the_control_image_decides_without_torch(engine: Engine) -> None:
+    words = ("decide", "--instance-type=ml.p4d.24xlarge", "--step-seconds=0.19", "--json")
+    decision = json.loads(engine.run("run", "--rm", "--network=none", "stoker-control", *words))
+    assert decision["plan"]["groups"]
+    for verb in ("decide", "train", "evaluate", "report"):
+        assert "Usage:" in engine.run("run", "--rm", "stoker-control", verb, "--help")
+    script = "python3 -c 'import boto3; import torch' 2>&1; true"
+    assert "No module named 'torch'" in shell(engine, "stoker-control", script)
+
+
+def test_train_as_sagemaker_says_it_runs_the_images_command(engine: Engine, tmp_path: Path) -> None:
+    config = tmp_path / "input" / "config"
+    config.mkdir(parents=True)
+    (config / "hyperparameters.json").write_text('{"epochs": "2"}')
+    engine.run(
+        *("run", "--rm", "--network=none", f"--volume={tmp_path}:/opt/ml"),
+        f"--env=STOKER_COMMAND={json.dumps(['python', '-c', ECHO, 'fixed'])}",
+        *("stoker-launcher", "train"),
+    )
+    assert (tmp_path / "model" / "words").read_text() == "fixed --epochs 2"
+
+
+def test_an_image_for_kubernetes_runs_as_the_user_that_was_asked_for(engine: Engine) -> None:
+    engine.make_image("launcher", IMAGE="stoker-user", USER_ID="65532")
+    assert config(engine, "stoker-user")["User"] == "65532"
+    who = "import os; print('user', os.getuid(), open('/opt/ml/model/x', 'w').write('x'))"
+    words = ("run", "--rm", "--network=none", "stoker-user", "--", "python", "-c", who)
+    assert "user 65532 1" in engine.run(*words)
+
+
+def test_a_base_with_torch_keeps_it_and_gets_stoker_beside_it(engine: Engine) -> None:
+    engine.build(WITH_TORCH, engine.folder / "job", "base-with-torch")
+    engine.make_image("launcher", BASE_IMAGE="base-with-torch", IMAGE="stoker-beside")
+    script = "/usr/bin/python3 -c 'import stoker, torch; print(torch.__version__)'; ls /opt/stoker"
+    assert shell(engine, "stoker-beside", script).split() == ["2.5.0", "wheels.sha256"]
+
+
+def test_wheels_that_are_not_the_lock_files_are_refused(engine: Engine, tmp_path: Path) -> None:
+    lock = tmp_path / "wheels.sha256"
+    lock.write_text(f"{'0' * 64}  torch-0.0.1-py3-none-any.whl\n")
+    with pytest.raises(AssertionError, match=r"these wheels are not those of .*torch-0\.0\.1"):
+        engine.make_image("launcher", LOCK=str(lock))

@@ -1,0 +1,373 @@
+"""A Docker engine of the tests' own, images built in it, and hosts as SageMaker starts them.
+
+The engine changes nothing on the machine: no bridge of its own, no firewall rules, no forwarding.
+Where another engine has closed the firewall for what is forwarded, our hosts' bridges are let
+through while ours runs.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from stoker.feed.security import new_token
+from stoker.logs import LogEvent, parse_line
+from stoker.platforms import spawn
+from support.local_job import until
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".cache" / "docker"
+# The client of the distribution, whose BuildKit needs no plugin.
+DOCKER = next(
+    (p for p in ("/usr/bin/docker", shutil.which("docker")) if p and Path(p).exists()), ""
+)
+# Names of the hosts' bridges begin like this.
+BRIDGE = "stk"
+NEEDED = ("dockerd", "debootstrap", "iptables")
+
+
+def missing() -> str:
+    """What this machine lacks for these tests, in words."""
+    if os.geteuid() != 0:
+        return "needs root"
+    lacking = [*(() if DOCKER else ("docker",)), *(n for n in NEEDED if not shutil.which(n))]
+    return f"not installed: {', '.join(lacking)}" if lacking else ""
+
+
+class Engine:
+    """dockerd in temporary folders; ended with all that it started when the context ends."""
+
+    def __init__(self) -> None:
+        # Short: the path of a unix socket has 107 characters.
+        self.folder = Path(tempfile.mkdtemp(prefix="stk-"))
+        self.environ = {**os.environ, "DOCKER_HOST": f"unix://{self.folder}/sock"}
+        self.environ |= {"DOCKER": DOCKER, "PYTHON": sys.executable}
+
+    def __enter__(self) -> "Engine":
+        self._links = _links()
+        self._is_let_through = _forward_is_closed() and not _rule("-I")
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        process = getattr(self, "_process", None)
+        if process is not None and process.poll() is None:
+            with contextlib.suppress(subprocess.SubprocessError):
+                if names := self.run("ps", "-aq").split():
+                    self.run("rm", "-f", *names)
+                self.run("network", "prune", "-f")
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+        for mount in sorted(_mounts(self.folder), reverse=True):
+            subprocess.run(["umount", "-l", mount], check=False)
+        if self._is_let_through:
+            _rule("-D")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def leftovers(self) -> list[str]:
+        """Processes, mounts, folders and network interfaces that are still there."""
+        left = [f"mount {mount}" for mount in _mounts(self.folder)]
+        left += [f"network {link}" for link in sorted(_links() - self._links)]
+        left += [str(self.folder)] if self.folder.exists() else []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if str(self.folder).encode() in path.read_bytes():
+                    left.append(f"process {path.parent.name}")
+        return left
+
+    def run(self, *words: str, timeout: float = 60) -> str:
+        """The output of `docker WORDS`; fails with what it said."""
+        done = self.attempt(*words, timeout=timeout)
+        assert done.returncode == 0, f"docker {' '.join(words)}: {done.stderr}"
+        return done.stdout.strip()
+
+    def attempt(self, *words: str, timeout: float = 60) -> "subprocess.CompletedProcess[str]":
+        """`docker WORDS`, however it ends."""
+        return subprocess.run(
+            [DOCKER, *words],
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def build(self, dockerfile: str, context: Path, tag: str) -> None:
+        """Builds an image, without a network."""
+        done = subprocess.run(
+            [DOCKER, "build", "-q", "--network=none", "-t", tag, "-f", "-", str(context)],
+            env={**self.environ, "DOCKER_BUILDKIT": "1"},
+            input=dockerfile,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    def make_image(self, target: str, **environ: str) -> str:
+        """What `containers/build/image TARGET` prints."""
+        done = subprocess.run(
+            [ROOT / "containers" / "build" / "image", target],
+            env={**self.environ, "BASE_IMAGE": "base", **environ},
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def import_base(self) -> None:
+        """Debian with Python and nothing else as image `base`; kept in .cache for the next time."""
+        archive = CACHE / "base.tar"
+        if not archive.exists():
+            CACHE.mkdir(parents=True, exist_ok=True)
+            root = self.folder / "rootfs"
+            words = ["debootstrap", "--variant=minbase", "--include=python3,ca-certificates"]
+            subprocess.run(
+                [*words, "bookworm", str(root)], check=True, capture_output=True, timeout=300
+            )
+            made = self.folder / "base.tar"
+            subprocess.run(
+                [
+                    *("tar", "-C", str(root), "--exclude=./var/cache/apt/archives/*.deb"),
+                    *("--exclude=./var/lib/apt/lists/*", "-cf", str(made), "."),
+                ],
+                check=True,
+            )
+            shutil.rmtree(root)
+            shutil.move(made, archive.with_suffix(".part"))
+            archive.with_suffix(".part").rename(archive)
+        self.run("import", str(archive), "base", timeout=120)
+
+    def _start(self) -> None:
+        log = (self.folder / "dockerd.log").open("wb")
+        flags = {"data-root": "data", "exec-root": "exec", "pidfile": "pid"}
+        self._process = subprocess.Popen(
+            # Ends when this process does, however that ends.
+            spawn.wrapped(
+                [
+                    *("dockerd", f"--host=unix://{self.folder}/sock", "--bridge=none"),
+                    *("--iptables=false", "--ip6tables=false"),
+                    *("--ip-forward=false", "--ip-masq=false"),
+                    *("--default-address-pool", "base=10.213.0.0/16,size=24"),
+                    *(f"--{flag}={self.folder / name}" for flag, name in flags.items()),
+                ],
+                signal_number=signal.SIGTERM,
+            ),
+            stdout=log,
+            stderr=log,
+        )
+        log.close()
+
+        def answers() -> bool:
+            words = (self.folder / "dockerd.log").read_text(errors="replace")[-2000:]
+            assert self._process.poll() is None, f"dockerd ended: {words}"
+            return self.attempt("info").returncode == 0
+
+        until(answers, what="dockerd answers")
+
+
+class Cluster:
+    """Hosts of one training job on a network of their own, each with SageMaker's /opt/ml.
+
+    Args:
+        groups: Group name to its hosts, in SageMaker's order, which need not be sorted.
+        channels: Channel to (folder with its content, groups that get it).
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: Path,
+        *,
+        image: str,
+        groups: Mapping[str, Sequence[str]],
+        channels: Mapping[str, tuple[Path, Sequence[str]]] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.engine = engine
+        self.folder = folder
+        self.hosts = [host for hosts in groups.values() for host in hosts]
+        number = os.urandom(3).hex()
+        self.job = f"job-{number}"
+        self._bridge = f"{BRIDGE}-{number}"
+        self._image = image
+        token = folder / "stoker_token"
+        token.mkdir()
+        (token / "token").write_text(new_token())
+        environment = {
+            "TRAINING_JOB_NAME": self.job,
+            "TRAINING_JOB_ARN": f"arn:aws:sagemaker:eu-west-1:000000000000:training-job/{self.job}",
+            "STOKER_TOKEN_FILE": "/opt/ml/input/data/stoker_token/token",
+            **(environment or {}),
+        }
+        self._environment = [f"--env={name}={value}" for name, value in environment.items()]
+        all_channels = {**(channels or {}), "stoker_token": (token, tuple(groups))}
+        for group, hosts in groups.items():
+            theirs = {n: source for n, (source, to) in all_channels.items() if group in to}
+            for host in hosts:
+                self._lay_out(host, groups, theirs)
+
+    def __enter__(self) -> "Cluster":
+        name = f"com.docker.network.bridge.name={self._bridge}"
+        self.engine.run("network", "create", "--opt", name, self.job)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.attempt("rm", "-f", *map(self._name, self.hosts))
+        self.engine.run("network", "rm", self.job)
+
+    def start(self, *command: str, hosts: Sequence[str] | None = None) -> None:
+        """Starts the containers as SageMaker does, with entry point and arguments."""
+        for host in hosts or self.hosts:
+            self.engine.run(
+                *("run", "--detach", "--name", self._name(host), "--hostname", host),
+                *("--network", self.job, "--network-alias", host, *self._environment),
+                # A name that is not there yet is asked for elsewhere, which nobody answers here.
+                *("--dns-option=timeout:1", "--dns-option=attempts:1"),
+                *("--volume", f"{self.base_dir(host)}:/opt/ml"),
+                *("--entrypoint", "stoker", self._image, "launch", "--", *command),
+            )
+
+    def wait(self, *, seconds: float) -> dict[str, int]:
+        """Waits until all containers have ended; gives their exit codes."""
+        deadline = time.monotonic() + seconds
+        while any(state["Running"] for state in self._states().values()):
+            assert time.monotonic() < deadline, f"still running:\n{self.logs()}"
+            time.sleep(0.1)
+        return {host: int(state["ExitCode"]) for host, state in self._states().items()}
+
+    def ended_at(self, host: str) -> float:
+        """When the container of `host` ended; seconds since the epoch."""
+        return seconds_of(str(self._states()[host]["FinishedAt"]))
+
+    def docker(self, verb: str, host: str, *words: str) -> str:
+        """`docker VERB [WORDS] CONTAINER`."""
+        return self.engine.run(verb, *words, self._name(host))
+
+    def execute(self, host: str, *command: str) -> "subprocess.CompletedProcess[str]":
+        """Runs a command in a running container."""
+        return self.engine.attempt("exec", self._name(host), *command)
+
+    def log(self, host: str) -> str:
+        """What the container has written so far."""
+        done = self.engine.attempt("logs", self._name(host))
+        return done.stdout + done.stderr
+
+    def logs(self) -> str:
+        return "\n".join(f"== {host}\n{self.log(host)[-3000:]}" for host in self.hosts)
+
+    def event(self, host: str, name: str) -> LogEvent:
+        """The first event of that name in the log of `host`."""
+        events = map(parse_line, self.log(host).splitlines())
+        found = next((event for event in events if event and event.event == name), None)
+        assert found is not None, f"{host} logged no {name}:\n{self.log(host)[-3000:]}"
+        return found
+
+    def wait_for_log(self, host: str, words: str) -> None:
+        until(lambda: re.search(words, self.log(host)) is not None, what=f"{host} logs {words}")
+
+    def base_dir(self, host: str) -> Path:
+        """What the container sees as /opt/ml."""
+        return self.folder / host
+
+    def record(self, host: str) -> dict[str, Any]:
+        """training.json of `host`."""
+        text = (self.base_dir(host) / "output" / "data" / "stoker" / "training.json").read_text()
+        record: dict[str, Any] = json.loads(text)
+        return record
+
+    def _name(self, host: str) -> str:
+        return f"{self.job}-{host}"
+
+    def _states(self) -> dict[str, dict[str, Any]]:
+        found = json.loads(self.engine.run("inspect", *map(self._name, self.hosts)))
+        return {host: each["State"] for host, each in zip(self.hosts, found, strict=True)}
+
+    def _lay_out(
+        self, host: str, groups: Mapping[str, Sequence[str]], channels: Mapping[str, Path]
+    ) -> None:
+        base = self.base_dir(host)
+        for name in ("input/config", "input/data", "model", "output/data", "checkpoints"):
+            (base / name).mkdir(parents=True)
+        types = {"dnn": "ml.g5.xlarge", "data": "ml.c5.xlarge"}
+        mine = next(group for group, hosts in groups.items() if host in hosts)
+        described = [
+            {"instance_group_name": group, "instance_type": types[group], "hosts": list(hosts)}
+            for group, hosts in groups.items()
+        ]
+        documents = {
+            "resourceconfig": {
+                "current_host": host,
+                "current_instance_type": types[mine],
+                "current_group_name": mine,
+                "hosts": sorted(self.hosts),
+                "instance_groups": described,
+                "network_interface_name": "eth0",
+            },
+            "hyperparameters": {},
+            "inputdataconfig": {
+                name: {
+                    "TrainingInputMode": "File",
+                    "S3DistributionType": "FullyReplicated",
+                    "RecordWrapperType": "None",
+                }
+                for name in channels
+            },
+        }
+        for name, document in documents.items():
+            (base / "input" / "config" / f"{name}.json").write_text(json.dumps(document))
+        for name, source in channels.items():
+            shutil.copytree(source, base / "input" / "data" / name)
+
+
+def seconds_of(when: str) -> float:
+    """Seconds since the epoch of a time as Docker and stoker's log write it."""
+    return datetime.fromisoformat(re.sub(r"(\.\d{1,6})\d*", r"\1", when)).timestamp()
+
+
+def _mounts(folder: Path) -> Iterator[str]:
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        if (mount := line.split()[1]).startswith(f"{folder}/"):
+            yield mount
+
+
+def _forward_is_closed() -> bool:
+    done = subprocess.run(["iptables", "-S", "FORWARD"], capture_output=True, text=True, check=True)
+    return "-P FORWARD DROP" in done.stdout
+
+
+def _rule(verb: str) -> int:
+    """Adds (-I) or deletes (-D) the rule that lets our bridges through; iptables' exit code."""
+    match = ["-i", f"{BRIDGE}+", "-o", f"{BRIDGE}+", "-j", "ACCEPT"]
+    return subprocess.run(["iptables", verb, "FORWARD", *match], check=False).returncode
+
+
+def _links() -> set[str]:
+    return set(os.listdir("/sys/class/net"))
