@@ -1,0 +1,131 @@
+"""Launchers in the environment that a plan for Kubernetes gives to its pods; pods are processes."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.feed.security import new_token
+from stoker.platforms.kubernetes import KubernetesPlatform
+from stoker.platforms.processes import free_ports
+from support.kubernetes_jobs import job
+from support.local_job import marked_processes, until
+
+pytestmark = pytest.mark.fault
+
+SAY = (
+    "import json, os, sys; print(json.dumps({'args': sys.argv[1:],"
+    " 'channels': json.loads(os.environ['SM_CHANNELS']), 'train': os.environ['SM_CHANNEL_TRAIN'],"
+    " 'group': os.environ['SM_CURRENT_INSTANCE_GROUP']}), flush=True)"
+)
+
+
+class Pods:
+    """Pods of a plan, each with a loopback address in place of its name in the cluster's DNS."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.tmp_path = tmp_path
+        self.request = KubernetesPlatform().plan(
+            job(
+                name="mnist-1",
+                command=["python", "-c", SAY],
+                feed={"port": free_ports(set()), "lease_seconds": 1.5},
+            )
+        )
+        self.started: dict[str, subprocess.Popen[bytes]] = {}
+        (tmp_path / "token").write_text(new_token())
+
+    def start(self, name: str, index: int) -> None:
+        main: Any = self.request.main
+        config: Any = self.request.config["data"]
+        (pods,) = [
+            found["template"]["spec"]["template"]["spec"]
+            for found in main["spec"]["replicatedJobs"]
+            if found["name"] == name
+        ]
+        (container,) = pods["containers"]
+        base = self.tmp_path / "pods" / f"{name}-{index}"
+        folder = base / "input" / "config"
+        folder.mkdir(parents=True)
+        volume = next(v for v in pods["volumes"] if v["name"] == "config")
+        for item in volume["configMap"]["items"]:
+            (folder / item["path"]).write_text(config[item["key"]])
+        variables = {v["name"]: v["value"] for v in container["env"] if "value" in v}
+        own = {"dnn": "127.1.2.1", "data": "127.1.3.1"}[name] + str(index)
+        groups = variables["STOKER_GROUPS"]
+        groups = groups.replace("mnist-1-dnn-0-{index}.mnist-1", "127.1.2.1{index}")
+        groups = groups.replace("mnist-1-data-0-{index}.mnist-1", "127.1.3.1{index}")
+        variables |= {
+            "PATH": os.environ["PATH"],
+            "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+            "JOB_COMPLETION_INDEX": str(index),
+            "STOKER_GROUPS": groups,
+            "STOKER_RUN_ID": "mnist-1",
+            "STOKER_BASE_DIR": str(base),
+            "STOKER_TOKEN_FILE": str(self.tmp_path / "token"),
+            "STOKER_WORKERS": '{"data": 1}',
+            # All pods share this machine's ports: each listens at its own address.
+            "STOKER_ADVERTISE": own,
+        }
+        with (self.tmp_path / f"{name}-{index}.log").open("wb") as log:
+            self.started[f"{name}-{index}"] = subprocess.Popen(
+                [sys.executable, "-m", "stoker.launch", "--", *container["args"]],
+                env=variables,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def code(self, pod: str) -> int:
+        return self.started[pod].wait(60)
+
+    def log(self, pod: str) -> str:
+        return (self.tmp_path / f"{pod}.log").read_text(errors="replace")
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Pods]:
+    pods = Pods(tmp_path)
+    try:
+        yield pods
+    finally:
+        for process in pods.started.values():
+            process.kill()
+            process.wait()
+    until(lambda: not marked_processes(tmp_path / "pods"), what="all ends with the launchers")
+
+
+def test_pods_of_a_plan_play_their_roles_and_all_end_well(pods: Pods) -> None:
+    for name, index in (("data", 0), ("data", 1), ("dnn", 0)):
+        pods.start(name, index)
+    assert [pods.code(pod) for pod in pods.started] == [0, 0, 0]
+    said = json.loads(next(x for x in pods.log("dnn-0").splitlines() if x.startswith("{")))
+    base = pods.tmp_path / "pods" / "dnn-0"
+    assert said == {
+        "args": ["--answer", "yes", "--epochs", "3"],
+        "channels": ["labels", "train"],
+        "train": str(base / "input" / "data" / "train"),
+        "group": "dnn",
+    }
+    record = json.loads((base / "output" / "data" / "stoker" / "training.json").read_text())
+    assert record["job"] == {"platform": "kubernetes", "name": "mnist-1"}
+    assert [host["host"] for host in record["hosts"]] == ["127.1.2.10", "127.1.3.10", "127.1.3.11"]
+    assert [group["instance_type"] for group in record["groups"]] == ["g5.2xlarge", "c7i.4xlarge"]
+
+
+def test_a_data_pod_that_was_killed_takes_its_place_again(pods: Pods) -> None:
+    pods.start("data", 1)
+    first = pods.started["data-1"]
+    until(lambda: "host_has_role" in pods.log("data-1"), what="the pod has started")
+    first.kill()
+    first.wait()
+    (pods.tmp_path / "pods" / "data-1").rename(pods.tmp_path / "gone")
+    pods.start("data", 1)
+    pods.start("data", 0)
+    pods.start("dnn", 0)
+    assert [pods.code(pod) for pod in ("data-0", "data-1", "dnn-0")] == [0, 0, 0]
+    assert "host_is_welcome" in pods.log("data-1")
