@@ -31,7 +31,7 @@ def role_check(topology: Topology) -> Check:
 def folder_check(base_dir: Path) -> Check:
     """Whether the job's folder can be written."""
     nearest = next(path for path in (base_dir, *base_dir.parents) if path.exists())
-    if os.access(nearest, os.W_OK | os.X_OK):
+    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return Check(name="folder", state="ok", text=f"{base_dir} can be written")
     return Check(
         name="folder",

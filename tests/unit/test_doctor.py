@@ -1,0 +1,240 @@
+"""stoker doctor: each finding says what is there, and fails only where a run cannot work."""
+
+import contextlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from stoker.cli.doctor import doctor_command
+from stoker.doctor import Check, examine, host, part
+from stoker.doctor.check import within
+from stoker.doctor.cloud import aws_check
+from stoker.doctor.peer import peer_check
+from stoker.feed.security import Keys, new_token
+from stoker.launch.coordinator import Coordinator
+from stoker.launch.topology import Topology, from_resourceconfig
+from stoker.logs import Log
+from stoker.platforms.aws import Aws
+from stoker.platforms.processes import free_ports
+from stoker.records import FeedSettings
+from support.local_job import resource_config
+from support.moto import AwsServer
+
+GROUPS = {"dnn": ["localhost"], "data": ["data-1.invalid"]}
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    (tmp_path / "token").write_text(new_token())
+    return tmp_path / "token"
+
+
+@pytest.fixture
+def port() -> int:
+    return free_ports(set())
+
+
+@contextlib.contextmanager
+def coordinator_at(port: int, token_file: Path) -> Iterator[None]:
+    """A run's leader, listening on loopback."""
+    with open(os.devnull, "w") as nowhere:
+        coordinator = Coordinator(
+            keys=Keys.from_token(bytes.fromhex(token_file.read_text())),
+            run_id="run",
+            agents=("d1",),
+            followers=(),
+            feed=FeedSettings(),
+            log=Log(run="run", host="leader", stream=nowhere),
+            address="127.0.0.1",
+            port=port,
+            on_failure=lambda change: None,
+        )
+        coordinator.start()
+        try:
+            yield
+        finally:
+            coordinator.close()
+
+
+@contextlib.contextmanager
+def stranger_at(port: int) -> Iterator[None]:
+    """Something else that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", port)):
+        yield
+
+
+def topology(tmp_path: Path, host: str = "localhost") -> Topology:
+    config = tmp_path / "input" / "config"
+    config.mkdir(parents=True, exist_ok=True)
+    (config / "resourceconfig.json").write_text(resource_config(host, GROUPS))
+    return from_resourceconfig(tmp_path, {})
+
+
+def findings(environ: Mapping[str, str], *, peer: str | None = None) -> dict[str, Check]:
+    return {check.name: check for check in examine(environ, peer=peer, aws=False)}
+
+
+def test_a_host_by_itself_is_healthy(tmp_path: Path, port: int) -> None:
+    found = findings({"STOKER_BASE_DIR": str(tmp_path), "STOKER_PORT": str(port)})
+    assert [check for check in found.values() if check.state == "fail"] == []
+    assert found["role"].text == "no job is described here: a host by itself"
+    assert found["token"].text == "none, and none is needed"
+
+
+def test_a_job_without_its_token_and_with_an_unknown_host_fails(tmp_path: Path, port: int) -> None:
+    topology(tmp_path)
+    found = findings({"STOKER_BASE_DIR": str(tmp_path), "STOKER_PORT": str(port)})
+    assert found["role"].text.endswith("dnn, group dnn, host 1 of 1, ml.c5.xlarge, leader")
+    assert found["names"].state == "fail"
+    assert "data-1.invalid" in found["names"].text
+    assert found["token"].state == "fail"
+
+
+def test_the_tokens_content_is_never_shown(tmp_path: Path, token_file: Path) -> None:
+    run = topology(tmp_path)
+    token = token_file.read_text()
+    good = part.token_check(run, token_file)
+    token_file.write_text(token[:-1])
+    bad = part.token_check(run, token_file)
+    gone = part.token_check(run, tmp_path / "no-such-file")
+    assert [good.state, bad.state, gone.state] == ["ok", "fail", "fail"]
+    assert token[:20] not in f"{good}{bad}{gone}"
+
+
+@pytest.mark.parametrize("variable", ["STOKER_PORT", "STOKER_FEED", "STOKER_COMMAND"])
+def test_malformed_settings_are_a_finding_and_no_end(tmp_path: Path, variable: str) -> None:
+    found = findings({"STOKER_BASE_DIR": str(tmp_path), variable: "{nonsense"})
+    assert found["settings"].state == "fail"
+    assert variable in found["settings"].text
+    assert "port" in found
+
+
+def test_a_malformed_job_description_is_a_finding_and_no_end(tmp_path: Path) -> None:
+    topology(tmp_path)
+    (tmp_path / "input" / "config" / "resourceconfig.json").write_text("{}")
+    found = findings({"STOKER_BASE_DIR": str(tmp_path)})
+    assert found["role"].state == "fail"
+    assert "port" in found
+
+
+def test_a_port_is_free_or_our_own_or_taken(port: int, token_file: Path) -> None:
+    assert part.port_check(port, token_file).state == "ok"
+    with coordinator_at(port, token_file):
+        assert part.port_check(port, token_file).text.endswith("held by this run's launcher")
+        assert part.port_check(port, None).state == "fail"
+    with stranger_at(port):
+        assert part.port_check(port, None).state == "fail"
+
+
+def test_a_peer_of_the_same_run_is_known_by_its_handshake(port: int, token_file: Path) -> None:
+    with coordinator_at(port, token_file):
+        found = peer_check(f"localhost:{port}", port=1, token_file=token_file)
+        assert found.state == "ok"
+        assert found.text.endswith("and is of this run")
+        assert peer_check("127.0.0.1", port=port, token_file=None).state == "ok"
+
+
+def test_a_peer_with_another_token_is_not_of_this_run(
+    port: int, token_file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other").write_text(new_token())
+    with coordinator_at(port, token_file):
+        found = peer_check("127.0.0.1", port=port, token_file=tmp_path / "other")
+    assert found.state == "fail"
+    assert "is not of this run" in found.text
+
+
+def test_a_stranger_that_says_nothing_is_not_of_this_run(
+    port: int, token_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.doctor.peer.HANDSHAKE_SECONDS", 0.5)
+    with stranger_at(port):
+        found = peer_check("127.0.0.1", port=port, token_file=token_file)
+    assert found.state == "fail"
+
+
+def test_a_peer_that_does_not_listen_or_has_no_name_fails(port: int) -> None:
+    assert "refused" in peer_check("127.0.0.1", port=port, token_file=None).text
+    assert "not known by name" in peer_check("nobody.invalid", port=port, token_file=None).text
+
+
+def test_a_wait_has_a_deadline_and_hands_on_errors() -> None:
+    release = threading.Event()
+    try:
+        with pytest.raises(TimeoutError, match=r"no answer within 0\.05 s"):
+            within(0.05, release.wait)
+    finally:
+        release.set()
+    with pytest.raises(ZeroDivisionError):
+        within(5, lambda: 1 / 0)
+
+
+def test_little_shared_memory_and_an_early_clock_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert host.shared_memory_check(tmp_path / "none").state == "warn"
+    monkeypatch.setattr(host, "MIN_SHARED_MEMORY_BYTES", 1 << 60)
+    assert host.shared_memory_check(tmp_path).state == "warn"
+    assert host.clock_check(0.0).state == "fail"
+    assert host.clock_check().state == "ok"
+
+
+def test_torch_is_needed_by_a_host_with_a_part_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert host.torch_check(trains=True).state == "ok"
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    assert host.torch_check(trains=True).state == "fail"
+    assert host.torch_check(trains=False).state == "warn"
+
+
+def test_gpus_that_pytorch_cannot_use_fail() -> None:
+    assert host.accelerators_check({"CUDA_VISIBLE_DEVICES": ""}).text == "none"
+    import torch
+
+    if not torch.cuda.is_available():
+        assert host.accelerators_check({"CUDA_VISIBLE_DEVICES": "0,1"}).state == "fail"
+
+
+def test_a_folder_that_cannot_be_made_fails(tmp_path: Path) -> None:
+    assert part.folder_check(tmp_path / "new" / "folder").state == "ok"
+    (tmp_path / "file").touch()
+    assert part.folder_check(tmp_path / "file" / "ml").state == "fail"
+
+
+def test_aws_says_who_we_are(aws_server: AwsServer) -> None:
+    found = aws_check()
+    assert found.state == "ok"
+    assert found.text.startswith("arn:aws:")
+
+
+def test_aws_that_cannot_be_reached_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.doctor.cloud.AWS_SECONDS", 0.05)
+    release = threading.Event()
+
+    def hang() -> Aws:
+        release.wait()
+        raise AssertionError
+
+    try:
+        assert aws_check(hang).text == "no answer within 0.05 s"
+    finally:
+        release.set()
+
+
+def test_the_verb_ends_with_4_where_something_fails(
+    tmp_path: Path, port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environ = {"STOKER_BASE_DIR": str(tmp_path), "STOKER_PORT": str(port)}
+    assert doctor_command(environ, peer=None, aws=False, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["healthy"]
+    with stranger_at(port):
+        assert doctor_command(environ, peer=None, aws=False, as_json=False) == 4
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("fail")] == [
+        f"fail  port     {port}: Address already in use"
+    ]
+    assert any(line.strip().startswith("try: ") for line in lines)
