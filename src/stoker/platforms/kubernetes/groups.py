@@ -1,6 +1,5 @@
 """The instance groups of a job as Kubernetes runs them: the one description behind both APIs."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -184,7 +183,7 @@ def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodG
 def _gpus(group: Group, pool: NodePool, pods: PodSettings) -> int:
     gpus = pool.gpus if pods.gpus is None else pods.gpus
     if gpus is None:
-        raise _unknown(group, "how many GPUs a pod gets", "gpus: 1 (0: it trains on CPUs)")
+        raise _unknown(group, "how many GPUs a pod gets (0: it trains on CPUs)")
     return gpus
 
 
@@ -194,9 +193,7 @@ def _resources(
     """Requests and limits of one pod, without its GPUs."""
     cpu, memory = pods.cpu or pool.cpu, pods.memory or pool.memory
     if cpu is None or memory is None:
-        raise _unknown(
-            group, "what a pod asks of its node, daemons set aside,", "cpu: 15, memory: 56Gi"
-        )
+        raise _unknown(group, "what a pod asks of its node, daemons set aside,")
     others = {name: written(quantity) for name, quantity in sorted(pods.resources.items())}
     requests = {"cpu": written(cpu), "memory": written(memory), **others}
     limits = {
@@ -214,11 +211,11 @@ def _resources(
     return requests, limits
 
 
-def _unknown(group: Group, what: str, example: str) -> UsageError:
+def _unknown(group: Group, what: str) -> UsageError:
     pool = group.instance_type.removeprefix("ml.")
-    key = pool if re.fullmatch(r"[A-Za-z0-9._-]+", pool) else f'"{pool}"'
+    gpus = ", gpus: 1" if group.role == "dnn" else ""
     return UsageError(
         f"nothing says {what} on {pool}",
         where=f"group {group.name}, key kubernetes.pools.{pool}",
-        fix=f"kubernetes: {{pools: {{{key}: {{{example}, ...}}}}}}",
+        fix=f'for example kubernetes: {{pools: {{"{pool}": {{cpu: 7, memory: 28Gi{gpus}}}}}}}',
     )
