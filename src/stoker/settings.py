@@ -132,12 +132,18 @@ def cloud_region(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def read_workload(path: Path | str, *, overrides: Sequence[str] = ()) -> Workload:
-    """Reads a workload file; `overrides` are `key.path=value`, the value in YAML.
+    """Reads a workload file, or the JSON document itself: a text that begins with a brace.
+
+    Args:
+        path: The file, or the document.
+        overrides: `key.path=value`, the value in YAML.
 
     Raises:
         UsageError: With file, line and key path, the nearest key for an unknown one.
     """
-    text = read_text(path)
+    is_inline = isinstance(path, str) and path.lstrip().startswith("{")
+    text = path if isinstance(path, str) and is_inline else read_text(path)
+    path = "the workload's document" if is_inline else path
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         document: Json = yaml.safe_load(text)

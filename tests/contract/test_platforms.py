@@ -76,6 +76,13 @@ def test_hosts_get_cores_of_their_own_where_there_are_enough() -> None:
     assert plan.not_comparable == ""
 
 
+def test_a_job_of_one_host_may_name_the_type_that_this_machine_is() -> None:
+    plan = LocalPlatform(cores=CORES, environ={}).plan(job(group("dnn", "ml.p4d.24xlarge")))
+    assert [host.cores for host in plan.hosts] == [CORES]
+    assert plan.hosts[0].instance_type == "ml.p4d.24xlarge"
+    assert plan.not_comparable == ""
+
+
 @pytest.mark.parametrize("kind", ["local.c2", "ml.local.c2"])
 def test_hosts_that_must_share_cores_are_flagged(kind: str) -> None:
     plan = LocalPlatform(cores=(4, 5), environ={}).plan(job(group("dnn", kind), group("data")))
@@ -92,7 +99,8 @@ def test_a_host_larger_than_the_machine_gets_all_of_it_and_is_flagged() -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        (job(group("dnn", "ml.p4d.24xlarge")), "no instance type ml.p4d.24xlarge"),
+        (job(group("dnn", "ml.p4d.24xlarge", 2)), "no instance type ml.p4d.24xlarge"),
+        (job(group("dnn", "ml.p4d.24xlarge"), group("data")), "no instance type ml.p4d"),
         (job(group("dnn", "local.c0")), "no instance type local.c0"),
         (job(group("data"), group("dnn")), "it comes first"),
         (job(group("dnn"), group("dnn", name="more")), "exactly one dnn group"),

@@ -101,3 +101,12 @@ def test_both_variables_that_name_a_region_are_read(
     environ: Mapping[str, str], region: str | None
 ) -> None:
     assert cloud_region(environ) == region
+
+
+def test_a_workload_may_be_its_own_json_document() -> None:
+    text = '{"name": "demo", "command": ["python", "train.py"], "feed": {"credits": 3}}'
+    workload = read_workload(text, overrides=["feed.credits=5"])
+    assert (workload.name, workload.feed.credits) == ("demo", 5)
+    with pytest.raises(UsageError, match="unknown key comand") as caught:
+        read_workload('{"name": "demo", "comand": ["true"]}')
+    assert "the workload's document" in caught.value.where

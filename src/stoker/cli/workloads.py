@@ -41,7 +41,8 @@ def resolve(
         raise UsageError(
             "no workload and no command", fix="name a workload file, or a command behind --"
         )
-    if len(words) == 1 and words[0].endswith((".yaml", ".yml", ".json")):
+    is_document = words[0].lstrip().startswith("{")
+    if len(words) == 1 and (is_document or words[0].endswith((".yaml", ".yml", ".json"))):
         workload = read_with_params(words[0], overrides=overrides, params=params)
         if workload.platform == "local":
             check_command(workload.command, where=f"{words[0]}, key command")

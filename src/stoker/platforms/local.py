@@ -2,6 +2,9 @@
 
 A host has a directory in SageMaker's layout, its own resourceconfig.json, ports, set of cores and
 log file: the heterogeneous local mode that SageMaker does not have. Linux; macOS unpinned.
+
+Instance types are local.c1, local.c2, ... A job of one host may name any other type: it then has
+all of this machine, which is what that name stands for (a GPU host, the pod of a pipeline's step).
 """
 
 import os
@@ -47,7 +50,7 @@ class LocalPlatform:
             UsageError: If a name, group, instance type or channel is none this platform can run.
         """
         _check(job)
-        sizes = [(group, _num_cores(group)) for group in job.groups]
+        sizes = [(group, self._num_cores(group, job)) for group in job.groups]
         wanted = sum(group.count * size for group, size in sizes)
         # Numbered from the last group on, so that nobody comes to rely on algo-1 leading.
         number = sum(group.count for group in job.groups)
@@ -111,6 +114,20 @@ class LocalPlatform:
         """
         return LocalRun(request, environ=self._environ)
 
+    def _num_cores(self, group: Group, job: JobSpec) -> int:
+        found = _TYPE.match(group.instance_type)
+        if found and int(found.group(1)):
+            return int(found.group(1))
+        is_this_machine = sum(each.count for each in job.groups) == 1
+        if is_this_machine and not group.instance_type.startswith(("local.", "ml.local.")):
+            return len(self._cores)
+        raise UsageError(
+            f"the local platform has no instance type {group.instance_type}",
+            where=f"group {group.name}",
+            fix="use local.c1 for one core, local.c2 for two, ...; "
+            "a job of one host may name the type that this machine is",
+        )
+
     def _slice(self, offset: int, size: int) -> tuple[int, ...]:
         count = len(self._cores)
         chosen = {self._cores[(offset + i) % count] for i in range(min(size, count))}
@@ -141,17 +158,6 @@ def _check(job: JobSpec) -> None:
                 fix="copy the data to a folder and name that",
             )
         groups_of_channel(channel, described, job.groups)
-
-
-def _num_cores(group: Group) -> int:
-    found = _TYPE.match(group.instance_type)
-    if not found or int(found.group(1)) < 1:
-        raise UsageError(
-            f"the local platform has no instance type {group.instance_type}",
-            where=f"group {group.name}",
-            fix="use local.c1 for one core, local.c2 for two, ...",
-        )
-    return int(found.group(1))
 
 
 def _usable_cores() -> tuple[int, ...]:
