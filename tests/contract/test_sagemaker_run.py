@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.catalog import load_catalog
 from stoker.errors import PlatformError, WorkloadError
 from stoker.logs import parse_line
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws, AwsError
@@ -42,6 +43,7 @@ from stoker.records import (
     read_json,
     to_json,
 )
+from stoker.train import train
 from support.aws_answers import Answers, Clock, transitions
 from support.moto import REGION, ROLE, AwsServer
 from support.sagemaker_service import sagemaker_service
@@ -294,6 +296,28 @@ def test_a_job_that_ended_badly_is_left_alone_and_the_next_name_taken(
     # Of the first job nobody needs it any more, unless it is still stopping.
     is_left = aws.has_object(f"s3://{BUCKET}/out/{NAME}/stoker_token/token")
     assert is_left == (status == "Stopping")
+
+
+def test_the_model_of_a_job_that_had_to_take_another_name_is_found_under_the_one_asked_for(
+    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
+) -> None:
+    submit(platform, job)
+
+    def change(parsed: dict[str, object]) -> None:
+        if parsed["TrainingJobName"] == NAME:
+            parsed["TrainingJobStatus"] = "Failed"
+        else:
+            parsed["ModelArtifacts"] = {
+                "S3ModelArtifacts": f"s3://{BUCKET}/out/{NAME}-2/output/model.tar.gz"
+            }
+
+    answers.change("sagemaker", "DescribeTrainingJob", change)
+    _, again = submit(platform, job)
+    aws.write_object(f"s3://{BUCKET}/out/{NAME}-2/output/model.tar.gz", b"the second model")
+    for _ in again.lines():
+        pass
+    assert again.wait().model_uri == f"s3://{BUCKET}/out/{NAME}-2/output/model.tar.gz"
+    assert aws.read_object(f"s3://{BUCKET}/out/{NAME}/output/model.tar.gz") == b"the second model"
 
 
 def test_another_workloads_job_of_the_name_is_not_adopted(
@@ -916,4 +940,22 @@ def test_a_runs_groups_are_told_apart_by_the_roster_of_its_log(
     assert [(load.group, load.hosts, load.cpu) for load in run.utilisation(SIZES)] == [
         ("dnn", 1, 0.75),
         ("data", 1, 1.0),
+    ]
+
+
+def test_a_training_record_says_how_busy_each_group_was(
+    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
+) -> None:
+    begin = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
+    put_loads(aws, begin)
+    times = {"TrainingStartTime": begin, "TrainingEndTime": begin + timedelta(minutes=9)}
+    answers.change("sagemaker", "DescribeTrainingJob", lambda parsed: parsed.update(times))
+    put_lines(aws, "algo-1", (1, ROLE_LINE.format("algo-1", "dnn")))
+    put_lines(aws, "algo-2", (2, ROLE_LINE.format("algo-2", "data")))
+    said: list[LogLine] = []
+    record = train(job, platform=platform, catalog=load_catalog("sagemaker"), on_line=said.append)
+    loads = [line.text for line in said if line.host == "load"]
+    assert [text.split()[0] for text in loads] == ["dnn", "data"]
+    assert [event.what for event in record.events if event.what.startswith("utilisation")] == [
+        f"utilisation: {text}" for text in loads
     ]

@@ -307,7 +307,7 @@ def test_a_signal_ends_the_waiting_and_not_the_run(
     assert waiting.returncode == code, said
     assert "the run goes on; nobody waits for it any more" in said
     assert "stop:    stoker stop sagemaker mnist/" in said
-    assert "nothing is left running" not in said
+    assert "told to stop" not in said
 
 
 def test_a_schedule_holds_its_time_zone_parameters_role_and_bounded_retries(

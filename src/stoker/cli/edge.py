@@ -50,9 +50,9 @@ def run(arguments: list[str]) -> int:
         message = err.format_message().rstrip(".")
         return _say(f"error: {message}\ntry:   stoker{verb} --help", code=EXIT_USAGE)
     except KeyboardInterrupt:
-        return _say("interrupted; nothing is left running", code=EXIT_INTERRUPTED)
+        return _say("interrupted; all that ran was told to stop", code=EXIT_INTERRUPTED)
     except TerminatedError:
-        return _say("asked to stop; nothing is left running", code=EXIT_TERMINATED)
+        return _say("asked to stop; all that ran was told to stop", code=EXIT_TERMINATED)
     except StokerError as err:
         if debug:
             traceback.print_exc()

@@ -159,6 +159,14 @@ class Aws:
         self.write_object(uri, content, kms_key=kms_key)
         return True
 
+    def copy_object(self, source: str, target: str) -> None:
+        """Copies an object of any size within S3, part by part where it is large."""
+        from_bucket, from_key = split_uri(source)
+        bucket, key = split_uri(target)
+        copy = getattr(self.client("s3"), "copy")  # noqa: B009
+        with explained("s3:PutObject", where=f"{source} to {target}"):
+            copy({"Bucket": from_bucket, "Key": from_key}, bucket, key)
+
     def delete_object(self, uri: str) -> None:
         """Deletes an object; one that is not there is no error."""
         bucket, key = split_uri(uri)

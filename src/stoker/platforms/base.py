@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 from stoker.errors import UsageError
 from stoker.records import (
@@ -142,6 +142,19 @@ class Run(Protocol):
 
     def stop(self) -> None:
         """Asks the job to stop and ends what does not; may be called twice, never raises."""
+        ...
+
+
+@runtime_checkable
+class ObservedRun(Protocol):
+    """A run whose platform measures how busy its hosts are."""
+
+    def load_words(self, sizes: Mapping[str, tuple[int, int]]) -> Sequence[str]:
+        """One line a group: how busy its CPUs and GPUs were; says it where that cannot be read.
+
+        Args:
+            sizes: Instance type to its vCPUs and GPUs.
+        """
         ...
 
 

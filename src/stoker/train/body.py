@@ -11,7 +11,7 @@ import msgspec
 from stoker.catalog import Catalog
 from stoker.errors import UsageError
 from stoker.logs import now_utc
-from stoker.platforms.base import JobEnd, JobSpec, LogLine, Platform
+from stoker.platforms.base import JobEnd, JobSpec, LogLine, ObservedRun, Platform, Run
 from stoker.records import (
     Decision,
     Event,
@@ -111,14 +111,28 @@ def train(
         end = run.wait()
     finally:
         run.stop()
+    load = _load(run, catalog)
+    for words in load:
+        if on_line:
+            on_line(LogLine(group=platform.name, host="load", text=words))
     # The platform may have had to take another name than was asked for.
     ran = Job(platform=platform.name, name=run.name, url=end.job_url)
     record = _record(job, end, ran=ran, catalog=catalog, decision=decision)
+    seen = tuple(Event(when=now_utc(), what=f"utilisation: {words}") for words in load)
+    record = msgspec.structs.replace(record, events=(*record.events, *seen))
     if record.status == "failed" and not record.hosts:
         # Not even the launcher came to its work: its log is all there is.
         words = "\n".join([record.failure or "", *last_words]).strip()
         record = msgspec.structs.replace(record, failure=words)
     return record
+
+
+def _load(run: Run, catalog: Catalog) -> Sequence[str]:
+    """How busy the hosts were, where the platform measures that."""
+    if not isinstance(run, ObservedRun):
+        return ()
+    sizes = {each.type: (each.vcpus, each.accelerators) for each in catalog.instances}
+    return run.load_words(sizes)
 
 
 def _record(

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from stoker.errors import PlatformError, UsageError
+from stoker.errors import PlatformError, StokerError, UsageError
 from stoker.logs import Log
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.base import JobEnd
@@ -21,6 +21,7 @@ def conclude(
     *,
     groups: Sequence[Group],
     run_dir: Path | None,
+    asked_name: str,
     events: Sequence[Event],
     next_best: str,
     log: Log,
@@ -32,6 +33,8 @@ def conclude(
         state: Of the job.
         groups: That were asked for.
         run_dir: Gets the folder output/ with the leader's records; absent: they are not fetched.
+        asked_name: Of the job, where an earlier one had it: a pipeline registers the model under
+            the name it knew beforehand, and the model is copied there.
         events: That only the service saw; they are added to the leader's record.
         next_best: Plan to take where this one got no hosts.
         log: For what is worth telling.
@@ -45,13 +48,16 @@ def conclude(
     training = _complete_record(output_dir, events) if output_dir else None
     status, failure = _verdict(state)
     exit_code = training.exit_code if training else None
+    model_uri = _model_uri(aws, state)
+    if status == "succeeded" and model_uri and asked_name not in ("", state.name):
+        _copy_model(aws, model_uri, state, asked_name, log)
     return JobEnd(
         status=status,
         exit_code=state.exit_code if exit_code is None else exit_code,
         failure=failure,
         output_dir=output_dir,
         data_group_release_seconds=None,
-        model_uri=_model_uri(aws, state),
+        model_uri=model_uri,
         job_url=state.url,
     )
 
@@ -73,6 +79,16 @@ def _model_uri(aws: Aws, state: JobState) -> str | None:
         return uri if aws.has_object(uri) else None
     except AwsError:
         return None
+
+
+def _copy_model(aws: Aws, uri: str, state: JobState, asked_name: str, log: Log) -> None:
+    known = f"{state.output_prefix}/model.tar.gz".replace(f"/{state.name}/", f"/{asked_name}/")
+    try:
+        aws.copy_object(uri, known)
+    except StokerError as err:
+        log.event("model_not_copied", object=known, why=err.what)
+    else:
+        log.event("model_copied", object=known)
 
 
 def _complete_record(folder: Path, events: Sequence[Event]) -> Training | None:

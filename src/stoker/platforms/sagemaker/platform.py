@@ -72,4 +72,5 @@ class SageMakerPlatform:
             run_dir=job.run_dir,
             token_uri=started.request.token_uri,
             next_best=job.next_best,
+            asked_name=request.job.name,
         )

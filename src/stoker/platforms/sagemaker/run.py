@@ -16,7 +16,12 @@ from stoker.platforms.sagemaker.logs import JobLogs, Labels
 from stoker.platforms.sagemaker.start import await_found, stop_job
 from stoker.platforms.sagemaker.state import JobState, Transition, job_state
 from stoker.platforms.sagemaker.token import delete_token
-from stoker.platforms.sagemaker.utilisation import GroupLoad, group_loads, read_utilisation
+from stoker.platforms.sagemaker.utilisation import (
+    GroupLoad,
+    group_loads,
+    read_utilisation,
+    utilisation_words,
+)
 from stoker.records import Event, Group
 
 # Between looks: soon after something happened, then ever more rarely.
@@ -45,6 +50,7 @@ class SageMakerRun:
         run_dir: Folder for its logs and outputs; absent: none are kept.
         token_uri: What is deleted at the end.
         next_best: Plan to take where this one gets no hosts.
+        asked_name: The name that was asked for, where an earlier job had it.
     """
 
     def __init__(
@@ -56,8 +62,10 @@ class SageMakerRun:
         run_dir: Path | None = None,
         token_uri: str | None = None,
         next_best: str = "",
+        asked_name: str = "",
     ) -> None:
         self.name = name
+        self._asked_name = asked_name
         self._aws = aws
         self._groups = tuple(groups)
         self._run_dir = run_dir
@@ -124,6 +132,7 @@ class SageMakerRun:
                 self._state,
                 groups=self._groups,
                 run_dir=self._run_dir,
+                asked_name=self._asked_name,
                 events=self.events,
                 next_best=self._next_best,
                 log=self._log,
@@ -173,6 +182,13 @@ class SageMakerRun:
             end=datetime.fromisoformat(end),
         )
         return group_loads(loads, types=types)
+
+    def load_words(self, sizes: Mapping[str, tuple[int, int]]) -> Sequence[str]:
+        """One line a group: how busy its CPUs and GPUs were; says it where that cannot be read."""
+        try:
+            return utilisation_words(self.utilisation(sizes)).splitlines()
+        except StokerError as err:
+            return [f"utilisation cannot be read: {err.what}"]
 
     def _await_end(self) -> None:
         deadline = self._aws.clock() + STOP_SECONDS
