@@ -31,6 +31,10 @@ def main() -> None:
     parser.add_argument("--python-version", default="", help="of the base image, as 3.12")
     parser.add_argument("--lock", type=Path, help="an earlier wheels.sha256 that must come out")
     options = parser.parse_args()
+    if options.lock and not options.lock.is_file():
+        sys.exit(
+            f"error: no such file: {options.lock}\ntry:   without LOCK, which leaves the sums to keep"
+        )
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     version = options.python_version or running
     target = [] if version == running else foreign(version)

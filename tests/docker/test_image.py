@@ -15,7 +15,8 @@ FROM base
 WORKDIR /usr/local/lib/python3.11/dist-packages
 RUN mkdir torch torch-2.5.0.dist-info \\
  && printf '__version__ = "2.5.0"\\nclass version:\\n    cuda = "12.4"\\n' > torch/__init__.py \\
- && printf 'Metadata-Version: 2.1\\nName: torch\\nVersion: 2.5.0\\n' > torch-2.5.0*/METADATA
+ && printf 'Metadata-Version: 2.1\\nName: torch\\nVersion: 2.5.0\\n' > METADATA \\
+ && mv METADATA torch-2.5.0.dist-info
 """
 ECHO = (
     "import os, pathlib, sys; pathlib.Path(os.environ['SM_MODEL_DIR'], 'words')"
@@ -77,7 +78,7 @@ def test_the_control_image_decides_without_torch(engine: Engine) -> None:
     assert decision["plan"]["groups"]
     for verb in ("decide", "train", "evaluate", "report"):
         assert "Usage:" in engine.run("run", "--rm", "stoker-control", verb, "--help")
-    script = "python3 -c 'import boto3; import torch' 2>&1; true"
+    script = "python3 -c 'import boto3, kubernetes; import torch' 2>&1; true"
     assert "No module named 'torch'" in shell(engine, "stoker-control", script)
 
 
@@ -113,3 +114,20 @@ def test_wheels_that_are_not_the_lock_files_are_refused(engine: Engine, tmp_path
     lock.write_text(f"{'0' * 64}  torch-0.0.1-py3-none-any.whl\n")
     with pytest.raises(AssertionError, match=r"these wheels are not those of .*torch-0\.0\.1"):
         engine.make_image("launcher", LOCK=str(lock))
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"DOCKER": "no-such-client"}, "error: no Docker client: no-such-client"),
+        ({"DOCKER_HOST": "unix:///nowhere"}, "finds no engine at unix:///nowhere"),
+        ({"BASE_IMAGE": "stoker-control", "LOCK": "no-such-file"}, "no such file: no-such-file"),
+    ],
+)
+def test_what_the_build_lacks_is_said_in_two_lines(
+    engine: Engine, environ: dict[str, str], words: str
+) -> None:
+    done = engine.attempt_image("launcher", **environ)
+    assert done.returncode != 0
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 2

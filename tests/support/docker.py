@@ -131,7 +131,13 @@ class Engine:
 
     def make_image(self, target: str, **environ: str) -> str:
         """What `containers/build/image TARGET` prints."""
-        done = subprocess.run(
+        done = self.attempt_image(target, **environ)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def attempt_image(self, target: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+        """`containers/build/image TARGET`, however it ends."""
+        return subprocess.run(
             [ROOT / "containers" / "build" / "image", target],
             env={**self.environ, "BASE_IMAGE": "base", **environ},
             capture_output=True,
@@ -139,8 +145,6 @@ class Engine:
             timeout=400,
             check=False,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
     def import_base(self) -> None:
         """Debian with Python and nothing else as image `base`; kept in .cache for the next time."""
