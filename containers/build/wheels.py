@@ -32,9 +32,7 @@ def main() -> None:
     parser.add_argument("--lock", type=Path, help="an earlier wheels.sha256 that must come out")
     options = parser.parse_args()
     if options.lock and not options.lock.is_file():
-        sys.exit(
-            f"error: no such file: {options.lock}\ntry:   without LOCK, which leaves the sums to keep"
-        )
+        sys.exit(f"error: no such file: {options.lock}\ntry:   without LOCK, which writes the sums")
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     version = options.python_version or running
     target = [] if version == running else foreign(version)
