@@ -37,6 +37,7 @@ from typing import TypeVar
 
 import msgspec
 import yaml
+from msgspec.structs import replace
 
 from stoker.errors import UsageError
 from stoker.records import FeedSettings, Json, Place, ProfileSettings, Workload, convert, read_text
@@ -189,7 +190,20 @@ def workload_from(
     place = Place(source, lines, overridden=keys)
     workload = convert(changed, Workload, place)
     _check_workload(workload, place)
-    return workload
+    return _with_pools_text(workload, place)
+
+
+def _with_pools_text(workload: Workload, place: Place) -> Workload:
+    """The workload with the text of its pools file: it is to be understood elsewhere, too."""
+    kubernetes = workload.kubernetes
+    if kubernetes is None or kubernetes.pools_file is None or "\n" in kubernetes.pools_file:
+        return workload
+    try:
+        text = read_text(kubernetes.pools_file).rstrip("\n") + "\n"
+    except UsageError as err:
+        where = f"{place.at('kubernetes.pools_file')}, folder {Path.cwd()}"
+        raise UsageError(err.what, where=where, fix="run stoker in the project's folder") from None
+    return replace(workload, kubernetes=replace(kubernetes, pools_file=text))
 
 
 def _check_workload(workload: Workload, place: Place) -> None:

@@ -1,6 +1,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stoker.errors import UsageError
@@ -110,3 +111,25 @@ def test_a_workload_may_be_its_own_json_document() -> None:
     with pytest.raises(UsageError, match="unknown key comand") as caught:
         read_workload('{"name": "demo", "comand": ["true"]}')
     assert "the workload's document" in caught.value.where
+
+
+def test_a_pools_file_is_replaced_by_its_text(tmp_path: Path) -> None:
+    table = "instance_type,vcpus,usd_per_hour\n" + "".join(f"pool-{n},4,1\n" for n in range(50))
+    (tmp_path / "pools.csv").write_text(table)
+    document = {
+        "name": "demo",
+        "command": ["true"],
+        "kubernetes": {"pools_file": str(tmp_path / "pools.csv")},
+    }
+    workload = workload_from(document)
+    assert workload.kubernetes is not None
+    assert workload.kubernetes.pools_file == table
+    again = read_workload(msgspec.json.encode(workload).decode())
+    assert again == workload
+
+
+def test_a_pools_file_that_is_not_there_is_named_with_its_key() -> None:
+    document = {"name": "demo", "command": ["true"], "kubernetes": {"pools_file": "none.csv"}}
+    with pytest.raises(UsageError, match=r"no such file: none\.csv") as caught:
+        workload_from(document)
+    assert "key kubernetes.pools_file" in caught.value.where

@@ -112,6 +112,9 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         output: Where model, checkpoints and output of the dnn group are kept, as
             pvc://CLAIM/FOLDER, in a folder of the run's name; absent: they are gone with the pods.
         pools: Node pools by the name that plans call their instance type.
+        pools_file: CSV file of node pools with prices, in the catalog's columns, or its text: when
+            the workload is read, the text takes the place of the file's name. Then plans are made
+            of these pools and those of `pools`, which say more of the same ones.
         dnn: Of the dnn group's pods.
         data: Of the data group's pods.
         gpu_resource: What GPUs are called, and the taint of their nodes that dnn pods tolerate.
@@ -136,6 +139,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     entrypoint: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("stoker", "launch", "--")
     output: Claim | None = None
     pools: dict[Name, NodePool] = msgspec.field(default_factory=dict)
+    pools_file: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     dnn: PodSettings = PodSettings()
     data: PodSettings = PodSettings()
     gpu_resource: Name = "nvidia.com/gpu"
