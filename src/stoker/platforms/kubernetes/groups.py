@@ -11,8 +11,8 @@ from stoker.platforms.kubernetes.names import (
     is_dns_label,
     object_name,
 )
-from stoker.platforms.kubernetes.quantities import amount, written
 from stoker.records import Group, KubernetesSettings, NodePool, PodSettings, Toleration
+from stoker.records.quantities import amount, written
 
 # What Kubeflow Trainer calls the job that trains, and its container.
 TRAINER_JOB = "node"

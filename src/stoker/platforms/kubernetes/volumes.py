@@ -8,9 +8,9 @@ from stoker.errors import UsageError
 from stoker.platforms.base import groups_of_channel
 from stoker.platforms.kubernetes.groups import Layout, PodGroup
 from stoker.platforms.kubernetes.names import config_map, token_secret
-from stoker.platforms.kubernetes.quantities import written
 from stoker.platforms.kubernetes.reading import mapping
 from stoker.records import Channel, Json, PodVolume
+from stoker.records.quantities import written
 
 JOB_FOLDER = "/opt/ml"
 TOKEN_FOLDER = "/var/run/secrets/stoker"
