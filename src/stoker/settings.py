@@ -27,11 +27,14 @@ The environment is read here and in `launch.topology`, nowhere else.
 | STOKER_REPLACE_DATALOADER | platform | 1: torch's DataLoader is replaced, too |
 | STOKER_COMES_BACK | platform | 1: a data host that ends badly is started again (Kubernetes) |
 | STOKER_GROUPS, STOKER_GROUP | platform | Kubernetes: the run's hosts, this one's group |
+| KF_PIPELINES_ENDPOINT, KF_PIPELINES_UI_ENDPOINT | user | Kubeflow's API; its pages |
+| STOKER_KUBEFLOW_NAMESPACE | user | profile's namespace, where Kubeflow has many users |
+| STOKER_KUBEFLOW_TOKEN, STOKER_KUBEFLOW_COOKIE | user | what Kubeflow knows its users by |
 """
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,6 +47,8 @@ from stoker.records import FeedSettings, Json, Place, ProfileSettings, Workload,
 from stoker.records.base import Record
 
 _RecordT = TypeVar("_RecordT", bound=Record)
+# Where every pod with a service account has its token and namespace.
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +135,46 @@ def cloud_region(environ: Mapping[str, str] | None = None) -> str | None:
     """The AWS region that the environment names; boto3 reads AWS_DEFAULT_REGION only."""
     env = os.environ if environ is None else environ
     return env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeflowEnvironment:
+    """What the environment says of Kubeflow Pipelines; empty where it says nothing.
+
+    Attributes:
+        endpoint: Address of the API.
+        ui: Address of the pages.
+        namespace: Of the profile; in a pod the pod's own.
+        token: A secret.
+        cookie: A secret.
+        is_pod: Whether this is a pod of a cluster.
+    """
+
+    endpoint: str = ""
+    ui: str = ""
+    namespace: str = ""
+    token: str = field(default="", repr=False)
+    cookie: str = field(default="", repr=False)
+    is_pod: bool = False
+
+
+def kubeflow_environment(
+    environ: Mapping[str, str] | None = None, *, account: Path = _SERVICE_ACCOUNT
+) -> KubeflowEnvironment:
+    """Reads KF_PIPELINES_* and STOKER_KUBEFLOW_*, and a pod's folder of its service account."""
+    env = os.environ if environ is None else environ
+    try:
+        own = (account / "namespace").read_text().strip()
+    except OSError:
+        own = ""
+    return KubeflowEnvironment(
+        endpoint=env.get("KF_PIPELINES_ENDPOINT", ""),
+        ui=env.get("KF_PIPELINES_UI_ENDPOINT", ""),
+        namespace=env.get("STOKER_KUBEFLOW_NAMESPACE", "") or own,
+        token=env.get("STOKER_KUBEFLOW_TOKEN", "").strip(),
+        cookie=env.get("STOKER_KUBEFLOW_COOKIE", "").strip(),
+        is_pod=bool(own),
+    )
 
 
 def read_workload(path: Path | str, *, overrides: Sequence[str] = ()) -> Workload:

@@ -30,6 +30,7 @@ from stoker.records.decision import (
 )
 from stoker.records.evaluation import Evaluation, GateResult, Performance, StepCost
 from stoker.records.kubernetes import (
+    KubeflowSettings,
     KubernetesSettings,
     NodePool,
     NodeRule,
@@ -92,6 +93,7 @@ __all__ = [
     "Host",
     "Job",
     "Json",
+    "KubeflowSettings",
     "KubernetesSettings",
     "Limit",
     "Measured",

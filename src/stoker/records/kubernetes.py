@@ -99,6 +99,35 @@ class PodSettings(Record, frozen=True, kw_only=True):
     annotations: dict[Name, str] = msgspec.field(default_factory=dict)
 
 
+class KubeflowSettings(Record, frozen=True, kw_only=True):
+    """Where Kubeflow Pipelines is, and what its runs belong to.
+
+    Attributes:
+        host: Address of its API; behind a login often the site's with /pipeline. Absent: the
+            variable KF_PIPELINES_ENDPOINT, else the service of the cluster that the pod stoker runs
+            in or the kube config names.
+        ui: Address of its pages, for links; absent: the variable KF_PIPELINES_UI_ENDPOINT, else
+            the host.
+        namespace: Of the profile, where it has many users; absent: that of the settings around it.
+        experiment: Of runs and schedules; absent: one named as the workload.
+        service_account: Of the steps' pods; absent: Kubeflow's own for pipelines.
+        token_file: File with the token that it asks for.
+        cookie_file: File with the cookie of a session, as NAME=VALUE, where it asks for one.
+        ca_file: Certificates that it is trusted by; absent: those of public authorities.
+        verify: Whether its certificate is checked.
+    """
+
+    host: Name | None = None
+    ui: Name | None = None
+    namespace: Namespace | None = None
+    experiment: Name | None = None
+    service_account: Name | None = None
+    token_file: Name | None = None
+    cookie_file: Name | None = None
+    ca_file: Name | None = None
+    verify: bool = True
+
+
 class KubernetesSettings(Record, frozen=True, kw_only=True):
     """What Kubernetes needs to know of a workload beside its plan.
 
@@ -130,6 +159,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         grace_seconds: From SIGTERM to SIGKILL.
         keep_seconds: After it a job that has ended is deleted, with its logs.
         labels: Of all objects.
+        kubeflow: Where pipelines run, for stoker upload, start, schedule ...
     """
 
     api: Literal["jobset", "trainer"] = "jobset"
@@ -156,10 +186,12 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     grace_seconds: PositiveInt = 60
     keep_seconds: NonNegativeInt = 86400
     labels: dict[Name, str] = msgspec.field(default_factory=dict)
+    kubeflow: KubeflowSettings | None = None
 
 
 __all__ = [
     "Claim",
+    "KubeflowSettings",
     "KubernetesSettings",
     "NodePool",
     "NodeRule",
