@@ -27,6 +27,7 @@ The environment is read here and in `launch.topology`, nowhere else.
 | STOKER_REPLACE_DATALOADER | platform | 1: torch's DataLoader is replaced, too |
 | STOKER_COMES_BACK | platform | 1: a data host that ends badly is started again (Kubernetes) |
 | STOKER_GROUPS, STOKER_GROUP | platform | Kubernetes: the run's hosts, this one's group |
+| POD_NAME, POD_UID, POD_NAMESPACE | pipeline | the pod that submits a job (KFP_POD_NAME ... too) |
 | KF_PIPELINES_ENDPOINT, KF_PIPELINES_UI_ENDPOINT | user | Kubeflow's API; its pages |
 | STOKER_KUBEFLOW_NAMESPACE | user | profile's namespace, where Kubeflow has many users |
 | STOKER_KUBEFLOW_TOKEN, STOKER_KUBEFLOW_COOKIE | user | what Kubeflow knows its users by |
@@ -175,6 +176,26 @@ def kubeflow_environment(
         cookie=env.get("STOKER_KUBEFLOW_COOKIE", "").strip(),
         is_pod=bool(own),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnPod:
+    """The pod that this process runs in; the namespace may be known to the cluster's client only."""
+
+    name: str
+    uid: str
+    namespace: str | None
+
+
+def own_pod(environ: Mapping[str, str] | None = None) -> OwnPod | None:
+    """The pod of this process, where the downward API names it; None outside of pods."""
+    env = os.environ if environ is None else environ
+    # The second names are those that Kubeflow Pipelines gives to the pods of its steps.
+    name = env.get("POD_NAME") or env.get("KFP_POD_NAME")
+    uid = env.get("POD_UID") or env.get("KFP_POD_UID")
+    if not name or not uid:
+        return None
+    return OwnPod(name=name, uid=uid, namespace=env.get("POD_NAMESPACE") or None)
 
 
 def read_workload(path: Path | str, *, overrides: Sequence[str] = ()) -> Workload:

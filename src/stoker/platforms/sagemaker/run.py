@@ -10,8 +10,8 @@ from stoker.errors import StokerError
 from stoker.logs import Log, now_utc
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.base import JobEnd, LogLine
+from stoker.platforms.log_files import LogFiles
 from stoker.platforms.sagemaker.ending import conclude
-from stoker.platforms.sagemaker.log_files import LogFiles
 from stoker.platforms.sagemaker.logs import JobLogs, Labels
 from stoker.platforms.sagemaker.start import await_found, stop_job
 from stoker.platforms.sagemaker.state import JobState, Transition, job_state
