@@ -2,5 +2,6 @@
 
 from stoker.catalog.instances import Catalog, Instance
 from stoker.catalog.load import load_catalog, local_instance
+from stoker.catalog.pools import catalog_of, with_pools
 
-__all__ = ["Catalog", "Instance", "load_catalog", "local_instance"]
+__all__ = ["Catalog", "Instance", "catalog_of", "load_catalog", "local_instance", "with_pools"]

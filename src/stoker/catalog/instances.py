@@ -59,6 +59,7 @@ class Catalog:
     Attributes:
         instances: All types that are listed, by name.
         max_total_vcpus: vCPUs that all hosts of a plan have together; None: no such bound.
+        added_by: Where one adds a type.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Catalog:
         purchase: str = "on-demand",
         max_total_vcpus: int | None = None,
         make: Callable[[str], Instance | None] | None = None,
+        added_by: str = "--prices FILE",
     ) -> None:
         self.platform = platform
         self._by_type = {instance.type: instance for instance in instances}
@@ -79,6 +81,7 @@ class Catalog:
         self.region = region
         self.purchase = purchase
         self.max_total_vcpus = max_total_vcpus
+        self.added_by = added_by
         self._make = make
 
     def get(self, instance_type: str) -> Instance:
@@ -96,7 +99,7 @@ class Catalog:
             return made
         raise UsageError(
             f"the catalog of platform {self.platform} has no instance type {name!r}",
-            fix=_suggestion(name, tuple(self._by_type)) + "; add it with --prices FILE",
+            fix=_suggestion(name, tuple(self._by_type)) + f"; add it with {self.added_by}",
         )
 
     def usd_per_hour(self, groups: Iterable[Group]) -> float | None:

@@ -44,7 +44,7 @@ def load_catalog(platform: str, prices: Path | None = None, *, cores: int | None
     if prices is None:
         return catalog
     table = parse_table(read_text(prices), platform=catalog.platform, source=str(prices))
-    return _extended(catalog, table)
+    return extended(catalog, table)
 
 
 def local_instance(instance_type: str) -> Instance | None:
@@ -97,7 +97,12 @@ def _aws(platform: PlatformName) -> Catalog:
     )
 
 
-def _extended(catalog: Catalog, table: Table) -> Catalog:
+def extended(catalog: Catalog, table: Table) -> Catalog:
+    """The catalog with the table's rows added, or in place of types of the same name.
+
+    Raises:
+        UsageError: If a row is wrong, with line and column.
+    """
     platform = catalog.platform
     instances = {instance.type: instance for instance in catalog.instances}
     for row in table.rows:

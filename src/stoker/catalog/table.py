@@ -34,6 +34,8 @@ _COLUMNS = (
     "coremark_per_vcpu",
     "coremark_source",
     "source",
+    "node_selector",
+    "taints",
 )
 _PRICE = re.compile(r"^(?P<payer>sagemaker|ec2)_usd_per_hour_(?P<region>[a-z]{2}(?:_[a-z]+)+_\d+)$")
 _PAYER: Mapping[PlatformName, str] = {"sagemaker": "sagemaker", "kubernetes": "ec2", "local": ""}
@@ -144,7 +146,9 @@ def to_instance(
     usd, priced_on = _price(row, table, platform, base)
     return Instance(
         type=name,
-        family=old("family", "family", row.value("family", str, "")) or name.rpartition(".")[0],
+        family=old("family", "family", row.value("family", str, ""))
+        or name.rpartition(".")[0]
+        or name,
         vcpus=vcpus,
         accelerators=old("accelerators", "gpus", accelerators) or 0,
         accelerator_model=old("accelerator_model", "gpu_model", row.value("gpu_model", str, "")),

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from stoker.cli.catalog import catalog_verb
 from stoker.cli.compiling import compile_verb
 from stoker.cli.doctor import doctor_verb
 from stoker.cli.options import (
@@ -273,20 +274,6 @@ def report_verb(
     report_command(runs, as_json=as_json)
 
 
-@app.command("catalog")
-def catalog_verb(
-    *,
-    platform: Annotated[str, _PLATFORM] = "sagemaker",
-    prices: Prices = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Lists the instance types and dated prices that decide knows."""
-    from stoker.cli.verbs import catalog_command
-
-    catalog_command(platform, prices=prices, as_json=as_json)
-
-
 @app.command("schema")
 def schema_verb(
     record: Annotated[
@@ -304,6 +291,7 @@ def schema_verb(
     print(json.dumps(json_schema(record), indent=2))
 
 
+app.command("catalog")(catalog_verb)
 app.command("compile")(compile_verb)
 app.command("doctor")(doctor_verb)
 

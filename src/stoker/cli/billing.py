@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from stoker.catalog import Catalog, load_catalog
+from stoker.catalog import Catalog, catalog_of
 from stoker.cli.clusters import describe
 from stoker.cli.progress import say
 from stoker.errors import UsageError
@@ -43,7 +43,7 @@ def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
     """
     if workload.cluster:
         today = Group.of_today(workload.cluster.dnn)
-        catalog = load_catalog(workload.platform)
+        catalog = catalog_of(workload)
         lines = bill(workload, [today], catalog=catalog, decision=None)
         say(f"profile on {lines[0]}", quiet=quiet)
     most = workload.constraints.max_usd_per_hour

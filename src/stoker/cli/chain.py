@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import TypeVar
 
-from stoker.catalog import load_catalog
+from stoker.catalog import catalog_of
 from stoker.cli.billing import confirm
 from stoker.cli.clusters import describe
 from stoker.cli.progress import following, relative, say, step_line
@@ -127,7 +127,7 @@ def run_chain(
 def _steps(chain: _Chain) -> tuple[int, Evaluation | None]:
     workload, run_dir = chain.workload, chain.run_dir
     platform = platform_named(workload.platform, region=region_of(workload))
-    catalog = load_catalog(workload.platform, prices=chain.prices)
+    catalog = catalog_of(workload, chain.prices)
 
     def ask(groups: Sequence[Group], decision: Decision | None = None) -> None:
         confirm(

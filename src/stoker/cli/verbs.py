@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from stoker.catalog import load_catalog
+from stoker.catalog import catalog_of
 from stoker.cli.clusters import parse_groups
 from stoker.cli.workloads import (
     RUNS,
@@ -74,7 +74,7 @@ def profile_command(
     confirm(
         workload,
         [Group.of_today(todays_cluster(workload).dnn)],
-        catalog=load_catalog(workload.platform),
+        catalog=catalog_of(workload),
         decision=None,
         assume_yes=yes,
         quiet=as_json,
@@ -130,7 +130,7 @@ def decide_command(
     asked = [parse_groups(groups, default_type=profile.host.instance_type)] if groups else []
     record = decide(
         profile,
-        catalog=load_catalog(workload.platform, prices=prices),
+        catalog=catalog_of(workload, prices),
         constraints=workload.constraints,
         training=workload.training,
         feed=workload.feed,
@@ -179,7 +179,7 @@ def train_command(
         )
         print(dry_run_of(platform, job, as_json=as_json))
         return 0
-    catalog = load_catalog(workload.platform, prices=prices)
+    catalog = catalog_of(workload, prices)
     confirm(workload, chosen, catalog=catalog, decision=decision, assume_yes=yes, quiet=as_json)
     run_dir = named_run_dir(name) if name else new_run_dir(workload.name)
     job = prepare(
@@ -299,15 +299,6 @@ def report_command(runs: Sequence[Path], *, as_json: bool) -> None:
     print(json.dumps({"reports": files}) if as_json else "\n".join(map(str, files)))
 
 
-def catalog_command(platform: str, *, prices: Path | None, as_json: bool) -> None:
-    """`stoker catalog`."""
-    catalog = load_catalog(platform, prices=prices)
-    if as_json:
-        print(json.dumps(catalog.to_document(), indent=2))
-    else:
-        print(catalog.table())
-
-
 def training_words(training: Training) -> str:
     """What a run did, in two lines at most."""
     measured = training.measured
@@ -380,7 +371,6 @@ def _deliver(
 
 __all__ = [
     "Guess",
-    "catalog_command",
     "decide_command",
     "dry_run_of",
     "evaluate_command",

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from stoker.catalog import with_pools
 from stoker.errors import UsageError
 from stoker.parameters import overrides_of
 from stoker.records import Cluster, TodaysGroup, Workload
@@ -24,7 +25,7 @@ def read_with_params(
     """
     if params:
         overrides = [*overrides_of(params, workload=read_workload(file)), *overrides]
-    return read_workload(file, overrides=overrides)
+    return with_pools(read_workload(file, overrides=overrides))
 
 
 def resolve(

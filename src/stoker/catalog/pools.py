@@ -1,0 +1,170 @@
+"""The node pools of a cluster: what plans on Kubernetes are made of, in place of instance types.
+
+A pools file has the catalog's columns. What it says of vCPUs, memory and GPUs is what one pod gets:
+of a whole node, what daemons leave of it. Two more columns say where the pods go:
+
+| column | what it holds |
+| --- | --- |
+| node_selector | labels of the pool's nodes, KEY=VALUE, by spaces; blank: the name is a type |
+| taints | of the nodes, which its pods tolerate: KEY=VALUE:EFFECT or KEY:EFFECT, by spaces |
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import floor
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from stoker.catalog.instances import Catalog, Instance
+from stoker.catalog.load import extended, load_catalog
+from stoker.catalog.table import Row, Table, parse_table
+from stoker.records import KubernetesSettings, NodePool, Toleration, Workload, read_text
+from stoker.records.quantities import amount
+
+_SOURCE = "kubernetes.pools_file"
+_EFFECTS: tuple[Literal["NoSchedule", "PreferNoSchedule", "NoExecute"], ...] = (
+    "NoSchedule",
+    "PreferNoSchedule",
+    "NoExecute",
+)
+
+
+def catalog_of(workload: Workload, prices: Path | None = None) -> Catalog:
+    """The instance types that plans for `workload` can be made of.
+
+    On Kubernetes these are the node pools, where the workload names some: nothing else is proposed.
+    Today's type can be named in any case.
+
+    Args:
+        workload: Its platform pays; `kubernetes.pools_file` and `kubernetes.pools` are its pools.
+        prices: CSV file that goes before the pools file and the catalog.
+
+    Raises:
+        UsageError: If a table is wrong, with line and column.
+    """
+    settings = workload.kubernetes or KubernetesSettings()
+    if workload.platform != "kubernetes" or not (settings.pools or settings.pools_file):
+        return load_catalog(workload.platform, prices=prices)
+    table = _table(settings)
+    catalog = _with(load_catalog("kubernetes"), table)
+    if prices:
+        catalog = _with(
+            catalog, parse_table(read_text(prices), platform="kubernetes", source=str(prices))
+        )
+    known = {instance.type: instance for instance in catalog.instances}
+    names = [_bare(row.cells["instance_type"]) for row in table.rows] if table else []
+    names += [_bare(name) for name in settings.pools]
+    today = _bare(workload.cluster.dnn.instance_type) if workload.cluster else ""
+    pools = {_bare(name): pool for name, pool in settings.pools.items()}
+    listed = (_instance(name, known.get(name), pools.get(name)) for name in dict.fromkeys(names))
+    # A column of plain prices does not say of which region they are.
+    is_plain = table is not None and table.price_column is not None and table.region is None
+    return Catalog(
+        platform="kubernetes",
+        instances=[instance for instance in listed if instance is not None],
+        source=catalog.source,
+        region=None if is_plain and not prices else catalog.region,
+        purchase=catalog.purchase,
+        make=lambda name: known.get(name) if _bare(name) == today else None,
+        added_by="kubernetes.pools_file",
+    )
+
+
+def with_pools(workload: Workload) -> Workload:
+    """The workload whose `kubernetes.pools` holds the pools of its pools file, too.
+
+    What `kubernetes.pools` says of a pool itself goes before the file.
+
+    Raises:
+        UsageError: If the file is wrong, with line and column.
+    """
+    settings = workload.kubernetes
+    table = _table(settings) if settings else None
+    if settings is None or table is None:
+        return workload
+    catalog = _with(load_catalog("kubernetes"), table)
+    pools = dict(settings.pools)
+    for row in table.rows:
+        name = _bare(row.cells["instance_type"])
+        pools[name] = _merged(_pool(row, catalog.get(name)), pools.get(name))
+    return msgspec.structs.replace(
+        workload, kubernetes=msgspec.structs.replace(settings, pools=pools)
+    )
+
+
+def _table(settings: KubernetesSettings) -> Table | None:
+    if settings.pools_file is None:
+        return None
+    return parse_table(settings.pools_file, platform="kubernetes", source=_SOURCE)
+
+
+def _with(catalog: Catalog, table: Table | None) -> Catalog:
+    return catalog if table is None else extended(catalog, table)
+
+
+def _bare(name: str) -> str:
+    return name.strip().removeprefix("ml.")
+
+
+def _instance(name: str, listed: Instance | None, pool: NodePool | None) -> Instance | None:
+    """The pool as plans see it; None where nothing says how many vCPUs it has."""
+    cpu = floor(amount(str(pool.cpu))) if pool and pool.cpu is not None else None
+    if listed is None and cpu:
+        listed = Instance(type=name, family=name, vcpus=cpu)
+    if listed is None or pool is None:
+        return listed
+    return replace(
+        listed,
+        vcpus=max(1, listed.vcpus if cpu is None else cpu),
+        accelerators=listed.accelerators if pool.gpus is None else pool.gpus,
+    )
+
+
+def _pool(row: Row, instance: Instance) -> NodePool:
+    def is_said(column: str) -> bool:
+        return bool(row.cells.get(column, "").strip())
+
+    return NodePool(
+        node_selector=dict(_labels(row)) or None,
+        tolerations=tuple(_tolerations(row)),
+        cpu=instance.vcpus if is_said("vcpus") else None,
+        memory=f"{row.cells['memory_gib'].strip()}Gi" if is_said("memory_gib") else None,
+        gpus=instance.accelerators if "gpus" in row.cells else None,
+    )
+
+
+def _merged(pool: NodePool, own: NodePool | None) -> NodePool:
+    if own is None:
+        return pool
+    said = {
+        name: getattr(own, name)
+        for name in own.__struct_fields__
+        if getattr(own, name) not in (None, ())
+    }
+    return msgspec.structs.replace(pool, **said)
+
+
+def _labels(row: Row) -> Iterator[tuple[str, str]]:
+    for word in row.cells.get("node_selector", "").split():
+        key, equals, value = word.partition("=")
+        if not key or not equals:
+            raise row.error("node_selector", f"expected KEY=VALUE, found {word!r}")
+        yield key, value
+
+
+def _tolerations(row: Row) -> Iterator[Toleration]:
+    for word in row.cells.get("taints", "").split():
+        label, _, effect = word.rpartition(":")
+        key, equals, value = label.partition("=")
+        chosen = next((known for known in _EFFECTS if known == effect), None)
+        if not key or chosen is None:
+            raise row.error("taints", f"expected KEY=VALUE:EFFECT or KEY:EFFECT, found {word!r}")
+        if equals:
+            yield Toleration(key=key, operator="Equal", value=value, effect=chosen)
+        else:
+            yield Toleration(key=key, effect=chosen)
+
+
+__all__ = ["catalog_of", "with_pools"]
