@@ -14,7 +14,7 @@ import yaml
 from stoker.errors import UsageError
 from stoker.records import Json, ModelSettings, Workload, nearest
 
-Kind = Literal["string", "integer"]
+Kind = Literal["string", "integer", "object"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Parameter:
 
     Attributes:
         name: In snake case.
-        kind: What the target's console asks for.
+        kind: What the target's console asks for; an object is JSON text here.
         text: What it does, in a sentence; says what an empty value means.
         default: Of a workload.
         overrides: `key.path=value` of a value; () where another part of the pipeline reads it.
@@ -57,6 +57,10 @@ class Parameter:
             raise UsageError(
                 f"{self.name}={text}: expected a whole number", fix=f"{self.name}: {self.text}"
             )
+        if self.kind == "object" and not _is_object(text):
+            raise UsageError(
+                f"{self.name}={text}: expected a JSON object", fix=f"{self.name}: {self.text}"
+            )
         return text
 
 
@@ -64,7 +68,8 @@ def parameters_of(workload: Workload) -> tuple[Parameter, ...]:
     """The parameters that runs of `workload` have; input data only with one channel or more."""
     channel = main_channel(workload)
     data = (_input_data(channel),) if channel else ()
-    return (*data, *_PARAMETERS)
+    pools = (_POOLS,) if workload.platform == "kubernetes" else ()
+    return (*data, *_PARAMETERS, *pools)
 
 
 def defaults_of(workload: Workload) -> dict[str, str | int]:
@@ -92,6 +97,9 @@ def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, str]:
         if not equals:
             raise UsageError(f"--param {text} is not NAME=VALUE", fix="for example epochs=3")
         parameter = by_any.get(name.strip())
+        if parameter is None and name.strip() == "input_data" and not value:
+            # Shared components hand it on whether the workload has channels or not.
+            continue
         if parameter is None:
             raise UsageError(
                 f"a run of {workload.name} has no parameter {name}",
@@ -183,6 +191,13 @@ def gate_text(workload: Workload) -> str:
 
 def _nothing(value: str) -> tuple[str, ...]:
     return ()
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def _today_type(workload: Workload) -> str:
@@ -298,6 +313,14 @@ _PARAMETERS = (
         default=lambda workload: "",
         overrides=_nothing,
     ),
+)
+
+_POOLS = Parameter(
+    name="pools_file",
+    kind="string",
+    text="Text of the CSV file of node pools with prices; empty: those of the workload's document.",
+    default=lambda workload: "",
+    overrides=lambda value: _set("kubernetes.pools_file")(value) if value else (),
 )
 
 __all__ = [

@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import UsageError
-from stoker.parameters import defaults_of, gate_text, main_channel, overrides_of, parameters_of
+from stoker.parameters import (
+    Parameter,
+    defaults_of,
+    gate_text,
+    main_channel,
+    overrides_of,
+    parameters_of,
+)
 from stoker.records import Json, Workload
 from stoker.settings import workload_from
 
@@ -121,3 +128,40 @@ def test_a_profile_holds_for_other_epochs_data_and_image() -> None:
     other = applied("epochs=3", "input_data=s3://tomorrow/train", "image=registry/other:2")
     assert other.digest() == WORKLOAD.digest()
     assert applied("instance_type=ml.p4d.24xlarge").digest() != WORKLOAD.digest()
+
+
+def test_a_run_is_named_by_its_workload_and_the_start_of_its_own_id() -> None:
+    assert WORKLOAD.run_name("5F0C1A2B-9d4e-4c3b") == "digits-5f0c1a2b"
+    assert WORKLOAD.run_name("1234567") == "digits-1234567"
+
+
+def test_on_kubernetes_a_run_may_bring_its_own_node_pools() -> None:
+    document = {**DOCUMENT, "platform": "kubernetes"}
+    workload = workload_from(document)
+    text = "instance_type,vcpus\nbig,16\n"
+    overrides = overrides_of([f"pools_file={text}"], workload=workload)
+    changed = workload_from(document, overrides=overrides)
+    assert changed.kubernetes is not None
+    assert changed.kubernetes.pools_file == text
+    assert overrides_of(["pools_file="], workload=workload) == []
+
+
+def test_an_empty_address_of_data_is_nothing_where_there_are_no_channels() -> None:
+    workload = workload_from({**DOCUMENT, "channels": {}})
+    assert overrides_of(["input_data="], workload=workload) == []
+    with pytest.raises(UsageError, match="no parameter input_data"):
+        overrides_of(["input_data=s3://bucket/train"], workload=workload)
+
+
+def test_an_object_is_json() -> None:
+    parameter = Parameter(
+        name="node_selector",
+        kind="object",
+        text="Labels of nodes.",
+        default=lambda workload: "{}",
+        overrides=lambda value: (),
+    )
+    assert parameter.check('{"pool": "gpu"}') == '{"pool": "gpu"}'
+    for wrong in ("pool=gpu", "[1]", ""):
+        with pytest.raises(UsageError, match="expected a JSON object"):
+            parameter.check(wrong)

@@ -180,6 +180,14 @@ class Workload(Record, frozen=True, kw_only=True):
     sagemaker: SageMakerSettings | None = None
     kubernetes: KubernetesSettings | None = None
 
+    def run_name(self, run_id: str) -> str:
+        """What a pipeline's run calls its job: the same on a retry, and no other run's.
+
+        Args:
+            run_id: The pipeline's own, such as a UUID; its first 8 characters count.
+        """
+        return f"{self.name}-{run_id[:8].lower().strip('-')}"
+
     def digest(self) -> str:
         """What records carry as `workload_sha256`: 64 hexadecimal digits.
 
