@@ -138,7 +138,7 @@ def test_a_run_is_named_by_its_workload_and_the_start_of_its_own_id() -> None:
 def test_on_kubernetes_a_run_may_bring_its_own_node_pools() -> None:
     document = {**DOCUMENT, "platform": "kubernetes"}
     workload = workload_from(document)
-    text = "instance_type,vcpus\nbig,16\n"
+    text = "instance_type,vcpus\nbig,16"
     overrides = overrides_of([f"pools_file={text}"], workload=workload)
     changed = workload_from(document, overrides=overrides)
     assert changed.kubernetes is not None
