@@ -180,7 +180,7 @@ def kubeflow_environment(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPod:
-    """The pod that this process runs in; the namespace may be known to the cluster's client only."""
+    """The pod that this process runs in; its namespace may be known elsewhere only."""
 
     name: str
     uid: str
