@@ -6,11 +6,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A kind of object as its API's paths name it."""
+    """A kind of object as its API's paths name it.
+
+    Attributes:
+        is_everywhere: Those of all namespaces are meant.
+    """
 
     group: str
     version: str
     plural: str
+    is_everywhere: bool = False
 
     @property
     def api(self) -> str:
@@ -25,12 +30,12 @@ RUNTIMES = Resource("trainer.kubeflow.org", "v1alpha1", "trainingruntimes")
 SECRETS = Resource("", "v1", "secrets")
 CONFIG_MAPS = Resource("", "v1", "configmaps")
 PODS = Resource("", "v1", "pods")
+ALL_PODS = Resource("", "v1", "pods", is_everywhere=True)
 EVENTS = Resource("", "v1", "events")
 NODES = Resource("", "v1", "nodes")
 ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
-# Those that belong to no namespace.
-OF_CLUSTER = (NODES, ACCESS_REVIEWS)
-
+# Those that belong to no namespace, or are meant in all of them.
+OF_CLUSTER = (NODES, ACCESS_REVIEWS, ALL_PODS)
 
 OF_KIND: Mapping[str, Resource] = {
     "JobSet": JOBSETS,
