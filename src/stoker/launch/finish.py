@@ -1,5 +1,6 @@
 """The end of a run: what the leader leaves behind, output/failure and training.json."""
 
+import contextlib
 import json
 import math
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from stoker.feed.messages import Progress
 from stoker.launch.measure import measure
 from stoker.launch.topology import Topology
 from stoker.logs import Log
+from stoker.platforms.output_lines import log_files
 from stoker.records import (
     Event,
     Group,
@@ -25,6 +27,8 @@ from stoker.settings import ProcessSettings
 
 # SageMaker shows the first 1024 characters of output/failure as the job's FailureReason.
 FAILURE_CHARACTERS = 1024
+# What a container leaves there stands in its pod's status.
+TERMINATION_LOG = Path("/dev/termination-log")
 
 Status = Literal["succeeded", "failed", "stopped"]
 
@@ -50,6 +54,25 @@ def write_failure(base_dir: Path, failure: str) -> None:
         head = text.split("\n", 1)[0][: FAILURE_CHARACTERS // 2] + "\n...\n"
         text = head + text[len(head) - FAILURE_CHARACTERS :]
     write_text(base_dir / "output" / "failure", text)
+
+
+def leave_in_pod(
+    *, base_dir: Path, output: Path, topology: Topology, exit_code: int, log: Log
+) -> None:
+    """Leaves what is kept of a dnn host where it outlives its pod: in its log and its status.
+
+    Args:
+        base_dir: With output/failure.
+        output: Folder of this host with its records.
+        topology: Of the run.
+        exit_code: Of the launcher.
+        log: Of this host.
+    """
+    log_files(output, under="stoker" if topology.is_leader else f"stoker/{topology.host}", log=log)
+    if exit_code and TERMINATION_LOG.exists():
+        with contextlib.suppress(OSError):
+            words = (base_dir / "output" / "failure").read_bytes()
+            TERMINATION_LOG.write_bytes(words)
 
 
 def write_training(

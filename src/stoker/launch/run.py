@@ -8,11 +8,11 @@ from pathlib import Path
 
 from stoker.errors import StokerError, UsageError
 from stoker.launch.command import check_words, order_of
-from stoker.launch.finish import write_failure
+from stoker.launch.finish import leave_in_pod, write_failure
 from stoker.launch.hostrun import HostRun, keys_of
 from stoker.launch.roles import follow, lead
 from stoker.launch.supervise import Inbox, signals_to
-from stoker.launch.topology import Topology, from_resourceconfig
+from stoker.launch.topology import Topology, from_resourceconfig, is_job_pod
 from stoker.logs import Log
 from stoker.settings import ProcessSettings, from_environment
 
@@ -51,7 +51,16 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
                 keys=keys_of(settings, topology, log),
                 folder=order.folder,
             )
-            return _play(run, order.command)
+            code = _play(run, order.command)
+            if topology.role == "dnn" and is_job_pod(environ):
+                leave_in_pod(
+                    base_dir=settings.base_dir,
+                    output=run.output,
+                    topology=topology,
+                    exit_code=code,
+                    log=log,
+                )
+            return code
         except StokerError as err:
             if topology.role == "dnn":
                 with contextlib.suppress(UsageError):

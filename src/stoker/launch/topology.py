@@ -138,6 +138,11 @@ def platform_name(topology: Topology, environ: Mapping[str, str]) -> str:
     return "kubernetes" if environ.get("KUBERNETES_SERVICE_HOST") else "local"
 
 
+def is_job_pod(environ: Mapping[str, str]) -> bool:
+    """Whether this host is a pod of a job: what it leaves on its disk is gone with it."""
+    return bool(environ.get("STOKER_GROUPS"))
+
+
 def _decode(text: str, where: str) -> _ResourceConfig:
     try:
         return msgspec.json.decode(text, type=_ResourceConfig)

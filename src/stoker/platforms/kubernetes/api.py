@@ -219,3 +219,16 @@ class Cluster:
 
 
 _METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
+
+
+__all__ = [
+    "CONNECT_SECONDS",
+    "MAX_ATTEMPTS",
+    "PAGE",
+    "READ_SECONDS",
+    "RETRY_SECONDS",
+    "ApiError",
+    "Cluster",
+    "Document",
+    "Resource",
+]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from json import JSONDecodeError, loads
 
 from stoker.platforms.kubernetes.api import Cluster
-from stoker.platforms.kubernetes.api_errors import Action, ApiError, refusal
+from stoker.platforms.kubernetes.api_errors import Action, ApiError, failed
 from stoker.platforms.kubernetes.connection import Stream
 from stoker.platforms.kubernetes.reading import Document, mapping, text
 from stoker.platforms.kubernetes.resources import Resource
@@ -23,6 +23,8 @@ MIN_DELAY_SECONDS = 0.2
 MAX_DELAY_SECONDS = 15.0
 # A cluster may be out of reach for so long: control planes are upgraded while jobs run.
 UNREACHABLE_SECONDS = 900.0
+
+_TOO_OLD = 410
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +181,8 @@ class ObjectWatch(threading.Thread):
 
 
 def _error(status: Document, resource: Resource, namespace: str) -> ApiError:
-    code = status.get("code")
     action = Action(
         verb="watch", group=resource.group, resource=resource.plural, namespace=namespace
     )
-    words = text(status, "message")
-    # A watch that the server cannot go on with is begun anew, whatever it says of it.
-    return refusal(code if isinstance(code, int) else 410, words, action)
+    # Whatever the server says of it: a watch that it cannot go on with is begun anew.
+    return failed(text(status, "message"), action, code=_TOO_OLD)

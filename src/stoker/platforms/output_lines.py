@@ -1,0 +1,134 @@
+"""Files of a run as lines of its log, where nothing else of a host outlives it.
+
+A pod's disk is gone with the pod; its log is what whoever follows the run has read by then. So the
+launcher puts the few small files that the run's records are made of into it: compressed, in lines
+short enough for every log in between, bounded, and named where something was left out.
+"""
+
+import base64
+import binascii
+import hashlib
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stoker.logs import Log, parse_line
+
+PART_EVENT = "output_part"
+# Of the coded text in one line; container runtimes cut lines at 16 KiB.
+PART_CHARACTERS = 6000
+# Of a compressed file: some 40 lines.
+MAX_BYTES = 180_000
+# Of a file as it is read back: what a line says must not fill a memory.
+MAX_READ_BYTES = 64 << 20
+
+# Files that are not whole yet: more are no launcher's.
+_MAX_OPEN = 64
+_NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*){0,3}$")
+_SUFFIXES = (".json", ".csv")
+
+
+def log_files(folder: Path, *, under: str, log: Log) -> None:
+    """Logs the JSON and CSV files of `folder`; of a long CSV file the first lines.
+
+    Args:
+        folder: Not those within it.
+        under: What their names begin with where they are read back.
+        log: Of the host.
+    """
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES)
+    except OSError as err:
+        log.event("output_not_logged", folder=str(folder), reason=err.strerror)
+        return
+    for path in paths:
+        try:
+            content = path.read_bytes()
+        except OSError as err:
+            log.event("output_not_logged", file=path.name, reason=err.strerror)
+            continue
+        _log_file(f"{under}/{path.name}", content, log)
+
+
+def _log_file(name: str, content: bytes, log: Log) -> None:
+    packed = zlib.compress(content, 9)
+    if len(packed) > MAX_BYTES and name.endswith(".csv"):
+        lines = content.splitlines(keepends=True)
+        kept = len(lines)
+        while len(packed) > MAX_BYTES and kept > 1:
+            kept = max(1, min(kept - 1, int(kept * 0.95 * MAX_BYTES / len(packed))))
+            packed = zlib.compress(b"".join(lines[:kept]), 9)
+        log.event("output_cut", file=name, rows=kept - 1, left_out=len(lines) - kept)
+    if len(packed) > MAX_BYTES:
+        log.event("output_left_out", file=name, bytes=len(content), most=MAX_BYTES)
+        return
+    digest = hashlib.sha256(packed).hexdigest()[:16]
+    text = base64.b64encode(packed).decode()
+    parts = [text[i : i + PART_CHARACTERS] for i in range(0, len(text), PART_CHARACTERS)]
+    for number, part in enumerate(parts, 1):
+        log.event(PART_EVENT, file=name, part=number, parts=len(parts), digest=digest, data=part)
+
+
+@dataclass
+class OutputParts:
+    """Puts files together again.
+
+    Attributes:
+        files: Whole ones, by name; of several with one name the last.
+    """
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    _parts: dict[tuple[str, str], dict[int, str]] = field(default_factory=dict)
+
+    def take(self, line: str) -> bool:
+        """Takes a line of a log; gives whether it was part of a file, and of no use to a reader."""
+        event = parse_line(line) if f" {PART_EVENT} " in line else None
+        if event is None or event.event != PART_EVENT:
+            return False
+        self._add(event.values)
+        return True
+
+    def write(self, folder: Path) -> None:
+        """Writes the whole files to `folder`.
+
+        Raises:
+            OSError: If that is not possible.
+        """
+        for name, content in self.files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+    def _add(self, values: Mapping[str, str]) -> None:
+        name, digest, data = (values.get(key, "") for key in ("file", "digest", "data"))
+        try:
+            number, count = int(values.get("part", "")), int(values.get("parts", ""))
+        except ValueError:
+            return
+        most = MAX_BYTES * 2 // PART_CHARACTERS + 1
+        if not _NAME.match(name) or not 1 <= number <= count <= most:
+            return
+        if len(self._parts) > _MAX_OPEN:
+            self._parts.clear()
+        parts = self._parts.setdefault((name, digest), {})
+        parts[number] = data[: PART_CHARACTERS + 1]
+        if len(parts) < count:
+            return
+        del self._parts[name, digest]
+        content = _unpacked("".join(parts[i] for i in sorted(parts)), digest)
+        if content is not None:
+            self.files[name] = content
+
+
+def _unpacked(text: str, digest: str) -> bytes | None:
+    try:
+        packed = base64.b64decode(text, validate=True)
+        if hashlib.sha256(packed).hexdigest()[:16] != digest:
+            return None
+        unpacking = zlib.decompressobj()
+        content = unpacking.decompress(packed, MAX_READ_BYTES)
+    except (binascii.Error, zlib.error):
+        return None
+    return content if unpacking.eof else None
