@@ -12,11 +12,13 @@ from stoker.cli.doctor import doctor_verb
 from stoker.cli.options import (
     AsJson,
     Debug,
+    ExecutorInput,
     Groups,
     Out,
     Overrides,
     Params,
     Prices,
+    Summary,
     Words,
     WorkloadFile,
     Yes,
@@ -75,6 +77,8 @@ def profile_verb(
         float | None, typer.Option("--budget", metavar="SECONDS", help="Time for measuring.")
     ] = None,
     platform: Annotated[str | None, _PLATFORM] = None,
+    summary: Summary = None,
+    executor_input: ExecutorInput = None,
     params: Params = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -82,12 +86,18 @@ def profile_verb(
     debug: Debug = False,
 ) -> None:
     """Measures what a training step waits for, on the unchanged command."""
+    from stoker.cli.delivery import outputs_of
     from stoker.cli.verbs import profile_command
 
     sets = [*(overrides or ()), *([f"profile.budget_seconds={budget}"] if budget else ())]
     sets += [f"platform={platform}"] if platform else []
     profile_command(
-        words or (), out=out, overrides=sets, params=params or (), as_json=as_json, yes=yes
+        words or (),
+        outputs=outputs_of(out=out, summary=summary, executor_input=executor_input),
+        overrides=sets,
+        params=params or (),
+        as_json=as_json,
+        yes=yes,
     )
 
 
@@ -125,12 +135,16 @@ def decide_verb(
         typer.Option("--vcpus-needed", metavar="N", help="vCPUs that would feed the accelerator."),
     ] = None,
     platform: Annotated[str | None, _PLATFORM] = None,
+    summary: Summary = None,
+    executor_input: ExecutorInput = None,
     params: Params = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Ranks the clusters that could run the workload, in time and money."""
+    from stoker.cli.delivery import outputs_of
+    from stoker.cli.step_outputs import DECIDE_PARAMETERS
     from stoker.cli.verbs import Guess, decide_command
 
     sets = list(overrides or ())
@@ -148,7 +162,12 @@ def decide_verb(
             accelerator_step_seconds=accelerator_step_seconds,
             vcpus_needed=vcpus_needed,
         ),
-        out=out,
+        outputs=outputs_of(
+            out=out,
+            summary=summary,
+            executor_input=executor_input,
+            parameters=DECIDE_PARAMETERS,
+        ),
         workload_file=workload,
         prices=prices,
         groups=groups or (),
@@ -178,11 +197,30 @@ def train_verb(
         str | None,
         typer.Option("--name", metavar="NAME", help="Of run and job: again, it adopts that job."),
     ] = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option("--run-id", metavar="ID", help="Of a pipeline's run: names the job by it."),
+    ] = None,
     make_token: Annotated[
         Path | None,
         typer.Option("--make-token", metavar="F", help="Only writes a new token for a run."),
     ] = None,
+    clean_up: Annotated[
+        str | None,
+        typer.Option("--clean-up", metavar="STATUS", help="Only ends what a run has left."),
+    ] = None,
+    always: Annotated[
+        bool,
+        typer.Option(
+            "--always", help="Exits 0 when the command failed, too: `status` has the verdict."
+        ),
+    ] = False,
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="DIR", help="Copies the model there.")
+    ] = None,
     prices: Prices = None,
+    summary: Summary = None,
+    executor_input: ExecutorInput = None,
     params: Params = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -190,22 +228,45 @@ def train_verb(
     debug: Debug = False,
 ) -> None:
     """Runs the workload on a decision's cluster, or on the groups named here."""
+    from stoker.cli.cleaning import clean_up_command
+    from stoker.cli.delivery import outputs_of
+    from stoker.cli.step_outputs import TRAIN_PARAMETERS
     from stoker.cli.verbs import make_token_command, train_command
 
+    sets = [*(overrides or ()), *([f"platform={platform}"] if platform else ())]
     if make_token:
         make_token_command(make_token)
         raise typer.Exit(0)
+    if clean_up is not None:
+        clean_up_command(
+            words or (),
+            name=name,
+            run_id=run_id,
+            status=clean_up,
+            overrides=sets,
+            params=params or (),
+            as_json=as_json,
+        )
+        raise typer.Exit(0)
     code = train_command(
         words or (),
-        out=out,
+        outputs=outputs_of(
+            out=out,
+            summary=summary,
+            model=model,
+            executor_input=executor_input,
+            parameters=TRAIN_PARAMETERS,
+        ),
         decision_file=decision,
         groups=groups or (),
         replace_dataloader=replace_dataloader,
         dry_run=dry_run,
         name=name,
+        run_id=run_id,
+        always=always,
         prices=prices,
         params=params or (),
-        overrides=[*(overrides or ()), *([f"platform={platform}"] if platform else ())],
+        overrides=sets,
         as_json=as_json,
         yes=yes,
     )
@@ -214,11 +275,23 @@ def train_verb(
 
 @app.command("evaluate")
 def evaluate_verb(
-    workload: WorkloadFile,
+    workload: Annotated[
+        str | None, typer.Argument(metavar="WORKLOAD", help="A workload.", show_default=False)
+    ] = None,
     *,
-    profile: Annotated[Path, typer.Option("--profile", metavar="F", help="profile.json")],
-    decision: Annotated[Path, typer.Option("--decision", metavar="F", help="decision.json")],
-    training: Annotated[Path, typer.Option("--training", metavar="F", help="training.json")],
+    profile: Annotated[
+        Path | None, typer.Option("--profile", metavar="F", help="profile.json")
+    ] = None,
+    decision: Annotated[
+        Path | None, typer.Option("--decision", metavar="F", help="decision.json")
+    ] = None,
+    training: Annotated[
+        str | None, typer.Option("--training", metavar="F", help="training.json, or its text.")
+    ] = None,
+    gate_of: Annotated[
+        Path | None,
+        typer.Option("--gate-of", metavar="F", help="Only fails where F, an evaluation, did."),
+    ] = None,
     out: Out = None,
     report: Annotated[
         Path | None, typer.Option("--report", metavar="F", help="Writes the HTML report, too.")
@@ -236,23 +309,37 @@ def evaluate_verb(
     delete: Annotated[
         str | None, typer.Option("--delete", metavar="URI", help="Deletes a token's s3:// object.")
     ] = None,
+    summary: Summary = None,
+    executor_input: ExecutorInput = None,
     params: Params = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Judges a training: the gate's metrics, and the promise against the outcome."""
-    from stoker.cli.verbs import evaluate_command
+    from stoker.cli.delivery import outputs_of
+    from stoker.cli.judging import evaluate_command, evidence_of, gate_command
+    from stoker.cli.step_outputs import EVALUATE_PARAMETERS
 
+    if gate_of:
+        gate_command(gate_of)
+        raise typer.Exit(0)
+    evidence = evidence_of(
+        profile=profile, decision=decision, training=training, outputs_uri=outputs
+    )
+    if workload is None:
+        raise typer.BadParameter("which workload was trained?", param_hint="WORKLOAD")
     code = evaluate_command(
         workload,
-        profile_file=profile,
-        decision_file=decision,
-        training_file=training,
-        out=out,
+        evidence=evidence,
+        outputs=outputs_of(
+            out=out,
+            summary=summary,
+            executor_input=executor_input,
+            parameters=EVALUATE_PARAMETERS,
+        ),
         report=report,
         always=always,
-        outputs=outputs,
         delete=delete,
         params=params or (),
         overrides=overrides or (),

@@ -24,6 +24,15 @@ Params = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="The record on stdout, for machines.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="F", help="File for the record.")]
+Summary = Annotated[
+    Path | None, typer.Option("--summary", metavar="F", help="File for a summary in Markdown.")
+]
+ExecutorInput = Annotated[
+    str | None,
+    typer.Option(
+        "--executor-input", metavar="JSON", help="Kubeflow's {{$}}: tells it outputs and metrics."
+    ),
+]
 Prices = Annotated[
     Path | None,
     typer.Option("--prices", metavar="F", help="CSV that extends or replaces the catalog's rows."),

@@ -3,17 +3,17 @@
 import json
 import secrets
 import shutil
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from stoker.catalog import catalog_of
 from stoker.cli.clusters import parse_groups
+from stoker.cli.delivery import Outputs, copy_model, deliver
+from stoker.cli.step_outputs import told_of_decision, told_of_profile, told_of_training
 from stoker.cli.workloads import (
     RUNS,
     named_run_dir,
@@ -27,22 +27,17 @@ from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec, Platform, RequestT
 from stoker.records import (
     Decision,
-    Evaluation,
     Group,
     Json,
     Profile,
     ProfiledHost,
-    Record,
     StepTerms,
     Training,
     Workload,
     read_json,
-    to_json,
     write_json,
 )
 from stoker.settings import workload_from
-
-_RecordT = TypeVar("_RecordT", bound=Record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +53,7 @@ class Guess:
 def profile_command(
     words: Sequence[str],
     *,
-    out: Path | None,
+    outputs: Outputs,
     overrides: Sequence[str],
     params: Sequence[str],
     as_json: bool,
@@ -87,14 +82,21 @@ def profile_command(
         platform=platform_named(workload.platform, region=region_of(workload)),
         run_dir=run_dir,
     )
-    _deliver(record, out=out or Path("profile.json"), explain=explain, as_json=as_json)
+    deliver(
+        record,
+        outputs=outputs,
+        name="profile",
+        explain=explain,
+        as_json=as_json,
+        told=told_of_profile(record),
+    )
 
 
 def decide_command(
     profile_file: Path | None,
     *,
     guess: Guess,
-    out: Path | None,
+    outputs: Outputs,
     workload_file: str | None,
     prices: Path | None,
     groups: Sequence[str],
@@ -139,18 +141,27 @@ def decide_command(
         workload_sha256=profile.workload_sha256,
         processes_per_host=workload.cluster.dnn.processes_per_host if workload.cluster else None,
     )
-    _deliver(record, out=out or Path("decision.json"), explain=explain, as_json=as_json)
+    deliver(
+        record,
+        outputs=outputs,
+        name="decision",
+        explain=explain,
+        as_json=as_json,
+        told=told_of_decision(record, workload),
+    )
 
 
 def train_command(
     words: Sequence[str],
     *,
-    out: Path | None,
+    outputs: Outputs,
     decision_file: Path | None,
     groups: Sequence[str],
     replace_dataloader: bool,
     dry_run: bool,
     name: str | None,
+    run_id: str | None,
+    always: bool,
     prices: Path | None,
     overrides: Sequence[str],
     params: Sequence[str],
@@ -164,6 +175,7 @@ def train_command(
     from stoker.train import prepare, train
 
     workload = resolve(words, overrides=overrides, params=params)
+    name = name or (workload.run_name(run_id) if run_id else None)
     if decision_file and groups:
         raise UsageError("--decision and --group exclude each other", fix="name one of them")
     decision = read_json(decision_file, Decision) if decision_file else None
@@ -201,14 +213,24 @@ def train_command(
             on_progress=follow.progress,
         )
     write_json(run_dir / "training.json", record)
-    file = out or run_dir / "training.json"
+    file = outputs.out or run_dir / "training.json"
     if record.measured and record.measured.timeline_file:
         timeline = _beside(run_dir / record.measured.timeline_file, file)
         measured = msgspec.structs.replace(record.measured, timeline_file=timeline)
         record = msgspec.structs.replace(record, measured=measured)
-    _deliver(record, out=file, explain=training_words, as_json=as_json)
+    if outputs.model:
+        copy_model(record.model_uri, outputs.model)
+    deliver(
+        record,
+        outputs=replace(outputs, out=file),
+        name="training",
+        explain=training_words,
+        as_json=as_json,
+        told=told_of_training(record),
+        model_uri=record.model_uri or "",
+    )
     say(f"logs: {run_dir / 'logs'}", quiet=as_json)
-    return exit_code_of(record)
+    return 0 if always else exit_code_of(record)
 
 
 def _beside(timeline: Path, record_file: Path) -> str:
@@ -237,60 +259,6 @@ def make_token_command(file: Path) -> None:
     write_secret(file, secrets.token_hex(32))
 
 
-def evaluate_command(
-    workload_file: str,
-    *,
-    profile_file: Path,
-    decision_file: Path,
-    training_file: Path,
-    out: Path | None,
-    report: Path | None,
-    always: bool,
-    outputs: str | None,
-    delete: str | None,
-    overrides: Sequence[str],
-    params: Sequence[str],
-    as_json: bool,
-) -> int:
-    """`stoker evaluate`; gives the exit code."""
-    from stoker.evaluate import evaluate, lost_training, summary
-
-    if delete:
-        from stoker.platforms.aws import Aws
-
-        Aws().delete_object(delete)
-    workload = read_with_params(workload_file, overrides=overrides, params=params)
-    profile = read_json(profile_file, Profile)
-    decision = read_json(decision_file, Decision)
-    if outputs:
-        from stoker.platforms.aws import Aws
-        from stoker.platforms.sagemaker.native import fetch_training
-
-        account = Aws(region=region_of(workload))
-        fetched = fetch_training(outputs, folder=new_run_dir(workload.name), aws=account)
-        training_file = fetched or training_file
-    if always and not training_file.is_file():
-        training = lost_training(workload, decision)
-    else:
-        training = read_json(training_file, Training)
-    record = evaluate(workload=workload, profile=profile, decision=decision, training=training)
-    _deliver(record, out=out or Path("evaluation.json"), explain=summary, as_json=as_json)
-    if report:
-        from stoker.cli.reporting import report_of_records
-
-        report_of_records(
-            report,
-            workload=workload,
-            profile=profile,
-            decision=decision,
-            training=training,
-            evaluation=record,
-            training_file=training_file,
-            profile_file=profile_file,
-        )
-    return 0 if always else exit_code_of(training) or _gate_code(record)
-
-
 def report_command(runs: Sequence[Path], *, as_json: bool) -> None:
     """`stoker report`."""
     from stoker.cli.reporting import report_of_run
@@ -315,10 +283,6 @@ def training_words(training: Training) -> str:
 def exit_code_of(training: Training) -> int:
     """0, 6 for a failed workload, 143 for a stopped one."""
     return {"succeeded": 0, "failed": 6, "stopped": 143}[training.status]
-
-
-def _gate_code(evaluation: Evaluation) -> int:
-    return 0 if all(gate.passed for gate in evaluation.gates) else 3
 
 
 def _profile_of(file: Path | None, guess: Guess) -> Profile:
@@ -358,22 +322,10 @@ def groups_of(workload: Workload, texts: Sequence[str]) -> tuple[Group, ...]:
     return (Group.of_today(today),)
 
 
-def _deliver(
-    record: _RecordT, *, out: Path, explain: Callable[[_RecordT], str], as_json: bool
-) -> None:
-    write_json(out, record)
-    if as_json:
-        sys.stdout.write(to_json(record))
-    else:
-        print(explain(record))
-        print(f"written: {out}")
-
-
 __all__ = [
     "Guess",
     "decide_command",
     "dry_run_of",
-    "evaluate_command",
     "exit_code_of",
     "groups_of",
     "make_token_command",

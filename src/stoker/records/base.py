@@ -99,12 +99,14 @@ def convert(document: Json, kind: type[_RecordT], place: Place) -> _RecordT:
 
 
 def read_json(path: Path | str, kind: type[_RecordT]) -> _RecordT:
-    """Reads a record from a JSON file.
+    """Reads a record from a JSON file, or the document itself: a text that begins with a brace.
 
     Raises:
         UsageError: If the file is missing, is not JSON, or is not such a record.
     """
-    text = read_text(path)
+    is_inline = isinstance(path, str) and path.lstrip().startswith("{")
+    text = str(path) if is_inline else read_text(path)
+    path = "the record's document" if is_inline else path
     try:
         document = json.loads(text, object_pairs_hook=_unique_keys)
     except ValueError as err:
