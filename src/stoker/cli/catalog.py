@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stoker.cli.options import AsJson, Debug, Prices
+
+if TYPE_CHECKING:
+    from stoker.catalog.table import Table
 
 
 def catalog_verb(
@@ -73,6 +76,60 @@ def _refresh(
     out: Path | None,
     as_json: bool,
 ) -> None:
+    from stoker.catalog import load_catalog
+    from stoker.catalog.nodes import daemon_requests, pools_of
+    from stoker.catalog.refresh import pools_table
+    from stoker.cli.progress import say
     from stoker.errors import UsageError
+    from stoker.platforms.kubernetes.api import Cluster
+    from stoker.platforms.kubernetes.nodes import list_nodes, pods_of_node
+    from stoker.records import write_text
 
-    raise UsageError("soon")
+    if action not in (None, "refresh"):
+        raise UsageError(f"stoker catalog does not {action}", fix="stoker catalog refresh")
+    if action is None or not from_cluster:
+        raise UsageError(
+            "prices of instance types come with stoker's releases; a cluster's pools are read",
+            fix="stoker catalog refresh --from-cluster --out configs/kubernetes/pools.csv",
+        )
+    cluster = Cluster(context=context)
+    nodes = list_nodes(cluster)
+    pools, notes = pools_of(nodes, pool_label=pool_label)
+    daemons = {}
+    for pool in pools:
+        pods = pods_of_node(cluster, pool.nodes[0])
+        if pods is None:
+            notes.append(
+                "what daemons ask of a node may not be read (list pods in all namespaces): "
+                "half a core and 1 GiB are left to them"
+            )
+            break
+        daemons[pool.name] = daemon_requests(pods)
+    table = pools_table(
+        pools,
+        daemons=daemons,
+        catalog=load_catalog("kubernetes", prices=prices),
+        earlier=_earlier(out),
+    )
+    if out:
+        write_text(out, table.csv())
+    elif not as_json:
+        print(table.csv(), end="")
+    notes += table.notes
+    if as_json:
+        print(json.dumps({"pools": table.rows, "notes": notes, "file": str(out or "")}, indent=2))
+        return
+    for note in notes:
+        say(f"note: {note}", quiet=False)
+    if out:
+        print(f"{len(table.rows)} pools of {len(nodes)} nodes\nwritten: {out}")
+
+
+def _earlier(out: Path | None) -> "Table | None":
+    """The pools file as it is."""
+    from stoker.catalog.table import parse_table
+    from stoker.records import read_text
+
+    if out is None or not out.is_file():
+        return None
+    return parse_table(read_text(out), platform="kubernetes", source=str(out))

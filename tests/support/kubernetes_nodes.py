@@ -1,0 +1,120 @@
+"""Nodes of a cluster and their pods, as the API gives them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Document = dict[str, Any]
+
+
+def node(
+    name: str,
+    *,
+    labels: Mapping[str, str] | None = None,
+    kind: str | None = None,
+    cpu: str = "15890m",
+    memory: str = "29317Mi",
+    gpus: int = 0,
+    taints: Sequence[str] = (),
+    zone: str = "us-east-1a",
+    ready: bool = True,
+    cordoned: bool = False,
+) -> Document:
+    """A node; taints are KEY=VALUE:EFFECT."""
+    allocatable = {"cpu": cpu, "memory": memory, "pods": "110"}
+    if gpus:
+        allocatable["nvidia.com/gpu"] = str(gpus)
+    found = {
+        "kubernetes.io/hostname": name,
+        "kubernetes.io/os": "linux",
+        "kubernetes.io/arch": "amd64",
+        "topology.kubernetes.io/zone": zone,
+        "topology.kubernetes.io/region": zone[:-1],
+        **({"node.kubernetes.io/instance-type": kind} if kind else {}),
+        **(labels or {}),
+    }
+    return {
+        "metadata": {"name": name, "labels": found},
+        "spec": {
+            "taints": [_taint(text) for text in taints],
+            **({"unschedulable": True} if cordoned else {}),
+        },
+        "status": {
+            "allocatable": allocatable,
+            "capacity": {**allocatable, "cpu": "16"},
+            "conditions": [{"type": "Ready", "status": "True" if ready else "Unknown"}],
+        },
+    }
+
+
+def pod(
+    *requests: Mapping[str, str],
+    owner: str = "DaemonSet",
+    sidecar: Mapping[str, str] | None = None,
+) -> Document:
+    """A pod with a container for each of `requests`."""
+    spec: Document = {"containers": [{"name": "c", "resources": {"requests": r}} for r in requests]}
+    if sidecar:
+        spec["initContainers"] = [
+            {"name": "i", "resources": {"requests": {"cpu": "4"}}},
+            {"name": "s", "restartPolicy": "Always", "resources": {"requests": sidecar}},
+        ]
+    return {
+        "metadata": {"name": "p", "ownerReferences": [{"kind": owner, "name": "o"}]},
+        "spec": spec,
+    }
+
+
+def _taint(text: str) -> Document:
+    label, _, effect = text.rpartition(":")
+    key, equals, value = label.partition("=")
+    return {"key": key, "effect": effect, **({"value": value} if equals else {})}
+
+
+# An EKS cluster: Karpenter's pool of two types, a node group with a GPU, spot, and what is in none.
+KARPENTER = "karpenter.sh/nodepool"
+EKS: tuple[Document, ...] = (
+    node("control", labels={"node-role.kubernetes.io/control-plane": ""}, cpu="2"),
+    node(
+        "gpu-1",
+        kind="g5.xlarge",
+        labels={
+            "eks.amazonaws.com/nodegroup": "gpu",
+            "eks.amazonaws.com/capacityType": "ON_DEMAND",
+        },
+        cpu="3920m",
+        memory="14400Mi",
+        gpus=1,
+        taints=["nvidia.com/gpu=true:NoSchedule", "team=vision:NoSchedule"],
+    ),
+    node(
+        "cpu-1",
+        kind="c7i.4xlarge",
+        labels={KARPENTER: "cpu", "karpenter.sh/capacity-type": "on-demand"},
+    ),
+    node(
+        "cpu-2",
+        kind="c7i.4xlarge",
+        labels={KARPENTER: "cpu", "karpenter.sh/capacity-type": "on-demand"},
+        cpu="15800m",
+        zone="us-east-1b",
+        taints=["node.kubernetes.io/unreachable:NoExecute"],
+    ),
+    node(
+        "cpu-3",
+        kind="c7i.4xlarge",
+        labels={KARPENTER: "cpu", "karpenter.sh/capacity-type": "spot"},
+        taints=["spot=true:NoSchedule"],
+    ),
+    node(
+        "cpu-4",
+        kind="c7i.2xlarge",
+        labels={KARPENTER: "cpu", "karpenter.sh/capacity-type": "on-demand"},
+        cpu="7910m",
+        memory="14000Mi",
+    ),
+    node("broken", kind="c7i.4xlarge", labels={KARPENTER: "cpu"}, ready=False),
+    node("cordoned", kind="c7i.4xlarge", labels={KARPENTER: "cpu"}, cordoned=True),
+    node("fargate", labels={"eks.amazonaws.com/compute-type": "fargate"}),
+    node("windows", kind="m5.large", labels={"kubernetes.io/os": "windows"}),
+    node("stray"),
+)
