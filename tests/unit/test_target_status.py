@@ -420,7 +420,13 @@ def test_whoever_stops_waiting_leaves_the_run_running(
     monkeypatch.setattr(pipelines, "follow_run", interrupted)
     monkeypatch.setattr(pipelines, "workload_of", lambda file, overrides: OF)
     found = pipelines.start_command(
-        "sagemaker", "w.yaml", parameters=(), is_waiting=True, overrides=(), as_json=False
+        "sagemaker",
+        "w.yaml",
+        parameters=(),
+        is_waiting=True,
+        overrides=(),
+        as_json=False,
+        assume_yes=True,
     )
     assert found == code
     said = capsys.readouterr().err
@@ -437,7 +443,13 @@ def test_an_interruption_before_the_service_answered_says_that_a_run_may_have_st
     monkeypatch.setattr(SageMakerTarget, "start", interrupted)
     monkeypatch.setattr(pipelines, "workload_of", lambda file, overrides: OF)
     found = pipelines.start_command(
-        "sagemaker", "w.yaml", parameters=(), is_waiting=False, overrides=(), as_json=False
+        "sagemaker",
+        "w.yaml",
+        parameters=(),
+        is_waiting=False,
+        overrides=(),
+        as_json=False,
+        assume_yes=True,
     )
     assert found == 130
     assert "a run may have started" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from stoker.cli.billing import confirm_run
 from stoker.cli.edge import EXIT_INTERRUPTED, EXIT_TERMINATED, TerminatedError
 from stoker.cli.progress import say
 from stoker.cli.run_words import change_line, document, tree
-from stoker.cli.workloads import read_with_params, resolve
+from stoker.cli.workloads import resolve, with_params
 from stoker.errors import UsageError
 from stoker.records import Decision, Json, Workload, read_json
 from stoker.targets.base import Pipeline, RunState, Started, StepState, Target, UploadPlan
@@ -66,7 +66,7 @@ def start_command(
     workload = workload_of(file, overrides=overrides)
     target = target_named(target_name, workload=workload)
     confirm_run(
-        read_with_params(file, overrides=overrides, params=parameters),
+        with_params(workload, parameters),
         assume_yes=assume_yes,
         quiet=as_json,
     )

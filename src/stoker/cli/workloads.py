@@ -3,13 +3,13 @@
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stoker.catalog import with_pools
 from stoker.errors import UsageError
-from stoker.parameters import overrides_of
-from stoker.records import Cluster, TodaysGroup, Workload
+from stoker.parameters import overrides_of, parameters_of
+from stoker.records import Cluster, TodaysGroup, Workload, to_document
 from stoker.settings import read_workload, workload_from
 
 RUNS = Path("runs")
@@ -26,6 +26,19 @@ def read_with_params(
     if params:
         overrides = [*overrides_of(params, workload=read_workload(file)), *overrides]
     return with_pools(read_workload(file, overrides=overrides))
+
+
+def with_params(workload: Workload, params: Sequence[str]) -> Workload:
+    """The workload with a run's parameters applied; a target may have more than the workload.
+
+    Raises:
+        UsageError: If a value is wrong.
+    """
+    known = {name for p in parameters_of(workload) for name in (p.name, p.camel_name)}
+    own = [text for text in params if text.partition("=")[0].strip() in known]
+    document = to_document(workload)
+    assert isinstance(document, Mapping)
+    return workload_from(document, overrides=overrides_of(own, workload=workload))
 
 
 def resolve(
