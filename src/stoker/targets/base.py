@@ -72,12 +72,20 @@ class UploadPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uploaded:
-    """What an upload did; `id` is the target's own name of the pipeline (an ARN)."""
+    """What an upload did.
+
+    Attributes:
+        id: The target's own name of the pipeline (an ARN).
+        version: Name of the version that runs begin with from now on, where there are versions.
+        version_id: The target's own name of it.
+    """
 
     id: str
     action: Action
     url: str
     num_inputs: int
+    version: str = ""
+    version_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +108,12 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """When a schedule starts runs: `cron(...)` or `rate(...)`, and the zone of its clock."""
+    """When a schedule starts runs, and the zone of its clock.
+
+    Attributes:
+        expression: `cron(...)` or `rate(...)` (sagemaker); six fields with seconds first, or
+            `every 12 h` (kubeflow).
+    """
 
     expression: str
     time_zone: str = "UTC"
@@ -113,6 +126,9 @@ class Schedule:
     Attributes:
         parameters: That it hands to each run.
         next_run: In UTC; None where it is off or cannot be told.
+        id: The target's own name of it, where it has another.
+        note: What else is to be said of it.
+        url: Its page, where it has one.
     """
 
     name: str
@@ -121,6 +137,9 @@ class Schedule:
     is_on: bool
     next_run: datetime | None
     action: Action = "found"
+    id: str = ""
+    note: str = ""
+    url: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,191 @@
+"""Uploaded pipelines and their versions, and the pages that show them."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from stoker.errors import UsageError
+from stoker.records import Json, nearest
+from stoker.targets.kubeflow.client import Kubeflow
+from stoker.targets.kubeflow.errors import KubeflowError
+from stoker.targets.kubeflow.spec import Spec, spec_of_answer
+
+NEWEST_FIRST = "created_at desc"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """A version of a pipeline; `spec` is None where the service does not show it."""
+
+    id: str
+    name: str
+    spec: Spec | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed:
+    """A pipeline as the service holds it; `latest` is None where it has no version."""
+
+    id: str
+    name: str
+    latest: Version | None
+
+
+def find_pipeline(kubeflow: Kubeflow, name: str) -> Deployed | None:
+    """The uploaded pipeline of that name with its latest version, or None.
+
+    Raises:
+        PlatformError: If the service refuses.
+    """
+    found = next(
+        (
+            item
+            for item in kubeflow.pages(
+                "pipeline",
+                "list_pipelines",
+                items="pipelines",
+                namespace=kubeflow.namespace,
+                filter=equals("display_name", name),
+            )
+            if name in (item.get("name"), item.get("display_name"))
+        ),
+        None,
+    )
+    if found is None:
+        return None
+    id = str(found.get("pipeline_id", ""))
+    answer = kubeflow.call(
+        "pipeline",
+        "list_pipeline_versions",
+        pipeline_id=id,
+        page_size=1,
+        sort_by=NEWEST_FIRST,
+    )
+    versions = answer.get("pipeline_versions")
+    newest = versions[0] if isinstance(versions, list) and versions else None
+    return Deployed(
+        id=id, name=name, latest=_version(newest) if isinstance(newest, Mapping) else None
+    )
+
+
+def uploaded_pipeline(kubeflow: Kubeflow, name: str) -> Deployed:
+    """The uploaded pipeline of that name, with at least one version.
+
+    Raises:
+        UsageError: If it is not there.
+    """
+    found = find_pipeline(kubeflow, name)
+    if found is None or found.latest is None:
+        namespace = kubeflow.namespace
+        raise UsageError(
+            f"pipeline {name} is not uploaded",
+            where=kubeflow.connection.place + (f", namespace {namespace}" if namespace else ""),
+            fix="stoker upload kubeflow WORKLOAD",
+        )
+    return found
+
+
+def version_named(kubeflow: Kubeflow, pipeline: Deployed, named: str | None) -> Version:
+    """The version of that name or id; the latest for none, `latest` and `current`.
+
+    Raises:
+        UsageError: With the nearest name, if there is none.
+    """
+    assert pipeline.latest
+    if named in (None, "latest", "current", pipeline.latest.name, pipeline.latest.id):
+        return pipeline.latest
+    known: list[str] = []
+    for item in kubeflow.pages(
+        "pipeline",
+        "list_pipeline_versions",
+        items="pipeline_versions",
+        pipeline_id=pipeline.id,
+        sort_by=NEWEST_FIRST,
+    ):
+        version = _version(item)
+        if named in (version.name, version.id):
+            return version
+        known.append(version.name)
+    raise UsageError(
+        f"pipeline {pipeline.name} has no version {named}", fix=nearest(str(named), known)
+    )
+
+
+def version_of(kubeflow: Kubeflow, pipeline_id: str, version_id: str) -> Version | None:
+    """The version of an id; None where it was deleted."""
+    try:
+        answer = kubeflow.call(
+            "pipeline",
+            "get_pipeline_version",
+            pipeline_id=pipeline_id,
+            pipeline_version_id=version_id,
+        )
+    except KubeflowError as err:
+        if err.is_missing:
+            return None
+        raise
+    return _version(answer)
+
+
+def pipeline_url(kubeflow: Kubeflow, pipeline_id: str, version_id: str) -> str:
+    """The page of a pipeline's version; empty where the pages' address is not known."""
+    return _page(kubeflow, f"pipelines/details/{pipeline_id}/version/{version_id}")
+
+
+def run_url(kubeflow: Kubeflow, run_id: str) -> str:
+    """The page of a run; empty where the pages' address is not known."""
+    return _page(kubeflow, f"runs/details/{run_id}")
+
+
+def schedule_url(kubeflow: Kubeflow, id: str) -> str:
+    """The page of a recurring run; empty where the pages' address is not known."""
+    return _page(kubeflow, f"recurringrun/details/{id}")
+
+
+def equals(key: str, value: str) -> str:
+    """A filter of a listing."""
+    predicate = {"operation": "EQUALS", "key": key, "string_value": value}
+    return json.dumps({"predicates": [predicate]})
+
+
+def moment(value: Json) -> datetime | None:
+    """A time of an answer, in UTC; the service's word for none is the year 1 or 1970."""
+    if not isinstance(value, str) or not value:
+        return None
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    if found.tzinfo is None:
+        found = found.replace(tzinfo=UTC)
+    return found.astimezone(UTC) if found.year > 1970 else None
+
+
+def _version(item: Mapping[str, Json]) -> Version:
+    return Version(
+        id=str(item.get("pipeline_version_id", "")),
+        name=str(item.get("name") or item.get("display_name") or ""),
+        spec=spec_of_answer(item.get("pipeline_spec")),
+    )
+
+
+def _page(kubeflow: Kubeflow, path: str) -> str:
+    home = kubeflow.connection.ui
+    return f"{home}/#/{path}" if home else ""
+
+
+__all__ = [
+    "NEWEST_FIRST",
+    "Deployed",
+    "Version",
+    "equals",
+    "find_pipeline",
+    "moment",
+    "pipeline_url",
+    "run_url",
+    "schedule_url",
+    "uploaded_pipeline",
+    "version_named",
+    "version_of",
+]
