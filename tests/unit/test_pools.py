@@ -50,7 +50,7 @@ def test_plans_are_made_of_the_pools_of_the_file_and_nothing_else() -> None:
     gpu = catalog.get("gpu")
     assert (gpu.vcpus, gpu.accelerators, gpu.accelerator_model) == (3, 1, "A10G")
     assert (gpu.usd_per_hour, str(gpu.priced_on), gpu.family) == (1.1, "2026-11-01", "g5")
-    with pytest.raises(UsageError, match="no instance type 'c5.4xlarge'") as caught:
+    with pytest.raises(UsageError, match=r"no instance type 'c5\.4xlarge'") as caught:
         catalog.get("c5.4xlarge")
     assert "kubernetes.pools_file" in caught.value.fix
 
@@ -336,5 +336,5 @@ def test_prices_of_another_region_are_named() -> None:
 
 def test_a_node_too_small_for_a_pod_is_no_pool() -> None:
     small = node("n", kind="t3.small", cpu="1200m", memory="1400Mi")
-    with pytest.raises(UsageError, match="no node pool was found: t3.small left out"):
+    with pytest.raises(UsageError, match=r"no node pool was found: t3\.small left out"):
         table_of(small)
