@@ -2,11 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stoker.cli.options import AsJson, Debug, Overrides, WorkloadFile
+from stoker.errors import UsageError
+
+if TYPE_CHECKING:
+    from stoker.records import Workload
+    from stoker.targets.compiled import Compiled
 
 _TARGETS = ("sagemaker", "kubeflow")
 
@@ -32,7 +37,12 @@ def compile_verb(
     ] = None,
     components: Annotated[
         Path | None,
-        typer.Option("--components", metavar="DIR", help="Components in place of the project's."),
+        typer.Option(
+            "--components",
+            metavar="DIR",
+            help="sagemaker: components in place of the project's. kubeflow: one file for each, "
+            "to be shared, is written there.",
+        ),
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -40,32 +50,63 @@ def compile_verb(
 ) -> None:
     """Compiles the pipeline of a workload to a file; needs no account and no network."""
     from stoker.cli.progress import say
-    from stoker.errors import UsageError
     from stoker.records import Decision, nearest, read_json, write_text
     from stoker.settings import read_workload
     from stoker.targets.compiled import compile_pipeline
 
-    if target == "kubeflow":
-        raise UsageError("stoker cannot compile for kubeflow yet", fix="stoker compile sagemaker")
-    if target != "sagemaker":
+    if target not in _TARGETS:
         raise UsageError(f"there is no target {target}", fix=nearest(target, _TARGETS))
+    is_kubeflow = target == "kubeflow"
     record = read_workload(workload, overrides=overrides or ())
-    compiled = compile_pipeline(
-        record,
-        train_step=train_step,
-        decision=read_json(decision, Decision) if decision else None,
-        components=components,
-    )
+    if is_kubeflow:
+        compiled = _for_kubeflow(record, train_step=train_step, decision=decision)
+    else:
+        compiled = compile_pipeline(
+            record,
+            train_step=train_step,
+            decision=read_json(decision, Decision) if decision else None,
+            components=components,
+        )
     write_text(out, compiled.definition)
-    defaults = {p.camel_name: p.default(record) for p in compiled.parameters}
+    files = _write_components(record, components) if is_kubeflow and components else []
+    defaults = {
+        p.name if is_kubeflow else p.camel_name: p.default(record) for p in compiled.parameters
+    }
     if as_json:
         summary = {"name": compiled.name, "definition": str(out), "parameters": defaults}
-        print(json.dumps({**summary, "inputs": sorted(compiled.uploads)}, indent=2))
+        told = {**summary, "inputs": sorted(compiled.uploads), "components": list(map(str, files))}
+        print(json.dumps(told, indent=2))
         return
     say(
         f"{compiled.name}: {len(compiled.definition.encode()) / 1024:.0f} KiB in {out}", quiet=False
     )
-    for parameter in compiled.parameters:
-        default = defaults[parameter.camel_name]
-        say(f"  {parameter.camel_name:<18} {default if default != '' else '(empty)'}", quiet=False)
+    for name, default in defaults.items():
+        text = str(default).replace("\n", " ") or "(empty)"
+        say(f"  {name:<18} {text if len(text) <= 60 else text[:57] + '...'}", quiet=False)
+    for file in files:
+        say(f"component: {file}", quiet=False)
     say(f"next:      stoker upload {target} {workload}", quiet=False)
+
+
+def _for_kubeflow(record: "Workload", *, train_step: str, decision: Path | None) -> "Compiled":
+    from stoker.targets.kubeflow_pipeline import compile_kubeflow
+
+    if train_step != "launched" or decision:
+        raise UsageError(
+            "on Kubeflow each run trains what it decides: no step or decision can be pinned",
+            where="--train-step, --decision",
+            fix="leave them out",
+        )
+    return compile_kubeflow(record)
+
+
+def _write_components(record: "Workload", folder: Path) -> list[Path]:
+    from stoker.records import write_text
+    from stoker.targets.kubeflow_pipeline import component_files
+
+    files = []
+    for name, text in component_files(record).items():
+        file = folder / f"{name}.yaml"
+        write_text(file, text)
+        files.append(file)
+    return files

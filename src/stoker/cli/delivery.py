@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stoker.cli.executor_output import (
+    MODEL,
     ExecutorInput,
     check_parameters,
     read_executor_input,
@@ -118,8 +119,14 @@ def deliver(
         print(f"written: {out}")
 
 
-def copy_model(model_uri: str | None, folder: Path) -> None:
-    """Copies a model that is on this machine; one that is elsewhere stays there."""
+def kept_model(model_uri: str | None, outputs: Outputs) -> str | None:
+    """Copies a model that is on this machine; gives the address where it is to stay.
+
+    One that is elsewhere stays there.
+    """
     source = Path(model_uri) if model_uri and "://" not in model_uri else None
-    if source and source.is_dir():
-        shutil.copytree(source, folder, dirs_exist_ok=True)
+    if outputs.model is None or source is None or not source.is_dir():
+        return model_uri
+    shutil.copytree(source, outputs.model, dirs_exist_ok=True)
+    address = outputs.executor.address_of(MODEL) if outputs.executor else ""
+    return address or str(outputs.model)

@@ -20,7 +20,7 @@ MAX_PARAMETER_BYTES = 32 << 10
 
 _WHERE = "--executor-input"
 _METRICS = "system.Metrics"
-_MODEL = "system.Model"
+MODEL = "system.Model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,10 @@ class ExecutorInput:
     output_file: Path
     parameters: frozenset[str]
     artifacts: Mapping[str, tuple[str, str]]
+
+    def address_of(self, kind: str) -> str:
+        """Of the first artifact of that type; empty where there is none."""
+        return next((uri for found, uri in self.artifacts.values() if found == kind), "")
 
 
 def read_executor_input(text: str) -> ExecutorInput:
@@ -107,7 +111,7 @@ def write_executor_output(
                 where=_WHERE,
             )
     told: dict[str, Json] = {n: v for n, v in sorted(metrics.items()) if math.isfinite(v)}
-    about: dict[str, dict[str, Json]] = {_METRICS: told, _MODEL: {"model_uri": model_uri}}
+    about: dict[str, dict[str, Json]] = {_METRICS: told, MODEL: {"model_uri": model_uri}}
     artifacts: dict[str, Json] = {
         name: {"artifacts": [{"name": name, "uri": uri, "metadata": about.get(kind, {})}]}
         for name, (kind, uri) in sorted(executor.artifacts.items())

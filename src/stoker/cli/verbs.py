@@ -12,7 +12,7 @@ import msgspec
 
 from stoker.catalog import catalog_of
 from stoker.cli.clusters import parse_groups
-from stoker.cli.delivery import Outputs, copy_model, deliver
+from stoker.cli.delivery import Outputs, deliver, kept_model
 from stoker.cli.step_outputs import told_of_decision, told_of_profile, told_of_training
 from stoker.cli.workloads import (
     RUNS,
@@ -218,8 +218,8 @@ def train_command(
         timeline = _beside(run_dir / record.measured.timeline_file, file)
         measured = msgspec.structs.replace(record.measured, timeline_file=timeline)
         record = msgspec.structs.replace(record, measured=measured)
-    if outputs.model:
-        copy_model(record.model_uri, outputs.model)
+    kept = kept_model(record.model_uri, outputs)
+    record = msgspec.structs.replace(record, model_uri=kept)
     deliver(
         record,
         outputs=replace(outputs, out=file),

@@ -9,6 +9,9 @@ from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec, groups_of_channel, hyperparameters
 from stoker.records import Json, Role
 
+# Where the steps of a pipeline on Kubernetes mount the claims that channels name.
+CLAIMS_FOLDER = "/mnt/pvc"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalHost:
@@ -56,11 +59,13 @@ class LocalRequest:
 
 
 def channel_folder(name: str, uri: str) -> Path:
-    """The folder that a channel of a local job names.
+    """The folder that a channel of a local job names; of a claim, where it is mounted.
 
     Raises:
         UsageError: If it is not there.
     """
+    if uri.startswith("pvc://"):
+        uri = f"{CLAIMS_FOLDER}/{uri.removeprefix('pvc://')}"
     folder = Path(uri.removeprefix("file://")).absolute()
     if not folder.is_dir():
         raise UsageError(

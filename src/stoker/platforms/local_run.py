@@ -228,6 +228,7 @@ class LocalRun:
             exit_code=exit_code,
             failure=failure if status == "failed" else None,
             output_dir=base / "output" / "data",
+            model_uri=_model(base / "model"),
             data_group_release_seconds=release,
         )
 
@@ -263,3 +264,8 @@ def _read(path: Path) -> str:
 
 def _words(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def _model(folder: Path) -> str | None:
+    """The folder, if the training left something in it."""
+    return str(folder) if folder.is_dir() and any(folder.iterdir()) else None

@@ -147,6 +147,10 @@ def _record(
     measured = written.measured
     if measured and measured.steps:
         usd_per_hour = catalog.usd_per_hour(job.groups)
+        plan = decision.plan if decision else None
+        if usd_per_hour is None and plan and plan.predicted and plan.groups == job.groups:
+            # In the pod of a pipeline's step the local platform knows no price of its host.
+            usd_per_hour = plan.predicted.usd_per_hour
         if usd_per_hour is not None:
             usd = measured.step_seconds * usd_per_hour / 3600 * 1000
             measured = msgspec.structs.replace(measured, usd_per_1000_steps=usd)
