@@ -11,6 +11,9 @@ import typer.main
 from stoker.cli.app import app
 from stoker.records import RECORDS
 
+# Where Kubeflow is.
+REACH = {"--host", "--namespace", "--token-file", "--ca-file"}
+
 VERBS = {
     "run": {"--from", "--prices", "--set", "--json", "--yes", "--debug"},
     "profile": {
@@ -106,23 +109,41 @@ VERBS = {
         "--json",
         "--debug",
     },
-    "upload": {"--train-step", "--decision", "--set", "--json", "--yes", "--debug"},
-    "start": {"--yes", "--param", "--wait", "--set", "--json", "--debug"},
-    "schedule": {
+    "upload": REACH | {"--train-step", "--decision", "--set", "--json", "--yes", "--debug"},
+    "start": REACH
+    | {
+        "--yes",
+        "--param",
+        "--wait",
+        "--run-name",
+        "--experiment",
+        "--service-account",
+        "--version",
+        "--set",
+        "--json",
+        "--debug",
+    },
+    "schedule": REACH
+    | {
         "--cron",
         "--every",
         "--list",
         "--delete",
         "--name",
         "--time-zone",
+        "--catch-up",
+        "--max-concurrency",
+        "--experiment",
+        "--service-account",
+        "--version",
         "--param",
         "--set",
         "--json",
         "--debug",
     },
-    "status": {"--json", "--debug"},
-    "logs": {"--group", "--json", "--debug"},
-    "stop": {"--json", "--debug"},
+    "status": REACH | {"--workload", "--set", "--json", "--debug"},
+    "logs": REACH | {"--group", "--workload", "--set", "--json", "--debug"},
+    "stop": REACH | {"--workload", "--set", "--json", "--debug"},
     "render": {"--decision", "--group", "--service-account", "--set", "--debug"},
     "launch": set(),
 }

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stoker.cli import pipelines
+from stoker.cli import pipelines, reaching
 from stoker.cli.edge import TerminatedError
 from stoker.errors import PlatformError, UsageError
 from stoker.records import Json
@@ -29,6 +29,7 @@ from support.target_pipeline import (
 )
 
 OF = workload()
+REACH = reaching.Reach()
 TAKEN = step(
     "NeedsProfile", "Succeeded", EndTime=at(1), Metadata={"Condition": {"Outcome": "True"}}
 )
@@ -360,7 +361,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     """Recorded answers behind the command line of this process."""
     made = recorded()
     monkeypatch.setattr(
-        pipelines, "target_named", lambda name, **of: SageMakerTarget(aws=made.aws())
+        reaching, "target_named", lambda name, **of: SageMakerTarget(aws=made.aws())
     )
     return made
 
@@ -370,7 +371,7 @@ def test_status_prints_a_tree_with_reasons_pages_and_next_commands(
 ) -> None:
     failed = {**DECIDE, "StepStatus": "Failed", "FailureReason": "AlgorithmError: exit code: 1"}
     answers.add_state("Failed", [TAKEN, PROFILE, failed], of=OF, reason="Step failure")
-    pipelines.status_command("sagemaker", EXECUTION, as_json=False)
+    pipelines.status_command("sagemaker", EXECUTION, as_json=False, reach=REACH)
     shown = capsys.readouterr().out
     assert "mnist/abc123def456  failed  50 min 00 s" in shown
     assert "NeedsProfile             Condition      succeeded → True" in shown
@@ -386,7 +387,7 @@ def test_status_as_json_holds_the_same_facts(
     answers: Recorded, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers.add_state("Executing", [TAKEN, PROFILE], of=OF)
-    pipelines.status_command("sagemaker", EXECUTION, as_json=True)
+    pipelines.status_command("sagemaker", EXECUTION, as_json=True, reach=REACH)
     told: dict[str, Json] = json.loads(capsys.readouterr().out)
     assert told["status"] == "running"
     assert told["began"] == "2026-11-20T10:00:00Z"
@@ -399,7 +400,7 @@ def test_a_stop_of_what_has_ended_says_so_and_is_no_error(
     answers: Recorded, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers.add_state("Succeeded", [TAKEN], of=OF)
-    assert pipelines.stop_command("sagemaker", EXECUTION, as_json=False) == 0
+    assert pipelines.stop_command("sagemaker", EXECUTION, as_json=False, reach=REACH) == 0
     assert "had ended already: succeeded" in capsys.readouterr().err
 
 
@@ -425,6 +426,8 @@ def test_whoever_stops_waiting_leaves_the_run_running(
         parameters=(),
         is_waiting=True,
         overrides=(),
+        options={},
+        reach=REACH,
         as_json=False,
         assume_yes=True,
     )
@@ -448,6 +451,8 @@ def test_an_interruption_before_the_service_answered_says_that_a_run_may_have_st
         parameters=(),
         is_waiting=False,
         overrides=(),
+        options={},
+        reach=REACH,
         as_json=False,
         assume_yes=True,
     )

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from stoker.cli import pipelines
+from stoker.cli import pipelines, reaching
 from stoker.errors import UsageError
 from stoker.targets.base import Uploaded, UploadPlan
 from support.target_pipeline import PIPELINE, HandMade, hand_made, workload
@@ -38,9 +38,9 @@ class Sent:
 def upload(
     target: Sent, monkeypatch: pytest.MonkeyPatch, *, typed: str | None, yes: bool = False
 ) -> None:
-    monkeypatch.setattr(pipelines, "target_named", lambda name, workload: target)
+    monkeypatch.setattr(reaching, "target_named", lambda name, **of: target)
     monkeypatch.setattr(pipelines, "workload_of", lambda file, overrides: workload())
-    monkeypatch.setattr(pipelines, "_compiled", lambda workload, **how: target.pipeline)
+    monkeypatch.setattr(pipelines, "_compiled", lambda name, workload, **how: target.pipeline)
     monkeypatch.setattr("sys.stdin", Terminal(typed) if typed is not None else io.StringIO())
     monkeypatch.setattr("sys.stderr", Terminal())
     pipelines.upload_command(
@@ -48,6 +48,7 @@ def upload(
         "w.yaml",
         train_step="launched",
         decision_file=None,
+        reach=reaching.Reach(),
         overrides=(),
         as_json=False,
         assume_yes=yes,

@@ -17,20 +17,28 @@ _KIND = 14
 _REASON = 400
 
 
-def tree(state: "RunState", *, target: str, now: datetime) -> Iterator[str]:
-    """The run and its steps, one line each; below reasons, pages, and logs of what failed."""
+def tree(state: "RunState", *, target: str, now: datetime, where: str = "") -> Iterator[str]:
+    """The run and its steps, one line each; below reasons, pages, and logs of what failed.
+
+    Args:
+        state: The run.
+        target: Its target.
+        now: In UTC.
+        where: Flags with which the next commands reach the target, with a blank in front.
+    """
     yield f"{state.run}  {state.status}{_took(state.began, state.ended, now)}"
     if state.reason:
         yield f"  why:  {_short(state.reason)}"
-    yield f"  page: {state.url}"
+    if state.url:
+        yield f"  page: {state.url}"
     for name, value in (state.parameters or {}).items():
-        yield f"  with: {name} = {value}"
+        yield f"  with: {name} = {_short(value)}"
     for step in state.steps:
         yield from _step(step, now=now)
         if step.status == "failed" and step.job and state.pipeline:
             # A job that a step started is in groups of hosts; a step's own is called as the step.
             own = "" if step.name.startswith("job ") else f" --group {step.name}"
-            yield f"{'  ' * step.depth}    logs: stoker logs {target} {state.run}{own}"
+            yield f"{'  ' * step.depth}    logs: stoker logs {target} {state.run}{own}{where}"
 
 
 def change_line(step: "StepState", *, now: datetime) -> str:
@@ -50,9 +58,10 @@ def schedule_line(schedule: "Schedule") -> str:
     else:
         following = f"next {schedule.next_run:%Y-%m-%d %H:%M} UTC"
     values = ", ".join(f"{name}={value}" for name, value in schedule.parameters.items())
+    note = f"  ({schedule.note})" if schedule.note else ""
     return (
         f"{schedule.name:<{_NAME}} {schedule.timing.expression}  {zone}  {following}"
-        f"  {values or 'defaults'}"
+        f"  {values or 'defaults'}{note}"
     )
 
 

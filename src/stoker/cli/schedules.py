@@ -1,15 +1,15 @@
 """`stoker schedule`: adds, lists and deletes schedules of a pipeline."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from stoker.cli.pipelines import workload_of
+from stoker.cli.pipelines import run_options, workload_of
 from stoker.cli.progress import say
+from stoker.cli.reaching import Reach
 from stoker.cli.run_words import document, schedule_line
 from stoker.errors import UsageError
 from stoker.targets.base import Timing
 from stoker.targets.cron import checked_zone, cron_expression, rate_expression
-from stoker.targets.named import target_named
 
 
 def schedule_command(
@@ -23,6 +23,8 @@ def schedule_command(
     name: str | None,
     time_zone: str,
     parameters: Sequence[str],
+    options: Mapping[str, str | int | bool],
+    reach: Reach,
     overrides: Sequence[str],
     as_json: bool,
 ) -> None:
@@ -42,10 +44,13 @@ def schedule_command(
             f"{' and '.join(named)} exclude each other" if named else "when is it to run?",
             fix="name one of --cron, --every, --list, --delete",
         )
-    if cron is None and every is None and (parameters or name):
-        raise UsageError(f"{named[0]} takes no --param and no --name", fix="leave them out")
+    if cron is None and every is None and (parameters or name or options):
+        raise UsageError(
+            f"{named[0]} takes no --param, no --name and nothing else of a new schedule",
+            fix="leave them out",
+        )
     workload = workload_of(file, overrides=overrides)
-    target = target_named(target_name, workload=workload)
+    target = reach.target(target_name, workload=workload, options=run_options(options))
     if is_listing:
         found = target.schedules(workload)
         if as_json:
@@ -59,13 +64,33 @@ def schedule_command(
         deleted = target.unschedule(workload, name=delete)
         print(json.dumps({"deleted": deleted}) if as_json else f"deleted: {deleted}")
         return
-    timing = Timing(
-        expression=cron_expression(cron) if cron is not None else rate_expression(every or ""),
-        time_zone=checked_zone(time_zone),
-    )
+    timing = _timing(target.name, cron=cron, every=every or "", time_zone=time_zone)
     made = target.schedule(workload, timing=timing, parameters=parameters, name=name)
     if as_json:
         print(json.dumps(document(made), indent=2))
         return
     print(f"{made.action}: {schedule_line(made)}")
-    print(f"delete:  stoker schedule {target.name} {file} --delete {made.name}")
+    if made.url:
+        print(f"page:    {made.url}")
+    where = reach.words(target.name)
+    print(f"delete:  stoker schedule {target.name} {file} --delete {made.name}{where}")
+
+
+def _timing(target: str, *, cron: str | None, every: str, time_zone: str) -> Timing:
+    if target == "kubeflow":
+        from stoker.targets.kubeflow.cron import cron_fields, period_seconds, period_text
+
+        if time_zone != "UTC":
+            raise UsageError(
+                "a schedule on Kubeflow has no time zone: all follow the clock of its scheduler",
+                where="--time-zone",
+                fix="the time in UTC; its administrator may set another clock for all "
+                "(CRON_SCHEDULE_TIMEZONE)",
+            )
+        if cron is not None:
+            return Timing(expression=cron_fields(cron))
+        return Timing(expression=period_text(period_seconds(every)))
+    return Timing(
+        expression=cron_expression(cron) if cron is not None else rate_expression(every),
+        time_zone=checked_zone(time_zone),
+    )

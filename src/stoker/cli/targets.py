@@ -14,8 +14,43 @@ RunName = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="PIPELINE/EXECUTION_ID, a pipeline (its newest run), a training job, or an ARN.",
+        help="A run, a pipeline (its newest run), a training job, an ARN, or a run's page.",
         show_default=False,
+    ),
+]
+Host = Annotated[
+    str | None,
+    typer.Option("--host", metavar="URL", help="Of Kubeflow, as https://SITE/pipeline."),
+]
+Namespace = Annotated[
+    str | None,
+    typer.Option("--namespace", metavar="N", help="The profile's, on Kubeflow with many users."),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option("--token-file", metavar="F", help="The token that Kubeflow knows you by."),
+]
+CaFile = Annotated[
+    Path | None, typer.Option("--ca-file", metavar="F", help="Certificates to trust, of Kubeflow.")
+]
+OfWorkload = Annotated[
+    str | None,
+    typer.Option("--workload", metavar="W", help="Whose settings say where Kubeflow is."),
+]
+Experiment = Annotated[
+    str | None,
+    typer.Option("--experiment", metavar="E", help="On Kubeflow; absent: named as the workload."),
+]
+ServiceAccount = Annotated[
+    str | None,
+    typer.Option("--service-account", metavar="A", help="Of the steps' pods on Kubeflow."),
+]
+Version = Annotated[
+    str | None,
+    typer.Option(
+        "--version",
+        metavar="V",
+        help="On Kubeflow: name or id of a version, or current; absent: the latest at each start.",
     ),
 ]
 
@@ -45,6 +80,10 @@ def upload_verb(
         Path | None,
         typer.Option("--decision", metavar="D", help="Its groups are native's defaults."),
     ] = None,
+    host: Host = None,
+    namespace: Namespace = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
     yes: Yes = False,
@@ -52,12 +91,14 @@ def upload_verb(
 ) -> None:
     """Compiles the pipeline and creates or updates it, showing what changes."""
     from stoker.cli.pipelines import upload_command
+    from stoker.cli.reaching import Reach
 
     upload_command(
         target,
         workload,
         train_step=train_step,
         decision_file=decision,
+        reach=Reach(host=host, namespace=namespace, token_file=token_file, ca_file=ca_file),
         overrides=overrides or (),
         as_json=as_json,
         assume_yes=yes,
@@ -72,6 +113,16 @@ def start_verb(
     wait: Annotated[
         bool, typer.Option("--wait", help="Follows to the end; Ctrl-C leaves the run running.")
     ] = False,
+    run_name: Annotated[
+        str | None, typer.Option("--run-name", metavar="N", help="As Kubeflow's pages show it.")
+    ] = None,
+    experiment: Experiment = None,
+    service_account: ServiceAccount = None,
+    version: Version = None,
+    host: Host = None,
+    namespace: Namespace = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
     yes: Yes = False,
@@ -79,12 +130,20 @@ def start_verb(
 ) -> None:
     """Starts a run of the uploaded pipeline."""
     from stoker.cli.pipelines import start_command
+    from stoker.cli.reaching import Reach
 
     code = start_command(
         target,
         workload,
         parameters=params or (),
         is_waiting=wait,
+        options=_given(
+            run_name=run_name,
+            experiment=experiment,
+            service_account=service_account,
+            version=version,
+        ),
+        reach=Reach(host=host, namespace=namespace, token_file=token_file, ca_file=ca_file),
         overrides=overrides or (),
         as_json=as_json,
         assume_yes=yes,
@@ -98,7 +157,7 @@ def schedule_verb(
     *,
     cron: Annotated[
         str | None,
-        typer.Option("--cron", metavar="E", help="minute hour day month weekday year."),
+        typer.Option("--cron", metavar="E", help="minute hour day month weekday, and year on SageMaker."),
     ] = None,
     every: Annotated[
         str | None, typer.Option("--every", metavar="D", help="A period: 1d, 12h, 30m.")
@@ -114,11 +173,26 @@ def schedule_verb(
         str, typer.Option("--time-zone", metavar="Z", help="Of --cron, as Europe/Berlin.")
     ] = "UTC",
     params: Params = None,
+    catch_up: Annotated[
+        bool, typer.Option("--catch-up", help="On Kubeflow: missed starts are made up for.")
+    ] = False,
+    max_concurrency: Annotated[
+        int | None,
+        typer.Option("--max-concurrency", metavar="N", help="On Kubeflow: runs at a time, or 1."),
+    ] = None,
+    experiment: Experiment = None,
+    service_account: ServiceAccount = None,
+    version: Version = None,
+    host: Host = None,
+    namespace: Namespace = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Starts runs of the uploaded pipeline again and again."""
+    from stoker.cli.reaching import Reach
     from stoker.cli.schedules import schedule_command
 
     schedule_command(
@@ -131,6 +205,14 @@ def schedule_verb(
         name=name,
         time_zone=time_zone,
         parameters=params or (),
+        options=_given(
+            catch_up=catch_up or None,
+            max_concurrency=max_concurrency,
+            experiment=experiment,
+            service_account=service_account,
+            version=version,
+        ),
+        reach=Reach(host=host, namespace=namespace, token_file=token_file, ca_file=ca_file),
         overrides=overrides or (),
         as_json=as_json,
     )
@@ -140,13 +222,28 @@ def status_verb(
     target: TargetName,
     run: RunName,
     *,
+    workload: OfWorkload = None,
+    host: Host = None,
+    namespace: Namespace = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Shows a run's steps, with times, reasons and links."""
     from stoker.cli.pipelines import status_command
+    from stoker.cli.reaching import Reach
 
-    status_command(target, run, as_json=as_json)
+    reach = Reach(
+        host=host,
+        namespace=namespace,
+        token_file=token_file,
+        ca_file=ca_file,
+        workload_file=workload,
+        overrides=overrides or (),
+    )
+    status_command(target, run, as_json=as_json, reach=reach)
 
 
 def logs_verb(
@@ -157,23 +254,58 @@ def logs_verb(
         str | None,
         typer.Option("--group", metavar="G", help="An instance group's or a step's only."),
     ] = None,
+    workload: OfWorkload = None,
+    host: Host = None,
+    namespace: Namespace = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Prints the logs of all steps and hosts until now."""
     from stoker.cli.pipelines import logs_command
+    from stoker.cli.reaching import Reach
 
-    logs_command(target, run, group=group, as_json=as_json)
+    reach = Reach(
+        host=host,
+        namespace=namespace,
+        token_file=token_file,
+        ca_file=ca_file,
+        workload_file=workload,
+        overrides=overrides or (),
+    )
+    logs_command(target, run, group=group, as_json=as_json, reach=reach)
 
 
 def stop_verb(
     target: TargetName,
     run: RunName,
     *,
+    workload: OfWorkload = None,
+    host: Host = None,
+    namespace: Namespace = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Stops a run or a training job, and waits until it has stopped."""
     from stoker.cli.pipelines import stop_command
+    from stoker.cli.reaching import Reach
 
-    raise typer.Exit(stop_command(target, run, as_json=as_json))
+    reach = Reach(
+        host=host,
+        namespace=namespace,
+        token_file=token_file,
+        ca_file=ca_file,
+        workload_file=workload,
+        overrides=overrides or (),
+    )
+    raise typer.Exit(stop_command(target, run, as_json=as_json, reach=reach))
+
+
+def _given(**options: str | int | bool | None) -> dict[str, str | int | bool]:
+    """Those that the command line names."""
+    return {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,79 @@
+"""The published API of Kubeflow Pipelines: checks of requests and answers."""
+
+import gzip
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import jsonschema
+
+from stoker.records import Json
+
+_DATA = Path(__file__).resolve().parents[1] / "data" / "kfp"
+_FILES = ("kfp_api_single_file.swagger.json.gz", "pipeline.upload.swagger.json.gz")
+# What the documents call objects are messages: a name that they have not is refused by the service.
+_OPEN = ("protobufAny",)
+
+
+@cache
+def _document(file: str) -> dict[str, dict[str, Json]]:
+    found: dict[str, dict[str, Json]] = json.loads(gzip.decompress((_DATA / file).read_bytes()))
+    return found
+
+
+@cache
+def _definitions() -> Mapping[str, Json]:
+    merged: dict[str, Json] = {}
+    for file in _FILES:
+        merged |= _document(file)["definitions"]
+    return {name: _strict(name, schema) for name, schema in merged.items()}
+
+
+def _strict(name: str, schema: Json) -> Json:
+    """The definition with no other properties than its own, and without what Draft 4 has not."""
+    assert isinstance(schema, dict)
+    if schema.get("properties") and name not in _OPEN:
+        return {**schema, "additionalProperties": False}
+    return schema
+
+
+@cache
+def _validator(name: str) -> jsonschema.Draft4Validator:
+    schema = {"$ref": f"#/definitions/{name}", "definitions": _definitions()}
+    return jsonschema.Draft4Validator(schema)
+
+
+def problems(name: str, document: Json) -> list[str]:
+    """What a message has that its definition does not allow; int64 may be numbers or texts."""
+    told = _coerced(document)
+    return [
+        f"{'/'.join(map(str, e.path))}: {e.message}" for e in _validator(name).iter_errors(told)
+    ]
+
+
+def operation_at(method: str, path: str) -> tuple[str, Mapping[str, Json]] | None:
+    """The path's template and the operation that a request is, or None."""
+    for file in _FILES:
+        for template, operations in _document(file)["paths"].items():
+            assert isinstance(operations, dict)
+            pattern = re.sub(r"\\\{[^}]*\\\}", "[^/:]+", re.escape(template))
+            found = operations.get(method.lower())
+            if isinstance(found, dict) and re.fullmatch(pattern, path):
+                return template, found
+    return None
+
+
+def _coerced(value: Json, key: str = "") -> Json:
+    """int64 as text, as the definitions have them: the service takes both."""
+    if isinstance(value, dict):
+        # Parameters of a pipeline are free, and may be called so.
+        return {
+            k: v if k in ("parameters", "pipeline_spec") else _coerced(v, k)
+            for k, v in value.items()
+        }
+    if isinstance(value, list):
+        return [_coerced(item, key) for item in value]
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if is_number and key in ("max_concurrency", "interval_second") else value

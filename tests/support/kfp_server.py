@@ -1,0 +1,425 @@
+"""Kubeflow Pipelines on loopback: keeps what it is sent, and holds it against the published API."""
+
+import email.parser
+import email.policy
+import http.server
+import json
+import re
+import ssl
+import threading
+import urllib.parse
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+
+import yaml
+
+from stoker.records import Json
+from support.kfp_api import operation_at, problems
+
+_ROOT = "/apis/v2beta1"
+_LISTS = {
+    "pipelines": "pipelines",
+    "experiments": "experiments",
+    "runs": "runs",
+    "recurringruns": "recurringRuns",
+}
+_IDS = {
+    "pipelines": "pipeline_id",
+    "experiments": "experiment_id",
+    "runs": "run_id",
+    "recurringruns": "recurring_run_id",
+}
+_BEGAN = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that came."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    body: Json
+    headers: Mapping[str, str]
+    file: str = ""
+
+    @property
+    def line(self) -> str:
+        return f"{self.method} {self.path.removeprefix(_ROOT)}"
+
+
+@dataclass
+class Trouble:
+    """An answer that is given in place of the service's own, to requests that match."""
+
+    pattern: str
+    status: int
+    body: str
+    content_type: str = "application/json"
+    location: str = ""
+    times: int = 1_000_000
+
+
+class RefusedError(Exception):
+    """The service refuses."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass
+class KfpServer:
+    """A server of one installation.
+
+    Attributes:
+        multi_user: Whether namespaces are asked for.
+        token: That must be sent; empty: none.
+        problems: What the API's definitions do not allow in requests or in this server's answers.
+        on_terminate: What a run becomes that is asked to stop: None: nothing but CANCELING.
+    """
+
+    multi_user: bool = False
+    token: str = ""
+    tls: tuple[Path, Path] | None = None
+    on_terminate: str | None = "CANCELED"
+    problems: list[str] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    troubles: list[Trouble] = field(default_factory=list)
+    kept: dict[str, list[dict[str, Json]]] = field(default_factory=dict)
+    versions: dict[str, list[dict[str, Json]]] = field(default_factory=dict)
+
+    def __enter__(self) -> "KfpServer":
+        self.kept = {name: [] for name in _LISTS}
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._slow: list[str] = []
+        self._seconds = 0
+        server = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                server._serve(self)
+
+            do_POST = do_DELETE = do_GET
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Says nothing."""
+
+        self._http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        if self.tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*map(str, self.tls))
+            self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+    @property
+    def url(self) -> str:
+        scheme = "https" if self.tls else "http"
+        return f"{scheme}://127.0.0.1:{self._http.server_address[1]}"
+
+    # What tests ask and set.
+
+    def sent(self, method: str = "POST") -> list[str]:
+        """The requests of a method, in order, without those that ask for health."""
+        return [r.line for r in self.requests if r.method == method and "healthz" not in r.path]
+
+    def last(self, line: str) -> Request:
+        """The newest request whose line matches."""
+        return next(r for r in reversed(self.requests) if re.fullmatch(line, r.line))
+
+    def trouble(self, pattern: str, status: int, body: str = "", **how: object) -> Trouble:
+        """Answers requests whose line matches otherwise from now on."""
+        made = Trouble(pattern, status, body, **how)  # type: ignore[arg-type]
+        self.troubles.append(made)
+        return made
+
+    def stall(self, pattern: str) -> None:
+        """Does not answer requests whose line matches until the server ends."""
+        self._slow.append(pattern)
+
+    def run(self, index: int = -1) -> dict[str, Json]:
+        """A run."""
+        return self.kept["runs"][index]
+
+    def end(self, state: str, **fields: Json) -> None:
+        """The newest run ends."""
+        self.run().update(state=state, finished_at=self._now(), **fields)
+
+    def tell(self, *tasks: Mapping[str, Json]) -> None:
+        """The newest run has these tasks."""
+        self.run()["run_details"] = {"task_details": [dict(task) for task in tasks]}
+
+    # The service.
+
+    def _serve(self, handler: http.server.BaseHTTPRequestHandler) -> None:
+        parts = urllib.parse.urlsplit(handler.path)
+        query = dict(urllib.parse.parse_qsl(parts.query))
+        length = int(handler.headers.get("Content-Length") or 0)
+        raw = handler.rfile.read(length)
+        path = urllib.parse.unquote(parts.path)
+        body, file = _content(handler.headers.get("Content-Type", ""), raw)
+        request = Request(handler.command, path, query, body, dict(handler.headers.items()), file)
+        with self._lock:
+            self.requests.append(request)
+        if any(re.fullmatch(pattern, request.line) for pattern in self._slow):
+            self._over.wait(60)
+            handler.close_connection = True
+            return
+        status, text, kind, location = self._answer(request)
+        content = text.encode()
+        handler.send_response(status)
+        handler.send_header("Content-Type", kind)
+        handler.send_header("Content-Length", str(len(content)))
+        if location:
+            handler.send_header("Location", location)
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    def _answer(self, request: Request) -> tuple[int, str, str, str]:
+        with self._lock:
+            for trouble in self.troubles:
+                if trouble.times and re.fullmatch(trouble.pattern, request.line):
+                    trouble.times -= 1
+                    return trouble.status, trouble.body, trouble.content_type, trouble.location
+            try:
+                return 200, json.dumps(self._checked(request)), "application/json", ""
+            except RefusedError as err:
+                code = {401: 16, 403: 7, 404: 5, 409: 6}.get(err.status, 3)
+                text = json.dumps({"error": str(err), "code": code, "message": str(err)})
+                return err.status, text, "application/json", ""
+
+    def _checked(self, request: Request) -> Json:
+        """The answer to a request that the API allows."""
+        if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
+            raise RefusedError(401, "Request header error: there is no user identity header.")
+        found = operation_at(request.method, request.path)
+        if found is None:
+            self.problems.append(f"no such operation: {request.line}")
+            raise RefusedError(404, "Not Found")
+        _, operation = found
+        about = operation.get("parameters", [])
+        assert isinstance(about, list)
+        named = {p["name"]: p for p in about if isinstance(p, dict)}
+        for name in request.query:
+            if named.get(name, {}).get("in") != "query":
+                self.problems.append(f"{request.line}: no parameter {name} in the query")
+        for parameter in named.values():
+            if parameter["in"] == "body":
+                self._check(request.line, parameter["schema"], request.body)
+        if "filter" in request.query:
+            self._check(
+                f"{request.line} filter",
+                {"$ref": "#/definitions/v2beta1Filter"},
+                json.loads(request.query["filter"]),
+            )
+        answer = self._do(request)
+        responses = operation["responses"]
+        assert isinstance(responses, dict)
+        schema = responses["200"].get("schema") if isinstance(responses["200"], dict) else None
+        if isinstance(schema, dict) and "$ref" in schema:
+            self._check(f"answer to {request.line}", schema, answer)
+        return answer
+
+    def _check(self, what: str, schema: Json, document: Json) -> None:
+        assert isinstance(schema, dict)
+        found = problems(str(schema["$ref"]).rpartition("/")[2], document)
+        self.problems += [f"{what}: {problem}" for problem in found]
+        if found and not what.startswith("answer"):
+            raise RefusedError(400, f"Invalid input error: {found[0]}")
+
+    def _do(self, request: Request) -> Json:
+        words = request.path.removeprefix(_ROOT).strip("/").replace(":", "/").split("/")
+        match request.method, words:
+            case "GET", ["healthz"]:
+                return {"multi_user": self.multi_user}
+            case "POST", ["pipelines", "upload_version"]:
+                return self._upload_version(request)
+            case "GET", ["pipelines", id, "versions"]:
+                self._get("pipelines", id)
+                return self._page("pipeline_versions", self.versions[id], request)
+            case "GET", ["pipelines", id, "versions", version]:
+                return _find(self.versions.get(id, []), "pipeline_version_id", version)
+            case "GET", [kind] if kind in _LISTS:
+                return self._list(kind, request)
+            case "POST", [kind] if kind in _LISTS:
+                return self._create(kind, request.body)
+            case "GET", [kind, id]:
+                return self._get(kind, id)
+            case "DELETE", [kind, id]:
+                self.kept[kind].remove(self._get(kind, id))
+                return {}
+            case "POST", ["runs", id, "terminate"]:
+                return self._terminate(self._get("runs", id))
+        raise AssertionError(f"not in this server: {request.line}")
+
+    def _list(self, kind: str, request: Request) -> Json:
+        namespace = request.query.get("namespace", "")
+        if namespace and not self.multi_user:
+            raise RefusedError(400, f"In single-user mode, {kind} cannot be filtered by namespace.")
+        if self.multi_user and not namespace and kind != "pipelines":
+            raise RefusedError(
+                400, "Invalid input error: In multi-user mode, a namespace is needed"
+            )
+        found = [
+            item
+            for item in self.kept[kind]
+            if not self.multi_user or self._namespace(kind, item) == namespace
+        ]
+        return self._page(_LISTS[kind], found, request)
+
+    def _namespace(self, kind: str, item: Mapping[str, Json]) -> Json:
+        if kind in ("pipelines", "experiments"):
+            return item.get("namespace", "")
+        found = _find(self.kept["experiments"], "experiment_id", str(item["experiment_id"]))
+        return found.get("namespace", "")
+
+    def _page(self, name: str, found: list[dict[str, Json]], request: Request) -> Json:
+        for predicate in json.loads(request.query.get("filter", '{"predicates": []}'))[
+            "predicates"
+        ]:
+            assert predicate["operation"] == "EQUALS"
+            found = [i for i in found if i.get(predicate["key"]) == predicate["string_value"]]
+        if request.query.get("sort_by") == "created_at desc":
+            found = found[::-1]
+        begin = int(request.query.get("page_token") or 0)
+        end = begin + int(request.query.get("page_size", 20))
+        answer: dict[str, Json] = {name: list(found[begin:end]), "total_size": len(found)}
+        if end < len(found):
+            answer["next_page_token"] = str(end)
+        return answer
+
+    def _create(self, kind: str, body: Json) -> Json:
+        assert isinstance(body, dict)
+        key = "name" if kind == "pipelines" else "display_name"
+        if not body.get(key):
+            raise RefusedError(400, f"Invalid input error: {key} is empty")
+        is_taken = any(i.get(key) == body[key] for i in self.kept[kind])
+        if kind in ("pipelines", "experiments") and is_taken:
+            raise RefusedError(409, f"Already exist error: {body[key]} already exists")
+        made: dict[str, Json] = {
+            **body,
+            _IDS[kind]: str(uuid.uuid4()),
+            "created_at": self._now(),
+        }
+        if kind == "pipelines":
+            self.versions[str(made["pipeline_id"])] = []
+        if kind == "runs":
+            self._check_reference(body, needs_version=False)
+            made["state"] = "PENDING"
+            made["state_history"] = [{"update_time": self._now(), "state": "PENDING"}]
+        if kind == "recurringruns":
+            self._check_reference(body, needs_version=False)
+            made["status"] = "ENABLED" if made.pop("mode", "") == "ENABLE" else "DISABLED"
+            made["max_concurrency"] = str(made["max_concurrency"])
+        self.kept[kind].append(made)
+        return made
+
+    def _check_reference(self, body: Mapping[str, Json], *, needs_version: bool) -> None:
+        reference = body.get("pipeline_version_reference")
+        assert isinstance(reference, dict)
+        pipeline = self._get("pipelines", str(reference["pipeline_id"]))
+        versions = self.versions[str(pipeline["pipeline_id"])]
+        version = reference.get("pipeline_version_id")
+        found = _find(versions, "pipeline_version_id", str(version)) if version else versions[-1]
+        spec = found["pipeline_spec"]
+        assert isinstance(spec, dict)
+        root = spec.get("pipeline_spec", spec)["root"]  # type: ignore[index,call-overload]
+        known = root.get("inputDefinitions", {}).get("parameters", {})  # type: ignore[union-attr]
+        config = body.get("runtime_config")
+        given = config.get("parameters", {}) if isinstance(config, dict) else {}
+        assert isinstance(given, dict)
+        for name, value in given.items():
+            kind = known.get(name, {}).get("parameterType")
+            kinds: Mapping[str, type | tuple[type, ...]] = {
+                "STRING": str,
+                "NUMBER_INTEGER": int,
+                "NUMBER_DOUBLE": (int, float),
+                "BOOLEAN": bool,
+                "LIST": list,
+                "STRUCT": dict,
+            }
+            if kind is None or not isinstance(value, kinds[kind]):
+                raise RefusedError(400, f"Invalid input error: parameter {name} is not {kind}")
+
+    def _upload_version(self, request: Request) -> Json:
+        pipeline = self._get("pipelines", request.query["pipelineid"])
+        versions = self.versions[str(pipeline["pipeline_id"])]
+        name = request.query["name"]
+        if any(version["name"] == name for version in versions):
+            raise RefusedError(409, f"Already exist error: version {name} already exists")
+        documents = list(yaml.safe_load_all(request.file))
+        spec = documents[0]
+        if len(documents) > 1:
+            spec = {"pipeline_spec": documents[0], "platform_spec": documents[1]}
+        made: dict[str, Json] = {
+            "pipeline_id": pipeline["pipeline_id"],
+            "pipeline_version_id": str(uuid.uuid4()),
+            "name": name,
+            "display_name": request.query.get("display_name", name),
+            "description": request.query.get("description", ""),
+            "created_at": self._now(),
+            "pipeline_spec": spec,
+        }
+        versions.append(made)
+        return made
+
+    def _terminate(self, run: dict[str, Json]) -> Json:
+        if run["state"] in ("SUCCEEDED", "FAILED", "CANCELED"):
+            raise RefusedError(
+                400, "Bad request error: run is not running and cannot be terminated"
+            )
+        history = run["state_history"]
+        assert isinstance(history, list)
+        history.append({"update_time": self._now(), "state": "CANCELING"})
+        run["state"] = "CANCELING"
+        if self.on_terminate:
+            run.update(state=self.on_terminate, finished_at=self._now())
+        return {}
+
+    def _get(self, kind: str, id: str) -> dict[str, Json]:
+        return _find(self.kept[kind], _IDS[kind], id)
+
+    def _now(self) -> str:
+        self._seconds += 1
+        return (_BEGAN + timedelta(seconds=self._seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _find(found: list[dict[str, Json]], key: str, id: str) -> dict[str, Json]:
+    for item in found:
+        if item.get(key) == id:
+            return item
+    raise RefusedError(404, f"ResourceNotFoundError: {id} not found")
+
+
+def _content(kind: str, raw: bytes) -> tuple[Json, str]:
+    """The JSON of a body, or the file of a form."""
+    if kind.startswith("multipart/form-data"):
+        parser = email.parser.BytesParser(policy=email.policy.HTTP)
+        message = parser.parsebytes(f"Content-Type: {kind}\r\n\r\n".encode() + raw)
+        for part in message.iter_parts():
+            if part.get_param("name", header="content-disposition") == "uploadfile":
+                payload = part.get_payload(decode=True)
+                assert isinstance(payload, bytes)
+                return None, payload.decode()
+    return (json.loads(raw) if raw.strip() else None), ""
