@@ -1,0 +1,167 @@
+"""configs/mnist-kubeflow.yaml and its pools: what people start from works as it stands."""
+
+import re
+import shutil
+from datetime import date
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stoker.catalog import catalog_of, load_catalog, with_pools
+from stoker.cli.clusters import parse_groups
+from stoker.decide import decide
+from stoker.errors import UsageError
+from stoker.platforms.base import JobSpec
+from stoker.platforms.kubernetes import KubernetesPlatform
+from stoker.platforms.kubernetes.rbac import rbac
+from stoker.records import Profile, ProfiledHost, StepTerms, Workload
+from stoker.settings import read_workload
+
+ROOT = Path(__file__).parents[2]
+FILE = "configs/mnist-kubeflow.yaml"
+
+
+@pytest.fixture
+def workload(monkeypatch: pytest.MonkeyPatch) -> Workload:
+    monkeypatch.chdir(ROOT)
+    return with_pools(read_workload(FILE))
+
+
+def planned(workload: Workload, *groups: str) -> dict[str, dict[str, object]]:
+    """The pods' spec of each group."""
+    parsed = parse_groups(groups, default_type="gpu")
+    job = JobSpec.of(workload, groups=parsed, run_dir=Path("runs/mnist-1"))
+    platform = KubernetesPlatform()
+    *_, jobset = yaml.safe_load_all(platform.manifest(platform.plan(job)))
+    return {
+        j["name"]: j["template"]["spec"]["template"]["spec"]
+        for j in jobset["spec"]["replicatedJobs"]
+    }
+
+
+def test_every_pool_of_the_example_can_be_planned_on(workload: Workload) -> None:
+    pods = planned(workload, "dnn=1", "data=cpu-spot:2")
+    assert pods["dnn"]["nodeSelector"]["eks.amazonaws.com/nodegroup"] == "gpu"  # type: ignore[index]
+    assert pods["data"]["nodeSelector"]["eks.amazonaws.com/nodegroup"] == "cpu-spot"  # type: ignore[index]
+    pods = planned(workload, "dnn=gpu-large:2", "data=cpu:1")
+    assert pods["dnn"]["nodeSelector"]["eks.amazonaws.com/nodegroup"] == "gpu-large"  # type: ignore[index]
+
+
+def test_a_data_group_on_gpu_nodes_is_refused(workload: Workload) -> None:
+    with pytest.raises(UsageError, match="has GPUs"):
+        planned(workload, "dnn=1", "data=gpu-large:1")
+
+
+def test_the_examples_prices_are_those_of_the_catalog(workload: Workload) -> None:
+    types = {"gpu": "g5.xlarge", "gpu-large": "g5.2xlarge", "cpu": "c7i.4xlarge"}
+    known = load_catalog("kubernetes")
+    pools = catalog_of(workload)
+    assert {i.type for i in pools.instances} == {*types, "cpu-spot"}
+    for pool, kind in types.items():
+        assert pools.get(pool).usd_per_hour == known.get(kind).usd_per_hour
+        assert pools.get(pool).priced_on == known.get(kind).priced_on
+        assert pools.get(pool).vcpus < known.get(kind).vcpus
+    assert pools.get("cpu-spot").usd_per_hour is None
+
+
+def test_a_starved_gpu_gets_what_the_cluster_has(workload: Workload) -> None:
+    profile = Profile(
+        host=ProfiledHost(instance_type="gpu"),
+        step=StepTerms(
+            step_seconds=0.3,
+            accelerator_step_seconds=0.06,
+            loader_cpu_seconds=0.85,
+            trainer_cpu_seconds=0.03,
+            global_batch_size=256,
+        ),
+    )
+    decision = decide(
+        profile,
+        catalog=catalog_of(workload),
+        constraints=workload.constraints,
+        training=workload.training,
+        today=date(2026, 11, 20),
+    )
+    types = {group.instance_type for plan in decision.plans for group in plan.groups}
+    assert types == {"gpu", "gpu-large", "cpu"}
+    assert decision.action in ("scale_up", "heterogeneous")
+
+
+def test_the_example_says_what_rights_it_needs(workload: Workload) -> None:
+    assert workload.kubernetes is not None
+    role, binding = rbac(workload.kubernetes, service_account="pipeline-runner")
+    assert role["metadata"]["namespace"] == workload.kubernetes.namespace  # type: ignore[call-overload, index]
+    assert binding["kind"] == "RoleBinding"
+
+
+def test_the_example_compiles_for_kubeflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("kfp")
+    from stoker.targets.kubeflow_pipeline import compile_kubeflow
+
+    for name in ("components", "configs", "pipelines"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    compiled = compile_kubeflow(read_workload(FILE))
+    shutil.rmtree(tmp_path / "configs")
+    # Nothing of it is read from files later: the pools are in the document that it carries.
+    spec = next(yaml.safe_load_all(compiled.definition))
+    parameters = spec["root"]["inputDefinitions"]["parameters"]
+    carried = read_workload(parameters["workload"]["defaultValue"])
+    assert "cpu-spot" in with_pools(carried).kubernetes.pools  # type: ignore[union-attr]
+
+
+GUIDE = (ROOT / "docs" / "kubeflow.md").read_text()
+
+
+def test_the_guides_table_of_parameters_is_that_of_the_pipeline(workload: Workload) -> None:
+    from stoker.targets.kubeflow_pipeline import kubeflow_request
+
+    table = GUIDE[GUIDE.index("| parameter | default") :].partition("\n\n")[0]
+    listed = re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)
+    assert listed == [parameter.name for parameter in kubeflow_request(workload).parameters]
+
+
+def test_the_guides_pools_are_those_of_the_example(workload: Workload) -> None:
+    pools = catalog_of(workload)
+    pattern = r"^\| `([\w-]+)` \| [\w.]+ \| (\d+) vCPUs, [^|]* \| ([\w. ]+) \|$"
+    listed = re.findall(pattern, GUIDE, flags=re.MULTILINE)
+    assert [name for name, _, _ in listed] == ["gpu", "gpu-large", "cpu", "cpu-spot"]
+    for name, vcpus, usd in listed:
+        found = pools.get(name)
+        known = "not known" if found.usd_per_hour is None else f"{found.usd_per_hour:.3f}"
+        assert (int(vcpus), usd) == (found.vcpus, known)
+        assert found.priced_on is None or str(found.priced_on) in GUIDE
+
+
+def test_the_guides_worked_example_is_what_decide_says(workload: Workload) -> None:
+    profile = Profile(
+        host=ProfiledHost(instance_type="gpu"),
+        step=StepTerms(
+            step_seconds=0.36,
+            accelerator_step_seconds=0.06,
+            loader_cpu_seconds=20 * 0.06,
+            global_batch_size=1,
+        ),
+    )
+    decision = decide(
+        profile,
+        catalog=catalog_of(workload),
+        constraints=workload.constraints,
+        today=date(2026, 11, 20),
+    )
+    table = GUIDE[GUIDE.index("| cluster | step") :].partition("\n\n")[0]
+    listed = re.findall(r"(\d+) ms \| ([\d.]+) \| ([\d.]+) \|", table)
+    shown = {plan.groups: plan.predicted for plan in decision.plans}
+    found = [
+        shown[groups]
+        for groups in shown
+        if [(g.instance_type, g.count) for g in groups]
+        in ([("gpu", 1)], [("gpu", 1), ("cpu", 1)], [("gpu-large", 1)])
+    ]
+    assert decision.action == "heterogeneous"
+    assert sorted(listed) == sorted(
+        (f"{p.step_seconds * 1000:.0f}", f"{p.usd_per_hour:.3f}", f"{p.usd_per_1000_steps:.3f}")
+        for p in found
+        if p
+    )
