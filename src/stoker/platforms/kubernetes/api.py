@@ -65,6 +65,15 @@ class Cluster:
         """
         return self._call("get", resource, name)
 
+    def find(self, resource: Resource, name: str) -> Document | None:
+        """An object, or None where there is none of the name."""
+        try:
+            return self.get(resource, name)
+        except ApiError as err:
+            if err.is_missing:
+                return None
+            raise
+
     def list(
         self, resource: Resource, *, query: Mapping[str, str] | None = None, attempts: int = 1
     ) -> tuple[list[Document], str]:
@@ -160,6 +169,7 @@ class Cluster:
                     document = json.loads(response.data)
                 return document if isinstance(document, Mapping) else {}
             except ApiError as err:
+                err.is_repeated = attempt > 0
                 if not err.is_passing or attempt == attempts - 1:
                     raise
                 self.sleep(RETRY_SECONDS * 2**attempt)

@@ -54,6 +54,8 @@ class ApiError(PlatformError):
         reason: Kubernetes' own word, such as AlreadyExists.
         action: That failed.
         user: Who lacks a right, where that is the reason.
+        is_final: Whether asking again cannot help, whatever the code is.
+        is_repeated: Whether the call was sent before, and that was not answered.
     """
 
     code = 0
@@ -61,6 +63,7 @@ class ApiError(PlatformError):
     action: Action | None = None
     user = ""
     is_final = False
+    is_repeated = False
 
     @property
     def is_passing(self) -> bool:

@@ -1,10 +1,22 @@
 """The platform kubernetes: plans, describes and submits JobSets and TrainJobs."""
 
-from stoker.errors import PlatformError
-from stoker.platforms.base import JobSpec, Run
+from stoker.logs import Log
+from stoker.platforms.base import JobSpec
+from stoker.platforms.kubernetes.api import Cluster
+from stoker.platforms.kubernetes.api_errors import ApiError
 from stoker.platforms.kubernetes.manifest import manifest
+from stoker.platforms.kubernetes.names import RUN_ANNOTATION, object_name
+from stoker.platforms.kubernetes.owner import pod_reference
+from stoker.platforms.kubernetes.picture import SERVICE
+from stoker.platforms.kubernetes.reading import mapping
 from stoker.platforms.kubernetes.request import KubernetesRequest, plan_request
-from stoker.records import Json
+from stoker.platforms.kubernetes.resources import JOBSETS, TRAINJOBS
+from stoker.platforms.kubernetes.rights import check_rights, explained_denial
+from stoker.platforms.kubernetes.run import KubernetesRun
+from stoker.platforms.kubernetes.start import start
+from stoker.platforms.kubernetes.state import job_state
+from stoker.records import Json, KubernetesSettings
+from stoker.settings import own_pod
 
 _SECRET_NOTE = (
     "stoker puts a new token of 64 hexadecimal digits here when it submits the job.\n"
@@ -13,9 +25,16 @@ _SECRET_NOTE = (
 
 
 class KubernetesPlatform:
-    """Runs jobs on a Kubernetes cluster with JobSet, or with Kubeflow Trainer on top of it."""
+    """Runs jobs on a Kubernetes cluster with JobSet, or with Kubeflow Trainer on top of it.
+
+    Args:
+        cluster: Absent: that of the workload's settings.
+    """
 
     name = "kubernetes"
+
+    def __init__(self, *, cluster: Cluster | None = None) -> None:
+        self._cluster = cluster
 
     def plan(self, job: JobSpec) -> KubernetesRequest:
         """The objects of `job`, every rule of schemas, webhooks and pods checked.
@@ -35,14 +54,57 @@ class KubernetesPlatform:
         """The objects as YAML documents that `kubectl apply` takes."""
         return manifest(request.objects, notes={"Secret": _SECRET_NOTE})
 
-    def submit(self, request: KubernetesRequest) -> Run:
+    def submit(self, request: KubernetesRequest) -> KubernetesRun:
         """Makes the objects; adopts an earlier attempt's job.
 
+        A job of that name that has failed is deleted and made anew. In a pod whose environment
+        names it (POD_NAME, POD_UID) the job is owned by that pod.
+
         Raises:
-            PlatformError: Always: this cannot be done yet.
+            PlatformError: If the cluster refuses, for want of rights or quota, say; if another job
+                has the name; if no cluster is configured.
         """
-        raise PlatformError(
-            "jobs cannot be submitted to Kubernetes yet",
-            where=f"job {request.name}",
-            fix="stoker train --dry-run WORKLOAD | kubectl apply -f -",
+        settings = request.layout.settings
+        log = Log(run=request.job.name, host=SERVICE)
+        cluster = self._cluster_of(settings)
+        check_rights(cluster, settings, log=log)
+        pod = own_pod()
+        owner = pod_reference(pod, namespace=cluster.namespace) if pod else None
+        try:
+            started = start(cluster, request, owner=owner, log=log)
+        except ApiError as err:
+            raise explained_denial(err, settings, namespace=cluster.namespace) from err
+        return KubernetesRun(cluster, request=request, started=started)
+
+    def clean_up(self, name: str, settings: KubernetesSettings | None) -> str:
+        """Deletes the job of a run if it has not ended; gives what it ended, in words.
+
+        Does not wait for its pods.
+
+        Args:
+            name: Of the run.
+            settings: Of its workload.
+
+        Raises:
+            PlatformError: If the cluster refuses, or does not answer.
+        """
+        known = settings or KubernetesSettings()
+        cluster = self._cluster_of(known)
+        resource = TRAINJOBS if known.api == "trainer" else JOBSETS
+        job = object_name(name)
+        try:
+            found = cluster.find(resource, job)
+            state = job_state(found) if found else None
+            if found is None or state is None or state.has_ended or state.is_deleted:
+                return ""
+            if RUN_ANNOTATION not in mapping(found, "metadata", "annotations"):
+                return ""
+            cluster.delete(resource, job, uid=state.uid)
+        except ApiError as err:
+            raise explained_denial(err, known, namespace=cluster.namespace) from err
+        return (
+            f"{found.get('kind')} {job} in namespace {cluster.namespace} was still there: deleted"
         )
+
+    def _cluster_of(self, settings: KubernetesSettings) -> Cluster:
+        return self._cluster or Cluster(context=settings.context, namespace=settings.namespace)

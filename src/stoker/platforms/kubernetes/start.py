@@ -1,0 +1,248 @@
+"""Making a run's objects exactly once, however often it is tried.
+
+The job comes first, and owns the rest: whatever ends this process in between, nothing is left
+behind that would not go with the job. Its pods wait for their token until the Secret is there, a
+moment later; a process that was killed in that moment leaves a job that waits, and the next attempt
+makes up for it. So the token is never read back, and nobody needs the right to.
+
+An attempt that finds its own job goes on with it. One that has failed is deleted and made anew
+under the same name; another job of that name is left alone.
+"""
+
+import secrets
+from dataclasses import dataclass
+
+from stoker.errors import PlatformError, StokerError
+from stoker.logs import Log
+from stoker.platforms.kubernetes.api import Cluster
+from stoker.platforms.kubernetes.api_errors import ApiError
+from stoker.platforms.kubernetes.names import REQUEST_ANNOTATION, RUN_ANNOTATION
+from stoker.platforms.kubernetes.owner import object_reference, owned, owners_of
+from stoker.platforms.kubernetes.reading import Document, mapping, name_of, text
+from stoker.platforms.kubernetes.request import KubernetesRequest
+from stoker.platforms.kubernetes.resources import CONFIG_MAPS, OF_KIND, RUNTIMES, SECRETS, Resource
+from stoker.platforms.kubernetes.runtime import provide_runtime
+from stoker.platforms.kubernetes.state import JobState, job_state
+from stoker.platforms.kubernetes.volumes import TOKEN_KEY
+
+# As long as the feed asks for; in the Secret they are hexadecimal digits.
+TOKEN_BYTES = 32
+# Deleting waits for pods that end in their own time; beyond their grace it takes that long.
+GONE_SECONDS = 120.0
+# What an earlier job of the name owned may be deleted a little later than it.
+LEFTOVER_SECONDS = 30.0
+LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A job that runs, or has run."""
+
+    uid: str
+    created_at: str
+    is_adopted: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class _Attempt:
+    """What has been done so far."""
+
+    has_asked: bool = False
+    runtime_is_made: bool = False
+    is_adopted: bool = False
+
+
+def start(
+    cluster: Cluster, request: KubernetesRequest, *, owner: Document | None, log: Log
+) -> Started:
+    """Makes the job and what belongs to it, or adopts what an earlier attempt made.
+
+    Args:
+        cluster: That is to run it.
+        request: What to make.
+        owner: Reference to the pod that this process runs in; absent: nobody owns the job.
+        log: For what is worth telling.
+
+    Raises:
+        PlatformError: If the cluster refuses, or another job has the name.
+    """
+    attempt = _Attempt()
+    owners = [owner] if owner else []
+    try:
+        if request.runtime is not None:
+            attempt.runtime_is_made = provide_runtime(cluster, request, owners, log=log)
+        job = _create_or_adopt(cluster, request, owners, attempt, log)
+        _provide_parts(cluster, request, job, is_adopted=attempt.is_adopted)
+    except BaseException as err:
+        # An adopted job that runs is worth more than this attempt, unless that was asked to stop.
+        if not (attempt.is_adopted and isinstance(err, StokerError)):
+            _abandon(cluster, request, attempt, log)
+        raise
+    described = mapping(job, "metadata")
+    return Started(
+        uid=text(described, "uid"),
+        created_at=text(described, "creationTimestamp"),
+        is_adopted=attempt.is_adopted,
+    )
+
+
+def delete_and_wait(
+    cluster: Cluster, resource: Resource, name: str, *, uid: str, seconds: float
+) -> bool:
+    """Deletes an object after all that it owns; gives whether it was gone in `seconds`."""
+    deadline = cluster.clock() + seconds
+    cluster.delete(resource, name, uid=uid)
+    while (found := cluster.find(resource, name)) is not None:
+        if text(mapping(found, "metadata"), "uid") != uid:
+            return True
+        if cluster.clock() >= deadline:
+            return False
+        cluster.sleep(LOOK_SECONDS)
+    return True
+
+
+def _create_or_adopt(
+    cluster: Cluster,
+    request: KubernetesRequest,
+    owners: list[Document],
+    attempt: _Attempt,
+    log: Log,
+) -> Document:
+    resource = _resource(request.main)
+    seconds = request.layout.settings.grace_seconds + GONE_SECONDS
+    deadline = cluster.clock() + 2 * seconds
+    while cluster.clock() < deadline:
+        try:
+            attempt.has_asked = True
+            job = cluster.create(resource, owned(request.main, owners))
+            log.event("job_created", job=request.name, namespace=cluster.namespace)
+            return job
+        except ApiError as err:
+            if not err.is_taken:
+                raise
+        found = cluster.find(resource, request.name)
+        if found is None:
+            continue
+        state = job_state(found)
+        _check_is_ours(found, request, namespace=cluster.namespace)
+        if state.is_deleted:
+            cluster.sleep(LOOK_SECONDS)
+        elif state.phase == "failed":
+            log.event("failed_job_is_replaced", job=request.name, reason=state.message)
+            delete_and_wait(cluster, resource, request.name, uid=state.uid, seconds=seconds)
+        else:
+            attempt.is_adopted = True
+            _adopt(cluster, found, state, owners, log)
+            return found
+    raise PlatformError(
+        f"an earlier {request.main['kind']} of that name is not gone after {2 * seconds:g} s",
+        where=_place(request, cluster.namespace),
+        fix="look what holds it: kubectl get pods; or choose another --name",
+    )
+
+
+def _check_is_ours(found: Document, request: KubernetesRequest, *, namespace: str) -> None:
+    annotations = mapping(found, "metadata", "annotations")
+    if annotations.get(REQUEST_ANNOTATION) == request.request_sha256:
+        return
+    run = text(annotations, RUN_ANNOTATION)
+    whose = f"of run {run}, with other settings or another plan" if run else "not stoker's"
+    raise PlatformError(
+        f"there is another {request.main['kind']} of that name: it is {whose}",
+        where=_place(request, namespace),
+        fix="choose another --name, or delete it: kubectl delete "
+        f"{_resource(request.main).plural} {request.name} -n {namespace}",
+    )
+
+
+def _adopt(
+    cluster: Cluster, found: Document, state: JobState, owners: list[Document], log: Log
+) -> None:
+    name = name_of(found)
+    log.event("job_adopted", job=name, namespace=cluster.namespace, phase=state.phase)
+    known = owners_of(found)
+    new = [o for o in owners if o["uid"] not in {text(known_one, "uid") for known_one in known}]
+    if not new or state.has_ended:
+        return
+    # Beside the earlier attempt's pod: the job goes when the last of them is deleted.
+    references: Document = {"metadata": {"ownerReferences": [*known, *new]}}
+    try:
+        cluster.patch(_resource(found), name, references)
+    except ApiError as err:
+        log.event("job_not_owned", job=name, why=err.what)
+
+
+def _provide_parts(
+    cluster: Cluster, request: KubernetesRequest, job: Document, *, is_adopted: bool
+) -> None:
+    """Secret and configuration, which the job owns."""
+    if is_adopted and job_state(job).has_ended:
+        return
+    token = {TOKEN_KEY: secrets.token_bytes(TOKEN_BYTES).hex()}
+    # The token first: without it a data host does not even start.
+    for resource, document in (
+        (SECRETS, {**request.secret, "stringData": token}),
+        (CONFIG_MAPS, request.config),
+    ):
+        _create_part(cluster, resource, document, job, is_adopted=is_adopted)
+    if request.runtime is not None and request.runtime_is_ours and not is_adopted:
+        # Not waited for: a runtime goes only when no TrainJob uses it any more.
+        reference = object_reference(job, is_waited_for=False)
+        name = name_of(request.runtime)
+        cluster.patch(RUNTIMES, name, {"metadata": {"ownerReferences": [dict(reference)]}})
+
+
+def _create_part(
+    cluster: Cluster, resource: Resource, document: Document, job: Document, *, is_adopted: bool
+) -> None:
+    is_waited_for = True
+    deadline = cluster.clock() + LEFTOVER_SECONDS
+    while True:
+        reference = object_reference(job, is_waited_for=is_waited_for)
+        try:
+            cluster.create(resource, owned(document, [reference]))
+            return
+        except ApiError as err:
+            if is_waited_for and "blockOwnerDeletion" in err.what:
+                # Some clusters let only those wait who may change the owner's finalizers.
+                is_waited_for = False
+                continue
+            if not err.is_taken:
+                raise
+            # Said to a second attempt whose first was not answered, it is this run's.
+            if is_adopted or err.is_repeated:
+                return
+            if cluster.clock() >= deadline:
+                raise PlatformError(
+                    f"there is a {document['kind']} {name_of(document)} that is not this run's",
+                    where=f"namespace {cluster.namespace}",
+                    fix=f"kubectl delete {resource.plural} {name_of(document)} -n "
+                    f"{cluster.namespace}, or choose another --name",
+                ) from err
+        cluster.sleep(LOOK_SECONDS)
+
+
+def _abandon(cluster: Cluster, request: KubernetesRequest, attempt: _Attempt, log: Log) -> None:
+    """Leaves nothing behind of a job that is not followed."""
+    try:
+        if attempt.has_asked:
+            resource = _resource(request.main)
+            found = cluster.find(resource, request.name)
+            annotations = mapping(found, "metadata", "annotations")
+            if found and annotations.get(REQUEST_ANNOTATION) == request.request_sha256:
+                state = job_state(found)
+                if not state.has_ended:
+                    cluster.delete(resource, request.name, uid=state.uid)
+                    log.event("job_deleted", job=request.name)
+        if attempt.runtime_is_made and request.runtime:
+            cluster.delete(RUNTIMES, name_of(request.runtime))
+    except StokerError as err:
+        log.event("job_not_deleted", job=request.name, why=err.what)
+
+
+def _resource(document: Document) -> Resource:
+    return OF_KIND[text(document, "kind")]
+
+
+def _place(request: KubernetesRequest, namespace: str) -> str:
+    return f"{request.main['kind']} {request.name} in namespace {namespace}"
