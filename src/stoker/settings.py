@@ -25,7 +25,7 @@ The environment is read here and in `launch.topology`, nowhere else.
 | STOKER_COMMAND | image, user | JSON list: the command, where the launcher is given just `train` |
 | STOKER_PROFILE_FILE | platform | where the leader of a profile writes profile.json |
 | STOKER_REPLACE_DATALOADER | platform | 1: torch's DataLoader is replaced, too |
-| STOKER_COMES_BACK | platform | 1: a data host that ends badly is started again (Kubernetes) |
+| STOKER_COMES_BACK | platform | 1: data hosts that end badly are started again (Kubernetes) |
 | STOKER_GROUPS, STOKER_GROUP | platform | Kubernetes: the run's hosts, this one's group |
 | POD_NAME, POD_UID, POD_NAMESPACE | pipeline | the pod that submits a job (KFP_POD_NAME ... too) |
 | KF_PIPELINES_ENDPOINT, KF_PIPELINES_UI_ENDPOINT | user | Kubeflow's API; its pages |

@@ -463,6 +463,33 @@ def test_drain_finishes_what_is_begun(tmp_path: Path) -> None:
         assert [client.batch()[0], client.batch()[0]] == [0, 1]
 
 
+def test_a_session_opened_while_the_agent_drains_is_told_so(tmp_path: Path) -> None:
+    agent, spec = make_agent(workers=1), spec_of(Images(str(tmp_path)))
+    with running(agent), client_of(agent.port, spec) as client:
+        client.open()
+        client.ask(0, [1002])
+        wait_for(lambda: (tmp_path / "1002").exists(), "the worker begins the batch")
+        agent.drain()
+        client.expect(messages.Leaving)
+        with client_of(agent.port, spec) as late:
+            late.send(late.opening)
+            assert late.receive()[0] == messages.Leaving()
+        (tmp_path / "go").touch()
+        assert client.batch()[0] == 0
+
+
+def test_a_trainer_that_looks_for_another_host_is_told_so() -> None:
+    agent, spec = make_agent(workers=1), spec_of(Images())
+    with running(agent), client_of(agent.port, spec, host="data-1") as client:
+        client.open()
+        with client_of(agent.port, spec, host="data-2") as other:
+            other.opening = msgspec.structs.replace(client.opening, host="data-2")
+            other.send(other.opening)
+            assert other.receive()[0] == messages.WrongHost(host="data-1")
+        client.ask(0, [1])
+        assert client.batch()[0] == 0
+
+
 def test_a_taken_port_is_named() -> None:
     before = own_children()
     with zmq.Context() as context, context.socket(zmq.ROUTER) as other:

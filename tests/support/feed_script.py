@@ -2,7 +2,8 @@
 
 Prints one JSON line a batch: loader, epoch, batch, hash over the bytes of every tensor, ids.
 With `pause_at`, it prints {"pause": n} before batch n is asked for and goes on after a line on
-stdin.
+stdin; with `gates`, a folder, after a file n is there. With `ddp`, ranks are torchrun's, and all
+take each step together.
 """
 
 import hashlib
@@ -10,9 +11,11 @@ import json
 import random
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from stoker import DataLoader
 
@@ -24,12 +27,14 @@ DEFAULTS = {
     "sample_seconds": 0.0,
     "step_seconds": 0.0,
     "pause_at": None,
+    "gates": None,
     "raise_at": None,
     "break_at": None,
     "loaders": 1,
     "shape": [3, 40, 40],
     "rank": 0,
     "world": 1,
+    "ddp": False,
     "lock": False,
     "loader": {},
 }
@@ -85,8 +90,21 @@ def say(**facts: object) -> None:
     print(json.dumps(facts), flush=True)
 
 
+def pause(given: dict, batch: int) -> None:
+    say(pause=batch)
+    if given["gates"] is None:
+        sys.stdin.readline()
+        return
+    while not Path(given["gates"], str(batch)).exists():
+        time.sleep(0.02)
+
+
 def main() -> None:
     given = DEFAULTS | json.loads(sys.argv[1])
+    pauses = given["pause_at"] if isinstance(given["pause_at"], list) else [given["pause_at"]]
+    if given["ddp"]:
+        dist.init_process_group("gloo")
+        given |= {"rank": dist.get_rank(), "world": dist.get_world_size()}
     torch.manual_seed(7)
     random.seed(7)
     np.random.seed(7)
@@ -117,9 +135,8 @@ def main() -> None:
         batch = 0
         while True:
             for number, iterator in enumerate(iterators):
-                if batch == given["pause_at"] and epoch == 0 and number == 0:
-                    say(pause=batch)
-                    sys.stdin.readline()
+                if batch in pauses and epoch == 0 and number == 0:
+                    pause(given, batch)
                 try:
                     value = next(iterator)
                 except StopIteration:
@@ -140,11 +157,15 @@ def main() -> None:
                 ids = value["ids"].tolist()
                 say(loader=number, epoch=epoch, batch=batch, hash=digest(value), ids=ids)
                 time.sleep(given["step_seconds"])
+                if given["ddp"]:
+                    dist.all_reduce(torch.ones(1))
             iterators = [iterator for iterator in iterators if iterator is not None]
             batch += 1
             if not iterators or batch == given["break_at"]:
                 break
         del iterators
+    if given["ddp"]:
+        dist.destroy_process_group()
     say(state=hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:16])
 
 

@@ -23,6 +23,7 @@ from stoker.feed.messages import (
 )
 from stoker.feed.security import Keys, new_token, secure_client
 from stoker.launch import coordinator as coordinator_module
+from stoker.launch import membership as membership_module
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.members import Change
 from stoker.launch.membership import Membership, Verdict, new_incarnation
@@ -291,3 +292,21 @@ def test_a_port_that_is_taken_is_a_platform_error(
     run.coordinator()
     with pytest.raises(PlatformError, match="cannot listen"):
         run.coordinator()
+
+
+def test_a_resolver_that_does_not_answer_holds_up_no_verdict(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(
+        membership_module.socket, "getaddrinfo", lambda *_, **__: answers.wait(DEADLINE) and []
+    )
+    member = run.member("d1")
+    try:
+        until(lambda: "d1" in run.verdicts)
+        assert run.verdicts["d1"].kind == "never"
+        assert not answers.is_set()
+        member.close()
+        assert not [t.name for t in threading.enumerate() if t.name == "membership"]
+    finally:
+        answers.set()

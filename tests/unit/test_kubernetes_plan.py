@@ -83,10 +83,11 @@ def test_the_data_groups_job_never_fails_and_the_dnn_groups_fails_at_once(api: s
     assert found["dnn"]["activeDeadlineSeconds"] == 60
 
 
-def test_a_data_pod_ends_well_only_when_the_run_is_over() -> None:
+def test_a_data_pod_ends_well_only_when_the_run_is_over_and_trainers_wait_for_it() -> None:
     request = plan(job())
     assert environment(request, "data")["STOKER_COMES_BACK"] == "1"
-    assert "STOKER_COMES_BACK" not in environment(request, "dnn")
+    assert environment(request, "dnn")["STOKER_COMES_BACK"] == "1"
+    assert "STOKER_COMES_BACK" not in environment(plan(job(DNN)), "dnn")
 
 
 @BOTH

@@ -14,6 +14,7 @@ import zmq
 
 from stoker.errors import FeedError, FeedLostError, ProtocolError
 from stoker.feed import messages as m
+from stoker.feed.connection import MAX_PAUSE_SECONDS
 from stoker.feed.landing import Bytes, Landing
 from stoker.feed.links import AgentLink
 from stoker.feed.pool import Result
@@ -87,6 +88,13 @@ class Answers:
                 with self._shared.lock:
                     for session in self._shared.sessions.values():
                         session.schedule.leave(link.member.host)
+            case m.WrongHost():
+                # The name's answer is older than the host: whoever has the address now is another.
+                self._shared.log.event(
+                    "agent_is_another_host", agent=link.member.host, found=message.host
+                )
+                link.lose(time.monotonic(), pause_seconds=MAX_PAUSE_SECONDS)
+                forget_peer(self._shared, link)
 
     def _take_batch(
         self, link: AgentLink, made: m.Made, frame: zmq.Frame | None, *, is_encrypted: bool

@@ -68,6 +68,7 @@ class Asking:
                         plain_identity=link.plain_identity,
                         seeding=session.seeding,
                         versions=_VERSIONS,
+                        host=link.member.host,
                     )
                 )
             link.send(m.Forget(session=session.name, before_epoch=before))
@@ -96,17 +97,28 @@ class Asking:
     def judge(self, session: Session, now: float) -> None:
         """Ends a session that nobody works for any more."""
         if session.schedule.peers():
-            session.alone_since = now
+            if session.is_waiting:
+                waited = round(now - session.alone_since, 1)
+                self._shared.log.event("training_goes_on", waited_seconds=waited)
+            session.alone_since, session.is_waiting = now, False
             return
+        alone = now - session.alone_since
         opening = any(link.is_up and session.name in link.opened for link in self._links.values())
         is_starting = opening or not session.had_peers
-        limit = (
-            self._feed.start_deadline_seconds
-            if is_starting
-            else self._feed.lease_seconds + LOST_GRACE_SECONDS
-        )
-        if now - session.alone_since > limit:
+        patience = self._feed.lease_seconds + LOST_GRACE_SECONDS
+        # What was preempted may have to wait for a new node, as at the start.
+        may_come = is_starting or self._settings.comes_back
+        limit = self._feed.start_deadline_seconds if may_come else patience
+        if alone > limit:
             session.fail(self._lost_error(session, now))
+        elif alone > patience and not session.is_waiting:
+            session.is_waiting = True
+            self._shared.log.event(
+                "training_waits_for_data",
+                epoch=session.epoch,
+                batch=session.schedule.head,
+                expected=self.expected,
+            )
 
     def _lost_error(self, session: Session, now: float) -> FeedLostError:
         silent = [

@@ -19,7 +19,8 @@ from stoker.feed.security import Keys, plain_socket, secure_client
 ZmqSocket = zmq.Socket[bytes]
 ZmqContext = zmq.Context[ZmqSocket]
 
-CONNECT_SECONDS = 5.0
+# A first packet and its repetition after 1 s; an address that nobody has any more does not answer.
+CONNECT_SECONDS = 2.0
 # Pauses between attempts: doubled from the first to the second.
 FIRST_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 2.0

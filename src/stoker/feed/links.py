@@ -96,10 +96,11 @@ class Link:
                 break
         return self.is_up != was_up
 
-    def lose(self, now: float) -> None:
-        """All connections are lost, and dialled again after a pause."""
+    def lose(self, now: float, *, pause_seconds: float = 0.0) -> None:
+        """All connections are lost, and dialled again after a pause, at least that one."""
         for connection in self.connections:
             connection.lose(now)
+            connection.dial_at = max(connection.dial_at, now + pause_seconds)
 
     def send(self, message: Message, frame: bytes | None = None) -> None:
         """Queues a message on the encrypted connection."""

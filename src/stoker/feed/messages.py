@@ -8,7 +8,7 @@ coordinator (in the dnn leader's launcher)
     ranks      Attend → Roster, and a Roster again whenever it changes;  Progress
 
 agent (on a data host)
-    trainers   Open → Need | Ready | Failed;  Ship + frame → Ready | Failed
+    trainers   Open → Need | Ready | Failed | Leaving | WrongHost;  Ship + frame → Ready | Failed
                Make + frame → Made + frame | Raised + frame;  Forget;  Close
                and unasked: Credits, Leaving
 
@@ -24,7 +24,7 @@ import msgspec
 from stoker.errors import ProtocolError
 
 # Raised with every change that an older peer would misread.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
@@ -152,6 +152,7 @@ class Open(Message, frozen=True, kw_only=True):
         spec_bytes: Its size.
         plain_identity: Routing id of the trainer's plain connection; empty: batches come here.
         seeding: How a worker seeds each batch.
+        host: Whom it is for; empty: whoever listens.
     """
 
     protocol: int
@@ -162,6 +163,7 @@ class Open(Message, frozen=True, kw_only=True):
     plain_identity: bytes = b""
     seeding: Literal["batch", "sample", "torch"] = "batch"
     versions: dict[str, str] = {}
+    host: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
 
 class Need(Message, frozen=True, kw_only=True):
@@ -268,10 +270,20 @@ class Leaving(Message, frozen=True, kw_only=True):
     """The agent drains: what it has not begun goes elsewhere."""
 
 
+class WrongHost(Message, frozen=True, kw_only=True):
+    """This is another host than the session is for, which had the address before: look it up again.
+
+    Attributes:
+        host: The one that answers.
+    """
+
+    host: str
+
+
 ToCoordinator = Join | Beat | Leave | Attend | Progress
 FromCoordinator = Welcome | Refused | State | Roster
 ToAgent = Open | Ship | Make | Forget | Close
-FromAgent = Need | Ready | Failed | Credits | Made | Raised | Dropped | Leaving
+FromAgent = Need | Ready | Failed | Credits | Made | Raised | Dropped | Leaving | WrongHost
 
 _AnyT = TypeVar("_AnyT")
 _encoder = msgspec.msgpack.Encoder()

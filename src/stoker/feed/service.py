@@ -145,6 +145,13 @@ class Service:
                 self._end_session(name, "closed")
 
     def _open_session(self, identity: bytes, message: messages.Open) -> None:
+        if message.host not in ("", self._host):
+            # Were it opened, the session's other connection would get no answers any more.
+            self._transport.send(identity, [messages.pack(messages.WrongHost(host=self._host))])
+            return
+        if self._is_draining:
+            self._transport.send(identity, [messages.pack(messages.Leaving())])
+            return
         session = self._sessions.get(message.session)
         if session is None:
             session = Session(

@@ -53,6 +53,7 @@ class Session:
         failure: Ends every wait of this session.
         abandoned_epoch: Of a pass whose iterator is gone.
         pins_on: Index of the accelerator for which batches land in pinned memory.
+        is_waiting: Nobody makes batches for it, for longer than a lost host is waited for.
         has_news: The pump has to tell the agents of a new pass, or of a new spec.
     """
 
@@ -73,6 +74,7 @@ class Session:
         self.pins_on: int | None = None
         self.alone_since = time.monotonic()
         self.had_peers = False
+        self.is_waiting = False
         self.asked: dict[int, Asked] = {}
         self.outcomes: dict[int, Outcome] = {}
         self._lock = lock

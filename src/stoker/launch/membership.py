@@ -6,7 +6,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -131,7 +131,7 @@ class Membership:
         heard_at: float | None = None
         try:
             while not self._is_closing.is_set():
-                connection = self._connect()
+                connection = self._connect(started_at, heard_at)
                 if connection is not None:
                     try:
                         heard_at = self._speak(connection, started_at, heard_at)
@@ -146,18 +146,40 @@ class Membership:
         finally:
             self._context.term()
 
-    def _connect(self) -> "zmq.Socket[bytes] | None":
-        try:
-            found = socket.getaddrinfo(self._address, self._port, type=socket.SOCK_STREAM)
-        except OSError:
+    def _connect(self, started_at: float, heard_at: float | None) -> "zmq.Socket[bytes] | None":
+        found = self._resolve(started_at, heard_at)
+        if not found:
             return None
         # Any of them may be the one that works, so that the next attempt takes another.
-        self._leader_ip = str(random.choice(found)[4][0])
+        self._leader_ip = random.choice(found)
         host = f"[{self._leader_ip}]" if ":" in self._leader_ip else self._leader_ip
         connection = self._context.socket(zmq.DEALER)
         secure_client(connection, self._keys, max_message_bytes=MAX_MESSAGE_BYTES)
         connection.connect(f"tcp://{host}:{self._port}")
         return connection
+
+    def _resolve(self, started_at: float, heard_at: float | None) -> Sequence[str]:
+        """The leader's addresses; none while its name is not known.
+
+        In a thread, for a resolver without a network blocks for 20 s and more: neither a verdict
+        nor the end waits for it.
+        """
+        answers: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
+
+        def look_up() -> None:
+            try:
+                found = socket.getaddrinfo(self._address, self._port, type=socket.SOCK_STREAM)
+            except OSError:
+                found = []
+            answers.put([str(address[0]) for *_, address in found])
+
+        threading.Thread(target=look_up, name="resolve", daemon=True).start()
+        while not self._is_closing.is_set():
+            try:
+                return answers.get(timeout=_POLL_MS / 1000)
+            except queue.Empty:
+                self._judge_silence(started_at, heard_at)
+        return ()
 
     def _speak(
         self, connection: "zmq.Socket[bytes]", started_at: float, heard_at: float | None

@@ -121,7 +121,8 @@ class FeedSettings(Record, frozen=True, kw_only=True):
             batch number), `sample` (..., index, occurrence), `torch` (torch's own, not independent
             of placement).
         lease_seconds: A launcher that is silent for longer is lost.
-        start_deadline_seconds: How long hosts wait for the first sign of each other.
+        start_deadline_seconds: How long hosts wait for the first sign of each other; on Kubernetes
+            trainers wait as long for a data pod to come back where all are gone.
         max_dataset_bytes: A larger pickled dataset is refused: use `stoker.remote`.
         port: Fixed port of coordinator and agents; port + 1 carries batches that are not encrypted.
     """

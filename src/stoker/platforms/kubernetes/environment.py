@@ -22,8 +22,9 @@ def environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
     """
     theirs = {**layout.job.environment, **group.settings.environment}
     ours = {"HOME": "/tmp", "USER": "stoker"}  # of a user that the image may not know
-    if not group.is_dnn:
-        # A host that ends badly is started again: it must not end well before the run does.
+    if layout.data:
+        # A data host that ends badly is started again: it must not end well before the run does,
+        # and trainers wait for it.
         ours["STOKER_COMES_BACK"] = "1"
     if not group.gpus:
         # Images for GPUs ask for all of a host's, whatever the pod is given.

@@ -1,0 +1,76 @@
+"""How long a session without anybody who makes batches for it is waited for."""
+
+import dataclasses
+import io
+import threading
+
+import pytest
+
+from stoker.errors import FeedLostError
+from stoker.feed.asking import LOST_GRACE_SECONDS, Asking
+from stoker.feed.session import Session
+from stoker.feed.shared import Shared
+from stoker.feed.timeline import Timeline
+from stoker.logs import Log
+from stoker.records import FeedSettings
+from stoker.settings import from_environment
+
+FEED = FeedSettings(lease_seconds=4.0, start_deadline_seconds=60.0)
+PATIENCE = 4.0 + LOST_GRACE_SECONDS
+
+
+class Alone:
+    """A session whose data hosts are all gone since second 0."""
+
+    def __init__(self, *, comes_back: bool) -> None:
+        self.log = io.StringIO()
+        self._shared = Shared(
+            timeline=Timeline(None), log=Log(run="run", host="dnn", stream=self.log)
+        )
+        self._shared.close()
+        settings = dataclasses.replace(from_environment({}), feed=FEED, comes_back=comes_back)
+        self._asking = Asking(self._shared, settings, {})
+        self._lock = threading.Lock()
+        self.session = Session("s", lock=self._lock, wake=lambda: None, max_bytes=1)
+        self.session.had_peers = True
+        self.session.alone_since = 0.0
+
+    def judge(self, now: float) -> BaseException | None:
+        with self._lock:
+            self._asking.judge(self.session, now)
+        return self.session.failure
+
+
+def test_hosts_that_do_not_come_back_are_missed_for_little_more_than_a_lease() -> None:
+    alone = Alone(comes_back=False)
+    assert alone.judge(PATIENCE) is None
+    assert isinstance(alone.judge(PATIENCE + 0.1), FeedLostError)
+
+
+def test_hosts_that_come_back_are_waited_for_as_at_the_start() -> None:
+    alone = Alone(comes_back=True)
+    assert alone.judge(60.0) is None
+    assert isinstance(alone.judge(60.1), FeedLostError)
+
+
+def test_waiting_and_going_on_are_said_once() -> None:
+    alone = Alone(comes_back=True)
+    for now in (1.0, PATIENCE, 8.0, 9.0):
+        assert alone.judge(now) is None
+    alone.session.schedule.grant("data-0", 2)
+    for now in (10.0, 11.0):
+        assert alone.judge(now) is None
+    said = alone.log.getvalue().splitlines()
+    assert len(said) == 2
+    assert "training_waits_for_data" in said[0]
+    assert "training_goes_on waited_seconds=10" in said[1]
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_host_that_was_never_there_is_waited_for_until_the_start_deadline(
+    comes_back: bool,
+) -> None:
+    alone = Alone(comes_back=comes_back)
+    alone.session.had_peers = False
+    assert alone.judge(60.0) is None
+    assert isinstance(alone.judge(60.1), FeedLostError)
