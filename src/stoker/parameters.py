@@ -16,6 +16,9 @@ from stoker.records import Json, ModelSettings, Workload, nearest
 
 Kind = Literal["string", "integer", "object"]
 
+# Shared components hand them on, empty, to workloads that have neither channels nor pools.
+_HANDED_ON = ("input_data", "pools_file")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
@@ -97,8 +100,7 @@ def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, str]:
         if not equals:
             raise UsageError(f"--param {text} is not NAME=VALUE", fix="for example epochs=3")
         parameter = by_any.get(name.strip())
-        if parameter is None and name.strip() == "input_data" and not value:
-            # Shared components hand it on whether the workload has channels or not.
+        if parameter is None and name.strip() in _HANDED_ON and not value:
             continue
         if parameter is None:
             raise UsageError(
