@@ -12,6 +12,7 @@ from stoker.catalog.refresh import PoolsTable, pools_table
 from stoker.catalog.table import Table, parse_table
 from stoker.errors import UsageError
 from stoker.records import Json, NodePool, Toleration, Workload
+from stoker.records.quantities import amount
 from stoker.settings import workload_from
 from support.kubernetes_nodes import EKS, KARPENTER, node, pod
 
@@ -332,6 +333,28 @@ def test_prices_of_another_region_are_named() -> None:
     # A price of one region is not put into the column of another one.
     assert rows(again)["cpu"].get("ec2_usd_per_hour_eu_west_1", "") == ""
     assert any("cpu has no price" in note for note in again.notes)
+
+
+def test_gpus_that_the_cluster_does_not_offer_are_named() -> None:
+    table = table_of(node("n", kind="g5.xlarge", cpu="3920m"))
+    assert rows(table)["g5.xlarge"]["gpus"] == "0"
+    assert any("none of the 1 GPUs of a g5.xlarge" in note for note in table.notes)
+
+
+def test_arm_and_shared_gpus_are_named() -> None:
+    shared = {"nvidia.com/gpu.product": "NVIDIA-A10G-SHARED", "kubernetes.io/arch": "arm64"}
+    table = table_of(node("n", labels=shared, gpus=4))
+    assert any("is arm64" in note for note in table.notes)
+    assert any("shares its GPUs" in note for note in table.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("15890m", "15.89"), ("29317Mi", str(29317 * 2**20)), ("2e3", "2000"), ("5u", "0.000005"),
+     ("1Ei", str(2**60)), ("7", "7")],
+)  # fmt: skip
+def test_quantities_are_read_in_all_their_units(text: str, number: str) -> None:
+    assert amount(text) == Decimal(number)
 
 
 def test_a_node_too_small_for_a_pod_is_no_pool() -> None:

@@ -198,6 +198,11 @@ def _notes(pool: ClusterPool, machine: Instance | None, *, is_priced: bool) -> l
             if machine and machine.usd_per_hour:
                 why += f" (on demand: {machine.usd_per_hour:g} $ an hour)"
         notes.append(f"{pool.name} has no price, and is no part of plans: {why}; put it in")
+    if machine and machine.accelerators and not pool.gpus:
+        notes.append(
+            f"{pool.name} offers none of the {machine.accelerators} GPUs of a {machine.type}: "
+            "does the device plugin run there?"
+        )
     if pool.architecture == "arm64":
         notes.append(f"{pool.name} is arm64: the image has to be made for it")
     if pool.gpus and (pool.gpu_model or "").endswith("-SHARED"):

@@ -16,7 +16,7 @@ def catalog_verb(
     action: Annotated[
         str | None,
         typer.Argument(
-            metavar="[refresh]",
+            metavar="refresh",
             help="Writes the table anew, from --from-cluster.",
             show_default=False,
         ),
