@@ -37,13 +37,18 @@ _DOWN = (
 )
 
 
-def resolve(name: str) -> str:
+def resolve(name: str, *, attempt: int = 0) -> str:
     """The address of a host as zmq wants it, looked up now; blocks as long as the resolver does.
+
+    Args:
+        name: Of the host.
+        attempt: Of several addresses each has its turn: one may be that of a pod that is gone.
 
     Raises:
         OSError: If the name is not known.
     """
-    family, _, _, _, address = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0]
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    family, _, _, _, address = found[attempt % len(found)]
     return f"[{address[0]}]" if family == socket.AF_INET6 else str(address[0])
 
 

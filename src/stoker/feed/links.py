@@ -51,6 +51,7 @@ class Link:
         self.plain_identity = b""
         self.is_closed = False
         self._is_resolving = False
+        self._attempt = -1
         self._post = post
 
     @property
@@ -79,6 +80,7 @@ class Link:
         connection = self.connections[0]
         if self.is_closed or connection.is_open or self._is_resolving or now < connection.dial_at:
             return
+        self._attempt += 1
         if is_address(self.name):
             self._dial(resolve(self.name))
             return
@@ -120,7 +122,7 @@ class Link:
     def _resolve(self, now: float) -> None:
         address: str | None
         try:
-            address = resolve(self.name)
+            address = resolve(self.name, attempt=self._attempt)
         except OSError:
             address = None
 
