@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from typing import Protocol
 
 from stoker.errors import UsageError
 from stoker.records import Json
@@ -33,6 +34,16 @@ _SERVICES = {
     "recurring_run": "_recurring_run_api",
     "healthz": "_healthz_api",
 }
+
+
+class _Answer(Protocol):
+    """What is used of urllib3's answers."""
+
+    def read1(self, amt: int) -> bytes: ...
+
+    def close(self) -> None: ...
+
+    def release_conn(self) -> None: ...
 
 
 class Kubeflow:
@@ -93,10 +104,7 @@ class Kubeflow:
                 _preload_content=False,
                 _request_timeout=(CONNECT_SECONDS, self._read_seconds),
             )
-            try:
-                body = self._body(answer)
-            finally:
-                answer.release_conn()
+            body = self._body(answer)
         except refused as err:
             headers: Mapping[str, str] = err.headers or {}
             raise refusal(
@@ -177,18 +185,23 @@ class Kubeflow:
             )
         return client
 
-    def _body(self, answer: object) -> bytes:
+    def _body(self, answer: _Answer) -> bytes:
         """The answer's body, read within bounds of size and time."""
         until = self.clock() + ANSWER_SECONDS
         parts: list[bytes] = []
         size = 0
-        while part := answer.read1(1 << 16):  # type: ignore[attr-defined]
-            parts.append(part)
-            size += len(part)
-            if size > MAX_ANSWER_BYTES or self.clock() > until:
-                raise not_json(
-                    self.connection, f"after {size} bytes its answer has not come to an end"
-                )
+        try:
+            while part := answer.read1(1 << 16):
+                parts.append(part)
+                size += len(part)
+                if size > MAX_ANSWER_BYTES or self.clock() > until:
+                    raise not_json(
+                        self.connection, f"after {size} bytes its answer has not come to an end"
+                    )
+        except BaseException:
+            answer.close()
+            raise
+        answer.release_conn()
         return b"".join(parts)
 
     def _document(self, body: bytes, content_type: str) -> dict[str, Json]:

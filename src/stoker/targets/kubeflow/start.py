@@ -5,6 +5,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from stoker.errors import UsageError
 from stoker.parameters import parameters_of, parse
 from stoker.records import Json, Workload, nearest
@@ -119,12 +121,11 @@ def out_of_date(version: Version, workload: Workload) -> tuple[str, ...]:
         return ()
     try:
         document: Json = json.loads(held.default)
-        is_same = (
-            isinstance(document, dict) and workload_from(document).digest() == workload.digest()
-        )
+        there = workload_from(document) if isinstance(document, dict) else None
     except ValueError:
         # UsageError is one, too: a workload of another stoker.
-        is_same = False
+        there = None
+    is_same = there is not None and _carried(there) == _carried(workload)
     if is_same:
         return ()
     return (
@@ -183,6 +184,17 @@ def _unknown(
         )
     return UsageError(
         f"version {version.name} has no parameter {name}", fix=nearest(name, sorted(there))
+    )
+
+
+def _carried(workload: Workload) -> Workload:
+    """The workload without what a pipeline does not carry."""
+    kubernetes = workload.kubernetes
+    return msgspec.structs.replace(
+        workload,
+        platform="local" if workload.platform == "local" else "kubernetes",
+        sagemaker=None,
+        kubernetes=msgspec.structs.replace(kubernetes, kubeflow=None) if kubernetes else None,
     )
 
 

@@ -1,0 +1,442 @@
+"""Kubeflow's verbs by kfp's client, against a server that checks requests by the published API."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stoker.cli.edge import run
+from stoker.errors import PlatformError, UsageError
+from stoker.targets import follow
+from stoker.targets.kubeflow.start import RunOptions
+from support.kfp_server import KfpServer
+from support.kubeflow_pipeline import ROOT, WORKLOAD, compiled, target_at, tasks, upload, workload
+
+
+@pytest.fixture
+def server() -> Iterator[KfpServer]:
+    with KfpServer() as made:
+        yield made
+    assert made.problems == []
+
+
+@pytest.fixture
+def project(tmp_path: Path, server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project folder with the product's pipelines and components, and a workload."""
+    for name in ("pipelines", "components"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    document = json.loads(json.dumps(WORKLOAD))
+    document["kubernetes"]["kubeflow"] = {"host": server.url}
+    (tmp_path / "w.yaml").write_text(yaml.safe_dump(document))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KF_PIPELINES_ENDPOINT", server.url)
+    return tmp_path
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def process(*words: str) -> Done:
+    """The command as people run it: a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "stoker.cli", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def stoker(*words: str) -> Done:
+    """The same in this process, which spares its start."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run([*words])
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def test_upload_start_status_and_stop_as_people_run_them(server: KfpServer, project: Path) -> None:
+    uploaded = process("upload", "kubeflow", "w.yaml")
+    assert uploaded.returncode == 0, uploaded.stderr
+    (pipeline,) = server.kept["pipelines"]
+    (version,) = server.versions[str(pipeline["pipeline_id"])]
+    assert f"created: {pipeline['pipeline_id']}" in uploaded.stdout
+    assert f"version: {version['name']}  {version['pipeline_version_id']}" in uploaded.stdout
+    assert f"/#/pipelines/details/{pipeline['pipeline_id']}/version/" in uploaded.stdout
+    assert "next:    stoker start kubeflow w.yaml" in uploaded.stdout
+    started = process("start", "kubeflow", "w.yaml", "--param", "epochs=3", "--json")
+    assert started.returncode == 0, started.stderr
+    told = json.loads(started.stdout)
+    assert told["parameters"] == {"epochs": "3"}
+    shown = process("status", "kubeflow", "mnist", "--workload", "w.yaml", "--json")
+    assert json.loads(shown.stdout)["run"] == told["run"]
+    assert [e["run"] for e in json.loads(shown.stdout)["executions"]] == [told["run"]]
+    stopped = process("stop", "kubeflow", told["url"], "--workload", "w.yaml")
+    assert stopped.returncode == 0, stopped.stderr
+    assert "has ended: stopped" in stopped.stderr
+    assert server.sent() == [
+        "POST /pipelines",
+        "POST /pipelines/upload_version",
+        "POST /experiments",
+        "POST /runs",
+        f"POST /runs/{told['run']}:terminate",
+    ]
+
+
+def test_the_uploaded_file_is_the_compiled_one(server: KfpServer, project: Path) -> None:
+    assert stoker("compile", "kubeflow", "w.yaml", "--out", "p.yaml").returncode == 0
+    assert stoker("upload", "kubeflow", "w.yaml").returncode == 0
+    assert server.last("POST /pipelines/upload_version").file == Path("p.yaml").read_text()
+
+
+def test_upload_of_the_same_again_sends_nothing_and_says_so(
+    server: KfpServer, project: Path
+) -> None:
+    assert stoker("upload", "kubeflow", "w.yaml").returncode == 0
+    before = server.sent()
+    again = stoker("upload", "kubeflow", "w.yaml")
+    assert (again.returncode, server.sent()) == (0, before)
+    assert "pipeline mnist: no change" in again.stderr
+    assert again.stdout.startswith("unchanged: ")
+
+
+def test_another_workload_adds_a_version_and_shows_what_changes(
+    server: KfpServer, project: Path
+) -> None:
+    assert stoker("upload", "kubeflow", "w.yaml").returncode == 0
+    changed = stoker("upload", "kubeflow", "w.yaml", "--set", "feed.credits=5")
+    assert changed.returncode == 0, changed.stderr
+    assert "~ parameter workload: feed.credits: 2 → 5" in changed.stderr
+    assert changed.stdout.startswith("updated: ")
+    assert server.sent().count("POST /pipelines") == 1
+    (versions,) = server.versions.values()
+    assert len({version["name"] for version in versions}) == 2
+
+
+def test_a_version_is_named_by_its_content_and_a_content_that_comes_back_by_a_number(
+    server: KfpServer,
+) -> None:
+    first, second, third = (upload(server, *of) for of in ((), ("feed.credits=5",), ()))
+    assert (first.action, second.action, third.action) == ("created", "updated", "updated")
+    assert third.version == f"{first.version}-2"
+    assert second.version.removeprefix("mnist-") != first.version.removeprefix("mnist-")
+
+
+def test_a_pipeline_with_no_version_gets_its_first(server: KfpServer) -> None:
+    server.trouble("POST /pipelines/upload_version", 500, "{}", times=1)
+    with pytest.raises(PlatformError, match="Kubeflow failed"):
+        upload(server)
+    assert upload(server).action == "updated"
+    assert server.sent().count("POST /pipelines") == 1
+
+
+def test_a_version_that_somebody_uploaded_by_another_kfp_is_no_change(server: KfpServer) -> None:
+    upload(server)
+    (versions,) = server.versions.values()
+    spec = versions[0]["pipeline_spec"]
+    assert isinstance(spec, dict)
+    spec["pipeline_spec"]["sdkVersion"] = "kfp-9.9.9"  # type: ignore[index,call-overload]
+    assert upload(server).action == "unchanged"
+
+
+def test_a_pipeline_that_somebody_else_creates_meanwhile_is_not_overwritten(
+    server: KfpServer,
+) -> None:
+    target = target_at(server)
+    plan = target.plan(compiled())
+    upload(server)
+    with pytest.raises(UsageError, match="somebody else created pipeline mnist just now"):
+        target.upload(plan)
+
+
+def test_a_native_train_step_is_refused_by_name(server: KfpServer, project: Path) -> None:
+    done = stoker("upload", "kubeflow", "w.yaml", "--train-step", "native")
+    assert done.returncode == 2
+    assert "a native training step is SageMaker's" in done.stderr
+
+
+def test_start_sends_typed_parameters_experiment_account_and_the_version(
+    server: KfpServer, project: Path
+) -> None:
+    uploaded = upload(server)
+    words = ("--experiment", "nightly", "--service-account", "trainer", "--run-name", "first")
+    done = stoker("start", "kubeflow", "w.yaml", "--param", "epochs=3", *words)
+    assert done.returncode == 0, done.stderr
+    body = server.last("POST /runs").body
+    assert isinstance(body, dict)
+    (experiment,) = server.kept["experiments"]
+    assert experiment["display_name"] == "nightly"
+    assert body["experiment_id"] == experiment["experiment_id"]
+    assert (body["display_name"], body["service_account"]) == ("first", "trainer")
+    assert body["runtime_config"] == {"parameters": {"epochs": 3}}
+    assert body["pipeline_version_reference"] == {
+        "pipeline_id": uploaded.id,
+        "pipeline_version_id": uploaded.version_id,
+    }
+    assert "warning" not in done.stderr
+
+
+def test_an_experiment_that_is_there_is_used_again(server: KfpServer) -> None:
+    upload(server)
+    for _ in range(2):
+        target_at(server).start(workload(), parameters=())
+    (experiment,) = server.kept["experiments"]
+    assert experiment["display_name"] == "mnist"
+    assert {item["experiment_id"] for item in server.kept["runs"]} == {experiment["experiment_id"]}
+
+
+def test_an_archived_experiment_is_refused(server: KfpServer) -> None:
+    upload(server)
+    target_at(server).start(workload(), parameters=())
+    server.kept["experiments"][0]["storage_state"] = "ARCHIVED"
+    with pytest.raises(UsageError, match="experiment mnist is archived"):
+        target_at(server).start(workload(), parameters=())
+
+
+def test_an_older_version_runs_when_it_is_named(server: KfpServer, project: Path) -> None:
+    first = upload(server)
+    upload(server, "feed.credits=5")
+    done = stoker("start", "kubeflow", "w.yaml", "--version", first.version)
+    assert done.returncode == 0, done.stderr
+    reference = server.run()["pipeline_version_reference"]
+    assert isinstance(reference, dict)
+    assert reference["pipeline_version_id"] == first.version_id
+    wrong = stoker("start", "kubeflow", "w.yaml", "--version", first.version + "x")
+    assert wrong.returncode == 2
+    assert f"did you mean {first.version}?" in wrong.stderr
+
+
+def test_a_file_that_differs_from_the_uploaded_workload_is_warned_about(
+    server: KfpServer, project: Path
+) -> None:
+    upload(server, "feed.credits=5")
+    done = stoker("start", "kubeflow", "w.yaml")
+    assert done.returncode == 0
+    assert "was uploaded with another workload than this file's" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("parameter", "words"),
+    [
+        ("epoch=3", ["has no parameter epoch", "did you mean epochs?"]),
+        ("epochs=many", ["epochs=many: expected a whole number"]),
+        ("objective=best", ["objective=best is not possible", "use cost, time"]),
+        ("approval=Approved", ["has no parameter approval, the workload has"]),
+        ("node_selector=a", ["expected an object in JSON"]),
+        ("epochs", ["not NAME=VALUE"]),
+    ],
+)
+def test_a_parameter_that_cannot_be_is_refused_before_anything_starts(
+    server: KfpServer, project: Path, parameter: str, words: list[str]
+) -> None:
+    upload(server)
+    done = stoker("start", "kubeflow", "w.yaml", "--param", parameter)
+    assert done.returncode == 2, done.stderr
+    assert server.kept["runs"] == []
+    for word in words:
+        assert word in done.stderr
+
+
+def test_start_before_the_upload_says_what_to_do(server: KfpServer, project: Path) -> None:
+    done = stoker("start", "kubeflow", "w.yaml")
+    assert done.returncode == 2
+    assert "pipeline mnist is not uploaded" in done.stderr
+    assert "stoker upload kubeflow WORKLOAD" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("told", "state", "code", "words"),
+    [
+        ({"evaluate": "SUCCEEDED"}, "SUCCEEDED", 0, "has succeeded"),
+        ({"gate": "FAILED main: Error (exit code 1)"}, "FAILED", 3, "gate: main: Error"),
+        ({"decide": "FAILED ImagePullBackOff"}, "FAILED", 4, "decide: ImagePullBackOff"),
+        ({"train": "FAILED main: Error (exit code 1)"}, "FAILED", 6, "train: main: Error"),
+        ({"train": "FAILED main: Error (exit code 4)"}, "FAILED", 4, "exit code 4"),
+    ],
+)
+def test_waiting_gives_the_run_s_exit_code(
+    server: KfpServer,
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told: dict[str, str],
+    state: str,
+    code: int,
+    words: str,
+) -> None:
+    upload(server)
+    monkeypatch.setattr(follow, "POLL_SECONDS", 0.0)
+
+    def begin() -> None:
+        server.run()["state"] = "RUNNING"
+        server.tell(*tasks(profile="RUNNING"))
+
+    def end() -> None:
+        server.tell(*tasks(profile="SUCCEEDED", **told))
+        server.end(state)
+
+    server.script = [begin, end]
+    done = stoker("start", "kubeflow", "w.yaml", "--wait")
+    assert done.returncode == code, done.stderr
+    assert "profile                  running" in done.stderr
+    assert words in done.stderr
+
+
+def test_interrupting_the_wait_leaves_the_run_running(server: KfpServer, project: Path) -> None:
+    upload(server)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "stoker.cli", "start", "kubeflow", "w.yaml", "--wait"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "KF_PIPELINES_ENDPOINT": server.url},
+    )
+    deadline = time.monotonic() + 60
+    while not any(line.startswith("GET /runs/") for line in server.sent("GET")):
+        assert time.monotonic() < deadline
+        assert child.poll() is None
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "the run goes on" in said
+    assert f"stoker stop kubeflow {server.run()['run_id']} --workload w.yaml" in said
+    assert not any("terminate" in line for line in server.sent())
+
+
+def test_status_prints_the_tree_with_reasons_and_next_commands(
+    server: KfpServer, project: Path
+) -> None:
+    upload(server)
+    id = target_at(server).start(workload(), parameters=["epochs=3"]).run
+    server.tell(*tasks(profile="SUCCEEDED", decide="FAILED main: Error (exit code 1)"))
+    server.end("FAILED")
+    done = stoker("status", "kubeflow", id)
+    assert done.returncode == 0, done.stderr
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    assert lines[0].startswith(f"{id}  failed")
+    assert f"  page: {server.url}/#/runs/details/{id}" in lines
+    assert "  with: epochs = 3" in lines
+    assert any(
+        line.startswith("  profile                Container      succeeded") for line in lines
+    )
+    assert "        why:  main: Error (exit code 1)".removeprefix("  ") in lines
+    assert any(line.endswith(f"stoker logs kubeflow {id} --group decide") for line in lines)
+    assert any(line.split()[:3] == ["evaluate", "Container", "not"] for line in lines)
+    assert not any(line.startswith("stop:") for line in lines)
+
+
+def test_a_run_is_found_by_id_page_and_pipeline(server: KfpServer) -> None:
+    upload(server)
+    target = target_at(server)
+    older, newer = (target.start(workload(), parameters=()) for _ in range(2))
+    assert target.status(older.run.upper()).run == older.run
+    assert target.status(older.url).run == older.run
+    assert target.status("mnist").run == newer.run
+    assert [item.run for item in target.runs("mnist")] == [newer.run, older.run]
+    assert target.runs(older.run) == ()
+
+
+@pytest.mark.parametrize(
+    ("run_name", "words"),
+    [
+        ("00000000-0000-4000-8000-000000000000", "there is no run 00000000"),
+        ("mnits", "there is no pipeline and no run mnits"),
+        ("mnist", "pipeline mnist has not run yet"),
+    ],
+)
+def test_a_run_that_is_not_there_is_named(server: KfpServer, run_name: str, words: str) -> None:
+    upload(server)
+    with pytest.raises(UsageError, match=words):
+        target_at(server).status(run_name)
+
+
+def test_stop_of_a_run_that_has_ended_sends_nothing(server: KfpServer, project: Path) -> None:
+    upload(server)
+    id = target_at(server).start(workload(), parameters=()).run
+    server.end("SUCCEEDED")
+    done = stoker("stop", "kubeflow", id)
+    assert done.returncode == 0, done.stderr
+    assert "had ended already: succeeded" in done.stderr
+    assert not any("terminate" in line for line in server.sent())
+
+
+def test_stop_waits_no_longer_than_its_deadline(server: KfpServer) -> None:
+    server.on_terminate = None
+    upload(server)
+    target = target_at(server)
+    id = target.start(workload(), parameters=()).run
+    with pytest.raises(PlatformError, match="is stopping after 600 s"):
+        target.stop(id)
+
+
+def test_a_run_that_ends_while_it_is_asked_to_stop_is_no_error(server: KfpServer) -> None:
+    upload(server)
+    target = target_at(server)
+    id = target.start(workload(), parameters=()).run
+    server.trouble(".*:terminate", 400, '{"message": "not running"}')
+    server.run()["state"] = "RUNNING"
+    server.script = [lambda: None, lambda: server.end("SUCCEEDED")]
+    assert target.stop(id).status == "succeeded"
+
+
+def test_a_run_that_failed_because_it_was_stopped_was_stopped(server: KfpServer) -> None:
+    server.on_terminate = "FAILED"
+    upload(server)
+    target = target_at(server)
+    assert target.stop(target.start(workload(), parameters=()).run).status == "stopped"
+
+
+def test_many_users_need_a_namespace_and_it_goes_with_everything(
+    server: KfpServer, project: Path
+) -> None:
+    server.multi_user = True
+    done = stoker("start", "kubeflow", "w.yaml")
+    assert done.returncode == 2
+    assert "which is yours?" in done.stderr
+    words = ("--namespace", "ada")
+    for verb in ("upload", "start"):
+        done = stoker(verb, "kubeflow", "w.yaml", *words)
+        assert done.returncode == 0, done.stderr
+    assert "--workload w.yaml --namespace ada" in done.stderr
+    assert server.kept["pipelines"][0]["namespace"] == "ada"
+    assert server.kept["experiments"][0]["namespace"] == "ada"
+    assert stoker("status", "kubeflow", "mnist", *words).returncode == 0
+    assert stoker("status", "kubeflow", "mnist", "--namespace", "bob").returncode == 2
+
+
+def test_one_user_s_kubeflow_gets_no_namespace_though_one_is_named(server: KfpServer) -> None:
+    upload(server, namespace="ada")
+    assert all("namespace" not in request.query for request in server.requests)
+
+
+def test_flags_of_kubeflow_are_refused_elsewhere(project: Path) -> None:
+    done = stoker("status", "sagemaker", "mnist", "--host", "http://x")
+    assert done.returncode == 2
+    assert "--host is for kubeflow" in done.stderr
+
+
+def test_options_of_a_run_have_defaults_of_the_workload(server: KfpServer) -> None:
+    upload(server)
+    of = workload("kubernetes.kubeflow={experiment: weekly, service_account: robot}")
+    target_at(server, options=RunOptions(run_name="x")).start(of, parameters=())
+    assert server.run()["service_account"] == "robot"
+    assert server.kept["experiments"][0]["display_name"] == "weekly"
