@@ -1,0 +1,151 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.cli.executor_output import (
+    MAX_PARAMETER_BYTES,
+    check_parameters,
+    read_executor_input,
+    write_executor_output,
+)
+from stoker.errors import UsageError
+from stoker.records import Json
+
+
+def document(folder: Path) -> dict[str, Json]:
+    """What Kubeflow's launcher puts in place of `{{$}}`, as of 2.17."""
+
+    def artifact(name: str, kind: str) -> Json:
+        uri = f"minio://bucket/v2/artifacts/run/{name}"
+        described: dict[str, Json] = {
+            "name": name,
+            "type": {"schemaTitle": kind, "schemaVersion": "0.0.1"},
+            "uri": uri,
+            "metadata": {},
+        }
+        return {"artifacts": [described]}
+
+    return {
+        "inputs": {"parameterValues": {"workload": "{}", "instance_count": 1}},
+        "outputs": {
+            "parameters": {"where": {"outputFile": "/tmp/kfp/outputs/where"}},
+            "artifacts": {
+                "decision": artifact("decision", "system.Artifact"),
+                "metrics": artifact("metrics", "system.Metrics"),
+                "model": artifact("model", "system.Model"),
+            },
+            "outputFile": str(folder / "deep" / "output_metadata.json"),
+        },
+    }
+
+
+def written(folder: Path) -> dict[str, Json]:
+    found: dict[str, Json] = json.loads((folder / "deep" / "output_metadata.json").read_text())
+    return found
+
+
+def test_the_file_has_what_kubeflow_merges_into_parameters_and_artifacts(tmp_path: Path) -> None:
+    executor = read_executor_input(json.dumps(document(tmp_path)))
+    write_executor_output(
+        executor,
+        parameters={"where": "pod", "action": "keep"},
+        metrics={"step_seconds": 0.5, "speedup": float("nan")},
+        model_uri="pvc://models/mnist",
+    )
+    address = "minio://bucket/v2/artifacts/run"
+    assert written(tmp_path) == {
+        # Only what the component declares, only numbers that JSON has.
+        "parameterValues": {"where": "pod"},
+        "artifacts": {
+            "decision": {
+                "artifacts": [{"name": "decision", "uri": f"{address}/decision", "metadata": {}}]
+            },
+            "metrics": {
+                "artifacts": [
+                    {
+                        "name": "metrics",
+                        "uri": f"{address}/metrics",
+                        "metadata": {"step_seconds": 0.5},
+                    }
+                ]
+            },
+            "model": {
+                "artifacts": [
+                    {
+                        "name": "model",
+                        "uri": f"{address}/model",
+                        "metadata": {"model_uri": "pvc://models/mnist"},
+                    }
+                ]
+            },
+        },
+    }
+
+
+def test_kfp_itself_reads_the_file(tmp_path: Path) -> None:
+    output = pytest.importorskip("kfp.local.executor_output_utils")
+    executor = read_executor_input(json.dumps(document(tmp_path)))
+    write_executor_output(executor, parameters={"where": "job"}, metrics={"accuracy": 0.97})
+    message = output.load_executor_output(str(executor.output_file))
+    assert message.parameter_values["where"].string_value == "job"
+    (artifact,) = message.artifacts["metrics"].artifacts
+    assert artifact.metadata["accuracy"] == 0.97
+
+
+def test_an_address_is_found_by_its_type(tmp_path: Path) -> None:
+    executor = read_executor_input(json.dumps(document(tmp_path)))
+    assert executor.address_of("system.Model").endswith("/run/model")
+    assert executor.address_of("system.HTML") == ""
+
+
+def test_a_step_without_outputs_writes_an_empty_document(tmp_path: Path) -> None:
+    text = json.dumps({"outputs": {"outputFile": str(tmp_path / "deep" / "output_metadata.json")}})
+    executor = read_executor_input(text)
+    write_executor_output(executor, parameters={"where": "pod"}, metrics={"x": 1.0})
+    assert written(tmp_path) == {"parameterValues": {}, "artifacts": {}}
+
+
+def test_a_parameter_that_no_step_publishes_is_refused_before_the_work(tmp_path: Path) -> None:
+    executor = read_executor_input(json.dumps(document(tmp_path)))
+    check_parameters(executor, frozenset({"where", "action"}))
+    with pytest.raises(UsageError, match="publishes no parameter where") as caught:
+        check_parameters(executor, frozenset({"action"}))
+    assert caught.value.fix == "known are: action"
+
+
+def test_a_parameter_is_no_longer_than_kubeflow_carries(tmp_path: Path) -> None:
+    executor = read_executor_input(json.dumps(document(tmp_path)))
+    most = "x" * MAX_PARAMETER_BYTES
+    write_executor_output(executor, parameters={"where": most}, metrics={})
+    with pytest.raises(UsageError, match="parameter where has"):
+        write_executor_output(executor, parameters={"where": most + "x"}, metrics={})
+
+
+@pytest.mark.parametrize("text", ["{{$}}", "", "[]", "{}", '{"outputs": {"outputFile": 3}}'])
+def test_something_else_is_named_with_what_to_pass(text: str) -> None:
+    with pytest.raises(UsageError, match="--executor-input is not what Kubeflow hands a step"):
+        read_executor_input(text)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+_NAMED = st.dictionaries(
+    st.sampled_from(["parameters", "artifacts", "outputFile"]), _JSON, max_size=3
+)
+
+
+@given(_NAMED)
+def test_any_document_is_read_or_refused_in_words(outputs: dict[str, Json]) -> None:
+    try:
+        executor = read_executor_input(json.dumps({"outputs": outputs}))
+    except UsageError:
+        file = outputs.get("outputFile")
+        assert not isinstance(file, str) or not file
+    else:
+        assert str(executor.output_file) == str(Path(str(outputs["outputFile"])))

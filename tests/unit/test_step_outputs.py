@@ -1,0 +1,95 @@
+import json
+
+import msgspec
+import pytest
+
+from stoker.cli.step_outputs import carried, told_of_decision, told_of_evaluation, told_of_training
+from stoker.cli.step_outputs import where as where_of
+from stoker.records import (
+    Cluster,
+    Decision,
+    Event,
+    Group,
+    Host,
+    TodaysGroup,
+    Training,
+    Workload,
+    read_json,
+)
+from support import sample_records
+
+TODAY = Group(name="dnn", role="dnn", instance_type="g5.xlarge", count=1)
+WORKLOAD = Workload(
+    name="digits",
+    command=("python", "train.py"),
+    cluster=Cluster(dnn=TodaysGroup(instance_type="ml.g5.xlarge")),
+)
+
+
+def decision(*groups: Group) -> Decision:
+    sample = sample_records.decision()
+    plan = msgspec.structs.replace(sample.plan, groups=groups)
+    return msgspec.structs.replace(sample, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("groups", "where"),
+    [
+        ([TODAY], "pod"),
+        ([msgspec.structs.replace(TODAY, count=2)], "job"),
+        ([msgspec.structs.replace(TODAY, instance_type="g5.2xlarge")], "job"),
+        ([TODAY, Group(name="data", role="data", instance_type="c7i.xlarge", count=1)], "job"),
+    ],
+)
+def test_only_one_host_of_todays_type_is_the_pod_of_a_step(groups: list[Group], where: str) -> None:
+    assert where_of(decision(*groups), WORKLOAD) == where
+    assert told_of_decision(decision(*groups), WORKLOAD).parameters["where"] == where
+
+
+def test_without_a_cluster_of_today_a_job_trains() -> None:
+    nowhere = msgspec.structs.replace(WORKLOAD, cluster=None)
+    assert where_of(decision(TODAY), nowhere) == "job"
+
+
+def training(**changes: object) -> Training:
+    return msgspec.structs.replace(sample_records.training(), **changes)
+
+
+def test_a_training_is_carried_whole_where_it_is_short() -> None:
+    record = training()
+    found = read_json(carried(record), Training)
+    timeline = record.measured and msgspec.structs.replace(record.measured, timeline_file=None)
+    assert found == msgspec.structs.replace(record, measured=timeline)
+
+
+@pytest.mark.parametrize("max_bytes", [4096, 16384])
+def test_a_long_training_is_carried_within_its_bound_with_verdict_and_metrics(
+    max_bytes: int,
+) -> None:
+    record = training(
+        status="failed",
+        exit_code=9,
+        events=tuple(Event(when="2026-01-01T00:00:00Z", what="x" * 50) for _ in range(5000)),
+        hosts=tuple(Host(host=f"host-{n}", group="data") for n in range(3000)),
+        failure="start " + "y" * 100_000 + " end",
+        metrics={"accuracy": 0.9},
+    )
+    text = carried(record, max_bytes=max_bytes)
+    assert len(text.encode()) <= max_bytes
+    found = read_json(text, Training)
+    assert (found.status, found.exit_code, found.metrics) == ("failed", 9, {"accuracy": 0.9})
+    assert found.failure
+    assert found.failure.endswith("y end")
+
+
+def test_metrics_of_a_training_are_the_scripts_and_the_steps() -> None:
+    told = told_of_training(training(metrics={"accuracy": 0.9}))
+    assert told.metrics["accuracy"] == 0.9
+    assert json.loads(told.parameters["training"])["status"] == told.parameters["status"]
+
+
+def test_an_evaluation_tells_whether_it_passed_and_leaves_unknown_numbers_out() -> None:
+    told = told_of_evaluation(sample_records.evaluation())
+    assert told.parameters["passed"] in ("true", "false")
+    assert told.metrics["passed"] == float(told.parameters["passed"] == "true")
+    assert all(isinstance(value, float | int) for value in told.metrics.values())
