@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from stoker.errors import PlatformError, StokerError, UsageError
 from stoker.platforms.base import LogLine
 from stoker.platforms.kubernetes.api import Cluster
+from stoker.platforms.kubernetes.api_errors import ApiError
 from stoker.platforms.kubernetes.resources import PODS
 from stoker.records import Json, nearest
 from stoker.targets.kubeflow.client import Kubeflow
@@ -104,13 +105,19 @@ def _pods(listed: list[Mapping[str, Json]]) -> Iterator[_Pod]:
 
 
 def _lines(cluster: Cluster, pod: _Pod) -> Iterator[LogLine]:
-    stream = cluster.open(
-        PODS,
-        pod.name,
-        part="log",
-        query={"container": _CONTAINER},
-        read_seconds=READ_SECONDS,
-    )
+    try:
+        stream = cluster.open(
+            PODS,
+            pod.name,
+            part="log",
+            query={"container": _CONTAINER},
+            read_seconds=READ_SECONDS,
+        )
+    except ApiError as err:
+        # Its container has not begun yet, or it was deleted just now.
+        if err.code in (400, 404):
+            return
+        raise
     try:
         for text, _ in stream.lines():
             yield LogLine(group=pod.step, host=pod.name, text=text)
