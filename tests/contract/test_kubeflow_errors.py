@@ -182,8 +182,8 @@ def test_nothing_is_written_to_the_home_folder_nor_asked_when_a_client_is_made(
 def test_no_address_at_all_is_a_usage_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    location = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
+    monkeypatch.setattr(location, str(tmp_path / "none"))
     with pytest.raises(UsageError, match="where is Kubeflow Pipelines"):
         Kubeflow(Connection(host=None)).call("healthz", "get_healthz")
 

@@ -1,7 +1,7 @@
 """The logs of a run: of its steps' pods, while the cluster keeps them."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from stoker.errors import PlatformError, StokerError, UsageError
@@ -39,7 +39,6 @@ def lines_of(
     found: Found,
     *,
     group: str | None,
-    cluster_of: Callable[[str], Cluster] | None = None,
 ) -> Iterator[LogLine]:
     """All lines that there are until now, step after step.
 
@@ -47,7 +46,6 @@ def lines_of(
         kubeflow: The installation.
         found: The run.
         group: Shows one step only.
-        cluster_of: The cluster, from a namespace; absent: of the kube config, or the pod's own.
 
     Raises:
         UsageError: If no step is called `group`.
@@ -56,7 +54,7 @@ def lines_of(
     namespace = kubeflow.namespace or kubeflow.connection.namespace or _NAMESPACE
     page = run_url(kubeflow, found.id)
     try:
-        cluster = cluster_of(namespace) if cluster_of else _cluster(kubeflow, namespace)
+        cluster = Cluster(context=kubeflow.connection.context, namespace=namespace)
         listed, _ = cluster.list(PODS, query={"labelSelector": f"{_OF_RUN}={found.id}"})
     except StokerError as err:
         raise PlatformError(
@@ -80,10 +78,6 @@ def lines_of(
     for pod in pods:
         if group in (None, pod.step):
             yield from _lines(cluster, pod)
-
-
-def _cluster(kubeflow: Kubeflow, namespace: str) -> Cluster:
-    return Cluster(context=kubeflow.connection.context, namespace=namespace)
 
 
 def _pods(listed: list[Mapping[str, Json]]) -> Iterator[_Pod]:
@@ -110,7 +104,7 @@ def _lines(cluster: Cluster, pod: _Pod) -> Iterator[LogLine]:
             PODS,
             pod.name,
             part="log",
-            query={"container": _CONTAINER},
+            query={"container": _CONTAINER, "timestamps": "true"},
             read_seconds=READ_SECONDS,
         )
     except ApiError as err:
@@ -119,8 +113,8 @@ def _lines(cluster: Cluster, pod: _Pod) -> Iterator[LogLine]:
             return
         raise
     try:
-        for text, _ in stream.lines():
-            yield LogLine(group=pod.step, host=pod.name, text=text)
+        for line, _ in stream.lines():
+            yield LogLine(group=pod.step, host=pod.name, text=line.partition(" ")[2])
     finally:
         stream.release()
 

@@ -1,0 +1,252 @@
+"""`stoker schedule kubeflow`: recurring runs of both forms, on a fixed or the latest version."""
+
+import contextlib
+import io
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stoker.cli.edge import run
+from stoker.errors import PlatformError, UsageError
+from stoker.records import Json
+from stoker.targets.base import Schedule, Timing
+from stoker.targets.kubeflow.start import RunOptions
+from support.kfp_server import KfpServer
+from support.kubeflow_pipeline import WORKLOAD, target_at, upload, workload
+
+NIGHTLY = Timing(expression="0 0 3 * * *")
+
+
+@pytest.fixture
+def server() -> Iterator[KfpServer]:
+    with KfpServer() as made:
+        yield made
+    assert made.problems == []
+
+
+@pytest.fixture
+def file(tmp_path: Path, server: KfpServer) -> str:
+    path = tmp_path / "w.yaml"
+    document = json.loads(json.dumps(WORKLOAD))
+    document["kubernetes"]["kubeflow"] = {"host": server.url}
+    path.write_text(yaml.safe_dump(document))
+    return str(path)
+
+
+def stoker(*words: str) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run([*words])
+    return code, out.getvalue(), err.getvalue()
+
+
+def add(
+    server: KfpServer,
+    *parameters: str,
+    timing: Timing = NIGHTLY,
+    name: str | None = None,
+    options: RunOptions | None = None,
+) -> Schedule:
+    target = target_at(server, options=options)
+    return target.schedule(workload(), timing=timing, parameters=parameters, name=name)
+
+
+def body(server: KfpServer) -> dict[str, Json]:
+    found = server.last("POST /recurringruns").body
+    assert isinstance(found, dict)
+    return found
+
+
+def test_cron_on_the_latest_version_with_catch_up_off(server: KfpServer, file: str) -> None:
+    uploaded = upload(server)
+    code, out, err = stoker(
+        "schedule", "kubeflow", file, "--cron", "30 6 * * 1-5", "--param", "epochs=20"
+    )
+    assert code == 0, err
+    sent = body(server)
+    assert sent["trigger"] == {"cron_schedule": {"cron": "0 30 6 * * 1-5"}}
+    assert sent["pipeline_version_reference"] == {"pipeline_id": uploaded.id}
+    assert (sent["mode"], sent["no_catchup"], sent["max_concurrency"]) == ("ENABLE", True, "1")
+    assert sent["runtime_config"] == {"parameters": {"epochs": 20}}
+    assert out.startswith("created: stoker-mnist")
+    assert "the latest version, 1 run at a time, no catch-up" in out
+    assert f"/#/recurringrun/details/{server.kept['recurringruns'][0]['recurring_run_id']}" in out
+    assert f"delete:  stoker schedule kubeflow {file} --delete stoker-mnist" in out
+
+
+def test_a_period_on_a_fixed_version_with_catch_up(server: KfpServer, file: str) -> None:
+    uploaded = upload(server)
+    options = ("--version", "current", "--catch-up", "--max-concurrency", "3")
+    code, out, err = stoker(
+        "schedule", "kubeflow", file, "--every", "12h", "--name", "often", *options
+    )
+    assert code == 0, err
+    sent = body(server)
+    assert sent["display_name"] == "stoker-mnist-often"
+    assert sent["trigger"] == {"periodic_schedule": {"interval_second": "43200"}}
+    assert sent["pipeline_version_reference"] == {
+        "pipeline_id": uploaded.id,
+        "pipeline_version_id": uploaded.version_id,
+    }
+    assert (sent["no_catchup"], sent["max_concurrency"]) == (False, "3")
+    assert "every 12 h" in out
+
+
+def test_account_and_experiment_go_with_a_schedule(server: KfpServer) -> None:
+    upload(server)
+    add(server, options=RunOptions(experiment="weekly", service_account="robot"))
+    (experiment,) = server.kept["experiments"]
+    assert experiment["display_name"] == "weekly"
+    assert body(server)["experiment_id"] == experiment["experiment_id"]
+    assert body(server)["service_account"] == "robot"
+
+
+def test_the_same_schedule_again_sends_nothing(server: KfpServer) -> None:
+    upload(server)
+    assert add(server, "epochs=3").action == "created"
+    assert add(server, "epochs=3").action == "unchanged"
+    assert server.sent().count("POST /recurringruns") == 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "timing", "options"),
+    [
+        (["epochs=4"], NIGHTLY, RunOptions()),
+        (["epochs=3"], Timing(expression="0 0 4 * * *"), RunOptions()),
+        (["epochs=3"], Timing(expression="every 1 d"), RunOptions()),
+        (["epochs=3"], NIGHTLY, RunOptions(max_concurrency=2)),
+        (["epochs=3"], NIGHTLY, RunOptions(catch_up=True)),
+        (["epochs=3"], NIGHTLY, RunOptions(version="current")),
+        (["epochs=3"], NIGHTLY, RunOptions(service_account="robot")),
+        (["epochs=3"], NIGHTLY, RunOptions(experiment="other")),
+    ],
+)
+def test_a_schedule_that_changes_is_replaced_and_the_new_one_comes_first(
+    server: KfpServer, parameters: list[str], timing: Timing, options: RunOptions
+) -> None:
+    upload(server)
+    before = add(server, "epochs=3")
+    after = add(server, *parameters, timing=timing, options=options)
+    assert (after.action, after.name) == ("updated", before.name)
+    assert [item["recurring_run_id"] for item in server.kept["recurringruns"]] == [after.id]
+    lines = [request.line for request in server.requests]
+    assert lines.index(f"DELETE /recurringruns/{before.id}") > max(
+        index for index, line in enumerate(lines) if line == "POST /recurringruns"
+    )
+
+
+def test_a_schedule_that_somebody_turned_off_is_turned_on_again(server: KfpServer) -> None:
+    upload(server)
+    add(server)
+    server.kept["recurringruns"][0]["status"] = "DISABLED"
+    assert add(server).action == "updated"
+
+
+def test_an_old_schedule_stays_if_the_new_one_is_refused(server: KfpServer) -> None:
+    upload(server)
+    before = add(server)
+    server.trouble("POST /recurringruns", 500, '{"message": "no"}')
+    with pytest.raises(PlatformError):
+        add(server, "epochs=5")
+    assert [item["recurring_run_id"] for item in server.kept["recurringruns"]] == [before.id]
+
+
+def test_schedules_of_other_pipelines_are_neither_shown_nor_replaced(
+    server: KfpServer, file: str
+) -> None:
+    upload(server)
+    add(server)
+    foreign = {**server.kept["recurringruns"][0], "recurring_run_id": "foreign"}
+    foreign["pipeline_version_reference"] = {"pipeline_id": "another"}
+    server.kept["recurringruns"].append(foreign)
+    add(server, "epochs=9")
+    assert "foreign" in [item["recurring_run_id"] for item in server.kept["recurringruns"]]
+    assert len(target_at(server).schedules(workload())) == 1
+
+
+def test_a_list_says_when_next_and_with_what(server: KfpServer, file: str) -> None:
+    upload(server)
+    add(server, "epochs=3")
+    add(server, timing=Timing(expression="every 90 s"), name="often")
+    server.kept["recurringruns"][0]["status"] = "DISABLED"
+    code, out, _ = stoker("schedule", "kubeflow", file, "--list", "--json")
+    nightly, often = json.loads(out)
+    assert code == 0
+    assert (nightly["name"], nightly["is_on"], nightly["next_run"]) == ("stoker-mnist", False, None)
+    assert nightly["parameters"] == {"epochs": "3"}
+    assert often["timing"] == {"expression": "every 90 s", "time_zone": "UTC"}
+    assert datetime.fromisoformat(often["next_run"]).tzinfo is not None
+
+
+def test_the_next_start_of_a_period_counts_from_its_beginning(server: KfpServer) -> None:
+    upload(server)
+    target = target_at(server)
+    target._now = lambda: datetime(2026, 11, 20, 23, 0, tzinfo=UTC)
+    made = target.schedule(
+        workload(), timing=Timing(expression="every 6 h"), parameters=(), name=None
+    )
+    created = datetime.fromisoformat(str(server.kept["recurringruns"][0]["created_at"]))
+    assert made.next_run is not None
+    assert (made.next_run - created).total_seconds() == 18 * 3600
+
+
+def test_delete_by_name_and_by_id(server: KfpServer, file: str) -> None:
+    upload(server)
+    add(server)
+    second = add(server, name="often")
+    assert stoker("schedule", "kubeflow", file, "--delete", "often")[1] == (
+        "deleted: stoker-mnist-often\n"
+    )
+    third = add(server, name="often")
+    assert third.id != second.id
+    target_at(server).unschedule(workload(), name=third.id)
+    assert [item["display_name"] for item in server.kept["recurringruns"]] == ["stoker-mnist"]
+    code, _, err = stoker("schedule", "kubeflow", file, "--delete", "oftn")
+    assert code == 2
+    assert "has no schedule oftn" in err
+    assert "stoker-mnist" in err
+
+
+def test_two_of_one_name_are_deleted_by_id_only(server: KfpServer) -> None:
+    upload(server)
+    made = add(server)
+    server.kept["recurringruns"].append(
+        {**server.kept["recurringruns"][0], "recurring_run_id": "twin"}
+    )
+    with pytest.raises(UsageError, match=f"--delete with an id: twin, {made.id}"):
+        target_at(server).unschedule(workload(), name="stoker-mnist")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--cron", "0 3 * * ? *"], "that is AWS's form"),
+        (["--cron", "0 3 * * *", "--time-zone", "Europe/Berlin"], "has no time zone"),
+        (["--every", "10s"], "no period of a minute or more"),
+        (["--cron", "0 3 * * *", "--max-concurrency", "11"], "Kubeflow takes 1 to 10"),
+        (["--cron", "0 3 * * *", "--param", "epoch=1"], "did you mean epochs?"),
+        (["--cron", "0 3 * * *", "--version", "none"], "has no version none"),
+        (["--list", "--version", "current"], "--list takes no --param"),
+    ],
+)
+def test_what_cannot_be_scheduled_is_refused_and_nothing_made(
+    server: KfpServer, file: str, words: list[str], said: str
+) -> None:
+    upload(server)
+    code, _, err = stoker("schedule", "kubeflow", file, *words)
+    assert code == 2, err
+    assert said in err
+    assert server.kept["recurringruns"] == []
+
+
+def test_many_users_schedules_are_those_of_the_namespace(server: KfpServer, file: str) -> None:
+    server.multi_user = True
+    words = ("--namespace", "ada")
+    upload(server, namespace="ada")
+    assert stoker("schedule", "kubeflow", file, "--every", "1d", *words)[0] == 0
+    assert "stoker-mnist" in stoker("schedule", "kubeflow", file, "--list", *words)[1]
+    assert stoker("schedule", "kubeflow", file, "--list", "--namespace", "bob")[0] == 2
