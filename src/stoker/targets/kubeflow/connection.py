@@ -1,7 +1,7 @@
 """Where Kubeflow Pipelines is and how it knows us: from flags, the workload, the environment."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -31,8 +31,8 @@ class Connection:
     host: str | None
     ui: str = ""
     namespace: str = ""
-    token: Callable[[], str] | None = None
-    cookie: str = ""
+    token: Callable[[], str] | None = field(default=None, repr=False)
+    cookie: str = field(default="", repr=False)
     ca_file: Path | None = None
     verify: bool = True
     context: str | None = None
