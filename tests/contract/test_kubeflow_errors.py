@@ -18,7 +18,7 @@ from stoker.targets.kubeflow.client import Kubeflow
 from stoker.targets.kubeflow.connection import Connection
 from stoker.targets.kubeflow.errors import KubeflowError
 from support.kfp_server import KfpServer
-from support.kubeflow_pipeline import RUN, connection, target_at, upload, workload
+from support.kubeflow_target import RUN, connection, target_at, upload, workload
 
 PAGE = "<!doctype html><html><body>Log in to Kubeflow</body></html>"
 

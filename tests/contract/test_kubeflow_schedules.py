@@ -16,7 +16,7 @@ from stoker.records import Json
 from stoker.targets.base import Schedule, Timing
 from stoker.targets.kubeflow.start import RunOptions
 from support.kfp_server import KfpServer
-from support.kubeflow_pipeline import WORKLOAD, target_at, upload, workload
+from support.kubeflow_target import WORKLOAD, target_at, upload, workload
 
 NIGHTLY = Timing(expression="0 0 3 * * *")
 

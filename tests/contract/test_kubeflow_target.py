@@ -20,7 +20,7 @@ from stoker.errors import PlatformError, UsageError
 from stoker.targets import follow
 from stoker.targets.kubeflow.start import RunOptions
 from support.kfp_server import KfpServer
-from support.kubeflow_pipeline import ROOT, WORKLOAD, compiled, target_at, tasks, upload, workload
+from support.kubeflow_target import ROOT, WORKLOAD, compiled, target_at, tasks, upload, workload
 
 
 @pytest.fixture

@@ -1,0 +1,108 @@
+"""A workload for Kubeflow, its compiled pipeline, and what is in it."""
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stoker.records import Json
+from stoker.settings import workload_from
+from stoker.targets.compiled import Compiled
+from stoker.targets.kubeflow_pipeline import compile_kubeflow, component_files
+
+ROOT = Path(__file__).resolve().parents[2]
+
+DOCUMENT: Mapping[str, Json] = {
+    "name": "digits",
+    "command": ["python", "train.py", "--workers", "4"],
+    "platform": "kubernetes",
+    "image": "registry/stoker:digits",
+    "cluster": {"dnn": {"instance_type": "g5.xlarge", "count": 1}},
+    "channels": {"train": {"uri": "pvc://datasets/digits"}},
+    "hyperparameters": {"epochs": 10},
+    "constraints": {"objective": "cost", "max_usd_per_hour": 6, "max_data_hosts": 4},
+    "gate": [{"metric": "accuracy", "min": 0.97}],
+    "kubernetes": {
+        "namespace": "team-a",
+        "image_pull_secrets": ["registry"],
+        "image_pull_policy": "IfNotPresent",
+        "shm": "8Gi",
+        "pools": {
+            "g5.xlarge": {
+                "node_selector": {"pool": "gpu"},
+                "tolerations": [{"key": "reserved", "operator": "Equal", "value": "training"}],
+                "cpu": "3500m",
+                "memory": "14.5Gi",
+                "gpus": 1,
+            }
+        },
+        "dnn": {
+            "environment": {"NCCL_DEBUG": "WARN"},
+            "volumes": [
+                {"name": "lookup", "mount_path": "/lookup", "claim": "tables", "sub_path": "a/b"},
+                {"name": "scratch", "mount_path": "/scratch", "scratch": "50Gi"},
+                {"name": "words", "mount_path": "/words", "config_map": "words"},
+                {"name": "key", "mount_path": "/key", "secret": "key"},
+            ],
+        },
+    },
+}
+WORKLOAD = workload_from(DOCUMENT)
+LOCAL = workload_from(
+    {
+        "name": "mini",
+        "command": ["python", "train.py"],
+        "platform": "local",
+        "image": "stoker:mini",
+        "cluster": {"dnn": {"instance_type": "local.c1", "count": 1}},
+    }
+)
+WORKLOADS = {"cluster": WORKLOAD, "local": LOCAL}
+
+
+@functools.cache
+def compiled(kind: str = "cluster") -> Compiled:
+    return compile_kubeflow(WORKLOADS[kind], folder=ROOT)
+
+
+@functools.cache
+def shared() -> Mapping[str, str]:
+    return component_files(WORKLOAD, folder=ROOT)
+
+
+def normalised(definition: str) -> str:
+    """The YAML without the line that another kfp writes otherwise."""
+    return re.sub(r"(?m)^sdkVersion: .*$", "sdkVersion: kfp", definition)
+
+
+def documents(kind: str = "cluster") -> tuple[dict[str, Any], dict[str, Any]]:
+    """The pipeline, and what Kubernetes is told of its pods; {} where that is nothing."""
+    pipeline, *platforms = yaml.safe_load_all(compiled(kind).definition)
+    return pipeline, platforms[0]["platforms"]["kubernetes"]["deploymentSpec"]["executors"] if (
+        platforms
+    ) else {}
+
+
+def groups(pipeline: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each group of tasks with its name: the pipeline itself, then those inside of it."""
+    yield "root", pipeline["root"]
+    for name, component in pipeline["components"].items():
+        if "dag" in component:
+            yield name, component
+
+
+def tasks(pipeline: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Every task by its name, whatever group it is in."""
+    return {
+        name: task for _, group in groups(pipeline) for name, task in group["dag"]["tasks"].items()
+    }
+
+
+def executor(pipeline: Mapping[str, Any], task: str) -> Mapping[str, Any]:
+    """The container of a task."""
+    component = pipeline["components"][tasks(pipeline)[task]["componentRef"]["name"]]
+    found: Mapping[str, Any] = pipeline["deploymentSpec"]["executors"][component["executorLabel"]]
+    return found["container"]  # type: ignore[no-any-return]
