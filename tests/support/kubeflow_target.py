@@ -1,108 +1,108 @@
-"""A workload for Kubeflow, its compiled pipeline, and what is in it."""
+"""The product's pipeline for Kubeflow, compiled; tasks of its runs as the service tells them."""
 
-import functools
-import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from stoker.records import Json
+from stoker.records import Json, Workload
 from stoker.settings import workload_from
+from stoker.targets.base import Uploaded
 from stoker.targets.compiled import Compiled
-from stoker.targets.kubeflow_pipeline import compile_kubeflow, component_files
+from stoker.targets.kubeflow import KubeflowTarget
+from stoker.targets.kubeflow.client import Kubeflow
+from stoker.targets.kubeflow.connection import Connection
+from stoker.targets.kubeflow.start import RunOptions
+from stoker.targets.kubeflow_pipeline import compile_kubeflow
+from support.kfp_server import KfpServer
 
 ROOT = Path(__file__).resolve().parents[2]
+RUN = "5b1f6c3e-0000-4000-8000-00000000abcd"
 
-DOCUMENT: Mapping[str, Json] = {
-    "name": "digits",
-    "command": ["python", "train.py", "--workers", "4"],
+WORKLOAD: Mapping[str, Json] = {
+    "name": "mnist",
     "platform": "kubernetes",
-    "image": "registry/stoker:digits",
+    "command": ["python", "train.py"],
+    "image": "registry.example/stoker:1",
     "cluster": {"dnn": {"instance_type": "g5.xlarge", "count": 1}},
-    "channels": {"train": {"uri": "pvc://datasets/digits"}},
-    "hyperparameters": {"epochs": 10},
-    "constraints": {"objective": "cost", "max_usd_per_hour": 6, "max_data_hosts": 4},
-    "gate": [{"metric": "accuracy", "min": 0.97}],
-    "kubernetes": {
-        "namespace": "team-a",
-        "image_pull_secrets": ["registry"],
-        "image_pull_policy": "IfNotPresent",
-        "shm": "8Gi",
-        "pools": {
-            "g5.xlarge": {
-                "node_selector": {"pool": "gpu"},
-                "tolerations": [{"key": "reserved", "operator": "Equal", "value": "training"}],
-                "cpu": "3500m",
-                "memory": "14.5Gi",
-                "gpus": 1,
-            }
-        },
-        "dnn": {
-            "environment": {"NCCL_DEBUG": "WARN"},
-            "volumes": [
-                {"name": "lookup", "mount_path": "/lookup", "claim": "tables", "sub_path": "a/b"},
-                {"name": "scratch", "mount_path": "/scratch", "scratch": "50Gi"},
-                {"name": "words", "mount_path": "/words", "config_map": "words"},
-                {"name": "key", "mount_path": "/key", "secret": "key"},
-            ],
-        },
-    },
+    "gate": [{"metric": "accuracy", "min": 0.9}],
+    "kubernetes": {"pools": {"g5.xlarge": {"cpu": 3, "memory": "12Gi", "gpus": 1}}},
 }
-WORKLOAD = workload_from(DOCUMENT)
-LOCAL = workload_from(
-    {
-        "name": "mini",
-        "command": ["python", "train.py"],
-        "platform": "local",
-        "image": "stoker:mini",
-        "cluster": {"dnn": {"instance_type": "local.c1", "count": 1}},
-    }
-)
-WORKLOADS = {"cluster": WORKLOAD, "local": LOCAL}
 
 
-@functools.cache
-def compiled(kind: str = "cluster") -> Compiled:
-    return compile_kubeflow(WORKLOADS[kind], folder=ROOT)
+def workload(*overrides: str) -> Workload:
+    return workload_from(WORKLOAD, overrides=overrides)
 
 
-@functools.cache
-def shared() -> Mapping[str, str]:
-    return component_files(WORKLOAD, folder=ROOT)
+@cache
+def compiled(*overrides: str) -> Compiled:
+    return compile_kubeflow(workload(*overrides), folder=ROOT)
 
 
-def normalised(definition: str) -> str:
-    """The YAML without the line that another kfp writes otherwise."""
-    return re.sub(r"(?m)^sdkVersion: .*$", "sdkVersion: kfp", definition)
+@dataclass
+class Clock:
+    """Time that passes while somebody sleeps."""
+
+    seconds: float = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
 
 
-def documents(kind: str = "cluster") -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pipeline, and what Kubernetes is told of its pods; {} where that is nothing."""
-    pipeline, *platforms = yaml.safe_load_all(compiled(kind).definition)
-    return pipeline, platforms[0]["platforms"]["kubernetes"]["deploymentSpec"]["executors"] if (
-        platforms
-    ) else {}
+def connection(server: KfpServer, *, namespace: str = "", **more: object) -> Connection:
+    return Connection(host=server.url, ui=server.url, namespace=namespace, **more)  # type: ignore[arg-type]
 
 
-def groups(pipeline: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each group of tasks with its name: the pipeline itself, then those inside of it."""
-    yield "root", pipeline["root"]
-    for name, component in pipeline["components"].items():
-        if "dag" in component:
-            yield name, component
+def target_at(
+    server: KfpServer, *, namespace: str = "", options: RunOptions | None = None
+) -> KubeflowTarget:
+    """The target, with time that passes at once."""
+    clock = Clock()
+    made = connection(server, namespace=namespace)
+    kubeflow = Kubeflow(made, clock=clock, sleep=clock.sleep)
+    return KubeflowTarget(made, options=options, kubeflow=kubeflow)
 
 
-def tasks(pipeline: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Every task by its name, whatever group it is in."""
+def upload(server: KfpServer, *overrides: str, namespace: str = "") -> Uploaded:
+    """Uploads the pipeline: what a test is about comes after it."""
+    target = target_at(server, namespace=namespace)
+    return target.upload(target.plan(compiled(*overrides)))
+
+
+def tasks(**states: str) -> Iterator[Mapping[str, Json]]:
+    """Nodes of a run, as the workflow engine makes them: `NAME=STATE` or `NAME="STATE reason"`.
+
+    A task has a node for its driver, one for itself and one that runs its container, and the node
+    that comes behind a task is a child of what ran it.
+    """
+    yield _node("root", "RUNNING", child="root-driver")
+    names = [name.replace("_", "-") for name in states]
+    for index, (name, told) in enumerate(zip(names, states.values(), strict=True)):
+        state, _, reason = told.partition(" ")
+        follows = f"{names[index + 1]}-driver" if index + 1 < len(names) else ""
+        yield _node(f"{name}-driver", "SUCCEEDED", child=name)
+        yield _node(name, state, child=f"{name}.executor")
+        yield {
+            **_node("executor", state, child=follows, reason=reason),
+            "task_id": f"{name}.executor",
+            "pod_name": f"mnist-x-system-container-impl-{name}",
+        }
+
+
+def _node(name: str, state: str, *, child: str = "", reason: str = "") -> dict[str, Json]:
     return {
-        name: task for _, group in groups(pipeline) for name, task in group["dag"]["tasks"].items()
+        "run_id": RUN,
+        "task_id": name,
+        "display_name": name,
+        "create_time": "2026-11-20T10:00:10Z",
+        "start_time": "2026-11-20T10:01:00Z",
+        "end_time": "2026-11-20T10:03:00Z"
+        if state in ("SUCCEEDED", "FAILED")
+        else "1970-01-01T00:00:00Z",
+        "state": state,
+        **({"child_tasks": [{"task_id": child}]} if child else {}),
+        **({"error": {"code": 2, "message": reason}} if reason else {}),
     }
-
-
-def executor(pipeline: Mapping[str, Any], task: str) -> Mapping[str, Any]:
-    """The container of a task."""
-    component = pipeline["components"][tasks(pipeline)[task]["componentRef"]["name"]]
-    found: Mapping[str, Any] = pipeline["deploymentSpec"]["executors"][component["executorLabel"]]
-    return found["container"]  # type: ignore[no-any-return]
