@@ -119,13 +119,13 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
                 fix=f"add {example}",
             )
     settings = workload.kubernetes or KubernetesSettings()
+    # The compiling user's own connections are none of a pod's.
+    inside = msgspec.structs.replace(settings, kubeflow=None, context=None)
     placed = msgspec.structs.replace(
         workload,
         platform="local" if workload.platform == "local" else "kubernetes",
         sagemaker=None,
-        kubernetes=msgspec.structs.replace(settings, kubeflow=None)
-        if workload.kubernetes
-        else None,
+        kubernetes=inside if workload.kubernetes else None,
     )
     pod = None if placed.platform == "local" else _step_pod(placed)
     parameters = kubeflow_parameters(placed, pod=pod)
