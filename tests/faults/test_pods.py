@@ -1,0 +1,188 @@
+"""A run's pods as processes in a network of their own, while pods are moved, preempted and cut off.
+
+Every batch of every run is compared with the same script without any cluster. Figures of each run
+are printed (pytest -rP): what the trainer waited for batches, and how long others took.
+"""
+
+import functools
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from support.cluster import Line, run_script
+from support.local_job import until
+from support.pods import Pod, Pods
+
+pytestmark = [pytest.mark.fault, pytest.mark.root]
+
+GIVEN = {"samples": 240, "batch_size": 4, "epochs": 1, "sample_seconds": 0.01}
+FAULT_AT, LOOK_AT = 8, 32
+PAUSES = {**GIVEN, "pause_at": [FAULT_AT, LOOK_AT]}
+FEED = {"lease_seconds": 3.0, "start_deadline_seconds": 60.0}
+
+
+@functools.cache
+def _reference(given: str, rank: int) -> tuple[str, ...]:
+    script = run_script({**json.loads(given), "rank": rank}, env={"RANK": str(rank)})
+    return tuple(json.dumps(line) for line in script.finish())
+
+
+def reference(rank: int = 0, world: int = 1) -> list[Line]:
+    """What the script yields alone, with num_workers=0."""
+    whole = {**GIVEN, "sample_seconds": 0.0, "world": world}
+    return [json.loads(line) for line in _reference(json.dumps(whole, sort_keys=True), rank)]
+
+
+def start(pods: Pods) -> tuple[Pod, Pod, Pod]:
+    """One pod that trains, before batch FAULT_AT, and two that make batches, which both do."""
+    trainer = pods.start("dnn", 0)
+    data = pods.start("data", 0), pods.start("data", 1)
+    for pod in data:
+        trainer.wait_for("agent_ready", agent=pod.host)
+    trainer.wait_for_pause(FAULT_AT)
+    return trainer, *data
+
+
+def look_at(pods: Pods, trainer: Pod, *, rejoined: Pod) -> None:
+    """Without that pod the training has come far; with it, it goes on."""
+    trainer.wait_for_pause(LOOK_AT)
+    trainer.wait_for("agent_ready", agent=rejoined.host, count=2)
+    pods.go_on(LOOK_AT)
+
+
+def assert_exact(pods: Pods, trainer: Pod, *data: Pod) -> None:
+    """All end well, and every batch came once, in order, with the same bytes."""
+    assert [pod.code() for pod in (trainer, *data)] == [0] * (len(data) + 1)
+    assert trainer.lines() == reference()
+    print(pods.figures(trainer))
+
+
+def test_data_pod_of_a_lost_node_comes_back_under_a_new_address(tmp_path: Path) -> None:
+    with Pods(tmp_path, feed=FEED, given=PAUSES) as pods:
+        trainer, lost, other = start(pods)
+        lost.lose_node()
+        again = pods.start("data", 0, named_after_seconds=None)
+        # First its name is as it was, then there are both: nobody has told the old one's end.
+        pods.publish(lost, again, after_seconds=2.0)
+        pods.go_on(FAULT_AT)
+        look_at(pods, trainer, rejoined=again)
+        assert_exact(pods, trainer, other, again)
+        assert pods.names.count(lost.host, lost.sandbox.address) > 1
+        assert again.num_sent() > 0
+
+
+def test_preempted_data_pod_drains_while_the_next_one_of_its_name_starts(tmp_path: Path) -> None:
+    with Pods(tmp_path, feed=FEED, given={**PAUSES, "sample_seconds": 0.03}) as pods:
+        trainer, preempted, other = start(pods)
+        pods.go_on(FAULT_AT)
+        trainer.wait_for_batch(FAULT_AT + 4)
+        preempted.terminate()
+        again = pods.start("data", 0, named_after_seconds=None)
+        pods.publish(preempted, again)
+        # Its Job starts the next one whatever the code is, but for 0.
+        assert preempted.code() == 143
+        pods.publish(again)
+        look_at(pods, trainer, rejoined=again)
+        assert_exact(pods, trainer, other, again)
+        (drain,) = preempted.events("agent_drains")
+        assert int(drain.values["begun"]) > 0
+        assert again.num_sent() > 0
+
+
+def test_training_waits_while_all_data_pods_are_gone(tmp_path: Path) -> None:
+    with Pods(tmp_path, feed={**FEED, "lease_seconds": 1.5}, given=PAUSES) as pods:
+        trainer, *data = start(pods)
+        for pod in data:
+            pod.lose_node()
+        pods.go_on(FAULT_AT)
+        pods.go_on(LOOK_AT)
+        trainer.wait_for("training_waits_for_data")
+        again = [pods.start("data", number) for number in (0, 1)]
+        assert_exact(pods, trainer, *again)
+        assert trainer.events("training_goes_on")
+
+
+def test_data_pods_that_start_late_help_local_workers(tmp_path: Path) -> None:
+    with Pods(tmp_path, local=1, feed=FEED, given=PAUSES) as pods:
+        trainer = pods.start("dnn", 0)
+        trainer.wait_for_pause(FAULT_AT)
+        late = pods.start("data", 0), pods.start("data", 1)
+        for pod in late:
+            trainer.wait_for("agent_ready", agent=pod.host)
+        pods.go_on(FAULT_AT)
+        pods.go_on(LOOK_AT)
+        assert_exact(pods, trainer, *late)
+        assert all(pod.num_sent() > 0 for pod in late)
+        # Reachable, they were told the end, and said goodbye.
+        assert pods.record(trainer).data_group_release_seconds is not None
+
+
+def test_data_pod_that_was_cut_off_for_5_s_goes_on_as_the_same(tmp_path: Path) -> None:
+    with Pods(tmp_path, feed={"lease_seconds": 12.0}, given=PAUSES) as pods:
+        trainer, cut_off, other = start(pods)
+        pods.go_on(FAULT_AT)
+        trainer.wait_for_batch(FAULT_AT)
+        cut_off.sandbox.disconnect()
+        time.sleep(5.0)  # the fault
+        cut_off.sandbox.connect()
+        trainer.wait_for_pause(LOOK_AT)
+        other.terminate()
+        assert other.code() == 143
+        # From here on only the other one makes batches.
+        pods.go_on(LOOK_AT)
+        assert_exact(pods, trainer, cut_off)
+        assert trainer.events("batch_overdue")
+        assert not trainer.events("host_lost", about=cut_off.host)
+
+
+def test_data_pod_that_is_cut_off_for_ever_is_not_waited_for_and_ends(tmp_path: Path) -> None:
+    with Pods(tmp_path, feed=FEED, given=PAUSES) as pods:
+        trainer, cut_off, other = start(pods)
+        pods.go_on(FAULT_AT)
+        trainer.wait_for_batch(FAULT_AT)
+        cut_off.sandbox.disconnect()
+        pods.go_on(LOOK_AT)
+        assert_exact(pods, trainer, other)
+        assert trainer.events("batch_overdue")
+        assert cut_off.code() == 5
+
+
+def test_pods_start_in_any_order_and_are_named_late(tmp_path: Path) -> None:
+    with Pods(tmp_path, dnn=2, feed=FEED, given={**GIVEN, "ddp": True}) as pods:
+        started = [
+            pods.start(group, index, named_after_seconds=None)
+            for group, index in (("dnn", 1), ("data", 1), ("dnn", 0), ("data", 0))
+        ]
+        leader, follower = started[2], started[0]
+        until(lambda: pods.names.count(leader.host) > 8, what="nobody knows the leader yet")
+        for pod in started:
+            pods.publish(pod)
+        assert [pod.code() for pod in started] == [0, 0, 0, 0]
+        assert leader.lines() == reference(0, world=2)
+        assert follower.lines() == reference(1, world=2)
+
+
+def test_data_pods_end_by_their_leases_when_the_node_that_trains_is_lost(tmp_path: Path) -> None:
+    with Pods(tmp_path, feed=FEED, given=PAUSES) as pods:
+        trainer, *data = start(pods)
+        trainer.lose_node()
+        # Started again, they wait for the next leader until the job is deleted.
+        assert [pod.code() for pod in data] == [5, 5]
+
+
+def test_address_of_a_lost_pod_that_another_one_has_now_is_not_taken_for_it(tmp_path: Path) -> None:
+    with Pods(tmp_path, feed={**FEED, "lease_seconds": 12.0}, given=PAUSES) as pods:
+        trainer, *data = start(pods)
+        for pod in data:
+            pod.lose_node()
+        other = pods.start("data", 1, address=data[0].sandbox.address)
+        # The trainer looks for data-0 where data-1 is now.
+        trainer.wait_for("agent_is_another_host", agent=data[0].host)
+        pods.go_on(FAULT_AT)
+        trainer.wait_for_pause(LOOK_AT)
+        again = pods.start("data", 0)
+        look_at(pods, trainer, rejoined=again)
+        assert_exact(pods, trainer, other, again)
+        assert all(pod.num_sent() > 0 for pod in (other, again))

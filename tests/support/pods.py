@@ -1,0 +1,321 @@
+"""Pods of a plan for Kubernetes as processes: own network, name, mounts and process numbers.
+
+Each finds what the plan gives its container: entry point, command, variables, token, configuration.
+What the cluster would do (starting, restarting, moving pods, naming them) is the test's to say.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from stoker.feed.security import new_token
+from stoker.logs import LogEvent, parse_line
+from stoker.platforms import spawn
+from stoker.platforms.kubernetes import KubernetesPlatform
+from stoker.platforms.kubernetes.volumes import JOB_FOLDER, TOKEN_FOLDER, TOKEN_KEY
+from stoker.records import Group, Training, read_json
+from support.cluster import SUPPORT, Line
+from support.kubernetes_jobs import CPU, GPU, job
+from support.local_job import until
+from support.pod_network import NAMESERVER, PodNetwork, Sandbox
+
+RUN = "mnist-1"
+NAMESPACE = "team-a.svc.cluster.local"
+# As a kubelet writes it.
+RESOLV_CONF = (
+    f"search {NAMESPACE} svc.cluster.local cluster.local\n"
+    f"nameserver {NAMESERVER}\noptions ndots:5\n"
+)
+_ENTER = f"""
+folder=$1; shift
+real=$(readlink -f /etc/resolv.conf)
+mount --bind "$folder/nsswitch.conf" /etc/nsswitch.conf
+mount --bind "$folder/hosts" /etc/hosts
+mount -t tmpfs none /run
+mkdir -p "${{real%/*}}" {TOKEN_FOLDER}
+[ -e "$real" ] || touch "$real"
+mount --bind "$folder/resolv.conf" "$real"
+mount --bind "$folder/token" {TOKEN_FOLDER}
+mount -t tmpfs none /dev/shm
+mount -t tmpfs none /opt
+mkdir {JOB_FOLDER}
+mount --bind "$folder/ml" {JOB_FOLDER}
+cd /
+exec "$@"
+"""
+WAIT_SECONDS = 60.0
+
+
+@dataclass(eq=False)
+class Pod:
+    """One pod: a host of the run until it is gone; the next one of the same name is another.
+
+    Attributes:
+        host: Its name in the cluster's DNS, as other pods use it.
+    """
+
+    host: str
+    folder: Path
+    sandbox: Sandbox
+    process: "subprocess.Popen[bytes]"
+
+    @property
+    def log(self) -> str:
+        """What it wrote to stdout and stderr."""
+        return (self.folder / "log").read_text(errors="replace")
+
+    def events(self, name: str, **values: str) -> list[LogEvent]:
+        """The events of that name and with those values in its log."""
+        parsed = (parse_line(line) for line in self.log.splitlines())
+        return [
+            event
+            for event in parsed
+            if event and event.event == name and values.items() <= event.values.items()
+        ]
+
+    def wait_for(self, name: str, *, count: int = 1, **values: str) -> LogEvent:
+        """Until it has logged such an event that often; the last of them."""
+        until(
+            lambda: len(self.events(name, **values)) >= count,
+            what=f"{self.host} logs {name} {values} {count} times",
+        )
+        return self.events(name, **values)[count - 1]
+
+    def lines(self) -> list[Line]:
+        """What the training script said, pauses left out."""
+        said = [json.loads(line) for line in self.log.splitlines() if line.startswith("{")]
+        return [line for line in said if "pause" not in line]
+
+    def wait_for_batch(self, number: int) -> None:
+        """Until the script has taken that many batches and one more."""
+        until(
+            lambda: len(self.lines()) > number or self.process.poll() is not None,
+            what=f"{self.host} takes batch {number}",
+        )
+        assert len(self.lines()) > number, self.log[-3000:]
+
+    def wait_for_pause(self, number: int) -> None:
+        """Until the script waits before that batch."""
+        words = json.dumps({"pause": number})
+        until(
+            lambda: words in self.log or self.process.poll() is not None,
+            what=f"{self.host} pauses at {number}",
+        )
+        assert words in self.log, self.log[-3000:]
+
+    def num_sent(self) -> int:
+        """Batches that this data pod sent in its life, which is over."""
+        (ended,) = self.events("agent_ends")
+        return int(ended.values["batches"])
+
+    def code(self) -> int:
+        """Its container's exit code; negative for a signal that it did not catch."""
+        return self.process.wait(WAIT_SECONDS)
+
+    def terminate(self) -> None:
+        """What a kubelet does first when a pod is preempted or evicted."""
+        psutil.Process(self.process.pid).children()[0].send_signal(signal.SIGTERM)
+
+    def lose_node(self) -> None:
+        """Its node is gone: no packet gets out any more, and every process is killed."""
+        self.sandbox.close()
+        psutil.Process(self.process.pid).children()[0].kill()
+        self.process.wait(WAIT_SECONDS)
+
+
+class Pods:
+    """The pods of one run of the feed's test script; all end when the context ends.
+
+    Args:
+        folder: For their files.
+        dnn: Pods that train.
+        data: Pods that make batches, with one worker each.
+        local: Local workers of a dnn pod.
+        feed: Settings of the feed.
+        given: Arguments of feed_script.py.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dnn: int = 1,
+        data: int = 2,
+        local: int = 0,
+        feed: Mapping[str, object],
+        given: Mapping[str, object],
+    ) -> None:
+        self.folder = folder
+        self.gates = folder / "gates"
+        self.gates.mkdir()
+        script = {**given, "gates": str(self.gates)}
+        groups = [
+            Group(name="dnn", role="dnn", instance_type=GPU, count=dnn, workers_per_host=local),
+            Group(name="data", role="data", instance_type=CPU, count=data, workers_per_host=1),
+        ]
+        self._request = KubernetesPlatform().plan(
+            job(
+                *groups,
+                name=RUN,
+                command=["python", str(SUPPORT / "feed_script.py"), json.dumps(script)],
+                channels={},
+                hyperparameters={},
+                feed=dict(feed),
+            )
+        )
+        self._token = new_token()
+        self._network = PodNetwork(domain=NAMESPACE)
+        self.pods: list[Pod] = []
+
+    def __enter__(self) -> "Pods":
+        self._network.__enter__()
+        self.names = self._network.names
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        for pod in self.pods:
+            pod.process.kill()
+            pod.process.wait(WAIT_SECONDS)
+        self._network.__exit__()
+        until(lambda: not self._left(), what="no process of the pods is left")
+        if kind is not None:
+            for pod in self.pods:
+                print(f"--- {pod.folder.name}\n{pod.log[-4000:]}")
+
+    def start(
+        self,
+        group: str,
+        index: int,
+        *,
+        named_after_seconds: float | None = 0.0,
+        address: str | None = None,
+    ) -> Pod:
+        """A new pod.
+
+        Args:
+            named_after_seconds: When its name has that address; until then it keeps what it has.
+                None: never, see `publish`.
+            address: That of a pod that is gone; None: a new one.
+        """
+        hostname = f"{RUN}-{group}-0-{index}"
+        sandbox = self._network.sandbox(hostname, address=address)
+        folder = self.folder / f"{group}-{index}.{len(self.pods)}"
+        container = self._container(group)
+        self._write(folder, group, sandbox, hostname)
+        # `unshare` is the runtime: with it the first process ends, and with that all others do.
+        runtime = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        command = [_kubelets(word) for word in (*container["command"], *container["args"])]
+        words = [*sandbox.enter, *runtime, "sh", "-ec", _ENTER, "sh", str(folder), *command]
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                spawn.wrapped(words, signal_number=signal.SIGKILL),
+                env=self._environ(container, index),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        pod = Pod(f"{hostname}.{RUN}", folder, sandbox, process)
+        self.pods.append(pod)
+        if named_after_seconds is not None:
+            self.publish(pod, after_seconds=named_after_seconds)
+        return pod
+
+    def publish(self, *pods: Pod, after_seconds: float = 0.0) -> None:
+        """The pods' name (one) is answered with their addresses from then on."""
+        (name,) = {pod.host for pod in pods}
+        addresses = [pod.sandbox.address for pod in pods]
+        self.names.publish(name, *addresses, after_seconds=after_seconds)
+
+    def go_on(self, number: int) -> None:
+        """Ends the script's pause before that batch, or has none there."""
+        (self.gates / str(number)).touch()
+
+    def record(self, leader: Pod) -> Training:
+        """The run's training record."""
+        return read_json(self.output(leader) / "training.json", Training)
+
+    def figures(self, leader: Pod) -> str:
+        """What the run was like, in words: the longest waits, joins, goodbyes."""
+        rows = (self.output(leader) / "timeline-rank0.csv").read_text().splitlines()
+        column = rows[0].split(",").index("wait_seconds")
+        waits = sorted((float(row.split(",")[column]) for row in rows[2:]), reverse=True)
+        said = [f"longest waits {waits[0]:.2f}, {waits[1]:.2f} s"]
+        for event in leader.events("host_rejoined"):
+            ready = leader.events("agent_ready", agent=event.values["about"])[-1]
+            said.append(f"joined to ready {_seconds(event, ready):.2f} s")
+        release = self.record(leader).data_group_release_seconds
+        said.append("no goodbyes" if release is None else f"goodbyes after {release:.2f} s")
+        return "; ".join(said)
+
+    def output(self, dnn: Pod) -> Path:
+        """Where a dnn pod leaves its results."""
+        return dnn.folder / "ml" / "output" / "data" / "stoker"
+
+    def _left(self) -> list[int]:
+        """Processes of any pod: the command of each names the gates' folder."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if str(self.folder).encode() in path.read_bytes():
+                    found.append(int(path.parent.name))
+        return found
+
+    def _container(self, group: str) -> dict[str, Any]:
+        main: Any = self._request.main
+        (found,) = [
+            replicated["template"]["spec"]["template"]["spec"]["containers"]
+            for replicated in main["spec"]["replicatedJobs"]
+            if replicated["name"] == group
+        ]
+        container: dict[str, Any] = found[0]
+        return container
+
+    def _environ(self, container: Mapping[str, Any], index: int) -> dict[str, str]:
+        variables = {
+            v["name"]: _kubelets(v["value"]) if "value" in v else RUN for v in container["env"]
+        }
+        return {
+            **variables,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "OMP_NUM_THREADS": "1",
+            "JOB_COMPLETION_INDEX": str(index),
+            "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+        }
+
+    def _write(self, folder: Path, group: str, sandbox: Sandbox, hostname: str) -> None:
+        config = folder / "ml" / "input" / "config"
+        config.mkdir(parents=True)
+        data: Any = self._request.config["data"]
+        (config / "hyperparameters.json").write_text(data["hyperparameters.json"])
+        (config / "inputdataconfig.json").write_text(data[f"inputdataconfig.{group}.json"])
+        (folder / "token").mkdir()
+        (folder / "token" / TOKEN_KEY).write_text(self._token)
+        (folder / "resolv.conf").write_text(RESOLV_CONF)
+        (folder / "nsswitch.conf").write_text("hosts: files dns\n")
+        full = f"{hostname}.{RUN}.{NAMESPACE}"
+        (folder / "hosts").write_text(
+            f"127.0.0.1\tlocalhost\n{sandbox.address}\t{full}\t{hostname}\n"
+        )
+
+
+def _seconds(first: LogEvent, second: LogEvent) -> float:
+    return (_time(second) - _time(first)).total_seconds()
+
+
+def _time(event: LogEvent) -> datetime:
+    return datetime.fromisoformat(event.when.replace("Z", "+00:00"))
+
+
+def _kubelets(text: str) -> str:
+    """As a kubelet reads the text of a container's command or variable."""
+    return text.replace("$$", "$")
