@@ -308,6 +308,17 @@ def test_inputs_of_a_shared_component_are_described(name: str) -> None:
     assert image == sample.WORKLOAD.image
 
 
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_a_shared_component_is_loaded_into_other_pipelines(name: str) -> None:
+    from kfp import components
+
+    loaded = components.load_component_from_text(sample.shared()[name])
+    assert loaded.name == name
+    required = {key for key, spec in loaded.component_spec.inputs.items() if not spec.optional}
+    assert "workload" in required
+    assert not required & {"gate", "epochs", "input_data", "objective", "pools_file"}
+
+
 CHILD = """
 import hashlib, os, socket, sys
 def refuse(*arguments, **named):
