@@ -9,7 +9,7 @@ from stoker.platforms.kubernetes.names import JOBSET_LABEL
 from stoker.platforms.kubernetes.pod_logs import LogLost, LogText, PodLog
 from stoker.platforms.kubernetes.pod_state import PodState
 from stoker.platforms.kubernetes.resources import EVENTS, PODS, Resource
-from stoker.platforms.kubernetes.watching import News, ObjectWatch
+from stoker.platforms.kubernetes.watching import Listed, News, ObjectWatch
 
 # Beyond it those who read logs wait, and so does the cluster.
 MAX_WAITING = 10_000
@@ -38,11 +38,12 @@ class Following:
         self._items: queue.Queue[Item] = queue.Queue(MAX_WAITING)
         self._is_closed = threading.Event()
         self._logs: dict[str, PodLog] = {}
+        self._of_pods = {"labelSelector": f"{JOBSET_LABEL}={name}"}
         self._watches = [
             ObjectWatch(cluster, kind, query=query, tell=self._put)
             for kind, query in (
                 (resource, {"fieldSelector": f"metadata.name={name}"}),
-                (PODS, {"labelSelector": f"{JOBSET_LABEL}={name}"}),
+                (PODS, self._of_pods),
                 (EVENTS, {}),
             )
         ]
@@ -66,6 +67,15 @@ class Following:
     def is_empty(self) -> bool:
         """Whether there is no news at this moment."""
         return self._items.empty()
+
+    def pods_now(self) -> Listed:
+        """The run's pods, asked for now.
+
+        Raises:
+            ApiError: If the cluster refuses, or does not answer.
+        """
+        items, _ = self._cluster.list(PODS, query=self._of_pods)
+        return Listed(PODS, tuple(items))
 
     def follow(self, pod: PodState) -> None:
         """Follows the log of a pod whose container has started, or tells its reader what it is."""

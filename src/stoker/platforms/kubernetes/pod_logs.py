@@ -81,7 +81,7 @@ class PodLog(threading.Thread):
     def run(self) -> None:
         """Reads until the pod's end."""
         delay = MIN_DELAY_SECONDS
-        restarts = self._pod.restarts
+        restarts = 0
         failing_since: float | None = None
         while not self._is_closed.is_set():
             pod = self._pod
@@ -89,9 +89,8 @@ class PodLog(threading.Thread):
             self._told = False
             try:
                 if pod.restarts > restarts:
-                    # The end of the container that went before, if the reading of it was cut.
-                    self._read(is_final=True, previous=True)
                     restarts = pod.restarts
+                    self._read_previous()
                 is_complete = self._read(is_final=pod.is_final)
                 failing_since = None
                 if is_complete and pod.is_final:
@@ -110,6 +109,15 @@ class PodLog(threading.Thread):
                     return
             delay = MIN_DELAY_SECONDS if self._told else min(delay * 2, MAX_DELAY_SECONDS)
             self._is_changed.wait(delay)
+
+    def _read_previous(self) -> None:
+        """Reads the end of the container that went before, if that is there, and not read yet."""
+        try:
+            self._read(is_final=True, previous=True)
+        except ApiError as err:
+            # Nodes keep one container that has ended, or none.
+            if err.code != 400:
+                raise
 
     def _read(self, *, is_final: bool, previous: bool = False) -> bool:
         """Reads what there is, and what comes; gives whether it came to a whole end."""

@@ -1,5 +1,6 @@
 """A job on a cluster, followed from here: its states, its pods and their logs, to its end."""
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from stoker.errors import PlatformError, StokerError
 from stoker.logs import Log
 from stoker.platforms.base import JobEnd, LogLine
 from stoker.platforms.kubernetes.api import Cluster
+from stoker.platforms.kubernetes.api_errors import ApiError
 from stoker.platforms.kubernetes.ending import conclude
 from stoker.platforms.kubernetes.following import Following
 from stoker.platforms.kubernetes.picture import SERVICE, Picture
@@ -72,6 +74,8 @@ class KubernetesRun:
         self._queue: deque[LogLine] = deque()
         self._disturbed: set[str] = set()
         self._is_stopped = threading.Event()
+        # Nothing more comes but what has been read.
+        self._is_let_go = threading.Event()
         self._looked_at = float("-inf")
         self._ended_at: float | None = None
         self._read_at: float | None = None
@@ -141,6 +145,7 @@ class KubernetesRun:
             self._log.event("job_not_deleted", job=self.name, why=err.what)
         self._following.await_logs(LAST_LINES_SECONDS)
         self._picture.is_gone = True
+        self._is_let_go.set()
         self._close()
 
     def _close(self) -> None:
@@ -149,7 +154,7 @@ class KubernetesRun:
 
     def _look(self) -> None:
         """Takes one piece of news, or waits for it a while."""
-        item = self._following.next(0.0 if self._is_closing else TICK_SECONDS)
+        item = self._following.next(0.0 if self._is_let_go.is_set() else TICK_SECONDS)
         match item:
             case LogText(pod, line):
                 if not self._output.take(line):
@@ -192,10 +197,6 @@ class KubernetesRun:
                 over.what, where=f"{self._resource.plural} {self.name}", fix=over.fix
             )
 
-    @property
-    def _is_closing(self) -> bool:
-        return self._is_stopped.is_set() and self._picture.is_gone
-
     def _look_for_end(self) -> None:
         """The end is there when the job has ended, and its hosts' logs have been read."""
         if not self._picture.has_ended:
@@ -203,16 +204,25 @@ class KubernetesRun:
         now = self._cluster.clock()
         if self._ended_at is None:
             self._ended_at = now
+            self._look_at_pods()
         is_read = self._following.is_read(self._picture.uids_of("dnn")) and self._picture.is_over
         if self._read_at is None and (is_read or now >= self._ended_at + DRAIN_SECONDS):
             self._read_at = now
-        if self._read_at is None and not self._is_closing:
+        if self._read_at is None and not self._is_let_go.is_set():
             return
         data_is_read = self._following.is_read(self._picture.uids_of("data"))
         is_late = self._read_at is not None and now >= self._read_at + DATA_DRAIN_SECONDS
-        if (data_is_read or is_late or self._is_closing) and self._following.is_empty:
+        if (data_is_read or is_late or self._is_let_go.is_set()) and self._following.is_empty:
             self._is_drained = True
             self._close()
+
+    def _look_at_pods(self) -> None:
+        """The job's end may be told before its pods' ends are, or before there was word of them."""
+        with contextlib.suppress(ApiError):
+            for words in self._picture.take(self._following.pods_now()):
+                self._say(words)
+        for pod in self._picture.changed_pods():
+            self._following.follow(pod)
 
     def _say(self, words: str) -> None:
         self._emit(LogLine(group=SERVICE, host="status", text=words))

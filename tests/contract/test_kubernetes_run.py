@@ -1,0 +1,1070 @@
+"""A job on Kubernetes from submit() to its end: the real client against an API server's double."""
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.errors import PlatformError, UsageError
+from stoker.launch.finish import leave_in_pod
+from stoker.launch.topology import HostGroup, Topology
+from stoker.logs import Log
+from stoker.platforms.base import JobEnd, JobSpec, LogLine
+from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest
+from stoker.platforms.kubernetes.api import Cluster
+from stoker.platforms.kubernetes.run import REPEAT_SECONDS, KubernetesRun
+from stoker.platforms.kubernetes.troubles import CAPACITY_SECONDS, IMAGE_SECONDS, QUOTA_SECONDS
+from stoker.records import Training, read_json, write_json
+from support.kubernetes_api import (
+    NAMESPACE,
+    USER,
+    Fault,
+    KubernetesApi,
+    kube_config,
+    kubernetes_api,
+)
+from support.kubernetes_jobs import job as described_job
+from support.local_job import until
+from support.sample_records import training
+
+NAME = "mnist-1"
+NEXT_BEST = "1 x g5.2xlarge + 2 x c6i.4xlarge (80.0 ms a step, $2.00 an hour)"
+LEADER, FIRST, SECOND = (f"{NAME}-{place}" for place in ("dnn-0-0", "data-0-0", "data-0-1"))
+BOTH = pytest.mark.parametrize("api_name", ["jobset", "trainer"])
+PLURAL = {"jobset": "jobsets", "trainer": "trainjobs"}
+TRAINS = {"jobset": "dnn", "trainer": "node"}
+
+
+class Clock:
+    """Monotonic seconds that tests may let jump."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+@pytest.fixture
+def api() -> Iterator[KubernetesApi]:
+    with kubernetes_api() as found:
+        yield found
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def cluster(
+    api: KubernetesApi, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Cluster:
+    use_config(monkeypatch, kube_config(tmp_path, api.url))
+    for name in ("POD_NAME", "POD_UID", "KFP_POD_NAME", "KFP_POD_UID"):
+        monkeypatch.delenv(name, raising=False)
+    return Cluster(sleep=lambda seconds: time.sleep(min(seconds, 0.05)), clock=clock)
+
+
+def use_config(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    # The client reads KUBECONFIG when it is imported.
+    monkeypatch.setattr(
+        "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(path), raising=True
+    )
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobSpec:
+    return dataclasses.replace(
+        described_job(name=NAME), run_dir=tmp_path / "run", next_best=NEXT_BEST
+    )
+
+
+@pytest.fixture
+def platform(cluster: Cluster) -> KubernetesPlatform:
+    return KubernetesPlatform(cluster=cluster)
+
+
+def with_settings(job: JobSpec, **settings: Any) -> JobSpec:
+    return dataclasses.replace(
+        described_job(name=NAME, settings=settings), run_dir=job.run_dir, next_best=job.next_best
+    )
+
+
+def plan(platform: KubernetesPlatform, job: JobSpec) -> KubernetesRequest:
+    return platform.plan(job)
+
+
+class Followed:
+    """A run whose lines are read by a thread of their own, as `train` does."""
+
+    def __init__(self, run: KubernetesRun) -> None:
+        self.run = run
+        self.lines: list[LogLine] = []
+        self.end: JobEnd | None = None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._read, name="reader")
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for line in self.run.lines():
+                self.lines.append(line)
+            self.end = self.run.wait()
+        except BaseException as err:
+            self.error = err
+
+    def texts(self, host: str) -> list[str]:
+        return [line.text for line in list(self.lines) if line.host == host]
+
+    @property
+    def status(self) -> str:
+        return "\n".join(self.texts("status"))
+
+    def ended(self) -> JobEnd:
+        self._thread.join(30.0)
+        assert not self._thread.is_alive(), "it did not end"
+        if self.error:
+            raise self.error
+        assert self.end is not None
+        return self.end
+
+    def failed(self) -> PlatformError:
+        with pytest.raises(PlatformError) as caught:
+            self.ended()
+        return caught.value
+
+
+@pytest.fixture
+def follow() -> Iterator[Callable[[KubernetesRun], Followed]]:
+    begun: list[Followed] = []
+
+    def make(run: KubernetesRun) -> Followed:
+        begun.append(Followed(run))
+        return begun[-1]
+
+    yield make
+    for followed in begun:
+        followed.run.stop()
+        with contextlib.suppress(PlatformError):
+            followed.ended()
+
+
+Follow = Callable[[KubernetesRun], Followed]
+
+
+def record_lines(tmp_path: Path, training: Training, timeline: str = "") -> list[str]:
+    """What the leader's launcher puts into its log at its end."""
+    output = tmp_path / "leader"
+    output.mkdir(exist_ok=True)
+    write_json(output / "training.json", training)
+    if timeline:
+        (output / "timeline-rank0.csv").write_text(timeline)
+    topology = Topology(
+        host=LEADER, groups=(HostGroup(name="dnn", role="dnn", instance_type="", hosts=(LEADER,)),)
+    )
+    with (tmp_path / "said").open("w+") as said:
+        log = Log(run=NAME, host=LEADER, stream=said)
+        leave_in_pod(base_dir=tmp_path, output=output, topology=topology, exit_code=0, log=log)
+        said.seek(0)
+        return said.read().splitlines()
+
+
+def only_pod(api: KubernetesApi, host: str) -> str:
+    (found,) = [name for name in api.names("pods") if name.startswith(f"{host}-")]
+    return found
+
+
+def trained(
+    api: KubernetesApi, followed: Followed, *, api_name: str = "jobset", lines: list[str]
+) -> None:
+    """All hosts run, speak and end."""
+    api.run_pods(NAME)
+    leader = only_pod(api, f"{NAME}-{TRAINS[api_name]}-0-0")
+    api.say(leader, "hello", *lines)
+    for host in (FIRST, SECOND):
+        api.say(only_pod(api, host), f"{host} serves")
+    until(lambda: bool(followed.texts(SECOND) and followed.texts(FIRST)), what="the data hosts")
+    api.end_pod(leader)
+    api.end_job(NAME)
+
+
+# --- making the objects
+
+
+@BOTH
+def test_submit_makes_the_job_and_what_it_owns(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, api_name: str
+) -> None:
+    run = platform.submit(plan(platform, with_settings(job, api=api_name)))
+    uid = api.get(PLURAL[api_name], NAME)["metadata"]["uid"]
+    parts = [("secrets", f"{NAME}-token"), ("configmaps", f"{NAME}-config")]
+    parts += [("trainingruntimes", NAME)] if api_name == "trainer" else []
+    for plural, name in parts:
+        (owner,) = api.get(plural, name)["metadata"]["ownerReferences"]
+        assert owner["uid"] == uid
+        assert owner["name"] == NAME
+    assert run.name == NAME
+    assert not run.is_adopted
+    run.stop()
+
+
+def test_the_token_is_new_for_each_run_and_in_the_secret_alone(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    platform.submit(plan(platform, job)).stop()
+    run = platform.submit(plan(platform, job))
+    token = api.token(NAME)
+    assert len(bytes.fromhex(token)) == 32
+    run.stop()
+    assert token not in str(api.calls)
+    assert token not in "".join(capfd.readouterr())
+
+
+def test_pods_wait_for_their_token_only_until_the_next_calls(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
+) -> None:
+    platform.submit(plan(platform, job)).stop()
+    writes = [
+        call.split("?")[0] for call in api.calls if call.startswith("POST") and NAMESPACE in call
+    ]
+    assert [call.rpartition("/")[2] for call in writes] == ["jobsets", "secrets", "configmaps"]
+
+
+@BOTH
+def test_the_step_s_own_pod_owns_the_job(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    api_name: str,
+) -> None:
+    monkeypatch.setenv("POD_NAME", "step-1")
+    monkeypatch.setenv("POD_UID", "uid-1")
+    monkeypatch.setenv("POD_NAMESPACE", NAMESPACE)
+    platform.submit(plan(platform, with_settings(job, api=api_name)))
+    owners = api.get(PLURAL[api_name], NAME)["metadata"]["ownerReferences"]
+    assert owners == [{"apiVersion": "v1", "kind": "Pod", "name": "step-1", "uid": "uid-1"}]
+
+
+def test_a_pod_of_another_namespace_owns_nothing(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POD_NAME", "step-1")
+    monkeypatch.setenv("POD_UID", "uid-1")
+    monkeypatch.setenv("POD_NAMESPACE", "kubeflow")
+    platform.submit(plan(platform, job))
+    assert api.get("jobsets", NAME)["metadata"]["ownerReferences"] == []
+
+
+def test_a_secret_that_cannot_be_made_leaves_no_job(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
+) -> None:
+    api.faults.append(
+        Fault("POST", "secrets", code=403, reason="Forbidden", message="exceeded quota: secrets=0")
+    )
+    with pytest.raises(PlatformError, match="quota"):
+        platform.submit(plan(platform, job))
+    assert api.names("jobsets") == []
+
+
+@BOTH
+def test_an_interrupt_while_the_job_is_made_leaves_nothing(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    api_name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stoker.platforms.kubernetes.start._provide_parts", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        platform.submit(plan(platform, with_settings(job, api=api_name)))
+    assert api.names(PLURAL[api_name]) == []
+    assert api.names("trainingruntimes") == []
+
+
+@pytest.mark.parametrize("plural", ["jobsets", "secrets", "configmaps"])
+def test_an_answer_that_is_lost_makes_nothing_twice(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, plural: str
+) -> None:
+    api.faults.append(Fault("POST", plural, is_answer_lost=True))
+    run = platform.submit(plan(platform, job))
+    assert api.names("jobsets") == [NAME]
+    assert api.names("secrets") == [f"{NAME}-token"]
+    run.stop()
+
+
+def test_a_server_that_cannot_answer_now_is_asked_again(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
+) -> None:
+    api.faults.append(Fault("POST", "jobsets", code=503, times=2, reason="ServiceUnavailable"))
+    platform.submit(plan(platform, job)).stop()
+    assert api.count(f"POST /apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets") == 3
+
+
+def test_a_job_that_the_cluster_finds_invalid_is_refused_in_its_words(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
+) -> None:
+    request = plan(platform, job)
+    spec: Any = {**request.main["spec"], "replica": 1}  # type: ignore[dict-item]
+    with pytest.raises(PlatformError, match=r"spec\.replica: no such field"):
+        platform.submit(dataclasses.replace(request, main={**request.main, "spec": spec}))
+
+
+def test_a_runtime_that_others_applied_must_be_that_of_the_plan(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
+) -> None:
+    request = plan(platform, with_settings(job, api="trainer", runtime="shared"))
+    assert request.runtime is not None
+    with pytest.raises(PlatformError, match="TrainingRuntime shared is not there"):
+        platform.submit(request)
+    api.put("trainingruntimes", {**request.runtime, "metadata": {"name": "shared"}})
+    with pytest.raises(PlatformError, match="is of another plan or workload"):
+        platform.submit(request)
+    api.remove("trainingruntimes", "shared")
+    api.put("trainingruntimes", {**request.runtime})
+    platform.submit(request).stop()
+    assert api.names("trainingruntimes") == ["shared"]
+
+
+# --- trying again
+
+
+@BOTH
+def test_a_second_attempt_goes_on_with_the_job_and_its_token(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, api_name: str
+) -> None:
+    request = plan(platform, with_settings(job, api=api_name))
+    platform.submit(request)
+    token, uid = api.token(NAME), api.get(PLURAL[api_name], NAME)["metadata"]["uid"]
+    api.run_pods(NAME)
+    leader = only_pod(api, f"{NAME}-{TRAINS[api_name]}-0-0")
+    api.say(leader, "one", "two")
+    second = platform.submit(request)
+    assert second.is_adopted
+    assert api.token(NAME) == token
+    assert api.get(PLURAL[api_name], NAME)["metadata"]["uid"] == uid
+    followed = follow(second)
+    host = f"{NAME}-{TRAINS[api_name]}-0-0"
+    until(lambda: followed.texts(host)[:2] == ["one", "two"], what="the log from its beginning")
+    api.end_pod(leader)
+    api.end_job(NAME)
+    assert followed.ended().status == "succeeded"
+
+
+def test_a_second_attempt_makes_up_for_what_the_first_did_not_come_to(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
+) -> None:
+    request = plan(platform, job)
+    platform.submit(request)
+    api.remove("secrets", f"{NAME}-token")
+    api.remove("configmaps", f"{NAME}-config")
+    assert platform.submit(request).is_adopted
+    assert api.names("secrets") == [f"{NAME}-token"]
+    assert api.names("configmaps") == [f"{NAME}-config"]
+
+
+def test_the_pod_of_a_second_attempt_comes_to_own_the_job_too(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in ("1", "2"):
+        monkeypatch.setenv("KFP_POD_NAME", f"step-{number}")
+        monkeypatch.setenv("KFP_POD_UID", f"uid-{number}")
+        platform.submit(plan(platform, job))
+    owners = api.get("jobsets", NAME)["metadata"]["ownerReferences"]
+    assert [owner["uid"] for owner in owners] == ["uid-1", "uid-2"]
+
+
+def test_a_job_that_has_failed_is_made_anew_under_its_name(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
+) -> None:
+    request = plan(platform, job)
+    platform.submit(request)
+    uid, token = api.get("jobsets", NAME)["metadata"]["uid"], api.token(NAME)
+    api.end_job(NAME, "Failed", message="jobset failed")
+    run = platform.submit(request)
+    assert not run.is_adopted
+    assert api.get("jobsets", NAME)["metadata"]["uid"] != uid
+    assert api.token(NAME) != token
+
+
+def test_a_job_that_is_being_deleted_is_waited_for(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
+) -> None:
+    request = plan(platform, job)
+    first = platform.submit(request)
+    uid = api.get("jobsets", NAME)["metadata"]["uid"]
+    api.is_deletion_held = True
+    stopping = threading.Thread(target=first.stop)
+    stopping.start()
+    until(lambda: "deletionTimestamp" in api.get("jobsets", NAME)["metadata"], what="it is marked")
+    creations = api.count("POST /apis/jobset")
+    made: list[KubernetesRun] = []
+    second = threading.Thread(target=lambda: made.append(platform.submit(request)))
+    second.start()
+    until(lambda: api.count("POST /apis/jobset") > creations + 1, what="it is tried again")
+    api.finish_deletions()
+    second.join(20)
+    stopping.join(20)
+    assert not made[0].is_adopted
+    assert api.get("jobsets", NAME)["metadata"]["uid"] != uid
+
+
+def test_another_job_of_that_name_is_left_alone(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
+) -> None:
+    platform.submit(plan(platform, job))
+    uid = api.get("jobsets", NAME)["metadata"]["uid"]
+    other = dataclasses.replace(job, hyperparameters={"epochs": 4})
+    with pytest.raises(PlatformError, match="another JobSet of that name") as caught:
+        platform.submit(plan(platform, other))
+    assert "--name" in caught.value.fix
+    assert api.get("jobsets", NAME)["metadata"]["uid"] == uid
+
+
+def test_a_secret_of_somebody_else_ends_the_attempt(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stoker.platforms.kubernetes.start.LEFTOVER_SECONDS", 0.0)
+    api.put("secrets", {"metadata": {"name": f"{NAME}-token"}, "stringData": {"token": "x"}})
+    with pytest.raises(PlatformError, match="not this run's"):
+        platform.submit(plan(platform, job))
+    assert api.names("jobsets") == []
+    assert api.names("secrets") == [f"{NAME}-token"]
+
+
+# --- following
+
+
+@BOTH
+def test_a_run_is_followed_to_its_end_with_its_records(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    follow: Follow,
+    tmp_path: Path,
+    api_name: str,
+) -> None:
+    record = training()
+    timeline = "loader,epoch\n" + "0,1\n" * 100
+    followed = follow(platform.submit(plan(platform, with_settings(job, api=api_name))))
+    trained(api, followed, api_name=api_name, lines=record_lines(tmp_path, record, timeline))
+    end = followed.ended()
+    assert end.status == "succeeded"
+    assert end.failure is None
+    host = f"{NAME}-{TRAINS[api_name]}-0-0"
+    assert followed.texts(host)[0] == "hello"
+    assert "it has ended with exit code 0" in followed.status
+    assert not any("output_part" in line.text for line in followed.lines)
+    assert followed.texts(FIRST) == [f"{FIRST} serves"]
+    assert end.output_dir == job.run_dir / "output"
+    assert (end.output_dir / "stoker" / "timeline-rank0.csv").read_text() == timeline
+    written = read_json(end.output_dir / "stoker" / "training.json", Training)
+    assert written.metrics == record.metrics
+    assert "the job has succeeded" in [event.what for event in written.events]
+    logs = {path.name for path in (job.run_dir / "logs").iterdir()}
+    data = {f"data-{FIRST}.log", f"data-{SECOND}.log"}
+    assert logs == {f"dnn-{host}.log", "kubernetes-status.log", *data}
+    assert (job.run_dir / "logs" / f"data-{FIRST}.log").read_text() == f"{FIRST} serves\n"
+
+
+def test_a_run_that_ended_well_is_kept(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    trained(api, followed, lines=[])
+    followed.ended()
+    followed.run.stop()
+    followed.run.stop()
+    assert api.names("jobsets") == [NAME]
+    assert api.count("DELETE") == 0
+
+
+def test_no_thread_and_no_connection_is_left(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    trained(api, followed, lines=[])
+    followed.ended()
+    until(lambda: api.num_streams == 0, what="all streams are closed")
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith(("watch ", "log "))]
+
+
+def test_a_data_pod_that_is_evicted_is_replaced_and_its_host_s_log_goes_on(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    api.run_pods(NAME)
+    first = only_pod(api, FIRST)
+    api.say(first, "old pod")
+    until(lambda: followed.texts(FIRST) == ["old pod"], what="the first pod's log")
+    new = api.evict_pod(first)
+    api.start_pod(new, node="node-2")
+    api.say(new, "new pod")
+    until(lambda: followed.texts(FIRST) == ["old pod", "new pod"], what="the second pod's log")
+    api.end_pod(only_pod(api, LEADER))
+    api.end_job(NAME)
+    end = followed.ended()
+    assert end.status == "succeeded"
+    assert f"{FIRST}: it is taken away: TerminationByKubelet" in followed.status
+    assert f"{FIRST}: it runs on node node-2, in place of the one before" in followed.status
+    assert (job.run_dir / "logs" / f"data-{FIRST}.log").read_text() == "old pod\nnew pod\n"
+    assert any("taken away" in e.what and e.host == FIRST for e in followed.run.events)
+
+
+def test_a_container_that_is_started_again_loses_no_line(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    api.run_pods(NAME)
+    pod = only_pod(api, FIRST)
+    api.say(pod, "one")
+    until(lambda: "one" in followed.texts(FIRST), what="the first container's log")
+    with api.changed:
+        api.say(pod, "two")
+        api.restart_container(pod, 5)
+    api.say(pod, "three")
+    until(lambda: "three" in followed.texts(FIRST), what="the new container's log")
+    assert followed.texts(FIRST) == ["one", "two", "three"]
+    assert f"{FIRST}: it runs on node node-1, started again" in followed.status
+
+
+def test_a_failed_dnn_host_fails_the_run_with_its_last_words(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    api.run_pods(NAME)
+    leader = only_pod(api, LEADER)
+    api.say(leader, "Traceback ...")
+    api.end_pod(leader, 7, message="rank 0 on x: ValueError: boom")
+    api.end_job(NAME, "Failed", message="jobset failed due to one or more job failures")
+    end = followed.ended()
+    assert (end.status, end.exit_code) == ("failed", 7)
+    assert end.failure == f"dnn host {LEADER} ended with exit code 7: rank 0 on x: ValueError: boom"
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [("OOMKilled", "more memory than its limit, 28Gi"), ("Error", "ended with exit code 137")],
+)
+def test_a_host_that_took_too_much_memory_says_so(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    follow: Follow,
+    reason: str,
+    words: str,
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    api.run_pods(NAME)
+    api.end_pod(only_pod(api, LEADER), 137, reason=reason)
+    api.end_job(NAME, "Failed", message="jobset failed")
+    assert words in str(followed.ended().failure)
+
+
+def test_a_dnn_host_that_was_taken_away_says_so(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    api.run_pods(NAME)
+    leader = only_pod(api, LEADER)
+    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    api.evict_pod(leader, message="preempted by high", is_replaced=False)
+    api.end_job(NAME, "Failed", message="jobset failed")
+    failure = str(followed.ended().failure)
+    assert "was taken away (TerminationByKubelet: preempted by high)" in failure
+    assert "kubernetes.max_restarts" in failure
+
+
+def test_all_hosts_that_are_started_again_are_followed_again(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    followed = follow(platform.submit(plan(platform, with_settings(job, max_restarts=1))))
+    api.run_pods(NAME)
+    leader = only_pod(api, LEADER)
+    api.say(leader, "first try")
+    api.end_pod(leader, 1)
+    until(lambda: "first try" in followed.texts(LEADER), what="the first try's log")
+    for name in api.names("pods"):
+        api.remove("pods", name)
+    api.set_status("jobsets", NAME, restarts=1)
+    api.run_pods(NAME, attempt=1)
+    api.say(only_pod(api, LEADER), "second try")
+    api.end_pod(only_pod(api, LEADER))
+    api.end_job(NAME, restarts=1)
+    end = followed.ended()
+    assert (end.status, end.exit_code) == ("succeeded", 0)
+    assert followed.texts(LEADER) == ["first try", "second try"]
+    assert "all hosts are started again, for the 1. time" in followed.status
+
+
+@pytest.mark.parametrize("how", ["drop_streams", "end_streams"])
+def test_watches_and_logs_that_break_off_lose_and_repeat_nothing(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, how: str
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    api.run_pods(NAME)
+    leader = only_pod(api, LEADER)
+    said = []
+    for number in range(6):
+        lines = [f"line {number}.{i}" for i in range(20)]
+        said += lines
+        api.say(leader, *lines)
+        until(lambda n=number: f"line {n}.0" in followed.texts(LEADER), what="they arrive")  # type: ignore[misc]
+        until(lambda: getattr(api, how)() > 0, what="there is a stream to break")
+    api.end_pod(leader)
+    api.end_job(NAME)
+    assert followed.ended().status == "succeeded"
+    assert followed.texts(LEADER) == said
+
+
+@pytest.mark.parametrize("how", ["cut", "end"])
+def test_a_log_that_ends_early_is_read_on_in_the_midst_of_a_line(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, how: str
+) -> None:
+    api_lines = [
+        f"line {i} with some length so that half of it is something else" for i in range(9)
+    ]
+    followed = follow(platform.submit(plan(platform, job)))
+    for name in api.make_pods(NAME):
+        api.break_log(name, after=3, how=how)
+        api.break_log(name, after=2, how=how)
+        api.say(name, *api_lines)
+        api.start_pod(name)
+    until(lambda: len(followed.texts(LEADER)) >= 9, what="all lines")
+    assert followed.texts(LEADER) == api_lines
+    assert followed.texts(FIRST) == api_lines
+
+
+def test_lines_of_one_moment_are_all_told_once(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    api.run_pods(NAME)
+    leader = only_pod(api, LEADER)
+    moment = "2026-11-20T09:10:00.5Z"
+    for text in ("same", "same", "other"):
+        api.say_at(leader, moment, text)
+    api.say_at(leader, "2026-11-20T09:10:00.4Z", "older")
+    until(lambda: "older" in followed.texts(LEADER), what="they arrive")
+    api.drop_streams()
+    api.say_at(leader, moment, "same")
+    until(lambda: len(followed.texts(LEADER)) >= 5, what="the last line")
+    assert followed.texts(LEADER) == ["same", "same", "other", "older", "same"]
+
+
+def test_a_version_that_is_too_old_is_no_end(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    api.run_pods(NAME)
+    leader = only_pod(api, LEADER)
+    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    lists = api.count(f"GET /apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets?")
+    api.faults.append(Fault("WATCH", "jobsets", times=2, code=503))
+    api.drop_streams()
+    # While nobody watches: what happens now is never told by a watch.
+    api.say(leader, "bye")
+    api.end_pod(leader)
+    api.end_job(NAME)
+    api.forget_history()
+    end = followed.ended()
+    assert end.status == "succeeded"
+    assert followed.texts(LEADER) == ["bye"]
+    assert api.count(f"GET /apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets?") > lists
+
+
+def test_a_cluster_that_is_away_for_a_while_is_asked_again_and_that_is_said_once(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    api.run_pods(NAME)
+    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    for plural in ("jobsets", "pods", "events"):
+        api.faults.append(Fault("WATCH", plural, times=2, code=503, message="apiserver not ready"))
+    api.drop_streams()
+    api.end_pod(only_pod(api, LEADER))
+    api.end_job(NAME)
+    assert followed.ended().status == "succeeded"
+    assert followed.status.count("apiserver not ready") <= 3
+    assert "asking again" in followed.status
+
+
+def test_a_cluster_that_stays_away_ends_the_run_with_an_error(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    follow: Follow,
+    clock: Clock,
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    until(lambda: "the job is there" in followed.status, what="it is followed")
+    api.faults += [Fault("WATCH", plural, times=10**6, code=503) for plural in ("jobsets", "pods")]
+    api.drop_streams()
+    until(lambda: "asking again" in followed.status, what="it is seen")
+    clock.ahead += 901
+    assert "cannot answer now" in followed.failed().what
+
+
+# --- waiting
+
+
+NO_GPU = (
+    "0/5 nodes are available: 2 Insufficient nvidia.com/gpu, 3 node(s) didn't match Pod's node "
+    "affinity/selector. preemption: 0/5 nodes are available: 5 No preemption victims found."
+)
+
+
+def test_pods_without_a_node_are_told_once_with_what_is_short_and_later_the_next_best_plan(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    api.make_pods(NAME)
+    leader = only_pod(api, LEADER)
+    api.pod_finds_no_node(leader, NO_GPU)
+    words = "1 of 1 dnn hosts wait for a node of g5.2xlarge, short of nvidia.com/gpu"
+    until(lambda: words in followed.status, what="it is said")
+    api.pod_finds_no_node(leader, NO_GPU)
+    api.tell("Job", f"{NAME}-dnn-0", "SomethingElse", "so that something is looked at")
+    until(lambda: "SomethingElse" in followed.status, what="another look")
+    assert followed.status.count(words) == 1
+    assert NEXT_BEST not in followed.status
+    clock.ahead += CAPACITY_SECONDS
+    until(lambda: NEXT_BEST in followed.status, what="the next best plan")
+    assert followed.status.count(words) == 2
+    clock.ahead += REPEAT_SECONDS
+    until(lambda: followed.status.count(words) == 3, what="it is said again")
+    assert followed.error is None
+    for name in api.names("pods"):
+        api.start_pod(name)
+    api.end_pod(leader)
+    api.end_job(NAME)
+    assert followed.ended().status == "succeeded"
+
+
+def test_labels_that_no_node_has_are_named(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    api.make_pods(NAME)
+    for name in api.pods(NAME, "data"):
+        api.pod_finds_no_node(
+            name, "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
+        )
+    label = "node.kubernetes.io/instance-type=c7i.4xlarge"
+    until(lambda: label in followed.status, what="it is said")
+    assert "2 of 2 data hosts wait" in followed.status
+
+
+def test_an_image_that_does_not_come_is_an_error_after_its_deadline(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    api.make_pods(NAME)
+    api.pod_waits(only_pod(api, LEADER), "ImagePullBackOff", "manifest unknown")
+    until(lambda: "manifest unknown" in followed.status, what="it is said")
+    assert followed.error is None
+    clock.ahead += IMAGE_SECONDS
+    error = followed.failed()
+    assert "registry.example/mnist:1 (ImagePullBackOff): manifest unknown" in error.what
+    assert "image_pull_secrets" in error.fix
+
+
+def test_data_hosts_without_an_image_do_not_end_the_training(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    api.make_pods(NAME)
+    api.pod_waits(only_pod(api, FIRST), "InvalidImageName", "no such name")
+    until(lambda: "no such name" in followed.status, what="it is said")
+    clock.ahead += IMAGE_SECONDS + 1
+    leader = only_pod(api, LEADER)
+    api.start_pod(leader)
+    api.end_pod(leader)
+    api.end_job(NAME)
+    assert followed.ended().status == "succeeded"
+
+
+def test_pods_that_a_quota_forbids_are_an_error_after_a_while(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    message = (
+        'Error creating: pods "x" is forbidden: exceeded quota: gpus, requested: '
+        "requests.nvidia.com/gpu=1, used: requests.nvidia.com/gpu=4, limited: "
+        "requests.nvidia.com/gpu=4"
+    )
+    api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", message)
+    until(lambda: "exceeded quota: gpus" in followed.status, what="it is said")
+    clock.ahead += QUOTA_SECONDS
+    error = followed.failed()
+    assert "kubectl describe quota" in error.fix
+    followed.run.stop()
+    assert api.names("jobsets") == []
+
+
+def test_a_queue_that_holds_the_job_is_named(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    run = platform.submit(plan(platform, with_settings(job, queue="training")))
+    condition = {"type": "Suspended", "status": "True", "reason": "SuspendedJobs"}
+    api.set_status("jobsets", NAME, conditions=[condition])
+    followed = follow(run)
+    api.tell("Workload", f"jobset-{NAME}-1a2b3", "Pending", "insufficient quota", type="Normal")
+    until(lambda: "by queue training" in followed.status, what="it is said")
+    until(lambda: "Pending: insufficient quota" in followed.status, what="Kueue's own word")
+    api.set_status("jobsets", NAME, conditions=[{**condition, "status": "False"}])
+    until(lambda: "the job is admitted" in followed.status, what="it is admitted")
+
+
+def test_events_of_others_and_of_every_day_are_not_told(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    api.tell("Pod", f"{NAME}0-dnn-0-0-abcde", "FailedMount", "of another run")
+    api.tell("Pod", f"{LEADER}-abcde", "Pulled", "of every day", type="Normal")
+    for _ in range(2):
+        api.tell("Pod", f"{LEADER}-abcde", "FailedMount", "secret not found")
+    api.tell("JobSet", NAME, "Last", "the last one")
+    until(lambda: "Last: the last one" in followed.status, what="the events are read")
+    assert followed.status.count("secret not found") == 1
+    assert "of another run" not in followed.status
+    assert "of every day" not in followed.status
+
+
+# --- stopping
+
+
+@BOTH
+def test_stop_deletes_the_job_with_all_it_owns(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, api_name: str
+) -> None:
+    followed = follow(platform.submit(plan(platform, with_settings(job, api=api_name))))
+    api.run_pods(NAME)
+    host = f"{NAME}-{TRAINS[api_name]}-0-0"
+    until(lambda: f"{host}: it runs" in followed.status, what="it runs")
+    followed.run.stop()
+    followed.run.stop()
+    assert followed.ended().status == "stopped"
+    for plural in (PLURAL[api_name], "secrets", "configmaps", "pods", "trainingruntimes"):
+        assert api.names(plural) == []
+    assert api.count("DELETE") == 1
+
+
+def test_what_hosts_say_while_they_are_stopped_is_read(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    follow: Follow,
+    tmp_path: Path,
+) -> None:
+    api.is_deletion_held = True
+    followed = follow(platform.submit(plan(platform, job)))
+    api.run_pods(NAME)
+    leader = only_pod(api, LEADER)
+    api.say(leader, "training")
+    until(lambda: followed.texts(LEADER) == ["training"], what="it runs")
+    stopping = threading.Thread(target=followed.run.stop)
+    stopping.start()
+    until(lambda: api.count("DELETE") == 1, what="it is being deleted")
+    api.say(leader, "saving", *record_lines(tmp_path, training()))
+    api.end_pod(leader, 143)
+    api.finish_deletions()
+    stopping.join(20)
+    end = followed.ended()
+    assert end.status == "stopped"
+    assert followed.texts(LEADER) == ["training", "saving"]
+    assert end.output_dir is not None
+    assert (end.output_dir / "stoker" / "training.json").is_file()
+
+
+def test_stop_waits_no_longer_than_it_says_and_does_not_raise(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    clock: Clock,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    run = platform.submit(plan(platform, job))
+    api.is_deletion_held = True
+    stopping = threading.Thread(target=run.stop)
+    stopping.start()
+    until(lambda: api.count("DELETE") == 1, what="it is being deleted")
+    clock.ahead += 1000
+    stopping.join(20)
+    assert not stopping.is_alive()
+    assert "job_still_stops" in capfd.readouterr().err
+
+
+def test_stop_without_the_right_to_says_so_and_does_not_raise(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    run = platform.submit(plan(platform, job))
+    api.denied.add(("delete", "jobsets"))
+    run.stop()
+    said = capfd.readouterr().err
+    assert "job_not_deleted" in said
+    assert "delete jobsets.jobset.x-k8s.io" in said
+
+
+def test_a_job_that_somebody_else_deletes_is_stopped(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    api.run_pods(NAME)
+    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    api.remove("jobsets", NAME)
+    assert followed.ended().status == "stopped"
+    assert "the job was deleted" in followed.status
+
+
+def test_clean_up_deletes_what_runs_and_nothing_else(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
+) -> None:
+    assert platform.clean_up(NAME, job.kubernetes) == ""
+    platform.submit(plan(platform, job))
+    assert f"JobSet {NAME} in namespace {NAMESPACE}" in platform.clean_up(NAME, job.kubernetes)
+    assert api.names("jobsets") == []
+    platform.submit(plan(platform, job))
+    api.end_job(NAME)
+    assert platform.clean_up(NAME, job.kubernetes) == ""
+    assert api.names("jobsets") == [NAME]
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize("reviews_work", [True, False])
+def test_missing_rights_are_named_with_the_role_before_anything_is_made(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, reviews_work: bool
+) -> None:
+    api.denied = {("create", "jobsets"), ("get", "pods/log")}
+    api.reviews_work = reviews_work
+    with pytest.raises(PlatformError) as caught:
+        platform.submit(plan(platform, job))
+    error = caught.value
+    assert f"namespace {NAMESPACE}" in error.what
+    assert "create jobsets.jobset.x-k8s.io" in error.what
+    assert ("get pods/log" in error.what) == reviews_work
+    assert "kind: Role\n" in error.fix
+    assert "stoker render rbac WORKLOAD" in error.fix
+    assert ("name: runner" in error.fix) == (not reviews_work)
+    assert (USER in error.where) == (not reviews_work)
+    assert api.names("jobsets") == []
+
+
+def test_a_right_that_is_lost_while_the_job_runs_ends_the_following_with_the_role(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    until(lambda: "the job is there" in followed.status, what="it is followed")
+    api.denied = {("watch", "pods")}
+    api.drop_streams()
+    error = followed.failed()
+    assert "watch pods" in error.what
+    assert "kind: Role\n" in error.fix
+
+
+def test_without_the_right_to_events_a_run_is_followed(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    api.denied = {("list", "events"), ("watch", "events"), ("get", "events")}
+    followed = follow(platform.submit(plan(platform, job)))
+    trained(api, followed, lines=[])
+    assert followed.ended().status == "succeeded"
+    assert "events are not told" in followed.status
+
+
+def test_a_cluster_without_jobset_says_what_to_install(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
+) -> None:
+    api.installed.clear()
+    with pytest.raises(PlatformError, match=r"knows no jobsets\.jobset\.x-k8s\.io") as caught:
+        platform.submit(plan(platform, job))
+    assert "install JobSet" in caught.value.fix
+
+
+def test_a_namespace_that_is_not_there_is_named(
+    api: KubernetesApi, job: JobSpec, cluster: Cluster
+) -> None:
+    settings = with_settings(job, namespace="team-b")
+    platform = KubernetesPlatform()
+    with pytest.raises(PlatformError, match="there is no namespace team-b"):
+        platform.submit(plan(platform, settings))
+
+
+def test_a_login_that_is_not_accepted_says_so(
+    api: KubernetesApi, job: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_config(monkeypatch, kube_config(tmp_path, api.url, token="old"))
+    with pytest.raises(PlatformError, match="does not accept these credentials") as caught:
+        KubernetesPlatform().submit(plan(KubernetesPlatform(), job))
+    assert "log in again" in caught.value.fix
+
+
+def test_no_kube_config_says_where_one_would_be(
+    job: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_config(monkeypatch, tmp_path / "none")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(PlatformError, match="no cluster is configured") as caught:
+        KubernetesPlatform().submit(plan(KubernetesPlatform(), job))
+    assert "KUBECONFIG" in caught.value.where
+
+
+def test_a_context_that_is_not_there_is_named(
+    api: KubernetesApi, job: JobSpec, cluster: Cluster
+) -> None:
+    platform = KubernetesPlatform()
+    with pytest.raises(PlatformError) as caught:
+        platform.submit(plan(platform, with_settings(job, context="prod")))
+    assert "prod" in caught.value.where
+
+
+def test_nobody_who_answers_is_said_within_seconds(
+    job: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_config(monkeypatch, kube_config(tmp_path, "http://127.0.0.1:1"))
+    waited: list[float] = []
+    platform = KubernetesPlatform(cluster=Cluster(sleep=waited.append))
+    with pytest.raises(PlatformError, match="does not answer") as caught:
+        platform.submit(plan(platform, job))
+    assert "kubectl" in caught.value.fix
+    assert 0 < sum(waited) < 30
+
+
+def test_a_connection_that_is_not_safe_is_not_tried_again(
+    api: KubernetesApi, job: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_config(monkeypatch, kube_config(tmp_path, api.url.replace("http:", "https:")))
+    waited: list[float] = []
+    platform = KubernetesPlatform(cluster=Cluster(sleep=waited.append))
+    with pytest.raises(PlatformError, match="no safe connection"):
+        platform.submit(plan(platform, job))
+    assert waited == []
+
+
+def test_without_the_client_the_package_is_named(
+    job: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "kubernetes", None)
+    with pytest.raises(UsageError, match="not installed"):
+        KubernetesPlatform().submit(plan(KubernetesPlatform(), job))

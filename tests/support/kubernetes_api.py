@@ -1,0 +1,885 @@
+"""An API server of Kubernetes on a port of the loopback interface, as far as stoker asks one.
+
+It keeps objects, refuses what the real CRDs refuse, serves lists, watches and logs, and has the
+troubles of real ones on command: denials, conflicts, answers that are slow or lost, watches that
+drop, versions that are too old, logs that end early. No controller runs: tests say what becomes of
+jobs and pods, with the words that the real controllers use.
+"""
+
+import contextlib
+import copy
+import json
+import re
+import select
+import socket
+import threading
+import time
+import urllib.parse
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from stoker.platforms.kubernetes import rules
+
+TOKEN = "the-callers-own"
+USER = "system:serviceaccount:team-a:runner"
+NAMESPACE = "team-a"
+# What is held is let go after it: a test has failed by then.
+HOLD_SECONDS = 30.0
+
+_PATH = re.compile(
+    r"^/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))"
+    r"(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<part>log))?$"
+)
+_KINDS = {
+    ("jobset.x-k8s.io/v1alpha2", "jobsets"): "JobSet",
+    ("trainer.kubeflow.org/v1alpha1", "trainjobs"): "TrainJob",
+    ("trainer.kubeflow.org/v1alpha1", "trainingruntimes"): "TrainingRuntime",
+    ("v1", "secrets"): "Secret",
+    ("v1", "configmaps"): "ConfigMap",
+    ("v1", "pods"): "Pod",
+    ("v1", "events"): "Event",
+    ("v1", "nodes"): "Node",
+}
+_JOBSET = "jobset.sigs.k8s.io/jobset-name"
+_REPLICATED = "jobset.sigs.k8s.io/replicatedjob-name"
+_INDEX = "batch.kubernetes.io/job-completion-index"
+
+Object = dict[str, Any]
+
+
+@dataclass
+class Fault:
+    """What goes wrong with calls to come."""
+
+    method: str
+    plural: str
+    code: int = 500
+    times: int = 1
+    message: str = "etcdserver: request timed out"
+    reason: str = "InternalError"
+    # The call does what it should, and its answer does not arrive.
+    is_answer_lost: bool = False
+
+
+@dataclass
+class PodLogFile:
+    """What a container wrote."""
+
+    lines: list[tuple[str, str]] = field(default_factory=list)
+    is_closed: bool = False
+    previous: list[tuple[str, str]] = field(default_factory=list)
+    # Readings that end after so many lines although more comes: "end" in good order, "cut" not.
+    breaks: list[tuple[int, str]] = field(default_factory=list)
+
+
+class Refusal(Exception):
+    """An answer that is no success."""
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": message,
+            "reason": reason,
+            "code": code,
+        }
+
+
+class KubernetesApi:
+    """The server's objects, and what tests do with them.
+
+    Attributes:
+        url: Where it listens.
+        calls: Method and path of each call, with the query of GETs.
+        denied: Verb and resource of what the caller must not do: ("create", "jobsets").
+        installed: APIs that are there.
+        namespaces: That are there.
+        is_deletion_held: What is deleted is marked, and stays.
+        holds: Plurals whose creation is done, and not answered.
+    """
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.calls: list[str] = []
+        self.denied: set[tuple[str, str]] = set()
+        self.installed = {"jobset.x-k8s.io", "trainer.kubeflow.org"}
+        self.namespaces = {NAMESPACE, "default"}
+        self.is_deletion_held = False
+        self.holds: set[str] = set()
+        self.faults: list[Fault] = []
+        self.reviews_work = True
+        self.changed = threading.Condition(threading.RLock())
+        self.let_go = threading.Event()
+        self._objects: dict[tuple[str, str], Object] = {}
+        self._history: list[tuple[int, str, str, Object]] = []
+        self._version = 100
+        self._oldest = 0
+        self._logs: dict[str, PodLogFile] = {}
+        self._streams: set[Stream] = set()
+        self._second = datetime(2026, 11, 20, 9, 0, tzinfo=UTC)
+
+    # --- what tests look at
+
+    def names(self, plural: str) -> list[str]:
+        with self.changed:
+            return sorted(name for kind, name in self._objects if kind == plural)
+
+    def get(self, plural: str, name: str) -> Object:
+        with self.changed:
+            return copy.deepcopy(self._objects[plural, name])
+
+    def has(self, plural: str, name: str) -> bool:
+        with self.changed:
+            return (plural, name) in self._objects
+
+    def count(self, call: str) -> int:
+        """Calls that begin so."""
+        return sum(found.startswith(call) for found in list(self.calls))
+
+    def token(self, name: str) -> str:
+        return str(self.get("secrets", f"{name}-token")["stringData"]["token"])
+
+    @property
+    def num_streams(self) -> int:
+        with self.changed:
+            return len(self._streams)
+
+    # --- what a cluster's controllers do
+
+    def make_pods(self, run: str, *, attempt: int = 0) -> list[str]:
+        """The pods of a JobSet or TrainJob, none of them started; their names."""
+        with self.changed:
+            made = []
+            for job in self._replicated_jobs(run):
+                count = job["template"]["spec"]["completions"]
+                made += [self.make_pod(run, job["name"], i, attempt=attempt) for i in range(count)]
+            return made
+
+    def make_pod(self, run: str, job: str, index: int, *, attempt: int = 0) -> str:
+        name = f"{run}-{job}-0-{index}-{uuid.uuid4().hex[:5]}"
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": name,
+                "labels": {
+                    _JOBSET: run,
+                    _REPLICATED: job,
+                    _INDEX: str(index),
+                    "jobset.sigs.k8s.io/restart-attempt": str(attempt),
+                },
+            },
+            "spec": {"containers": [{"name": job}]},
+            "status": {"phase": "Pending"},
+        }
+        with self.changed:
+            self._put("pods", pod)
+            self._logs[name] = PodLogFile()
+        return name
+
+    def pods(self, run: str, job: str) -> list[str]:
+        """Names of a job's pods, by their index, that have not ended."""
+        with self.changed:
+            found = [
+                (int(pod["metadata"]["labels"][_INDEX]), name)
+                for (plural, name), pod in self._objects.items()
+                if plural == "pods" and name.startswith(f"{run}-{job}-0-")
+            ]
+        return [name for _, name in sorted(found)]
+
+    def run_pods(self, run: str, *, attempt: int = 0) -> None:
+        """All pods of a job run."""
+        for name in self.make_pods(run, attempt=attempt):
+            self.start_pod(name)
+
+    def start_pod(self, name: str, *, node: str = "node-1") -> None:
+        with self.changed:
+            pod = self._objects["pods", name]
+            container = self._container(pod)
+            before = container.get("restartCount", 0)
+            pod["spec"]["nodeName"] = node
+            container["state"] = {"running": {"startedAt": self._now()}}
+            container["restartCount"] = before + 1 if "lastState" in container else before
+            pod["status"].update(
+                phase="Running", conditions=[{"type": "PodScheduled", "status": "True"}]
+            )
+            self._changed("pods", name)
+
+    def say(self, name: str, *lines: str) -> None:
+        """Lines of a pod's container, a millisecond after each other."""
+        with self.changed:
+            for text in lines:
+                self._second += timedelta(milliseconds=1)
+                stamp = self._second.strftime("%Y-%m-%dT%H:%M:%S.%f") + "000Z"
+                self._logs[name].lines.append((stamp, text))
+            self.changed.notify_all()
+
+    def say_at(self, name: str, stamp: str, text: str) -> None:
+        """A line with a time of its own."""
+        with self.changed:
+            self._logs[name].lines.append((stamp, text))
+            self.changed.notify_all()
+
+    def pass_seconds(self, seconds: float) -> None:
+        """The time at which pods speak."""
+        self._second += timedelta(seconds=seconds)
+
+    def end_pod(self, name: str, code: int = 0, *, reason: str = "", message: str = "") -> None:
+        """Its container ends, and the pod with it."""
+        with self.changed:
+            pod = self._objects["pods", name]
+            container = self._container(pod)
+            container["state"] = {
+                "terminated": {
+                    "exitCode": code,
+                    "reason": reason or ("Error" if code else "Completed"),
+                    "message": message,
+                    "finishedAt": self._now(),
+                }
+            }
+            pod["status"]["phase"] = "Failed" if code else "Succeeded"
+            self._logs[name].is_closed = True
+            self._changed("pods", name)
+
+    def restart_container(self, name: str, code: int) -> None:
+        """Its container ends, and is started again in the same pod."""
+        with self.changed:
+            container = self._container(self._objects["pods", name])
+            ended = {"exitCode": code, "reason": "Error", "finishedAt": self._now()}
+            container.update(
+                state={"waiting": {"reason": "CrashLoopBackOff"}}, lastState={"terminated": ended}
+            )
+            log = self._logs[name]
+            log.previous, log.lines = log.lines, []
+            log.breaks = []
+            self._changed("pods", name)
+        self.start_pod(name)
+
+    def evict_pod(
+        self,
+        name: str,
+        *,
+        message: str = "The node was low on resource: memory.",
+        is_replaced: bool = True,
+    ) -> str:
+        """It is taken away, and another one takes its place; the name of that one."""
+        with self.changed:
+            pod = self._objects["pods", name]
+            labels = pod["metadata"]["labels"]
+            pod["status"].update(
+                phase="Failed",
+                reason="Evicted",
+                message=message,
+                conditions=[
+                    {
+                        "type": "DisruptionTarget",
+                        "status": "True",
+                        "reason": "TerminationByKubelet",
+                        "message": message,
+                    }
+                ],
+            )
+            self._logs[name].is_closed = True
+            self._changed("pods", name)
+            if not is_replaced:
+                return ""
+            self._drop("pods", name)
+            return self.make_pod(labels[_JOBSET], labels[_REPLICATED], int(labels[_INDEX]))
+
+    def pod_waits(self, name: str, reason: str, message: str = "") -> None:
+        """Its container cannot be started."""
+        with self.changed:
+            pod = self._objects["pods", name]
+            self._container(pod)["state"] = {"waiting": {"reason": reason, "message": message}}
+            self._changed("pods", name)
+
+    def pod_finds_no_node(self, name: str, message: str) -> None:
+        with self.changed:
+            condition = {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": message,
+            }
+            self._objects["pods", name]["status"]["conditions"] = [condition]
+            self._changed("pods", name)
+
+    def tell(
+        self, kind: str, name: str, reason: str, message: str, *, type: str = "Warning"
+    ) -> None:
+        """An event of an object."""
+        event = {
+            "metadata": {"name": f"{name}.{uuid.uuid4().hex[:8]}"},
+            "involvedObject": {"kind": kind, "name": name},
+            "reason": reason,
+            "message": message,
+            "type": type,
+            "lastTimestamp": self._now(),
+        }
+        with self.changed:
+            self._put("events", event)
+
+    def end_job(
+        self, run: str, kind: str = "Completed", *, message: str = "", **status: Any
+    ) -> None:
+        """The job ends; what of it still runs is taken away."""
+        with self.changed:
+            plural = "jobsets" if ("jobsets", run) in self._objects else "trainjobs"
+            job = self._objects[plural, run]
+            names = {"Completed": "Complete"} if plural == "trainjobs" else {}
+            condition = {
+                "type": names.get(kind, kind),
+                "status": "True",
+                "reason": "AllJobsCompleted" if kind == "Completed" else "FailedJobs",
+                "message": message or "jobset completed successfully",
+                "lastTransitionTime": self._now(),
+            }
+            job["status"] = {"conditions": [condition], **status}
+            if plural == "jobsets":
+                job["status"]["terminalState"] = kind
+            self._changed(plural, run)
+            for name in [name for name in self.names("pods") if name.startswith(f"{run}-")]:
+                if self._objects["pods", name]["status"]["phase"] in ("Pending", "Running"):
+                    self.end_pod(name, 143)
+                    self._drop("pods", name)
+
+    def set_status(self, plural: str, name: str, **status: Any) -> None:
+        with self.changed:
+            self._objects[plural, name].setdefault("status", {}).update(status)
+            self._changed(plural, name)
+
+    def remove(self, plural: str, name: str) -> None:
+        """An object and what it owns are gone, whoever did it."""
+        with self.changed:
+            self._drop(plural, name)
+
+    def finish_deletions(self) -> None:
+        """What was marked goes."""
+        with self.changed:
+            self.is_deletion_held = False
+            for plural, name in list(self._objects):
+                found = self._objects.get((plural, name))
+                if found and "deletionTimestamp" in found["metadata"]:
+                    self._drop(plural, name)
+
+    def put(self, plural: str, document: Mapping[str, Any]) -> None:
+        """An object that somebody else made."""
+        with self.changed:
+            self._put(plural, copy.deepcopy(dict(document)))
+
+    # --- troubles
+
+    def drop_streams(self) -> int:
+        """Every watch and log that is read breaks off; how many."""
+        return self._end_streams("cut")
+
+    def end_streams(self) -> int:
+        """Every watch and log that is read ends in good order; how many."""
+        return self._end_streams("end")
+
+    def forget_history(self) -> None:
+        """Versions so far are too old to watch from."""
+        with self.changed:
+            self._version += 1
+            self._oldest = self._version
+
+    def break_log(self, name: str, *, after: int, how: str) -> None:
+        """The next reading of a log ends after so many lines: "cut", or "end" in good order."""
+        with self.changed:
+            self._logs[name].breaks.append((after, how))
+
+    # --- what the server does
+
+    def answer(self, method: str, path: str, query: dict[str, str], body: Object | None) -> Object:
+        """The answer to a call that is no stream."""
+        place = self.place(method, path)
+        verb = {"GET": "get" if place.name else "list", "POST": "create"}.get(
+            method, method.lower()
+        )
+        if place.plural == "selfsubjectaccessreviews":
+            return self._review(body or {})
+        self.check(verb, place)
+        with self.changed:
+            fault = self._fault(method, place.plural)
+            if fault and not fault.is_answer_lost:
+                raise Refusal(fault.code, fault.reason, fault.message)
+            answer = self._do(verb, place, query, body)
+        if fault:
+            raise ConnectionResetError
+        if method == "POST" and place.plural in self.holds:
+            self.let_go.wait(HOLD_SECONDS)
+        return answer
+
+    def place(self, method: str, path: str) -> "Place":
+        found = _PATH.match(path)
+        if not found:
+            raise Refusal(404, "NotFound", "404 page not found")
+        group, plural = found.group("group") or "", found.group("plural")
+        version = found.group("core") or f"{group}/{found.group('version')}"
+        if group.endswith("k8s.io") and group == "authorization.k8s.io":
+            return Place("", plural, "", "", version)
+        if (version, plural) not in _KINDS or (group and group not in self.installed):
+            raise Refusal(404, "NotFound", "404 page not found")
+        namespace = found.group("namespace") or ""
+        return Place(
+            group, plural, found.group("name") or "", namespace, version, found.group("part") or ""
+        )
+
+    def check(self, verb: str, place: "Place") -> None:
+        resource = f"{place.plural}/{place.part}" if place.part else place.plural
+        if (verb, resource) not in self.denied:
+            return
+        whole = f"{place.plural}.{place.group}" if place.group else place.plural
+        named = f' "{place.name}"' if place.name else ""
+        raise Refusal(
+            403,
+            "Forbidden",
+            f'{whole}{named} is forbidden: User "{USER}" cannot {verb} resource "{resource}" in '
+            f'API group "{place.group}" in the namespace "{place.namespace}"',
+        )
+
+    def watched(
+        self, place: "Place", query: dict[str, str], since: int
+    ) -> list[tuple[str, Object]]:
+        """What happened after version `since`; 410 if that is too old to tell."""
+        with self.changed:
+            if since < self._oldest:
+                raise Refusal(410, "Expired", f"too old resource version: {since}")
+            return [
+                (kind, found)
+                for version, plural, kind, found in self._history
+                if version > since and plural == place.plural and _is_selected(found, query)
+            ]
+
+    def log_of(self, name: str) -> PodLogFile:
+        with self.changed:
+            if ("pods", name) not in self._objects:
+                raise Refusal(404, "NotFound", f'pods "{name}" not found')
+            container = self._container(self._objects["pods", name])
+            if not container.get("state", {}).keys() & {"running", "terminated"}:
+                raise Refusal(
+                    400,
+                    "BadRequest",
+                    f'container "x" in pod "{name}" is waiting to start: ContainerCreating',
+                )
+            return self._logs[name]
+
+    def add_stream(self, stream: "Stream") -> None:
+        with self.changed:
+            self._streams.add(stream)
+            self.changed.notify_all()
+
+    def remove_stream(self, stream: "Stream") -> None:
+        with self.changed:
+            self._streams.discard(stream)
+            self.changed.notify_all()
+
+    def _do(self, verb: str, place: "Place", query: dict[str, str], body: Object | None) -> Object:
+        key = (place.plural, place.name)
+        if verb == "list":
+            return self._list(place, query)
+        if verb == "create":
+            return self._create(place, body or {})
+        if key not in self._objects:
+            whole = f"{place.plural}.{place.group}" if place.group else place.plural
+            raise Refusal(404, "NotFound", f'{whole} "{place.name}" not found')
+        if verb == "patch":
+            _merge(self._objects[key], body or {})
+            self._changed(*key)
+        elif verb == "delete":
+            return self._delete(place, body or {})
+        return copy.deepcopy(self._objects[key])
+
+    def _list(self, place: "Place", query: dict[str, str]) -> Object:
+        found = [
+            copy.deepcopy(item)
+            for (plural, _), item in sorted(self._objects.items())
+            if plural == place.plural and _is_selected(item, query)
+        ]
+        begin, limit = int(query.get("continue") or 0), int(query.get("limit") or 500)
+        described = {"resourceVersion": str(self._version)}
+        if len(found) > begin + limit:
+            described["continue"] = str(begin + limit)
+        return {"kind": "List", "metadata": described, "items": found[begin : begin + limit]}
+
+    def _create(self, place: "Place", body: Object) -> Object:
+        if place.namespace not in self.namespaces:
+            raise Refusal(404, "NotFound", f'namespaces "{place.namespace}" not found')
+        kind, name = _KINDS[place.version, place.plural], body["metadata"]["name"]
+        if body.get("kind") != kind or body.get("apiVersion") != place.version:
+            raise Refusal(400, "BadRequest", f"{body.get('kind')} is no {kind}")
+        if body["metadata"].get("namespace", place.namespace) != place.namespace:
+            raise Refusal(400, "BadRequest", "the namespace of the object does not match")
+        if (place.plural, name) in self._objects:
+            whole = f"{place.plural}.{place.group}" if place.group else place.plural
+            raise Refusal(409, "AlreadyExists", f'{whole} "{name}" already exists')
+        self._validate(body)
+        body = copy.deepcopy(body)
+        body["metadata"]["namespace"] = place.namespace
+        self._put(place.plural, body)
+        return copy.deepcopy(self._objects[place.plural, name])
+
+    def _validate(self, body: Object) -> None:
+        bare = copy.deepcopy(body)
+        owners = bare["metadata"].pop("ownerReferences", [])
+        wrong = list(rules.problems(bare, among=[o for (_, _), o in self._objects.items()]))
+        for owner in owners:
+            missing = {"apiVersion", "kind", "name", "uid"} - set(owner)
+            wrong += [f"metadata.ownerReferences: no {key}" for key in sorted(missing)]
+            unknown = set(owner) - {
+                "apiVersion",
+                "kind",
+                "name",
+                "uid",
+                "controller",
+                "blockOwnerDeletion",
+            }
+            wrong += [f"metadata.ownerReferences: unknown {key}" for key in sorted(unknown)]
+        if wrong:
+            raise Refusal(422, "Invalid", f"{body['kind']} is invalid: " + "; ".join(wrong))
+
+    def _delete(self, place: "Place", options: Object) -> Object:
+        found = self._objects[place.plural, place.name]
+        asked = options.get("preconditions", {}).get("uid")
+        if asked and asked != found["metadata"]["uid"]:
+            raise Refusal(409, "Conflict", "the UID in the precondition does not match")
+        if options.get("propagationPolicy") == "Foreground":
+            found["metadata"].setdefault("deletionTimestamp", self._now())
+            self._changed(place.plural, place.name)
+            if self.is_deletion_held:
+                return copy.deepcopy(found)
+        self._drop(place.plural, place.name)
+        return {"kind": "Status", "status": "Success"}
+
+    def _drop(self, plural: str, name: str) -> None:
+        found = self._objects.pop((plural, name))
+        uid = found["metadata"]["uid"]
+        for other_plural, other in list(self._objects):
+            item = self._objects.get((other_plural, other))
+            if item is None:
+                continue
+            owners = item["metadata"].get("ownerReferences", [])
+            is_pod = other_plural == "pods" and item["metadata"]["labels"].get(_JOBSET) == name
+            is_owned = bool(owners) and all(owner["uid"] == uid for owner in owners)
+            if is_owned or (is_pod and plural in ("jobsets", "trainjobs")):
+                self._drop(other_plural, other)
+        if plural == "pods":
+            self._logs[name].is_closed = True
+        self._version += 1
+        gone = copy.deepcopy(found)
+        gone["metadata"]["resourceVersion"] = str(self._version)
+        self._history.append((self._version, plural, "DELETED", gone))
+        self.changed.notify_all()
+
+    def _put(self, plural: str, document: Object) -> None:
+        described = document["metadata"]
+        described.setdefault("uid", str(uuid.uuid4()))
+        described.setdefault("creationTimestamp", self._now())
+        self._objects[plural, described["name"]] = document
+        self._changed(plural, described["name"], "ADDED")
+
+    def _changed(self, plural: str, name: str, kind: str = "MODIFIED") -> None:
+        self._version += 1
+        found = self._objects[plural, name]
+        found["metadata"]["resourceVersion"] = str(self._version)
+        self._history.append((self._version, plural, kind, copy.deepcopy(found)))
+        self.changed.notify_all()
+
+    def _replicated_jobs(self, run: str) -> list[Object]:
+        if ("jobsets", run) in self._objects:
+            found: list[Object] = self._objects["jobsets", run]["spec"]["replicatedJobs"]
+            return found
+        runtime = self._objects["trainjobs", run]["spec"]["runtimeRef"]["name"]
+        template = self._objects["trainingruntimes", runtime]["spec"]["template"]
+        jobs: list[Object] = template["spec"]["replicatedJobs"]
+        return jobs
+
+    def _container(self, pod: Object) -> Object:
+        name = pod["spec"]["containers"][0]["name"]
+        made: Object = pod["status"].setdefault("containerStatuses", [{"name": name}])[0]
+        return made
+
+    def _review(self, body: Object) -> Object:
+        if not self.reviews_work:
+            raise Refusal(403, "Forbidden", "no reviews here")
+        asked = body["spec"]["resourceAttributes"]
+        resource = asked["resource"]
+        if asked.get("subresource"):
+            resource += f"/{asked['subresource']}"
+        return {**body, "status": {"allowed": (asked["verb"], resource) not in self.denied}}
+
+    def _fault(self, method: str, plural: str) -> Fault | None:
+        for fault in self.faults:
+            if fault.method == method and fault.plural == plural and fault.times > 0:
+                fault.times -= 1
+                return fault
+        return None
+
+    def take_fault(self, method: str, plural: str) -> None:
+        """Raises the fault that a stream is to have."""
+        with self.changed:
+            fault = self._fault(method, plural)
+        if fault:
+            raise Refusal(fault.code, fault.reason, fault.message)
+
+    def _end_streams(self, how: str) -> int:
+        with self.changed:
+            found = list(self._streams)
+            for stream in found:
+                stream.how = how
+                if how == "cut":
+                    stream.cut()
+            self.changed.notify_all()
+        return len(found)
+
+    def _now(self) -> str:
+        return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a path names."""
+
+    group: str
+    plural: str
+    name: str
+    namespace: str
+    version: str
+    part: str = ""
+
+
+class Stream:
+    """An answer in chunks."""
+
+    def __init__(self, handler: BaseHTTPRequestHandler) -> None:
+        self._handler = handler
+        self.how = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was ended, or its reader is gone."""
+        if self.how:
+            return True
+        connection = self._handler.connection
+        readable, _, _ = select.select([connection], [], [], 0)
+        return bool(readable) and not connection.recv(1, socket.MSG_PEEK)
+
+    def begin(self) -> None:
+        self._handler.send_response(200)
+        self._handler.send_header("Content-Type", "application/json")
+        self._handler.send_header("Transfer-Encoding", "chunked")
+        self._handler.end_headers()
+
+    def write(self, text: str) -> None:
+        content = text.encode()
+        self._handler.wfile.write(f"{len(content):x}\r\n".encode() + content + b"\r\n")
+
+    def end(self) -> None:
+        self._handler.wfile.write(b"0\r\n\r\n")
+
+    def cut(self) -> None:
+        with contextlib.suppress(OSError):
+            self._handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+def _is_selected(item: Object, query: Mapping[str, str]) -> bool:
+    name = query.get("fieldSelector", "").removeprefix("metadata.name=")
+    if name and item["metadata"]["name"] != name:
+        return False
+    labels = item["metadata"].get("labels", {})
+    for selector in filter(None, query.get("labelSelector", "").split(",")):
+        key, _, value = selector.partition("=")
+        if labels.get(key) != value:
+            return False
+    return True
+
+
+def _merge(target: Object, change: Mapping[str, Any]) -> None:
+    for key, value in change.items():
+        if isinstance(value, dict):
+            _merge(target.setdefault(key, {}), value)
+        elif value is None:
+            target.pop(key, None)
+        else:
+            target[key] = value
+
+
+def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+        def do_GET(self) -> None:
+            self.serve("GET")
+
+        def do_POST(self) -> None:
+            self.serve("POST")
+
+        def do_PATCH(self) -> None:
+            self.serve("PATCH")
+
+        def do_DELETE(self) -> None:
+            self.serve("DELETE")
+
+        def serve(self, method: str) -> None:
+            split = urllib.parse.urlsplit(self.path)
+            query = dict(urllib.parse.parse_qsl(split.query))
+            size = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(size)) if size else None
+            api.calls.append(f"{method} {self.path}")
+            try:
+                if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+                    raise Refusal(401, "Unauthorized", "Unauthorized")
+                if query.get("watch") == "true":
+                    self.watch(split.path, query)
+                elif split.path.endswith("/log"):
+                    self.log(split.path, query)
+                else:
+                    code = 201 if method == "POST" else 200
+                    self.reply(code, api.answer(method, split.path, query, body))
+            except Refusal as refusal:
+                with contextlib.suppress(OSError):
+                    self.reply(refusal.code, refusal.status)
+            except OSError:
+                self.close_connection = True
+                with contextlib.suppress(OSError):
+                    self.connection.shutdown(socket.SHUT_RDWR)
+
+        def reply(self, code: int, answer: Object) -> None:
+            content = json.dumps(answer).encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def watch(self, path: str, query: dict[str, str]) -> None:
+            place = api.place("GET", path)
+            api.check("watch", place)
+            api.take_fault("WATCH", place.plural)
+            version = int(query["resourceVersion"])
+            with self.streaming() as stream:
+                deadline = time.monotonic() + float(query["timeoutSeconds"])
+                while not stream.is_over and time.monotonic() < deadline:
+                    try:
+                        happened = api.watched(place, query, version)
+                    except Refusal as refusal:
+                        stream.write(json.dumps({"type": "ERROR", "object": refusal.status}) + "\n")
+                        return
+                    for kind, item in happened:
+                        stream.write(json.dumps({"type": kind, "object": item}) + "\n")
+                        version = int(item["metadata"]["resourceVersion"])
+                    with api.changed:
+                        if not stream.how and not self.has_news(place, query, version):
+                            api.changed.wait(0.1)
+
+        def has_news(self, place: Place, query: dict[str, str], version: int) -> bool:
+            try:
+                return bool(api.watched(place, query, version))
+            except Refusal:
+                return True
+
+        def log(self, path: str, query: dict[str, str]) -> None:
+            place = api.place("GET", path)
+            api.check("get", place)
+            api.take_fault("LOG", place.plural)
+            log = api.log_of(place.name)
+            is_previous = query.get("previous") == "true"
+            since = query.get("sinceTime", "")
+            with api.changed:
+                limit, how = log.breaks.pop(0) if log.breaks and not is_previous else (10**9, "")
+                lines = log.previous if is_previous else log.lines
+            sent = position = 0
+            with self.streaming() as stream:
+                while True:
+                    with api.changed:
+                        is_last = log.is_closed or query.get("follow") != "true"
+                        # A container that is started again has a log of its own.
+                        is_last = is_last or log.lines is not lines
+                        new = lines[position:]
+                        position += len(new)
+                    for stamp, text in new:
+                        if stamp[: len(since) - 1] < since[:-1]:
+                            continue
+                        if sent >= limit:
+                            # In the midst of a line.
+                            stream.write(f"{stamp} {text}"[:40])
+                            if how == "cut":
+                                stream.cut()
+                            return
+                        stream.write(f"{stamp} {text}\n")
+                        sent += 1
+                    if stream.is_over or is_last:
+                        return
+                    with api.changed:
+                        if len(lines) <= position and not log.is_closed and not stream.how:
+                            api.changed.wait(0.1)
+
+        @contextlib.contextmanager
+        def streaming(self) -> Iterator[Stream]:
+            stream = Stream(self)
+            stream.begin()
+            api.add_stream(stream)
+            try:
+                yield stream
+                stream.end()
+            finally:
+                api.remove_stream(stream)
+
+    return Handler
+
+
+@contextlib.contextmanager
+def kubernetes_api() -> Iterator[KubernetesApi]:
+    """The server, while the block runs."""
+    api = KubernetesApi()
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            return
+
+    with Server(("127.0.0.1", 0), _handler(api)) as server:
+        api.url = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="kubernetes api")
+        thread.start()
+        try:
+            yield api
+        finally:
+            api.let_go.set()
+            api.drop_streams()
+            server.shutdown()
+            thread.join()
+
+
+def kube_config(folder: Path, url: str, *, token: str = TOKEN, namespace: str = NAMESPACE) -> Path:
+    """A kube config for the server."""
+    path = folder / "kubeconfig"
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "contexts": [
+            {
+                "name": "here",
+                "context": {"cluster": "here", "user": "me", "namespace": namespace},
+            }
+        ],
+        "clusters": [{"name": "here", "cluster": {"server": url}}],
+        "users": [{"name": "me", "user": {"token": token}}],
+    }
+    path.write_text(json.dumps(document))
+    return path
