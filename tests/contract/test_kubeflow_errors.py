@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def refused(server: KfpServer) -> KubeflowError:
         (404, "run not found", "it is not there (404): run not found", "", False),
         (409, "already exists", "it is there already (409)", "the same command again", False),
         (429, "", "has no time, or is away (429)", "a little later", True),
-        (500, "Internal Server Error: x", "Kubeflow failed (500): Internal", "ml-pipeline", False),
+        (500, "Internal Server Error: x", "Kubeflow failed (500): Internal", "ml-pipeline", True),
         (503, "no healthy upstream", "has no time, or is away (503)", "a little later", True),
     ],
 )
@@ -186,6 +187,52 @@ def test_no_address_at_all_is_a_usage_error(
     monkeypatch.setattr(location, str(tmp_path / "none"))
     with pytest.raises(UsageError, match="where is Kubeflow Pipelines"):
         Kubeflow(Connection(host=None)).call("healthz", "get_healthz")
+
+
+def test_the_cluster_of_the_kube_config_is_asked_through_its_proxy(
+    server: KfpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
+    file = tmp_path / "config"
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+        "clusters": [{"name": "here", "cluster": {"server": server.url}}],
+        "users": [{"name": "me", "user": {"token": "mine"}}],
+    }
+    file.write_text(json.dumps(document))
+    monkeypatch.setattr(location, str(file))
+    server.trouble(r"GET /api/v1/namespaces/kubeflow/services/.*", 200, '{"multi_user": true}')
+    kubeflow = Kubeflow(Connection(host=None, namespace="ada"))
+    assert kubeflow.namespace == "ada"
+    (request,) = server.requests
+    assert request.path.endswith("/services/ml-pipeline:http/proxy//apis/v2beta1/healthz")
+    assert request.headers["authorization"] == "Bearer mine"
+
+
+def test_without_kfp_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kfp", None)
+    with pytest.raises(UsageError, match=r"pip install 'stoker\[kubeflow\]'"):
+        Kubeflow(Connection(host="http://x")).call("healthz", "get_healthz")
+
+
+def test_the_target_imports_neither_kfp_nor_kubernetes() -> None:
+    code = (
+        "import sys, stoker.targets.kubeflow; "
+        "print([m for m in ('kfp', 'kubernetes', 'urllib3', 'yaml') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "kfp" not in done.stdout
+    assert "kubernetes" not in done.stdout
+
+
+def test_a_listing_that_does_not_end_is_an_error(server: KfpServer) -> None:
+    server.trouble(".*", 200, '{"runs": [], "next_page_token": "again"}')
+    with pytest.raises(PlatformError, match="has no end"):
+        list(Kubeflow(connection(server)).pages("run", "list_runs", items="runs"))
+    assert len(server.requests) == client.MAX_PAGES
 
 
 def test_the_command_line_gives_three_lines_and_the_platform_s_exit_code(

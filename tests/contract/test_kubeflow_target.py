@@ -219,6 +219,8 @@ def test_an_older_version_runs_when_it_is_named(server: KfpServer, project: Path
     reference = server.run()["pipeline_version_reference"]
     assert isinstance(reference, dict)
     assert reference["pipeline_version_id"] == first.version_id
+    by_id = stoker("start", "kubeflow", "w.yaml", "--version", first.version_id)
+    assert by_id.returncode == 0, by_id.stderr
     wrong = stoker("start", "kubeflow", "w.yaml", "--version", first.version + "x")
     assert wrong.returncode == 2
     assert f"did you mean {first.version}?" in wrong.stderr

@@ -116,7 +116,11 @@ class KfpServer:
             def log_message(self, format: str, *args: object) -> None:
                 """Says nothing."""
 
-        self._http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(http.server.ThreadingHTTPServer):
+            def handle_error(self, request: object, client_address: object) -> None:
+                """A client that hangs up is no news."""
+
+        self._http = Server(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True
         if self.tls:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -23,8 +23,8 @@ ANSWER_SECONDS = 300.0
 # A page of a hundred versions with their pipelines has some 20 MB.
 MAX_ANSWER_BYTES = 256 << 20
 PAGE_SIZE = 100
-# A listing of more is cut: a thousand schedules, versions or runs are looked through at most.
-MAX_PAGES = 10
+# A listing of more than ten thousand is no listing.
+MAX_PAGES = 100
 
 _SERVICES = {
     "pipeline": "_pipelines_api",
@@ -79,13 +79,15 @@ class Kubeflow:
         """
         if not self.call("healthz", "get_healthz").get("multi_user"):
             return None
-        if not self.connection.namespace:
+        # What people told kfp itself, in its own file.
+        told = getattr(self._client, "_context_setting", {}).get("namespace")
+        if not (named := self.connection.namespace or told):
             raise UsageError(
                 "this Kubeflow has many users, each with a namespace: which is yours?",
                 where=self.connection.place,
                 fix="--namespace N, or kubernetes.kubeflow.namespace in the workload",
             )
-        return self.connection.namespace
+        return str(named)
 
     def call(self, service: str, operation: str, **arguments: object) -> dict[str, Json]:
         """Sends one request, as kfp's generated client names it, and gives the answer's document.
@@ -123,12 +125,16 @@ class Kubeflow:
         operation: str,
         *,
         items: str,
-        max_pages: int = MAX_PAGES,
+        max_pages: int | None = None,
         **arguments: object,
     ) -> Iterator[dict[str, Json]]:
-        """All items of a listing, page after page."""
+        """All items of a listing, page after page; of the first `max_pages`, where so many do.
+
+        Raises:
+            PlatformError: As `call`; and if the listing does not end.
+        """
         token = ""
-        for _ in range(max_pages):
+        for _ in range(max_pages or MAX_PAGES):
             answer = self.call(
                 service, operation, page_size=PAGE_SIZE, page_token=token or None, **arguments
             )
@@ -139,6 +145,8 @@ class Kubeflow:
             token = str(answer.get("next_page_token") or "")
             if not token:
                 return
+        if max_pages is None:
+            raise not_json(self.connection, f"its listing of {items} has no end")
 
     @cached_property
     def _client(self) -> object:
@@ -159,6 +167,8 @@ class Kubeflow:
         def load_config(client: object, *words: object) -> object:
             config = kfp.Client._load_config(client, *words)
             config.retries = retries
+            if connection.host is None and config.refresh_api_key_hook:
+                _keep_host(config)
             return config
 
         # It would ask for health at its start, for 25 s, and write the pod's namespace to the home
@@ -218,6 +228,29 @@ class Kubeflow:
         return document
 
 
+class _Config(Protocol):
+    """What is used of the client's configuration."""
+
+    host: str
+    api_key: dict[str, str]
+    refresh_api_key_hook: Callable[["_Config"], None]
+
+
+def _keep_host(config: _Config) -> None:
+    """Keeps the path of the service behind the cluster's address.
+
+    The kubernetes client's hook, which renews the token before each request, sets the host again,
+    to the cluster's own: kfp's requests would go there.
+    """
+    host, renew = config.host, config.refresh_api_key_hook
+
+    def renew_token_only(config: _Config) -> None:
+        renew(config)
+        config.host, config.refresh_api_key_hook = host, renew_token_only
+
+    config.refresh_api_key_hook = renew_token_only
+
+
 class _Health:
     """What kfp's client looks at when it starts: it is to leave the namespace to us."""
 
@@ -230,9 +263,9 @@ class _Credentials:
     def __init__(self, token: Callable[[], str]) -> None:
         self._token = token
 
-    def refresh_api_key_hook(self, config: object) -> None:
+    def refresh_api_key_hook(self, config: _Config) -> None:
         """Puts the token of this moment where the client takes it from."""
-        config.api_key["authorization"] = self._token()  # type: ignore[attr-defined]
+        config.api_key["authorization"] = self._token()
 
 
 __all__ = ["MAX_PAGES", "Kubeflow"]

@@ -1,7 +1,8 @@
 """Uploaded pipelines and their versions, and the pages that show them."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -12,6 +13,7 @@ from stoker.targets.kubeflow.errors import KubeflowError
 from stoker.targets.kubeflow.spec import Spec, spec_of_answer
 
 NEWEST_FIRST = "created_at desc"
+_ID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,21 +97,22 @@ def version_named(kubeflow: Kubeflow, pipeline: Deployed, named: str | None) -> 
     assert pipeline.latest
     if named in (None, "latest", "current", pipeline.latest.name, pipeline.latest.id):
         return pipeline.latest
-    known: list[str] = []
-    for item in kubeflow.pages(
-        "pipeline",
-        "list_pipeline_versions",
-        items="pipeline_versions",
-        pipeline_id=pipeline.id,
-        sort_by=NEWEST_FIRST,
-    ):
-        version = _version(item)
-        if named in (version.name, version.id):
-            return version
-        known.append(version.name)
-    raise UsageError(
-        f"pipeline {pipeline.name} has no version {named}", fix=nearest(str(named), known)
-    )
+    name = str(named)
+    found = version_called(kubeflow, pipeline.id, name)
+    if found is None and _ID.fullmatch(name):
+        found = version_of(kubeflow, pipeline.id, name)
+    if found is None:
+        known = [version.name for version in _versions(kubeflow, pipeline.id)]
+        raise UsageError(
+            f"pipeline {pipeline.name} has no version {name}", fix=nearest(name, known)
+        )
+    return found
+
+
+def version_called(kubeflow: Kubeflow, pipeline_id: str, name: str) -> Version | None:
+    """The version of a name, or None."""
+    found = _versions(kubeflow, pipeline_id, filter=equals("display_name", name))
+    return next((version for version in found if version.name == name), None)
 
 
 def version_of(kubeflow: Kubeflow, pipeline_id: str, version_id: str) -> Version | None:
@@ -162,6 +165,20 @@ def moment(value: Json) -> datetime | None:
     return found.astimezone(UTC) if found.year > 1970 else None
 
 
+def _versions(
+    kubeflow: Kubeflow, pipeline_id: str, *, filter: str | None = None
+) -> Iterator[Version]:
+    for item in kubeflow.pages(
+        "pipeline",
+        "list_pipeline_versions",
+        items="pipeline_versions",
+        pipeline_id=pipeline_id,
+        sort_by=NEWEST_FIRST,
+        filter=filter,
+    ):
+        yield _version(item)
+
+
 def _version(item: Mapping[str, Json]) -> Version:
     return Version(
         id=str(item.get("pipeline_version_id", "")),
@@ -186,6 +203,7 @@ __all__ = [
     "run_url",
     "schedule_url",
     "uploaded_pipeline",
+    "version_called",
     "version_named",
     "version_of",
 ]

@@ -70,7 +70,7 @@ def refusal(status: int, body: str, *, content_type: str, connection: Connection
             fix = "kubectl logs -n kubeflow deployment/ml-pipeline     says why"
     error = KubeflowError(f"{what}: {words}" if words else what, where=connection.place, fix=fix)
     error.status = status
-    error.may_pass = status in _AWAY
+    error.may_pass = status in _AWAY or status >= 500
     return error
 
 

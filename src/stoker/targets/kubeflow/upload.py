@@ -9,11 +9,11 @@ from stoker.targets.base import Pipeline, Uploaded, UploadPlan
 from stoker.targets.diff import differences
 from stoker.targets.kubeflow.client import Kubeflow
 from stoker.targets.kubeflow.deployed import (
-    NEWEST_FIRST,
     Deployed,
     Version,
     find_pipeline,
     pipeline_url,
+    version_called,
 )
 from stoker.targets.kubeflow.spec import Spec, readable, spec_of_text
 
@@ -87,18 +87,8 @@ def send_upload(kubeflow: Kubeflow, plan: UploadPlan) -> Uploaded:
 def _add_version(kubeflow: Kubeflow, deployed: Deployed, pipeline: Pipeline) -> Version:
     """Adds a version named by its content; a content that comes back gets a number, too."""
     base = f"{pipeline.name}-{spec_of_text(pipeline.definition).digest}"
-    taken = {
-        str(item.get("name") or item.get("display_name"))
-        for item in kubeflow.pages(
-            "pipeline",
-            "list_pipeline_versions",
-            items="pipeline_versions",
-            pipeline_id=deployed.id,
-            sort_by=NEWEST_FIRST,
-        )
-    }
     names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
-    name = next(name for name in names if name not in taken)
+    name = next(name for name in names if version_called(kubeflow, deployed.id, name) is None)
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         file = Path(folder) / f"{pipeline.name}.yaml"
         file.write_text(pipeline.definition, encoding="utf-8")
