@@ -52,7 +52,8 @@ def rbac(
 
 def rules(settings: KubernetesSettings) -> list[Json]:
     """What the Role allows; deleting a job deletes what it owns, without a right of its own."""
-    job = ("create", "get", "list", "watch", "delete")
+    # Patched: an attempt that adopts a job adds its own pod to the owners.
+    job = ("create", "get", "list", "watch", "patch", "delete")
     found = [_rule("jobset.x-k8s.io", ["jobsets"], job)]
     if settings.api == "trainer":
         found = [

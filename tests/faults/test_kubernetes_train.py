@@ -1,0 +1,165 @@
+"""`stoker train --platform kubernetes` as a real process, stopped and killed while a job runs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
+from support.kubernetes_jobs import POOLS
+from support.local_job import until
+
+pytestmark = pytest.mark.fault
+
+NAME = "mnist-1"
+LEADER = f"{NAME}-dnn-0-0"
+END_SECONDS = 60.0
+WORKLOAD = {
+    "name": "mnist",
+    "platform": "kubernetes",
+    "command": ["python", "train.py"],
+    "image": "registry.example/mnist:1",
+    "cluster": {"dnn": {"instance_type": "g5.2xlarge"}},
+    "kubernetes": {"pools": dict(POOLS)},
+}
+
+
+@pytest.fixture
+def api() -> Iterator[KubernetesApi]:
+    with kubernetes_api() as found:
+        yield found
+
+
+class Train:
+    """The command as people, or a step's pod, start it."""
+
+    def __init__(self, folder: Path, api: KubernetesApi, environ: dict[str, str]) -> None:
+        (folder / "workload.yaml").write_text(yaml.safe_dump(WORKLOAD))
+        words = ["train", "workload.yaml", "--name", NAME, "--yes"]
+        groups = ["--group", "dnn=1", "--group", "data=c7i.4xlarge:2"]
+        self._said = folder / "said"
+        with self._said.open("ab") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "stoker.cli", *words, *groups],
+                cwd=folder,
+                env={**os.environ, "KUBECONFIG": str(kube_config(folder, api.url)), **environ},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+            )
+
+    @property
+    def said(self) -> str:
+        return self._said.read_text()
+
+    def ended_with(self) -> int:
+        return self.process.wait(END_SECONDS)
+
+
+@pytest.fixture
+def start(tmp_path: Path, api: KubernetesApi) -> Iterator[Callable[..., Train]]:
+    begun: list[Train] = []
+
+    def make(**environ: str) -> Train:
+        begun.append(Train(tmp_path, api, environ))
+        return begun[-1]
+
+    yield make
+    for train in begun:
+        if train.process.poll() is None:
+            train.process.kill()
+            train.process.wait(END_SECONDS)
+
+
+def leader_of(api: KubernetesApi) -> str:
+    (found,) = api.pods(NAME, "dnn")
+    return found
+
+
+def follow(train: Train, api: KubernetesApi) -> None:
+    """The job's hosts run, and their log is read."""
+    until(lambda: api.has("configmaps", f"{NAME}-config"), what="the job is made")
+    api.run_pods(NAME)
+    api.say(leader_of(api), "a line of the leader")
+    until(lambda: "a line of the leader" in train.said, what="the job is followed")
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"]
+)
+def test_a_signal_while_following_deletes_the_job_with_all_it_owns(
+    start: Callable[..., Train], api: KubernetesApi, number: int, code: int
+) -> None:
+    train = start()
+    follow(train, api)
+    train.process.send_signal(number)
+    assert train.ended_with() == code, train.said
+    for plural in ("jobsets", "secrets", "configmaps", "pods"):
+        assert api.names(plural) == []
+    assert "Traceback" not in train.said
+
+
+@pytest.mark.parametrize("plural", ["jobsets", "secrets"])
+def test_sigterm_while_the_job_is_made_leaves_nothing(
+    start: Callable[..., Train], api: KubernetesApi, plural: str
+) -> None:
+    api.holds.add(plural)
+    train = start()
+    until(lambda: bool(api.names(plural)), what="the server has the request")
+    train.process.terminate()
+    assert train.ended_with() == 143, train.said
+    assert api.names("jobsets") == []
+    assert api.names("secrets") == []
+
+
+def test_the_pod_that_trains_owns_the_job(start: Callable[..., Train], api: KubernetesApi) -> None:
+    train = start(POD_NAME="step-1", POD_UID="uid-1", POD_NAMESPACE="team-a")
+    until(lambda: api.has("jobsets", NAME), what="the job is made")
+    (owner,) = api.get("jobsets", NAME)["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("Pod", "uid-1")
+    train.process.terminate()
+    assert train.ended_with() == 143, train.said
+
+
+def test_an_attempt_after_kill_9_goes_on_with_the_same_job_and_token(
+    start: Callable[..., Train], api: KubernetesApi, tmp_path: Path
+) -> None:
+    first = start()
+    follow(first, api)
+    token, uid = api.token(NAME), api.get("jobsets", NAME)["metadata"]["uid"]
+    first.process.kill()
+    first.process.wait(END_SECONDS)
+    api.say(leader_of(api), "said to nobody")
+    second = start()
+    until(lambda: "job_adopted" in second.said, what="the job is adopted")
+    until(lambda: "said to nobody" in second.said, what="the log is read on")
+    assert api.token(NAME) == token
+    assert api.get("jobsets", NAME)["metadata"]["uid"] == uid
+    api.end_pod(leader_of(api))
+    api.end_job(NAME)
+    assert second.ended_with() == 0, second.said
+    assert api.count("DELETE") == 0
+    record = json.loads((tmp_path / "runs" / NAME / "training.json").read_text())
+    assert record["status"] == "succeeded"
+    assert record["job"] == {"platform": "kubernetes", "name": NAME}
+    log = (tmp_path / "runs" / NAME / "logs" / f"dnn-{LEADER}.log").read_text()
+    assert log == "a line of the leader\nsaid to nobody\n"
+
+
+def test_a_run_that_the_cluster_ends_for_want_of_an_image_leaves_no_job(
+    start: Callable[..., Train], api: KubernetesApi
+) -> None:
+    train = start()
+    until(lambda: api.has("configmaps", f"{NAME}-config"), what="the job is made")
+    api.make_pods(NAME)
+    api.pod_waits(leader_of(api), "InvalidImageName", "couldn't parse image name")
+    assert train.ended_with() == 4, train.said
+    assert "couldn't parse image name" in train.said
+    assert "Traceback" not in train.said
+    assert api.names("jobsets") == []
