@@ -557,7 +557,7 @@ def test_a_run_that_is_not_there_is_a_usage_error(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("upload", "kubeflow", "w.yaml"), "cannot be handled yet"),
+        (("upload", "kubeflow", "w.yaml", "--train-step", "native"), "is SageMaker's"),
         (("status", "sagmaker", "x"), "did you mean sagemaker?"),
         (("start", "sagemaker", "w.yaml", "--set", "sagemaker=null"), "no settings for SageMaker"),
         (("start", "sagemaker", "mnist"), "mnist is no workload file"),
