@@ -19,15 +19,16 @@ from stoker.logs import Log, parse_line
 PART_EVENT = "output_part"
 # Of the coded text in one line; container runtimes cut lines at 16 KiB.
 PART_CHARACTERS = 6000
-# Of a compressed file: some 40 lines.
-MAX_BYTES = 180_000
+# Of a compressed file, by its suffix: some 40 lines of a timeline; records are needed whole.
+MAX_BYTES = {".csv": 180_000, ".json": 1_500_000}
 # Of a file as it is read back: what a line says must not fill a memory.
 MAX_READ_BYTES = 64 << 20
 
 # Files that are not whole yet: more are no launcher's.
 _MAX_OPEN = 64
 _NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*){0,3}$")
-_SUFFIXES = (".json", ".csv")
+# Parts of one file, base64 being a third longer.
+_MAX_PARTS = max(MAX_BYTES.values()) * 3 // 2 // PART_CHARACTERS
 
 
 def log_files(folder: Path, *, under: str, log: Log) -> None:
@@ -39,7 +40,7 @@ def log_files(folder: Path, *, under: str, log: Log) -> None:
         log: Of the host.
     """
     try:
-        paths = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES)
+        paths = sorted(path for path in folder.iterdir() if path.suffix in MAX_BYTES)
     except OSError as err:
         log.event("output_not_logged", folder=str(folder), reason=err.strerror)
         return
@@ -53,16 +54,16 @@ def log_files(folder: Path, *, under: str, log: Log) -> None:
 
 
 def _log_file(name: str, content: bytes, log: Log) -> None:
-    packed = zlib.compress(content, 9)
-    if len(packed) > MAX_BYTES and name.endswith(".csv"):
+    packed, most = zlib.compress(content, 9), MAX_BYTES[Path(name).suffix]
+    if len(packed) > most and name.endswith(".csv"):
         lines = content.splitlines(keepends=True)
         kept = len(lines)
-        while len(packed) > MAX_BYTES and kept > 1:
-            kept = max(1, min(kept - 1, int(kept * 0.95 * MAX_BYTES / len(packed))))
+        while len(packed) > most and kept > 1:
+            kept = max(1, min(kept - 1, int(kept * 0.95 * most / len(packed))))
             packed = zlib.compress(b"".join(lines[:kept]), 9)
         log.event("output_cut", file=name, rows=kept - 1, left_out=len(lines) - kept)
-    if len(packed) > MAX_BYTES:
-        log.event("output_left_out", file=name, bytes=len(content), most=MAX_BYTES)
+    if len(packed) > most:
+        log.event("output_left_out", file=name, bytes=len(content), most=most)
         return
     digest = hashlib.sha256(packed).hexdigest()[:16]
     text = base64.b64encode(packed).decode()
@@ -107,8 +108,7 @@ class OutputParts:
             number, count = int(values.get("part", "")), int(values.get("parts", ""))
         except ValueError:
             return
-        most = MAX_BYTES * 2 // PART_CHARACTERS + 1
-        if not _NAME.match(name) or not 1 <= number <= count <= most:
+        if not _NAME.match(name) or not 1 <= number <= count <= _MAX_PARTS:
             return
         if len(self._parts) > _MAX_OPEN:
             self._parts.clear()

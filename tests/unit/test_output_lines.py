@@ -1,0 +1,155 @@
+"""A host's files as lines of its log."""
+
+import io
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.logs import Log
+from stoker.platforms.output_lines import (
+    MAX_BYTES,
+    PART_CHARACTERS,
+    PART_EVENT,
+    OutputParts,
+    log_files,
+)
+
+
+def logged(folder: Path, *, under: str = "stoker") -> list[str]:
+    stream = io.StringIO()
+    log_files(folder, under=under, log=Log(run="r", host="h", stream=stream))
+    return stream.getvalue().splitlines()
+
+
+def taken(lines: list[str]) -> OutputParts:
+    parts = OutputParts()
+    for line in lines:
+        parts.take(line)
+    return parts
+
+
+def noise(size: int) -> bytes:
+    return random.Random(1).randbytes(size)
+
+
+def test_files_come_back_as_they_were(tmp_path: Path) -> None:
+    (tmp_path / "training.json").write_bytes(noise(50_000))
+    (tmp_path / "timeline-rank0.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "model.bin").write_bytes(b"not a record")
+    (tmp_path / "folder.json").mkdir()
+    found = taken(logged(tmp_path)).files
+    assert found == {
+        "stoker/training.json": noise(50_000),
+        "stoker/timeline-rank0.csv": b"a,b\n1,2\n",
+    }
+
+
+@given(st.binary(max_size=400), st.sampled_from(["a.json", "b-1.csv"]))
+def test_whatever_is_in_a_file_comes_back(content: bytes, name: str) -> None:
+    stream = io.StringIO()
+    from stoker.platforms import output_lines
+
+    output_lines._log_file(f"stoker/x/{name}", content, Log(run="r", host="h", stream=stream))
+    assert taken(stream.getvalue().splitlines()).files == {f"stoker/x/{name}": content}
+
+
+def test_no_line_is_longer_than_what_runtimes_keep_whole(tmp_path: Path) -> None:
+    (tmp_path / "training.json").write_bytes(noise(100_000))
+    lines = logged(tmp_path)
+    assert len(lines) > 10
+    assert max(map(len, lines)) < PART_CHARACTERS + 300
+
+
+def test_lines_of_hosts_between_each_other_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "training.json").write_bytes(noise(30_000))
+    first = logged(tmp_path, under="stoker")
+    (tmp_path / "training.json").write_bytes(noise(40_000)[::-1])
+    second = logged(tmp_path, under="stoker/other-0.run")
+    mixed = [line for pair in zip(first, second, strict=False) for line in pair]
+    found = taken([*mixed, *second[len(first) :]]).files
+    assert found["stoker/training.json"] == noise(30_000)
+    assert found["stoker/other-0.run/training.json"] == noise(40_000)[::-1]
+
+
+def test_of_two_attempts_the_last_counts(tmp_path: Path) -> None:
+    (tmp_path / "training.json").write_text("1")
+    first = logged(tmp_path)
+    (tmp_path / "training.json").write_text("2")
+    assert taken([*first, *logged(tmp_path)]).files == {"stoker/training.json": b"2"}
+
+
+def test_a_long_timeline_keeps_its_first_rows_and_says_how_many_are_left_out(
+    tmp_path: Path,
+) -> None:
+    rows = [f"{i},{noise(64).hex()},{random.Random(i).random()}\n" for i in range(40_000)]
+    (tmp_path / "timeline-rank0.csv").write_text("".join(["a,b,c\n", *rows]))
+    lines = logged(tmp_path)
+    (cut,) = [line for line in lines if "output_cut" in line]
+    kept = taken(lines).files["stoker/timeline-rank0.csv"].decode().splitlines(keepends=True)
+    assert kept == ["a,b,c\n", *rows][: len(kept)]
+    assert f"rows={len(kept) - 1} left_out={len(rows) - len(kept) + 1}" in cut
+    assert len(kept) > 1000
+
+
+def test_a_record_beyond_all_bounds_is_left_out_and_named(tmp_path: Path) -> None:
+    (tmp_path / "training.json").write_bytes(noise(MAX_BYTES[".json"] + 1000))
+    (line,) = logged(tmp_path)
+    assert "output_left_out file=stoker/training.json" in line
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (line,) = logged(tmp_path / "none")
+    assert "output_not_logged" in line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "plain text",
+        "about output_part and nothing else",
+        "stoker T run=r host=h progress steps=1",
+        "stoker T run=r host=h training_failed reason='an output_part was lost'",
+    ],
+)
+def test_lines_of_others_are_left_to_their_readers(line: str) -> None:
+    assert not OutputParts().take(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("a name that leads elsewhere", {"stoker/a.json": "../../etc/a.json"}),
+        ("an absolute name", {"stoker/a.json": "/etc/a.json"}),
+        ("another content", {"digest=": "digest=0"}),
+        ("no content", {"data=": "data=!"}),
+        ("a part that is none", {"part=1": "part=x"}),
+        ("more parts than there are", {"parts=1": "parts=2"}),
+        ("parts without end", {"part=1 parts=1": "part=1 parts=999999"}),
+    ],
+)
+def test_what_is_not_a_launcher_s_is_no_file(
+    tmp_path: Path, name: str, changed: dict[str, str]
+) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    (line,) = logged(tmp_path)
+    for old, new in changed.items():
+        assert old in line
+        line = line.replace(old, new, 1)
+    parts = OutputParts()
+    assert parts.take(line)
+    assert parts.files == {}
+
+
+def test_a_part_that_is_not_whole_opens_no_memory() -> None:
+    parts = OutputParts()
+    for number in range(1000):
+        parts.take(f"stoker T run=r host=h {PART_EVENT} file=a.json part=1 parts=2 digest={number}")
+    assert len(parts._parts) <= 65
+
+
+def test_files_are_written_where_their_names_say(tmp_path: Path) -> None:
+    OutputParts(files={"stoker/x/a.json": b"{}"}).write(tmp_path)
+    assert (tmp_path / "stoker" / "x" / "a.json").read_bytes() == b"{}"
