@@ -1,0 +1,294 @@
+"""What is read out of a cluster's objects: jobs, pods, events, errors."""
+
+import json
+from typing import Any
+
+import pytest
+
+from stoker.platforms.kubernetes.api_errors import Action, refusal
+from stoker.platforms.kubernetes.groups import lay_out
+from stoker.platforms.kubernetes.happenings import Happenings
+from stoker.platforms.kubernetes.owner import object_reference, owned, owners_of, pod_reference
+from stoker.platforms.kubernetes.pod_state import PodState, pod_state, seconds_between
+from stoker.platforms.kubernetes.state import job_state
+from stoker.platforms.kubernetes.troubles import by_job
+from stoker.settings import OwnPod, own_pod
+from support.kubernetes_jobs import job
+
+RUN = "mnist-1"
+LAYOUT = lay_out(job(name=RUN))
+CREATE = Action(verb="create", group="jobset.x-k8s.io", resource="jobsets", namespace="team-a")
+
+
+def condition(kind: str, status: str = "True", **more: str) -> dict[str, str]:
+    return {"type": kind, "status": status, **more}
+
+
+def pod(**status: Any) -> PodState:
+    labels = {
+        "jobset.sigs.k8s.io/replicatedjob-name": "data",
+        "batch.kubernetes.io/job-completion-index": "1",
+    }
+    metadata = {"name": f"{RUN}-data-0-1-abcde", "uid": "u", "labels": labels}
+    found = pod_state({"metadata": metadata, "status": status}, by_job(LAYOUT.groups), run=RUN)
+    assert found is not None
+    return found
+
+
+def container(state: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
+    return [{"name": "sidecar", "state": {}}, {"name": "data", "state": state, **more}]
+
+
+# --- jobs
+
+
+@pytest.mark.parametrize(
+    ("status", "phase"),
+    [
+        ({}, "running"),
+        ({"conditions": [condition("Suspended", reason="SuspendedJobs")]}, "suspended"),
+        ({"conditions": [condition("Suspended", "False")]}, "running"),
+        ({"conditions": [condition("StartupPolicyCompleted")]}, "running"),
+        ({"conditions": [condition("Suspended"), condition("Completed")]}, "succeeded"),
+        ({"conditions": [condition("Complete")]}, "succeeded"),
+        ({"conditions": [condition("Failed")]}, "failed"),
+        ({"conditions": [condition("Failed", "False")]}, "running"),
+        ({"terminalState": "Completed"}, "succeeded"),
+        ({"terminalState": "Failed"}, "failed"),
+    ],
+)
+def test_the_phase_is_what_the_conditions_that_hold_say(status: dict[str, Any], phase: str) -> None:
+    assert job_state({"metadata": {"uid": "u"}, "status": status}).phase == phase
+
+
+def test_a_job_that_nobody_has_admitted_is_suspended() -> None:
+    assert job_state({"spec": {"suspend": True}}).phase == "suspended"
+
+
+def test_a_failed_job_has_its_controllers_words() -> None:
+    why = condition("Failed", reason="FailedJobs", message="jobset failed due to job x")
+    state = job_state({"status": {"conditions": [why], "restarts": 2}})
+    assert (state.reason, state.message) == ("FailedJobs", "jobset failed due to job x")
+    assert state.restarts == 2
+    assert state.has_ended
+
+
+# --- pods
+
+
+def test_a_pod_has_its_host_s_place_whatever_it_is_called() -> None:
+    found = pod(phase="Pending")
+    assert (found.group, found.role, found.index) == ("data", "data", 1)
+    assert found.host == f"{RUN}-data-0-1"
+    assert not found.is_started
+
+
+def test_a_pod_of_something_else_is_none_of_ours() -> None:
+    labels = {"jobset.sigs.k8s.io/replicatedjob-name": "other"}
+    document = {"metadata": {"name": "x", "labels": labels}}
+    assert pod_state(document, by_job(LAYOUT.groups), run=RUN) is None
+
+
+def test_the_state_is_that_of_the_group_s_container_not_of_a_sidecar() -> None:
+    found = pod(phase="Running", containerStatuses=container({"running": {}}))
+    assert not found.is_running  # an empty state says nothing
+    found = pod(phase="Running", containerStatuses=container({"running": {"startedAt": "x"}}))
+    assert found.is_running
+    assert found.is_started
+
+
+def test_a_container_that_is_started_again_has_not_ended() -> None:
+    statuses = container(
+        {"waiting": {"reason": "CrashLoopBackOff"}},
+        lastState={"terminated": {"exitCode": 5}},
+        restartCount=3,
+    )
+    found = pod(phase="Running", containerStatuses=statuses)
+    assert found.ended is None
+    assert found.is_started
+    assert found.restarts == 3
+    assert found.waits_for == "CrashLoopBackOff"
+
+
+def test_a_container_that_has_ended_says_how() -> None:
+    terminated = {"exitCode": 137, "reason": "OOMKilled", "message": "m", "finishedAt": "t"}
+    found = pod(phase="Failed", containerStatuses=container({"terminated": terminated}))
+    assert found.ended is not None
+    assert (found.ended.exit_code, found.ended.reason) == (137, "OOMKilled")
+    assert found.is_final
+
+
+@pytest.mark.parametrize(
+    ("status", "lost"),
+    [
+        ({"reason": "Evicted", "message": "low on memory"}, "Evicted: low on memory"),
+        (
+            {"conditions": [condition("DisruptionTarget", reason="PreemptionByScheduler")]},
+            "PreemptionByScheduler",
+        ),
+        ({"conditions": [condition("DisruptionTarget", "False", reason="x")]}, ""),
+        ({"reason": "DeadlineExceeded"}, ""),
+    ],
+)
+def test_a_pod_that_is_taken_away_says_why(status: dict[str, Any], lost: str) -> None:
+    assert pod(**status).lost == lost
+
+
+def test_only_the_scheduler_s_refusal_makes_a_pod_unschedulable() -> None:
+    gated = condition("PodScheduled", "False", reason="SchedulingGated", message="held")
+    refused = condition("PodScheduled", "False", reason="Unschedulable", message="0/3 nodes")
+    assert pod(conditions=[gated]).unschedulable == ""
+    assert pod(conditions=[refused]).unschedulable == "0/3 nodes"
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "seconds"),
+    [
+        ("2026-11-20T09:00:00Z", "2026-11-20T09:00:03Z", 3.0),
+        ("2026-11-20T09:00:00Z", "2026-11-20T10:00:03+01:00", 3.0),
+        ("", "2026-11-20T09:00:03Z", None),
+        ("2026-11-20T09:00:00Z", "2026-11-20T09:00:03", None),
+        ("2026-11-20T09:00:00Z", "soon", None),
+    ],
+)
+def test_seconds_between_two_times(begin: str, end: str, seconds: float | None) -> None:
+    assert seconds_between(begin, end) == seconds
+
+
+# --- events
+
+
+def event(kind: str, name: str, reason: str = "FailedMount", **more: Any) -> dict[str, Any]:
+    about = {"kind": kind, "name": name}
+    return {"involvedObject": about, "reason": reason, "message": "m", "type": "Warning", **more}
+
+
+def told(*events: dict[str, Any]) -> list[str]:
+    happenings = Happenings(run=RUN, groups=LAYOUT.groups, since="2026-11-20T09:00:00Z")
+    return [found.about for one in events for found in happenings.take(one)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "is_ours"),
+    [
+        ("JobSet", RUN, True),
+        ("JobSet", "mnist-10", False),
+        ("TrainJob", RUN, True),
+        ("Service", RUN, False),
+        ("Job", f"{RUN}-dnn-0", True),
+        ("Job", f"{RUN}-dnn-1", False),
+        ("Pod", f"{RUN}-data-0-1-abcde", True),
+        ("Pod", f"{RUN}-data-01-1-abcde", False),
+        ("Pod", "mnist-10-data-0-1-abcde", False),
+        ("Workload", f"jobset-{RUN}-1a2b3", True),
+        ("Workload", "jobset-mnist-10-1a2b3", False),
+    ],
+)
+def test_events_are_the_run_s_by_the_exact_names_of_its_objects(
+    kind: str, name: str, is_ours: bool
+) -> None:
+    assert bool(told(event(kind, name))) == is_ours
+
+
+def test_events_of_an_earlier_job_of_the_name_are_old() -> None:
+    assert told(event("JobSet", RUN, lastTimestamp="2026-11-20T08:59:59Z")) == []
+    assert told(event("JobSet", RUN, lastTimestamp="2026-11-20T09:00:01Z")) != []
+    assert told(event("JobSet", RUN, eventTime="2026-11-20T08:59:59.000000Z")) == []
+    assert told(event("JobSet", RUN)) != []
+
+
+def test_what_normal_events_tell_is_picked() -> None:
+    assert told(event("Pod", f"{RUN}-dnn-0-0-x", "Pulled", type="Normal")) == []
+    assert told(event("Pod", f"{RUN}-dnn-0-0-x", "TriggeredScaleUp", type="Normal")) != []
+
+
+def test_pods_that_are_refused_are_known_by_their_job() -> None:
+    happenings = Happenings(run=RUN, groups=LAYOUT.groups, since="")
+    message = 'Error creating: pods "x" is forbidden: exceeded quota'
+    refused = event("Job", f"{RUN}-dnn-0", "FailedCreate", message=message)
+    assert [found.job for found in happenings.take(refused)] == ["dnn"]
+    other = event("Job", f"{RUN}-dnn-0", "FailedCreate", message="the server timed out")
+    assert [found.job for found in happenings.take(other)] == [""]
+
+
+# --- errors
+
+
+def status(code: int, message: str, reason: str = "") -> str:
+    return json.dumps({"kind": "Status", "code": code, "message": message, "reason": reason})
+
+
+def test_a_right_that_is_missing_is_told_from_a_quota() -> None:
+    denied = refusal(
+        403,
+        status(403, 'jobsets is forbidden: User "me" cannot create resource "jobsets"'),
+        CREATE,
+    )
+    assert denied.is_denied
+    assert denied.user == "me"
+    assert "create jobsets.jobset.x-k8s.io is missing in namespace team-a" in denied.what
+    full = refusal(403, status(403, 'jobsets "x" is forbidden: exceeded quota: few'), CREATE)
+    assert not full.is_denied
+    assert "quota" in full.what
+
+
+@pytest.mark.parametrize(
+    ("code", "is_passing"),
+    [
+        *((code, False) for code in (400, 401, 403, 404, 409, 410, 422)),
+        *((code, True) for code in (429, 500, 502, 503, 504)),
+    ],
+)
+def test_only_what_may_pass_is_tried_again(code: int, is_passing: bool) -> None:
+    assert refusal(code, "", CREATE).is_passing == is_passing
+
+
+def test_a_conflict_is_no_name_that_is_taken() -> None:
+    assert refusal(409, status(409, "x", "AlreadyExists"), CREATE).is_taken
+    assert not refusal(409, status(409, "x", "Conflict"), CREATE).is_taken
+
+
+def test_an_answer_of_something_in_between_is_shown_in_part() -> None:
+    error = refusal(502, "<html>" + "bad gateway " * 1000, CREATE)
+    assert "bad gateway" in error.what
+    assert len(error.what) < 500
+
+
+def test_a_right_is_named_as_in_a_role() -> None:
+    log = Action(verb="get", group="", resource="pods/log", namespace="n")
+    patch = Action(verb="patch", group="g.io", resource="things", namespace="n", name="x")
+    assert log.right == "get pods/log"
+    assert str(patch) == "patch things.g.io x in namespace n"
+
+
+# --- owners
+
+
+def test_a_pod_is_known_by_its_own_names_or_those_of_a_pipeline() -> None:
+    assert own_pod({}) is None
+    assert own_pod({"POD_NAME": "p"}) is None
+    assert own_pod({"KFP_POD_NAME": "p", "KFP_POD_UID": "u"}) == OwnPod(
+        name="p", uid="u", namespace=None
+    )
+    both = {"POD_NAME": "q", "POD_UID": "v", "POD_NAMESPACE": "n", "KFP_POD_NAME": "p"}
+    assert own_pod(both) == OwnPod(name="q", uid="v", namespace="n")
+
+
+def test_a_pod_owns_jobs_of_its_namespace_only() -> None:
+    here = OwnPod(name="p", uid="u", namespace="a")
+    assert pod_reference(here, namespace="b") is None
+    assert pod_reference(here, namespace="a") == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": "p",
+        "uid": "u",
+    }
+
+
+def test_an_object_is_owned_without_being_changed() -> None:
+    document = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s", "uid": "u"}}
+    reference = object_reference(document, is_waited_for=True)
+    made = owned(document, [reference])
+    assert owners_of(made) == [{**reference, "blockOwnerDeletion": True}]
+    assert "ownerReferences" not in document["metadata"]
+    assert "blockOwnerDeletion" not in object_reference(document, is_waited_for=False)
