@@ -93,11 +93,13 @@ def test_preempted_data_pod_drains_while_the_next_one_of_its_name_starts(tmp_pat
 
 def test_training_waits_while_all_data_pods_are_gone(tmp_path: Path) -> None:
     with Pods(tmp_path, feed={**FEED, "lease_seconds": 1.5}, given=PAUSES) as pods:
-        trainer, *data = start(pods)
-        for pod in data:
-            pod.lose_node()
-        pods.go_on(FAULT_AT)
+        trainer, lost, preempted = start(pods)
+        lost.lose_node()
         pods.go_on(LOOK_AT)
+        pods.go_on(FAULT_AT)
+        trainer.wait_for_batch(FAULT_AT + 4)
+        preempted.terminate()
+        assert preempted.code() == 143
         trainer.wait_for("training_waits_for_data")
         again = [pods.start("data", number) for number in (0, 1)]
         assert_exact(pods, trainer, *again)
