@@ -12,6 +12,7 @@ import pytest
 
 from stoker.feed.security import new_token
 from stoker.platforms.kubernetes import KubernetesPlatform
+from stoker.platforms.output_lines import OutputParts
 from stoker.platforms.processes import free_ports
 from support.kubernetes_jobs import job
 from support.local_job import marked_processes, until
@@ -129,3 +130,15 @@ def test_a_data_pod_that_was_killed_takes_its_place_again(pods: Pods) -> None:
     pods.start("dnn", 0)
     assert [pods.code(pod) for pod in ("data-0", "data-1", "dnn-0")] == [0, 0, 0]
     assert "host_is_welcome" in pods.log("data-1")
+
+
+def test_the_leader_s_record_outlives_its_pod_in_its_log(pods: Pods) -> None:
+    for name, index in (("data", 0), ("data", 1), ("dnn", 0)):
+        pods.start(name, index)
+    assert [pods.code(pod) for pod in pods.started] == [0, 0, 0]
+    parts = OutputParts()
+    for line in pods.log("dnn-0").splitlines():
+        parts.take(line)
+    base = pods.tmp_path / "pods" / "dnn-0" / "output" / "data"
+    assert parts.files["stoker/training.json"] == (base / "stoker" / "training.json").read_bytes()
+    assert "output_part" not in pods.log("data-0") + pods.log("data-1")

@@ -1,0 +1,259 @@
+"""What is said of hosts that wait, and of how a run ended."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from stoker.logs import Log
+from stoker.platforms.base import JobEnd
+from stoker.platforms.kubernetes.ending import conclude
+from stoker.platforms.kubernetes.groups import Layout, lay_out
+from stoker.platforms.kubernetes.pod_state import Ended, PodState
+from stoker.platforms.kubernetes.state import JobState, Phase
+from stoker.platforms.kubernetes.troubles import (
+    CAPACITY_SECONDS,
+    IMAGE_SECONDS,
+    Trouble,
+    TroubleLog,
+    refused_pods,
+    short_of,
+    troubles_of,
+)
+from stoker.platforms.output_lines import OutputParts
+from stoker.records import Event, Training, read_json, to_json
+from support.kubernetes_jobs import job
+from support.sample_records import training
+
+RUN = "mnist-1"
+LAYOUT = lay_out(job(name=RUN))
+BEGIN = "2026-11-20T09:00:00Z"
+NODES = (
+    "0/5 nodes are available: 2 Insufficient nvidia.com/gpu, 1 Insufficient cpu, 2 node(s) had "
+    "untolerated taint {spot: true}. preemption: 0/5 nodes are available: 5 No preemption victims."
+)
+
+
+def pod(role: str = "dnn", index: int = 0, **changes: object) -> PodState:
+    made = PodState(
+        name=f"{RUN}-{role}-0-{index}-abcde",
+        uid=f"{role}-{index}",
+        group=role,
+        role=role,
+        host=f"{RUN}-{role}-0-{index}",
+        index=index,
+        node="",
+        created_at=BEGIN,
+        is_started=False,
+        is_running=False,
+        restarts=0,
+        attempt=0,
+        ended=None,
+        waits_for="",
+        waits_because="",
+        unschedulable="",
+        lost="",
+        is_final=False,
+        is_deleted=False,
+    )
+    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+
+
+def ended(seconds: int, code: int = 0, *, reason: str = "", message: str = "") -> Ended:
+    at = f"2026-11-20T09:00:{seconds:02d}Z"
+    return Ended(exit_code=code, reason=reason, message=message, at=at)
+
+
+def troubles(*pods: PodState, next_best: str = "another") -> list[Trouble]:
+    return list(troubles_of(pods, LAYOUT.groups, image="image:1", next_best=next_best))
+
+
+# --- waiting
+
+
+def test_what_is_short_is_named_once_each() -> None:
+    assert short_of(NODES + NODES) == ["nvidia.com/gpu", "cpu"]
+    assert short_of("0/1 nodes are available: 1 Too many pods.") == []
+
+
+def test_hosts_of_a_group_that_wait_are_one_trouble() -> None:
+    found = troubles(pod("data", 0, unschedulable=NODES), pod("data", 1, unschedulable=NODES))
+    (trouble,) = found
+    assert trouble.what.startswith("2 of 2 data hosts wait for a node of c7i.4xlarge, short of")
+    assert "preemption" not in trouble.what
+    assert trouble.fatal_after is None
+
+
+def test_pods_that_have_ended_or_go_wait_for_nothing() -> None:
+    waiting = pod(unschedulable=NODES, waits_for="ErrImagePull")
+    for changes in ({"is_final": True}, {"is_deleted": True}):
+        assert troubles(dataclasses.replace(waiting, **changes)) == []
+
+
+@pytest.mark.parametrize(
+    ("role", "reason", "fatal_after"),
+    [
+        ("dnn", "ErrImagePull", IMAGE_SECONDS),
+        ("dnn", "ImagePullBackOff", IMAGE_SECONDS),
+        ("dnn", "InvalidImageName", 0.0),
+        ("data", "InvalidImageName", None),
+        ("dnn", "CreateContainerConfigError", 120.0),
+        ("data", "CreateContainerConfigError", None),
+    ],
+)
+def test_only_what_the_training_cannot_do_without_ends_it(
+    role: str, reason: str, fatal_after: float | None
+) -> None:
+    (trouble,) = troubles(pod(role, waits_for=reason, waits_because="why"))
+    assert trouble.fatal_after == fatal_after
+    assert "why" in trouble.what
+
+
+@pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing", "CrashLoopBackOff", ""])
+def test_what_every_start_goes_through_is_no_trouble(reason: str) -> None:
+    assert troubles(pod(waits_for=reason)) == []
+
+
+@pytest.mark.parametrize(
+    ("message", "fix"),
+    [
+        ("exceeded quota: gpus", "kubectl describe quota"),
+        ('violates PodSecurity "restricted:latest"', "what the namespace does not allow"),
+        ('error looking up service account a/b: serviceaccount "b" not found', "service_account"),
+        ("denied by policy", "who runs the cluster"),
+    ],
+)
+def test_refused_pods_say_what_to_do(message: str, fix: str) -> None:
+    assert fix in refused_pods(LAYOUT.dnn, message).fix
+    assert refused_pods(LAYOUT.data[0], message).fatal_after is None
+
+
+def test_a_trouble_is_said_once_then_seldom_and_anew_when_it_comes_back() -> None:
+    log = TroubleLog(repeat_seconds=600.0)
+    trouble = Trouble(key="k", group="dnn", what="it waits")
+    assert [words for _, words in log.news([trouble], now=0.0)] == ["it waits"]
+    assert list(log.news([trouble], now=599.0)) == []
+    assert [words for _, words in log.news([trouble], now=600.0)] == ["it waits (for 600 s)"]
+    assert list(log.news([], now=700.0)) == []
+    assert [words for _, words in log.news([trouble], now=701.0)] == ["it waits"]
+
+
+def test_the_next_best_plan_is_told_when_waiting_has_become_long() -> None:
+    log = TroubleLog(repeat_seconds=10_000.0)
+    waiting = troubles(pod(unschedulable=NODES))
+    assert "another" not in next(log.news(waiting, now=0.0))[1]
+    assert list(log.news(waiting, now=CAPACITY_SECONDS - 1)) == []
+    assert "another" in next(log.news(waiting, now=CAPACITY_SECONDS))[1]
+    assert list(log.news(waiting, now=CAPACITY_SECONDS + 1)) == []
+
+
+def test_waiting_is_over_after_its_deadline_and_not_before() -> None:
+    log = TroubleLog(repeat_seconds=600.0)
+    trouble = Trouble(key="k", group="dnn", what="w", fatal_after=120.0)
+    list(log.news([trouble], now=100.0))
+    assert log.over([trouble], now=219.0) is None
+    assert log.over([trouble], now=220.0) is trouble
+
+
+# --- the end
+
+
+def end(
+    phase: Phase | None,
+    *pods: PodState,
+    record: Training | None = None,
+    is_stopped: bool = False,
+    message: str = "jobset failed",
+    layout: Layout = LAYOUT,
+    run_dir: Path = Path("nowhere"),
+) -> JobEnd:
+    layout = dataclasses.replace(layout, job=dataclasses.replace(layout.job, run_dir=run_dir))
+    files = {"stoker/training.json": to_json(record).encode()} if record else {}
+    return conclude(
+        JobState(uid="u", phase=phase, message=message) if phase else None,
+        is_stopped=is_stopped,
+        layout=layout,
+        pods=pods,
+        output=OutputParts(files=files),
+        events=[Event(when="2020-01-01T00:00:00.000Z", what="seen")],
+        log=Log(run=RUN, host="kubernetes"),
+    )
+
+
+def test_without_a_record_the_leader_s_container_tells_the_exit_code() -> None:
+    found = end("failed", pod(ended=ended(5, 3, message="boom"), is_final=True))
+    assert found.exit_code == 3
+    assert found.failure == f"dnn host {RUN}-dnn-0-0 ended with exit code 3: boom"
+    assert found.output_dir is None
+
+
+def test_the_record_s_words_come_before_the_pod_s(tmp_path: Path) -> None:
+    import msgspec
+
+    record = msgspec.structs.replace(training(), status="failed", exit_code=9, failure="its words")
+    leader = pod(ended=ended(5, 3, message="boom"), is_final=True)
+    found = end("failed", leader, record=record, run_dir=tmp_path)
+    assert (found.exit_code, found.failure) == (9, "its words")
+
+
+def test_what_only_the_cluster_saw_stands_in_the_record(tmp_path: Path) -> None:
+    found = end("succeeded", record=training(), run_dir=tmp_path)
+    assert found.output_dir == tmp_path / "output"
+    written = read_json(tmp_path / "output" / "stoker" / "training.json", Training)
+    assert written.events[0].what == "seen"
+    assert written.metrics == training().metrics
+
+
+@pytest.mark.parametrize(
+    ("data_ends", "seconds"),
+    [((7, 9), 4.0), ((3, 4), 0.0), ((7, None), None), ((None, None), None)],
+)
+def test_the_release_of_the_data_group_is_known_where_all_its_ends_are(
+    data_ends: tuple[int | None, ...], seconds: float | None
+) -> None:
+    data = [
+        pod("data", index, is_started=True, ended=ended(at) if at is not None else None)
+        for index, at in enumerate(data_ends)
+    ]
+    assert end("succeeded", pod(ended=ended(5)), *data).data_group_release_seconds == seconds
+
+
+def test_data_hosts_that_never_started_held_nothing() -> None:
+    data = (pod("data", 0, is_started=True, ended=ended(8)), pod("data", 1))
+    assert end("succeeded", pod(ended=ended(5)), *data).data_group_release_seconds == 3.0
+
+
+def test_the_release_falls_back_to_what_the_coordinator_saw(tmp_path: Path) -> None:
+    found = end("succeeded", record=training(), run_dir=tmp_path)
+    assert found.data_group_release_seconds == training().data_group_release_seconds
+
+
+def test_of_a_host_s_pods_the_last_counts() -> None:
+    first = pod(uid="a", ended=ended(5, 1), is_final=True)
+    second = pod(uid="b", ended=ended(9, 0), created_at="2026-11-20T09:00:06Z", is_final=True)
+    third = pod(uid="c", ended=ended(9, 2), attempt=1)
+    assert end("succeeded", second, first).exit_code == 0
+    assert end("failed", third, second, first).exit_code == 2
+
+
+def test_a_job_that_ran_too_long_names_the_setting() -> None:
+    layout = lay_out(job(name=RUN, settings={"max_run_seconds": 60}))
+    words = "job x failed: DeadlineExceeded"
+    assert "kubernetes.max_run_seconds, 60 s" in str(
+        end("failed", message=words, layout=layout).failure
+    )
+
+
+@pytest.mark.parametrize(("is_stopped", "status"), [(True, "stopped"), (False, "succeeded")])
+def test_a_job_that_is_gone_ended_as_its_record_says_unless_it_was_stopped(
+    tmp_path: Path, is_stopped: bool, status: str
+) -> None:
+    found = end(None, record=training(), run_dir=tmp_path, is_stopped=is_stopped)
+    assert found.status == status
+    assert end(None).status == "stopped"
+
+
+def test_the_model_is_where_the_claim_for_outputs_is() -> None:
+    layout = lay_out(job(name=RUN, settings={"output": "pvc://outputs/runs/"}))
+    assert end("succeeded", layout=layout).model_uri == f"pvc://outputs/runs/{RUN}/model"
+    assert end("succeeded").model_uri is None
