@@ -15,7 +15,7 @@ from stoker.launch.finish import leave_in_pod
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
 from stoker.platforms.base import JobEnd, JobSpec, LogLine
-from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest
+from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest, connection
 from stoker.platforms.kubernetes.api import Cluster
 from stoker.platforms.kubernetes.run import REPEAT_SECONDS, KubernetesRun
 from stoker.platforms.kubernetes.troubles import CAPACITY_SECONDS, IMAGE_SECONDS, QUOTA_SECONDS
@@ -1028,6 +1028,29 @@ def test_no_kube_config_says_where_one_would_be(
     with pytest.raises(PlatformError, match="no cluster is configured") as caught:
         KubernetesPlatform().submit(plan(KubernetesPlatform(), job))
     assert "KUBECONFIG" in caught.value.where
+
+
+def test_in_a_pod_its_own_account_and_namespace_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_config(monkeypatch, tmp_path / "none")
+    account = tmp_path / "account"
+    account.mkdir()
+    (account / "token").write_text("of-the-pod")
+    (account / "ca.crt").write_text("a certificate")
+    (account / "namespace").write_text("kubeflow-user\n")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    loader = "kubernetes.config.incluster_config"
+    monkeypatch.setattr(f"{loader}.SERVICE_TOKEN_FILENAME", str(account / "token"))
+    monkeypatch.setattr(f"{loader}.SERVICE_CERT_FILENAME", str(account / "ca.crt"))
+    monkeypatch.setattr(connection, "NAMESPACE_FILE", account / "namespace")
+    monkeypatch.setattr("kubernetes.client.ApiClient", lambda configuration: configuration)
+    configuration: Any
+    configuration, namespace = connection.connect(None)
+    assert namespace == "kubeflow-user"
+    assert configuration.host == "https://10.0.0.1:443"
+    assert configuration.api_key["authorization"] == "bearer of-the-pod"
 
 
 def test_a_context_that_is_not_there_is_named(

@@ -4,11 +4,14 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Protocol
 
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms.kubernetes.api_errors import Action, failed, refusal
 
+# Beside a pod's token.
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _CERTIFICATE = "check the cluster's certificate in the kube config"
 
 
@@ -109,9 +112,7 @@ def _has_kube_config(kube_config: object) -> bool:
 
 
 def _own_namespace() -> str:
-    file = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
-    with open(file, encoding="ascii") as text:
-        return text.read().strip()
+    return NAMESPACE_FILE.read_text(encoding="ascii").strip()
 
 
 def _not_configured(err: Exception, context: str | None) -> PlatformError:

@@ -26,7 +26,7 @@ from stoker.platforms.output_lines import OutputParts
 from stoker.records import Event
 
 # Between looks at what lasts.
-TICK_SECONDS = 1.0
+TICK_SECONDS = 0.25
 # The same trouble is told again after it.
 REPEAT_SECONDS = 600.0
 # After the job's end, until the dnn hosts' logs have been read, and then the data hosts'.
