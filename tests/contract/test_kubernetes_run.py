@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stoker.errors import PlatformError, UsageError
@@ -19,7 +20,10 @@ from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest, c
 from stoker.platforms.kubernetes.api import Cluster
 from stoker.platforms.kubernetes.run import REPEAT_SECONDS, KubernetesRun
 from stoker.platforms.kubernetes.troubles import CAPACITY_SECONDS, IMAGE_SECONDS, QUOTA_SECONDS
-from stoker.records import Training, read_json, write_json
+from stoker.profile import profile
+from stoker.profile.raw import RankResult
+from stoker.records import Cluster as TodaysCluster
+from stoker.records import Profile, TodaysGroup, Training, Workload, read_json, write_json
 from support.kubernetes_api import (
     NAMESPACE,
     USER,
@@ -30,6 +34,7 @@ from support.kubernetes_api import (
 )
 from support.kubernetes_jobs import job as described_job
 from support.local_job import until
+from support.sample_records import profile as sample_profile
 from support.sample_records import training
 
 NAME = "mnist-1"
@@ -165,6 +170,11 @@ def record_lines(tmp_path: Path, training: Training, timeline: str = "") -> list
     write_json(output / "training.json", training)
     if timeline:
         (output / "timeline-rank0.csv").write_text(timeline)
+    return output_lines(tmp_path, output)
+
+
+def output_lines(tmp_path: Path, output: Path) -> list[str]:
+    """What the leader's launcher says of the files in its folder."""
     topology = Topology(
         host=LEADER, groups=(HostGroup(name="dnn", role="dnn", instance_type="", hosts=(LEADER,)),)
     )
@@ -480,6 +490,51 @@ def test_a_run_is_followed_to_its_end_with_its_records(
     data = {f"data-{FIRST}.log", f"data-{SECOND}.log"}
     assert logs == {f"dnn-{host}.log", "kubernetes-status.log", *data}
     assert (job.run_dir / "logs" / f"data-{FIRST}.log").read_text() == f"{FIRST} serves\n"
+
+
+def test_a_profile_s_results_come_back_in_the_leader_s_log(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = RankResult(rank=0, world_size=1, host=LEADER, vcpus=8, ranks_on_host=1, steps=40)
+    output = tmp_path / "leader"
+    output.mkdir()
+    (output / "profile-rank0.json").write_bytes(msgspec.json.encode(result))
+    (output / "baseline-timeline-rank0.csv").write_text("loader\n0\n")
+    combined: list[RankResult] = []
+
+    def combine(ranks: list[RankResult], **_: object) -> Profile:
+        combined.extend(ranks)
+        return sample_profile()
+
+    monkeypatch.setattr("stoker.profile.body.combine", combine)
+    workload = Workload(
+        name="mnist",
+        command=job.command,
+        platform="kubernetes",
+        image=job.image,
+        cluster=TodaysCluster(dnn=TodaysGroup(instance_type="g5.2xlarge")),
+        kubernetes=job.kubernetes,
+    )
+    found: list[Profile] = []
+    run_dir = tmp_path / NAME
+    thread = threading.Thread(
+        target=lambda: found.append(profile(workload, platform=platform, run_dir=run_dir))
+    )
+    thread.start()
+    until(lambda: api.has("configmaps", f"{NAME}-config"), what="the job is made")
+    api.run_pods(NAME)
+    leader = only_pod(api, LEADER)
+    api.say(leader, *output_lines(tmp_path, output))
+    api.end_pod(leader)
+    api.end_job(NAME)
+    thread.join(30)
+    assert found == [sample_profile()]
+    assert combined == [result]
+    assert (run_dir / "baseline-timeline.csv").read_text() == "loader\n0\n"
 
 
 def test_a_run_that_ended_well_is_kept(
