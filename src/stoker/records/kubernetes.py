@@ -156,7 +156,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         scratch: Size of the job folder on the node, where there is no output; absent: no limit.
         max_restarts: How often all pods are started again when the dnn group has failed.
         max_run_seconds: Of the dnn group, waiting for its nodes included; absent: no limit.
-        grace_seconds: From SIGTERM to SIGKILL.
+        grace_seconds: From SIGTERM to SIGKILL; the launcher gives the command 90 s of it.
         keep_seconds: After it a job that has ended is deleted, with its logs.
         labels: Of all objects.
         kubeflow: Where pipelines run, for stoker upload, start, schedule ...
@@ -183,7 +183,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     scratch: Quantity | None = None
     max_restarts: NonNegativeInt = 0
     max_run_seconds: PositiveInt | None = None
-    grace_seconds: PositiveInt = 60
+    grace_seconds: PositiveInt = 120
     keep_seconds: NonNegativeInt = 86400
     labels: dict[Name, str] = msgspec.field(default_factory=dict)
     kubeflow: KubeflowSettings | None = None
