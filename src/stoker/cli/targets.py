@@ -157,7 +157,9 @@ def schedule_verb(
     *,
     cron: Annotated[
         str | None,
-        typer.Option("--cron", metavar="E", help="minute hour day month weekday, and year on SageMaker."),
+        typer.Option(
+            "--cron", metavar="E", help="minute hour day month weekday, and year on SageMaker."
+        ),
     ] = None,
     every: Annotated[
         str | None, typer.Option("--every", metavar="D", help="A period: 1d, 12h, 30m.")
