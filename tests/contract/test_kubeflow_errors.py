@@ -120,6 +120,7 @@ def test_a_service_that_does_not_answer_in_time_is_left(server: KfpServer) -> No
     with pytest.raises(KubeflowError, match="no answer in time") as caught:
         Kubeflow(connection(server), read_seconds=0.2).call("run", "get_run", run_id=RUN)
     assert caught.value.is_unreachable
+    assert len(server.requests) == 2
 
 
 def test_a_start_without_an_answer_is_sent_once_and_said_to_may_have_begun(

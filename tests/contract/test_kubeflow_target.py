@@ -357,6 +357,17 @@ def test_a_run_is_found_by_id_page_and_pipeline(server: KfpServer) -> None:
     assert target.runs(older.run) == ()
 
 
+def test_runs_of_other_pipelines_are_not_this_one_s(server: KfpServer) -> None:
+    upload(server)
+    target = target_at(server)
+    mine = target.start(workload(), parameters=())
+    foreign = {**server.run(), "run_id": "foreign"}
+    foreign["pipeline_version_reference"] = {"pipeline_id": "another"}
+    server.kept["runs"].append(foreign)
+    assert target.status("mnist").run == mine.run
+    assert [item.run for item in target.runs("mnist")] == [mine.run]
+
+
 @pytest.mark.parametrize(
     ("run_name", "words"),
     [

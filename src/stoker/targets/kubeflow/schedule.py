@@ -83,7 +83,7 @@ def add_schedule(
     # The new one is there before the old one goes: no start is missed if we are cut off here.
     for known in old:
         _delete(kubeflow, known.id)
-    return _schedule(kubeflow, {**wanted, **made}, now=now, action="updated" if old else "created")
+    return _schedule(kubeflow, made, now=now, action="updated" if old else "created")
 
 
 def list_schedules(
