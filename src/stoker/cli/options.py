@@ -43,3 +43,38 @@ Groups = Annotated[
     typer.Option("--group", metavar="ROLE=[TYPE:]HOSTS[:WORKERS]", help="An instance group."),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="A traceback with each error.")]
+Host = Annotated[
+    str | None,
+    typer.Option("--host", metavar="URL", help="Of Kubeflow, as https://SITE/pipeline."),
+]
+Namespace = Annotated[
+    str | None,
+    typer.Option("--namespace", metavar="N", help="The profile's, on Kubeflow with many users."),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option("--token-file", metavar="F", help="The token that Kubeflow knows you by."),
+]
+CaFile = Annotated[
+    Path | None, typer.Option("--ca-file", metavar="F", help="Certificates to trust, of Kubeflow.")
+]
+OfWorkload = Annotated[
+    str | None,
+    typer.Option("--workload", metavar="W", help="Whose settings say where Kubeflow is."),
+]
+Experiment = Annotated[
+    str | None,
+    typer.Option("--experiment", metavar="E", help="On Kubeflow; absent: named as the workload."),
+]
+ServiceAccount = Annotated[
+    str | None,
+    typer.Option("--service-account", metavar="A", help="Of the steps' pods on Kubeflow."),
+]
+Version = Annotated[
+    str | None,
+    typer.Option(
+        "--version",
+        metavar="V",
+        help="On Kubeflow: name or id of a version, or current; absent: the latest at each start.",
+    ),
+]
