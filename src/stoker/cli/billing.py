@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from stoker.catalog import Catalog, catalog_of
 from stoker.cli.clusters import describe
 from stoker.cli.progress import say
+from stoker.decide.break_even import START_UP_SECONDS, break_even_words
 from stoker.errors import UsageError
 from stoker.records import Decision, Group, Predicted, Workload
-
-# Hosts are billed from their start; images and data come before the first step. An estimate: it
-# depends on the image's size, the data and the type.
-START_UP_SECONDS = 300.0
 
 
 def confirm(
@@ -87,7 +84,7 @@ def bill(
             f"${start:.2f} (an estimate)"
         )
     if promise and keep and plan and plan.action != "keep":
-        lines.append(_break_even(promise, keep))
+        lines.append(break_even_words(promise, keep))
     return lines
 
 
@@ -99,20 +96,4 @@ def _promise(promise: Predicted) -> str:
         f"predicted: {promise.step_seconds * 1000:.1f} ms a step "
         f"({promise.step_seconds_low * 1000:.1f} to {promise.step_seconds_high * 1000:.1f}), "
         f"{promise.speedup:.2f} times as fast{total}"
-    )
-
-
-def _break_even(promise: Predicted, keep: Predicted) -> str:
-    if not keep.usd_per_hour:
-        return "break-even: today's price is not known"
-    ratio = promise.usd_per_hour / keep.usd_per_hour
-    if ratio <= 1:
-        return "break-even: it costs no more an hour than today's cluster"
-    saved = (keep.usd_per_1000_steps - promise.usd_per_1000_steps) / 1000
-    if saved <= 0:
-        return f"break-even: {ratio:.2f} times as fast; this plan buys time, not money"
-    extra = (promise.usd_per_hour - keep.usd_per_hour) * START_UP_SECONDS / 3600
-    return (
-        f"break-even: {ratio:.2f} times as fast; the dearer start is paid back after "
-        f"{extra / saved:,.0f} steps"
     )

@@ -34,6 +34,7 @@ from stoker.decide.work import Work
 from stoker.errors import UsageError
 from stoker.records import (
     Bottleneck,
+    Calibration,
     Constraints,
     Decision,
     FeedSettings,
@@ -59,6 +60,7 @@ def decide(
     today: date,
     workload_sha256: str | None = None,
     processes_per_host: int | None = None,
+    calibration: Calibration | None = None,
 ) -> Decision:
     """Ranks the clusters that could run the workload and picks one. Pure: no I/O, no clock.
 
@@ -72,13 +74,16 @@ def decide(
         today: The date that prices are old against.
         workload_sha256: Of the workload; absent: the profile's.
         processes_per_host: Trainer processes of a dnn host; absent: one an accelerator.
+        calibration: What earlier runs on such a machine say of the model's constants.
 
     Raises:
         UsageError: If a type is not in the catalog, or a number is beyond any machine.
     """
     now = today_of(profile, catalog.get(profile.host.instance_type))
     processes = processes_per_host or max(1, now.accelerators)
-    work = measure(profile, today=now, processes=processes)
+    work = measure(
+        profile, today=now, processes=processes, calibration=calibration or Calibration()
+    )
     site = Site(work=work, catalog=catalog, today=now, processes=processes, feed=feed)
     rules = Rules(
         constraints=constraints,
@@ -124,6 +129,7 @@ def decide(
         prices=prices,
         objective=constraints.objective,
         constraints=constraints,
+        calibration=calibration,
     )
 
 
@@ -196,14 +202,19 @@ def _type_rank(plan: Plan, objective: str, instance: Instance) -> tuple[bool, fl
 def _plan(site: Site, candidate: Candidate, rules: Rules) -> Plan:
     today_usd = _usd_today(site.work, rules)
     outcome = predicted(site.work, candidate, today_usd=today_usd, total_steps=rules.total_steps)
-    return plan_of(candidate, outcome, problem_of(candidate, outcome, rules))
+    return plan_of(
+        candidate,
+        outcome,
+        problem_of(candidate, outcome, rules),
+        global_batch_size=site.work.global_batch_size,
+    )
 
 
 def _keep_plan(profile: Profile, kept: Candidate, rules: Rules) -> Plan:
     outcome = measured(
         profile, kept, today_usd=usd_per_hour(kept.shape), total_steps=rules.total_steps
     )
-    plan = plan_of(kept, outcome, "")
+    plan = plan_of(kept, outcome, "", global_batch_size=profile.step.global_batch_size)
     return msgspec.structs.replace(plan, reason="today's cluster, as it was measured")
 
 

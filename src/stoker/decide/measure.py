@@ -12,7 +12,7 @@ from stoker.catalog import Instance
 from stoker.decide.model import estimate, free_vcpus
 from stoker.decide.work import Doubt, Hosts, Shape, Work
 from stoker.errors import UsageError
-from stoker.records import Profile, StepTerms
+from stoker.records import Calibration, Profile, StepTerms
 
 _NumberT = TypeVar("_NumberT", int, float)
 
@@ -35,8 +35,16 @@ def today_of(profile: Profile, listed: Instance) -> Instance:
     )
 
 
-def measure(profile: Profile, *, today: Instance, processes: int) -> Work:
+def measure(
+    profile: Profile,
+    *,
+    today: Instance,
+    processes: int,
+    calibration: Calibration = Calibration(),  # noqa: B008 - frozen
+) -> Work:
     """The work of a step, corrected so that today's cluster gives today's step.
+
+    `calibration` is what earlier runs say of a data group's constants; today's step has none.
 
     Raises:
         UsageError: If a number of the profile is beyond any machine.
@@ -62,11 +70,14 @@ def measure(profile: Profile, *, today: Instance, processes: int) -> Work:
         doubts=doubts,
         unexplained=_unexplained(profile),
         is_checked=profile.check is not None,
+        receive_cpu_seconds=work.receive_cpu_seconds * calibration.receive,
+        efficiency=calibration.efficiency,
+        calibration_spread=calibration.spread,
     )
 
 
 def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
-    step, hosts = profile.step, profile.host.count
+    step, hosts = profile.timed_step, profile.host.count
     ranks = hosts * processes
     batch_bytes = step.batch_bytes or 0.0
     doubts: list[Doubt] = []
@@ -103,6 +114,7 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
         read_bytes=step.read_bytes or 0.0,
         storage_bytes_per_second=step.storage_bytes_per_second,
         doubts=tuple(doubts),
+        global_batch_size=step.global_batch_size,
     )
 
 
@@ -144,7 +156,7 @@ def _with_inferred(work: Work, profile: Profile) -> Work:
 
 
 def _evidence(profile: Profile) -> _Evidence:
-    step, observed = profile.step, profile.observed
+    step, observed = profile.timed_step, profile.observed
     utilization = observed.gpu_utilization if observed else None
     accelerator = step.accelerator_step_seconds
     doubts: tuple[Doubt, ...] = ()
@@ -218,7 +230,7 @@ def _corrected(work: Work, ratio: float, limit: str, shape: Shape) -> Work:
 
 
 def _unexplained(profile: Profile) -> str:
-    step, check = profile.step, profile.check
+    step, check = profile.timed_step, profile.check
     if check is not None:
         # The profile judged it where it was measured, and knows what else kept the CPUs busy.
         missed = f"the parts of the profile miss the measured step by {abs(check.error):.0%}"
@@ -230,7 +242,7 @@ def _unexplained(profile: Profile) -> str:
 
 
 def _refuse_absurd(profile: Profile, today: Instance) -> None:
-    step = profile.step
+    step = profile.timed_step
     fields = ("step.step_seconds", step.step_seconds, _SHORTEST_STEP, _LONGEST_STEP)
     bounds = [fields, ("host.count", profile.host.count, 1, 1e6)]
     bounds.append(("host.vcpus", today.vcpus, 1, 1e6))

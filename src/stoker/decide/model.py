@@ -192,6 +192,7 @@ def _remote_rates(work: Work, data: Sequence[Hosts]) -> tuple[float, float]:
         first = min(count, left)
         left -= first
         worth = EFFICIENCY * first + EFFICIENCY_BEYOND * (count - first)
+        worth *= work.efficiency
         cpu += worth * vcpus
         steps_a_second += worth * steps
     return cpu, steps_a_second

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from stoker.catalog import Catalog, Instance
+from stoker.decide.break_even import break_even_speedup
 from stoker.decide.model import Estimate
 from stoker.decide.plans import Candidate
 from stoker.decide.work import Doubt, Hosts, Shape, Work
@@ -17,6 +18,8 @@ _BAND = 0.10
 _NEAR = 0.85
 _NEAR_BAND = 0.23
 _WIDEST = 0.6
+# Instance groups of a SageMaker training job.
+_MOST_GROUPS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +82,7 @@ def measured(
     made = candidate.estimate
     if made is None or today_usd is None:
         return None
-    step = profile.step.step_seconds
+    step = profile.timed_step.step_seconds
     spread = (profile.spread or {}).get("step_seconds")
     low, high = (spread.low, spread.high) if spread else (step, step)
     return _priced(
@@ -114,6 +117,8 @@ def _priced(
         cost_change=cost / cost_today - 1,
         total_hours=None if total_steps is None else total_steps * seconds / 3600,
         total_usd=None if total_steps is None else total_steps * cost / 1000,
+        second_limit_seconds=made.second_seconds,
+        break_even_speedup=break_even_speedup(usd, today_usd_per_hour=today[1]),
     )
 
 
@@ -127,6 +132,9 @@ def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) ->
             return problem
     if outcome is None:
         return f"today's {rules.today.type} has no price: plans cannot be compared in money"
+    groups = len(candidate.groups)
+    if rules.catalog.platform == "sagemaker" and groups > _MOST_GROUPS:
+        return f"a SageMaker training job has at most {_MOST_GROUPS} instance groups, not {groups}"
     vcpus = sum(h.count * h.instance.vcpus for h in (candidate.shape.dnn, *candidate.shape.data))
     most = rules.catalog.max_total_vcpus
     if most is not None and vcpus > most:
@@ -158,9 +166,12 @@ def _type_problem(hosts: Hosts, rules: Rules) -> str:
     return ""
 
 
-def plan_of(candidate: Candidate, outcome: Predicted | None, problem: str) -> Plan:
-    """The candidate as the record keeps it."""
-    made = candidate.estimate
+def plan_of(
+    candidate: Candidate, outcome: Predicted | None, problem: str, *, global_batch_size: int
+) -> Plan:
+    """The candidate as the record keeps it; global_batch_size: today's."""
+    made, replicas = candidate.estimate, candidate.shape.replicas
+    changed = replicas != 1 and not candidate.problem
     return Plan(
         action=candidate.action,
         groups=candidate.groups,
@@ -168,6 +179,7 @@ def plan_of(candidate: Candidate, outcome: Predicted | None, problem: str) -> Pl
         predicted=outcome,
         feasible=not problem,
         reason=problem or (ASKED_FOR if candidate.asked_for else ""),
+        global_batch_size=max(1, round(replicas * global_batch_size)) if changed else None,
     )
 
 
@@ -180,6 +192,9 @@ def _doubts_of(work: Work, shape: Shape) -> list[Doubt]:
         for hosts in all_hosts
     ):
         doubts.append(Doubt(width=0.2, text="the CPU speed of a type is not known"))
+    if shape.data and work.calibration_spread:
+        text = "earlier runs on this machine disagree"
+        doubts.append(Doubt(width=work.calibration_spread, text=text))
     if shape.data and not work.batch_bytes:
         doubts.append(Doubt(width=0.05, text="the bytes of a batch are not known"))
     if shape.replicas != 1:

@@ -52,9 +52,12 @@ class Predicted(Record, frozen=True, kw_only=True):
     """What a plan is expected to do.
 
     Attributes:
+        second_limit_seconds: What the step would be if only the second limit held.
         accelerator_utilization: Accelerator-only time over the step.
         speedup: Today's measured step over this step.
         cost_change: This usd_per_1000_steps over today's, minus 1; negative is cheaper.
+        break_even_speedup: From this speedup on the plan costs no more a step than today's
+            cluster: its usd_per_hour over today's.
     """
 
     step_seconds: PositiveFloat
@@ -69,6 +72,8 @@ class Predicted(Record, frozen=True, kw_only=True):
     cost_change: float
     total_hours: NonNegativeFloat | None = None
     total_usd: NonNegativeFloat | None = None
+    second_limit_seconds: NonNegativeFloat | None = None
+    break_even_speedup: NonNegativeFloat | None = None
 
 
 class Plan(Record, frozen=True, kw_only=True):
@@ -79,6 +84,8 @@ class Plan(Record, frozen=True, kw_only=True):
         remote_share: Fraction of batches made on the data group.
         predicted: Absent where the plan cannot be priced or predicted.
         reason: For an infeasible plan, which constraint or rule; for the chosen one, why.
+        global_batch_size: Samples of all replicas together, where their number changes and each
+            keeps its own batch; absent: today's.
     """
 
     action: Action
@@ -87,6 +94,7 @@ class Plan(Record, frozen=True, kw_only=True):
     predicted: Predicted | None = None
     feasible: bool = True
     reason: str = ""
+    global_batch_size: PositiveInt | None = None
 
 
 class Answer(Record, frozen=True, kw_only=True):
@@ -115,6 +123,22 @@ class Prices(Record, frozen=True, kw_only=True):
     stale: bool = False
 
 
+class Calibration(Record, frozen=True, kw_only=True):
+    """What earlier runs on this machine say of the cost model's constants.
+
+    Attributes:
+        runs: Runs that a constant was corrected by; 0: too few, nothing is corrected.
+        efficiency: Factor on what data hosts reach of their CPU.
+        receive: Factor on the CPU time of receiving batches.
+        spread: Half of the quartiles' distance over the median, of the factors found.
+    """
+
+    runs: NonNegativeInt = 0
+    efficiency: PositiveFloat = 1.0
+    receive: PositiveFloat = 1.0
+    spread: NonNegativeFloat = 0.0
+
+
 class Decision(Record, frozen=True, kw_only=True):
     """The ranked plans, the chosen one, and why."""
 
@@ -130,3 +154,4 @@ class Decision(Record, frozen=True, kw_only=True):
     prices: Prices
     objective: Literal["cost", "time"]
     constraints: Constraints
+    calibration: Calibration | None = None
