@@ -1,7 +1,8 @@
 """What is worth knowing or doing beside the plans."""
 
-from stoker.decide.path import Walk, best_of, words
+from stoker.decide.path import Walk, best_of
 from stoker.decide.pricing import Rules
+from stoker.decide.words import cluster
 from stoker.records import Advice, Prices, Profile
 
 # Below this utilization an accelerator has room for augmentation.
@@ -46,13 +47,14 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
             )
         )
     wider = best_of(found, ("scale_out",))
-    if found.chosen.action == "keep" and wider is not None and wider.predicted is not None:
+    is_spending_advised = found.chosen.action == "keep" and not work.unexplained
+    if is_spending_advised and wider is not None and wider.predicted is not None:
         saved = wider.predicted.cost_change
         if saved < 0:
             advice.append(
                 Advice(
                     id="more-accelerators",
-                    text=f"{words(wider)} would do the same samples {-saved:.0%} cheaper, with "
+                    text=f"{cluster(wider)} would do the same samples {-saved:.0%} cheaper, with "
                     "another global batch.",
                     when="the training bears a larger batch",
                 )
@@ -61,8 +63,8 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
         advice.append(
             Advice(
                 id="global-batch",
-                text="More replicas make a larger global batch: try a larger learning rate, with "
-                "a warm-up. Step times are given for today's global batch.",
+                text=f"{_batch_words(found)} Try a learning rate larger by the same factor, "
+                "with a warm-up. Step times are given for today's global batch.",
             )
         )
     if found.chosen.action == "scale_up":
@@ -105,3 +107,11 @@ def warnings_of(found: Walk, profile: Profile, rules: Rules, prices: Prices) -> 
     if found.keep.predicted is None:
         warnings.append(f"{rules.today.type} has no price: give one with --prices FILE")
     return tuple(warnings)
+
+
+def _batch_words(found: Walk) -> str:
+    today, wider = found.work.global_batch_size, found.chosen.global_batch_size
+    text = "More replicas make a larger global batch, replicas x the batch of each"
+    if today is None or wider is None:
+        return f"{text}."
+    return f"{text}: {wider} samples instead of {today}, {wider / today:.3g} times as many."

@@ -214,7 +214,7 @@ def _keep_plan(profile: Profile, kept: Candidate, rules: Rules) -> Plan:
     outcome = measured(
         profile, kept, today_usd=usd_per_hour(kept.shape), total_steps=rules.total_steps
     )
-    plan = plan_of(kept, outcome, "", global_batch_size=profile.step.global_batch_size)
+    plan = plan_of(kept, outcome, "", global_batch_size=None)
     return msgspec.structs.replace(plan, reason="today's cluster, as it was measured")
 
 

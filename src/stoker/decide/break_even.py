@@ -31,4 +31,7 @@ def break_even_words(promise: Predicted, keep: Predicted) -> str:
     steps = break_even_steps(promise, keep)
     if steps is None:
         return f"break-even: {ratio:.2f} times as fast; this plan buys time, not money"
-    return f"break-even: {ratio:.2f} times as fast; the dearer start is paid back after {steps:,.0f} steps"
+    return (
+        f"break-even: {ratio:.2f} times as fast; the dearer start is paid back after "
+        f"{steps:,.0f} steps"
+    )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from stoker.decide.words import limits
 from stoker.records import Constraints, Plan, Predicted
 
 # Plans this near to the best count as equal: then fewer machines win.
@@ -63,7 +64,7 @@ def choose(
     if worth:
         best = _best(worth, objective)
         return _because(best, _praise(best, today, is_late=is_late))
-    late = f"; it misses the deadline of {deadline} h, as all plans do" if is_late else ""
+    late = _why_late(others, constraints) if is_late else ""
     return _because(keep, _why_keep(able, today, objective) + late)
 
 
@@ -108,7 +109,7 @@ def _praise(plan: Plan, today: Predicted, *, is_late: bool) -> str:
         text += (
             f"; {outcome.total_hours:.2f} h, today's {today.total_hours:.2f} h miss the deadline"
         )
-    return f"{text}; then the limit is {outcome.limit}, next {outcome.second_limit}"
+    return f"{text}; the limit is then {limits(outcome)}"
 
 
 def _why_keep(able: Sequence[Plan], today: Predicted, objective: str) -> str:
@@ -121,6 +122,25 @@ def _why_keep(able: Sequence[Plan], today: Predicted, objective: str) -> str:
     return (
         f"no plan {word} by more than its own error band: the best gains "
         f"{gain(best, today, objective):.0%}, its band is {error_band(best):.0%}"
+    )
+
+
+def _why_late(others: Sequence[Plan], constraints: Constraints) -> str:
+    """Why today's cluster is kept although it misses the deadline."""
+    deadline, budget = constraints.deadline_hours or 0.0, constraints.max_usd_per_hour
+    text = f"; it misses the deadline of {deadline:g} h, as all plans do"
+    in_time = [
+        plan.predicted.usd_per_hour
+        for plan in others
+        if plan.predicted
+        and plan.predicted.total_hours is not None
+        and plan.predicted.total_hours <= deadline
+    ]
+    if budget is None or not in_time:
+        return text
+    return (
+        f"{text} within the budget of {budget:g} $/hour: the two contradict each other, the "
+        f"cheapest plan in time needs {min(in_time):.2f} $/hour"
     )
 
 

@@ -1,24 +1,27 @@
 """The decision for a person: the verdict first, then why, then the plans."""
 
+import math
 import textwrap
 from collections.abc import Sequence
 
 from stoker.decide.choose import error_band
+from stoker.decide.front import pareto_front
 from stoker.decide.pricing import ASKED_FOR
+from stoker.decide.words import cluster, limits, ms, pays
 from stoker.records import Decision, Plan, Prices
 
 _WIDTH = 88
 _MOST_ROWS = 12
+_MOST_OF_FRONT = 6
 _CLUSTER_WIDTH = 32
 
 
 def explain(decision: Decision) -> str:
     """The decision as text of at most 88 columns."""
     lines = _wrapped(_verdict(decision))
-    lines += ["", *_limits(decision), "", "How it was decided"]
+    lines += ["", *_limits(decision), "", *_table(decision), "", "How it was decided"]
     for answer in decision.path:
         lines += _wrapped(f"{answer.question} {answer.answer}: {answer.because}", indent="  ")
-    lines += ["", *_table(decision)]
     for title, texts in (
         ("Worth doing", [_advised(a.text, a.when) for a in decision.advice]),
         ("Mind", list(decision.warnings)),
@@ -34,7 +37,7 @@ def _verdict(decision: Decision) -> str:
     plan, outcome = decision.plan, decision.plan.predicted
     if plan.action == "keep":
         return f"stoker does not help here: keep today's cluster. {_sentence(plan.reason)}"
-    text = f"{plan.action}: {_cluster(plan)}. {_sentence(plan.reason)}"
+    text = f"{plan.action}: {cluster(plan)}. {_sentence(plan.reason)}"
     if outcome is not None:
         text += f" Sure to ±{error_band(outcome):.0%}."
     return text
@@ -44,41 +47,56 @@ def _limits(decision: Decision) -> list[str]:
     keep = next((p.predicted for p in decision.plans if p.action == "keep" and p.predicted), None)
     lines = [f"Today the limit is {decision.bottleneck}"]
     if keep is not None:
-        lines[0] += f": {_ms(keep.step_seconds)} a step, {keep.usd_per_1000_steps:.4g} $/1000 steps"
+        lines[0] += f": {ms(keep.step_seconds)} a step, {keep.usd_per_1000_steps:.4g} $/1000 steps"
     outcome = decision.plan.predicted
     if decision.plan.action != "keep" and outcome is not None:
         lines.append(
-            f"Then it is {outcome.limit}, next {outcome.second_limit}: "
-            f"{_ms(outcome.step_seconds)} a step "
-            f"({_ms(outcome.step_seconds_low)} to {_ms(outcome.step_seconds_high)}), "
+            f"With the plan it is {limits(outcome)}: {ms(outcome.step_seconds)} a step "
+            f"({ms(outcome.step_seconds_low)} to {ms(outcome.step_seconds_high)}), "
             f"{outcome.usd_per_1000_steps:.4g} $/1000 steps"
+        )
+        busy = f"accelerators busy {outcome.accelerator_utilization:.0%} of it"
+        lines.append(f"Break-even: {pays(outcome)}; {busy}")
+    found = decision.calibration
+    if found is not None and found.runs:
+        lines.append(
+            f"Calibrated on {found.runs} runs: data hosts give {found.efficiency:.2f} times what "
+            f"the model took, receiving takes {found.receive:.2f} times as long"
         )
     return [part for line in lines for part in _wrapped(line)]
 
 
 def _table(decision: Decision) -> list[str]:
     shown = [p for p in decision.plans if p.feasible and p.predicted]
-    rows = _few(shown, decision.plan)
+    front = pareto_front(shown)
+    rows = _few(shown, decision.plan, front)
     lines = [
         f"{'action':<14} {'cluster':<{_CLUSTER_WIDTH}} {'step':>7} {'speed':>6} {'$/h':>6} "
         f"{'$/1000':>6} limit",
-        *(_row(plan, is_chosen=plan is rows[0]) for plan in rows),
+        *(
+            _row(plan, mark="*" if plan is rows[0] else "." if plan in front else " ")
+            for plan in rows
+        ),
     ]
     hidden = len(shown) - len(rows)
     forbidden = sum(not p.feasible for p in decision.plans)
     if hidden or forbidden:
         lines.append(f"({hidden} more plans, {forbidden} that may not be run: see the record)")
+    lines += _wrapped("* chosen, . on the front: no other plan is both faster and cheaper.")
     return [*lines, *_wrapped(_prices(decision.prices))]
 
 
-def _few(plans: Sequence[Plan], chosen: Plan) -> list[Plan]:
-    """The first rows, each action's best plan among them, today's always."""
+def _few(plans: Sequence[Plan], chosen: Plan, front: Sequence[Plan]) -> list[Plan]:
+    """The first rows, each action's best plan and the front among them, today's always."""
     first: list[Plan] = [p for p in plans if p is chosen or p == chosen][:1]
     seen: set[str] = set()
     for plan in plans:
         if (plan.action not in seen or plan.reason == ASKED_FOR) and plan not in first:
             first.append(plan)
         seen.add(plan.action)
+    # Of a long front a few plans from end to end.
+    every = max(1, math.ceil(len(front) / _MOST_OF_FRONT))
+    first += [plan for plan in (*front[:-1:every], *front[-1:]) if plan not in first]
     for plan in plans:
         if len(first) < _MOST_ROWS and plan not in first:
             first.append(plan)
@@ -86,10 +104,9 @@ def _few(plans: Sequence[Plan], chosen: Plan) -> list[Plan]:
     return sorted(first, key=lambda plan: order[id(plan)])
 
 
-def _row(plan: Plan, *, is_chosen: bool) -> str:
+def _row(plan: Plan, *, mark: str) -> str:
     outcome = plan.predicted
     assert outcome is not None
-    mark = "*" if is_chosen else " "
     return (
         f"{mark}{plan.action:<13} {_bare(plan)[:_CLUSTER_WIDTH]:<{_CLUSTER_WIDTH}} "
         f"{_short(outcome.step_seconds):>7} {_times(outcome.speedup):>6} "
@@ -98,21 +115,17 @@ def _row(plan: Plan, *, is_chosen: bool) -> str:
     ).rstrip()
 
 
-def _cluster(plan: Plan) -> str:
-    return " + ".join(f"{group.count} {group.instance_type}" for group in plan.groups)
-
-
 def _bare(plan: Plan) -> str:
-    return _cluster(plan).replace(" ml.", " ")
+    return cluster(plan).replace(" ml.", " ")
 
 
 def _prices(prices: Prices) -> str:
     when = f"of {prices.date}" if prices.date else "of unknown date"
     if prices.purchase == "nominal":
-        return f"* chosen. Prices are {prices.source}."
+        return f"Prices are {prices.source}."
     where = prices.region or "unknown region"
     stale = ", STALE" if prices.stale else ""
-    return f"* chosen. Prices {when}{stale}, {where}, {prices.purchase}: {prices.source}."
+    return f"Prices {when}{stale}, {where}, {prices.purchase}: {prices.source}."
 
 
 def _advised(text: str, when: str | None) -> str:
@@ -132,12 +145,8 @@ def _wrapped(text: str, *, indent: str = "") -> list[str]:
     )
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
 def _short(seconds: float) -> str:
-    return _ms(seconds).replace(" ", "") if 1e-4 <= seconds < 1e4 else f"{seconds:.0e}s"
+    return ms(seconds).replace(" ", "") if 1e-4 <= seconds < 1e4 else f"{seconds:.0e}s"
 
 
 def _times(speedup: float) -> str:

@@ -114,7 +114,7 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
         read_bytes=step.read_bytes or 0.0,
         storage_bytes_per_second=step.storage_bytes_per_second,
         doubts=tuple(doubts),
-        global_batch_size=step.global_batch_size,
+        global_batch_size=_known_batch(step),
     )
 
 
@@ -261,6 +261,12 @@ def _refuse_absurd(profile: Profile, today: Instance) -> None:
                 where=f"profile, key {name}",
                 fix="mind the unit: seconds and bytes",
             )
+
+
+def _known_batch(step: StepTerms) -> int | None:
+    """Samples of a step; None: not known (1 stands for that where only a step time was given)."""
+    size = step.global_batch_size
+    return size if size and size > 1 else None
 
 
 def _todays(work: Work) -> Hosts:

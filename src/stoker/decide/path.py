@@ -6,6 +6,7 @@ from typing import Literal
 
 from stoker.decide.choose import error_band, gain, ranked
 from stoker.decide.model import Estimate, free_vcpus
+from stoker.decide.words import cluster, limits, ms, pays
 from stoker.decide.work import Hosts, Work
 from stoker.records import Action, Answer, Bottleneck, Constraints, Plan
 
@@ -54,11 +55,6 @@ def best_of(found: Walk, actions: Sequence[Action]) -> Plan | None:
     return ranked(plans, found.constraints.objective)[0] if plans else None
 
 
-def words(plan: Plan) -> str:
-    """The plan's hosts in a few words."""
-    return " + ".join(f"{group.count} {group.instance_type}" for group in plan.groups)
-
-
 def _is_explained(found: Walk) -> Answer:
     work = found.work
     question = "Do the measured parts explain the step?"
@@ -67,7 +63,7 @@ def _is_explained(found: Walk) -> Answer:
         reply: _Reply = "no" if known else "unknown"
         return Answer(question=question, answer=reply, because=work.unexplained)
     modelled = work.step_seconds / work.correction
-    because = f"they give {_ms(modelled)}, measured {_ms(work.step_seconds)}"
+    because = f"they give {ms(modelled)}, measured {ms(work.step_seconds)}"
     if work.is_checked:
         return Answer(question=question, answer="yes", because=because)
     return Answer(question=question, answer="unknown", because=f"nobody checked: {because}")
@@ -88,9 +84,9 @@ def _is_cpu_the_limit(found: Walk) -> Answer:
     text += f", on {work.hosts * work.reference.vcpus} vCPUs"
     today = Hosts(instance=work.reference, count=work.hosts)
     cpu = (work.loader_cpu_seconds + work.trainer_cpu_seconds) / free_vcpus(work, today)
-    text += f": {_ms(cpu)}"
+    text += f": {ms(cpu)}"
     if accelerator:
-        text += f"; without loading a step takes {_ms(accelerator)} of {_ms(work.step_seconds)}"
+        text += f"; without loading a step takes {ms(accelerator)} of {ms(work.step_seconds)}"
     if found.bottleneck == "cpu":
         return Answer(question="Is the CPU the limit?", answer="yes", because=text)
     return Answer(
@@ -109,8 +105,11 @@ def _is_there(found: Walk, action: Action, question: str) -> Answer:
     because = _figures(plan)
     rival = best_of(found, ("heterogeneous",))
     if action == "scale_up" and rival and rival.predicted and plan.predicted:
-        cheaper = rival.predicted.usd_per_1000_steps < plan.predicted.usd_per_1000_steps
-        because += f"; a data group is {'cheaper' if cheaper else 'not cheaper'} than that"
+        usd, usd_here = rival.predicted.usd_per_1000_steps, plan.predicted.usd_per_1000_steps
+        because += (
+            f"; a data group is {'cheaper' if usd < usd_here else 'not cheaper'} than that: "
+            f"{cluster(rival)}, {usd:.3g} $ against {usd_here:.3g} $ for 1000 steps"
+        )
     return Answer(question=question, answer="yes", because=because)
 
 
@@ -139,7 +138,7 @@ def _does_a_data_group_pay(found: Walk) -> Answer:
         return Answer(question=question, answer="no", because=because)
     saved = gain(plan.predicted, found.keep.predicted, found.constraints.objective)
     reply: _Reply = "yes" if saved > error_band(plan.predicted) else "no"
-    because = f"{_figures(plan)}, {plan.remote_share:.0%} of the batches made there"
+    because = f"{_figures(plan)}; {plan.remote_share:.0%} of the batches are made there"
     return Answer(question=question, answer=reply, because=because)
 
 
@@ -151,7 +150,7 @@ def _is_change_worth_it(found: Walk) -> Answer:
         saved = gain(outcome, keep, found.constraints.objective)
         what = "money" if found.constraints.objective == "cost" else "time"
         because = (
-            f"{words(found.chosen)} saves {saved:.0%} of the {what}, "
+            f"{cluster(found.chosen)} saves {saved:.0%} of the {what}, "
             f"its error band is {error_band(outcome):.0%}"
         )
     return Answer(
@@ -165,10 +164,7 @@ def _figures(plan: Plan) -> str:
     outcome = plan.predicted
     assert outcome is not None
     return (
-        f"{words(plan)}: {_ms(outcome.step_seconds)} a step ({outcome.speedup:.2f}x), "
-        f"{outcome.usd_per_hour:.2f} $/hour, {outcome.cost_change:+.0%} $ a step"
+        f"{cluster(plan)}: {ms(outcome.step_seconds)} a step ({outcome.speedup:.2f}x), "
+        f"{outcome.usd_per_hour:.2f} $/hour, {outcome.cost_change:+.0%} $ a step, limit "
+        f"{limits(outcome)}; {pays(outcome)}"
     )
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

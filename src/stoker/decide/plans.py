@@ -116,10 +116,11 @@ def scale_out(site: Site) -> Iterator[Candidate]:
         if instance.family == today.family
         and instance.accelerators > today.accelerators
         and instance.accelerator_model == today.accelerator_model
-        and work.hosts == 1
     ]
     for instance in larger:
-        yield _planned(site, "scale_out", _replicated(site, instance, work.hosts))
+        # As few of the larger hosts as have more accelerators than today's hosts together.
+        count = work.hosts * today.accelerators // instance.accelerators + 1
+        yield _planned(site, "scale_out", _replicated(site, instance, count))
     for times in _MORE_HOSTS:
         yield _planned(site, "scale_out", _replicated(site, today, work.hosts * times))
 

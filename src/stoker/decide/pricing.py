@@ -167,11 +167,13 @@ def _type_problem(hosts: Hosts, rules: Rules) -> str:
 
 
 def plan_of(
-    candidate: Candidate, outcome: Predicted | None, problem: str, *, global_batch_size: int
+    candidate: Candidate, outcome: Predicted | None, problem: str, *, global_batch_size: int | None
 ) -> Plan:
     """The candidate as the record keeps it; global_batch_size: today's."""
     made, replicas = candidate.estimate, candidate.shape.replicas
-    changed = replicas != 1 and not candidate.problem
+    wider = None
+    if global_batch_size is not None and replicas != 1 and not candidate.problem:
+        wider = max(1, round(replicas * global_batch_size))
     return Plan(
         action=candidate.action,
         groups=candidate.groups,
@@ -179,7 +181,7 @@ def plan_of(
         predicted=outcome,
         feasible=not problem,
         reason=problem or (ASKED_FOR if candidate.asked_for else ""),
-        global_batch_size=max(1, round(replicas * global_batch_size)) if changed else None,
+        global_batch_size=wider,
     )
 
 

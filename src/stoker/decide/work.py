@@ -36,7 +36,7 @@ class Work:
         doubts: What was not measured.
         is_checked: Whether the profile was checked against its own parts.
         unexplained: Why no spending may be advised on this profile; empty: it may.
-        global_batch_size: Samples of a step today; 1: not known.
+        global_batch_size: Samples of a step today; None: not known.
         efficiency: Factor on what data hosts reach, from earlier runs.
         calibration_spread: Relative error that those runs leave; 0: none, or no such runs.
         correction: Measured step over the step the parts gave; it is already applied.
@@ -61,7 +61,7 @@ class Work:
     unexplained: str = ""
     is_checked: bool = False
     correction: float = 1.0
-    global_batch_size: int = 1
+    global_batch_size: int | None = None
     efficiency: float = 1.0
     calibration_spread: float = 0.0
 

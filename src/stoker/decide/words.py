@@ -1,0 +1,45 @@
+"""Plans, limits and times in words."""
+
+from collections.abc import Mapping
+
+from stoker.records import Limit, Plan, Predicted
+
+_LIMITS: Mapping[Limit, str] = {
+    "cpu": "the CPU",
+    "accelerator": "the accelerator",
+    "latency": "the loader's own time",
+    "network": "the network",
+    "receive": "receiving",
+    "storage": "the storage",
+}
+
+
+def cluster(plan: Plan) -> str:
+    """The plan's hosts in a few words."""
+    return " + ".join(f"{group.count} {group.instance_type}" for group in plan.groups)
+
+
+def ms(seconds: float) -> str:
+    """A time with three digits: `64 ms`, `1.2 s`."""
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def limits(outcome: Predicted) -> str:
+    """The binding limit and the next one: `the CPU, then the accelerator, at 64 ms`."""
+    next_seconds = outcome.second_limit_seconds
+    if next_seconds is None:
+        return f"{_LIMITS[outcome.limit]}, then {_LIMITS[outcome.second_limit]}"
+    if next_seconds < 1e-3 * outcome.step_seconds:
+        return f"{_LIMITS[outcome.limit]}, and no other is near"
+    return f"{_LIMITS[outcome.limit]}, then {_LIMITS[outcome.second_limit]}, at {ms(next_seconds)}"
+
+
+def pays(outcome: Predicted) -> str:
+    """From which speedup the plan pays for its hosts."""
+    ratio = outcome.break_even_speedup
+    if ratio is None:
+        return "today's hosts cost nothing"
+    if ratio <= 1:
+        return "it costs no more an hour than today's hosts"
+    verdict = "it is" if outcome.speedup >= ratio else "it is only"
+    return f"it pays for its hosts from {ratio:.2f}x on, {verdict} {outcome.speedup:.2f}x"
