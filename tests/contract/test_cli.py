@@ -19,6 +19,9 @@ VERBS = {
     "profile": {
         "--out",
         "--budget",
+        "--training-job",
+        "--logs",
+        "--region",
         "--platform",
         "--summary",
         "--executor-input",

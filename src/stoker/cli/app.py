@@ -18,6 +18,7 @@ from stoker.cli.options import (
     Overrides,
     Params,
     Prices,
+    Region,
     Summary,
     Words,
     WorkloadFile,
@@ -76,6 +77,16 @@ def profile_verb(
     budget: Annotated[
         float | None, typer.Option("--budget", metavar="SECONDS", help="Time for measuring.")
     ] = None,
+    training_job: Annotated[
+        str | None,
+        typer.Option(
+            "--training-job", metavar="NAME", help="Runs nothing: reads a SageMaker job's load."
+        ),
+    ] = None,
+    logs: Annotated[
+        Path | None, typer.Option("--logs", metavar="F", help="Its log, for a step's time.")
+    ] = None,
+    region: Region = None,
     platform: Annotated[str | None, _PLATFORM] = None,
     summary: Summary = None,
     executor_input: ExecutorInput = None,
@@ -85,10 +96,24 @@ def profile_verb(
     yes: Yes = False,
     debug: Debug = False,
 ) -> None:
-    """Measures what a training step waits for, on the unchanged command."""
+    """Measures what a training step waits for, on the unchanged command; or reads a job's load."""
     from stoker.cli.delivery import outputs_of
     from stoker.cli.verbs import profile_command
 
+    if training_job or logs or region:
+        from stoker.cli.observing import observe_command
+
+        if not training_job:
+            raise typer.BadParameter("belongs to --training-job", param_hint="--logs, --region")
+        observe_command(
+            training_job,
+            has_words=bool(words or platform or budget),
+            logs=logs,
+            region=region,
+            outputs=outputs_of(out=out, summary=summary, executor_input=executor_input),
+            as_json=as_json,
+        )
+        return
     sets = [*(overrides or ()), *([f"profile.budget_seconds={budget}"] if budget else ())]
     sets += [f"platform={platform}"] if platform else []
     profile_command(

@@ -204,7 +204,7 @@ def _steps(chain: _Chain) -> tuple[int, Evaluation | None]:
 
 def profile_words(record: Profile) -> str:
     """The verdict of a profile in one line."""
-    step = record.step
+    step = record.timed_step
     if step.wait_seconds is None:
         return f"a step takes {step.step_seconds * 1000:.1f} ms"
     share = min(1.0, step.wait_seconds / step.step_seconds)

@@ -101,7 +101,7 @@ def _conclude(
     write_json(file, found)
     keep_timeline(output, file.parent)
     log = Log(run=settings.run_id, host=topology.host)
-    log.event("profile_written", file=str(file), step_seconds=found.step.step_seconds)
+    log.event("profile_written", file=str(file), step_seconds=found.timed_step.step_seconds)
     return 0
 
 

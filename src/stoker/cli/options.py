@@ -37,6 +37,9 @@ Prices = Annotated[
     Path | None,
     typer.Option("--prices", metavar="F", help="CSV that extends or replaces the catalog's rows."),
 ]
+Region = Annotated[
+    str | None, typer.Option("--region", metavar="R", help="Of AWS; absent: as its own tools find.")
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Asks nothing.")]
 Groups = Annotated[
     list[str] | None,

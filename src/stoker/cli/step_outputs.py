@@ -27,18 +27,27 @@ _MAX_FAILURE = 2000
 
 
 def told_of_profile(record: Profile) -> Told:
-    """Seconds of a step, and its parts as far as they are known."""
-    step = record.step
-    return Told(
-        metrics=_known(
-            {
-                "step_seconds": step.step_seconds,
-                "wait_seconds": step.wait_seconds,
-                "accelerator_step_seconds": step.accelerator_step_seconds,
-                "loader_cpu_seconds": step.loader_cpu_seconds,
-            }
-        )
+    """Seconds of a step, its parts, and how busy the hosts were, as far as that is known."""
+    step, observed = record.step, record.observed
+    timed = (
+        {
+            "step_seconds": step.step_seconds,
+            "wait_seconds": step.wait_seconds,
+            "accelerator_step_seconds": step.accelerator_step_seconds,
+            "loader_cpu_seconds": step.loader_cpu_seconds,
+        }
+        if step
+        else {}
     )
+    loads = (
+        {
+            "cpu_utilization": observed.cpu_utilization,
+            "gpu_utilization": observed.gpu_utilization,
+        }
+        if observed
+        else {}
+    )
+    return Told(metrics=_known({**timed, **loads}))
 
 
 def told_of_decision(record: Decision, workload: Workload) -> Told:

@@ -96,7 +96,7 @@ def _result(gate: Gate, training: Training) -> GateResult:
 
 def _performance(profile: Profile, decision: Decision, training: Training) -> Performance | None:
     measured = training.measured
-    if measured is None or not measured.steps or not measured.step_seconds:
+    if profile.step is None or measured is None or not measured.steps or not measured.step_seconds:
         return None
     keep = next((plan for plan in decision.plans if plan.action == "keep"), None)
     baseline = StepCost(

@@ -2,6 +2,7 @@
 
 import textwrap
 
+from stoker.profile.observed import explain_observed, observed_words
 from stoker.profile.predict import Parts, limit
 from stoker.records import Profile, StepTerms
 
@@ -28,7 +29,11 @@ _LIMITS = {
 
 def explain(profile: Profile) -> str:
     """The verdict and the table, at most 88 columns wide."""
+    if profile.step is None:
+        return explain_observed(profile)
     lines = [*_wrapped(_verdict(profile)), "", *_table(profile)]
+    if profile.observed:
+        lines += ["", *observed_words(profile)]
     if profile.check:
         lines += ["", *_wrapped(_check(profile))]
     notes = profile.what.get("notes")
@@ -43,7 +48,7 @@ def explain(profile: Profile) -> str:
 
 
 def _verdict(profile: Profile) -> str:
-    step = profile.step
+    step = profile.timed_step
     if step.wait_seconds is None:
         return f"A step takes {_ms(step.step_seconds)}; what it waits for was not measured."
     share = step.wait_seconds / step.step_seconds
@@ -63,7 +68,7 @@ def _verdict(profile: Profile) -> str:
 
 
 def _limit(profile: Profile) -> str | None:
-    step, vcpus = profile.step, profile.host.vcpus
+    step, vcpus = profile.timed_step, profile.host.vcpus
     if (
         step.loader_cpu_seconds is None
         or step.accelerator_step_seconds is None
@@ -100,20 +105,22 @@ def _check(profile: Profile) -> str:
 def _table(profile: Profile) -> list[str]:
     lines = [f"{'':<30}{'ms a step':>11}   {'middle half':>19}   {'samples':>7}"]
     for name, title in _TERMS:
-        value = _term(profile.step, name)
+        value = _term(profile.timed_step, name)
         if value is None:
             continue
         spread = (profile.spread or {}).get(name)
         middle = f"{spread.low * 1e3:.2f} to {spread.high * 1e3:.2f}" if spread else ""
         samples = str(spread.samples) if spread else ""
         lines.append(f"{title:<30}{value * 1e3:>11.2f}   {middle:>19}   {samples:>7}")
-    step = profile.step
+    step = profile.timed_step
     size = f", {step.batch_bytes / 1e6:.2f} MB" if step.batch_bytes else ""
     vcpus = f" of {profile.host.vcpus} vCPUs" if profile.host.vcpus else ""
-    lines.append(
-        f"{step.global_batch_size} samples a step{size}; {step.num_workers} workers a host; "
-        f"{profile.host.count} x {profile.host.instance_type}{vcpus}"
-    )
+    known = [f"{profile.host.count} x {profile.host.instance_type}{vcpus}"]
+    if step.num_workers is not None:
+        known.insert(0, f"{step.num_workers} workers a host")
+    if step.global_batch_size is not None:
+        known.insert(0, f"{step.global_batch_size} samples a step{size}")
+    lines.append("; ".join(known))
     return [line.rstrip() for line in lines]
 
 

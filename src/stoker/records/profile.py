@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from stoker.errors import UsageError
 from stoker.records.base import (
     Fraction,
     Name,
@@ -14,6 +15,11 @@ from stoker.records.base import (
     Record,
     Value,
 )
+
+# Of means over minutes, in which pauses count: from here on a part is probably the limit, and up to
+# here it has room (the published jobs that were CPU-bound had CPU 99 %, GPU 38 to 48 %).
+_BUSY = 0.85
+_SLACK = 0.7
 
 
 class ProfiledHost(Record, frozen=True, kw_only=True):
@@ -40,7 +46,7 @@ class StepTerms(Record, frozen=True, kw_only=True):
         trainer_vcpus: Instead of it, where only that is known: vCPUs of one host that the trainer
             keeps busy.
         num_workers: Loader workers of one host, all ranks.
-        global_batch_size: Samples, all ranks.
+        global_batch_size: Samples, all ranks; absent where only a log told the step.
         batch_bytes: Bytes of a global batch.
         read_bytes: Bytes read from storage a global step.
         storage_bytes_per_second: Rate of one host.
@@ -56,7 +62,7 @@ class StepTerms(Record, frozen=True, kw_only=True):
     trainer_cpu_seconds: NonNegativeFloat | None = None
     trainer_vcpus: NonNegativeFloat | None = None
     num_workers: NonNegativeInt | None = None
-    global_batch_size: PositiveInt
+    global_batch_size: PositiveInt | None = None
     batch_bytes: NonNegativeFloat | None = None
     read_bytes: NonNegativeFloat | None = None
     storage_bytes_per_second: PositiveFloat | None = None
@@ -68,6 +74,27 @@ class Observed(Record, frozen=True, kw_only=True):
     cpu_utilization: Fraction | None = None
     gpu_utilization: Fraction | None = None
     hosts: PositiveInt | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was."""
+        return self.cpu_utilization is not None or self.gpu_utilization is not None
+
+    @property
+    def suspect(self) -> Literal["cpu", "accelerator", "neither", "unknown"]:
+        """What such a load suggests, and does not prove: means say nothing of single steps.
+
+        `neither`: both idle, so steps wait for something else (storage, a service, too few loader
+        workers), or one thread sets the pace.
+        """
+        cpu, gpu = self.cpu_utilization, self.gpu_utilization
+        if gpu is not None and gpu >= _BUSY:
+            return "accelerator"
+        if cpu is None or gpu is None or gpu > _SLACK:
+            return "unknown"
+        if cpu >= _BUSY:
+            return "cpu"
+        return "neither" if cpu <= _SLACK else "unknown"
 
 
 class Spread(Record, frozen=True, kw_only=True):
@@ -102,14 +129,38 @@ class Fix(Record, frozen=True, kw_only=True):
 
 
 class Profile(Record, frozen=True, kw_only=True):
-    """What a global step of the workload waits for."""
+    """What a global step of the workload waits for.
+
+    Attributes:
+        step: Absent where no step was timed: then only `observed` is known, and no plan can be
+            priced on it.
+    """
 
     schema: Literal["stoker.profile/v1"] = "stoker.profile/v1"
     workload_sha256: str | None = None
     host: ProfiledHost
-    step: StepTerms
+    step: StepTerms | None = None
     observed: Observed | None = None
     spread: dict[str, Spread] | None = None
     check: Check | None = None
     fixes: tuple[Fix, ...] = ()
     what: dict[str, Value] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.step is None and (self.observed is None or not self.observed.is_known):
+            raise ValueError("a profile says something of a step, or what was observed: key step")
+
+    @property
+    def timed_step(self) -> StepTerms:
+        """The step.
+
+        Raises:
+            UsageError: If the profile knows of none.
+        """
+        if self.step is None:
+            raise UsageError(
+                "the profile has no step: only how busy the hosts were",
+                where="profile, key step",
+                fix="profile the training: stoker profile",
+            )
+        return self.step

@@ -58,8 +58,9 @@ def collect(
         next((plan for plan in decision.plans if plan.action == "keep"), None) if decision else None
     )
     baseline = performance.baseline.step_seconds if performance else None
-    if baseline is None and profile:
-        baseline = profile.step.step_seconds
+    step = profile.step if profile else None
+    if baseline is None and step:
+        baseline = step.step_seconds
     baseline_usd = performance.baseline.usd_per_1000_steps if performance else None
     if baseline_usd is None and today and today.predicted:
         baseline_usd = today.predicted.usd_per_1000_steps
@@ -82,7 +83,7 @@ def collect(
         cost_change = _change(measured_usd, baseline_usd)
     return Figures(
         baseline=baseline,
-        baseline_wait=profile.step.wait_seconds if profile else None,
+        baseline_wait=step.wait_seconds if step else None,
         baseline_spread=(profile.spread or {}).get("step_seconds") if profile else None,
         predicted=predicted,
         predicted_low=promise.step_seconds_low if promise else None,

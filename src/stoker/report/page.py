@@ -195,6 +195,8 @@ def _plan_rows(decision: Decision) -> list[PlanRow]:
 def _terms(profile: Profile) -> list[tuple[str, str, float]]:
     """Name of the field, what it is, seconds: what is known of a global step."""
     step = profile.step
+    if step is None:
+        return []
     named = (
         ("step_seconds", "step, wall clock, as is", step.step_seconds),
         ("wait_seconds", "of it, waiting for data", step.wait_seconds),

@@ -39,7 +39,7 @@ def collect_strips(
     """Before and after, as far as they are known: a timeline, else the medians of the record."""
     strips = []
     timeline = read_timeline(before) if before else None
-    if timeline is None and profile:
+    if timeline is None and profile and profile.step:
         wait = min(profile.step.wait_seconds or 0.0, profile.step.step_seconds)
         timeline = flat_timeline(
             wait_seconds=wait,

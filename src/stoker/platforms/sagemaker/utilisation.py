@@ -15,6 +15,10 @@ NAMESPACE = "/aws/sagemaker/TrainingJobs"
 # CloudWatch keeps one point a minute; longer jobs are read more coarsely.
 MIN_PERIOD_SECONDS = 60
 MAX_POINTS = 720
+_DAY, _HOUR = 86400, 3600
+# An hour less: a query rounds its start down.
+_KEPT = ((15 * _DAY - _HOUR, MIN_PERIOD_SECONDS), (63 * _DAY - _HOUR, 300))
+KEPT_DAYS = 455
 
 _METRICS = ("CPUUtilization", "GPUUtilization", "MemoryUtilization")
 
@@ -55,6 +59,7 @@ def read_utilisation(
     sizes: Mapping[str, tuple[int, int]],
     begin: datetime,
     end: datetime,
+    now: datetime | None = None,
 ) -> tuple[HostLoad, ...]:
     """The load of each host between two moments; a host without points has no figures.
 
@@ -66,12 +71,14 @@ def read_utilisation(
         sizes: Instance type to its vCPUs and GPUs, with or without `ml.`.
         begin: Of the training.
         end: Of the training; the last minute may not be there yet.
+        now: Points are kept more coarsely with age; absent: the training ended just now.
 
     Raises:
         AwsError: If CloudWatch may not be read.
     """
     hosts = tuple(roster)
-    period = point_seconds((end - begin).total_seconds())
+    age = ((now or end) - begin).total_seconds()
+    period = point_seconds((end - begin).total_seconds(), age_seconds=age)
     results: list[Mapping[str, Json]] = []
     # 500 queries are what one call may hold.
     for first in range(0, len(hosts), 500 // len(_METRICS)):
@@ -174,10 +181,17 @@ def utilisation_words(groups: Sequence[GroupLoad]) -> str:
     )
 
 
-def point_seconds(seconds: float) -> int:
-    """Seconds of a point: the fewest whole minutes with which a job has MAX_POINTS at most."""
-    minutes = -(-seconds // (MAX_POINTS * MIN_PERIOD_SECONDS))
-    return MIN_PERIOD_SECONDS * max(1, int(minutes))
+def point_seconds(seconds: float, *, age_seconds: float = 0.0) -> int:
+    """Seconds of a point: the fewest with which a job has MAX_POINTS at most.
+
+    Args:
+        seconds: Of the training.
+        age_seconds: Since it began: points of a minute are kept for 15 days, then those of five
+            minutes for 63 days, then those of an hour.
+    """
+    kept = next((size for age, size in _KEPT if age_seconds <= age), _HOUR)
+    points = -(-seconds // (MAX_POINTS * kept))
+    return kept * max(1, int(points))
 
 
 def _size(kind: str, sizes: Mapping[str, tuple[int, int]]) -> tuple[int, int]:

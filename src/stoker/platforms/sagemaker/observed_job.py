@@ -1,0 +1,280 @@
+"""A training job that anybody started: what it ran on, and how busy each of its hosts was.
+
+CloudWatch knows hosts and no groups. Which host is in which group stands in the log where stoker's
+launcher ran; else GPUs tell it where one group alone has some; else nothing does.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from stoker.errors import PlatformError
+from stoker.logs import parse_line
+from stoker.platforms.aws import Aws, AwsError
+from stoker.platforms.sagemaker.logs import JobLogs
+from stoker.platforms.sagemaker.start import find
+from stoker.platforms.sagemaker.state import JobState, job_state
+from stoker.platforms.sagemaker.utilisation import (
+    KEPT_DAYS,
+    HostLoad,
+    point_seconds,
+    read_utilisation,
+)
+from stoker.records import Json
+
+# The roster is among a log's first lines: what stands behind so many reads is not waited for.
+MAX_LOG_READS = 3
+_DAY_SECONDS = 86400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members:
+    """Who is where: host to group, and group to role, as far as it is known."""
+
+    groups: Mapping[str, str]
+    roles: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedJob:
+    """A training job and the load of its hosts.
+
+    Attributes:
+        groups: Name to type and count; a job without groups has one of no name.
+        dnn: Name of the group that trains.
+        loads: Of each host.
+        began_at: Of the training: UTC, ISO 8601.
+        minutes: Of training, until its end or until now.
+        point_seconds: What a point of CloudWatch is the mean of.
+        notes: How the groups were told apart, where the log does not tell it.
+    """
+
+    name: str
+    groups: Mapping[str, tuple[str, int]]
+    dnn: str
+    loads: tuple[HostLoad, ...]
+    began_at: str
+    minutes: float
+    point_seconds: int
+    is_running: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        """Group to instance type."""
+        return {name: kind for name, (kind, _) in self.groups.items()}
+
+
+def describe_job(aws: Aws, name: str) -> JobState:
+    """The state of a job that has begun to train.
+
+    Raises:
+        PlatformError: If there is no such job, it has not begun, or AWS refuses.
+    """
+    answer = find(aws, name)
+    if answer is None:
+        raise PlatformError(
+            f"there is no training job {name}",
+            where=f"region {aws.region}, sagemaker:DescribeTrainingJob",
+            fix="check its name, and name its region with --region",
+        )
+    state = job_state(answer)
+    if state.began_at is None or not state.groups:
+        reason = f": {state.reason}" if state.reason else ""
+        raise PlatformError(
+            f"{name} has not trained: it is {state.secondary or state.status}{reason}",
+            where="sagemaker:DescribeTrainingJob",
+            fix="name a job that trained for some minutes",
+        )
+    return state
+
+
+def observe_job(
+    aws: Aws,
+    state: JobState,
+    *,
+    sizes: Mapping[str, tuple[int, int]],
+    log: Sequence[str] | None,
+    now: datetime,
+) -> ObservedJob:
+    """Reads how busy the hosts of a job were.
+
+    Args:
+        aws: The account.
+        state: Of the job.
+        sizes: Instance type to its vCPUs and GPUs, of all types of the job.
+        log: Its lines; None: read from CloudWatch where groups are to be told apart.
+        now: The end of a job that runs.
+
+    Raises:
+        PlatformError: If CloudWatch has no points of it, hosts cannot be told apart, or AWS
+            refuses.
+    """
+    assert state.began_at is not None
+    begin = datetime.fromisoformat(state.began_at)
+    end = datetime.fromisoformat(state.ended_at) if state.ended_at else now
+    hosts = [f"algo-{n + 1}" for n in range(sum(count for _, count in state.groups.values()))]
+    members, notes = _members(aws, state, hosts, log)
+    if members is None:
+        members, guessed = _by_gpus(aws, state, hosts, sizes=sizes, begin=begin, end=end, now=now)
+        notes = [*notes, guessed]
+    loads = read_utilisation(
+        aws,
+        job_name=state.name,
+        roster=members.groups,
+        types={name: kind for name, (kind, _) in state.groups.items()},
+        sizes=sizes,
+        begin=begin,
+        end=end,
+        now=now,
+    )
+    dnn = _dnn_group(state, members, sizes)
+    if all(load.cpu is None and load.gpu is None for load in loads if load.group == dnn):
+        raise _no_points(state, (now - begin).total_seconds(), (end - begin).total_seconds())
+    return ObservedJob(
+        name=state.name,
+        groups=state.groups,
+        dnn=dnn,
+        loads=loads,
+        began_at=state.began_at,
+        minutes=(end - begin).total_seconds() / 60,
+        point_seconds=point_seconds(
+            (end - begin).total_seconds(), age_seconds=(now - begin).total_seconds()
+        ),
+        is_running=state.ended_at is None and not state.is_final,
+        notes=tuple(notes),
+    )
+
+
+def members_in(lines: Iterable[str]) -> Members:
+    """Who is where, by the lines that stoker's launcher writes at each host's start."""
+    groups: dict[str, str] = {}
+    roles: dict[str, str] = {}
+    for line in lines:
+        event = parse_line(line) if "host_has_role" in line or "roster" in line else None
+        if event is None:
+            continue
+        if event.event == "host_has_role" and event.values.get("group"):
+            groups[event.host] = event.values["group"]
+            roles[event.values["group"]] = event.values.get("role", "")
+        elif event.event == "roster":
+            for name, hosts, role in _groups_in(event.values.get("groups", "")):
+                roles.setdefault(name, role)
+                for host in hosts:
+                    groups.setdefault(host, name)
+    return Members(groups=groups, roles=roles)
+
+
+def _groups_in(text: str) -> list[tuple[str, list[str], str]]:
+    try:
+        document: Json = json.loads(text)
+    except ValueError:
+        return []
+    found = []
+    for name, group in document.items() if isinstance(document, Mapping) else ():
+        hosts = group.get("hosts") if isinstance(group, Mapping) else None
+        role = group.get("role") if isinstance(group, Mapping) else None
+        listed = (
+            [host for host in hosts if isinstance(host, str)] if isinstance(hosts, list) else []
+        )
+        found.append((name, listed, str(role or "")))
+    return found
+
+
+def _members(
+    aws: Aws, state: JobState, hosts: Sequence[str], log: Sequence[str] | None
+) -> tuple[Members | None, list[str]]:
+    """Who is where as jobs of one group or a log tell it; None where neither does."""
+    if len(state.groups) == 1:
+        (only,) = state.groups
+        return Members(groups=dict.fromkeys(hosts, only), roles={}), []
+    notes: list[str] = []
+    if log is not None:
+        found = members_in(log)
+    else:
+        try:
+            found = _members_of_cloud(aws, state, hosts)
+        except AwsError as err:
+            notes.append(f"the log, which may tell hosts' groups, cannot be read: {err.what}")
+            return None, notes
+    ours = {host: group for host, group in found.groups.items() if group in state.groups}
+    if set(hosts) <= ours.keys():
+        return Members(groups={host: ours[host] for host in hosts}, roles=found.roles), notes
+    return None, notes
+
+
+def _members_of_cloud(aws: Aws, state: JobState, hosts: Sequence[str]) -> Members:
+    logs = JobLogs(aws, job_name=state.name, num_hosts=len(hosts))
+    lines: list[str] = []
+    for _ in range(MAX_LOG_READS):
+        lines += [entry.text for entry in logs.read() if entry.text.startswith("stoker ")]
+        found = members_in(lines)
+        if set(hosts) <= found.groups.keys() or not logs.is_behind:
+            break
+    return members_in(lines)
+
+
+def _by_gpus(
+    aws: Aws,
+    state: JobState,
+    hosts: Sequence[str],
+    *,
+    sizes: Mapping[str, tuple[int, int]],
+    begin: datetime,
+    end: datetime,
+    now: datetime,
+) -> tuple[Members, str]:
+    """Who is where by who has GPUs: two groups, of which one has some."""
+    with_gpus = [name for name, (kind, _) in state.groups.items() if sizes[kind][1]]
+    others = [name for name in state.groups if name not in with_gpus]
+    if len(with_gpus) == 1 and len(others) == 1:
+        # Any size will do: what counts is who has points at all.
+        loads = read_utilisation(
+            aws,
+            job_name=state.name,
+            roster=dict.fromkeys(hosts, "any"),
+            types={"any": "any"},
+            sizes={"any": (1, 1)},
+            begin=begin,
+            end=end,
+            now=now,
+        )
+        is_seen = all(load.cpu is not None for load in loads)
+        gpu_hosts = {load.host for load in loads if load.gpu is not None}
+        if is_seen and len(gpu_hosts) == state.groups[with_gpus[0]][1]:
+            groups = {h: with_gpus[0] if h in gpu_hosts else others[0] for h in hosts}
+            note = "the log does not tell which host is in which group: those with GPUs are taken "
+            return Members(groups=groups, roles={}), f"{note}for {with_gpus[0]}"
+    listed = ", ".join(f"{name} ({count} x {kind})" for name, (kind, count) in state.groups.items())
+    raise PlatformError(
+        f"which of the {len(hosts)} hosts is in which group is not known: {listed}",
+        where=f"the log of {state.name}: no line of stoker's launcher tells it",
+        fix="give the whole log with --logs FILE, or profile the training: stoker profile",
+    )
+
+
+def _dnn_group(state: JobState, members: Members, sizes: Mapping[str, tuple[int, int]]) -> str:
+    """The group that trains: by its role, by its GPUs, by its name."""
+    by_role = [name for name in state.groups if members.roles.get(name) == "dnn"]
+    by_gpus = [name for name, (kind, _) in state.groups.items() if sizes[kind][1]]
+    by_name = [name for name in state.groups if name == "dnn"]
+    for found in (by_role, by_gpus, by_name, list(state.groups)):
+        if len(found) == 1:
+            return found[0]
+    raise PlatformError(
+        f"which group trains is not known: {', '.join(state.groups)}",
+        where=f"job {state.name}",
+        fix="profile the training: stoker profile",
+    )
+
+
+def _no_points(state: JobState, age_seconds: float, seconds: float) -> PlatformError:
+    why = "it trained for less than two minutes" if seconds < 120 else "none were written"
+    if age_seconds > KEPT_DAYS * _DAY_SECONDS:
+        why = f"it began {age_seconds / _DAY_SECONDS:.0f} days ago, they are kept {KEPT_DAYS}"
+    return PlatformError(
+        f"CloudWatch has no points of {state.name}'s training hosts: {why}",
+        where="cloudwatch:GetMetricData, namespace /aws/sagemaker/TrainingJobs",
+        fix="name a job that trained for some minutes, or profile the training: stoker profile",
+    )

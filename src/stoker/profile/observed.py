@@ -1,0 +1,156 @@
+"""A profile of a training job that ran, or runs: how busy its hosts were, and no more than that."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from stoker.platforms.sagemaker.observed_job import ObservedJob
+from stoker.platforms.sagemaker.utilisation import HostLoad, group_loads
+from stoker.profile.logged_steps import LoggedSteps
+from stoker.records import Observed, Profile, ProfiledHost, Spread, StepTerms
+from stoker.records.base import Value
+
+_WIDTH = 88
+# Below it a training's start weighs much in its means.
+_FEW_MINUTES = 10.0
+_SUSPECTS = {
+    "cpu": "the CPUs are busy and the GPUs are not: probably CPU-bound",
+    "accelerator": "the GPUs are busy: probably the accelerator sets the pace",
+    "neither": "neither CPUs nor GPUs are busy: steps probably wait for storage or a service, "
+    "for too few loader workers, or for one thread",
+    "unknown": "that does not tell what the limit is",
+}
+
+
+def observed_profile(
+    job: ObservedJob, *, sizes: Mapping[str, tuple[int, int]], steps: LoggedSteps | None = None
+) -> Profile:
+    """The profile of a job whose load was read; pure.
+
+    Args:
+        job: The job, and the load of each of its hosts.
+        sizes: Instance type to its vCPUs and GPUs, as the loads were normalised by.
+        steps: Of its log, where one was given.
+    """
+    kind, count = job.groups[job.dnn]
+    loads = {load.group: load for load in group_loads(job.loads, types=job.types)}
+    dnn = loads[job.dnn]
+    step, spread = _timed(steps)
+    vcpus, accelerators = sizes[kind]
+    return Profile(
+        host=ProfiledHost(instance_type=kind, count=count, vcpus=vcpus, accelerators=accelerators),
+        step=step,
+        spread=spread,
+        observed=Observed(
+            cpu_utilization=dnn.cpu, gpu_utilization=dnn.gpu, hosts=_seen(job.loads, job.dnn)
+        ),
+        what={
+            "source": "cloudwatch",
+            "training_job": job.name,
+            "when": job.began_at,
+            "minutes": round(job.minutes, 1),
+            "point_seconds": job.point_seconds,
+            "is_running": job.is_running,
+            "groups": {name: f"{hosts} x {one}" for name, (one, hosts) in job.groups.items()},
+            "group_cpu": {name: _rounded(load.cpu) for name, load in loads.items()},
+            "group_gpu": {name: _rounded(load.gpu) for name, load in loads.items()},
+            "host_group": {load.host: load.group for load in job.loads},
+            "host_cpu": {load.host: _rounded(load.cpu) for load in job.loads},
+            "host_gpu": {load.host: _rounded(load.gpu) for load in job.loads},
+            "notes": [*_notes(job), *([steps.words] if steps else [])],
+        },
+    )
+
+
+def explain_observed(profile: Profile) -> str:
+    """A profile without a step, in words of at most 88 columns."""
+    notes = profile.what.get("notes")
+    lines = observed_words(profile)
+    lines += _wrapped(
+        "No step was timed, so nothing can be promised of another cluster. Profile the training "
+        "before money is spent on it: stoker profile; --logs FILE adds a step's time."
+    )
+    for note in notes if isinstance(notes, list) else ():
+        lines += _wrapped(f"note: {note}")
+    return "\n".join(lines)
+
+
+def observed_words(profile: Profile) -> list[str]:
+    """How busy each group and each host was, and what that suggests."""
+    observed = profile.observed
+    assert observed is not None
+    what = profile.what
+    hosts = f"{profile.host.count} x {profile.host.instance_type}"
+    said = (
+        f"{hosts}: CPU {_percent(observed.cpu_utilization)} of all vCPUs, "
+        f"GPU {_percent(observed.gpu_utilization)} of all GPUs"
+    )
+    lines = _wrapped(f"{said}; {_SUSPECTS[observed.suspect]}.")
+    groups, members = _mapping(what.get("groups")), _mapping(what.get("host_group"))
+    cpu, gpu = _mapping(what.get("host_cpu")), _mapping(what.get("host_gpu"))
+    if not members:
+        return lines
+    group_cpu, group_gpu = _mapping(what.get("group_cpu")), _mapping(what.get("group_gpu"))
+    lines += ["", f"{'mean of ' + str(what.get('minutes')) + ' min':<44}{'CPU':>6}{'GPU':>7}"]
+    for group, words in groups.items():
+        title = f"{group or 'all hosts'}  {words}"
+        loads = (group_cpu.get(group), group_gpu.get(group))
+        lines.append(f"{title[:43]:<44}{_percent(loads[0]):>6}{_percent(loads[1]):>7}")
+        for host in (name for name, own in members.items() if own == group):
+            load = f"{_percent(cpu.get(host)):>6}{_percent(gpu.get(host)):>7}"
+            lines.append(f"  {host:<42}{load}")
+    return [*lines, ""]
+
+
+def _timed(
+    steps: LoggedSteps | None,
+) -> tuple[StepTerms | None, dict[str, Spread] | None]:
+    if steps is None:
+        return None, None
+    spread = {
+        "step_seconds": Spread(
+            low=steps.low_seconds, high=steps.high_seconds, samples=steps.samples
+        )
+    }
+    return StepTerms(step_seconds=steps.step_seconds, wait_seconds=steps.wait_seconds), spread
+
+
+def _notes(job: ObservedJob) -> list[str]:
+    notes = list(job.notes)
+    others = [name for name in job.groups if name != job.dnn]
+    if others:
+        notes.append(
+            f"the job has the group{'s' if len(others) > 1 else ''} {', '.join(others)} beside "
+            f"{job.dnn}: what is observed is {job.dnn}'s, and today's cost is that of all"
+        )
+    if job.is_running:
+        notes.append("the job still runs: these are the means so far")
+    if job.minutes < _FEW_MINUTES:
+        notes.append(f"of {job.minutes:.0f} minutes only: the start weighs much in the means")
+    if job.point_seconds > 60:
+        notes.append(
+            f"a point is the mean of {job.point_seconds // 60} minutes: the job is long or old"
+        )
+    unseen = [load.host for load in job.loads if load.cpu is None]
+    if unseen:
+        notes.append(f"CloudWatch has nothing of {', '.join(unseen)}")
+    return notes
+
+
+def _seen(loads: Sequence[HostLoad], group: str) -> int | None:
+    return sum(load.group == group and load.cpu is not None for load in loads) or None
+
+
+def _mapping(value: Value) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _percent(value: object) -> str:
+    return f"{value:.0%}" if isinstance(value, int | float) else "n/a"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ")
