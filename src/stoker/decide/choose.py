@@ -109,7 +109,7 @@ def _praise(plan: Plan, today: Predicted, *, is_late: bool) -> str:
         text += (
             f"; {outcome.total_hours:.2f} h, today's {today.total_hours:.2f} h miss the deadline"
         )
-    return f"{text}; the limit is then {limits(outcome)}"
+    return f"{text}; its limit is {limits(outcome)}"
 
 
 def _why_keep(able: Sequence[Plan], today: Predicted, objective: str) -> str:

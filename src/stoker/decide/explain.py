@@ -4,6 +4,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 
+from stoker.decide.calibrate import LEAST_RUNS
 from stoker.decide.choose import error_band
 from stoker.decide.front import pareto_front
 from stoker.decide.pricing import ASKED_FOR
@@ -58,7 +59,9 @@ def _limits(decision: Decision) -> list[str]:
         busy = f"accelerators busy {outcome.accelerator_utilization:.0%} of it"
         lines.append(f"Break-even: {pays(outcome)}; {busy}")
     found = decision.calibration
-    if found is not None and found.runs:
+    if found is not None and not found.runs:
+        lines.append(f"Not calibrated: fewer than {LEAST_RUNS} earlier runs fit this one")
+    elif found is not None:
         lines.append(
             f"Calibrated on {found.runs} runs: data hosts give {found.efficiency:.2f} times what "
             f"the model took, receiving takes {found.receive:.2f} times as long"
@@ -82,7 +85,7 @@ def _table(decision: Decision) -> list[str]:
     forbidden = sum(not p.feasible for p in decision.plans)
     if hidden or forbidden:
         lines.append(f"({hidden} more plans, {forbidden} that may not be run: see the record)")
-    lines += _wrapped("* chosen, . on the front: no other plan is both faster and cheaper.")
+    lines.append(". no other plan is both faster and cheaper (the Pareto front).")
     return [*lines, *_wrapped(_prices(decision.prices))]
 
 
@@ -122,10 +125,10 @@ def _bare(plan: Plan) -> str:
 def _prices(prices: Prices) -> str:
     when = f"of {prices.date}" if prices.date else "of unknown date"
     if prices.purchase == "nominal":
-        return f"Prices are {prices.source}."
+        return f"* chosen. Prices are {prices.source}."
     where = prices.region or "unknown region"
     stale = ", STALE" if prices.stale else ""
-    return f"Prices {when}{stale}, {where}, {prices.purchase}: {prices.source}."
+    return f"* chosen. Prices {when}{stale}, {where}, {prices.purchase}: {prices.source}."
 
 
 def _advised(text: str, when: str | None) -> str:

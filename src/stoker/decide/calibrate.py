@@ -1,0 +1,164 @@
+"""What earlier runs on such hosts say of the cost model's constants.
+
+A run whose plan had a data group is replayed: its own profile, the cluster that it trained on, and
+the step that was measured there. The factor on the data hosts' efficiency (or, where the step does
+not depend on that, on the cost of receiving) with which the model gives the measured step is what
+the run says. The median of three runs or more corrects the constant, within bounds; fewer correct
+nothing. A record that does not fit the others, or another kind of host, says nothing.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from stoker.catalog import Catalog
+from stoker.decide.measure import measure, today_of
+from stoker.decide.model import estimate
+from stoker.decide.plans import Site, named
+from stoker.decide.work import Shape, Work
+from stoker.errors import UsageError
+from stoker.records import Calibration, Decision, FeedSettings, Group, Profile, Training
+
+Constant = Literal["efficiency", "receive"]
+
+# One or two runs may have had a bad day.
+LEAST_RUNS = 3
+# Three blocks of 20 steps: less is no median.
+_LEAST_STEPS = 60
+# Beyond these a run was disturbed, or the profile is wrong: not the constant.
+BOUNDS: dict[Constant, tuple[float, float]] = {"efficiency": (0.6, 1.15), "receive": (0.5, 3.0)}
+_BELIEVED = 2.0
+# The step has to answer to a constant at least so much, from one bound to the other.
+_ANSWERS = 1.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The records of one run."""
+
+    profile: Profile
+    decision: Decision
+    training: Training
+
+
+def calibrate(runs: Iterable[Run], *, like: Profile, catalog: Catalog) -> Calibration:
+    """The constants as earlier runs on hosts like the profiled ones correct them.
+
+    Args:
+        runs: In any order; what does not match is passed over.
+        like: The profile that is to be decided on.
+        catalog: Of the platform that it will run on.
+    """
+    found: dict[Constant, list[float]] = {"efficiency": [], "receive": []}
+    for run in runs:
+        said = _factor(run, like=like, catalog=catalog)
+        if said is not None:
+            found[said[0]].append(said[1])
+    enough = {name: factors for name, factors in found.items() if len(factors) >= LEAST_RUNS}
+    return Calibration(
+        runs=sum(map(len, enough.values())),
+        efficiency=_median(enough.get("efficiency", ())),
+        receive=_median(enough.get("receive", ())),
+        spread=max(map(_spread, enough.values()), default=0.0),
+    )
+
+
+def _factor(run: Run, *, like: Profile, catalog: Catalog) -> tuple[Constant, float] | None:
+    """The constant that the run speaks of, and its factor; None: it says nothing."""
+    if not _is_one_run(run) or not _is_like(run, like, catalog):
+        return None
+    try:
+        work, shape = _replayed(run, catalog)
+    except UsageError:
+        # A type that the catalog no longer has, or numbers beyond any machine.
+        return None
+    measured = run.training.measured
+    if work.unexplained or measured is None:
+        return None
+    expected = estimate(work, shape).step_seconds
+    if not 1 / _BELIEVED <= measured.step_seconds / expected <= _BELIEVED:
+        return None
+
+    def with_efficiency(factor: float) -> float:
+        return estimate(replace(work, efficiency=factor), shape).step_seconds
+
+    def with_receive(factor: float) -> float:
+        cost = work.receive_cpu_seconds * factor
+        return estimate(replace(work, receive_cpu_seconds=cost), shape).step_seconds
+
+    steps: tuple[tuple[Constant, Callable[[float], float]], ...] = (
+        ("efficiency", with_efficiency),
+        ("receive", with_receive),
+    )
+    for name, step_of in steps:
+        low, high = BOUNDS[name]
+        ends = sorted((step_of(low), step_of(high)))
+        if ends[1] >= _ANSWERS * ends[0]:
+            return name, _solved(step_of, measured.step_seconds, low=low, high=high)
+    return None
+
+
+def _is_one_run(run: Run) -> bool:
+    """Whether the records belong together and tell of a whole run with a data group."""
+    digests = {
+        run.profile.workload_sha256,
+        run.decision.workload_sha256,
+        run.training.workload_sha256,
+    }
+    measured, training = run.training.measured, run.training
+    return (
+        len(digests) == 1
+        and None not in digests
+        and training.status == "succeeded"
+        and measured is not None
+        and measured.steps >= _LEAST_STEPS
+        and measured.step_seconds > 0
+        and _hosts(training.groups) == _hosts(run.decision.plan.groups)
+        and any(group.role == "data" for group in training.groups)
+        and not any("lost" in event.what for event in training.events)
+    )
+
+
+def _is_like(run: Run, like: Profile, catalog: Catalog) -> bool:
+    host, other = run.profile.host, like.host
+    return (
+        run.training.job.platform == catalog.platform
+        and host.instance_type.removeprefix("ml.") == other.instance_type.removeprefix("ml.")
+        and (host.vcpus or other.vcpus) == (other.vcpus or host.vcpus)
+    )
+
+
+def _replayed(run: Run, catalog: Catalog) -> tuple[Work, Shape]:
+    """The work of the run's own profile, and the cluster it trained on."""
+    groups = run.training.groups
+    today = today_of(run.profile, catalog.get(run.profile.host.instance_type))
+    processes = groups[0].processes_per_host or max(1, today.accelerators)
+    work = measure(run.profile, today=today, processes=processes)
+    site = Site(work=work, catalog=catalog, today=today, processes=processes, feed=FeedSettings())
+    return work, named(site, groups).shape
+
+
+def _solved(step_of: Callable[[float], float], seconds: float, *, low: float, high: float) -> float:
+    """The factor within the bounds that comes nearest to the measured step."""
+    is_rising = step_of(high) > step_of(low)
+    for _ in range(40):
+        middle = (low + high) / 2
+        if (step_of(middle) < seconds) == is_rising:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _hosts(groups: Sequence[Group]) -> list[tuple[str, str, int]]:
+    return [(group.role, group.instance_type, group.count) for group in groups]
+
+
+def _median(factors: Sequence[float]) -> float:
+    return statistics.median(factors) if factors else 1.0
+
+
+def _spread(factors: Sequence[float]) -> float:
+    lower, middle, upper = statistics.quantiles(factors, n=4, method="inclusive")
+    return (upper - lower) / 2 / middle

@@ -1,0 +1,247 @@
+"""Earlier runs correct the model's constants; wrong, foreign and few ones never do."""
+
+from datetime import date
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.catalog import load_catalog
+from stoker.decide import Run, calibrate, decide, explain
+from stoker.decide.calibrate import BOUNDS
+from stoker.records import (
+    Calibration,
+    Check,
+    Constraints,
+    Event,
+    Group,
+    Job,
+    Measured,
+    Profile,
+    ProfiledHost,
+    StepTerms,
+    Training,
+)
+
+replace = msgspec.structs.replace
+LOCAL = load_catalog("local", cores=2)
+TODAY = date(2026, 11, 1)
+CONSTRAINTS = Constraints(objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",))
+NOTHING = Calibration()
+
+
+def profile(**changes: float) -> Profile:
+    terms: dict[str, float] = {
+        "step_seconds": 0.062,
+        "accelerator_step_seconds": 0.022,
+        "loader_cpu_seconds": 0.040,
+        "trainer_cpu_seconds": 0.022,
+        "receive_cpu_seconds": 0.001,
+    }
+    return Profile(
+        workload_sha256="a" * 64,
+        host=ProfiledHost(instance_type="local.c1"),
+        step=StepTerms(global_batch_size=64, num_workers=1, **{**terms, **changes}),
+        check=Check(predicted_step_seconds=0.062, error=0.0, explained=True),
+    )
+
+
+def run(slower: float = 1.0, *, measured_on: Profile | None = None, **training: Any) -> Run:
+    """A run that took so many times the predicted step."""
+    found = measured_on or profile()
+    decision = decide(found, catalog=LOCAL, constraints=CONSTRAINTS, today=TODAY)
+    assert decision.action == "heterogeneous"
+    assert decision.plan.predicted is not None
+    step = decision.plan.predicted.step_seconds * slower
+    record = Training(
+        workload_sha256=found.workload_sha256,
+        status="succeeded",
+        exit_code=0,
+        groups=decision.plan.groups,
+        measured=Measured(
+            step_seconds=step,
+            wait_seconds=0.0,
+            compute_seconds=step,
+            samples_per_second=1.0,
+            steps=700,
+        ),
+        job=Job(platform="local", name="job"),
+    )
+    return Run(profile=found, decision=decision, training=replace(record, **training))
+
+
+def learned(*runs: Run) -> Calibration:
+    return calibrate(runs, like=profile(), catalog=LOCAL)
+
+
+def step_after(calibration: Calibration) -> float:
+    decision = decide(
+        profile(),
+        catalog=LOCAL,
+        constraints=CONSTRAINTS,
+        today=TODAY,
+        calibration=calibration,
+    )
+    plan = next(plan for plan in decision.plans if plan.action == "heterogeneous")
+    assert plan.predicted is not None
+    return plan.predicted.step_seconds
+
+
+def test_three_runs_that_came_slower_make_the_next_prediction_the_measured_step() -> None:
+    found = learned(run(1.1), run(1.1), run(1.1))
+    assert found.runs == 3
+    assert found.efficiency < 1
+    assert found.receive == 1
+    measured = run(1.1).training.measured
+    assert measured is not None
+    assert step_after(found) == pytest.approx(measured.step_seconds, rel=1e-3)
+
+
+def test_runs_that_came_as_predicted_change_nothing() -> None:
+    found = learned(run(), run(), run())
+    assert found.efficiency == pytest.approx(1, abs=1e-6)
+
+
+def test_two_runs_correct_nothing() -> None:
+    assert learned(run(1.1), run(1.1)) == NOTHING
+
+
+def test_the_middle_run_counts_and_not_the_odd_one() -> None:
+    found = learned(run(1.1), run(1.1), run(1.1), run(1.3), run(1.1))
+    assert found.efficiency == pytest.approx(learned(*[run(1.1)] * 3).efficiency)
+
+
+def test_runs_that_disagree_widen_the_bands_of_data_groups() -> None:
+    agreed, torn = learned(*[run(1.08)] * 3), learned(run(1.0), run(1.08), run(1.16))
+    assert torn.spread > agreed.spread
+
+    def band(calibration: Calibration) -> float:
+        decision = decide(
+            profile(),
+            catalog=LOCAL,
+            constraints=CONSTRAINTS,
+            today=TODAY,
+            calibration=calibration,
+        )
+        plan = next(plan for plan in decision.plans if plan.action == "heterogeneous")
+        assert plan.predicted is not None
+        return plan.predicted.step_seconds_high / plan.predicted.step_seconds
+
+    assert band(torn) > band(agreed)
+
+
+def test_receiving_is_corrected_where_the_data_hosts_are_not_the_limit() -> None:
+    # All batches are made on data hosts with CPU to spare: the dnn host's receiving is the limit.
+    aws = load_catalog("sagemaker")
+    terms = StepTerms(
+        step_seconds=1.0,
+        accelerator_step_seconds=0.01,
+        loader_cpu_seconds=30.0,
+        trainer_cpu_seconds=1.0,
+        receive_cpu_seconds=0.2,
+        num_workers=32,
+        global_batch_size=64,
+    )
+    found = Profile(
+        workload_sha256="a" * 64,
+        host=ProfiledHost(instance_type="ml.g5.8xlarge"),
+        step=terms,
+        check=Check(predicted_step_seconds=1.0, error=0.0, explained=True),
+    )
+    groups = (
+        Group(name="dnn", role="dnn", instance_type="ml.g5.8xlarge", count=1, workers_per_host=0),
+        Group(name="data", role="data", instance_type="ml.c7i.24xlarge", count=8),
+    )
+    decision = decide(
+        found, catalog=aws, constraints=Constraints(), extra_clusters=[groups], today=TODAY
+    )
+    plan = next(plan for plan in decision.plans if plan.reason == "asked for")
+    assert plan.predicted is not None
+    assert plan.predicted.limit == "receive"
+    record = run().training
+    assert record.measured is not None
+    measured = replace(record.measured, step_seconds=1.5 * plan.predicted.step_seconds)
+    training = replace(
+        record, groups=plan.groups, measured=measured, job=Job(platform="sagemaker", name="job")
+    )
+    one = Run(profile=found, decision=replace(decision, plan=plan), training=training)
+    corrected = calibrate([one] * 3, like=found, catalog=aws)
+    assert corrected.efficiency == 1
+    assert corrected.receive == pytest.approx(1.5, rel=0.01)
+
+
+ALONE = (Group(name="dnn", role="dnn", instance_type="local.c1", count=1),)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"status": "failed"},
+        {"workload_sha256": "b" * 64},
+        {"workload_sha256": None},
+        {"measured": None},
+        {"groups": ALONE},
+        {"job": Job(platform="kubernetes", name="job")},
+        {"events": (Event(when="now", what="data host lost", host="algo-2"),)},
+    ],
+)
+def test_a_record_that_does_not_fit_says_nothing(changes: dict[str, Any]) -> None:
+    assert learned(*[run(1.1, **changes)] * 5) == NOTHING
+
+
+def test_a_short_run_says_nothing() -> None:
+    one = run(1.1)
+    assert one.training.measured is not None
+    short = replace(one.training, measured=replace(one.training.measured, steps=20))
+    runs = [Run(profile=one.profile, decision=one.decision, training=short)] * 3
+    assert learned(*runs) == NOTHING
+
+
+def test_a_run_on_other_hosts_says_nothing() -> None:
+    other = replace(profile(), host=ProfiledHost(instance_type="local.c1", vcpus=4))
+    like = replace(profile(), host=ProfiledHost(instance_type="local.c1", vcpus=1))
+    runs = [Run(profile=other, decision=run().decision, training=run(1.1).training)] * 3
+    assert calibrate(runs, like=like, catalog=LOCAL) == NOTHING
+
+
+def test_an_unexplained_profile_says_nothing() -> None:
+    check = Check(predicted_step_seconds=0.02, error=-0.6, explained=False)
+    one = run(1.1)
+    runs = [
+        Run(profile=replace(one.profile, check=check), decision=one.decision, training=one.training)
+    ]
+    assert learned(*runs * 3) == NOTHING
+
+
+def test_a_step_that_no_constant_explains_says_nothing() -> None:
+    assert learned(*[run(5.0)] * 3) == NOTHING
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.lists(st.floats(min_value=0.05, max_value=20), max_size=8))
+def test_a_correction_stays_within_its_bounds_whatever_was_measured(slower: list[float]) -> None:
+    found = learned(*(run(factor) for factor in slower))
+    assert BOUNDS["efficiency"][0] <= found.efficiency <= BOUNDS["efficiency"][1]
+    assert BOUNDS["receive"][0] <= found.receive <= BOUNDS["receive"][1]
+    assert found.runs == 0 or found.runs >= 3
+    if found.runs == 0:
+        assert found == NOTHING
+
+
+def test_the_text_says_on_how_many_runs_it_was_calibrated() -> None:
+    def text(calibration: Calibration | None) -> str:
+        decision = decide(
+            profile(),
+            catalog=LOCAL,
+            constraints=CONSTRAINTS,
+            today=TODAY,
+            calibration=calibration,
+        )
+        assert decision.calibration == calibration
+        return explain(decision)
+
+    assert "Calibrated on 3 runs" in text(learned(*[run(1.1)] * 3))
+    assert "alibrated" not in text(None)
+    assert "Not calibrated: fewer than 3 earlier runs fit" in text(NOTHING)
