@@ -95,10 +95,7 @@ def warnings_of(found: Walk, profile: Profile, rules: Rules, prices: Prices) -> 
                 f"the profiled host has {measured} {name}, the catalog's {listed.type} {known}: "
                 "the profile is used for today's type"
             )
-    if prices.stale:
-        warnings.append(f"the prices of {prices.date} are older than 90 days: stoker catalog")
-    elif prices.date is None and rules.catalog.platform != "local":
-        warnings.append("the date of the prices is not known")
+    warnings += warnings_of_prices(prices, platform=rules.catalog.platform)
     regions = rules.constraints.regions
     if regions and prices.region and prices.region not in regions:
         warnings.append(f"the prices are those of {prices.region}, not of {', '.join(regions)}")
@@ -107,6 +104,18 @@ def warnings_of(found: Walk, profile: Profile, rules: Rules, prices: Prices) -> 
     if found.keep.predicted is None:
         warnings.append(f"{rules.today.type} has no price: give one with --prices FILE")
     return tuple(warnings)
+
+
+def warnings_of_prices(prices: Prices, *, platform: str) -> list[str]:
+    """That prices are old, or of an unknown date."""
+    if prices.stale:
+        return [
+            f"the prices of {prices.date} are older than 90 days: "
+            + ("stoker catalog refresh" if platform != "local" else "stoker catalog")
+        ]
+    if prices.date is None and platform != "local":
+        return ["the date of the prices is not known"]
+    return []
 
 
 def _batch_words(found: Walk) -> str:

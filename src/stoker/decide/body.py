@@ -10,6 +10,7 @@ from stoker.decide.advise import advice_of, warnings_of
 from stoker.decide.choose import choose, objective_value, ranked
 from stoker.decide.measure import measure, today_of
 from stoker.decide.model import WAITS
+from stoker.decide.observed import decide_observed
 from stoker.decide.path import Walk, walk
 from stoker.decide.plans import (
     Candidate,
@@ -79,6 +80,16 @@ def decide(
     Raises:
         UsageError: If a type is not in the catalog, or a number is beyond any machine.
     """
+    if profile.step is None:
+        return decide_observed(
+            profile,
+            catalog=catalog,
+            constraints=constraints,
+            is_asked=bool(extra_clusters),
+            today=today,
+            workload_sha256=workload_sha256,
+            processes_per_host=processes_per_host,
+        )
     now = today_of(profile, catalog.get(profile.host.instance_type))
     processes = processes_per_host or max(1, now.accelerators)
     work = measure(

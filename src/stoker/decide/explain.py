@@ -36,6 +36,8 @@ def explain(decision: Decision) -> str:
 
 def _verdict(decision: Decision) -> str:
     plan, outcome = decision.plan, decision.plan.predicted
+    if plan.action == "keep" and outcome is None:
+        return f"No advice that costs: keep today's cluster for now. {_sentence(plan.reason)}"
     if plan.action == "keep":
         return f"stoker does not help here: keep today's cluster. {_sentence(plan.reason)}"
     text = f"{plan.action}: {cluster(plan)}. {_sentence(plan.reason)}"
@@ -46,7 +48,8 @@ def _verdict(decision: Decision) -> str:
 
 def _limits(decision: Decision) -> list[str]:
     keep = next((p.predicted for p in decision.plans if p.action == "keep" and p.predicted), None)
-    lines = [f"Today the limit is {decision.bottleneck}"]
+    is_known = decision.bottleneck != "unexplained" or keep is not None
+    lines = [f"Today the limit is {decision.bottleneck if is_known else 'not known'}"]
     if keep is not None:
         lines[0] += f": {ms(keep.step_seconds)} a step, {keep.usd_per_1000_steps:.4g} $/1000 steps"
     outcome = decision.plan.predicted
@@ -72,6 +75,8 @@ def _limits(decision: Decision) -> list[str]:
 def _table(decision: Decision) -> list[str]:
     shown = [p for p in decision.plans if p.feasible and p.predicted]
     front = pareto_front(shown)
+    if not shown:
+        return _wrapped(_prices(decision.prices).removeprefix("* chosen. "))
     rows = _few(shown, decision.plan, front)
     lines = [
         f"{'action':<14} {'cluster':<{_CLUSTER_WIDTH}} {'step':>7} {'speed':>6} {'$/h':>6} "
