@@ -41,6 +41,7 @@ VERBS = {
         "--instance-type",
         "--step-seconds",
         "--accelerator-step-seconds",
+        "--calibrate",
         "--vcpus-needed",
         "--platform",
         "--summary",

@@ -159,6 +159,10 @@ def decide_verb(
         float | None,
         typer.Option("--vcpus-needed", metavar="N", help="vCPUs that would feed the accelerator."),
     ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option("--calibrate", metavar="DIR", help="Learns from the runs in it."),
+    ] = None,
     platform: Annotated[str | None, _PLATFORM] = None,
     summary: Summary = None,
     executor_input: ExecutorInput = None,
@@ -195,6 +199,7 @@ def decide_verb(
         ),
         workload_file=workload,
         prices=prices,
+        calibrate=calibrate,
         groups=groups or (),
         overrides=sets,
         params=params or (),

@@ -99,6 +99,7 @@ def decide_command(
     outputs: Outputs,
     workload_file: str | None,
     prices: Path | None,
+    calibrate: Path | None,
     groups: Sequence[str],
     overrides: Sequence[str],
     params: Sequence[str],
@@ -106,6 +107,7 @@ def decide_command(
     today: date,
 ) -> None:
     """`stoker decide`."""
+    from stoker.cli.calibrating import calibration_of
     from stoker.decide import decide, explain
 
     profile = _profile_of(profile_file, guess)
@@ -130,9 +132,13 @@ def decide_command(
             overrides=overrides,
         )
     asked = [parse_groups(groups, default_type=profile.host.instance_type)] if groups else []
+    catalog = catalog_of(workload, prices)
+    calibration = None
+    if calibrate:
+        calibration = calibration_of(calibrate, like=profile, catalog=catalog)
     record = decide(
         profile,
-        catalog=catalog_of(workload, prices),
+        catalog=catalog,
         constraints=workload.constraints,
         training=workload.training,
         feed=workload.feed,
@@ -140,6 +146,7 @@ def decide_command(
         today=today,
         workload_sha256=profile.workload_sha256,
         processes_per_host=workload.cluster.dnn.processes_per_host if workload.cluster else None,
+        calibration=calibration,
     )
     deliver(
         record,
