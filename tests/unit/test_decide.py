@@ -602,7 +602,7 @@ def test_text_is_narrow(profile: Profile) -> None:
     assert max(map(len, text.splitlines())) <= 88
 
 
-def test_text_names_the_verdict_first_then_limits_path_plans_and_prices() -> None:
+def test_text_names_the_verdict_first_then_limits_plans_prices_and_path() -> None:
     decision = _decide(_starved())
     text = explain(decision)
     lines = text.splitlines()

@@ -1,7 +1,7 @@
 """What is worth knowing or doing beside the plans."""
 
 from stoker.decide.path import Walk, best_of
-from stoker.decide.pricing import Rules
+from stoker.decide.pricing import Rules, why_unusable
 from stoker.decide.words import cluster
 from stoker.records import Advice, Prices, Profile
 
@@ -96,9 +96,10 @@ def warnings_of(found: Walk, profile: Profile, rules: Rules, prices: Prices) -> 
                 "the profile is used for today's type"
             )
     warnings += warnings_of_prices(prices, platform=rules.catalog.platform)
-    regions = rules.constraints.regions
-    if regions and prices.region and prices.region not in regions:
-        warnings.append(f"the prices are those of {prices.region}, not of {', '.join(regions)}")
+    for name in sorted(rules.allowed or ()):
+        problem = why_unusable(rules.catalog.get(name), rules)
+        if problem:
+            warnings.append(f"{name} is allowed, yet it is in no plan: {problem}")
     if rules.constraints.deadline_hours and rules.total_steps is None:
         warnings.append("the deadline is not checked: the number of steps is not known")
     if found.keep.predicted is None:

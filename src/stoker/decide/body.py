@@ -78,8 +78,10 @@ def decide(
         calibration: What earlier runs on such a machine say of the model's constants.
 
     Raises:
-        UsageError: If a type is not in the catalog, or a number is beyond any machine.
+        UsageError: If a type is not in the catalog, a number is beyond any machine, or the
+            prices are those of a region that the constraints do not allow.
     """
+    _refuse_foreign_prices(constraints, catalog)
     if profile.step is None:
         return decide_observed(
             profile,
@@ -246,6 +248,17 @@ def _bottleneck(work: Work, kept: Candidate) -> Bottleneck:
     if made.limit == "receive":
         return "network"
     return made.limit
+
+
+def _refuse_foreign_prices(constraints: Constraints, catalog: Catalog) -> None:
+    regions = constraints.regions
+    if regions is not None and catalog.region is not None and catalog.region not in regions:
+        raise UsageError(
+            f"the prices are those of {catalog.region}, and only those of "
+            f"{', '.join(regions) or 'no region'} may be used",
+            where="key constraints.regions",
+            fix="--prices FILE with prices of such a region, or allow this one",
+        )
 
 
 def _allowed(constraints: Constraints, catalog: Catalog) -> frozenset[str] | None:

@@ -36,7 +36,7 @@ def explain(decision: Decision) -> str:
 
 def _verdict(decision: Decision) -> str:
     plan, outcome = decision.plan, decision.plan.predicted
-    if plan.action == "keep" and outcome is None:
+    if plan.action == "keep" and outcome is None and decision.bottleneck == "unexplained":
         return f"No advice that costs: keep today's cluster for now. {_sentence(plan.reason)}"
     if plan.action == "keep":
         return f"stoker does not help here: keep today's cluster. {_sentence(plan.reason)}"

@@ -7,7 +7,7 @@ from stoker.catalog import Catalog, Instance
 from stoker.decide.break_even import break_even_speedup
 from stoker.decide.model import Estimate
 from stoker.decide.plans import Candidate
-from stoker.decide.work import Doubt, Hosts, Shape, Work
+from stoker.decide.work import Doubt, Shape, Work
 from stoker.records import Constraints, Plan, Predicted, Profile
 
 # Reason of a feasible plan that the user named.
@@ -127,7 +127,7 @@ def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) ->
     if candidate.problem:
         return candidate.problem
     for hosts in (candidate.shape.dnn, *candidate.shape.data):
-        problem = _type_problem(hosts, rules)
+        problem = why_unusable(hosts.instance, rules)
         if problem:
             return problem
     if outcome is None:
@@ -150,11 +150,11 @@ def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) ->
 
 def is_usable(instance: Instance, rules: Rules) -> bool:
     """Whether plans may be made of the type at all."""
-    return not _type_problem(Hosts(instance=instance, count=1), rules)
+    return not why_unusable(instance, rules)
 
 
-def _type_problem(hosts: Hosts, rules: Rules) -> str:
-    instance = hosts.instance
+def why_unusable(instance: Instance, rules: Rules) -> str:
+    """Why no plan may be made of the type; empty where one may."""
     if instance.type == rules.today.type:
         return ""
     if rules.allowed is not None and instance.type not in rules.allowed:

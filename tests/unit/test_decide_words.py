@@ -1,0 +1,357 @@
+"""Each plan tells its limits, its break-even and its global batch; the front is always shown."""
+
+from datetime import date
+from itertools import permutations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.catalog import Catalog, load_catalog
+from stoker.decide import decide, explain, pareto_front
+from stoker.decide.break_even import START_UP_SECONDS, break_even_steps, break_even_words
+from stoker.decide.words import limits, pays
+from stoker.errors import UsageError
+from stoker.records import (
+    Check,
+    Constraints,
+    Decision,
+    Group,
+    Plan,
+    Predicted,
+    Profile,
+    ProfiledHost,
+    StepTerms,
+    TrainingSize,
+)
+
+replace = msgspec.structs.replace
+AWS = load_catalog("sagemaker")
+TODAY = date(2026, 11, 1)
+
+
+def profile(instance_type: str = "ml.g5.8xlarge", count: int = 1, **terms: float) -> Profile:
+    known: dict[str, float] = {
+        "step_seconds": 0.2,
+        "accelerator_step_seconds": 0.08,
+        "loader_cpu_seconds": 6.1,
+        "trainer_cpu_seconds": 0.3,
+        "receive_cpu_seconds": 0.01,
+        "batch_bytes": 20e6,
+    }
+    return Profile(
+        host=ProfiledHost(instance_type=instance_type, count=count),
+        step=StepTerms(global_batch_size=256, num_workers=32, **{**known, **terms}),
+        check=Check(predicted_step_seconds=0.2, error=0.0, explained=True),
+    )
+
+
+def accelerator_bound(instance_type: str = "ml.g5.8xlarge", count: int = 1) -> Profile:
+    return profile(
+        instance_type, count, accelerator_step_seconds=0.2, loader_cpu_seconds=1.0 * count
+    )
+
+
+def decided(
+    found: Profile,
+    constraints: Constraints = Constraints(),  # noqa: B008
+    *,
+    catalog: Catalog = AWS,
+    steps: int | None = None,
+    extra: tuple[tuple[Group, ...], ...] = (),
+) -> Decision:
+    return decide(
+        found,
+        catalog=catalog,
+        constraints=constraints,
+        training=TrainingSize(steps=steps),
+        extra_clusters=extra,
+        today=TODAY,
+    )
+
+
+def of(plan: Plan) -> Predicted:
+    assert plan.predicted is not None
+    return plan.predicted
+
+
+def priced(decision: Decision) -> list[Plan]:
+    return [plan for plan in decision.plans if plan.predicted]
+
+
+def unwrapped(text: str) -> str:
+    return " ".join(text.split())
+
+
+# Limits.
+
+
+def test_every_plan_tells_the_time_of_its_next_limit() -> None:
+    for plan in priced(decided(profile())):
+        outcome = of(plan)
+        assert outcome.second_limit_seconds is not None
+        assert outcome.second_limit_seconds <= outcome.step_seconds * (1 + 1e-9)
+
+
+def test_next_limit_is_the_accelerators_own_step() -> None:
+    decision = decided(profile(), Constraints(max_data_hosts=1))
+    plan = next(p for p in priced(decision) if of(p).second_limit == "accelerator")
+    assert of(plan).second_limit_seconds == pytest.approx(0.08)
+    assert limits(of(plan)) == "the CPU, then the accelerator, at 80 ms"
+
+
+def test_a_record_of_an_earlier_version_has_its_limits_without_the_time() -> None:
+    old = replace(of(decided(profile()).plan), second_limit_seconds=None, limit="cpu")
+    assert limits(replace(old, second_limit="network")) == "the CPU, then the network"
+
+
+def test_a_limit_that_is_nowhere_near_is_not_named() -> None:
+    outcome = replace(of(decided(profile()).plan), limit="accelerator", second_limit_seconds=0.0)
+    assert limits(outcome) == "the accelerator, and no other is near"
+
+
+# Break-even.
+
+
+def test_break_even_is_the_ratio_of_the_prices() -> None:
+    decision = decided(profile())
+    keep = of(next(plan for plan in decision.plans if plan.action == "keep"))
+    assert keep.break_even_speedup == 1
+    for plan in priced(decision):
+        ratio = of(plan).usd_per_hour / keep.usd_per_hour
+        assert of(plan).break_even_speedup == pytest.approx(ratio)
+        assert (of(plan).cost_change < 0) == (of(plan).speedup > ratio)
+
+
+def test_break_even_of_two_c5_beside_a_p4d_is_the_published_one_of_todays_prices() -> None:
+    cluster = (
+        Group(name="dnn", role="dnn", instance_type="ml.p4d.24xlarge", count=1),
+        Group(name="data", role="data", instance_type="ml.c5.18xlarge", count=2),
+    )
+    decision = decided(profile("ml.p4d.24xlarge"), extra=(cluster,))
+    plan = next(p for p in decision.plans if p.reason == "asked for")
+    assert of(plan).break_even_speedup == pytest.approx(1.291, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "speedup", "words"),
+    [
+        (1.5, 2.0, "it pays for its hosts from 1.50x on, it is 2.00x"),
+        (2.5, 2.0, "it pays for its hosts from 2.50x on, it is only 2.00x"),
+        (0.8, 1.2, "it costs no more an hour than today's hosts"),
+        (None, 1.2, "today's hosts cost nothing"),
+    ],
+)
+def test_break_even_in_words(ratio: float | None, speedup: float, words: str) -> None:
+    outcome = of(decided(profile()).plan)
+    assert pays(replace(outcome, break_even_speedup=ratio, speedup=speedup)) == words
+
+
+def test_start_is_paid_back_where_both_clusters_have_cost_the_same() -> None:
+    decision = decided(profile())
+    keep = of(next(plan for plan in decision.plans if plan.action == "keep"))
+    promise = of(decision.plan)
+    steps = break_even_steps(promise, keep)
+    assert steps is not None
+    start, here = (p.usd_per_hour * START_UP_SECONDS / 3600 for p in (promise, keep))
+    both = [
+        start + steps * promise.usd_per_1000_steps / 1000,
+        here + steps * keep.usd_per_1000_steps / 1000,
+    ]
+    assert both[0] == pytest.approx(both[1])
+    assert f"paid back after {steps:,.0f} steps" in break_even_words(promise, keep)
+
+
+# Replicas and the global batch.
+
+
+def test_global_batch_grows_with_the_replicas_and_the_advice_says_so() -> None:
+    decision = decided(accelerator_bound(), Constraints(objective="time"))
+    assert decision.action == "scale_out"
+    accelerators = AWS.get(decision.plan.groups[0].instance_type).accelerators
+    replicas = accelerators * decision.plan.groups[0].count
+    assert decision.plan.global_batch_size == 256 * replicas
+    text = next(advice.text for advice in decision.advice if advice.id == "global-batch")
+    assert f"{256 * replicas} samples instead of 256" in text
+    assert "learning rate" in text
+
+
+def test_plans_with_todays_replicas_have_todays_global_batch() -> None:
+    decision = decided(profile())
+    assert {plan.global_batch_size for plan in decision.plans} == {None}
+
+
+def test_unknown_global_batch_is_not_made_up() -> None:
+    found = accelerator_bound()
+    assert found.step is not None
+    unknown = replace(found, step=replace(found.step, global_batch_size=1))
+    decision = decided(unknown, Constraints(objective="time"))
+    assert decision.action == "scale_out"
+    assert decision.plan.global_batch_size is None
+    assert any(advice.id == "global-batch" for advice in decision.advice)
+
+
+# What may be advised.
+
+
+def test_unexplained_profile_gets_no_advice_to_buy_accelerators() -> None:
+    found = accelerator_bound()
+    explained = decided(found)
+    assert any(advice.id == "more-accelerators" for advice in explained.advice)
+    check = Check(predicted_step_seconds=0.1, error=-0.5, explained=False)
+    advice = decided(replace(found, check=check)).advice
+    assert [each.id for each in advice] == ["profile-again"]
+
+
+def test_larger_instance_comes_before_more_instances() -> None:
+    decision = decided(accelerator_bound(), Constraints(objective="time"))
+    (group,) = decision.plan.groups
+    assert group.count == 1
+    offered = [plan for plan in decision.plans if plan.action == "scale_out"]
+    four = {p.groups[0].instance_type: of(p) for p in offered if p.groups[0].count in (1, 4)}
+    assert four["ml.g5.12xlarge"].step_seconds < four["ml.g5.8xlarge"].step_seconds
+
+
+def test_several_small_hosts_have_larger_ones_offered_too() -> None:
+    decision = decided(accelerator_bound(count=2), Constraints(objective="time"))
+    offered = {
+        (p.groups[0].instance_type, p.groups[0].count)
+        for p in decision.plans
+        if p.action == "scale_out"
+    }
+    # Two accelerators today: four in one g5.12xlarge.
+    assert ("ml.g5.12xlarge", 1) in offered
+    assert ("ml.g5.8xlarge", 4) in offered
+
+
+def test_scaling_up_names_its_heterogeneous_rival_with_both_costs() -> None:
+    decision = decided(profile())
+    because = next(a.because for a in decision.path if "larger type" in a.question)
+    assert "1 ml.g5.16xlarge" in because
+    assert "a data group is cheaper than that: 1 ml.g5.8xlarge + " in because
+    assert "for 1000 steps" in because
+
+
+def test_six_instance_groups_are_too_many_for_a_sagemaker_job() -> None:
+    data = tuple(
+        Group(name=f"data-{n}", role="data", instance_type="ml.c7i.xlarge", count=1)
+        for n in range(5)
+    )
+    dnn = Group(name="dnn", role="dnn", instance_type="ml.g5.8xlarge", count=1)
+    plans = decided(profile(), extra=((dnn, *data),)).plans
+    plan = next(plan for plan in plans if len(plan.groups) == 6)
+    assert not plan.feasible
+    assert plan.reason == "a SageMaker training job has at most 5 instance groups, not 6"
+
+
+def test_deadline_and_budget_that_contradict_each_other_are_named_with_what_is_needed() -> None:
+    constraints = Constraints(deadline_hours=2.5, max_usd_per_hour=3.1)
+    decision = decided(profile(), constraints, steps=100_000)
+    assert decision.action == "keep"
+    assert "within the budget of 3.1 $/hour: the two contradict" in decision.plan.reason
+    needed = float(decision.plan.reason.split(" needs ")[1].split(" ")[0])
+    in_time = [
+        of(plan).usd_per_hour
+        for plan in priced(decision)
+        if (of(plan).total_hours or 0) <= constraints.deadline_hours  # type: ignore[operator]
+    ]
+    assert needed == pytest.approx(min(in_time), abs=0.005)
+
+
+def test_empty_catalog_is_an_error_that_says_what_is_missing() -> None:
+    empty = Catalog(platform="sagemaker", instances=(), source="nothing")
+    with pytest.raises(UsageError, match="has no instance type") as caught:
+        decided(profile(), catalog=empty)
+    assert "--prices FILE" in caught.value.fix
+
+
+def test_prices_of_another_region_than_allowed_are_not_used() -> None:
+    with pytest.raises(UsageError, match="those of us-east-1, and only those of eu-west-1") as at:
+        decided(profile(), Constraints(regions=("eu-west-1",)))
+    assert at.value.where == "key constraints.regions"
+    allowed = decided(profile(), Constraints(regions=("eu-west-1", "us-east-1")))
+    assert allowed.action == "heterogeneous"
+
+
+def test_allowed_type_that_no_plan_can_have_is_named_with_the_reason() -> None:
+    constraints = Constraints(allowed_instance_types=("c5.12xlarge", "c5.18xlarge"))
+    warnings = decided(profile(), constraints).warnings
+    assert (
+        "ml.c5.12xlarge is allowed, yet it is in no plan: "
+        "a SageMaker training job cannot use ml.c5.12xlarge"
+    ) in warnings
+    assert not any("ml.c5.18xlarge" in text for text in warnings)
+
+
+def test_catalog_of_nothing_but_todays_type_keeps_it() -> None:
+    alone = Catalog(platform="sagemaker", instances=(AWS.get("ml.g5.8xlarge"),), source="one")
+    decision = decided(profile(), catalog=alone)
+    assert decision.action == "keep"
+    answer = next(a for a in decision.path if "data group" in a.question)
+    assert "no CPU-only type" in answer.because
+
+
+# The front.
+
+_outcomes = st.lists(
+    st.tuples(st.floats(min_value=0.01, max_value=10), st.floats(min_value=0.01, max_value=10)),
+    min_size=1,
+    max_size=12,
+)
+
+
+def _plans(outcomes: list[tuple[float, float]]) -> list[Plan]:
+    plan = decided(profile()).plan
+    return [
+        replace(
+            plan,
+            predicted=replace(of(plan), step_seconds=step, usd_per_1000_steps=usd),
+            reason=str(index),
+        )
+        for index, (step, usd) in enumerate(outcomes)
+    ]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(_outcomes)
+def test_front_beats_all_others_and_no_plan_of_it_beats_another(
+    outcomes: list[tuple[float, float]],
+) -> None:
+    plans = _plans(outcomes)
+    front = [(of(p).step_seconds, of(p).usd_per_1000_steps) for p in pareto_front(plans)]
+    assert front
+    for step, usd in outcomes:
+        assert any(fast <= step and cheap <= usd for fast, cheap in front)
+    for one, other in permutations(front, 2):
+        assert not (one[0] <= other[0] and one[1] <= other[1])
+
+
+def test_plans_that_may_not_run_are_not_on_the_front() -> None:
+    best, other = _plans([(0.1, 0.1), (1.0, 1.0)])
+    assert pareto_front([replace(best, feasible=False), other]) == [other]
+    assert pareto_front([replace(best, predicted=None)]) == []
+
+
+def test_text_shows_both_ends_of_the_front() -> None:
+    decision = decided(profile(), Constraints(max_data_hosts=60))
+    front = pareto_front(decision.plans)
+    text = explain(decision)
+    for plan in (front[0], front[-1]):
+        words = " + ".join(f"{g.count} {g.instance_type.removeprefix('ml.')}" for g in plan.groups)
+        assert words in text
+    marked = [line for line in text.splitlines() if line.startswith((".", "*"))]
+    assert len(marked) >= 2
+    assert len([line for line in text.splitlines() if "heterogeneous" in line]) < 20
+
+
+def test_text_tells_limits_break_even_and_utilization_of_the_chosen_plan() -> None:
+    decision = decided(profile())
+    text = unwrapped(explain(decision))
+    assert f"With the plan it is {limits(of(decision.plan))}" in text
+    assert f"Break-even: {pays(of(decision.plan))}; accelerators busy" in text
+
+
+def test_table_comes_before_the_working() -> None:
+    text = explain(decided(profile()))
+    assert text.index("\naction ") < text.index("How it was decided")
