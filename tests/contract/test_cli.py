@@ -97,6 +97,7 @@ VERBS = {
         "--from-cluster",
         "--context",
         "--pool-label",
+        "--region",
         "--out",
         "--json",
         "--debug",

@@ -41,6 +41,8 @@ NO_RESOURCE = {
     "cloudwatch:GetMetricData": "CloudWatch has no ARNs of metrics",
     "cloudwatch:PutMetricData": "CloudWatch has no ARNs of metrics",
     "ecr:GetAuthorizationToken": "a login is to the whole registry",
+    "ec2:DescribeInstanceTypes": "EC2's Describe calls know no resources",
+    "pricing:GetProducts": "a price list is nobody's",
     "scheduler:ListSchedules": "a listing is of the account",
     "sts:GetCallerIdentity": "it needs no permission at all; here for those who read",
     "ec2:DescribeDhcpOptions": "EC2's Describe calls know no resources",

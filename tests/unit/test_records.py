@@ -95,7 +95,15 @@ def _texts(info: msgspec.inspect.StrType) -> st.SearchStrategy[object]:
 def _records(kind: type) -> st.SearchStrategy[object]:
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = {f.encode_name: _values(hints[f.name]) for f in msgspec.structs.fields(kind)}
+    if kind is Profile:
+        said = st.fixed_dictionaries(fields).filter(_says_something)
+        return said.map(lambda drawn: Profile(**drawn))
     return st.builds(kind, **fields)
+
+
+def _says_something(fields: Mapping[str, typing.Any]) -> bool:
+    observed = fields["observed"]
+    return fields["step"] is not None or (observed is not None and observed.is_known)
 
 
 def _documents() -> Mapping[str, dict[str, object]]:

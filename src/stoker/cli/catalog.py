@@ -1,6 +1,7 @@
 """`stoker catalog`: the instance types and prices that decide knows, and a cluster's own pools."""
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +18,7 @@ def catalog_verb(
         str | None,
         typer.Argument(
             metavar="refresh",
-            help="Writes the table anew, from --from-cluster.",
+            help="Writes the table anew, from AWS or --from-cluster.",
             show_default=False,
         ),
     ] = None,
@@ -38,19 +39,28 @@ def catalog_verb(
         str | None,
         typer.Option("--pool-label", metavar="KEY", help="Label that names a node's pool."),
     ] = None,
+    region: Annotated[
+        str | None,
+        typer.Option("--region", metavar="R", help="refresh: AWS's prices of that region."),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="F", help="File for the pools; else stdout.")
+        Path | None, typer.Option("--out", metavar="F", help="File for the table; else stdout.")
     ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Lists the instance types and dated prices that decide knows; refresh reads a cluster's."""
-    if action is None and not from_cluster:
+    """Lists the instance types and dated prices that decide knows; refresh reads today's."""
+    if action is None and not (from_cluster or region or out):
         _list(platform, prices=prices, as_json=as_json)
         return
-    _refresh(
-        action,
-        from_cluster=from_cluster,
+    _check(action, from_cluster=from_cluster, region=region)
+    if not from_cluster:
+        _check_aws(context=context, pool_label=pool_label, prices=prices)
+        from stoker.cli.refreshing import refresh_from_aws
+
+        refresh_from_aws(region=region, out=out, as_json=as_json, today=date.today())
+        return
+    _refresh_pools(
         context=context,
         pool_label=pool_label,
         prices=prices,
@@ -66,10 +76,37 @@ def _list(platform: str, *, prices: Path | None, as_json: bool) -> None:
     print(json.dumps(catalog.to_document(), indent=2) if as_json else catalog.table())
 
 
-def _refresh(
-    action: str | None,
+def _check(action: str | None, *, from_cluster: bool, region: str | None) -> None:
+    from stoker.errors import UsageError
+
+    if action not in (None, "refresh"):
+        raise UsageError(f"stoker catalog does not {action}", fix="stoker catalog refresh")
+    if action is None:
+        flag = "--from-cluster" if from_cluster else f"--region {region or 'REGION'}"
+        raise UsageError(
+            "what is written anew is said with refresh", fix=f"stoker catalog refresh {flag}"
+        )
+    if from_cluster and region:
+        raise UsageError(
+            "--from-cluster and --region exclude each other",
+            fix="a cluster's pools, or AWS's prices: name one of them",
+        )
+
+
+def _check_aws(*, context: str | None, pool_label: str | None, prices: Path | None) -> None:
+    from stoker.errors import UsageError
+
+    given = {"--context": context, "--pool-label": pool_label, "--prices": prices}
+    for flag, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"{flag} belongs to --from-cluster",
+                fix="stoker catalog refresh --region REGION --out FILE",
+            )
+
+
+def _refresh_pools(
     *,
-    from_cluster: bool,
     context: str | None,
     pool_label: str | None,
     prices: Path | None,
@@ -80,18 +117,10 @@ def _refresh(
     from stoker.catalog.nodes import daemon_requests, pools_of
     from stoker.catalog.refresh import pools_table
     from stoker.cli.progress import say
-    from stoker.errors import UsageError
     from stoker.platforms.kubernetes.api import Cluster
     from stoker.platforms.kubernetes.nodes import list_nodes, pods_of_node
     from stoker.records import write_text
 
-    if action not in (None, "refresh"):
-        raise UsageError(f"stoker catalog does not {action}", fix="stoker catalog refresh")
-    if action is None or not from_cluster:
-        raise UsageError(
-            "prices of instance types come with stoker's releases; a cluster's pools are read",
-            fix="stoker catalog refresh --from-cluster --out configs/kubernetes/pools.csv",
-        )
     cluster = Cluster(context=context)
     nodes = list_nodes(cluster)
     pools, notes = pools_of(nodes, pool_label=pool_label)
