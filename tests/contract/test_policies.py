@@ -168,6 +168,8 @@ def calls_of_the_sources() -> dict[str, str]:
             if is_call and isinstance(words[0] if words else None, str):
                 operations = _texts(node.args[1])
                 assert operations, f"{where}: the operation is not to be read from the source"
+                if not operations[0][:1].isupper():
+                    continue  # of another service's client: AWS's operations are CamelCase
                 names = [f"{words[0]}:{operation}" for operation in operations]
                 found.update({IAM_NAMES.get(name, name): where for name in names})
     return found
