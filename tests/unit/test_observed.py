@@ -1,0 +1,359 @@
+"""A job that ran: steps out of its log, who is where, and what its load suggests to decide."""
+
+import json
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from stoker.catalog import load_catalog
+from stoker.decide import decide
+from stoker.decide import explain as explain_decision
+from stoker.errors import UsageError
+from stoker.evaluate import evaluate
+from stoker.platforms.sagemaker.observed_job import ObservedJob, members_in
+from stoker.platforms.sagemaker.utilisation import HostLoad, point_seconds
+from stoker.profile import explain
+from stoker.profile.logged_steps import MIN_SAMPLES, steps_in
+from stoker.profile.observed import observed_profile
+from stoker.records import (
+    Constraints,
+    Group,
+    Job,
+    Observed,
+    Profile,
+    ProfiledHost,
+    StepTerms,
+    Training,
+    read_json,
+    write_json,
+)
+from stoker.report.figures import collect
+from stoker.settings import workload_from
+
+TODAY = date(2026, 11, 20)
+DAY = 86400
+SIZES = {"ml.g5.2xlarge": (8, 1), "ml.c5.4xlarge": (16, 0)}
+STOKER = "stoker 2026-11-20T08:00:{:02d}.000Z run=m host=algo-1 "
+
+
+def job(**changes: object) -> ObservedJob:
+    fields: dict[str, object] = {
+        "name": "photos-1",
+        "groups": {"dnn": ("ml.g5.2xlarge", 1), "data": ("ml.c5.4xlarge", 1)},
+        "dnn": "dnn",
+        "loads": (
+            HostLoad(host="algo-1", group="data", cpu=0.3, gpu=None, memory=0.1),
+            HostLoad(host="algo-2", group="dnn", cpu=0.97, gpu=0.41, memory=0.5),
+        ),
+        "began_at": "2026-11-19T08:00:00.000Z",
+        "minutes": 212.0,
+        "point_seconds": 60,
+        "is_running": False,
+    }
+    return ObservedJob(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def profile(cpu: float | None, gpu: float | None, kind: str = "ml.p4d.24xlarge") -> Profile:
+    return Profile(
+        host=ProfiledHost(instance_type=kind),
+        observed=Observed(cpu_utilization=cpu, gpu_utilization=gpu),
+    )
+
+
+# ---- steps out of a log
+
+
+def repeated(line: str, times: int = MIN_SAMPLES) -> list[str]:
+    return [line] * times
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds"),
+    [
+        ("epoch 1 step 3 step_time=0.19 loss=2.1", 0.19),
+        ('{"step_time": 0.19, "loss": 2.1}', 0.19),
+        ("avg_step_time: 190ms", 0.19),
+        ("step_time_ms=190", 0.19),
+        ("batch time: 0.19 s", 0.19),
+        ("iteration_seconds=1.9e-1", 0.19),
+        ("Epoch: [0][10/99]\tTime  0.190 ( 0.195)\tLoss 2.3 (2.4)", 0.19),
+        (" 42%|####2     | 42/100 [00:08<00:11, 5.00it/s, loss=2.1]", 0.2),
+        (" 42%|####2     | 42/100 [00:08<00:11,  1.50s/it]", 1.5),
+        ("250/250 [====] - 48s 190ms/step - loss: 0.3", 0.19),
+        ("throughput 5.0 steps/sec", 0.2),
+    ],
+)
+def test_a_common_form_gives_the_step(line: str, seconds: float) -> None:
+    found = steps_in(repeated(line))
+    assert found.step_seconds == pytest.approx(seconds)
+    assert (found.samples, found.wait_seconds) == (MIN_SAMPLES, None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "5120.3 images/s",
+        "5.2 MB/s",
+        "step=12 loss=0.19",
+        "time=0.19",
+        "timestep_time_left=4",
+        "step_time=0.0",
+        "step_time=nan",
+        "version 1.5.it/s",
+        "multistep_times=3",
+    ],
+)
+def test_what_is_no_step_is_not_taken_for_one(line: str) -> None:
+    with pytest.raises(UsageError, match="no step's time"):
+        steps_in(repeated(line, 100))
+
+
+def test_the_median_stands_against_a_slow_start_and_the_quartiles_say_the_spread() -> None:
+    lines = [f"step_time={value}" for value in [9.0, 8.0, *([0.1, 0.2, 0.3] * 7)]]
+    found = steps_in(lines)
+    assert found.step_seconds == pytest.approx(0.2)
+    assert 0.1 <= found.low_seconds <= 0.2 <= found.high_seconds <= 0.3
+
+
+def test_stokers_own_lines_win_and_tell_the_wait() -> None:
+    own = [
+        STOKER.format(n) + f"progress steps={n + 1} step_seconds=0.4 wait_seconds=0.3"
+        for n in range(MIN_SAMPLES)
+    ]
+    found = steps_in([*repeated("step_time=7", 50), *own])
+    assert (found.step_seconds, found.wait_seconds) == (0.4, 0.3)
+    assert "stoker's own lines" in found.words
+
+
+def test_the_published_imagenet_script_tells_the_wait_too() -> None:
+    found = steps_in(repeated("Epoch: [0][1/9]\tTime  0.400 ( 0.5)\tData  0.300 ( 0.3)\tLoss 2"))
+    assert (found.step_seconds, found.wait_seconds) == (0.4, 0.3)
+
+
+def test_a_progress_bar_writes_over_its_line() -> None:
+    assert steps_in(["\r".join(repeated("3/9 [00:01<00:02, 4.00it/s]"))]).step_seconds == 0.25
+
+
+def test_too_few_lines_are_refused_with_what_was_looked_for_and_found() -> None:
+    with pytest.raises(UsageError) as caught:
+        steps_in([*repeated("step_time=1", 19), "5it/s", "hello"], source="job.log")
+    said = str(caught.value)
+    assert "20 lines" in said
+    assert "step_time=0.19: 19" in said
+    assert "5.2it/s: 1" in said
+    assert "job.log" in said
+    assert "step_seconds=...: 0" in said
+
+
+# ---- who is where
+
+
+def test_members_come_from_each_hosts_line_and_from_the_leaders() -> None:
+    groups = {
+        "dnn": {"role": "dnn", "type": "t", "hosts": ["algo-2"]},
+        "x": {"role": "data", "hosts": ["algo-9"]},
+    }
+    head = "stoker 2026-11-20T08:00:00.000Z run=m host="
+    found = members_in(
+        [
+            f"{head}algo-1 host_has_role group=d role=data type=t",
+            f"[d/algo-2] {head}algo-2 roster groups='{json.dumps(groups)}'",
+            f"{head}algo-2 roster groups='{{broken'",
+            "the roster of the team",
+        ]
+    )
+    assert found.groups == {"algo-1": "d", "algo-2": "dnn", "algo-9": "x"}
+    assert found.roles == {"d": "data", "dnn": "dnn", "x": "data"}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "age", "period"),
+    [(3600, 3600, 60), (3600, 20 * DAY, 300), (3600, 100 * DAY, 3600), (5 * DAY, 20 * DAY, 600)],
+)
+def test_old_points_are_asked_for_as_coarsely_as_they_are_kept(
+    seconds: float, age: float, period: int
+) -> None:
+    assert point_seconds(seconds, age_seconds=age) == period
+
+
+# ---- the profile
+
+
+def test_the_profile_is_the_dnn_groups_and_keeps_every_host(tmp_path: Path) -> None:
+    made = observed_profile(job(), sizes=SIZES)
+    assert made.step is None
+    assert made.observed == Observed(cpu_utilization=0.97, gpu_utilization=0.41, hosts=1)
+    assert (made.host.instance_type, made.host.vcpus, made.host.accelerators) == (
+        "ml.g5.2xlarge",
+        8,
+        1,
+    )
+    assert made.what["host_cpu"] == {"algo-1": 0.3, "algo-2": 0.97}
+    assert made.what["group_cpu"] == {"dnn": 0.97, "data": 0.3}
+    file = tmp_path / "profile.json"
+    write_json(file, made)
+    assert "step" not in file.read_text().split('"what"')[0]
+    assert read_json(file, Profile) == made
+
+
+def test_the_words_name_groups_hosts_and_what_is_not_known() -> None:
+    text = explain(observed_profile(job(), sizes=SIZES))
+    assert "probably CPU-bound" in text
+    assert "No step was timed" in text
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("  algo")] == [
+        "algo-2",
+        "algo-1",
+    ]
+    assert "n/a" in text
+    assert "the group data beside dnn" in text.replace("\n  ", " ")
+    assert max(map(len, text.splitlines())) <= 88
+
+
+def test_short_old_and_running_jobs_are_said_to_be_so() -> None:
+    made = observed_profile(job(minutes=4.0, is_running=True, point_seconds=300), sizes=SIZES)
+    notes = " ".join(map(str, made.what["notes"]))  # type: ignore[arg-type]
+    assert "still runs" in notes
+    assert "4 minutes only" in notes
+    assert "5 minutes" in notes
+
+
+def test_a_log_adds_the_step_with_its_spread() -> None:
+    made = observed_profile(job(), sizes=SIZES, steps=steps_in(repeated("step_time=0.25")))
+    assert made.step == StepTerms(step_seconds=0.25)
+    assert made.spread is not None
+    assert made.spread["step_seconds"].samples == MIN_SAMPLES
+    text = explain(made)
+    assert "250.0 ms" in text
+    assert "None" not in text
+    assert "probably CPU-bound" in text
+
+
+@pytest.mark.parametrize("observed", [None, {}, {"hosts": 2}])
+def test_a_profile_that_says_nothing_is_refused(
+    tmp_path: Path, observed: dict[str, int] | None
+) -> None:
+    file = tmp_path / "profile.json"
+    seen = "" if observed is None else f', "observed": {observed}'.replace("'", '"')
+    file.write_text(
+        '{"schema": "stoker.profile/v1", "host": {"instance_type": "ml.g5.xlarge"}' + seen + "}"
+    )
+    with pytest.raises(UsageError, match="key step"):
+        read_json(file, Profile)
+
+
+# ---- what is made of it
+
+
+@pytest.mark.parametrize(
+    ("cpu", "gpu", "suspect"),
+    [
+        (0.98, 0.41, "cpu"),
+        (0.98, 0.95, "accelerator"),
+        (0.2, 0.95, "accelerator"),
+        (0.12, 0.3, "neither"),
+        (0.75, 0.3, "unknown"),
+        (0.98, 0.8, "unknown"),
+        (0.98, None, "unknown"),
+        (None, 0.4, "unknown"),
+    ],
+)
+def test_a_load_suggests(cpu: float | None, gpu: float | None, suspect: str) -> None:
+    assert Observed(cpu_utilization=cpu, gpu_utilization=gpu).suspect == suspect
+
+
+def decision_of(made: Profile, *clusters: tuple[Group, ...], **constraints: object):  # type: ignore[no-untyped-def]
+    return decide(
+        made,
+        catalog=load_catalog("sagemaker"),
+        constraints=Constraints(**constraints),  # type: ignore[arg-type]
+        extra_clusters=clusters,
+        today=TODAY,
+    )
+
+
+@pytest.mark.parametrize("loads", [(0.98, 0.41), (0.9, 0.9), (0.1, 0.2), (0.8, None)])
+def test_decide_promises_nothing_without_a_step(loads: tuple[float, float | None]) -> None:
+    found = decision_of(profile(*loads))
+    assert (found.action, found.bottleneck) == ("keep", "unexplained")
+    assert [plan.predicted for plan in found.plans] == [None]
+    assert {answer.answer for answer in found.path} == {"unknown"}
+    assert found.advice[0].id == "profile"
+    text = explain_decision(found)
+    assert "No step was timed" in text
+    assert "does not help" not in text
+    assert " ms" not in text
+    assert max(map(len, text.splitlines())) <= 88
+
+
+def test_a_cpu_bound_load_is_told_what_a_data_host_would_have_to_bring() -> None:
+    found = decision_of(profile(0.98, 0.41))
+    (pays,) = (advice.text for advice in found.advice if advice.id == "break-even")
+    assert "ml.c7i.8xlarge" in pays
+    # 1 + 1.7136 / 25.2513, prices of the table.
+    assert "1.07x" in pays
+
+
+@pytest.mark.parametrize(
+    "constraints", [{"max_data_hosts": 0}, {"allowed_instance_types": ("ml.p4d.24xlarge",)}]
+)
+def test_no_data_host_is_named_where_none_may_be_used(constraints: dict[str, object]) -> None:
+    found = decision_of(profile(0.98, 0.41), **constraints)
+    assert "break-even" not in [advice.id for advice in found.advice]
+
+
+def test_named_groups_are_said_to_be_unpredictable() -> None:
+    groups = (
+        Group(name="dnn", role="dnn", instance_type="ml.p4d.24xlarge", count=1),
+        Group(name="data", role="data", instance_type="ml.c5.18xlarge", count=2),
+    )
+    found = decision_of(profile(0.98, 0.41), groups)
+    assert any("named groups" in warning for warning in found.warnings)
+
+
+def test_old_prices_are_said_without_a_step_too() -> None:
+    found = decide(
+        profile(0.98, 0.41),
+        catalog=load_catalog("sagemaker"),
+        constraints=Constraints(),
+        today=date(2027, 3, 1),
+    )
+    assert found.prices.stale
+    assert any("90 days" in warning for warning in found.warnings)
+
+
+def test_with_a_step_from_the_log_decide_makes_plans_with_wide_bands() -> None:
+    made = Profile(
+        host=ProfiledHost(instance_type="ml.p4d.24xlarge"),
+        step=StepTerms(step_seconds=0.192),
+        observed=Observed(cpu_utilization=0.99, gpu_utilization=0.45),
+    )
+    found = decision_of(made)
+    best = next(p for p in found.plans if p.action == "heterogeneous" and p.predicted)
+    assert best.predicted is not None
+    outcome = best.predicted
+    assert outcome.step_seconds_high / outcome.step_seconds - 1 > 0.15
+    assert any("utilization" in warning for warning in found.warnings)
+
+
+def test_evaluate_and_report_cope_with_a_profile_without_a_step() -> None:
+    made = profile(0.98, 0.41)
+    decision = decision_of(made)
+    training = Training(
+        status="succeeded",
+        exit_code=0,
+        groups=decision.plan.groups,
+        strategy="none",
+        engine="feed",
+        job=Job(platform="sagemaker", name="photos-1"),
+    )
+    workload = workload_from({"name": "a", "command": ["true"]}, overrides=())
+    judged = evaluate(workload=workload, profile=made, decision=decision, training=training)
+    assert judged.performance is None
+    figures = collect(profile=made, decision=decision, training=training, evaluation=judged)
+    assert (figures.baseline, figures.wait_share) == (None, None)
+
+
+def test_asking_an_untimed_profile_for_its_step_is_an_error_in_words() -> None:
+    with pytest.raises(UsageError, match="no step"):
+        _ = profile(0.5, 0.5).timed_step
