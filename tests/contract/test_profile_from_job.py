@@ -1,0 +1,407 @@
+"""`stoker profile --training-job`: from answers of SageMaker and CloudWatch to a record."""
+
+import contextlib
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stoker.cli.app import app
+from stoker.cli.delivery import Outputs
+from stoker.cli.observing import observe_command
+from stoker.errors import PlatformError, UsageError
+from stoker.platforms.aws import Aws, AwsError
+from stoker.platforms.sagemaker.logs import LOG_GROUP
+from stoker.platforms.sagemaker.observed_job import ObservedJob, describe_job, observe_job
+from stoker.platforms.sagemaker.utilisation import NAMESPACE
+from stoker.profile.observed import observed_profile
+from stoker.records import Profile, read_json
+from support.aws_answers import Answers
+from support.moto import REGION, ROLE, AwsServer
+
+NAME = "photos-2026-11-20"
+SIZES = {"ml.g5.2xlarge": (8, 1), "ml.c5.4xlarge": (16, 0), "ml.g4dn.xlarge": (4, 1)}
+MINUTES = 30
+GROUPS = [
+    {"InstanceType": "ml.c5.4xlarge", "InstanceCount": 2, "InstanceGroupName": "loaders"},
+    {"InstanceType": "ml.g5.2xlarge", "InstanceCount": 1, "InstanceGroupName": "trainers"},
+]
+ROLE_LINE = (
+    "stoker 2026-11-20T08:00:00.000Z run=m host={0} "
+    "host_has_role group={1} role={2} type=t leader=algo-3"
+)
+ROSTER = {
+    "trainers": {"role": "dnn", "type": "t", "hosts": ["algo-3"]},
+    "loaders": {"role": "data", "type": "t", "hosts": ["algo-1", "algo-2"]},
+}
+
+
+@pytest.fixture
+def aws(aws_server: AwsServer) -> Aws:
+    return Aws(region=REGION)
+
+
+@pytest.fixture
+def answers(aws: Aws) -> Answers:
+    return Answers(aws)
+
+
+@pytest.fixture
+def begin() -> datetime:
+    now = datetime.now(UTC).replace(second=0, microsecond=0)
+    return now - timedelta(minutes=MINUTES + 5)
+
+
+def make_job(aws: Aws, resources: Mapping[str, object] | None = None, *, name: str = NAME) -> None:
+    """A job that somebody created, without stoker."""
+    aws.call(
+        "sagemaker",
+        "CreateTrainingJob",
+        TrainingJobName=name,
+        AlgorithmSpecification={"TrainingImage": "image", "TrainingInputMode": "File"},
+        RoleArn=ROLE,
+        OutputDataConfig={"S3OutputPath": "s3://bucket/out"},
+        ResourceConfig={
+            "VolumeSizeInGB": 30,
+            **(resources or {"InstanceType": "ml.g5.2xlarge", "InstanceCount": 2}),
+        },
+        StoppingCondition={"MaxRuntimeInSeconds": 3600},
+    )
+
+
+def trained(
+    answers: Answers, begin: datetime, *, end: datetime | None = None, **more: object
+) -> None:
+    """What DescribeTrainingJob says of its times."""
+
+    def change(parsed: dict[str, object]) -> None:
+        # moto ends a job at once, and knows nothing of the times of its training.
+        parsed.pop("TrainingEndTime", None)
+        parsed["TrainingStartTime"] = begin
+        if end:
+            parsed["TrainingEndTime"] = end
+        parsed.update(more)
+
+    answers.change("sagemaker", "DescribeTrainingJob", change)
+
+
+def put(aws: Aws, host: str, begin: datetime, **metrics: tuple[float, ...]) -> None:
+    """Points of a host, one a minute."""
+    for name, values in metrics.items():
+        aws.call(
+            "cloudwatch",
+            "PutMetricData",
+            Namespace=NAMESPACE,
+            MetricData=[
+                {
+                    "MetricName": name,
+                    "Dimensions": [{"Name": "Host", "Value": f"{NAME}/{host}"}],
+                    "Timestamp": begin + timedelta(minutes=minute + 1),
+                    "Value": value,
+                }
+                for minute, value in enumerate(values)
+            ],
+        )
+
+
+def put_lines(aws: Aws, host: str, *lines: str) -> None:
+    stream = f"{NAME}/{host}-1700000000"
+    with contextlib.suppress(AwsError):
+        aws.call("logs", "CreateLogGroup", logGroupName=LOG_GROUP)
+    aws.call("logs", "CreateLogStream", logGroupName=LOG_GROUP, logStreamName=stream)
+    millis = int(datetime.now(UTC).timestamp() * 1000)
+    events = [{"timestamp": millis + at, "message": line} for at, line in enumerate(lines)]
+    aws.call("logs", "PutLogEvents", logGroupName=LOG_GROUP, logStreamName=stream, logEvents=events)
+
+
+def put_heterogeneous(aws: Aws, begin: datetime) -> None:
+    put(aws, "algo-1", begin, CPUUtilization=(1600.0, 1600.0))
+    put(aws, "algo-2", begin, CPUUtilization=(800.0,))
+    put(aws, "algo-3", begin, CPUUtilization=(200.0, 400.0), GPUUtilization=(90.0, 70.0))
+
+
+def observed(aws: Aws, log: list[str] | None = None) -> ObservedJob:
+    state = describe_job(aws, NAME)
+    return observe_job(aws, state, sizes=SIZES, log=log, now=datetime.now(UTC))
+
+
+def profiled(aws: Aws, log: list[str] | None = None) -> Profile:
+    return observed_profile(observed(aws, log), sizes=SIZES)
+
+
+# ---- one group
+
+
+def test_a_job_of_one_group_is_read_host_by_host_without_its_log(
+    aws: Aws, answers: Answers, begin: datetime
+) -> None:
+    make_job(aws)
+    trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
+    answers.watch("logs", "DescribeLogStreams")
+    put(aws, "algo-1", begin, CPUUtilization=(800.0, 760.0), GPUUtilization=(40.0, 50.0))
+    put(aws, "algo-2", begin, CPUUtilization=(720.0,), GPUUtilization=(35.0,))
+    found = profiled(aws)
+    assert found.observed is not None
+    assert found.observed.cpu_utilization == pytest.approx((0.975 + 0.9) / 2)
+    assert found.observed.gpu_utilization == pytest.approx((0.45 + 0.35) / 2)
+    assert found.observed.hosts == 2
+    assert (found.host.instance_type, found.host.count) == ("ml.g5.2xlarge", 2)
+    assert found.what["host_cpu"] == {"algo-1": 0.975, "algo-2": 0.9}
+    assert found.what["minutes"] == MINUTES
+    assert found.what["is_running"] is False
+    assert answers.count("DescribeLogStreams") == 0
+
+
+def test_a_running_job_is_read_so_far(aws: Aws, answers: Answers, begin: datetime) -> None:
+    make_job(aws)
+    trained(answers, begin, TrainingJobStatus="InProgress", SecondaryStatus="Training")
+    put(aws, "algo-1", begin, CPUUtilization=(400.0,), GPUUtilization=(90.0,))
+    found = profiled(aws)
+    assert found.what["is_running"] is True
+    assert found.observed is not None
+    assert found.observed.hosts == 1
+    notes = " ".join(map(str, found.what["notes"]))  # type: ignore[arg-type]
+    assert "still runs" in notes
+    assert "nothing of algo-2" in notes
+
+
+# ---- groups
+
+
+def test_groups_are_told_apart_by_the_lines_of_the_launcher(
+    aws: Aws, answers: Answers, begin: datetime
+) -> None:
+    make_job(aws, {"InstanceGroups": GROUPS})
+    trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
+    put_heterogeneous(aws, begin)
+    put_lines(aws, "algo-1", "starting", ROLE_LINE.format("algo-1", "loaders", "data"))
+    put_lines(aws, "algo-2", ROLE_LINE.format("algo-2", "loaders", "data"))
+    put_lines(aws, "algo-3", ROLE_LINE.format("algo-3", "trainers", "dnn"))
+    found = observed(aws)
+    assert (found.dnn, found.notes) == ("trainers", ())
+    assert {load.host: load.group for load in found.loads} == {
+        "algo-1": "loaders",
+        "algo-2": "loaders",
+        "algo-3": "trainers",
+    }
+    made = profiled(aws)
+    assert made.what["group_cpu"] == {"loaders": 0.75, "trainers": 0.375}
+    assert made.observed is not None
+    assert (made.observed.cpu_utilization, made.observed.gpu_utilization) == (0.375, 0.8)
+
+
+def test_the_leaders_roster_is_enough_and_a_given_log_needs_no_cloudwatch_logs(
+    aws: Aws, answers: Answers, begin: datetime
+) -> None:
+    make_job(aws, {"InstanceGroups": GROUPS})
+    trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
+    put_heterogeneous(aws, begin)
+    answers.always_refuse("logs", "DescribeLogStreams", "AccessDeniedException")
+    head = "stoker 2026-11-20T08:00:00.000Z run=m host=algo-3 roster groups="
+    found = observed(aws, [f"{head}'{json.dumps(ROSTER)}'"])
+    assert (found.dnn, found.notes) == ("trainers", ())
+
+
+def test_without_such_lines_gpus_tell_two_groups_apart_and_that_is_said(
+    aws: Aws, answers: Answers, begin: datetime
+) -> None:
+    make_job(aws, {"InstanceGroups": GROUPS})
+    trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
+    put_heterogeneous(aws, begin)
+    put_lines(aws, "algo-1", "a script of somebody's own")
+    found = observed(aws)
+    assert found.dnn == "trainers"
+    assert {load.host for load in found.loads if load.group == "trainers"} == {"algo-3"}
+    assert "those with GPUs" in found.notes[0]
+
+
+def test_a_log_that_may_not_be_read_is_named_where_gpus_tell_it_instead(
+    aws: Aws, answers: Answers, begin: datetime
+) -> None:
+    make_job(aws, {"InstanceGroups": GROUPS})
+    trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
+    put_heterogeneous(aws, begin)
+    answers.always_refuse("logs", "DescribeLogStreams", "AccessDeniedException")
+    assert "logs:DescribeLogStreams" in observed(aws).notes[0]
+
+
+@pytest.mark.parametrize("types", [("ml.g5.2xlarge", "ml.g4dn.xlarge"), ("ml.c5.4xlarge",) * 2])
+def test_groups_that_nothing_tells_apart_are_an_error_that_names_them(
+    aws: Aws, answers: Answers, begin: datetime, types: tuple[str, str]
+) -> None:
+    groups = [
+        {"InstanceType": kind, "InstanceCount": 1, "InstanceGroupName": f"g{n}"}
+        for n, kind in enumerate(types)
+    ]
+    make_job(aws, {"InstanceGroups": groups})
+    trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
+    put(aws, "algo-1", begin, CPUUtilization=(100.0,), GPUUtilization=(10.0,))
+    put(aws, "algo-2", begin, CPUUtilization=(100.0,), GPUUtilization=(10.0,))
+    with pytest.raises(PlatformError) as caught:
+        observed(aws)
+    assert f"g0 (1 x {types[0]}), g1 (1 x {types[1]})" in str(caught.value)
+    assert "--logs" in caught.value.fix
+
+
+def test_gpus_tell_nothing_while_a_host_has_no_points(
+    aws: Aws, answers: Answers, begin: datetime
+) -> None:
+    make_job(aws, {"InstanceGroups": GROUPS})
+    trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
+    put(aws, "algo-1", begin, CPUUtilization=(100.0,), GPUUtilization=(10.0,))
+    with pytest.raises(PlatformError, match="which of the 3 hosts"):
+        observed(aws)
+
+
+# ---- nothing to read
+
+
+def test_a_job_that_there_is_not_is_named_with_its_region(aws: Aws) -> None:
+    with pytest.raises(PlatformError) as caught:
+        describe_job(aws, "no-such-job")
+    assert "no-such-job" in str(caught.value)
+    assert REGION in str(caught.value)
+
+
+def test_a_job_that_never_trained_says_why(aws: Aws, answers: Answers) -> None:
+    make_job(aws)
+
+    def change(parsed: dict[str, object]) -> None:
+        parsed.pop("TrainingStartTime", None)
+        parsed.update(
+            TrainingJobStatus="Failed", SecondaryStatus="Failed", FailureReason="no capacity"
+        )
+
+    answers.change("sagemaker", "DescribeTrainingJob", change)
+    with pytest.raises(PlatformError, match="has not trained: it is Failed: no capacity"):
+        describe_job(aws, NAME)
+
+
+@pytest.mark.parametrize(
+    ("ago", "lasted", "words"),
+    [
+        (timedelta(minutes=9), timedelta(seconds=50), "less than two minutes"),
+        (timedelta(days=500), timedelta(hours=2), "500 days ago"),
+        (timedelta(hours=9), timedelta(hours=2), "none were written"),
+    ],
+)
+def test_a_job_without_points_says_why(
+    aws: Aws, answers: Answers, ago: timedelta, lasted: timedelta, words: str
+) -> None:
+    make_job(aws)
+    start = datetime.now(UTC) - ago
+    trained(answers, start, end=start + lasted)
+    with pytest.raises(PlatformError, match="no points") as caught:
+        observed(aws)
+    assert words in str(caught.value)
+
+
+def test_a_missing_permission_is_named(aws: Aws, answers: Answers, begin: datetime) -> None:
+    make_job(aws)
+    trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
+    answers.always_refuse("cloudwatch", "GetMetricData", "AccessDenied")
+    with pytest.raises(AwsError, match="cloudwatch:GetMetricData"):
+        observed(aws)
+
+
+def test_old_jobs_are_asked_for_in_the_points_that_are_kept(aws: Aws, answers: Answers) -> None:
+    make_job(aws)
+    start = datetime.now(UTC) - timedelta(days=30)
+    trained(answers, start, end=start + timedelta(hours=3))
+    answers.answer(
+        "cloudwatch",
+        "GetMetricData",
+        {"MetricDataResults": [{"Label": "CPUUtilization algo-1", "Values": [800.0]}]},
+    )
+    found = observed(aws)
+    assert found.point_seconds == 300
+    (asked,) = (call for name, call in answers.calls if name == "GetMetricData")
+    assert "300" in str(asked["body"])
+
+
+# ---- the verb
+
+
+@pytest.fixture
+def finished(aws: Aws, begin: datetime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job with points, for an `Aws` that the verb makes itself."""
+    make_job(aws)
+    put(aws, "algo-1", begin, CPUUtilization=(792.0, 784.0), GPUUtilization=(41.0, 41.0))
+    put(aws, "algo-2", begin, CPUUtilization=(792.0, 784.0), GPUUtilization=(41.0, 41.0))
+    call = Aws.call
+
+    def changed(self: Aws, service: str, operation: str, **parameters: object) -> object:
+        answer = call(self, service, operation, **parameters)
+        if operation == "DescribeTrainingJob":
+            end = begin + timedelta(minutes=MINUTES)
+            answer |= {"TrainingStartTime": begin.isoformat(), "TrainingEndTime": end.isoformat()}
+        return answer
+
+    monkeypatch.setattr(Aws, "call", changed)
+
+
+@pytest.mark.usefixtures("finished")
+def test_the_verb_writes_a_profile_that_decide_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "profile.json"
+    observe_command(
+        NAME,
+        has_words=False,
+        logs=None,
+        region=REGION,
+        outputs=Outputs(out=out),
+        as_json=False,
+    )
+    said = capsys.readouterr().out
+    assert "probably CPU-bound" in said
+    record = read_json(out, Profile)
+    assert record.step is None
+    assert record.observed is not None
+    assert record.observed.cpu_utilization == pytest.approx(0.985)
+    done = CliRunner().invoke(app, ["decide", str(out), "--out", str(tmp_path / "d.json")])
+    assert done.exit_code == 0
+    assert "No step was timed" in done.output
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_log_file_adds_the_step_to_the_record(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("loading\n" + "step_time=0.25\n" * 30)
+    out = tmp_path / "profile.json"
+    observe_command(
+        NAME, has_words=False, logs=log, region=REGION, outputs=Outputs(out=out), as_json=True
+    )
+    record = read_json(out, Profile)
+    assert record.step is not None
+    assert record.step.step_seconds == 0.25
+    assert record.step.global_batch_size is None
+    done = CliRunner().invoke(app, ["decide", str(out), "--out", str(tmp_path / "d.json")])
+    assert done.exit_code == 0
+    assert "250 ms a step" in done.output
+
+
+def test_a_log_without_steps_is_refused_before_aws_is_asked(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("nothing here\n")
+    with pytest.raises(UsageError, match="20 lines"):
+        observe_command(
+            NAME, has_words=False, logs=log, region=None, outputs=Outputs(), as_json=False
+        )
+
+
+def test_a_command_beside_a_job_is_refused() -> None:
+    with pytest.raises(UsageError, match="nothing to run"):
+        observe_command(
+            NAME, has_words=True, logs=None, region=None, outputs=Outputs(), as_json=False
+        )
+
+
+@pytest.mark.parametrize("flag", [["--logs", "x"], ["--region", "eu-west-1"]])
+def test_flags_of_a_job_need_a_job(flag: list[str]) -> None:
+    done = CliRunner().invoke(app, ["profile", *flag])
+    assert done.exit_code == 2
+    assert "--training-job" in done.output
