@@ -307,6 +307,7 @@ def test_plan_table_shows_each_plan_as_predicted(report: Report) -> None:
         "$0.000756",
         "+9.7 %",
         "cpuaccelerator",
+        "\N{EN DASH}63 %",
     ]
     assert "71 % of batches made on data hosts" in chosen[0]
     assert page.row("today's cluster, tuned")[1].startswith("60.9")
@@ -461,7 +462,7 @@ def test_pictures_are_well_formed_named_and_self_contained(report: Report, tmp_p
     source = report(before_timeline=before, after_timeline=after).source
     pictures = re.findall(r"<svg.*?</svg>", source, flags=re.DOTALL)
     named = [picture for picture in pictures if 'role="img"' in picture]
-    assert len(named) == 6
+    assert len(named) == 8
     for picture in pictures:
         root = ElementTree.fromstring(picture)
         ids = [element.get("id") for element in root.iter() if element.get("id")]

@@ -16,6 +16,7 @@ from stoker.report.intervals import Interval, draw_bar
 from stoker.report.pictures import (
     collect_strips,
     picture_of_intervals,
+    picture_of_plans,
     picture_of_series,
     picture_of_strips,
 )
@@ -128,6 +129,7 @@ def write_report(
         "strip_picture": picture_of_strips(strips, unit),
         "strip_caption": describe_windows(strips) if strips else "",
         "series_picture": picture_of_series(strips, unit),
+        "plans_picture": picture_of_plans(decision, unit),
         "interval_picture": picture_of_intervals(figures, unit),
         "environment": {key: text for key, text in environment.items() if key != "command"},
         "command": environment.get("command", ""),

@@ -9,6 +9,7 @@ from markupsafe import Markup
 from stoker.records import Decision, Profile, Training
 from stoker.report.figures import Figures, plan_name, todays_group
 from stoker.report.intervals import Interval, draw_intervals
+from stoker.report.plans_picture import draw_plans
 from stoker.report.quantities import TimeUnit
 from stoker.report.series import draw_series
 from stoker.report.strips import Strip, draw_strips
@@ -82,6 +83,15 @@ def picture_of_series(strips: Sequence[Strip], unit: TimeUnit) -> Picture | None
         draw_series(kept, unit=unit, width=_WIDE, name="series-wide"),
         draw_series(kept, unit=unit, width=_NARROW, name="series-narrow"),
     )
+
+
+def picture_of_plans(decision: Decision | None, unit: TimeUnit) -> Picture | None:
+    """The plans by time and money, and by data hosts; None where there is one plan only."""
+    if decision is None:
+        return None
+    wide = draw_plans(decision, unit=unit, width=_WIDE, name="plans-wide")
+    narrow = draw_plans(decision, unit=unit, width=_NARROW, name="plans-narrow")
+    return Picture(wide, narrow) if wide and narrow else None
 
 
 def picture_of_intervals(figures: Figures, unit: TimeUnit) -> Picture | None:

@@ -1,0 +1,207 @@
+"""The picture of the plans shows what the decision says: front, chosen plan, floor, data hosts."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from datetime import date
+from itertools import combinations
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.catalog import load_catalog
+from stoker.decide import decide, pareto_front
+from stoker.records import (
+    Check,
+    Constraints,
+    Decision,
+    Plan,
+    Predicted,
+    Profile,
+    ProfiledHost,
+    StepTerms,
+)
+from stoker.report import write_report
+from stoker.report.plan_values import scaling_of, spots_of
+from stoker.report.plans_picture import plans_drawing
+from stoker.report.quantities import MILLISECONDS, time_unit
+from support import sample_records
+
+replace = msgspec.structs.replace
+WIDTHS = (960.0, 360.0)
+
+
+def starved(**changes: float) -> Decision:
+    terms: dict[str, float] = {
+        "step_seconds": 0.2,
+        "accelerator_step_seconds": 0.08,
+        "loader_cpu_seconds": 6.1,
+        "trainer_cpu_seconds": 0.3,
+    }
+    return decide(
+        Profile(
+            host=ProfiledHost(instance_type="ml.g5.8xlarge"),
+            step=StepTerms(global_batch_size=256, **{**terms, **changes}),
+            check=Check(predicted_step_seconds=0.2, error=0.0, explained=True),
+        ),
+        catalog=load_catalog("sagemaker"),
+        constraints=Constraints(),
+        today=date(2026, 11, 1),
+    )
+
+
+def of(plan: Plan) -> Predicted:
+    assert plan.predicted is not None
+    return plan.predicted
+
+
+def test_every_plan_that_may_run_is_a_spot_and_the_front_is_marked() -> None:
+    decision = starved()
+    spots = spots_of(decision)
+    able = [plan for plan in decision.plans if plan.feasible and plan.predicted]
+    assert len(spots) == len(able)
+    front = {(of(p).step_seconds, of(p).usd_per_1000_steps) for p in pareto_front(decision.plans)}
+    assert {(s.step_seconds, s.usd) for s in spots if s.is_front} == front
+    assert [spot.is_chosen for spot in spots] == [False] * (len(spots) - 1) + [True]
+    assert sum(spot.is_today for spot in spots) == 1
+
+
+def test_scaling_starts_at_todays_step_and_counts_hosts_of_the_chosen_type() -> None:
+    decision = starved()
+    scaling = scaling_of(decision)
+    assert scaling is not None
+    assert scaling.data_type == decision.plan.groups[1].instance_type
+    assert [rung.data_hosts for rung in scaling.rungs] == list(range(9))
+    assert scaling.rungs[0].step_seconds == 0.2
+    assert scaling.floor_seconds == pytest.approx(0.08)
+    assert all(r.step_seconds >= scaling.floor_seconds * (1 - 1e-9) for r in scaling.rungs)
+    (chosen,) = [rung for rung in scaling.rungs if rung.is_chosen]
+    assert chosen.step_seconds == of(decision.plan).step_seconds
+
+
+def test_data_hosts_that_may_not_be_run_are_in_the_curve_and_not_in_the_front() -> None:
+    decision = sample_records.decision()
+    scaling = scaling_of(decision)
+    assert scaling is not None
+    assert [rung.is_feasible for rung in scaling.rungs] == [True, True, False, False, False]
+    assert {spot.name for spot in spots_of(decision)} == {"today", "tuned", "+1 local.c1"}
+
+
+def test_decision_with_todays_cluster_alone_has_no_picture() -> None:
+    decision = sample_records.decision()
+    keep = next(plan for plan in decision.plans if plan.action == "keep")
+    alone = replace(decision, action="keep", plan=keep, plans=(keep,))
+    assert plans_drawing(alone, unit=MILLISECONDS, width=960, name="plans") is None
+    unpriced = replace(keep, predicted=None)
+    nothing = replace(decision, action="keep", plan=unpriced, plans=(unpriced,))
+    assert plans_drawing(nothing, unit=MILLISECONDS, width=960, name="plans") is None
+
+
+def test_plans_without_data_hosts_have_the_front_only() -> None:
+    decision = sample_records.decision()
+    homogeneous = tuple(plan for plan in decision.plans if len(plan.groups) == 1)
+    drawing = plans_drawing(
+        replace(decision, action="tune", plan=homogeneous[0], plans=homogeneous),
+        unit=MILLISECONDS,
+        width=960,
+        name="plans",
+    )
+    assert drawing is not None
+    texts = {label.text for label in drawing.labels}
+    assert "Time against money" in texts
+    assert "Step time and data hosts" not in texts
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_picture_names_the_chosen_plan_today_and_the_floor(width: float) -> None:
+    drawing = plans_drawing(starved(), unit=MILLISECONDS, width=width, name="plans")
+    assert drawing is not None
+    text = " / ".join(label.text.replace("\N{NO-BREAK SPACE}", " ") for label in drawing.labels)
+    assert re.search(r"\+\d c7i\.\w+, chosen", text)
+    assert "today" in text
+    assert "accelerators alone, 80.0 ms" in text
+    assert "dearer plans are left out" in text
+    described = str(drawing.markup())
+    assert "no other is both faster and cheaper than" in described
+    ElementTree.fromstring(described)
+
+
+BASES = (
+    starved(),
+    starved(accelerator_step_seconds=0.19),
+    starved(accelerator_step_seconds=0.002),
+    starved(loader_cpu_seconds=1.0, accelerator_step_seconds=0.199),
+    sample_records.decision(),
+)
+
+
+def scaled(decision: Decision, *, time: float, money: float) -> Decision:
+    """The decision with every step so many times as long, at so many times the price."""
+
+    def of_plan(plan: Plan) -> Plan:
+        outcome = plan.predicted
+        if outcome is None:
+            return plan
+        return replace(
+            plan,
+            predicted=replace(
+                outcome,
+                step_seconds=outcome.step_seconds * time,
+                step_seconds_low=outcome.step_seconds_low * time,
+                step_seconds_high=outcome.step_seconds_high * time,
+                usd_per_1000_steps=outcome.usd_per_1000_steps * money,
+            ),
+        )
+
+    return replace(decision, plan=of_plan(decision.plan), plans=tuple(map(of_plan, decision.plans)))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    base=st.integers(min_value=0, max_value=len(BASES) - 1),
+    time=st.floats(min_value=1e-3, max_value=1e3),
+    money=st.floats(min_value=1e-3, max_value=1e3),
+    width=st.sampled_from(WIDTHS),
+)
+def test_labels_stay_in_the_picture_and_off_each_other(
+    base: int, time: float, money: float, width: float
+) -> None:
+    decision = scaled(BASES[base], time=time, money=money)
+    unit = time_unit([plan.predicted.step_seconds for plan in decision.plans if plan.predicted])
+    drawing = plans_drawing(decision, unit=unit, width=width, name="plans")
+    assert drawing is not None
+    for label in drawing.labels:
+        assert label.left >= -1
+        assert label.right <= drawing.width + 1
+        assert label.top >= -1
+        assert label.bottom <= drawing.height + 1
+    for one, other in combinations(drawing.labels, 2):
+        assert not one.overlaps(other), (one, other)
+
+
+def test_report_shows_the_picture_and_each_plans_next_limit_and_break_even(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "report.html"
+    decision = starved()
+    write_report(
+        file,
+        run_id="r1",
+        workload=sample_records.workload(),
+        profile=None,
+        decision=decision,
+        training=None,
+        evaluation=None,
+        before_timeline=None,
+        after_timeline=None,
+        environment={},
+    )
+    page = file.read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ")
+    assert 'class="plans-wide"' in page
+    assert 'class="plans-narrow"' in page
+    assert "accelerator, at 80.0 ms" in page
+    ratio = of(decision.plan).break_even_speedup
+    assert ratio is not None
+    assert f"{ratio:.2f} \N{MULTIPLICATION SIGN}" in page
