@@ -8,7 +8,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from stoker.decide import decide
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.aws_catalog import price_list_region
-from stoker.records import Constraints, Observed, Profile, ProfiledHost, StepTerms
+from stoker.records import Constraints, Group, Observed, Profile, ProfiledHost, StepTerms
 from support.aws_answers import Answers
 from support.moto import REGION, AwsServer
 
@@ -341,6 +341,36 @@ def test_kubernetes_pays_ec2s_price_with_ec2s_date(
     assert catalog.get("c5.xlarge").usd_per_hour == 0.19
     assert catalog.get("c5.xlarge").priced_on == TODAY
     assert catalog.get("g5.xlarge").usd_per_hour is None
+
+
+def test_a_named_type_without_a_price_is_no_plan_to_run() -> None:
+    profile = Profile(
+        host=ProfiledHost(instance_type="ml.p4d.24xlarge"),
+        step=StepTerms(step_seconds=0.192, wait_seconds=0.1, global_batch_size=8),
+    )
+    groups = (
+        Group(name="dnn", role="dnn", instance_type="ml.p4d.24xlarge", count=1),
+        Group(name="data", role="data", instance_type="ml.p3.2xlarge", count=1),
+    )
+    found = decide(
+        profile,
+        catalog=load_catalog("sagemaker"),
+        constraints=Constraints(),
+        extra_clusters=(groups,),
+        today=TODAY,
+    )
+    (named,) = (p for p in found.plans if p.groups[-1].instance_type == "ml.p3.2xlarge")
+    assert (named.feasible, named.predicted) == (False, None)
+    assert named.reason == "ml.p3.2xlarge has no price"
+
+
+@pytest.mark.parametrize(("days", "is_stale"), [(90, False), (91, True)])
+def test_a_price_is_stale_from_the_ninety_first_day(days: int, is_stale: bool) -> None:
+    catalog = load_catalog("sagemaker")
+    priced_on = catalog.get("ml.p4d.24xlarge").priced_on
+    assert priced_on is not None
+    used = [catalog.get("ml.p4d.24xlarge")]
+    assert catalog.prices(used, today=priced_on + timedelta(days=days)).stale is is_stale
 
 
 # ---- what may go wrong
