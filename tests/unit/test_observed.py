@@ -334,6 +334,7 @@ def test_with_a_step_from_the_log_decide_makes_plans_with_wide_bands() -> None:
     outcome = best.predicted
     assert outcome.step_seconds_high / outcome.step_seconds - 1 > 0.15
     assert any("utilization" in warning for warning in found.warnings)
+    assert found.advice[0].id == "profile"
 
 
 def test_evaluate_and_report_cope_with_a_profile_without_a_step() -> None:

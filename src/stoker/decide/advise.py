@@ -26,6 +26,15 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
                 when="before any money is spent",
             )
         )
+    elif profile.check is None and profile.observed and profile.timed_step.wait_seconds is None:
+        advice.append(
+            Advice(
+                id="profile",
+                text="Profile the training: here loading and computing are guessed from how busy "
+                "the hosts were.",
+                when="before any money is spent",
+            )
+        )
     tuned = best_of(found, ("tune",))
     if tuned is not None and tuned.predicted is not None:
         workers = tuned.groups[0].workers_per_host
