@@ -42,6 +42,7 @@ VERBS = {
         "--step-seconds",
         "--accelerator-step-seconds",
         "--calibrate",
+        "--report",
         "--vcpus-needed",
         "--platform",
         "--summary",

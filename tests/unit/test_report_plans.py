@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.catalog import load_catalog
+from stoker.cli.reporting import report_of_decision
 from stoker.decide import decide, pareto_front
 from stoker.records import (
     Check,
@@ -205,3 +206,35 @@ def test_report_shows_the_picture_and_each_plans_next_limit_and_break_even(
     ratio = of(decision.plan).break_even_speedup
     assert ratio is not None
     assert f"{ratio:.2f} \N{MULTIPLICATION SIGN}" in page
+
+
+@pytest.mark.parametrize("action", ["change", "keep"])
+def test_report_of_a_decision_alone_is_no_broken_run(tmp_path: Path, action: str) -> None:
+    decision = starved() if action == "change" else starved(accelerator_step_seconds=0.19)
+    assert (decision.action == "keep") == (action == "keep")
+    file = tmp_path / "decision.html"
+    report_of_decision(
+        file,
+        workload=sample_records.workload(),
+        profile=sample_records.profile(),
+        decision=decision,
+    )
+    page = file.read_text(encoding="utf-8")
+    assert "ended in" not in page
+    badge, headline = {
+        "change": ("decided, not run yet", "One data host ("),
+        "keep": ("kept as it is", "stoker does not help here"),
+    }[action]
+    assert badge in page
+    assert f"<h1>{headline}" in page
+
+
+def test_wait_that_is_not_known_is_not_drawn_as_none(tmp_path: Path) -> None:
+    profile = sample_records.profile()
+    assert profile.step is not None
+    unknown = replace(profile, step=replace(profile.step, wait_seconds=None))
+    file = tmp_path / "decision.html"
+    report_of_decision(
+        file, workload=sample_records.workload(), profile=unknown, decision=starved()
+    )
+    assert "strips-wide" not in file.read_text(encoding="utf-8")

@@ -163,6 +163,9 @@ def decide_verb(
         Path | None,
         typer.Option("--calibrate", metavar="DIR", help="Learns from the runs in it."),
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="F", help="Writes an HTML report, too.")
+    ] = None,
     platform: Annotated[str | None, _PLATFORM] = None,
     summary: Summary = None,
     executor_input: ExecutorInput = None,
@@ -200,6 +203,7 @@ def decide_verb(
         workload_file=workload,
         prices=prices,
         calibrate=calibrate,
+        report=report,
         groups=groups or (),
         overrides=sets,
         params=params or (),

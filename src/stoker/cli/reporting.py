@@ -92,6 +92,25 @@ def report_of_records(
     )
 
 
+def report_of_decision(
+    file: Path, *, workload: Workload, profile: Profile, decision: Decision
+) -> None:
+    """Writes a report of what was decided, with nothing run yet."""
+    write_report(
+        file,
+        run_id="none yet",
+        workload=workload,
+        profile=profile,
+        decision=decision,
+        training=None,
+        evaluation=None,
+        before_timeline=None,
+        after_timeline=None,
+        environment=environment(),
+        is_planned=True,
+    )
+
+
 def environment() -> dict[str, str]:
     """Versions and machine, as the report prints them."""
     packages = {}

@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -100,6 +101,7 @@ def decide_command(
     workload_file: str | None,
     prices: Path | None,
     calibrate: Path | None,
+    report: Path | None,
     groups: Sequence[str],
     overrides: Sequence[str],
     params: Sequence[str],
@@ -126,7 +128,7 @@ def decide_command(
         workload = workload_from(
             {
                 "name": "decide",
-                "command": ["true"],
+                "command": shlex.split(str(profile.what.get("command") or "python train.py")),
                 "platform": "local" if local else "sagemaker",
             },
             overrides=overrides,
@@ -156,6 +158,10 @@ def decide_command(
         as_json=as_json,
         told=told_of_decision(record, workload),
     )
+    if report:
+        from stoker.cli.reporting import report_of_decision
+
+        report_of_decision(report, workload=workload, profile=profile, decision=record)
 
 
 def train_command(

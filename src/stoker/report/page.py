@@ -65,6 +65,7 @@ def write_report(
     environment: Mapping[str, str],
     log_files: Sequence[Path] = (),
     failure: str | None = None,
+    is_planned: bool = False,
 ) -> None:
     """Writes the report of a run, whole or not; records that are missing are said to be so.
 
@@ -84,6 +85,7 @@ def write_report(
             the command line that made the run.
         log_files: Logs to name; those below the report's folder become links.
         failure: Why the run ended early, where no record says it.
+        is_planned: Nothing was to be run after the decision: it is no broken run.
 
     Raises:
         UsageError: If the file cannot be written.
@@ -122,6 +124,7 @@ def write_report(
             training=training,
             evaluation=evaluation,
             failure=failure,
+            is_planned=is_planned,
         ),
         "rows": [row for row in rows if row.index < _PLANS_AT_ONCE or row.is_needed],
         "more_rows": [row for row in rows if row.index >= _PLANS_AT_ONCE and not row.is_needed],

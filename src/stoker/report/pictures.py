@@ -40,11 +40,13 @@ def collect_strips(
     """Before and after, as far as they are known: a timeline, else the medians of the record."""
     strips = []
     timeline = read_timeline(before) if before else None
-    if timeline is None and profile and profile.step:
-        wait = min(profile.step.wait_seconds or 0.0, profile.step.step_seconds)
+    step = profile.step if profile else None
+    # How much of a step is waiting is not made up.
+    if timeline is None and step and step.wait_seconds is not None:
+        wait = min(step.wait_seconds, step.step_seconds)
         timeline = flat_timeline(
             wait_seconds=wait,
-            compute_seconds=profile.step.step_seconds - wait,
+            compute_seconds=step.step_seconds - wait,
             steps=_FLAT_STEPS,
         )
     if timeline:

@@ -1,13 +1,13 @@
 """What the report says first: one sentence that a reader may repeat, bad news before good."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 from unicodedata import category
 
 from stoker.records import Decision, Evaluation, GateResult, Plan, Profile, Training
-from stoker.report.figures import Figures
+from stoker.report.figures import Figures, plan_name, todays_group
 from stoker.report.quantities import (
     TimeUnit,
     count,
@@ -66,13 +66,16 @@ def judge(
     training: Training | None,
     evaluation: Evaluation | None,
     failure: str | None,
+    is_planned: bool = False,
 ) -> Verdict:
-    """The verdict on a run, whole or not."""
+    """The verdict on a run, whole or not; is_planned: nothing was to be run after the decision."""
     lead = [
         *_promise(figures, unit),
         *_cost(figures, nominal),
         *_passed(evaluation),
     ]
+    if is_planned and decision:
+        return _planned(decision, [*_wait(figures), *_promise(figures, unit)])
     broken = _broken(profile, decision, training, evaluation, failure)
     if broken:
         badge, headline, text = broken
@@ -97,6 +100,17 @@ def judge(
         return Verdict("mixed", f"no gain{passed}", headline, " ".join([*_wait(figures), *lead]))
     headline = " ".join([*_wait(figures), *_gain(figures, unit, decision)])
     return Verdict("good", f"faster{passed}", headline, " ".join(lead))
+
+
+def _planned(decision: Decision, lead: Sequence[str]) -> Verdict:
+    reason = _sentence(decision.plan.reason or _LIMITS[decision.bottleneck])
+    if decision.action == "keep":
+        return Verdict(
+            "mixed", "kept as it is", f"stoker does not help here: {reason}", " ".join(lead)
+        )
+    name = plan_name(decision.plan, today=todays_group(decision))
+    headline = f"{name[:1].upper()}{name[1:]}: {reason}"
+    return Verdict("good", "decided, not run yet", headline, " ".join(lead))
 
 
 def _broken(
