@@ -1,6 +1,7 @@
 """Earlier runs correct the model's constants; wrong, foreign and few ones never do."""
 
 from datetime import date
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -228,6 +229,30 @@ def test_a_correction_stays_within_its_bounds_whatever_was_measured(slower: list
     assert found.runs == 0 or found.runs >= 3
     if found.runs == 0:
         assert found == NOTHING
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    st.permutations([0.9, 1.0, 1.1, 1.2]),
+    st.floats(min_value=0.6, max_value=1.15),
+    st.floats(min_value=0.5, max_value=3),
+)
+def test_order_of_the_runs_changes_nothing_and_more_hosts_are_never_slower(
+    slower: list[float], efficiency: float, receive: float
+) -> None:
+    assert learned(*map(run, slower)) == learned(*map(run, sorted(slower)))
+    decision = decide(
+        profile(),
+        catalog=load_catalog("local", cores=12),
+        constraints=replace(CONSTRAINTS, max_data_hosts=10),
+        today=TODAY,
+        calibration=Calibration(runs=3, efficiency=efficiency, receive=receive),
+    )
+    plans = [plan for plan in decision.plans if plan.action == "heterogeneous"]
+    plans.sort(key=lambda plan: plan.groups[1].count)
+    steps = [plan.predicted.step_seconds for plan in plans if plan.predicted]
+    assert len(steps) == 10
+    assert all(more <= fewer * (1 + 1e-9) for fewer, more in pairwise(steps))
 
 
 def test_the_text_says_on_how_many_runs_it_was_calibrated() -> None:

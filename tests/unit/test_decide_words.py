@@ -204,6 +204,22 @@ def test_unexplained_profile_gets_no_advice_to_buy_accelerators() -> None:
     assert [each.id for each in advice] == ["profile-again"]
 
 
+def test_unexplained_profile_has_its_table_for_orientation_only() -> None:
+    check = Check(predicted_step_seconds=0.1, error=-0.5, explained=False)
+    text = explain(decided(replace(profile(), check=check)))
+    assert "For orientation only" in text
+    assert "For orientation only" not in explain(decided(profile()))
+
+
+def test_deadline_asks_for_more_accelerators_where_the_cpu_is_the_limit() -> None:
+    hurried = decided(profile(), Constraints(deadline_hours=1.5), steps=100_000)
+    assert hurried.bottleneck == "cpu"
+    assert any(plan.action == "scale_out" for plan in hurried.plans)
+    assert (of(hurried.plan).total_hours or 0) <= 1.5
+    relaxed = decided(profile(), Constraints(deadline_hours=50), steps=100_000)
+    assert not any(plan.action == "scale_out" for plan in relaxed.plans)
+
+
 def test_larger_instance_comes_before_more_instances() -> None:
     decision = decided(accelerator_bound(), Constraints(objective="time"))
     (group,) = decision.plan.groups

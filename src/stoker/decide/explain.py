@@ -90,6 +90,8 @@ def _table(decision: Decision) -> list[str]:
     forbidden = sum(not p.feasible for p in decision.plans)
     if hidden or forbidden:
         lines.append(f"({hidden} more plans, {forbidden} that may not be run: see the record)")
+    if decision.bottleneck == "unexplained":
+        lines.append("For orientation only: the profile does not bear these figures.")
     lines.append(". no other plan is both faster and cheaper (the Pareto front).")
     return [*lines, *_wrapped(_prices(decision.prices))]
 
