@@ -1,5 +1,6 @@
 """Each plan tells its limits, its break-even and its global batch; the front is always shown."""
 
+import dataclasses
 from datetime import date
 from itertools import permutations
 
@@ -371,3 +372,30 @@ def test_text_tells_limits_break_even_and_utilization_of_the_chosen_plan() -> No
 def test_table_comes_before_the_working() -> None:
     text = explain(decided(profile()))
     assert text.index("\naction ") < text.index("How it was decided")
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    loading=st.floats(min_value=6, max_value=12),
+    accelerator=st.floats(min_value=0.01, max_value=0.08),
+    factor=st.floats(min_value=0.5, max_value=0.99),
+)
+def test_a_cheaper_data_type_stays_the_chosen_one_among_all_its_numbers_of_hosts(
+    loading: float, accelerator: float, factor: float
+) -> None:
+    found = profile(loader_cpu_seconds=loading, accelerator_step_seconds=accelerator)
+    constraints = Constraints(max_data_hosts=4)
+    chosen = decided(found, constraints).plan
+    if chosen.action != "heterogeneous":
+        return
+    data_type = chosen.groups[1].instance_type
+    cheaper = [
+        dataclasses.replace(i, usd_per_hour=i.usd_per_hour * factor)
+        if i.type == data_type and i.usd_per_hour
+        else i
+        for i in AWS.instances
+    ]
+    catalog = Catalog(platform="sagemaker", instances=cheaper, source="cheaper", region=AWS.region)
+    again = decided(found, constraints, catalog=catalog).plan
+    assert again.groups[1].instance_type == data_type
+    assert of(again).usd_per_1000_steps <= of(chosen).usd_per_1000_steps * (1 + 1e-9)
