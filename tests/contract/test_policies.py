@@ -155,6 +155,8 @@ def calls_of_the_sources() -> dict[str, str]:
     """Action to where it is called, of every call through `Aws` in src/stoker."""
     found: dict[str, str] = {}
     for file in sorted(SOURCES.rglob("*.py")):
+        if {"kubeflow", "kubernetes"} & set(file.parts):
+            continue  # clients of other services, with calls of the same form
         if file.name == "aws.py":
             continue
         for node in ast.walk(ast.parse(file.read_text())):

@@ -243,7 +243,7 @@ def test_compile_writes_the_definition_of_the_project_that_it_is_run_in(tmp_path
 @pytest.mark.parametrize(
     ("target", "change", "more", "words"),
     [
-        ("kubeflow", {}, (), ["not compile for kubeflow", "stoker compile sagemaker"]),
+        ("kubeflow", {}, (), ["how many GPUs a pod gets", "kubernetes.pools"]),
         ("sagemakr", {}, (), ["no target sagemakr", "did you mean sagemaker?"]),
         ("sagemaker", {"sagemaker": None}, (), ["no settings for SageMaker", "output_uri"]),
         ("sagemaker", {"image": None}, (), ["needs the workload's image"]),
