@@ -17,6 +17,7 @@ from stoker.feed import messages as m
 from stoker.feed.connection import MAX_PAUSE_SECONDS
 from stoker.feed.landing import Bytes, Landing
 from stoker.feed.links import AgentLink
+from stoker.feed.observe import Observer
 from stoker.feed.pool import Result
 from stoker.feed.security import Keys, verify
 from stoker.feed.session import LOCAL, Outcome, Session
@@ -30,8 +31,9 @@ _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 class Answers:
     """The pump's ear; the lock is held for the books only, never while memory is copied."""
 
-    def __init__(self, shared: Shared, keys: Keys) -> None:
+    def __init__(self, shared: Shared, keys: Keys, observer: Observer) -> None:
         self._shared = shared
+        self._observer = observer
         self._keys = keys
         self._landing = Landing()
         self._pins_on: int | None = None
@@ -105,7 +107,16 @@ class Answers:
             payload = self._landed(source, session.pins_on)
             return _decoded(made.tree, payload, allow_pickle=is_encrypted)
 
-        self._settle(link, made, land, frame_bytes=source.nbytes)
+        is_wanted = self._settle(link, made, land, frame_bytes=source.nbytes)
+        if is_wanted is not None:
+            self._observer.came(
+                link.member.host,
+                worker=made.worker,
+                frame_bytes=source.nbytes,
+                cpu_seconds=made.cpu_seconds,
+                busy_seconds=made.wall_seconds,
+                is_wanted=is_wanted,
+            )
 
     def _landed(self, source: Bytes, pins_on: int | None) -> Bytes:
         """`source` copied, once, to where the batch will live."""
@@ -124,12 +135,15 @@ class Answers:
         make: Callable[[Session], Outcome],
         *,
         frame_bytes: int,
-    ) -> None:
-        """Delivers what `make` gives, unless it is late, a duplicate, or not wanted any more."""
+    ) -> bool | None:
+        """Delivers what `make` gives, unless it is late, a duplicate, or not wanted any more.
+
+        Gives False for a duplicate, None for what is of another pass.
+        """
         with self._shared.lock:
             session = self._shared.sessions.get(message.session)
             if session is None or session.epoch != message.epoch or not session.is_busy:
-                return
+                return None
             is_wanted = session.schedule.arrived(
                 link.member.host, message.number, frame_bytes=frame_bytes, now=time.monotonic()
             )
@@ -138,6 +152,7 @@ class Answers:
             with self._shared.lock:
                 if session.epoch == message.epoch and session.is_busy:
                     session.deliver(message.number, outcome)
+        return is_wanted
 
     def _take_dropped(self, link: AgentLink, message: m.Dropped) -> None:
         with self._shared.lock:
@@ -221,6 +236,15 @@ class Answers:
                 return
             is_wanted = session.schedule.arrived(
                 LOCAL, number, frame_bytes=size, now=time.monotonic()
+            )
+        if result.error is None:
+            self._observer.came(
+                None,
+                worker=result.worker,
+                frame_bytes=size,
+                cpu_seconds=result.cpu_seconds,
+                busy_seconds=result.wall_seconds,
+                is_wanted=is_wanted,
             )
         if not is_wanted:
             return

@@ -24,7 +24,7 @@ import msgspec
 from stoker.errors import ProtocolError
 
 # Raised with every change that an older peer would misread.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
@@ -134,6 +134,64 @@ class Roster(Message, frozen=True, kw_only=True):
     lost: tuple[Member, ...] = ()
 
 
+class WorkerWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What one data worker made for a rank so far: batches, and the seconds it was at them."""
+
+    worker: Count
+    batches: Count
+    busy_seconds: float
+
+
+class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one host's data workers made for a rank so far.
+
+    Attributes:
+        is_local: They are children of the rank.
+        batches: That the rank used.
+        frame_bytes: Of all that came, duplicates among them.
+        duplicates: Batches that came after another host's.
+        moved: Batches that were taken away from the host: it was lost, dropped them, or is late.
+        in_flight: Batches it is asked for, now.
+        credits: How many it may be asked for, now; 0: it is gone.
+        busy_seconds: Of its workers together, wall clock.
+        cpu_seconds: Of its workers together.
+        num_workers: That have made a batch.
+        workers: Of a great many, the first ones.
+    """
+
+    host: Identifier
+    is_local: bool = False
+    batches: Count = 0
+    frame_bytes: Count = 0
+    duplicates: Count = 0
+    moved: Count = 0
+    in_flight: Count = 0
+    credits: Count = 0
+    busy_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    num_workers: Count = 0
+    workers: tuple[WorkerWork, ...] = ()
+
+
+class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The feed as a rank sees it.
+
+    Attributes:
+        seconds: Of the rank's clock, since its feed began: what rates are taken over.
+        taken: Batches that the trainer took so far.
+        ready_at_takes: Batches that lay ready behind the one taken, summed over `taken`.
+        ready: Batches that lie ready, now.
+        window: How far ahead of the trainer batches are made, now.
+    """
+
+    seconds: float
+    taken: Count = 0
+    ready_at_takes: Count = 0
+    ready: Count = 0
+    window: Count = 0
+    hosts: tuple[HostWork, ...] = ()
+
+
 class Progress(Message, frozen=True, kw_only=True):
     """What a rank did so far, about once a second."""
 
@@ -142,6 +200,7 @@ class Progress(Message, frozen=True, kw_only=True):
     samples: Count
     wait_seconds: float
     compute_seconds: float
+    feed: FeedWork | None = None
 
 
 class Open(Message, frozen=True, kw_only=True):
