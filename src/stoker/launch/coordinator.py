@@ -124,6 +124,16 @@ class Coordinator:
         return dict(self._progress)
 
     @property
+    def live_agents(self) -> frozenset[str]:
+        """Data hosts whose lease runs."""
+        return self._agents & set(self._members.live)
+
+    @property
+    def expected_agents(self) -> frozenset[str]:
+        """All data hosts of the run."""
+        return self._agents
+
+    @property
     def release_seconds(self) -> float | None:
         """From the outcome to the last data host's goodbye; None unless all that came said it."""
         if self._end is None or self._agents & set(self._members.live):
