@@ -12,7 +12,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stoker.errors import UsageError
 from stoker.feed.client import Feed
-from stoker.feed.iterators import Numbered, Pass
+from stoker.feed.iterators import Counted, Numbered, Pass
 from stoker.feed.local import LocalWorkers
 from stoker.feed.process import Process
 from stoker.feed.session import Session
@@ -20,7 +20,7 @@ from stoker.feed.shipping import PackedSpec, Spec, pack_spec
 from stoker.logs import Log
 
 
-class FeedIterator(_BaseDataLoaderIter):
+class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
     """One pass (with persistent workers: one after the other) over the feed.
 
     What torch's iterators do in the trainer is done by their common base, so that samplers, base
@@ -35,16 +35,15 @@ class FeedIterator(_BaseDataLoaderIter):
                 where=f"rank {process.settings.rank}, host {process.settings.host}",
                 fix="use a dataset with __getitem__ and __len__, or a cluster without data group",
             )
-        super().__init__(loader)
         self._loader = loader
         self._process = process
         self._seeding = process.settings.feed.seeding
-        self._books = process.books(loader)
         self._spec = _spec_of(loader)
         self._packed = _packed(self._spec, process)
-        self._session = feed.session_for(self._books)
+        self._pass = Pass(process, loader, seeding=self._seeding)
+        super().__init__(loader)
+        self._session = feed.session_for(process.books(loader))
         self._feed = feed
-        self._pass = Pass(process, self._books, seeding=self._seeding)
         weakref.finalize(self, _dropped, feed, self._session, self._pass)
         self._begin()
 
@@ -62,17 +61,20 @@ class FeedIterator(_BaseDataLoaderIter):
         )
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
-        super()._reset(loader, first_iter)
         self._session.stop(self._pass.epoch)
         self._pass.steps.end()
         self._pass.begin()
+        super()._reset(loader, first_iter)
         self._begin()
 
     def _next_data(self) -> object:  # type: ignore[override]
         return self._session.next(self._pass.epoch, timeout_seconds=self._timeout)
 
+    def _num_taken(self) -> int:
+        return self._session.schedule.head
+
     def __next__(self) -> object:
-        return self._pass.timed(super().__next__)
+        return self._counted(super().__next__)
 
     def _local_workers(self, session: Session) -> LocalWorkers | None:
         """The children of this loader; the ones it has, if they make the same batches."""

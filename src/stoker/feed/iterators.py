@@ -18,7 +18,8 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from stoker.feed.process import LoaderBooks, Process
+from stoker.feed.process import Process
+from stoker.feed.resume import Order, yielded
 from stoker.feed.seeding import preserved_random_state, seed_batch, seed_sample
 from stoker.feed.timeline import Steps
 
@@ -122,24 +123,40 @@ class LoaderView:
 class Pass:
     """One pass over a loader, as the books see it: numbers, words, sizes, times.
 
+    Args:
+        is_inline: Batches are made in this process.
+
     Attributes:
+        order: What the sampler gives, and how far the pass is.
         epoch: Of the pass; counts the loader's iter() calls.
         steps: Its timeline.
     """
 
-    def __init__(self, process: Process, books: LoaderBooks, *, seeding: Seeding) -> None:
+    def __init__(
+        self,
+        process: Process,
+        loader: "DataLoader[object]",
+        *,
+        seeding: Seeding,
+        is_inline: bool = False,
+    ) -> None:
         self.seeding: Seeding = seeding
         self._process = process
-        self._books = books
-        self.begin()
+        self._books = process.books(loader)
+        self.order = Order(loader, self._books, is_inline=is_inline)
+        self._begin()
 
     def begin(self) -> None:
-        """A new epoch."""
-        self.epoch = self._books.next_epoch()
-        self._number = 0
+        """A new epoch of the same iterator."""
+        self.order.begin(again=True)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.epoch = self.order.position.epoch
+        self._number = self.order.position.first
         self._sizes: deque[int] = deque()
         self.steps: Steps = self._process.timeline.epoch(
-            loader=self._books.number, epoch=self.epoch
+            loader=self._books.number, epoch=self.epoch, batch=self._number
         )
 
     def number(self, base_seed: int, index: object) -> Numbered:
@@ -176,7 +193,48 @@ class Pass:
         return self._sizes.popleft() if self._sizes else 0
 
 
-class SingleProcessIterator(_SingleProcessDataLoaderIter):
+class Counted:
+    """What all iterators have in common: the books say how far they are, to go on from there."""
+
+    _pass: Pass
+
+    def _num_taken(self) -> int | None:
+        """Batches of this pass that are with the script, good or failed; None: not known which."""
+        raise NotImplementedError
+
+    # torch's constructor and its reset set the two from the loader.
+    @property
+    def _base_seed(self) -> int:
+        return self._pass.order.base_seed
+
+    @_base_seed.setter
+    def _base_seed(self, drawn: int) -> None:
+        self._pass.order.drew_base_seed(drawn)
+
+    @property
+    def _index_sampler(self) -> Order:
+        return self._pass.order
+
+    @_index_sampler.setter
+    def _index_sampler(self, sampler: object) -> None:
+        pass
+
+    def _counted(self, next_batch: Callable[[], object]) -> object:
+        """The next batch, timed and counted."""
+        position = self._pass.order.position
+        try:
+            batch = self._pass.timed(next_batch)
+        except StopIteration:
+            position.is_over = True
+            raise
+        except Exception:
+            yielded(position, self._num_taken())
+            raise
+        yielded(position, self._num_taken())
+        return batch
+
+
+class SingleProcessIterator(Counted, _SingleProcessDataLoaderIter):  # type: ignore[misc]
     """torch's iterator without workers."""
 
     def __init__(self, loader: "DataLoader[object] | LoaderView", pass_: Pass) -> None:
@@ -194,11 +252,15 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         index: object = super()._next_index()  # type: ignore[no-untyped-call]
         return self._pass.for_fetcher(int(self._base_seed), index)
 
+    def _num_taken(self) -> int:
+        position = self._pass.order.position
+        return position.num_handed - position.first
+
     def __next__(self) -> object:
-        return self._pass.timed(super().__next__)
+        return self._counted(super().__next__)
 
 
-class MultiProcessingIterator(_MultiProcessingDataLoaderIter):
+class MultiProcessingIterator(Counted, _MultiProcessingDataLoaderIter):  # type: ignore[misc]
     """torch's iterator with workers."""
 
     def __init__(self, loader: "DataLoader[object] | LoaderView", pass_: Pass) -> None:
@@ -227,8 +289,11 @@ class MultiProcessingIterator(_MultiProcessingDataLoaderIter):
         index: object = super()._next_index()  # type: ignore[no-untyped-call]
         return self._pass.for_fetcher(int(self._base_seed), index)
 
+    def _num_taken(self) -> int | None:
+        return int(self._rcvd_idx) if self._in_order else None
+
     def __next__(self) -> object:
-        return self._pass.timed(super().__next__)
+        return self._counted(super().__next__)
 
 
 TorchIterator = SingleProcessIterator | MultiProcessingIterator
@@ -244,8 +309,8 @@ def torch_iterator(
     """
     is_map_style = loader._dataset_kind == _DatasetKind.Map
     seeding: Seeding = process.settings.feed.seeding if is_map_style else "torch"
-    pass_ = Pass(process, process.books(loader), seeding=seeding)
     seen = loader if num_workers is None else with_workers(loader, num_workers)
+    pass_ = Pass(process, loader, seeding=seeding, is_inline=seen.num_workers == 0)
     if seen.num_workers == 0:
         return SingleProcessIterator(seen, pass_)
     if num_workers is None:

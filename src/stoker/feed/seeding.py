@@ -31,7 +31,7 @@ def seed_sample(words: Sequence[int], index: object, occurrence: int) -> None:
         occurrence: How often the epoch had this index before.
     """
     digest = hashlib.blake2b(_digest(words), digest_size=64, person=b"stoker sample")
-    digest.update(_index_bytes(index))
+    digest.update(index_bytes(index))
     digest.update(struct.pack("<Q", occurrence))
     _seed(digest.digest())
 
@@ -71,13 +71,13 @@ def _seed(digest: bytes) -> None:
     torch.default_generator.manual_seed(int.from_bytes(digest[48:56], "little"))
 
 
-def _index_bytes(index: object) -> bytes:
-    """The same bytes for 3, numpy.int64(3) and tensor(3): samplers differ in what they yield."""
+def index_bytes(index: object) -> bytes:
+    """What a sampler gave, the same bytes for 3, numpy.int64(3) and tensor(3)."""
     if isinstance(index, torch.Tensor | np.ndarray | np.generic):
         plain: object = index.tolist()
-        return _index_bytes(plain)
+        return index_bytes(plain)
     if isinstance(index, list | tuple):
-        parts = [_index_bytes(part) for part in index]
+        parts = [index_bytes(part) for part in index]
         return b"(" + b"".join(struct.pack("<Q", len(part)) + part for part in parts)
     if isinstance(index, bytes):
         return b"b" + index
