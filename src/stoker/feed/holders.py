@@ -38,6 +38,15 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     seeding: str
 
 
+class ForkStream(msgspec.Struct, frozen=True, tag=True):
+    """Agent to holder: fork a process for a stream; its channel comes as descriptor."""
+
+    token: int
+    shard: int
+    num_shards: int
+    base_seed: int
+
+
 class Kill(msgspec.Struct, frozen=True, tag=True):
     """Agent to holder: kill that worker."""
 
@@ -59,7 +68,7 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
 
 
 to_nursery = msgspec.msgpack.Decoder(Hold)
-to_holder = msgspec.msgpack.Decoder(Fork | Kill)
+to_holder = msgspec.msgpack.Decoder(Fork | ForkStream | Kill)
 from_holder = msgspec.msgpack.Decoder(Held | Exited)
 
 
@@ -109,13 +118,29 @@ class Holder:
         Raises:
             FeedLostError: If the holder is gone.
         """
+        return self._order(
+            sock, lambda token: Fork(token, worker_id, num_workers, base_seed, seeding)
+        )
+
+    def fork_stream(
+        self, sock: socket.socket, *, shard: int, num_shards: int, base_seed: int
+    ) -> WorkerProcess:
+        """Forks a process for a stream.
+
+        Raises:
+            FeedLostError: If the holder is gone.
+        """
+        return self._order(sock, lambda token: ForkStream(token, shard, num_shards, base_seed))
+
+    def _order(
+        self, sock: socket.socket, order: Callable[[int], Fork | ForkStream]
+    ) -> WorkerProcess:
         if self.channel.is_closed:
             raise FeedLostError("the process that holds the dataset is gone")
         token, self._next = self._next, self._next + 1
         # Ours until the worker's end: the message may not have left when the caller closes its own.
         descriptor = os.dup(sock.fileno())
-        message = Fork(token, worker_id, num_workers, base_seed, seeding)
-        self.channel.send(pack(message), [descriptor])
+        self.channel.send(pack(order(token)), [descriptor])
         if not self.channel.wants_write:
             os.close(descriptor)
             descriptor = -1

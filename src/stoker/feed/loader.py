@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import torch.utils.data
+from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stoker.feed import resume
@@ -74,12 +75,19 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
         FeedLostError: If no data worker came in time (from the first `next`).
     """
     process = this_process()
+    is_iterable = loader._dataset_kind == _DatasetKind.Iterable
     if process.settings.has_data_group and process.settings.coordinator:
         from stoker.feed.client import feed_of
+
+        if is_iterable:
+            from stoker.feed.stream_iterator import StreamIterator
+
+            return StreamIterator(loader, process, feed_of(process))
         from stoker.feed.feed_iterator import FeedIterator
 
         return FeedIterator(loader, process, feed_of(process))
-    decided = process.settings.workers.get("dnn")
+    # The shards of an iterable dataset are the script's to say.
+    decided = None if is_iterable else process.settings.workers.get("dnn")
     return torch_iterator(
         loader, process, num_workers=None if decided is None else process.share(decided)
     )

@@ -9,7 +9,7 @@ coordinator (in the dnn leader's launcher)
 
 agent (on a data host)
     trainers   Open → Need | Ready | Failed | Leaving | WrongHost;  Ship + frame → Ready | Failed
-               Make + frame → Made + frame | Raised + frame;  Forget;  Close
+               Make + frame → Made + frame | Raised + frame | Ended;  Forget;  Close
                and unasked: Credits, Leaving
 
 A *session* is one loader of one trainer process. A *spec* is what makes batches: dataset, collate
@@ -24,7 +24,10 @@ import msgspec
 from stoker.errors import ProtocolError
 
 # Raised with every change that an older peer would misread.
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
+
+# Shards of an iterable dataset: workers of one loader of one rank.
+MAX_SHARDS = 4096
 
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
@@ -262,23 +265,53 @@ class Credits(Message, frozen=True, kw_only=True):
     credits: Count
 
 
+class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A stream of an iterable dataset; the position of a batch in it is number // num_shards.
+
+    Attributes:
+        shard: Worker id of torch's loader.
+        num_shards: Fixed by the script.
+        generation: Counts the starts of the shard; a higher one ends what ran before.
+        made: Batches of this pass that have arrived: a process that is new makes them again and
+            throws them away.
+        digest: Checksum of these.
+        shared_seed: Torch's, for data pipes.
+        persists: The process goes on with the next pass.
+    """
+
+    shard: Count
+    num_shards: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS)]
+    generation: Count
+    made: Count = 0
+    digest: Count = 0
+    shared_seed: Word | None = None
+    persists: bool = False
+
+
 class Make(Message, frozen=True, kw_only=True):
     """Asks for batch `number`; the frame is the encoded index (see wire.encode).
 
     Attributes:
         epoch: Counts the iter() calls of the session.
         seed: Seed words (base seed, replica, epoch, number); the worker adds (index, occurrence)
-            for `sample` seeding.
+            for `sample` seeding. Of a stream: the base seed.
+        stream: Of an iterable dataset.
     """
 
     session: Identifier
     epoch: Count
     number: Count
     seed: Words
+    stream: Stream | None = None
 
 
 class Made(Message, frozen=True, kw_only=True):
-    """A batch; the frame is its payload, `tree` describes it (see wire)."""
+    """A batch; the frame is its payload, `tree` describes it (see wire).
+
+    Attributes:
+        generation: Of its stream.
+        digest: Checksum of all that its stream gave in this pass.
+    """
 
     session: Identifier
     epoch: Count
@@ -287,15 +320,35 @@ class Made(Message, frozen=True, kw_only=True):
     cpu_seconds: float
     wall_seconds: float
     worker: Count
+    generation: Count = 0
+    digest: Count = 0
+
+
+class Ended(Message, frozen=True, kw_only=True):
+    """The stream has no batch of that number, and none after it."""
+
+    session: Identifier
+    epoch: Count
+    number: Count
+    generation: Count
 
 
 class Raised(Message, frozen=True, kw_only=True):
-    """The dataset or collate function raised; the frame is the pickled error."""
+    """The dataset or collate function raised; the frame is the pickled error.
+
+    Attributes:
+        generation: Of its stream.
+        digest: Checksum of all that its stream gave in this pass.
+        is_final: The stream cannot go on: it is not what it was before it was lost.
+    """
 
     session: Identifier
     epoch: Count
     number: Count
     summary: str
+    generation: Count = 0
+    digest: Count = 0
+    is_final: bool = False
 
 
 class Dropped(Message, frozen=True, kw_only=True):
@@ -303,6 +356,7 @@ class Dropped(Message, frozen=True, kw_only=True):
 
     Attributes:
         is_lost: The workers died that tried it; else the session has to be opened again.
+        generation: Of its stream.
     """
 
     session: Identifier
@@ -310,6 +364,7 @@ class Dropped(Message, frozen=True, kw_only=True):
     number: Count
     reason: str
     is_lost: bool = False
+    generation: Count = 0
 
 
 class Forget(Message, frozen=True, kw_only=True):
@@ -342,7 +397,7 @@ class WrongHost(Message, frozen=True, kw_only=True):
 ToCoordinator = Join | Beat | Leave | Attend | Progress
 FromCoordinator = Welcome | Refused | State | Roster
 ToAgent = Open | Ship | Make | Forget | Close
-FromAgent = Need | Ready | Failed | Credits | Made | Raised | Dropped | Leaving | WrongHost
+FromAgent = Need | Ready | Failed | Credits | Made | Ended | Raised | Dropped | Leaving | WrongHost
 
 _AnyT = TypeVar("_AnyT")
 _encoder = msgspec.msgpack.Encoder()

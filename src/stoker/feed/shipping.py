@@ -20,6 +20,8 @@ from stoker.errors import ShippingError, StokerError, UsageError
 
 # A larger spec is sent, but named: it delays the start and is held once a host.
 LARGE_SPEC_BYTES = 64 << 20
+# They pickle what they hold by plain pickle: functions of the training script would not travel.
+_PIPE_WRAPPERS = ("_IterDataPipeSerializationWrapper", "_MapDataPipeSerializationWrapper")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,8 @@ class Spec:
         dataset: Map-style dataset, or a `Remote`.
         auto_collation: False with `batch_size=None`: an index is one sample.
         num_threads: torch's threads in a worker; torch's own loader has 1.
+        is_iterable: The dataset is only iterated: a worker has one stream.
+        drop_last: Of a stream; a map-style loader's sampler drops.
     """
 
     dataset: object
@@ -37,6 +41,8 @@ class Spec:
     worker_init_fn: Callable[[int], object] | None = None
     auto_collation: bool = True
     num_threads: int = 1
+    is_iterable: bool = False
+    drop_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +271,14 @@ class _SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Looks at each object on its way; names none."""
         if type(obj).__module__.startswith("torch"):
             _refuse_accelerator(obj)
+
+    def reducer_override(self, obj: object) -> object:
+        """Has what is in torch's wrapper of data pipes pickled as everything else is."""
+        inner = getattr(obj, "_datapipe", None)
+        if inner is not None and type(obj).__name__ in _PIPE_WRAPPERS:
+            return (type(obj), (inner,))
+        reduced: object = super().reducer_override(obj)
+        return reduced
 
 
 def _refuse_accelerator(obj: object) -> None:

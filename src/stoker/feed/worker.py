@@ -60,7 +60,7 @@ def worker_main(
         host: Named in errors.
         niceness: Added to the process's own; a trainer beside it goes first.
     """
-    _become_worker()
+    become_worker()
     os.nice(niceness)
     worker = _Worker(
         Channel(sock, blocking=True),
@@ -74,7 +74,8 @@ def worker_main(
     worker.run()
 
 
-def _become_worker() -> None:
+def become_worker() -> None:
+    """What a process that has just been forked or spawned does first."""
     die_with_parent()
     # Ctrl-C reaches the whole process group; the trainer decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -86,7 +87,7 @@ def _become_worker() -> None:
         file.write("500")
 
 
-class _Slots:
+class Slots:
     """The shared memory that batches are written to, or built in."""
 
     def __init__(self, channel: Channel) -> None:
@@ -156,6 +157,10 @@ class _Slots:
         encoded.write_into(memoryview(memory))
         return encoded, slot
 
+    def memory(self, slot: int) -> memoryview:
+        """The memory of a slot that `end` named."""
+        return memoryview(self._held[slot] if slot >= 0 else b"")
+
     def clear(self) -> None:
         """The batch is made, or was given up: a slot that it did not use is free again."""
         slot, self._built, self._arena = self._built, None, None
@@ -223,7 +228,7 @@ class _Worker:
         host: str,
     ) -> None:
         self._channel = channel
-        self._slots = _Slots(channel)
+        self._slots = Slots(channel)
         self._spec = spec
         self._id = worker_id
         self._num_workers = num_workers
