@@ -187,7 +187,7 @@ def test_batch_that_a_leaving_peer_refuses_goes_elsewhere() -> None:
     assert schedule.assign(0.0) == [("b", 0)]
 
 
-def test_window_is_bounded_by_bytes_but_never_below_the_credits() -> None:
+def test_window_is_bounded_by_bytes_whatever_the_credits() -> None:
     schedule = Schedule(max_bytes=5000)
     schedule.grant("a", 4)
     for number in range(40):
@@ -197,7 +197,9 @@ def test_window_is_bounded_by_bytes_but_never_below_the_credits() -> None:
         schedule.take(number * 1.0 + 0.9)
     assert schedule.window(41.0) == 5
     schedule.grant("a", 9)
-    assert schedule.window(41.0) == 9
+    assert schedule.window(41.0) == 5
+    schedule.max_bytes = 1
+    assert schedule.window(41.0) == 1
 
 
 class AnyOrder(RuleBasedStateMachine):

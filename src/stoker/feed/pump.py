@@ -9,6 +9,7 @@ from typing import cast
 import zmq
 
 from stoker.errors import FeedError, ProtocolError
+from stoker.feed import memory
 from stoker.feed import messages as m
 from stoker.feed.answers import Answers, forget_peer
 from stoker.feed.asking import Asking
@@ -168,7 +169,7 @@ class Pump:
                     is_encrypted=self._feed.encrypt_batches,
                     now=time.monotonic(),
                     post=self._shared.post,
-                    max_message_bytes=self._feed.max_bytes + (16 << 20),
+                    max_message_bytes=memory.max_message_bytes(self._feed),
                 )
 
     def _tick(self, now: float) -> None:
