@@ -259,9 +259,9 @@ def test_the_mean_of_intervals_is_weighted_with_their_length() -> None:
 @pytest.mark.parametrize(
     ("value", "limit", "words"),
     [
-        (interval(host_rate(), wait=None), "unknown", "no step"),
+        (interval(host_rate(), wait=None), "unknown", "not known: no step"),
         (interval(host_rate(), wait=0.02, ready=5.0), "trainer", "5.0 batches lie ready"),
-        (interval(host_rate(credits=0)), "workers", "no data worker is there"),
+        (interval(host_rate(credits=0)), "workers", "none is there"),
         (interval(host_rate(busy_workers=3.9, busy_cpus=3.8)), "workers", "50% of a step"),
         (interval(host_rate(busy_workers=4.0, busy_cpus=0.4)), "workers", "CPUs at 10%"),
         (

@@ -39,7 +39,9 @@ def bottleneck_of(interval: FeedInterval) -> Bottleneck:
     """Names the limit of an interval (of several: see `feed_interval.mean`)."""
     wait = interval.wait_share
     if wait is None:
-        return Bottleneck("unknown", "no step ended in this time", "look again after a few steps")
+        return Bottleneck(
+            "unknown", "not known: no step ended in this time", "look again after a few steps"
+        )
     if wait < MIN_WAIT_SHARE:
         ready = interval.queue_depth
         queue = "" if ready is None else f", {ready:.1f} batches lie ready"
@@ -51,7 +53,9 @@ def bottleneck_of(interval: FeedInterval) -> Bottleneck:
     hosts = [host for host in interval.hosts if host.credits]
     if not hosts:
         return Bottleneck(
-            "workers", f"no data worker is there ({wait:.0%} of a step is wait)", "stoker doctor"
+            "workers",
+            f"the lack of data workers: none is there ({wait:.0%} of a step is wait)",
+            "see the data hosts' logs, and stoker doctor --peer HOST",
         )
     return _of_the_feed(hosts, wait=wait, ready=interval.queue_depth or 0.0)
 

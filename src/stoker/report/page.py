@@ -11,10 +11,12 @@ from markupsafe import Markup
 
 from stoker.records import Decision, Evaluation, Plan, Profile, Training, Workload, write_text
 from stoker.report import quantities
+from stoker.report.feed_picture import read_feed
 from stoker.report.figures import collect, group_arguments, plan_name, todays_group
 from stoker.report.intervals import Interval, draw_bar
 from stoker.report.pictures import (
     collect_strips,
+    picture_of_feed,
     picture_of_intervals,
     picture_of_series,
     picture_of_strips,
@@ -62,6 +64,7 @@ def write_report(
     before_timeline: Path | None,
     after_timeline: Path | None,
     environment: Mapping[str, str],
+    feed_file: Path | None = None,
     log_files: Sequence[Path] = (),
     failure: str | None = None,
 ) -> None:
@@ -81,6 +84,8 @@ def write_report(
             medians are drawn.
         environment: Facts to show as they are (versions, cores, date). The key `command` holds
             the command line that made the run.
+        feed_file: CSV of the feed's rates that the leader wrote (see launch.feed_interval); absent
+            where the run had no data group.
         log_files: Logs to name; those below the report's folder become links.
         failure: Why the run ended early, where no record says it.
 
@@ -102,6 +107,7 @@ def write_report(
         before=before_timeline,
         after=after_timeline,
     )
+    feed = read_feed(feed_file) if feed_file else None
     context: dict[str, object] = {
         "run_id": run_id,
         "workload": workload,
@@ -128,6 +134,8 @@ def write_report(
         "strip_picture": picture_of_strips(strips, unit),
         "strip_caption": describe_windows(strips) if strips else "",
         "series_picture": picture_of_series(strips, unit),
+        "feed": feed,
+        "feed_picture": picture_of_feed(feed),
         "interval_picture": picture_of_intervals(figures, unit),
         "environment": {key: text for key, text in environment.items() if key != "command"},
         "command": environment.get("command", ""),
