@@ -1,7 +1,7 @@
 """What the pump asks for: sessions are opened at agents, batches asked for, the end is judged."""
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -49,6 +49,8 @@ class Asking:
         self._links = links
         self.expected: int | None = None
         self.lost: dict[str, m.Member] = {}
+        self._awaited: tuple[str, ...] = ()
+        self._heard_at: dict[str, float] = {}
 
     def tell_news(self, session: Session) -> None:
         """Tells every agent of a new pass, or of a new spec."""
@@ -178,18 +180,31 @@ class Asking:
                 expected=self.expected,
             )
 
+    def take_roster(self, roster: m.Roster, now: float) -> None:
+        """What the coordinator says of the hosts."""
+        self.expected = roster.expected
+        self.lost = {member.host: member for member in roster.lost}
+        self._awaited = roster.awaited
+        for member in (*roster.agents, *roster.lost):
+            self._heard_at[member.host] = now - member.silent_seconds
+
+    def _fates(self, now: float) -> Iterator[str]:
+        """What became of each data host, and when it was last heard."""
+        for host, link in self._links.items():
+            if link.is_up:
+                yield f"{host} (connected, not ready)"
+            elif host not in self.lost:
+                yield f"{host} (no connection for {now - link.down_since:.1f} s)"
+        for host, heard_at in self._heard_at.items():
+            if host in self.lost:
+                yield f"{host} (lost, last heard {now - heard_at:.1f} s ago)"
+            elif host not in self._links:
+                yield f"{host} (left, last heard {now - heard_at:.1f} s ago)"
+        for host in self._awaited:
+            yield f"{host} (never came)"
+
     def _lost_error(self, session: Session, now: float) -> FeedLostError:
-        silent = [
-            f"{link.member.host} (no connection for {now - link.down_since:.1f} s)"
-            if not link.is_up
-            else f"{link.member.host} (connected, not ready)"
-            for link in self._links.values()
-        ]
-        silent += [
-            f"{member.host} (lost, last heartbeat {member.silent_seconds:.1f} s before)"
-            for member in self.lost.values()
-        ]
-        seen = ", ".join(silent) or "none seen"
+        seen = ", ".join(self._fates(now)) or "none seen"
         expected = "?" if self.expected is None else self.expected
         if self.expected is None:
             seen = f"the coordinator at {self._settings.coordinator} did not answer"

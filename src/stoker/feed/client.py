@@ -4,12 +4,13 @@ import atexit
 import functools
 import os
 import secrets
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
 
-from stoker.errors import UsageError
+from stoker.errors import FeedError, UsageError
 from stoker.feed import memory
 from stoker.feed.process import LoaderBooks, Process
 from stoker.feed.pump import Pump
@@ -120,4 +121,17 @@ def feed_of(process: Process) -> Feed:
 def _feed(pid: int, process: Process) -> Feed:
     feed = Feed(process)
     atexit.register(feed.close)
+    sys.excepthook = functools.partial(_show_and_exit, sys.excepthook)
     return feed
+
+
+def _show_and_exit(
+    show: Callable[[type[BaseException], BaseException, TracebackType | None], object],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    """An uncaught error of the feed ends the script with its own exit code, not with 1."""
+    show(kind, error, trace)
+    if isinstance(error, FeedError):
+        raise SystemExit(error.exit_code)

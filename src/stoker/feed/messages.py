@@ -24,7 +24,7 @@ import msgspec
 from stoker.errors import ProtocolError
 
 # Raised with every change that an older peer would misread.
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -33,7 +33,7 @@ Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 # A base seed of torch has 63 bits.
 Word = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-Words = Annotated[tuple[Word, ...], msgspec.Meta(max_length=8)]
+Words = Annotated[tuple[Word, ...], msgspec.Meta(max_length=1 << 20)]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -130,11 +130,17 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Roster(Message, frozen=True, kw_only=True):
-    """The agents that are there; `expected` hosts make up the data group."""
+    """The agents that are there; `expected` hosts make up the data group.
+
+    Attributes:
+        lost: Silent for longer than their lease.
+        awaited: Hosts that have never come.
+    """
 
     agents: tuple[Member, ...]
     expected: Count
     lost: tuple[Member, ...] = ()
+    awaited: tuple[Identifier, ...] = ()
 
 
 class WorkerWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -293,8 +299,9 @@ class Make(Message, frozen=True, kw_only=True):
 
     Attributes:
         epoch: Counts the iter() calls of the session.
-        seed: Seed words (base seed, replica, epoch, number); the worker adds (index, occurrence)
-            for `sample` seeding. Of a stream: the base seed.
+        seed: Seed words (base seed, replica, epoch, number); for `sample` seeding, behind them how
+            often the epoch had each index of the batch before, if it had any. Of a stream: the
+            base seed.
         stream: Of an iterable dataset.
     """
 

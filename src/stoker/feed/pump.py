@@ -152,13 +152,15 @@ class Pump:
             )
         if not isinstance(message, m.Roster):
             return
-        self._asking.expected = message.expected
-        self._asking.lost = {member.host: member for member in message.lost}
+        self._asking.take_roster(message, time.monotonic())
         listed = {member.host: member for member in message.agents}
         for host, link in list(self._links.items()):
             link.is_listed = host in listed
             if (host in listed and not link.is_same(listed[host])) or host in self._asking.lost:
                 forget_peer(self._shared, link)
+                self._remove(link)
+            elif not link.is_listed and not link.is_up:
+                # It left, and its last words are read.
                 self._remove(link)
         for host, member in listed.items():
             if host not in self._links:
