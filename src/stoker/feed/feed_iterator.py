@@ -8,6 +8,7 @@ from typing import cast
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stoker.feed.client import Feed
@@ -16,7 +17,7 @@ from stoker.feed.local import LocalWorkers
 from stoker.feed.local_streams import LocalStreams
 from stoker.feed.process import Process
 from stoker.feed.session import Session
-from stoker.feed.shipping import PackedSpec, Spec, pack_spec
+from stoker.feed.shipping import Globals, PackedSpec, Spec, pack_spec
 from stoker.logs import Log
 
 
@@ -61,7 +62,9 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
         self._begin()
 
     def _next_data(self) -> object:  # type: ignore[override]
-        return self._session.next(self._pass.epoch, timeout_seconds=self._timeout)
+        batch = self._session.next(self._pass.epoch, timeout_seconds=self._timeout)
+        # Tensors have landed in pinned memory; objects of the script may have a way of their own.
+        return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
 
     def _num_taken(self) -> int:
         return self._session.schedule.head
@@ -78,6 +81,7 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
             collate_fn=cast("Callable[[object], object]", loader.collate_fn),
             worker_init_fn=loader.worker_init_fn,
             auto_collation=loader._auto_collation,
+            globals=Globals.of_this_process(),
         )
 
     def _own_session(self, feed: Feed, process: Process, loader: "DataLoader[object]") -> Session:

@@ -7,10 +7,10 @@ are torch's own in every respect.
 """
 
 import weakref
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 from torch.utils.data import DataLoader, _DatasetKind
 from torch.utils.data.dataloader import (
@@ -20,7 +20,14 @@ from torch.utils.data.dataloader import (
 
 from stoker.feed.process import Process
 from stoker.feed.resume import Order, yielded
-from stoker.feed.seeding import preserved_random_state, seed_batch, seed_sample
+from stoker.feed.seeding import (
+    BATCH_WORDS,
+    Occurrences,
+    preserved_random_state,
+    seed_batch,
+    seed_each,
+    seed_place,
+)
 from stoker.feed.timeline import Steps
 
 WorkerInit = Callable[[int], object]
@@ -31,6 +38,7 @@ class Fetcher(Protocol):
     """Makes a batch of what a sampler gave."""
 
     dataset: object
+    auto_collation: bool
 
     def fetch(self, index: object) -> object:
         """The batch."""
@@ -56,28 +64,18 @@ class SeededFetcher:
         """The batch, the same wherever it is made."""
         if not isinstance(index, Numbered):
             return self._fetcher.fetch(index)
-        seed_batch(index.words)
+        seed_batch(index.words[:BATCH_WORDS])
         if self._seeding == "sample":
             return self._fetch_samples(index.words, index.index)
         return self._fetcher.fetch(index.index)
 
     def _fetch_samples(self, words: tuple[int, ...], index: object) -> object:
-        if not isinstance(index, list | tuple):
-            seed_sample(words[:3], index, 0)
+        if not self._fetcher.auto_collation:
+            seed_place(words, index, 0)
             return self._fetcher.fetch(index)
         if getattr(self._fetcher.dataset, "__getitems__", None):
             return self._fetcher.fetch(index)
-        return self._fetcher.fetch(_seeding_each(words, index))
-
-
-def _seeding_each(words: tuple[int, ...], indices: Sequence[object]) -> Iterator[object]:
-    seen: Counter[str] = Counter()
-    for index in indices:
-        seed_sample(words[:3], index, seen[repr(index)])
-        seen[repr(index)] += 1
-        yield index
-    # The collate function's draws belong to the batch.
-    seed_batch(words)
+        return self._fetcher.fetch(seed_each(words, cast("Iterable[object]", index)))
 
 
 class PreservingFetcher(SeededFetcher):
@@ -144,6 +142,8 @@ class Pass:
         self._process = process
         self._books = process.books(loader)
         self.order = Order(loader, self._books, is_inline=is_inline)
+        if seeding == "sample" and not hasattr(loader.dataset, "__getitems__"):
+            self.order.occurrences = Occurrences(is_batched=loader._auto_collation)
         self._begin()
 
     def begin(self) -> None:
@@ -163,7 +163,12 @@ class Pass:
         """The next index of the sampler, numbered and counted."""
         self._sizes.append(len(index) if isinstance(index, list | tuple) else 1)
         self._number += 1
-        words = (base_seed, self._process.settings.rank, self.epoch, self._number - 1)
+        rank = self._process.settings.rank
+        words: tuple[int, ...] = (base_seed, rank, self.epoch, self._number - 1)
+        if self.order.occurrences is not None:
+            if isinstance(index, Iterator):
+                index = list(index)
+            words += self.order.occurrences.of(index)
         return Numbered(words, index)
 
     def for_fetcher(self, base_seed: int, index: object) -> object:

@@ -168,6 +168,7 @@ class _Answering:
         torch.set_num_threads(self._spec.num_threads)
         # Torch's own stacks into shared memory of its own.
         torch_collate.default_collate_fn_map[torch.Tensor] = self._slots.collate
+        self._spec.globals.set()
         while messages := self._channel.receive():
             for data, _ in messages:
                 match to_worker.decode(data):
