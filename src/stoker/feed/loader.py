@@ -7,7 +7,7 @@ import torch.utils.data
 from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from stoker.feed import resume
+from stoker.feed import state
 from stoker.feed.iterators import torch_iterator
 from stoker.feed.process import this_process
 
@@ -45,7 +45,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
                 `state_dict` of its own, with `num_workers=0` and no data group) or, with local
                 workers, of one with `in_order=False`.
         """
-        return dict(resume.state_of(self, this_process()))
+        return dict(state.state_of(self, this_process()))
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """Has the next pass go on where `state_dict` was taken: the same bytes, in the same order.
@@ -63,7 +63,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
                 the first `next`, if the sampler does not give the same samples again.
         """
         if state_dict:
-            resume.load(self, this_process(), dict(state_dict))
+            state.load(self, this_process(), dict(state_dict))
 
 
 def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:

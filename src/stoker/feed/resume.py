@@ -1,9 +1,7 @@
-"""The state of a loader: what `state_dict` gives and `load_state_dict` takes.
+"""How a pass is counted, and how a pass of another process is gone on with.
 
-A state says how the pass under way began (random states, samplers' states, base seed) and how far
-it came. The pass that goes on runs the sampler again and skips what was yielded; a digest of all
-that the sampler gave proves that it gives the same again. No word of a state is about workers or
-hosts, so any number and placement of them may take it.
+The pass that goes on runs the sampler again from where the pass began, and skips what was yielded;
+a digest of all that the sampler gave proves that it gives the same again.
 """
 
 import copy
@@ -13,64 +11,17 @@ from array import array
 from collections import deque
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass, field
-from typing import TypedDict, cast
+from typing import cast
 
 import torch
 from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.errors import UsageError
 from stoker.feed import snapshots
-from stoker.feed.process import LoaderBooks, Process
-from stoker.feed.seeding import index_bytes
-from stoker.feed.snapshots import Parts, Snapshot, Stateful
-
-VERSION = 1
-
-
-class Begun(TypedDict):
-    """Of a pass under way.
-
-    Attributes:
-        num_yielded: Batches that the script got.
-        num_drawn: Batches that the sampler was asked for: those that are being made, too.
-        digest: Of all that the sampler gave.
-        at_iter: When the sampler's iterator was made.
-        at_draw: When it was first asked; None: not yet.
-        ahead: What was drawn and not yielded, where a sampler keeps a state of its own.
-        dataset: The own state of an iterable dataset.
-    """
-
-    num_yielded: int
-    num_drawn: int
-    digest: str
-    at_iter: Snapshot | None
-    at_draw: Snapshot | None
-    ahead: list[object]
-    dataset: object
-
-
-class LoaderState(TypedDict):
-    """The state of a loader.
-
-    Attributes:
-        version: Of this form.
-        loader: What the loader that takes the state has to have in common.
-        epoch: Of the pass under way, or of the next.
-        num_yielded: Batches of it that the script got.
-        base_seed: Of the pass under way, or of the last; None: there was none.
-        keeps_seed: All passes have one base seed, as with torch's persistent workers.
-        begun: None between passes.
-        now: At the time of the state.
-    """
-
-    version: int
-    loader: dict[str, object]
-    epoch: int
-    num_yielded: int
-    base_seed: int | None
-    keeps_seed: bool
-    begun: Begun | None
-    now: Snapshot
+from stoker.feed.process import LoaderBooks
+from stoker.feed.seeding import Occurrences, index_bytes
+from stoker.feed.snapshots import Snapshot, Stateful
+from stoker.feed.state import Begun, LoaderState, stream_error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,6 +72,8 @@ class Order:
         self._is_map_style = loader._dataset_kind == _DatasetKind.Map
         self._parts = snapshots.parts_of(loader)
         self._keeps_ahead = bool(self._parts.stateful())
+        # Of `sample` seeding; what is handed out is counted by who hands it out.
+        self.occurrences: Occurrences | None = None
         self._before_seed = torch.empty(0)
         self._draws_seed = False
         self.begin(again=False)
@@ -132,11 +85,17 @@ class Order:
             again: By an iterator that had passes before, whose base seed torch keeps.
         """
         books = self._books
-        state, books.loaded = books.loaded, None
         last = books.position
-        if state is None and last is not None and last.resumed is not None:
+        state = books.loaded
+        if state is None and last is not None:
             state = last.resumed  # Its iterator was dropped before it drew anything.
+        can_resume = self._is_map_style or (self._is_inline and isinstance(self._dataset, Stateful))
+        if state is not None and state["begun"] is not None and not can_resume:
+            raise stream_error(self._dataset)
+        books.loaded = None
         self._draws_seed = False
+        if self.occurrences is not None:
+            self.occurrences.clear()
         if state is not None:
             books.epochs, books.keeps_seed = state["epoch"], state["keeps_seed"]
             books.base_seed = state["base_seed"]
@@ -174,10 +133,12 @@ class Order:
         """torch may ask twice for one pass, as at a first with workers: the last one counts."""
         position = self.position
         if position.resumed is not None:
+            iterator: Iterator[object] = iter(())
             if not self._is_map_style:
                 self._resume_stream(position, position.resumed)
+                iterator = iter(self._sampler)
             self._before_seed = self._seeding_state()
-            return _Draws(self, position, iter(()))
+            return _Draws(self, position, iterator)
         position.num_handed, position.num_drawn, position.digest = 0, 0, ""
         position.at_draw = None
         position.ahead.clear()
@@ -244,11 +205,15 @@ class Order:
             if begun["at_draw"] is not None:
                 self._set_random(begun["at_draw"])
             digest, ahead = "", deque[object]()
+            if self.occurrences is not None:
+                self.occurrences.clear()
             for number in range(num_drawn):
                 for index in iterator:
                     digest = _digest(digest, index)
                     if number >= begun["num_yielded"]:
                         ahead.append(index)
+                    elif self.occurrences is not None:
+                        self.occurrences.of(index)
                     break
             if digest == begun["digest"]:
                 return iterator, ahead
@@ -257,7 +222,7 @@ class Order:
             snapshots.set_own(self._parts, now)
             self._set_random(now)
             return iter(self._sampler), deque(begun["ahead"])
-        names = ", ".join(type(sampler).__qualname__ for sampler in self._parts.samplers.values())
+        names = ", ".join(type(sampler).__name__ for sampler in self._parts.samplers.values())
         raise UsageError(
             f"the sampler ({names}) did not give the same {num_drawn} batches again that it gave "
             "before the state was taken",
@@ -270,8 +235,7 @@ class Order:
     def _resume_stream(self, position: Position, state: LoaderState) -> None:
         begun = state["begun"]
         assert begun is not None
-        if not position.is_inline or not isinstance(self._dataset, Stateful):
-            raise _stream_error(self._dataset)
+        assert isinstance(self._dataset, Stateful)
         self._dataset.load_state_dict(copy.deepcopy(begun["dataset"]))
         position.num_drawn = begun["num_drawn"]
         position.resumed = None
@@ -327,149 +291,6 @@ def yielded(position: Position, num_here: int | None) -> None:
     ahead = position.ahead
     while ahead and len(ahead) > position.num_drawn - (position.num_yielded or 0):
         ahead.popleft()
-
-
-def state_of(loader: "DataLoader[object]", process: Process) -> LoaderState:
-    """The state of `loader` now.
-
-    Raises:
-        UsageError: In the middle of a pass over an iterable dataset, or one out of order.
-    """
-    parts = snapshots.parts_of(loader)
-    now = snapshots.take(parts)
-    books = process.known_books(loader)
-    if books is None:
-        return _state(loader, process, parts, LoaderBooks(0), now)
-    position = books.position
-    loaded = books.loaded or (None if position is None else position.resumed)
-    if loaded is not None:
-        return _not_begun(loaded, now)
-    state = _state(loader, process, parts, books, now)
-    if position is not None and not position.is_over:
-        state["epoch"] = position.epoch
-        state["begun"] = begun = _begun(loader, position)
-        state["num_yielded"] = begun["num_yielded"]
-    return state
-
-
-def load(loader: "DataLoader[object]", process: Process, state: object) -> None:
-    """Has the next pass over `loader` go on from `state`.
-
-    Raises:
-        UsageError: If it is the state of something else: all that differs is named.
-    """
-    if not isinstance(state, dict) or state.get("version") != VERSION or "loader" not in state:
-        raise UsageError(
-            "this is no state of stoker's DataLoader, or one of another version",
-            where=f"version {state.get('version')!r}, expected {VERSION}"
-            if isinstance(state, dict)
-            else f"a {type(state).__name__}",
-            fix="hand load_state_dict what state_dict gave",
-        )
-    given = cast("LoaderState", state)
-    parts = snapshots.parts_of(loader)
-    here = _facts(loader, process, parts)
-    differing = [
-        f"{name.replace('_', ' ')}: {given['loader'].get(name)!r} in the state, {value!r} here"
-        for name, value in here.items()
-        if given["loader"].get(name) != value
-    ]
-    if differing:
-        raise UsageError(
-            f"the state is of another loader: {'; '.join(differing)}",
-            where=f"rank {process.settings.rank}, epoch {given['epoch']} of the state",
-            fix="build the loader as it was when its state was saved (workers and hosts may "
-            "differ); each rank has its own state",
-        )
-    process.books(loader).loaded = copy.deepcopy(given)
-    snapshots.set_globals(given["now"])
-    snapshots.set_generators(parts, given["now"])
-    if given["begun"] is None:
-        snapshots.set_epochs(parts, given["now"])
-        snapshots.set_own(parts, given["now"])
-
-
-def _state(
-    loader: "DataLoader[object]", process: Process, parts: Parts, books: LoaderBooks, now: Snapshot
-) -> LoaderState:
-    keeps_seed = books.keeps_seed
-    if keeps_seed is None:
-        keeps_seed = loader.persistent_workers and loader.num_workers > 0
-    return LoaderState(
-        version=VERSION,
-        loader=_facts(loader, process, parts),
-        epoch=books.epochs,
-        num_yielded=0,
-        base_seed=books.base_seed,
-        keeps_seed=keeps_seed,
-        begun=None,
-        now=now,
-    )
-
-
-def _not_begun(loaded: LoaderState, now: Snapshot) -> LoaderState:
-    """The state that was loaded, where no batch of it was drawn yet."""
-    state = copy.deepcopy(loaded)
-    if state["begun"] is None:
-        state["now"] = now
-    else:
-        here = state["now"]
-        here["torch"], here["python"], here["numpy"] = now["torch"], now["python"], now["numpy"]
-    return state
-
-
-def _begun(loader: "DataLoader[object]", position: Position) -> Begun:
-    if position.num_yielded is None:
-        raise UsageError(
-            "in the middle of a pass, a loader with in_order=False has no state: it is not known "
-            "which batches are still to come",
-            fix="use in_order=True, or save the state between passes",
-        )
-    dataset: object = None
-    if loader._dataset_kind != _DatasetKind.Map:
-        if not position.is_inline or not isinstance(loader.dataset, Stateful):
-            raise _stream_error(loader.dataset)
-        dataset = copy.deepcopy(loader.dataset.state_dict())
-    return Begun(
-        num_yielded=position.num_yielded,
-        num_drawn=position.num_drawn,
-        digest=position.digest,
-        at_iter=position.at_iter,
-        at_draw=position.at_draw,
-        ahead=[snapshots.plain(index) for index in position.ahead],
-        dataset=dataset,
-    )
-
-
-def _stream_error(dataset: object) -> UsageError:
-    return UsageError(
-        f"how far an iterable dataset ({type(dataset).__qualname__}) is cannot be kept in the "
-        "middle of a pass: it is known to its workers only",
-        fix="save the state between passes; or give the dataset state_dict and load_state_dict "
-        "and use num_workers=0 without a data group",
-    )
-
-
-def _facts(loader: "DataLoader[object]", process: Process, parts: Parts) -> dict[str, object]:
-    """What a state and the loader that takes it must have in common."""
-    try:
-        length = len(cast("Sized", loader.dataset))
-    except TypeError:
-        length = None
-    batch_sampler = parts.samplers.get("batch_sampler")
-    return {
-        "dataset_length": length,
-        "samplers": {name: _name_of(sampler) for name, sampler in parts.samplers.items()},
-        "generators": sorted(parts.generators),
-        "batch_size": loader.batch_size or getattr(batch_sampler, "batch_size", None),
-        "drop_last": loader.drop_last or bool(getattr(batch_sampler, "drop_last", False)),
-        "world_size": process.settings.world_size,
-        "rank": process.settings.rank,
-    }
-
-
-def _name_of(sampler: object) -> str:
-    return f"{type(sampler).__module__}.{type(sampler).__qualname__}"
 
 
 def _digest(before: str, index: object) -> str:
