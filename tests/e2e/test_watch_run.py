@@ -17,12 +17,12 @@ pytestmark = pytest.mark.e2e
 
 # One local worker and one on each data host; each batch costs them far more than a step does.
 SCRIPT = """
-import os, pathlib, time
+import os, pathlib, sys, time
 import torch
 from stoker import DataLoader
 class Slow(torch.utils.data.Dataset):
     def __len__(self):
-        return 600
+        return int(sys.argv[1])
     def __getitem__(self, index):
         time.sleep(0.01)
         return torch.zeros(1000, dtype=torch.uint8)
@@ -45,7 +45,7 @@ def watch(run_dir: Path, *flags: str) -> "subprocess.Popen[str]":
 
 
 def test_watch_names_hosts_rates_and_waits_and_ends_with_the_run(tmp_path: Path) -> None:
-    with LocalJob(tmp_path, SCRIPT, data=2) as job:
+    with LocalJob(tmp_path, SCRIPT, data=2, arguments=["900"]) as job:
         with watch(job.spec.run_dir) as watcher:
             assert job.end().status == "succeeded"
             out, err = watcher.communicate(timeout=60)
@@ -96,7 +96,7 @@ def test_a_runs_metrics_are_there_while_it_runs(tmp_path: Path) -> None:
                 found[key] = max(found.get(key, 0.0), sample.value)
         return all(found.get(f"stoker_feed_batches_total {host}", 0) > 0 for host in hosts)
 
-    with LocalJob(tmp_path, SCRIPT, data=1, feed=feed) as job:
+    with LocalJob(tmp_path, SCRIPT, data=1, feed=feed, arguments=["9000"]) as job:
         hosts = [host.name for host in job.request.hosts]
         until(has_batches, what="batches of all hosts are in the metrics")
         (tmp_path / "stop").touch()
@@ -104,3 +104,34 @@ def test_a_runs_metrics_are_there_while_it_runs(tmp_path: Path) -> None:
         assert not has_batches(), "the port is closed with the run"
     assert found["stoker_steps_total "] > 0
     assert sum(v for k, v in found.items() if k.startswith("stoker_data_host_up ")) == 1
+
+
+def test_a_killed_data_host_is_gone_in_the_view_and_its_batches_count_as_moved(
+    tmp_path: Path,
+) -> None:
+    with LocalJob(tmp_path, SCRIPT, data=2, arguments=["9000"]) as job:
+        file = job.base_dir(job.leader) / "output" / "data" / "stoker" / "feed.csv"
+        victim = next(host.name for host in job.request.hosts if host.role == "data")
+
+        def has(name: str, *, is_there: bool) -> bool:
+            intervals = read_csv(file.read_text()) if file.exists() else []
+            rates = [host for each in intervals[-1:] for host in each.hosts if host.name == name]
+            return any(bool(host.credits) == is_there for host in rates)
+
+        until(lambda: has(victim, is_there=True), what="both data hosts feed")
+        for pid in job.processes(victim):
+            job.kill(pid)
+        until(lambda: has(victim, is_there=False), what="the host is seen to be gone")
+        with watch(job.spec.run_dir, "--once") as watcher:
+            out, _ = watcher.communicate(timeout=60)
+        (tmp_path / "stop").touch()
+        assert job.end().status == "succeeded"
+        moved = sum(
+            host.moved
+            for each in read_csv(file.read_text())
+            for host in each.hosts
+            if host.name == victim
+        )
+    assert "asked gone" in out
+    # One worker with two credits at least: what it was asked for is made elsewhere.
+    assert moved >= 1

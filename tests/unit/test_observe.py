@@ -1,5 +1,7 @@
 """What the feed counts of itself, and that the count is small enough to be told."""
 
+from dataclasses import replace
+
 from stoker.feed.messages import (
     FeedWork,
     HostWork,
@@ -155,8 +157,25 @@ def test_several_sessions_make_one_report_and_counts_only_grow() -> None:
     assert (data.in_flight, data.credits, data.moved) == (3, 4, 1)
     later = books.tell([])
     assert (later.taken, later.ready_at_takes, later.ready) == (5, 8, 0)
-    assert host_of(later, "data-1").credits == 0, "no session may ask it any more"
     assert host_of(later, "data-1").moved == 1
+
+
+def test_a_host_without_credits_is_gone_and_between_two_passes_it_is_not() -> None:
+    books = observer()
+    there = Standing(
+        taken=0,
+        ready_at_takes=0,
+        moved=NOTHING,
+        in_flight={"data-1": 1},
+        credits={"data-1": 4},
+        ready=0,
+        window=5,
+    )
+    assert host_of(books.tell([there]), "data-1").credits == 4
+    assert host_of(books.tell([]), "data-1").credits == 4, "no session asks, nothing is lost"
+    lost = replace(there, credits=NOTHING, in_flight=NOTHING, moved={"data-1": 1})
+    assert host_of(books.tell([lost]), "data-1").credits == 0
+    assert host_of(books.tell([]), "data-1").credits == 0
 
 
 def test_the_largest_report_stays_below_the_limit_of_a_message() -> None:

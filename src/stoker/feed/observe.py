@@ -73,6 +73,7 @@ class Observer:
         self._hosts: dict[str, _HostBooks] = {}
         self._taken = 0
         self._ready_at_takes = 0
+        self._credits: dict[str, int] = {}
 
     def came(
         self,
@@ -105,10 +106,12 @@ class Observer:
         """All that was counted so far.
 
         Args:
-            standings: Of the sessions; each is added to the books, so give each only once.
+            standings: Of the sessions; each is added to the books, so give each only once. None
+                between two passes: the hosts are still there, then.
         """
         in_flight: Counter[str] = Counter()
-        credits: dict[str, int] = {}
+        standings = tuple(standings)
+        credits: dict[str, int] = {} if standings else self._credits
         ready = window = 0
         for standing in standings:
             self._taken += standing.taken
@@ -121,6 +124,7 @@ class Observer:
             for host, each in standing.credits.items():
                 # The sessions share the workers, and each may ask for all of them.
                 credits[host] = max(credits.get(host, 0), each)
+        self._credits = credits
         for host in credits:
             self._books(host)
         names = list(self._hosts)[:MAX_HOSTS_TOLD]
