@@ -6,7 +6,11 @@ from typing import cast
 
 import torch
 from torch.utils.data import DataLoader, IterDataPipe
-from torch.utils.data.dataloader import _get_distributed_settings, _sharding_worker_init_fn
+from torch.utils.data.dataloader import (
+    _get_distributed_settings,
+    _share_dist_seed,
+    _sharding_worker_init_fn,
+)
 
 from stoker.feed.client import Feed
 from stoker.feed.feed_iterator import FeedIterator, log_death
@@ -15,13 +19,19 @@ from stoker.feed.local import LocalWorkers
 from stoker.feed.local_streams import LocalStreams
 from stoker.feed.process import Process
 from stoker.feed.session import Session, StreamSource
-from stoker.feed.shipping import Spec
+from stoker.feed.shipping import Globals, Spec
 from stoker.feed.streams import Streams
 from stoker.feed.wire import pack_value
 
 
 class StreamIterator(FeedIterator):
     """One pass (with persistent workers: one after the other) over the shards of the dataset."""
+
+    def __init__(self, loader: "DataLoader[object]", process: Process, feed: Feed) -> None:
+        super().__init__(loader, process, feed)
+        if isinstance(loader.dataset, IterDataPipe) and loader.num_workers > 0:
+            # Torch's iterator with workers draws a second one, for the pass that it "resets" to.
+            _share_dist_seed(loader.generator, self._pg)  # type: ignore[no-untyped-call]
 
     def _own_seeding(self, process: Process) -> Seeding:
         # A stream is seeded once, as one of torch's workers is; batches follow from it.
@@ -38,6 +48,7 @@ class StreamIterator(FeedIterator):
             collate_fn=cast("Callable[[object], object]", loader.collate_fn),
             worker_init_fn=init,
             auto_collation=loader._auto_collation,
+            globals=Globals.of_this_process(),
             is_iterable=True,
             drop_last=loader.drop_last,
         )
