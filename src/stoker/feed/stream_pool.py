@@ -102,6 +102,8 @@ class StreamPool:
         for shard, running in list(self._running.items()):
             if fileno in running.pool.sockets():
                 results = running.pool.handle(fileno)
+                for result in results:
+                    result.worker = shard
                 if not running.pool.num_alive:
                     self.last_death = running.pool.last_death
                     self._end(shard)

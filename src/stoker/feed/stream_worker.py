@@ -52,11 +52,11 @@ def stream_main(
     become_worker()
     os.nice(niceness)
     channel = Channel(sock, blocking=True)
-    stream = _Stream(spec, shard=shard, num_shards=num_shards, base_seed=base_seed)
-    _Answering(channel, stream, name=f"shard {shard} of {num_shards}", host=host).run()
+    stream = ShardStream(spec, shard=shard, num_shards=num_shards, base_seed=base_seed)
+    StreamWorker(channel, stream, name=f"shard {shard} of {num_shards}", host=host).run()
 
 
-class _Stream:
+class ShardStream:
     """The dataset's iterator; a place that failed counts as a batch.
 
     Attributes:
@@ -147,14 +147,14 @@ class _Stream:
             self._spec.worker_init_fn(self._shard)
 
 
-class _Answering:
+class StreamWorker:
     """Does what the reader asks.
 
     Attributes:
         digest: Checksum of all that the stream gave in this pass, errors among it.
     """
 
-    def __init__(self, channel: Channel, stream: _Stream, *, name: str, host: str) -> None:
+    def __init__(self, channel: Channel, stream: ShardStream, *, name: str, host: str) -> None:
         self._channel = channel
         self._stream = stream
         self._slots = Slots(channel)
@@ -165,6 +165,7 @@ class _Answering:
         self.digest = 0
 
     def run(self) -> None:
+        """Works until the other end of the channel is closed."""
         torch.set_num_threads(self._spec.num_threads)
         # Torch's own stacks into shared memory of its own.
         torch_collate.default_collate_fn_map[torch.Tensor] = self._slots.collate
@@ -175,9 +176,10 @@ class _Answering:
                     case Free(slot):
                         self._slots.free(slot)
                     case Next() as job:
-                        self._channel.send(pack(self._do(job)))
+                        self._channel.send(pack(self.do(job)))
 
-    def _do(self, job: Next) -> Batch | Error | End:
+    def do(self, job: Next) -> Batch | Error | End:
+        """Makes a batch."""
         wall, cpu = time.monotonic(), time.process_time()
         self._stream.begin(job.epoch, job.shared_seed)
         if self._stream.position == 0:

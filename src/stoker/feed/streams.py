@@ -11,7 +11,10 @@ or stopped process is not judged here (torch's own loader waits for it, too): on
 *lost*, by its death, its host's or the connection's, is its shard started again by another process,
 which makes what has arrived once more and throws it away. A running checksum of what it makes,
 which each batch brings along, tells whether it makes the same again: a stream that does not is an
-error. What it cannot tell: whether the batches that had not arrived would have been others.
+error. What it cannot tell: whether the batches that had not arrived would have been others (so no
+sample comes twice, but of a stream that is not deterministic one may be missing), and with
+persistent workers, whether a dataset that has changed itself, or drawn random numbers, in the
+passes before would go on differently: a process that is new begins as at the first pass.
 """
 
 from collections import Counter
