@@ -6,7 +6,6 @@ Memory is judged by a stated number of bytes for a stated number of attempts, ne
 import base64
 import contextlib
 import json
-import re
 import secrets
 import select
 import socket
@@ -120,17 +119,6 @@ FLOODS: dict[str, Flood] = {
 }
 
 
-def agent_port(cluster: Cluster) -> int:
-    found: list[str] = []
-
-    def is_listening() -> bool:
-        found[:] = re.findall(r"agent_listens port=(\d+)", cluster.log_of(0).read_text())
-        return bool(found)
-
-    wait_until(is_listening, "the agent listens")
-    return int(found[-1])
-
-
 def keys_of(cluster: Cluster) -> Keys:
     return Keys.from_token(read_token(cluster.folder / "token"))
 
@@ -146,7 +134,7 @@ def test_flood_is_refused_in_bounded_memory_while_the_others_are_served(
     name: str, reference: list[Line]
 ) -> None:
     with Cluster(agents=1) as cluster:
-        port = agent_port(cluster)
+        port = cluster.agent_port(0)
         trainer = cluster.train(**GIVEN)
         trainer.until("pause")
         before = rss_bytes(cluster)
@@ -167,7 +155,7 @@ def test_flood_is_refused_in_bounded_memory_while_the_others_are_served(
 
 def test_flood_of_the_plain_port_changes_nothing(reference: list[Line]) -> None:
     with Cluster(agents=1, feed={"encrypt_batches": False}) as cluster:
-        port = agent_port(cluster) + 1
+        port = cluster.agent_port(0) + 1
         trainer = cluster.train(**GIVEN)
         trainer.until("pause")
         before = rss_bytes(cluster)
@@ -191,7 +179,7 @@ def test_flood_of_the_plain_port_changes_nothing(reference: list[Line]) -> None:
 
 
 def test_hello_that_was_recorded_and_is_replayed_opens_nothing(reference: list[Line]) -> None:
-    with Cluster(agents=1) as cluster, Recorder(agent_port(cluster)) as recorder:
+    with Cluster(agents=1) as cluster, Recorder(cluster.agent_port(0)) as recorder:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         client = context.socket(zmq.DEALER)
         secure_client(client, keys_of(cluster))
@@ -204,7 +192,7 @@ def test_hello_that_was_recorded_and_is_replayed_opens_nothing(reference: list[L
         context.destroy(linger=0)
         wait_until(lambda: len(recorder.sent) > 300, "the whole hello is recorded")
         for _ in range(3):
-            with socket.create_connection(("127.0.0.1", agent_port(cluster)), 10) as replay:
+            with socket.create_connection(("127.0.0.1", cluster.agent_port(0)), 10) as replay:
                 replay.settimeout(20)
                 replay.sendall(bytes(recorder.sent))
                 answer = b""
@@ -275,7 +263,7 @@ def test_rubbish_of_a_member_leaves_coordinator_and_agent_serving(reference: lis
         trainer.until("pause")
         before = rss_bytes(cluster)
         clients = []
-        for port in (agent_port(cluster), cluster.port):
+        for port in (cluster.agent_port(0), cluster.port):
             client = context.socket(zmq.DEALER)
             secure_client(client, keys)
             client.connect(f"tcp://127.0.0.1:{port}")
