@@ -32,7 +32,7 @@ class Position:
         first: Batches that were yielded before this process took the pass up.
         num_yielded: Batches that the script got in all; None: not known, they come out of order.
         num_handed: Batches whose indices were handed out, to be made.
-        ahead: See Begun.
+        ahead: See Begun; and the last one yielded, which may be held back from the script.
         resumed: What is still to be made good of a loaded state.
         is_inline: Batches are made in this process.
     """
@@ -50,6 +50,11 @@ class Position:
     resumed: LoaderState | None = None
     is_inline: bool = False
     is_over: bool = False
+
+    def ahead_of(self, num_held: int) -> list[object]:
+        """What was drawn and not yielded, and the last `num_held` (0 or 1) that were."""
+        count = self.num_drawn - (self.num_yielded or 0) + num_held
+        return list(self.ahead)[-count:] if count else []
 
 
 class Order:
@@ -289,7 +294,7 @@ def yielded(position: Position, num_here: int | None) -> None:
     """
     position.num_yielded = None if num_here is None else position.first + num_here
     ahead = position.ahead
-    while ahead and len(ahead) > position.num_drawn - (position.num_yielded or 0):
+    while ahead and len(ahead) > position.num_drawn - (position.num_yielded or 0) + 1:
         ahead.popleft()
 
 

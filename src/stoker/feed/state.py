@@ -67,8 +67,18 @@ class LoaderState(TypedDict):
     now: Snapshot
 
 
-def state_of(loader: "DataLoader[object]", process: Process) -> LoaderState:
+def state_of(
+    loader: "DataLoader[object]",
+    process: Process,
+    *,
+    num_held: int = 0,
+    is_under_way: bool = False,
+) -> LoaderState:
     """The state of `loader` now.
+
+    Args:
+        num_held: 1 if who goes through the loader holds its last batch back from the script.
+        is_under_way: The script has not seen the end of the pass yet, even if the loader has.
 
     Raises:
         UsageError: In the middle of a pass over an iterable dataset, or one out of order.
@@ -83,9 +93,9 @@ def state_of(loader: "DataLoader[object]", process: Process) -> LoaderState:
     if loaded is not None:
         return _not_begun(loaded, now)
     state = _state(loader, process, parts, books, now)
-    if position is not None and not position.is_over:
+    if position is not None and (is_under_way or not position.is_over):
         state["epoch"] = position.epoch
-        state["begun"] = begun = _begun(loader, position)
+        state["begun"] = begun = _begun(loader, position, num_held)
         state["num_yielded"] = begun["num_yielded"]
     return state
 
@@ -156,7 +166,7 @@ def _not_begun(loaded: LoaderState, now: Snapshot) -> LoaderState:
     return state
 
 
-def _begun(loader: "DataLoader[object]", position: "Position") -> Begun:
+def _begun(loader: "DataLoader[object]", position: "Position", num_held: int) -> Begun:
     if position.num_yielded is None:
         raise UsageError(
             "in the middle of a pass, a loader with in_order=False has no state: it is not known "
@@ -169,12 +179,12 @@ def _begun(loader: "DataLoader[object]", position: "Position") -> Begun:
             raise stream_error(loader.dataset)
         dataset = copy.deepcopy(loader.dataset.state_dict())
     return Begun(
-        num_yielded=position.num_yielded,
+        num_yielded=position.num_yielded - num_held,
         num_drawn=position.num_drawn,
         digest=position.digest,
         at_iter=position.at_iter,
         at_draw=position.at_draw,
-        ahead=[snapshots.plain(index) for index in position.ahead],
+        ahead=[snapshots.plain(index) for index in position.ahead_of(num_held)],
         dataset=dataset,
     )
 
