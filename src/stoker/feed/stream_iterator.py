@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.dataloader import (
     _get_distributed_settings,
-    _share_dist_seed,
     _sharding_worker_init_fn,
+    _share_dist_seed,
 )
 
 from stoker.feed.client import Feed
