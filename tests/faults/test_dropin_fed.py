@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.cluster import Cluster, run_script
+from support.cluster import Cluster, Trainer, run_script
 from support.dropin_claims import CLAIMS, SEEDED, VALUED, VALUES
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(400)]
@@ -24,17 +24,25 @@ def found_by(lines: list[dict[str, object]]) -> Found:
 
 
 @functools.cache
-def alone(kind: str, workers: int, names: tuple[str, ...], seeding: str = "batch") -> Found:
-    """What is found without a data group."""
+def started(kind: str, workers: int, names: tuple[str, ...], seeding: str) -> Trainer:
     given = {"kind": kind, "workers": workers, "only": list(names)}
     env = {"STOKER_FEED": json.dumps({"seeding": seeding})} if kind == "stoker" else {}
-    return found_by(run_script(given, script=SCRIPT, env=env).finish())
+    return run_script(given, script=SCRIPT, env=env)
+
+
+@functools.cache
+def alone(kind: str, workers: int, names: tuple[str, ...], seeding: str = "batch") -> Found:
+    """What is found without a data group."""
+    return found_by(started(kind, workers, names, seeding).finish())
 
 
 @pytest.fixture(scope="module")
 def fed() -> Iterator[dict[tuple[int, str], Found]]:
     """What is found by local workers (0 or 2) beside a host with two, and by seeding."""
     found = {}
+    # They wait more than they work: side by side.
+    for kind in ("torch", "stoker"):
+        started(kind, 2, tuple(CLAIMS), "batch")
     with Cluster(agents=1, workers=2) as cluster:
         cluster.wait_for_agents()
         for workers in MIXES:
