@@ -255,6 +255,14 @@ def test_rest_of_the_epoch_and_all_that_follow_are_the_same(
     assert found == whole.found[whole.after :]
 
 
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_sampler_that_was_asked_to_its_end_draws_no_more(name: str) -> None:
+    """RandomSampler draws another permutation when there is nothing left to give."""
+    count = len(stoker.DataLoader(Drawing(), **({"batch_size": 3} | SAMPLERS[name]())))
+    whole = saved((1, count - 1), SAMPLERS[name]() | {"num_workers": 1})
+    assert resumed(whole, SAMPLERS[name](), 1) == whole.found[whole.after :]
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_sampler_that_draws_when_its_iterator_is_made_is_gone_on_with(num_workers: int) -> None:
     # With workers torch makes it twice a pass: the state is for a loader that does so too.

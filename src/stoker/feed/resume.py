@@ -43,6 +43,7 @@ class Position:
     num_yielded: int | None = 0
     num_handed: int = 0
     num_drawn: int = 0
+    is_drawn_out: bool = False
     digest: str = ""
     at_iter: Snapshot | None = None
     at_draw: Snapshot | None = None
@@ -145,6 +146,7 @@ class Order:
             self._before_seed = self._seeding_state()
             return _Draws(self, position, iterator)
         position.num_handed, position.num_drawn, position.digest = 0, 0, ""
+        position.is_drawn_out = False
         position.at_draw = None
         position.ahead.clear()
         if self._is_map_style:
@@ -189,6 +191,7 @@ class Order:
         finally:
             snapshots.set_globals(here)
         position.num_drawn, position.digest = begun["num_drawn"], begun["digest"]
+        position.is_drawn_out = begun["is_drawn_out"]
         position.at_iter, position.at_draw = begun["at_iter"], begun["at_draw"]
         if self._keeps_ahead:
             position.ahead = deque(ahead)
@@ -220,13 +223,16 @@ class Order:
                     elif self.occurrences is not None:
                         self.occurrences.of(index)
                     break
+            if begun["is_drawn_out"]:
+                digest = "".join([digest, *("more" for _ in iterator)])
             if digest == begun["digest"]:
                 return iterator, ahead
         if now["own"] and not _equal(now["own"], at_iter["own"]):
             # torchdata's convention: the state holds how far the sampler is.
             snapshots.set_own(self._parts, now)
             self._set_random(now)
-            return iter(self._sampler), deque(begun["ahead"])
+            iterator = iter(()) if begun["is_drawn_out"] else iter(self._sampler)
+            return iterator, deque(begun["ahead"])
         names = ", ".join(type(sampler).__name__ for sampler in self._parts.samplers.values())
         raise UsageError(
             f"the sampler ({names}) did not give the same {num_drawn} batches again that it gave "
@@ -280,7 +286,11 @@ class _Draws:
             return self._ahead.popleft()
         if position.at_draw is None:
             self._order.before_first(position)
-        index = next(self._iterator)
+        try:
+            index = next(self._iterator)
+        except StopIteration:
+            position.is_drawn_out = True
+            raise
         self._order.count(position, index)
         position.num_handed += 1
         return index

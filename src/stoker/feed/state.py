@@ -27,6 +27,7 @@ class Begun(TypedDict):
     Attributes:
         num_yielded: Batches that the script got.
         num_drawn: Batches that the sampler was asked for: those that are being made, too.
+        is_drawn_out: The sampler said that there is no more (at which it may draw once again).
         digest: Of all that the sampler gave.
         at_iter: When the sampler's iterator was made.
         at_draw: When it was first asked; None: not yet.
@@ -36,6 +37,7 @@ class Begun(TypedDict):
 
     num_yielded: int
     num_drawn: int
+    is_drawn_out: bool
     digest: str
     at_iter: Snapshot | None
     at_draw: Snapshot | None
@@ -181,6 +183,7 @@ def _begun(loader: "DataLoader[object]", position: "Position", num_held: int) ->
     return Begun(
         num_yielded=position.num_yielded - num_held,
         num_drawn=position.num_drawn,
+        is_drawn_out=position.is_drawn_out,
         digest=position.digest,
         at_iter=position.at_iter,
         at_draw=position.at_draw,
