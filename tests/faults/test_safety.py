@@ -6,6 +6,7 @@ Memory is judged by a stated number of bytes for a stated number of attempts, ne
 import base64
 import contextlib
 import json
+import resource
 import secrets
 import select
 import socket
@@ -328,3 +329,30 @@ def test_nothing_secret_is_in_logs_arguments_or_environments(
     for text in shown:
         for secret in hidden:
             assert secret not in text
+
+
+@pytest.mark.skipif(
+    resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 4096, reason="too few file descriptors"
+)
+def test_worker_that_dies_amid_a_thousand_half_open_connections_is_replaced(
+    reference: list[Line],
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    try:
+        with Cluster(agents=1) as cluster, contextlib.ExitStack() as stack:
+            address = ("127.0.0.1", cluster.agent_port(0))
+            for _ in range(1200):
+                stack.enter_context(socket.create_connection(address, 10))
+            agent = psutil.Process(cluster.hosts[0].pid)
+            wait_until(lambda: agent.num_fds() > 1200, "all are accepted")
+            # What is opened now has numbers that `select` cannot take.
+            trainer = cluster.train(**GIVEN)
+            trainer.until("pause")
+            cluster.kill_worker(0)
+            trainer.go_on()
+            trainer.until("pause")
+            trainer.go_on()
+            assert trainer.finish() == reference
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

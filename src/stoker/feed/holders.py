@@ -92,7 +92,7 @@ class WorkerProcess:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
-            select.select([self._holder.channel], [], [], left)
+            _wait(self._holder.channel, select.POLLIN, left)
             self._holder.handle()
 
 
@@ -234,9 +234,16 @@ class Nursery:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            select.select([], [self.channel], [], left)
+            _wait(self.channel, select.POLLOUT, left)
             self.channel.flush()
         return not self.channel.is_closed
+
+
+def _wait(channel: Channel, events: int, seconds: float) -> None:
+    # Not select: amid a flood of connections, descriptors have numbers above what it takes.
+    poller = select.poll()
+    poller.register(channel, events)
+    poller.poll(seconds * 1000)
 
 
 def _write_all(descriptor: int, data: bytes | memoryview) -> None:
