@@ -76,5 +76,5 @@ $(RUN): pyproject.toml constraints.txt examples/mnist/requirements.txt | .venv/b
 
 $(DEV): $(RUN) pyproject.toml constraints.txt
 	@echo "set-up 4: the tools of development"
-	@$(PIP) --no-build-isolation -e '.[torch,sagemaker,kubeflow,kubernetes,dev]'
+	@$(PIP) --no-build-isolation -e '.[torch,sagemaker,kubeflow,kubernetes,metrics,dev]'
 	@touch $@

@@ -149,6 +149,37 @@ def accuracy_of(network: nn.Module, batches: DataLoader, device: torch.device) -
     return right / asked
 
 
+def save(path: Path, checkpoint: dict[str, object]) -> None:
+    """Writes a checkpoint; whatever happens meanwhile, a whole one is at `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    with fresh.open("wb") as file:
+        torch.save(checkpoint, file)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+def load(path: Path | None) -> dict[str, object] | None:
+    """The checkpoint at `path`, as rank 0 sees it; None: there is none."""
+    found = [None]
+    is_first = not dist.is_initialized() or dist.get_rank() == 0
+    if is_first and path is not None and path.exists():
+        found = [torch.load(path, map_location="cpu", weights_only=True)]
+    if dist.is_initialized():
+        dist.broadcast_object_list(found)
+    return found[0]
+
+
+def of_all_ranks(value: object) -> list[object]:
+    """What each rank gives, by rank."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line; SageMaker's variables give the defaults where they are set."""
     parser = argparse.ArgumentParser(description="Trains on MNIST.")
@@ -162,6 +193,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--loss-log", type=Path, help="write the loss of each step to this file")
     metrics = os.environ.get("STOKER_METRICS")
+    parser.add_argument("--checkpoints", type=Path, help="folder to go on from and to save to")
+    parser.add_argument("--save-every", type=int, help="steps; default: at the end of an epoch")
     parser.add_argument("--metrics", default=metrics, help="write the accuracy to this JSON file")
     return parser.parse_args(arguments)
 
@@ -209,7 +242,34 @@ def main(arguments: Sequence[str] | None = None) -> float:
 
     losses: list[float] = []
     accuracy = 0.0
-    for epoch in range(options.epochs):
+    first_epoch = 0
+    path = options.checkpoints and options.checkpoints / "checkpoint.pt"
+    checkpoint = load(path)
+    if checkpoint is not None:
+        network.load_state_dict(checkpoint["network"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        schedule.load_state_dict(checkpoint["schedule"])
+        losses = checkpoint["losses"]
+        accuracy = checkpoint["accuracy"]
+        first_epoch = checkpoint["epoch"]
+        # Last: it sets the random states, too. The epoch goes on behind the last step.
+        batches.load_state_dict(checkpoint["batches"][rank])
+
+    def keep(epoch: int) -> None:
+        states = of_all_ranks(batches.state_dict())
+        if rank == 0:
+            content = {
+                "network": network.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "schedule": schedule.state_dict(),
+                "losses": losses,
+                "accuracy": accuracy,
+                "epoch": epoch,
+                "batches": states,
+            }
+            save(path, content)
+
+    for epoch in range(first_epoch, options.epochs):
         started = time.monotonic()
         if sampler is not None:
             sampler.set_epoch(epoch)
@@ -220,6 +280,8 @@ def main(arguments: Sequence[str] | None = None) -> float:
             optimizer.step()
             schedule.step()
             losses.append(loss.item())
+            if path and options.save_every and len(losses) % options.save_every == 0:
+                keep(epoch)
         trained = time.monotonic()
         accuracy = accuracy_of(network, test_batches, device)
         if rank == 0:
@@ -229,6 +291,8 @@ def main(arguments: Sequence[str] | None = None) -> float:
                 f"  {trained - started:.1f} s",
                 flush=True,
             )
+        if path:
+            keep(epoch + 1)
     if rank == 0:
         if options.loss_log:
             options.loss_log.write_text("".join(f"{loss!r}\n" for loss in losses))

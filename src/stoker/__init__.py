@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from stoker.feed.device import to_device as to_device
     from stoker.feed.loader import DataLoader as DataLoader
     from stoker.feed.metrics import log_metrics as log_metrics
     from stoker.feed.shipping import remote as remote
 
-__all__ = ["DataLoader", "__version__", "log_metrics", "remote"]
+__all__ = ["DataLoader", "__version__", "log_metrics", "remote", "to_device"]
 
 _HOMES = {
     "DataLoader": "stoker.feed.loader",
     "log_metrics": "stoker.feed.metrics",
     "remote": "stoker.feed.shipping",
+    "to_device": "stoker.feed.device",
 }
 
 

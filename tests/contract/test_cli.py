@@ -104,6 +104,7 @@ VERBS = {
         "--debug",
     },
     "schema": {"--debug"},
+    "watch": {"--once", "--json", "--debug"},
     "doctor": {"--peer", "--aws", "--json", "--debug"},
     "init": {"--from-training-job", "--region", "--debug"},
     "compile": {
@@ -247,6 +248,7 @@ def test_schema_prints_a_json_schema(record: str) -> None:
         (["decide", "good.yaml"], 2, ["not a JSON document", "good.yaml"]),
         (["schema", "profil"], 2, ["did you mean profile?"]),
         (["report", "nothing-here"], 2, ["no run in nothing-here"]),
+        (["watch", "nothing-here"], 2, ["no run nothing-here"]),
     ],
 )
 def test_bad_input_gets_three_lines_and_the_usage_exit_code(

@@ -18,6 +18,7 @@ import pytest
 
 from stoker.report import write_report
 from support import sample_records
+from support.feed_rows import write_feed
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 DEADLINE_SECONDS = 60.0
@@ -214,14 +215,28 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         environment={},
         failure="error: the catalog has no type local.c9",
     )
-    return {"whole": whole, "broken": broken}
+    fed = folder / "fed.html"
+    write_report(
+        fed,
+        run_id="mnist-3",
+        workload=sample_records.workload(),
+        profile=sample_records.profile(),
+        decision=sample_records.decision(),
+        training=sample_records.training(),
+        evaluation=sample_records.evaluation(),
+        before_timeline=before,
+        after_timeline=after,
+        environment=sample_records.environment(),
+        feed_file=write_feed(folder, hosts=3),
+    )
+    return {"whole": whole, "broken": broken, "fed": fed}
 
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["whole", "broken"])
+@pytest.mark.parametrize("name", ["whole", "broken", "fed"])
 def test_report_opens_with_no_console_message_and_fetches_nothing(
     browser: Browser, reports: dict[str, Path], name: str, scheme: str
 ) -> None:
@@ -243,7 +258,7 @@ def test_the_check_for_fetches_sees_one(browser: Browser, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("width", [1200, 760, 420])
-@pytest.mark.parametrize("name", ["whole", "broken"])
+@pytest.mark.parametrize("name", ["whole", "broken", "fed"])
 def test_page_is_not_wider_than_its_window_and_labels_do_not_clash(
     browser: Browser, reports: dict[str, Path], name: str, width: int
 ) -> None:

@@ -424,9 +424,12 @@ def test_credits_are_shared_by_the_active_sessions(agent: Agent, tmp_path: Path)
         wait_for(lambda: (tmp_path / "1002").exists(), "a worker begins the batch")
         assert second.open().credits < most
         second.ask(0, [1])
-        changed, _ = first.expect(messages.Credits)
-        assert isinstance(changed, messages.Credits)
-        assert changed.credits < most
+        credits = most
+        while credits >= most:
+            # They may grow meanwhile: earlier tests had batches of very different costs.
+            changed, _ = first.expect(messages.Credits)
+            assert isinstance(changed, messages.Credits)
+            credits = changed.credits
         (tmp_path / "go").touch()
         assert first.batch()[0] == 0
 

@@ -6,6 +6,7 @@ bytes of every tensor.
 
 import functools
 import json
+import re
 
 import psutil
 import pytest
@@ -86,10 +87,10 @@ def test_training_waits_for_the_first_data_host() -> None:
 def test_no_data_host_in_time_names_what_was_expected() -> None:
     with Cluster(agents=2, late=True, feed={"start_deadline_seconds": 1.0}) as cluster:
         trainer = cluster.train()
-        assert trainer.end() != 0
+        assert trainer.end() == 5
         assert (
-            "FeedLostError: no data worker came within 1 s: 2 data hosts expected, none seen"
-            in (trainer.errors)
+            "FeedLostError: no data worker came within 1 s: 2 data hosts expected, "
+            "algo-0 (never came), algo-1 (never came)" in trainer.errors
         )
 
 
@@ -159,16 +160,27 @@ def test_late_answers_of_a_stopped_host_are_dropped() -> None:
         assert trainer.finish() == reference(epochs=3, **SLOW)
 
 
-def test_all_hosts_dead_is_an_error_that_names_them() -> None:
-    with Cluster(agents=1) as cluster:
+def test_all_hosts_gone_ends_with_code_5_and_names_each_and_when_it_was_heard() -> None:
+    with Cluster(agents=3, late=True) as cluster:
+        cluster.start_agent(0)
+        cluster.start_agent(1)
+        cluster.wait_for_agents(2)
         trainer = cluster.train(pause_at=4, samples=200, **SLOW)
         trainer.until("pause")
-        cluster.kill(0)
+        cluster.hosts[0].terminate()
+        wait_until(lambda: any("left" in e.what for e in cluster.coordinator.events), "it left")
+        cluster.kill(1)
         trainer.go_on()
-        assert trainer.end() != 0
-        assert "stoker.errors.FeedLostError: no data worker is left" in trainer.errors
-        assert "algo-0" in trainer.errors
-        assert "batch" in trainer.errors.rpartition("where:")[2]
+        assert trainer.end() == 5
+    assert "stoker.errors.FeedLostError: no data worker is left" in trainer.errors
+    assert "3 data hosts expected" in trainer.errors
+    for fate in (
+        r"algo-0 \(left, last heard \d+\.\d s ago\)",
+        r"algo-1 \(lost, last heard \d+\.\d s ago\)",
+        r"algo-2 \(never came\)",
+    ):
+        assert re.search(fate, trainer.errors), trainer.errors
+    assert "batch" in trainer.errors.rpartition("where:")[2]
 
 
 def test_local_workers_go_on_when_all_hosts_are_dead() -> None:

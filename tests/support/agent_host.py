@@ -31,6 +31,9 @@ def main() -> None:
         plain=not feed.encrypt_batches,
     )
     agent.open()
+    # A proxy before one of its ports, if the test has one.
+    proxy_port = given.get("advertised_port", 0)
+    is_plain_proxied = given.get("plain", False)
     signal.signal(signal.SIGTERM, lambda *_: agent.drain())
     membership = Membership(
         join=Join(
@@ -40,8 +43,8 @@ def main() -> None:
             host=given["host"],
             group="data",
             address="localhost",
-            port=agent.port,
-            plain_port=agent.plain_port,
+            port=agent.port if is_plain_proxied else proxy_port or agent.port,
+            plain_port=proxy_port if is_plain_proxied else agent.plain_port,
             workers=given["workers"],
             incarnation=secrets.token_hex(4),
         ),

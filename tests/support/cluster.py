@@ -6,6 +6,7 @@ Leaving it checks that no process, socket or shared memory of it is left.
 import contextlib
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -194,8 +195,12 @@ class Cluster:
                 self.start_agent(number)
         return self
 
-    def start_agent(self, number: int) -> None:
-        """Starts data host `number`; one that was there before gets another port."""
+    def start_agent(self, number: int, **more: object) -> None:
+        """Starts data host `number`; one that was there before gets another port.
+
+        Args:
+            more: For agent_host.
+        """
         given = {
             "run": self.run,
             "host": f"algo-{number}",
@@ -204,6 +209,7 @@ class Cluster:
             "coordinator_port": self.port,
             "port": free_port(),
             "feed": self.settings,
+            **more,
         }
         with self.log_of(number).open("ab") as log:
             process = subprocess.Popen(
@@ -214,6 +220,17 @@ class Cluster:
                 env=os.environ | {"STOKER_RUN_ID": self.run, "OMP_NUM_THREADS": "1"},
             )
         self.hosts[number : number + 1] = [process]
+
+    def agent_port(self, number: int) -> int:
+        """Where that host's agent listens, once it does."""
+        found: list[str] = []
+
+        def is_listening() -> bool:
+            found[:] = re.findall(r"agent_listens port=(\d+)", self.log_of(number).read_text())
+            return bool(found)
+
+        wait_until(is_listening, "the agent listens")
+        return int(found[-1])
 
     def log_of(self, number: int) -> Path:
         """The log of a data host."""

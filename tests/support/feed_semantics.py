@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from stoker import DataLoader
-from stoker.errors import FeedError, UsageError
+from stoker.errors import FeedError
 from stoker.feed.pump import Pump
 
 
@@ -138,11 +138,12 @@ def check_iterating_in_a_thread() -> None:
     assert found == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
-def check_iterable_dataset_is_refused_for_now() -> None:
-    with pytest.raises(UsageError, match=r"iterable dataset \(Stream\) cannot use") as caught:
-        iter(DataLoader(Stream()))
-    assert caught.value.where
-    assert caught.value.fix
+def check_iterable_dataset() -> None:
+    assert lists(DataLoader(Stream())) == [[0], [1], [2]]
+    assert lists(DataLoader(Stream(), batch_size=None, num_workers=2)) == [0, 0, 1, 1, 2, 2]
+    loader = DataLoader(Stream(), batch_size=2)
+    pairs = [(a.tolist(), b.tolist()) for a in loader for b in loader]
+    assert pairs == [([0, 1], [0, 1]), ([0, 1], [2]), ([2], [0, 1]), ([2], [2])]
 
 
 def check_crash_of_the_pump_is_an_error_and_no_hang() -> None:

@@ -1,12 +1,21 @@
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.feed.requests import MAX_CREDITS_PER_WORKER, Credits, Queue, Request, Session
+from stoker.feed.requests import (
+    MAX_CREDITS_PER_WORKER,
+    Credits,
+    Queue,
+    Request,
+    Session,
+    credits_for,
+)
 
 
-def session(name: str = "s") -> Session:
+def session(name: str = "s", *, rank: int = 0) -> Session:
     return Session(
-        name=name, identity=b"", rank=0, spec="spec", seeding="batch", plain_identity=b""
+        name=name, identity=b"", rank=rank, spec="spec", seeding="batch", plain_identity=b""
     )
 
 
@@ -61,7 +70,30 @@ def test_active_sessions_share_the_credits_and_none_has_less_than_one(
     assert credits.share(idle, [idle], 101.0) == workers * per_worker
 
 
-def test_credits_grow_while_workers_run_dry_up_to_the_bound() -> None:
+def test_ranks_have_equal_parts_whatever_their_loaders() -> None:
+    sessions = [session("a", rank=0), session("b", rank=1), session("c", rank=1)]
+    for one in sessions:
+        one.asked_at = 100.0
+    credits = Credits(workers=6, per_worker=2)
+    assert [credits.share(one, sessions, 101.0) for one in sessions] == [6, 3, 3]
+
+
+@given(st.integers(1, 64), st.integers(1, 8), st.lists(st.integers(0, 7), min_size=1, max_size=9))
+def test_no_rank_has_two_credits_more_than_another(
+    workers: int, per_worker: int, ranks: list[int]
+) -> None:
+    sessions = [session(str(number), rank=rank) for number, rank in enumerate(ranks)]
+    for one in sessions:
+        one.asked_at = 100.0
+    credits = Credits(workers=workers, per_worker=per_worker)
+    shares = [credits.share(one, sessions, 101.0) for one in sessions]
+    if workers * per_worker >= len(sessions) * len(set(ranks)):
+        parts = [sum(s for s, of in zip(shares, ranks, strict=True) if of == r) for r in set(ranks)]
+        assert max(parts) - min(parts) <= 1
+        assert sum(parts) == workers * per_worker
+
+
+def test_credits_grow_while_workers_run_dry_up_to_four() -> None:
     credits = Credits(workers=2, per_worker=2)
     for _ in range(20):
         credits.count(is_dry=False)
@@ -70,4 +102,34 @@ def test_credits_grow_while_workers_run_dry_up_to_the_bound() -> None:
         for _ in range(10):
             credits.count(is_dry=True)
         credits.adapt()
-    assert credits.per_worker == MAX_CREDITS_PER_WORKER
+    assert credits.per_worker == 4
+
+
+@given(st.lists(st.floats(1e-6, 1e3), max_size=64), st.integers(1, 12))
+def test_credits_are_between_what_is_set_and_the_bound(costs: list[float], at_least: int) -> None:
+    credits = credits_for(costs, at_least=at_least)
+    assert at_least <= credits <= max(at_least, MAX_CREDITS_PER_WORKER)
+
+
+def test_credits_follow_the_variation_of_what_batches_cost() -> None:
+    draw = random.Random(3)
+    assert credits_for([0.06] * 64, at_least=2) == 2
+    assert credits_for([0.06, 0.18] * 32, at_least=2) in (3, 4)
+    assert credits_for([draw.expovariate(1.0) for _ in range(64)], at_least=2) in (4, 5, 6)
+    assert credits_for([0.01] * 60 + [1.0] * 4, at_least=2) == MAX_CREDITS_PER_WORKER
+
+
+def test_credits_change_by_one_a_second_and_come_back() -> None:
+    credits = Credits(workers=2, per_worker=2)
+    for number in range(64):
+        credits.measured(1.0 if number % 16 == 0 else 0.01)
+    seen = []
+    for _ in range(10):
+        credits.adapt()
+        seen.append(credits.per_worker)
+    assert seen == [3, 4, 5, 6, 7, 8, 8, 8, 8, 8]
+    for _ in range(64):
+        credits.measured(0.01)
+    for _ in range(30):
+        credits.adapt()
+    assert credits.per_worker == 2

@@ -140,10 +140,39 @@ def test_unusual_leaves_come_back_as_they_were() -> None:
         assert same(travel(value, allow_pickle=False), value), value
 
 
-def test_requires_grad_is_dropped() -> None:
-    back = travel(torch.ones(2, requires_grad=True), allow_pickle=False)
-    assert isinstance(back, torch.Tensor)
-    assert not back.requires_grad
+def test_requires_grad_is_kept_and_a_graph_is_dropped() -> None:
+    leaf = torch.ones(2, 3, requires_grad=True)
+    for value in (leaf, leaf * 2, (leaf * 2).t()):
+        back = travel(value, allow_pickle=False)
+        assert isinstance(back, torch.Tensor)
+        assert back.requires_grad
+        assert back.is_leaf
+        assert torch.equal(back, value)
+
+
+def test_dense_memory_keeps_its_order() -> None:
+    images = torch.arange(48).view(2, 3, 2, 4).contiguous(memory_format=torch.channels_last)
+    back = travel([images, np.asfortranarray(np.ones((2, 3)))], allow_pickle=False)
+    assert torch.equal(back[0], images)  # type: ignore[index]
+    assert back[0].stride() == images.stride()  # type: ignore[index]
+    assert back[1].flags.f_contiguous  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [[[0]], [[0, 0]], [[1, 2]], [[-1, 0]], [[True, False]], [1], [[], False], [[0, 1], True, 1]],
+    ids=str,
+)
+def test_ends_of_a_tensors_node_that_are_none_are_refused(end: list[object]) -> None:
+    tree = msgspec.msgpack.encode([3, "float32", [1, 2], 0, *end])
+    with pytest.raises(ProtocolError):
+        wire.decode(tree, np.zeros(64, dtype=np.uint8), allow_pickle=False)
+
+
+def test_a_gradient_of_whole_numbers_is_refused() -> None:
+    tree = msgspec.msgpack.encode([3, "int64", [1], 0, [], True])
+    with pytest.raises(ProtocolError):
+        wire.decode(tree, np.zeros(64, dtype=np.uint8), allow_pickle=False)
 
 
 def test_tensors_and_arrays_are_writable_views_of_the_payload() -> None:

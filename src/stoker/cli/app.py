@@ -27,6 +27,7 @@ from stoker.cli.options import (
 from stoker.cli.project import init_verb
 from stoker.cli.rendering import render_verb
 from stoker.cli.targets import register as register_targets
+from stoker.cli.watch import watch_verb
 
 app = typer.Typer(
     name="stoker",
@@ -415,6 +416,7 @@ def schema_verb(
 app.command("catalog")(catalog_verb)
 app.command("compile")(compile_verb)
 app.command("doctor")(doctor_verb)
+app.command("watch")(watch_verb)
 
 
 @app.command("launch", context_settings={"ignore_unknown_options": True})

@@ -59,6 +59,7 @@ def report_of_run(
         evaluation=_read(run_dir / "evaluation.json", Evaluation),
         before_timeline=_existing(run_dir / "profile" / "baseline-timeline.csv"),
         after_timeline=_timeline(run_dir / "training.json", training),
+        feed_file=_existing(run_dir / "feed.csv"),
         environment={**environment(), **({"command": command} if command else {})},
         log_files=sorted((run_dir / "logs").glob("*.log")),
         failure=failure,
@@ -88,6 +89,7 @@ def report_of_records(
         evaluation=evaluation,
         before_timeline=_existing(profile_file.with_name("baseline-timeline.csv")),
         after_timeline=_timeline(training_file, training),
+        feed_file=_existing(training_file.with_name("feed.csv")),
         environment=environment(),
     )
 

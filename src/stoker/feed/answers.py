@@ -14,14 +14,19 @@ import zmq
 
 from stoker.errors import FeedError, FeedLostError, ProtocolError
 from stoker.feed import messages as m
+from stoker.feed import stream_answers
 from stoker.feed.connection import MAX_PAUSE_SECONDS
 from stoker.feed.landing import Bytes, Landing
 from stoker.feed.links import AgentLink
+from stoker.feed.observe import Observer
 from stoker.feed.pool import Result
+from stoker.feed.schedule import Schedule
 from stoker.feed.security import Keys, verify
 from stoker.feed.session import LOCAL, Outcome, Session
 from stoker.feed.shared import Shared
 from stoker.feed.shipping import unpack_error
+from stoker.feed.stream_answers import StreamAnswer
+from stoker.feed.streams import Streams
 from stoker.feed.wire import decode
 
 _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
@@ -30,8 +35,9 @@ _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 class Answers:
     """The pump's ear; the lock is held for the books only, never while memory is copied."""
 
-    def __init__(self, shared: Shared, keys: Keys) -> None:
+    def __init__(self, shared: Shared, keys: Keys, observer: Observer) -> None:
         self._shared = shared
+        self._observer = observer
         self._keys = keys
         self._landing = Landing()
         self._pins_on: int | None = None
@@ -63,6 +69,10 @@ class Answers:
     def _handle(
         self, link: AgentLink, message: m.Message, frame: zmq.Frame | None, *, is_encrypted: bool
     ) -> None:
+        answer = stream_answers.in_message(message, 0 if frame is None else len(frame.buffer))
+        if answer is not None:
+            self._take_of_stream(link, message, answer, frame, is_encrypted=is_encrypted)
+            return
         match message:
             case m.Made():
                 self._take_batch(link, message, frame, is_encrypted=is_encrypted)
@@ -105,7 +115,53 @@ class Answers:
             payload = self._landed(source, session.pins_on)
             return _decoded(made.tree, payload, allow_pickle=is_encrypted)
 
-        self._settle(link, made, land, frame_bytes=source.nbytes)
+        is_wanted = self._settle(link, made, land, frame_bytes=source.nbytes)
+        if is_wanted is not None:
+            self._observer.came(
+                link.member.host,
+                worker=made.worker,
+                frame_bytes=source.nbytes,
+                cpu_seconds=made.cpu_seconds,
+                busy_seconds=made.wall_seconds,
+                is_wanted=is_wanted,
+            )
+
+    def _take_of_stream(
+        self,
+        link: AgentLink,
+        message: m.Message,
+        answer: StreamAnswer,
+        frame: zmq.Frame | None,
+        *,
+        is_encrypted: bool,
+    ) -> None:
+        assert isinstance(message, m.Made | m.Raised | m.Ended | m.Dropped)
+        if answer.kind == "lost":
+            self._shared.log.event(
+                "stream_lost", agent=link.member.host, batch=answer.number, reason=answer.reason
+            )
+
+        def make(session: Session) -> Outcome:
+            if not isinstance(message, m.Made):
+                return Outcome(error=_error_in(None if frame is None else frame.buffer))
+            source = _NOTHING if frame is None else np.frombuffer(frame.buffer, dtype=np.uint8)
+            payload = self._landed(source, session.pins_on)
+            return _decoded(message.tree, payload, allow_pickle=is_encrypted)
+
+        with self._shared.lock:
+            session = self._shared.sessions.get(message.session)
+        if session is None:
+            return
+        is_wanted = stream_answers.settle(self._shared, session, link.member.host, answer, make)
+        if is_wanted is not None and isinstance(message, m.Made):
+            self._observer.came(
+                link.member.host,
+                worker=message.worker,
+                frame_bytes=answer.frame_bytes,
+                cpu_seconds=message.cpu_seconds,
+                busy_seconds=message.wall_seconds,
+                is_wanted=is_wanted,
+            )
 
     def _landed(self, source: Bytes, pins_on: int | None) -> Bytes:
         """`source` copied, once, to where the batch will live."""
@@ -124,12 +180,17 @@ class Answers:
         make: Callable[[Session], Outcome],
         *,
         frame_bytes: int,
-    ) -> None:
-        """Delivers what `make` gives, unless it is late, a duplicate, or not wanted any more."""
+    ) -> bool | None:
+        """Delivers what `make` gives, unless it is late, a duplicate, or not wanted any more.
+
+        Gives False for a duplicate, None for what is of another pass.
+        """
         with self._shared.lock:
             session = self._shared.sessions.get(message.session)
             if session is None or session.epoch != message.epoch or not session.is_busy:
-                return
+                return None
+            if isinstance(session.schedule, Streams):
+                raise ProtocolError("an answer without its stream")
             is_wanted = session.schedule.arrived(
                 link.member.host, message.number, frame_bytes=frame_bytes, now=time.monotonic()
             )
@@ -138,13 +199,14 @@ class Answers:
             with self._shared.lock:
                 if session.epoch == message.epoch and session.is_busy:
                     session.deliver(message.number, outcome)
+        return is_wanted
 
     def _take_dropped(self, link: AgentLink, message: m.Dropped) -> None:
         with self._shared.lock:
             session = self._shared.sessions.get(message.session)
             if session is None or session.epoch != message.epoch or not session.is_busy:
                 return
-            if message.is_lost or link.is_leaving:
+            if isinstance(session.schedule, Schedule) and (message.is_lost or link.is_leaving):
                 is_hopeless = session.schedule.dropped(link.member.host, message.number)
             else:
                 # It has forgotten the session: this process was silent for too long.
@@ -197,7 +259,10 @@ class Answers:
             local = session.local
             results = [] if local is None else local.handle(fileno)
         for result in results:
-            self._settle_local(session, result)
+            if isinstance(session.schedule, Streams):
+                self._settle_local_stream(session, result)
+            else:
+                self._settle_local(session, session.schedule, result)
         with self._shared.lock:
             if local is not None and local is session.local:
                 if local.credits:
@@ -206,7 +271,33 @@ class Answers:
                     session.schedule.lost(LOCAL)
                 session.stir()
 
-    def _settle_local(self, session: Session, result: Result) -> None:
+    def _settle_local_stream(self, session: Session, result: Result) -> None:
+        payload, result.payload = result.payload, None
+        if payload is not None:
+            weakref.finalize(payload, result.release).atexit = False
+        size = 0 if payload is None else payload.nbytes
+
+        def make(session: Session) -> Outcome:
+            if result.error is not None:
+                return Outcome(error=_error_in(result.error))
+            landed = payload
+            if landed is not None and session.pins_on is not None:
+                landed = self._landed(landed, session.pins_on)
+            return _decoded(result.tree or b"", landed, allow_pickle=True)
+
+        answer = stream_answers.in_result(result, size)
+        is_wanted = stream_answers.settle(self._shared, session, LOCAL, answer, make)
+        if is_wanted is not None and result.error is None:
+            self._observer.came(
+                None,
+                worker=result.worker,
+                frame_bytes=size,
+                cpu_seconds=result.cpu_seconds,
+                busy_seconds=result.wall_seconds,
+                is_wanted=is_wanted,
+            )
+
+    def _settle_local(self, session: Session, schedule: Schedule, result: Result) -> None:
         epoch, number = result.job.key
         assert isinstance(epoch, int)
         assert isinstance(number, int)
@@ -217,10 +308,17 @@ class Answers:
         with self._shared.lock:
             if session.epoch != epoch or not session.is_busy:
                 return
-            if result.is_lost and not session.schedule.dropped(LOCAL, number):
+            if result.is_lost and not schedule.dropped(LOCAL, number):
                 return
-            is_wanted = session.schedule.arrived(
-                LOCAL, number, frame_bytes=size, now=time.monotonic()
+            is_wanted = schedule.arrived(LOCAL, number, frame_bytes=size, now=time.monotonic())
+        if result.error is None:
+            self._observer.came(
+                None,
+                worker=result.worker,
+                frame_bytes=size,
+                cpu_seconds=result.cpu_seconds,
+                busy_seconds=result.wall_seconds,
+                is_wanted=is_wanted,
             )
         if not is_wanted:
             return

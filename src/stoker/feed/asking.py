@@ -1,7 +1,7 @@
 """What the pump asks for: sessions are opened at agents, batches asked for, the end is judged."""
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -9,8 +9,14 @@ import torch
 from stoker.errors import FeedLostError
 from stoker.feed import messages as m
 from stoker.feed.links import AgentLink
+from stoker.feed.local import LocalWorkers
+from stoker.feed.local_streams import LocalStreams
+from stoker.feed.memory import allowance
 from stoker.feed.session import LOCAL, Session
 from stoker.feed.shared import Shared
+from stoker.feed.stream_answers import in_result, lose
+from stoker.feed.stream_pool import stream_job
+from stoker.feed.streams import Streams
 from stoker.settings import ProcessSettings
 
 # Beyond the lease: the coordinator's word and the re-dialling take a moment.
@@ -43,6 +49,8 @@ class Asking:
         self._links = links
         self.expected: int | None = None
         self.lost: dict[str, m.Member] = {}
+        self._awaited: tuple[str, ...] = ()
+        self._heard_at: dict[str, float] = {}
 
     def tell_news(self, session: Session) -> None:
         """Tells every agent of a new pass, or of a new spec."""
@@ -76,11 +84,22 @@ class Asking:
     def ask(self, session: Session, now: float) -> None:
         """Asks for the batches whose turn it is."""
         schedule = session.schedule
+        schedule.max_bytes = allowance(
+            session.max_bytes,
+            others=[
+                other.schedule
+                for other in self._shared.sessions.values()
+                if other is not session and other.is_busy
+            ],
+        )
         for number in schedule.overdue(now):
             self._shared.log.event("batch_overdue", epoch=session.epoch, batch=number)
+        if isinstance(schedule, Streams):
+            self._ask_streams(session, schedule, now)
+            return
         for peer, number in schedule.assign(now):
             asked = session.asked[number]
-            if peer == LOCAL and session.local is not None:
+            if peer == LOCAL and isinstance(session.local, LocalWorkers):
                 session.local.ask(
                     epoch=session.epoch, number=number, index=asked.index, seed=asked.seed
                 )
@@ -91,6 +110,47 @@ class Asking:
                     ),
                     asked.index,
                 )
+        if isinstance(session.local, LocalWorkers):
+            for _ in session.local.hurry():
+                self._shared.log.event("local_batch_overdue", epoch=session.epoch)
+            session.local.flush()
+
+    def _ask_streams(self, session: Session, streams: Streams, now: float) -> None:
+        is_complete = self.expected is not None and (
+            sum(session.name in link.ready for link in self._links.values())
+            >= self.expected - len(self.lost)
+        )
+        if is_complete:
+            streams.settle()
+        source = session.source
+        if source is None:
+            # The first pass is about to begin.
+            return
+        for peer, number in streams.assign(now):
+            start = streams.start_of(number)
+            make = m.Make(
+                session=session.name,
+                epoch=session.epoch,
+                number=number,
+                seed=(source.base_seed,),
+                stream=m.Stream(
+                    shard=start.shard,
+                    num_shards=start.num_shards,
+                    generation=start.generation,
+                    made=start.made,
+                    digest=start.digest,
+                    shared_seed=source.shared_seed,
+                    persists=start.persists,
+                ),
+            )
+            if peer == LOCAL and isinstance(session.local, LocalStreams):
+                key = (session.epoch, number, start.generation)
+                assert make.stream is not None
+                lost = session.local.ask(*stream_job(make, make.stream, source.index, key))
+                for result in lost:
+                    lose(session, streams, LOCAL, in_result(result, 0))
+            elif isinstance(peer, str) and peer in self._links:
+                self._links[peer].send(make, source.index)
         if session.local is not None:
             session.local.flush()
 
@@ -120,18 +180,31 @@ class Asking:
                 expected=self.expected,
             )
 
+    def take_roster(self, roster: m.Roster, now: float) -> None:
+        """What the coordinator says of the hosts."""
+        self.expected = roster.expected
+        self.lost = {member.host: member for member in roster.lost}
+        self._awaited = roster.awaited
+        for member in (*roster.agents, *roster.lost):
+            self._heard_at[member.host] = now - member.silent_seconds
+
+    def _fates(self, now: float) -> Iterator[str]:
+        """What became of each data host, and when it was last heard."""
+        for host, link in self._links.items():
+            if link.is_up:
+                yield f"{host} (connected, not ready)"
+            elif host not in self.lost:
+                yield f"{host} (no connection for {now - link.down_since:.1f} s)"
+        for host, heard_at in self._heard_at.items():
+            if host in self.lost:
+                yield f"{host} (lost, last heard {now - heard_at:.1f} s ago)"
+            elif host not in self._links:
+                yield f"{host} (left, last heard {now - heard_at:.1f} s ago)"
+        for host in self._awaited:
+            yield f"{host} (never came)"
+
     def _lost_error(self, session: Session, now: float) -> FeedLostError:
-        silent = [
-            f"{link.member.host} (no connection for {now - link.down_since:.1f} s)"
-            if not link.is_up
-            else f"{link.member.host} (connected, not ready)"
-            for link in self._links.values()
-        ]
-        silent += [
-            f"{member.host} (lost, last heartbeat {member.silent_seconds:.1f} s before)"
-            for member in self.lost.values()
-        ]
-        seen = ", ".join(silent) or "none seen"
+        seen = ", ".join(self._fates(now)) or "none seen"
         expected = "?" if self.expected is None else self.expected
         if self.expected is None:
             seen = f"the coordinator at {self._settings.coordinator} did not answer"

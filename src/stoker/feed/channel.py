@@ -31,6 +31,25 @@ class Job(msgspec.Struct, frozen=True, tag=True):
     seed: tuple[int, ...]
 
 
+class Next(msgspec.Struct, frozen=True, tag=True):
+    """Reader to a worker with a stream: make the batch at `position` of the pass.
+
+    Attributes:
+        index: What the sampler gives for every batch.
+        epoch: Of the pass; another one begins the stream again.
+        made: Batches that another process made: made again and thrown away.
+        digest: Checksum of these.
+        shared_seed: Torch's, for data pipes; -1: none.
+    """
+
+    index: bytes
+    epoch: int
+    position: int
+    made: int
+    digest: int
+    shared_seed: int
+
+
 class Free(msgspec.Struct, frozen=True, tag=True):
     """Reader to worker: that slot may be written again."""
 
@@ -59,17 +78,28 @@ class Batch(msgspec.Struct, frozen=True, tag=True):
     has_pickle: bool
     cpu_seconds: float
     wall_seconds: float
+    digest: int = 0
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """Worker to reader: the stream has no batch at that position, and none after it."""
 
 
 class Error(msgspec.Struct, frozen=True, tag=True):
-    """Worker to reader: the job raised; `error` is for shipping.unpack_error."""
+    """Worker to reader: the job raised; `error` is for shipping.unpack_error.
+
+    Attributes:
+        is_final: The stream cannot go on.
+    """
 
     error: bytes
     summary: str
+    digest: int = 0
+    is_final: bool = False
 
 
-to_worker = msgspec.msgpack.Decoder(Job | Free)
-from_worker = msgspec.msgpack.Decoder(Slot | Retired | Batch | Error)
+to_worker = msgspec.msgpack.Decoder(Job | Next | Free)
+from_worker = msgspec.msgpack.Decoder(Slot | Retired | Batch | Error | End)
 pack = msgspec.msgpack.Encoder().encode
 
 

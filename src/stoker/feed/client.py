@@ -4,16 +4,20 @@ import atexit
 import functools
 import os
 import secrets
+import sys
 import threading
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 
-from stoker.errors import UsageError
+from stoker.errors import FeedError, UsageError
+from stoker.feed import memory
 from stoker.feed.process import LoaderBooks, Process
 from stoker.feed.pump import Pump
 from stoker.feed.security import Keys, read_token
 from stoker.feed.session import Session
 from stoker.feed.shared import Shared
+from stoker.feed.streams import Streams
 from stoker.logs import Log
 
 # The pump's last words take milliseconds; ending local workers may take a little longer.
@@ -50,8 +54,14 @@ class Feed:
         self._thread = threading.Thread(target=pump.run, name="stoker-feed", daemon=True)
         self._thread.start()
 
-    def session_for(self, books: LoaderBooks) -> Session:
-        """A session of that loader which no pass uses now; a new one if there is none."""
+    def session_for(
+        self, books: LoaderBooks, *, new_streams: Callable[[int], Streams] | None = None
+    ) -> Session:
+        """A session of that loader which no pass uses now; a new one if there is none.
+
+        Args:
+            new_streams: Of an iterable dataset: the books of a new session, given its max_bytes.
+        """
         shared = self.shared
         with shared.lock:
             for known in books.sessions:
@@ -59,8 +69,14 @@ class Feed:
                     known.reserve()
                     return known
             name = f"r{self._settings.rank}-l{books.number}-{secrets.token_hex(8)}"
-            share = self._settings.feed.max_bytes // self._settings.local_world_size
-            session = Session(name, lock=shared.lock, wake=shared.wake, max_bytes=share)
+            share = memory.max_bytes(self._settings.feed) // self._settings.local_world_size
+            session = Session(
+                name,
+                lock=shared.lock,
+                wake=shared.wake,
+                max_bytes=share,
+                streams=new_streams(share) if new_streams else None,
+            )
             session.reserve()
             session.failure = shared.failure
             shared.sessions[name] = session
@@ -105,4 +121,17 @@ def feed_of(process: Process) -> Feed:
 def _feed(pid: int, process: Process) -> Feed:
     feed = Feed(process)
     atexit.register(feed.close)
+    sys.excepthook = functools.partial(_show_and_exit, sys.excepthook)
     return feed
+
+
+def _show_and_exit(
+    show: Callable[[type[BaseException], BaseException, TracebackType | None], object],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    """An uncaught error of the feed ends the script with its own exit code, not with 1."""
+    show(kind, error, trace)
+    if isinstance(error, FeedError):
+        raise SystemExit(error.exit_code)

@@ -4,6 +4,7 @@ import io
 import math
 import pickle
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -18,6 +19,40 @@ from stoker.feed.layout import (
     Bytes1D,
     Tag,
 )
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _dtype(name: str) -> "np.dtype[np.generic[object]]":
+    if not ARRAY_DTYPE.fullmatch(name):
+        raise ProtocolError("an array of an unknown dtype")
+    try:
+        return np.dtype(name)
+    except (TypeError, ValueError):
+        raise ProtocolError("an array of an unknown dtype") from None
+
+
+def _order(axes: list[object], ndim: int) -> list[int]:
+    """The axes, if they are the `ndim` axes in some order."""
+    order = [axis for axis in axes if type(axis) is int]
+    if len(order) != len(axes) or sorted(order) != list(range(ndim)):
+        raise ProtocolError(f"axes that are no order of {ndim}")
+    return order
+
+
+def _arranged(tensor: "torch.Tensor", end: list[object]) -> "torch.Tensor":
+    """The tensor with its axes in the order, and with the gradient, that the node's end names."""
+    match end:
+        case []:
+            return tensor
+        case [list(axes)]:
+            return tensor.permute(_order(axes, tensor.ndim))
+        case [list(axes), True]:
+            permuted = tensor.permute(_order(axes, tensor.ndim)) if axes else tensor
+            if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+                return permuted.requires_grad_()
+    raise ProtocolError("a tensor with parts that do not fit it")
 
 
 class _LeafUnpickler(pickle.Unpickler):
@@ -77,10 +112,14 @@ class Decoder:
         match tag, rest:
             case (Tag.PICKLE, [list() as place, list() as leaves]) if place[:1] == [Tag.BYTES]:
                 return self._unpickled(place, leaves)
-            case (Tag.TENSOR, [str(dtype), list(shape), int(offset)]):
-                return self._tensor(dtype, shape, offset)
-            case (Tag.ARRAY | Tag.SCALAR, [str(dtype), list(shape), int(offset)]):
-                return self._array(tag, dtype, shape, offset)
+            case (Tag.TENSOR, [str(dtype), list(shape), int(offset), *end]):
+                return _arranged(self._tensor(dtype, shape, offset), end)
+            case (Tag.SCALAR, [str(dtype), list(shape), int(offset)]):
+                return self._scalar(dtype, shape, offset)
+            case (Tag.ARRAY, [str(dtype), list(shape), int(offset)]):
+                return self._array(dtype, shape, offset)
+            case (Tag.ARRAY, [str(dtype), list(shape), int(offset), list(axes)]):
+                return self._array(dtype, shape, offset).transpose(_order(axes, len(shape)))
             case (Tag.BYTES, [int(offset), int(nbytes)]):
                 return self._bytes(offset, nbytes)
             case (Tag.INTEGER, [bytes(digits)]):
@@ -113,7 +152,7 @@ class Decoder:
             raise ProtocolError("byte strings that overlap")
         return place.tobytes()
 
-    def _tensor(self, name: str, shape: list[object], offset: int) -> object:
+    def _tensor(self, name: str, shape: list[object], offset: int) -> "torch.Tensor":
         import torch
 
         sizes = self._shape(shape)
@@ -134,22 +173,21 @@ class Decoder:
             return pinned[offset : offset + count * dtype.itemsize].view(dtype).view(sizes)
         return torch.frombuffer(self._payload, dtype=dtype, count=count, offset=offset).view(sizes)
 
-    def _array(self, tag: int, name: str, shape: list[object], offset: int) -> object:
+    def _array(
+        self, name: str, shape: list[object], offset: int
+    ) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic[object]]]":
         sizes = self._shape(shape)
-        if not ARRAY_DTYPE.fullmatch(name):
-            raise ProtocolError("an array of an unknown dtype")
-        try:
-            dtype = np.dtype(name)
-        except (TypeError, ValueError):
-            raise ProtocolError("an array of an unknown dtype") from None
+        dtype = _dtype(name)
         place = self._place(offset, math.prod(sizes) * dtype.itemsize)
-        if tag == Tag.SCALAR:
-            if sizes:
-                raise ProtocolError("a scalar with a shape")
-            # A scalar of NumPy is a copy by nature.
-            scalar: object = place.view(dtype)[0]
-            return scalar
         return place.view(dtype).reshape(sizes)
+
+    def _scalar(self, name: str, shape: list[object], offset: int) -> object:
+        if shape:
+            raise ProtocolError("a scalar with a shape")
+        dtype = _dtype(name)
+        # A scalar of NumPy is a copy by nature.
+        scalar: object = self._place(offset, dtype.itemsize).view(dtype)[0]
+        return scalar
 
     def _unpickled(self, place: list[object], leaves: list[object]) -> object:
         if not self._allow_pickle:

@@ -1,7 +1,7 @@
 """From a batch to its tree and its payload."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import cloudpickle
@@ -112,8 +112,12 @@ class Encoder:
             return None
         if not ARRAY_DTYPE.fullmatch(array.dtype.str) or array.dtype.metadata:
             return None
-        offset = self.reserve(array.nbytes, lambda target: _copy_array(array, target))
-        return [tag, array.dtype.str, list(array.shape), offset]
+        axes = [] if array.flags.c_contiguous else _order(array.strides)
+        laid = array.transpose(axes) if axes else array
+        if not laid.flags.c_contiguous:
+            axes, laid = [], array
+        offset = self.reserve(laid.nbytes, lambda target: _copy_array(laid, target))
+        return [tag, array.dtype.str, list(laid.shape), offset, *_back(axes)]
 
     def _bytes(self, value: bytes | memoryview) -> list[object]:
         source: Bytes1D = np.frombuffer(value, dtype=np.uint8)
@@ -157,21 +161,39 @@ def _tensor(encoder: Encoder, value: object) -> list[object] | None:
             fix="make batches on the CPU and move them in the training loop",
         )
     tensor = value.detach().resolve_conj().resolve_neg()
+    axes = [] if tensor.is_contiguous() else _order(tensor.stride())
+    if axes and tensor.permute(axes).is_contiguous():
+        # Channels last, or another order of dense memory: it comes back so.
+        tensor = tensor.permute(axes)
+    else:
+        axes = []
+    end: list[object] = [*_back(axes)]
+    if value.requires_grad:
+        end = [*(end or [[]]), True]
     nbytes = tensor.numel() * tensor.element_size()
     if encoder.arena is not None and nbytes and tensor.is_contiguous():
         place = encoder.arena.offset_of(tensor.data_ptr(), nbytes)
         if place is not None:
             encoder.in_place += nbytes
-            return [Tag.TENSOR, name, list(tensor.shape), place]
+            return [Tag.TENSOR, name, list(tensor.shape), place, *end]
     offset = encoder.reserve(nbytes, lambda target: _copy_tensor(tensor, target))
-    return [Tag.TENSOR, name, list(tensor.shape), offset]
+    return [Tag.TENSOR, name, list(tensor.shape), offset, *end]
+
+
+def _order(strides: Sequence[int]) -> list[int]:
+    """The axes from the one with the longest steps in memory to the one with the shortest."""
+    return sorted(range(len(strides)), key=lambda axis: -strides[axis])
+
+
+def _back(axes: list[int]) -> list[list[int]]:
+    """The permutation that undoes `axes`, as a node's last part; none for none."""
+    return [sorted(range(len(axes)), key=axes.__getitem__)] if axes else []
 
 
 def _copy_tensor(tensor: "torch.Tensor", target: Bytes1D) -> None:
     import torch
 
-    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-    np.copyto(target, flat.numpy())
+    torch.from_numpy(target).view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 def _copy_array(
@@ -181,7 +203,11 @@ def _copy_array(
 
 
 class _LeafPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Leaves tensors and arrays out of the pickle."""
+    """Leaves tensors and arrays out of the pickle.
+
+    A class with `__slots__` that came here by value has lost them on its way (cloudpickle), but has
+    them in the trainer, whose objects then take no `__dict__`.
+    """
 
     def __init__(self, file: io.BytesIO, encoder: Encoder, leaves: list[object]) -> None:
         super().__init__(file, protocol=5)
@@ -197,3 +223,24 @@ class _LeafPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return None
         self._leaves.append(node)
         return len(self._leaves) - 1
+
+    def reducer_override(self, obj: object) -> object:
+        """As cloudpickle's; the state of an object with slots is one of slots."""
+        reduced: object = super().reducer_override(obj)
+        if reduced is not NotImplemented or not _has_lost_slots(obj):
+            return reduced
+        plain = obj.__reduce_ex__(5)
+        if isinstance(plain, tuple) and len(plain) > 2 and plain[2] is not None:
+            return (*plain[:2], (None, vars(obj)), *plain[3:])
+        return reduced
+
+
+def _has_lost_slots(obj: object) -> bool:
+    kinds = type(obj).__mro__[:-1]
+    return (
+        not isinstance(obj, type)
+        and hasattr(obj, "__dict__")
+        and all("__slots__" in vars(kind) for kind in kinds)
+        and "__setstate__" not in dir(obj)
+        and not any("__dict__" in vars(kind)["__slots__"] for kind in kinds)
+    )

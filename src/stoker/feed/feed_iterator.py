@@ -7,20 +7,21 @@ from itertools import repeat
 from typing import cast
 
 import torch
-from torch.utils.data import DataLoader, _DatasetKind
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from stoker.errors import UsageError
 from stoker.feed.client import Feed
-from stoker.feed.iterators import Numbered, Pass
+from stoker.feed.iterators import Counted, Numbered, Pass, Seeding
 from stoker.feed.local import LocalWorkers
+from stoker.feed.local_streams import LocalStreams
 from stoker.feed.process import Process
 from stoker.feed.session import Session
-from stoker.feed.shipping import PackedSpec, Spec, pack_spec
+from stoker.feed.shipping import Globals, PackedSpec, Spec, pack_spec
 from stoker.logs import Log
 
 
-class FeedIterator(_BaseDataLoaderIter):
+class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
     """One pass (with persistent workers: one after the other) over the feed.
 
     What torch's iterators do in the trainer is done by their common base, so that samplers, base
@@ -28,23 +29,15 @@ class FeedIterator(_BaseDataLoaderIter):
     """
 
     def __init__(self, loader: "DataLoader[object]", process: Process, feed: Feed) -> None:
-        if loader._dataset_kind != _DatasetKind.Map:
-            raise UsageError(
-                f"an iterable dataset ({type(loader.dataset).__name__}) cannot use the data group "
-                "yet",
-                where=f"rank {process.settings.rank}, host {process.settings.host}",
-                fix="use a dataset with __getitem__ and __len__, or a cluster without data group",
-            )
-        super().__init__(loader)
         self._loader = loader
         self._process = process
-        self._seeding = process.settings.feed.seeding
-        self._books = process.books(loader)
-        self._spec = _spec_of(loader)
+        self._seeding: Seeding = self._own_seeding(process)
+        self._spec = self._own_spec(loader)
         self._packed = _packed(self._spec, process)
-        self._session = feed.session_for(self._books)
+        self._pass = Pass(process, loader, seeding=self._seeding)
+        super().__init__(loader)
+        self._session = self._own_session(feed, process, loader)
         self._feed = feed
-        self._pass = Pass(process, self._books, seeding=self._seeding)
         weakref.finalize(self, _dropped, feed, self._session, self._pass)
         self._begin()
 
@@ -62,19 +55,39 @@ class FeedIterator(_BaseDataLoaderIter):
         )
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
-        super()._reset(loader, first_iter)
         self._session.stop(self._pass.epoch)
         self._pass.steps.end()
         self._pass.begin()
+        super()._reset(loader, first_iter)
         self._begin()
 
     def _next_data(self) -> object:  # type: ignore[override]
-        return self._session.next(self._pass.epoch, timeout_seconds=self._timeout)
+        batch = self._session.next(self._pass.epoch, timeout_seconds=self._timeout)
+        # Tensors have landed in pinned memory; objects of the script may have a way of their own.
+        return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
+
+    def _num_taken(self) -> int:
+        return self._session.schedule.head
 
     def __next__(self) -> object:
-        return self._pass.timed(super().__next__)
+        return self._counted(super().__next__)
 
-    def _local_workers(self, session: Session) -> LocalWorkers | None:
+    def _own_seeding(self, process: Process) -> Seeding:
+        return process.settings.feed.seeding
+
+    def _own_spec(self, loader: "DataLoader[object]") -> Spec:
+        return Spec(
+            dataset=loader.dataset,
+            collate_fn=cast("Callable[[object], object]", loader.collate_fn),
+            worker_init_fn=loader.worker_init_fn,
+            auto_collation=loader._auto_collation,
+            globals=Globals.of_this_process(),
+        )
+
+    def _own_session(self, feed: Feed, process: Process, loader: "DataLoader[object]") -> Session:
+        return feed.session_for(process.books(loader))
+
+    def _local_workers(self, session: Session) -> LocalWorkers | LocalStreams | None:
         """The children of this loader; the ones it has, if they make the same batches."""
         known = session.local
         if known is not None and known.digest == self._packed.digest and known.credits:
@@ -82,19 +95,21 @@ class FeedIterator(_BaseDataLoaderIter):
         count = num_local_workers(self._loader, self._process)
         if not count:
             return None
-        context = self._loader.multiprocessing_context
+        return self._start_local(count)
+
+    def _start_local(self, count: int) -> LocalWorkers | LocalStreams:
         settings = self._process.settings
         return LocalWorkers(
             self._spec,
             self._packed,
             num_workers=count,
             credits_each=settings.feed.credits,
-            context=context,
+            context=self._loader.multiprocessing_context,
             base_seed=int(self._base_seed),
             seeding=self._seeding,
             host=settings.host,
             wake=self._feed.shared.wake,
-            on_death=partial(_log_death, self._feed.shared.log),
+            on_death=partial(log_death, self._feed.shared.log),
         )
 
 
@@ -107,22 +122,14 @@ def num_local_workers(loader: "DataLoader[object]", process: Process) -> int:
     return loader.num_workers if decided is None else process.share(decided)
 
 
-def _log_death(log: Log, how: str) -> None:
+def log_death(log: Log, how: str) -> None:
+    """Of a child."""
     log.event("local_worker_died", how=how)
 
 
 def _numbered(pass_: Pass, base_seed: int, sampler: Iterator[object]) -> Iterator[Numbered]:
     for seed, index in zip(repeat(base_seed), sampler, strict=False):
         yield pass_.number(seed, index)
-
-
-def _spec_of(loader: "DataLoader[object]") -> Spec:
-    return Spec(
-        dataset=loader.dataset,
-        collate_fn=cast("Callable[[object], object]", loader.collate_fn),
-        worker_init_fn=loader.worker_init_fn,
-        auto_collation=loader._auto_collation,
-    )
 
 
 def _packed(spec: Spec, process: Process) -> PackedSpec:

@@ -38,6 +38,15 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     seeding: str
 
 
+class ForkStream(msgspec.Struct, frozen=True, tag=True):
+    """Agent to holder: fork a process for a stream; its channel comes as descriptor."""
+
+    token: int
+    shard: int
+    num_shards: int
+    base_seed: int
+
+
 class Kill(msgspec.Struct, frozen=True, tag=True):
     """Agent to holder: kill that worker."""
 
@@ -59,7 +68,7 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
 
 
 to_nursery = msgspec.msgpack.Decoder(Hold)
-to_holder = msgspec.msgpack.Decoder(Fork | Kill)
+to_holder = msgspec.msgpack.Decoder(Fork | ForkStream | Kill)
 from_holder = msgspec.msgpack.Decoder(Held | Exited)
 
 
@@ -83,7 +92,7 @@ class WorkerProcess:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
-            select.select([self._holder.channel], [], [], left)
+            _wait(self._holder.channel, select.POLLIN, left)
             self._holder.handle()
 
 
@@ -109,13 +118,29 @@ class Holder:
         Raises:
             FeedLostError: If the holder is gone.
         """
+        return self._order(
+            sock, lambda token: Fork(token, worker_id, num_workers, base_seed, seeding)
+        )
+
+    def fork_stream(
+        self, sock: socket.socket, *, shard: int, num_shards: int, base_seed: int
+    ) -> WorkerProcess:
+        """Forks a process for a stream.
+
+        Raises:
+            FeedLostError: If the holder is gone.
+        """
+        return self._order(sock, lambda token: ForkStream(token, shard, num_shards, base_seed))
+
+    def _order(
+        self, sock: socket.socket, order: Callable[[int], Fork | ForkStream]
+    ) -> WorkerProcess:
         if self.channel.is_closed:
             raise FeedLostError("the process that holds the dataset is gone")
         token, self._next = self._next, self._next + 1
         # Ours until the worker's end: the message may not have left when the caller closes its own.
         descriptor = os.dup(sock.fileno())
-        message = Fork(token, worker_id, num_workers, base_seed, seeding)
-        self.channel.send(pack(message), [descriptor])
+        self.channel.send(pack(order(token)), [descriptor])
         if not self.channel.wants_write:
             os.close(descriptor)
             descriptor = -1
@@ -209,9 +234,16 @@ class Nursery:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            select.select([], [self.channel], [], left)
+            _wait(self.channel, select.POLLOUT, left)
             self.channel.flush()
         return not self.channel.is_closed
+
+
+def _wait(channel: Channel, events: int, seconds: float) -> None:
+    # Not select: amid a flood of connections, descriptors have numbers above what it takes.
+    poller = select.poll()
+    poller.register(channel, events)
+    poller.poll(seconds * 1000)
 
 
 def _write_all(descriptor: int, data: bytes | memoryview) -> None:

@@ -7,10 +7,10 @@ are torch's own in every respect.
 """
 
 import weakref
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 from torch.utils.data import DataLoader, _DatasetKind
 from torch.utils.data.dataloader import (
@@ -18,8 +18,16 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from stoker.feed.process import LoaderBooks, Process
-from stoker.feed.seeding import preserved_random_state, seed_batch, seed_sample
+from stoker.feed.process import Process
+from stoker.feed.resume import Order, yielded
+from stoker.feed.seeding import (
+    BATCH_WORDS,
+    Occurrences,
+    preserved_random_state,
+    seed_batch,
+    seed_each,
+    seed_place,
+)
 from stoker.feed.timeline import Steps
 
 WorkerInit = Callable[[int], object]
@@ -30,6 +38,7 @@ class Fetcher(Protocol):
     """Makes a batch of what a sampler gave."""
 
     dataset: object
+    auto_collation: bool
 
     def fetch(self, index: object) -> object:
         """The batch."""
@@ -55,28 +64,18 @@ class SeededFetcher:
         """The batch, the same wherever it is made."""
         if not isinstance(index, Numbered):
             return self._fetcher.fetch(index)
-        seed_batch(index.words)
+        seed_batch(index.words[:BATCH_WORDS])
         if self._seeding == "sample":
             return self._fetch_samples(index.words, index.index)
         return self._fetcher.fetch(index.index)
 
     def _fetch_samples(self, words: tuple[int, ...], index: object) -> object:
-        if not isinstance(index, list | tuple):
-            seed_sample(words[:3], index, 0)
+        if not self._fetcher.auto_collation:
+            seed_place(words, index, 0)
             return self._fetcher.fetch(index)
         if getattr(self._fetcher.dataset, "__getitems__", None):
             return self._fetcher.fetch(index)
-        return self._fetcher.fetch(_seeding_each(words, index))
-
-
-def _seeding_each(words: tuple[int, ...], indices: Sequence[object]) -> Iterator[object]:
-    seen: Counter[str] = Counter()
-    for index in indices:
-        seed_sample(words[:3], index, seen[repr(index)])
-        seen[repr(index)] += 1
-        yield index
-    # The collate function's draws belong to the batch.
-    seed_batch(words)
+        return self._fetcher.fetch(seed_each(words, cast("Iterable[object]", index)))
 
 
 class PreservingFetcher(SeededFetcher):
@@ -122,31 +121,54 @@ class LoaderView:
 class Pass:
     """One pass over a loader, as the books see it: numbers, words, sizes, times.
 
+    Args:
+        is_inline: Batches are made in this process.
+
     Attributes:
+        order: What the sampler gives, and how far the pass is.
         epoch: Of the pass; counts the loader's iter() calls.
         steps: Its timeline.
     """
 
-    def __init__(self, process: Process, books: LoaderBooks, *, seeding: Seeding) -> None:
+    def __init__(
+        self,
+        process: Process,
+        loader: "DataLoader[object]",
+        *,
+        seeding: Seeding,
+        is_inline: bool = False,
+    ) -> None:
         self.seeding: Seeding = seeding
         self._process = process
-        self._books = books
-        self.begin()
+        self._books = process.books(loader)
+        self.order = Order(loader, self._books, is_inline=is_inline)
+        if seeding == "sample" and not hasattr(loader.dataset, "__getitems__"):
+            self.order.occurrences = Occurrences(is_batched=loader._auto_collation)
+        self._begin()
 
     def begin(self) -> None:
-        """A new epoch."""
-        self.epoch = self._books.next_epoch()
-        self._number = 0
+        """A new epoch of the same iterator."""
+        self.order.begin(again=True)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.epoch = self.order.position.epoch
+        self._number = self.order.position.first
         self._sizes: deque[int] = deque()
         self.steps: Steps = self._process.timeline.epoch(
-            loader=self._books.number, epoch=self.epoch
+            loader=self._books.number, epoch=self.epoch, batch=self._number
         )
 
     def number(self, base_seed: int, index: object) -> Numbered:
         """The next index of the sampler, numbered and counted."""
         self._sizes.append(len(index) if isinstance(index, list | tuple) else 1)
         self._number += 1
-        words = (base_seed, self._process.settings.rank, self.epoch, self._number - 1)
+        rank = self._process.settings.rank
+        words: tuple[int, ...] = (base_seed, rank, self.epoch, self._number - 1)
+        if self.order.occurrences is not None:
+            if isinstance(index, Iterator):
+                index = list(index)
+            words += self.order.occurrences.of(index)
         return Numbered(words, index)
 
     def for_fetcher(self, base_seed: int, index: object) -> object:
@@ -176,7 +198,48 @@ class Pass:
         return self._sizes.popleft() if self._sizes else 0
 
 
-class SingleProcessIterator(_SingleProcessDataLoaderIter):
+class Counted:
+    """What all iterators have in common: the books say how far they are, to go on from there."""
+
+    _pass: Pass
+
+    def _num_taken(self) -> int | None:
+        """Batches of this pass that are with the script, good or failed; None: not known which."""
+        raise NotImplementedError
+
+    # torch's constructor and its reset set the two from the loader.
+    @property
+    def _base_seed(self) -> int:
+        return self._pass.order.base_seed
+
+    @_base_seed.setter
+    def _base_seed(self, drawn: int) -> None:
+        self._pass.order.drew_base_seed(drawn)
+
+    @property
+    def _index_sampler(self) -> Order:
+        return self._pass.order
+
+    @_index_sampler.setter
+    def _index_sampler(self, sampler: object) -> None:
+        pass
+
+    def _counted(self, next_batch: Callable[[], object]) -> object:
+        """The next batch, timed and counted."""
+        position = self._pass.order.position
+        try:
+            batch = self._pass.timed(next_batch)
+        except StopIteration:
+            position.is_over = True
+            raise
+        except Exception:
+            yielded(position, self._num_taken())
+            raise
+        yielded(position, self._num_taken())
+        return batch
+
+
+class SingleProcessIterator(Counted, _SingleProcessDataLoaderIter):  # type: ignore[misc]
     """torch's iterator without workers."""
 
     def __init__(self, loader: "DataLoader[object] | LoaderView", pass_: Pass) -> None:
@@ -194,11 +257,15 @@ class SingleProcessIterator(_SingleProcessDataLoaderIter):
         index: object = super()._next_index()  # type: ignore[no-untyped-call]
         return self._pass.for_fetcher(int(self._base_seed), index)
 
+    def _num_taken(self) -> int:
+        position = self._pass.order.position
+        return position.num_handed - position.first
+
     def __next__(self) -> object:
-        return self._pass.timed(super().__next__)
+        return self._counted(super().__next__)
 
 
-class MultiProcessingIterator(_MultiProcessingDataLoaderIter):
+class MultiProcessingIterator(Counted, _MultiProcessingDataLoaderIter):  # type: ignore[misc]
     """torch's iterator with workers."""
 
     def __init__(self, loader: "DataLoader[object] | LoaderView", pass_: Pass) -> None:
@@ -227,8 +294,11 @@ class MultiProcessingIterator(_MultiProcessingDataLoaderIter):
         index: object = super()._next_index()  # type: ignore[no-untyped-call]
         return self._pass.for_fetcher(int(self._base_seed), index)
 
+    def _num_taken(self) -> int | None:
+        return int(self._rcvd_idx) if self._in_order else None
+
     def __next__(self) -> object:
-        return self._pass.timed(super().__next__)
+        return self._counted(super().__next__)
 
 
 TorchIterator = SingleProcessIterator | MultiProcessingIterator
@@ -244,8 +314,8 @@ def torch_iterator(
     """
     is_map_style = loader._dataset_kind == _DatasetKind.Map
     seeding: Seeding = process.settings.feed.seeding if is_map_style else "torch"
-    pass_ = Pass(process, process.books(loader), seeding=seeding)
     seen = loader if num_workers is None else with_workers(loader, num_workers)
+    pass_ = Pass(process, loader, seeding=seeding, is_inline=seen.num_workers == 0)
     if seen.num_workers == 0:
         return SingleProcessIterator(seen, pass_)
     if num_workers is None:

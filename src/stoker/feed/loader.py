@@ -1,11 +1,13 @@
 """`stoker.DataLoader`: torch's DataLoader, fed by the data group where there is one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import torch.utils.data
+from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from stoker.feed import state
 from stoker.feed.iterators import torch_iterator
 from stoker.feed.process import this_process
 
@@ -26,22 +28,66 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     def _get_iterator(self) -> _BaseDataLoaderIter:
         return iterator_of(self)
 
+    def state_dict(self) -> dict[str, object]:
+        """How far the pass begun last is, for `load_state_dict` of a loader in another process.
+
+        Counts the batches that the script got, not those made ahead of it. What is kept: epoch,
+        base seed, the random states that the order of samples depends on (torch's, Python's and
+        NumPy's global ones, and generators that the loader and its samplers hold), the epoch of a
+        DistributedSampler, the own state of samplers that have `state_dict`. After the end of a
+        pass it is the state of the next one's start. Each rank has its own.
+
+        Returns:
+            Plain types and tensors, about 30 kB: `torch.load` reads it with `weights_only=True`.
+
+        Raises:
+            UsageError: In the middle of a pass over an iterable dataset (except one with a
+                `state_dict` of its own, with `num_workers=0` and no data group) or, with local
+                workers, of one with `in_order=False`.
+        """
+        return dict(state.state_of(self, this_process()))
+
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
+        """Has the next pass go on where `state_dict` was taken: the same bytes, in the same order.
+
+        Any number of workers and hosts may take it, wherever they are. Sets torch's, Python's and
+        NumPy's global random states to those of the time of the state: call it when all else is
+        built, right before the loop. The sampler is run again up to the place, at the first batch.
+
+        Args:
+            state_dict: What `state_dict` gave; an empty one is no state, and changes nothing.
+
+        Raises:
+            UsageError: If the state is of a dataset of another length, of other samplers, batch
+                size, number of ranks or rank: all that differs is named. Later, from `iter` or
+                the first `next`, if the sampler does not give the same samples again.
+        """
+        if state_dict:
+            state.load(self, this_process(), dict(state_dict))
+
 
 def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
     """A new iterator for `loader`: over the feed under a data group, else torch's own.
 
     Raises:
-        UsageError: If a STOKER_* variable is malformed, or an iterable dataset meets a data group.
+        UsageError: If a STOKER_* variable is malformed.
         ShippingError: If the dataset cannot travel to the data hosts.
         FeedLostError: If no data worker came in time (from the first `next`).
     """
     process = this_process()
+    is_iterable = loader._dataset_kind == _DatasetKind.Iterable
     if process.settings.has_data_group and process.settings.coordinator:
         from stoker.feed.client import feed_of
+
+        if is_iterable:
+            from stoker.feed.stream_iterator import StreamIterator
+
+            return StreamIterator(loader, process, feed_of(process))
         from stoker.feed.feed_iterator import FeedIterator
 
         return FeedIterator(loader, process, feed_of(process))
-    decided = process.settings.workers.get("dnn")
+    # The shards of an iterable dataset are the script's to say.
+    decided = None if is_iterable else process.settings.workers.get("dnn")
     return torch_iterator(
         loader, process, num_workers=None if decided is None else process.share(decided)
     )

@@ -2,6 +2,7 @@
 
 import heapq
 import socket
+import time
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess as ChildProcess
@@ -10,12 +11,14 @@ from typing import cast
 import torch.multiprocessing
 
 from stoker.feed.pool import Job, Process, Result, WorkerPool
+from stoker.feed.requests import Credits
 from stoker.feed.shipping import PackedSpec, Spec, unpack_spec
 from stoker.feed.worker import worker_main
 
 # Where vCPUs are scarce the trainer goes first: its step is what all wait for, and the pool gives
 # the batches that local workers do not come to to others.
-_NICENESS = 10
+NICENESS = 10
+_HURRY_SECONDS = 1.0
 
 
 class LocalWorkers:
@@ -55,7 +58,7 @@ class LocalWorkers:
                     "base_seed": base_seed,
                     "seeding": seeding,
                     "host": host,
-                    "niceness": _NICENESS,
+                    "niceness": NICENESS,
                 },
                 daemon=True,
                 name=f"stoker-worker-{number}",
@@ -64,8 +67,9 @@ class LocalWorkers:
             return cast("Process", child)
 
         self.digest = packed.digest
-        self._credits_each = credits_each
+        self._credits = Credits(workers=num_workers, per_worker=credits_each)
         self._waiting: list[tuple[int, int, Job]] = []
+        self._hurry_at = 0.0
         self._pool = WorkerPool(
             start, num_workers=num_workers, host=host, wake=wake, on_death=on_death
         )
@@ -73,7 +77,7 @@ class LocalWorkers:
     @property
     def credits(self) -> int:
         """Batches that may be asked for at a time; 0: no worker is left."""
-        return self._credits_each * self._pool.num_alive
+        return self._credits.per_worker * self._pool.num_alive
 
     @property
     def last_death(self) -> str:
@@ -97,8 +101,20 @@ class LocalWorkers:
     def handle(self, fileno: int) -> list[Result]:
         """What came over that descriptor."""
         results = self._pool.handle(fileno)
+        for result in results:
+            if result.tree is not None:
+                self._credits.measured(result.wall_seconds)
         self._feed()
         return results
+
+    def hurry(self) -> list[Job]:
+        """Gives what is late to other workers, too; what it gave. Looks once a second."""
+        now = time.monotonic()
+        if now < self._hurry_at:
+            return []
+        self._hurry_at = now + _HURRY_SECONDS
+        self._credits.adapt()
+        return self._pool.hurry()
 
     def flush(self) -> None:
         """Gives memory back to the workers."""

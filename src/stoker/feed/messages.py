@@ -9,7 +9,7 @@ coordinator (in the dnn leader's launcher)
 
 agent (on a data host)
     trainers   Open → Need | Ready | Failed | Leaving | WrongHost;  Ship + frame → Ready | Failed
-               Make + frame → Made + frame | Raised + frame;  Forget;  Close
+               Make + frame → Made + frame | Raised + frame | Ended;  Forget;  Close
                and unasked: Credits, Leaving
 
 A *session* is one loader of one trainer process. A *spec* is what makes batches: dataset, collate
@@ -24,13 +24,16 @@ import msgspec
 from stoker.errors import ProtocolError
 
 # Raised with every change that an older peer would misread.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 5
+
+# Shards of an iterable dataset: workers of one loader of one rank.
+MAX_SHARDS = 4096
 
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 # A base seed of torch has 63 bits.
 Word = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-Words = Annotated[tuple[Word, ...], msgspec.Meta(max_length=8)]
+Words = Annotated[tuple[Word, ...], msgspec.Meta(max_length=1 << 20)]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -127,11 +130,75 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Roster(Message, frozen=True, kw_only=True):
-    """The agents that are there; `expected` hosts make up the data group."""
+    """The agents that are there; `expected` hosts make up the data group.
+
+    Attributes:
+        lost: Silent for longer than their lease.
+        awaited: Hosts that have never come.
+    """
 
     agents: tuple[Member, ...]
     expected: Count
     lost: tuple[Member, ...] = ()
+    awaited: tuple[Identifier, ...] = ()
+
+
+class WorkerWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What one data worker made for a rank so far: batches, and the seconds it was at them."""
+
+    worker: Count
+    batches: Count
+    busy_seconds: float
+
+
+class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one host's data workers made for a rank so far.
+
+    Attributes:
+        is_local: They are children of the rank.
+        batches: That the rank used.
+        frame_bytes: Of all that came, duplicates among them.
+        duplicates: Batches that came after another host's.
+        moved: Batches that were taken away from the host: it was lost, dropped them, or is late.
+        in_flight: Batches it is asked for, now.
+        credits: How many it may be asked for, now; 0: it is gone.
+        busy_seconds: Of its workers together, wall clock.
+        cpu_seconds: Of its workers together.
+        num_workers: That have made a batch.
+        workers: Of a great many, the first ones.
+    """
+
+    host: Identifier
+    is_local: bool = False
+    batches: Count = 0
+    frame_bytes: Count = 0
+    duplicates: Count = 0
+    moved: Count = 0
+    in_flight: Count = 0
+    credits: Count = 0
+    busy_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    num_workers: Count = 0
+    workers: tuple[WorkerWork, ...] = ()
+
+
+class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The feed as a rank sees it.
+
+    Attributes:
+        seconds: Of the rank's clock, since its feed began: what rates are taken over.
+        taken: Batches that the trainer took so far.
+        ready_at_takes: Batches that lay ready behind the one taken, summed over `taken`.
+        ready: Batches that lie ready, now.
+        window: How far ahead of the trainer batches are made, now.
+    """
+
+    seconds: float
+    taken: Count = 0
+    ready_at_takes: Count = 0
+    ready: Count = 0
+    window: Count = 0
+    hosts: tuple[HostWork, ...] = ()
 
 
 class Progress(Message, frozen=True, kw_only=True):
@@ -142,6 +209,7 @@ class Progress(Message, frozen=True, kw_only=True):
     samples: Count
     wait_seconds: float
     compute_seconds: float
+    feed: FeedWork | None = None
 
 
 class Open(Message, frozen=True, kw_only=True):
@@ -203,23 +271,54 @@ class Credits(Message, frozen=True, kw_only=True):
     credits: Count
 
 
+class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A stream of an iterable dataset; the position of a batch in it is number // num_shards.
+
+    Attributes:
+        shard: Worker id of torch's loader.
+        num_shards: Fixed by the script.
+        generation: Counts the starts of the shard; a higher one ends what ran before.
+        made: Batches of this pass that have arrived: a process that is new makes them again and
+            throws them away.
+        digest: Checksum of these.
+        shared_seed: Torch's, for data pipes.
+        persists: The process goes on with the next pass.
+    """
+
+    shard: Count
+    num_shards: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS)]
+    generation: Count
+    made: Count = 0
+    digest: Count = 0
+    shared_seed: Word | None = None
+    persists: bool = False
+
+
 class Make(Message, frozen=True, kw_only=True):
     """Asks for batch `number`; the frame is the encoded index (see wire.encode).
 
     Attributes:
         epoch: Counts the iter() calls of the session.
-        seed: Seed words (base seed, replica, epoch, number); the worker adds (index, occurrence)
-            for `sample` seeding.
+        seed: Seed words (base seed, replica, epoch, number); for `sample` seeding, behind them how
+            often the epoch had each index of the batch before, if it had any. Of a stream: the
+            base seed.
+        stream: Of an iterable dataset.
     """
 
     session: Identifier
     epoch: Count
     number: Count
     seed: Words
+    stream: Stream | None = None
 
 
 class Made(Message, frozen=True, kw_only=True):
-    """A batch; the frame is its payload, `tree` describes it (see wire)."""
+    """A batch; the frame is its payload, `tree` describes it (see wire).
+
+    Attributes:
+        generation: Of its stream.
+        digest: Checksum of all that its stream gave in this pass.
+    """
 
     session: Identifier
     epoch: Count
@@ -228,15 +327,35 @@ class Made(Message, frozen=True, kw_only=True):
     cpu_seconds: float
     wall_seconds: float
     worker: Count
+    generation: Count = 0
+    digest: Count = 0
+
+
+class Ended(Message, frozen=True, kw_only=True):
+    """The stream has no batch of that number, and none after it."""
+
+    session: Identifier
+    epoch: Count
+    number: Count
+    generation: Count
 
 
 class Raised(Message, frozen=True, kw_only=True):
-    """The dataset or collate function raised; the frame is the pickled error."""
+    """The dataset or collate function raised; the frame is the pickled error.
+
+    Attributes:
+        generation: Of its stream.
+        digest: Checksum of all that its stream gave in this pass.
+        is_final: The stream cannot go on: it is not what it was before it was lost.
+    """
 
     session: Identifier
     epoch: Count
     number: Count
     summary: str
+    generation: Count = 0
+    digest: Count = 0
+    is_final: bool = False
 
 
 class Dropped(Message, frozen=True, kw_only=True):
@@ -244,6 +363,7 @@ class Dropped(Message, frozen=True, kw_only=True):
 
     Attributes:
         is_lost: The workers died that tried it; else the session has to be opened again.
+        generation: Of its stream.
     """
 
     session: Identifier
@@ -251,6 +371,7 @@ class Dropped(Message, frozen=True, kw_only=True):
     number: Count
     reason: str
     is_lost: bool = False
+    generation: Count = 0
 
 
 class Forget(Message, frozen=True, kw_only=True):
@@ -283,7 +404,7 @@ class WrongHost(Message, frozen=True, kw_only=True):
 ToCoordinator = Join | Beat | Leave | Attend | Progress
 FromCoordinator = Welcome | Refused | State | Roster
 ToAgent = Open | Ship | Make | Forget | Close
-FromAgent = Need | Ready | Failed | Credits | Made | Raised | Dropped | Leaving | WrongHost
+FromAgent = Need | Ready | Failed | Credits | Made | Ended | Raised | Dropped | Leaving | WrongHost
 
 _AnyT = TypeVar("_AnyT")
 _encoder = msgspec.msgpack.Encoder()

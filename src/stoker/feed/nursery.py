@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from stoker.feed.channel import Channel, Received, pack
-from stoker.feed.holders import Exited, Fork, Held, Hold, Kill, to_holder, to_nursery
+from stoker.feed.holders import Exited, Fork, ForkStream, Held, Hold, Kill, to_holder, to_nursery
 from stoker.feed.lifeline import die_with_parent
 from stoker.feed.shipping import Spec, pack_error, unpack_spec
 
@@ -155,7 +155,7 @@ def _hold(order: Hold, memory: int, theirs: int) -> None:
         while waiting:
             data, descriptors = waiting.popleft()
             match to_holder.decode(data):
-                case Fork() as fork:
+                case Fork() | ForkStream() as fork:
                     sock = socket.socket(fileno=descriptors[0])
                     run = _worker(sock, spec, fork, order.host)
                     tokens[_fork(children, channel, waiting, run)] = fork.token
@@ -190,8 +190,22 @@ def _drain(channel: Channel) -> None:
         channel.flush()
 
 
-def _worker(sock: socket.socket, spec: Spec, fork: Fork, host: str) -> Callable[[], None]:
+def _worker(
+    sock: socket.socket, spec: Spec, fork: Fork | ForkStream, host: str
+) -> Callable[[], None]:
     def run() -> None:
+        if isinstance(fork, ForkStream):
+            from stoker.feed.stream_worker import stream_main
+
+            stream_main(
+                sock,
+                spec,
+                shard=fork.shard,
+                num_shards=fork.num_shards,
+                base_seed=fork.base_seed,
+                host=host,
+            )
+            return
         from stoker.feed.worker import worker_main
 
         worker_main(

@@ -5,6 +5,7 @@ Used by the agent for the workers of a data host and by the trainer for its own 
 here blocks but `close` and the reaping of a dead worker, each with a deadline.
 """
 
+import math
 import mmap
 import os
 import signal
@@ -35,6 +36,15 @@ MAX_TRIES = 2
 # From the end of a worker's connection to its exit status; from kill to end.
 REAP_SECONDS = 2.0
 KILL_SECONDS = 5.0
+# A job that takes longer than max(this, 4 x p95), and all that waits behind it, is given to another
+# worker too, whoever is first counts: a stopped or hung worker is not judged. Each time again after
+# four times as long, for a batch that is slow everywhere must not keep all workers.
+OVERDUE_SECONDS = 2.0
+# Before any batch: files are opened, caches are cold.
+FIRST_OVERDUE_SECONDS = 10.0
+_OVERDUE_FACTOR = 4.0
+_AGAIN_FACTOR = 4.0
+_MEMORY = 32
 
 
 class Process(Protocol):
@@ -62,11 +72,13 @@ class Job:
         key: The caller's name for it.
         index: `wire.pack_value` of the sampler's index.
         seed: Seed words.
+        next: Of a stream, in place of index and seed.
     """
 
     key: tuple[object, ...]
-    index: bytes
-    seed: tuple[int, ...]
+    index: bytes = b""
+    seed: tuple[int, ...] = ()
+    next: messages.Next | None = None
 
 
 @dataclass(eq=False)
@@ -80,6 +92,9 @@ class Result:
         error: For shipping.unpack_error; also set where the job is lost.
         summary: One line of it.
         is_lost: The workers died that tried it.
+        digest: Of a stream: checksum of all it made so far.
+        is_end: Of a stream: it has no batch there.
+        is_final: Of a stream that raised: it cannot go on.
     """
 
     job: Job
@@ -92,6 +107,9 @@ class Result:
     error: bytes | None = None
     summary: str = ""
     is_lost: bool = False
+    digest: int = 0
+    is_end: bool = False
+    is_final: bool = False
     _release: Callable[[], None] | None = None
 
     def release(self) -> None:
@@ -109,6 +127,13 @@ class _Worker:
     jobs: deque[Job] = field(default_factory=deque)
     deaths_in_a_row: int = 0
     slots: dict[int, mmap.mmap] = field(default_factory=dict)
+    begun_at: float = 0.0
+    patience: int = 0
+    is_late: bool = False
+
+    def begin(self, now: float, patience: int) -> None:
+        """It has its next job, if it has one: one that was given out so often before."""
+        self.begun_at, self.patience, self.is_late = now, patience, False
 
 
 class WorkerPool:
@@ -120,6 +145,9 @@ class WorkerPool:
         host: Named in errors.
         wake: Called by `Result.release` from whatever thread: have the event loop call `flush`.
         on_death: Called in the event loop with how a worker ended.
+        has_streams: A worker takes any number of jobs, and what it has done cannot be left out:
+            a dead one is not started again, its jobs are lost; a late one is waited for.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -130,14 +158,21 @@ class WorkerPool:
         host: str = "localhost",
         wake: Callable[[], None] | None = None,
         on_death: Callable[[str], None] | None = None,
+        has_streams: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._start = start
+        self._clock = clock
+        self._has_streams = has_streams
         self._on_death = on_death
         self._host = host
         self._wake = wake
         self._workers: dict[int, _Worker] = {}
         self._tries: dict[tuple[object, ...], int] = {}
         self._retries: deque[Job] = deque()
+        # Jobs without a result, and how often each was given out for being late.
+        self._open: dict[tuple[object, ...], int] = {}
+        self._latencies: deque[float] = deque(maxlen=_MEMORY)
         self._freed: deque[tuple[_Worker, int]] = deque()
         self._is_closed = False
         self.last_death = ""
@@ -156,17 +191,20 @@ class WorkerPool:
     @property
     def idle_count(self) -> int:
         """Workers that wait for a job."""
-        return max(0, sum(not w.jobs for w in self._workers.values()) - len(self._retries))
+        return max(0, sum(not w.jobs for w in self._in_time()) - len(self._retries))
 
     @property
     def busy_count(self) -> int:
         """Workers that make something, or will at once."""
-        return sum(bool(w.jobs) for w in self._workers.values()) + len(self._retries)
+        return sum(bool(w.jobs) for w in self._in_time()) + len(self._retries)
 
     @property
     def room(self) -> int:
-        """Jobs that can be given out: to idle workers, and one ahead to each busy one."""
-        free = sum(DEPTH - len(worker.jobs) for worker in self._workers.values())
+        """Jobs that can be given out: to idle workers, and one ahead to each busy one.
+
+        A worker whose job is late gets none.
+        """
+        free = sum(DEPTH - len(worker.jobs) for worker in self._in_time())
         return max(0, free - len(self._retries))
 
     def sockets(self) -> dict[int, bool]:
@@ -179,11 +217,14 @@ class WorkerPool:
         Raises:
             FeedLostError: If there is no room.
         """
-        worker = min(self._workers.values(), key=lambda w: len(w.jobs), default=None)
-        if worker is None or len(worker.jobs) >= DEPTH:
+        worker = min(self._in_time(), key=lambda w: len(w.jobs), default=None)
+        if worker is None or (len(worker.jobs) >= DEPTH and not self._has_streams):
             raise FeedLostError(f"no worker for one more batch among {len(self._workers)}")
+        self._open.setdefault(job.key, 0)
+        if not worker.jobs:
+            worker.begin(self._clock(), self._open[job.key])
         worker.jobs.append(job)
-        worker.channel.send(messages.pack(messages.Job(job.index, job.seed)))
+        worker.channel.send(messages.pack(job.next or messages.Job(job.index, job.seed)))
 
     def handle(self, fileno: int) -> list[Result]:
         """What came over that descriptor, which polled readable or writable."""
@@ -195,7 +236,7 @@ class WorkerPool:
         try:
             for data, descriptors in worker.channel.receive():
                 result = self._take(worker, data, descriptors)
-                if result is not None:
+                if result is not None and self._is_first(result):
                     results.append(result)
         except (ProtocolError, msgspec.DecodeError, ValueError, OSError) as err:
             self.last_death = f"worker {worker.number} sent what cannot be read: {err}"
@@ -211,15 +252,38 @@ class WorkerPool:
             worker, slot = self._freed.popleft()
             if not worker.channel.is_closed:
                 worker.channel.send(messages.pack(messages.Free(slot)))
-        while self._retries and any(len(w.jobs) < DEPTH for w in self._workers.values()):
-            self.assign(self._retries.popleft())
+        while self._retries and any(len(w.jobs) < DEPTH for w in self._in_time()):
+            job = self._retries.popleft()
+            if self._is_open(job) and not self._is_in_hand(job):
+                self.assign(job)
+
+    def hurry(self) -> list[Job]:
+        """Gives what is late to other workers too, as far as there are any; what it gave.
+
+        To be called about once a second. Streams are waited for.
+        """
+        now, due = self._clock(), self._due_seconds()
+        for worker in self._workers.values():
+            is_due = now - worker.begun_at >= due * _AGAIN_FACTOR**worker.patience
+            worker.is_late = bool(worker.jobs) and is_due and not self._has_streams
+        late = [job for worker in self._workers.values() if worker.is_late for job in worker.jobs]
+        given: list[Job] = []
+        for job in late:
+            if not self._is_open(job) or self._is_in_hand(job):
+                continue
+            if all(len(worker.jobs) >= DEPTH for worker in self._in_time()):
+                break
+            self._open[job.key] += 1
+            self.assign(job)
+            given.append(job)
+        return given
 
     def abandon(self) -> list[Result]:
         """The jobs that are being made, as lost ones: for a pool that is closed next."""
         jobs = [(job, worker.number) for worker in self._workers.values() for job in worker.jobs]
         jobs += [(job, -1) for job in self._retries]
         self._retries.clear()
-        return [self._lost(job, number) for job, number in jobs]
+        return [self._lost(job, number) for job, number in jobs if self._is_open(job)]
 
     def close(self) -> None:
         """Kills the workers and waits for their end; may be called twice, never raises.
@@ -250,7 +314,8 @@ class WorkerPool:
 
     def _take(self, worker: _Worker, data: bytes, descriptors: tuple[int, ...]) -> Result | None:
         try:
-            match messages.from_worker.decode(data):
+            message = messages.from_worker.decode(data)
+            match message:
                 case messages.Slot(slot, nbytes):
                     worker.slots[slot] = mmap.mmap(descriptors[0], nbytes)
                 case messages.Retired(slot):
@@ -258,7 +323,13 @@ class WorkerPool:
                 case messages.Batch() as batch:
                     return self._batch(worker, batch)
                 case messages.Error(error, summary):
-                    return self._finish(worker, error=error, summary=summary)
+                    result = self._finish(worker, error=error, summary=summary)
+                    result.digest, result.is_final = message.digest, message.is_final
+                    return result
+                case messages.End():
+                    result = self._finish(worker)
+                    result.is_end = True
+                    return result
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -266,7 +337,7 @@ class WorkerPool:
 
     def _batch(self, worker: _Worker, batch: messages.Batch) -> Result:
         result = self._finish(worker)
-        result.tree = batch.tree
+        result.tree, result.digest = batch.tree, batch.digest
         result.has_pickle = batch.has_pickle
         result.cpu_seconds, result.wall_seconds = batch.cpu_seconds, batch.wall_seconds
         worker.deaths_in_a_row = 0
@@ -282,8 +353,39 @@ class WorkerPool:
         if not worker.jobs:
             raise ProtocolError("a result that nobody asked for")
         job = worker.jobs.popleft()
-        self._tries.pop(job.key, None)
+        now = self._clock()
+        self._latencies.append(now - worker.begun_at)
+        worker.begin(now, self._open.get(worker.jobs[0].key, 0) if worker.jobs else 0)
         return Result(job, worker.number, error=error, summary=summary)
+
+    def _is_first(self, result: Result) -> bool:
+        """Whether it is the first result of its job; a later one is dropped here."""
+        self._tries.pop(result.job.key, None)
+        if self._open.pop(result.job.key, None) is not None or self._has_streams:
+            return True
+        result.payload = None
+        result.release()
+        return False
+
+    def _in_time(self) -> list[_Worker]:
+        return [worker for worker in self._workers.values() if not worker.is_late]
+
+    def _is_open(self, job: Job) -> bool:
+        """Whether nobody has made it yet."""
+        return job.key in self._open or self._has_streams
+
+    def _is_in_hand(self, job: Job) -> bool:
+        """Whether a worker that is in time has the job already."""
+        if self._has_streams:
+            return False
+        return any(other.key == job.key for w in self._in_time() for other in w.jobs)
+
+    def _due_seconds(self) -> float:
+        if not self._latencies:
+            return FIRST_OVERDUE_SECONDS
+        ordered = sorted(self._latencies)
+        p95 = ordered[math.ceil(0.95 * len(ordered)) - 1]
+        return max(OVERDUE_SECONDS, _OVERDUE_FACTOR * p95)
 
     def _free(self, worker: _Worker, slot: int) -> None:
         self._freed.append((worker, slot))
@@ -301,7 +403,7 @@ class WorkerPool:
             _join(worker.process, KILL_SECONDS)
         self.last_death = f"data worker {worker.number} {describe_exit(worker.process.exitcode)}"
         deaths = worker.deaths_in_a_row + 1
-        if not self._is_closed and deaths < MAX_DEATHS_IN_A_ROW:
+        if not self._is_closed and deaths < MAX_DEATHS_IN_A_ROW and not self._has_streams:
             try:
                 self._begin(worker.number, deaths_in_a_row=deaths)
             except Exception as err:
@@ -314,7 +416,10 @@ class WorkerPool:
             # What it had not begun is not to blame.
             self._retries.extendleft(reversed(worker.jobs))
             tries = self._tries.get(job.key, 0) + 1
-            if tries < MAX_TRIES:
+            if not self._is_open(job) or self._is_in_hand(job):
+                # Given to another one when it was late.
+                tries = 0
+            if tries < MAX_TRIES and not self._has_streams:
                 self._tries[job.key] = tries
                 self._retries.appendleft(job)
             else:
@@ -322,10 +427,11 @@ class WorkerPool:
         if not self._workers:
             lost.extend(self._retries)
             self._retries.clear()
-        return [self._lost(job, worker.number) for job in lost]
+        return [self._lost(job, worker.number) for job in lost if self._is_open(job)]
 
     def _lost(self, job: Job, number: int) -> Result:
         self._tries.pop(job.key, None)
+        self._open.pop(job.key, None)
         error = FeedLostError(
             f"a batch could not be made: {self.last_death}",
             where=f"host {self._host}",

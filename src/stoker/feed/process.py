@@ -13,7 +13,9 @@ from stoker.settings import ProcessSettings, from_environment
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
+    from stoker.feed.resume import Position
     from stoker.feed.session import Session
+    from stoker.feed.state import LoaderState
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -24,11 +26,19 @@ class LoaderBooks:
         number: Counts the loaders of the process in the order of their first iter().
         epochs: Passes begun.
         sessions: The loader's sessions with the feed: more than one where passes overlap.
+        position: How far the pass begun last is; None: there was none.
+        loaded: A state that the next pass goes on from.
+        base_seed: Of the pass begun last.
+        keeps_seed: Whether one base seed is for all passes, where a loaded state says so.
     """
 
     number: int
     epochs: int = 0
     sessions: "list[Session]" = field(default_factory=list)
+    position: "Position | None" = None
+    loaded: "LoaderState | None" = None
+    base_seed: int | None = None
+    keeps_seed: bool | None = None
 
     def next_epoch(self) -> int:
         """Number of the pass that begins now."""
@@ -42,16 +52,20 @@ class Process:
 
     settings: ProcessSettings
     timeline: Timeline
-    _books: "weakref.WeakKeyDictionary[DataLoader[object], LoaderBooks]" = field(
-        default_factory=weakref.WeakKeyDictionary
-    )
+    # By id: a subclass may say of its loaders that they are equal, or have no hash.
+    _books: dict[int, LoaderBooks] = field(default_factory=dict)
 
     def books(self, loader: "DataLoader[object]") -> LoaderBooks:
         """The books of `loader`, opened at its first iter()."""
-        known = self._books.get(loader)
+        known = self._books.get(id(loader))
         if known is None:
-            known = self._books[loader] = LoaderBooks(self.timeline.new_loader())
+            known = self._books[id(loader)] = LoaderBooks(self.timeline.new_loader())
+            weakref.finalize(loader, self._books.pop, id(loader), None).atexit = False
         return known
+
+    def known_books(self, loader: "DataLoader[object]") -> LoaderBooks | None:
+        """The books of `loader`, if they were opened."""
+        return self._books.get(id(loader))
 
     def share(self, workers_of_host: int) -> int:
         """This process's share of the workers that the host's processes divide among them."""

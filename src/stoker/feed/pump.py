@@ -9,11 +9,14 @@ from typing import cast
 import zmq
 
 from stoker.errors import FeedError, ProtocolError
+from stoker.feed import memory
 from stoker.feed import messages as m
 from stoker.feed.answers import Answers, forget_peer
 from stoker.feed.asking import Asking
 from stoker.feed.connection import GOODBYE_SECONDS, ZmqContext, ZmqSocket
 from stoker.feed.links import MAX_ROSTER_BYTES, AgentLink, Link
+from stoker.feed.observe import Observer, Standing
+from stoker.feed.schedule import Peer
 from stoker.feed.security import Keys
 from stoker.feed.session import Session
 from stoker.feed.shared import Shared
@@ -39,7 +42,9 @@ class Pump:
         self._unpack_coordinator = m.Unpacker(m.FromCoordinator)
         now = time.monotonic()
         self._links: dict[str, AgentLink] = {}
-        self._answers = Answers(shared, keys)
+        self._observer = Observer(own_host=settings.host, clock=time.monotonic)
+        self._ended: list[Standing] = []
+        self._answers = Answers(shared, keys, self._observer)
         self._asking = Asking(shared, settings, self._links)
         self._progress_at = now
         host, _, port = (settings.coordinator or "").rpartition(":")
@@ -147,13 +152,15 @@ class Pump:
             )
         if not isinstance(message, m.Roster):
             return
-        self._asking.expected = message.expected
-        self._asking.lost = {member.host: member for member in message.lost}
+        self._asking.take_roster(message, time.monotonic())
         listed = {member.host: member for member in message.agents}
         for host, link in list(self._links.items()):
             link.is_listed = host in listed
             if (host in listed and not link.is_same(listed[host])) or host in self._asking.lost:
                 forget_peer(self._shared, link)
+                self._remove(link)
+            elif not link.is_listed and not link.is_up:
+                # It left, and its last words are read.
                 self._remove(link)
         for host, member in listed.items():
             if host not in self._links:
@@ -164,7 +171,7 @@ class Pump:
                     is_encrypted=self._feed.encrypt_batches,
                     now=time.monotonic(),
                     post=self._shared.post,
-                    max_message_bytes=self._feed.max_bytes + (16 << 20),
+                    max_message_bytes=memory.max_message_bytes(self._feed),
                 )
 
     def _tick(self, now: float) -> None:
@@ -175,6 +182,7 @@ class Pump:
             self._report()
         with self._shared.lock:
             retired = self._shared.take_retired()
+            self._ended += map(self._standing, retired)
             locals_ended = [s.local for s in retired if s.local is not None]
             for session in self._shared.sessions.values():
                 locals_ended += session.retired_locals
@@ -195,6 +203,10 @@ class Pump:
     def _report(self) -> None:
         if self._coordinator.is_up:
             timeline = self._shared.timeline
+            with self._shared.lock:
+                standings = self._ended
+                self._ended = []
+                standings += [self._standing(each) for each in self._shared.sessions.values()]
             self._coordinator.send(
                 m.Progress(
                     rank=self._settings.rank,
@@ -202,8 +214,15 @@ class Pump:
                     samples=timeline.samples,
                     wait_seconds=timeline.wait_seconds,
                     compute_seconds=timeline.compute_seconds,
+                    feed=self._observer.tell(standings),
                 )
             )
+
+    def _standing(self, session: Session) -> Standing:
+        return session.schedule.observe(time.monotonic(), name=self._host_of)
+
+    def _host_of(self, peer: Peer) -> str:
+        return peer if isinstance(peer, str) else self._settings.host
 
     def _remove(self, link: AgentLink) -> None:
         link.close()
@@ -214,6 +233,7 @@ class Pump:
         self._shared.fail(FeedError("the feed of this process is closed"))
         with self._shared.lock:
             sessions = [*self._shared.sessions.values(), *self._shared.take_retired()]
+            self._ended += map(self._standing, sessions)
             self._shared.sessions.clear()
         for session in sessions:
             for agent in self._links.values():

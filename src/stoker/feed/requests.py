@@ -3,12 +3,22 @@
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+import statistics
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-# Beyond 4 batches a worker, more credits only fill memory (measured: 2 are enough
-# but for costs that vary wildly).
-MAX_CREDITS_PER_WORKER = 4
+# 2 a worker are enough where batches cost the same; with costs that vary exponentially 5 bring
+# what they can (tests/unit/test_schedule.py), and more only fill memory.
+MAX_CREDITS_PER_WORKER = 8
+# More credits for each unit of variation: standard deviation over mean of what batches cost.
+CREDITS_PER_VARIATION = 3
+# Workers that run dry want one more batch to be on its way; four cover any round trip.
+_MAX_CREDITS_FOR_DRY_WORKERS = 4
+# What varies is judged by so many batches, at least and at most.
+_MIN_COSTS, _MAX_COSTS = 8, 64
+# Credits are taken back when they were too many for so many seconds.
+_SECONDS_BEFORE_FEWER = 5
 # A session that asked for nothing for this long leaves its credits to the others.
 ACTIVE_SECONDS = 5.0
 # A trainer may ask for more than its credits while a change is on its way, but not for ever.
@@ -57,6 +67,7 @@ class Request:
 
     Attributes:
         is_dropped: Nobody wants it any more.
+        generation: Of its stream.
     """
 
     session: Session
@@ -67,6 +78,7 @@ class Request:
     index: bytes
     seed: tuple[int, ...]
     is_dropped: bool = False
+    generation: int = 0
 
 
 class Queue:
@@ -105,34 +117,75 @@ class Queue:
 
 
 class Credits:
-    """How many batches each session may ask for: the workers' credits, shared by the active ones.
+    """How many batches may be asked for: the workers' credits, shared fairly by the ranks.
 
     Attributes:
-        per_worker: Grows to 4 where workers ran dry.
+        per_worker: Follows how much the cost of batches varies, from what is set up to 8.
     """
 
     def __init__(self, *, workers: int, per_worker: int) -> None:
         self._workers = workers
+        self._set = per_worker
+        self._for_dry = per_worker
         self.per_worker = per_worker
+        self._costs: deque[float] = deque(maxlen=_MAX_COSTS)
+        self._seconds_too_many = 0
         self._jobs = 0
         self._dry = 0
 
     def share(self, session: Session, sessions: Iterable[Session], now: float) -> int:
-        """The credits of `session`, at least 1."""
-        others = sum(s is not session and s.is_active(now) for s in sessions)
-        return max(1, math.ceil(self._workers * self.per_worker / (others + 1)))
+        """The credits of `session`, at least 1.
+
+        Ranks with a session that is used have equal parts, to one; so have the sessions of a rank.
+        """
+        active = {s.name: s for s in sessions if s.is_active(now)} | {session.name: session}
+        ranks = sorted({other.rank for other in active.values()})
+        names = sorted(name for name, other in active.items() if other.rank == session.rank)
+        total = self._workers * self.per_worker
+        of_rank = _part(total, len(ranks), ranks.index(session.rank))
+        return max(1, _part(of_rank, len(names), names.index(session.name)))
 
     def count(self, *, is_dry: bool) -> None:
         """A job ended, and there was (not) another one waiting."""
         self._jobs += 1
         self._dry += is_dry
 
+    def measured(self, seconds: float) -> None:
+        """A batch took a worker so long."""
+        self._costs.append(seconds)
+
     def adapt(self) -> bool:
-        """Once a second: True if `per_worker` has grown."""
+        """Once a second: True if `per_worker` has changed, by one."""
         # One in five: a worker that waits now and then costs nothing.
         ran_dry = self._jobs >= 5 and self._dry * 5 > self._jobs
         self._jobs = self._dry = 0
-        if ran_dry and self.per_worker < MAX_CREDITS_PER_WORKER:
+        if ran_dry and self._for_dry < _MAX_CREDITS_FOR_DRY_WORKERS:
+            self._for_dry += 1
+        wanted = max(self._for_dry, credits_for(self._costs, at_least=self._set))
+        is_less = wanted < self.per_worker
+        self._seconds_too_many = self._seconds_too_many + 1 if is_less else 0
+        if wanted > self.per_worker:
             self.per_worker += 1
             return True
+        if self._seconds_too_many >= _SECONDS_BEFORE_FEWER:
+            self.per_worker -= 1
+            return True
         return False
+
+
+def credits_for(costs: Collection[float], *, at_least: int) -> int:
+    """The credits of a worker whose batches cost so many seconds."""
+    if len(costs) < _MIN_COSTS:
+        return at_least
+    # Without the largest: one batch that had to wait for a cold cache is no habit.
+    usual = sorted(costs)[:-1]
+    mean = sum(usual) / len(usual)
+    if mean <= 0:
+        return at_least
+    variation = statistics.pstdev(usual) / mean
+    more = round(CREDITS_PER_VARIATION * variation)
+    return max(at_least, min(at_least + more, MAX_CREDITS_PER_WORKER))
+
+
+def _part(total: int, parts: int, index: int) -> int:
+    return total // parts + (index < total % parts)

@@ -4,7 +4,8 @@ A *peer* makes batches: the agent of a data host, or the local workers of this p
 credits: how many batches it may be asked for at a time. Numbers are handed out oldest first, within
 a window that starts at the next number to be delivered:
 
-    window = ceil(latency of the slowest peer / interval of consumption) + all credits + 2
+    window = ceil(latency of the slowest peer / interval of consumption) + all credits + 2,
+             as far as `max_bytes` allows, at least 1
 
 so that a slow peer holds nobody up: while it works on number n, the others go on with later ones,
 and n is back when its turn comes (measured: with a window of 3 batches a worker, one worker that is
@@ -13,10 +14,13 @@ three times slower costs 22 % and more; with this one about 1 %).
 
 import heapq
 import math
-from collections import deque
-from collections.abc import Hashable
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from itertools import pairwise
+
+from stoker.feed.memory import UNKNOWN_BATCH_BYTES
+from stoker.feed.observe import Standing
 
 Peer = Hashable
 
@@ -64,8 +68,10 @@ class Schedule:
     """The books of one session: its peers, and the batches of the epoch under way.
 
     Args:
-        max_bytes: Bytes of batches that may wait in this process, made or under way; never less
-            than what the credits ask for.
+        max_bytes: Bytes of batches that may wait, made or under way; one batch always may.
+
+    Attributes:
+        max_bytes: May be changed at any time.
     """
 
     def __init__(self, *, max_bytes: int) -> None:
@@ -73,7 +79,10 @@ class Schedule:
         self._peers: dict[Peer, _PeerState] = {}
         self._takes: deque[float] = deque(maxlen=_MEMORY + 1)
         self._interval_seconds: float | None = None
-        self._mean_bytes = 0.0
+        self._sizes: deque[int] = deque(maxlen=_MEMORY)
+        self._taken = 0
+        self._ready_at_takes = 0
+        self._moved: Counter[Peer] = Counter()
         self._epoch_begins()
 
     def _epoch_begins(self) -> None:
@@ -83,7 +92,8 @@ class Schedule:
         self._is_complete = False
         self._again: list[int] = []
         self._queued_again: set[int] = set()
-        self._arrived: set[int] = set()
+        self._arrived: dict[int, int] = {}
+        self._held_bytes = 0
         self._holders: dict[int, set[Peer]] = {}
         self._refused: dict[int, set[Peer]] = {}
 
@@ -124,11 +134,17 @@ class Schedule:
         """Numbers that were supplied in this epoch."""
         return self._supplied
 
+    def is_there(self, number: int) -> bool:
+        """Whether that batch has arrived and was not taken."""
+        return number in self._arrived
+
     def take(self, now: float) -> None:
         """The trainer has taken the head-of-line batch."""
-        self._arrived.discard(self._head)
+        self._held_bytes -= self._arrived.pop(self._head, 0)
         self._refused.pop(self._head, None)
         self._head += 1
+        self._taken += 1
+        self._ready_at_takes += len(self._arrived)
         self._takes.append(now)
         self._interval_seconds = _mean_interval(self._takes)
 
@@ -165,10 +181,11 @@ class Schedule:
                 del self._holders[number]
         if number < self._head or number in self._arrived or number >= self._next_new:
             return False
-        self._arrived.add(number)
-        self._mean_bytes = (
-            frame_bytes if self._mean_bytes == 0 else 0.9 * self._mean_bytes + 0.1 * frame_bytes
-        )
+        self._arrived[number] = frame_bytes
+        self._held_bytes += frame_bytes
+        if frame_bytes:
+            # Nothing is an error's size; it says nothing of the next batch's.
+            self._sizes.append(frame_bytes)
         return True
 
     def dropped(self, peer: Peer, number: int) -> bool:
@@ -244,6 +261,7 @@ class Schedule:
                 is_late = all(now >= self._due(other, number) for other in self._holders[number])
                 if is_late and number not in self._queued_again and self._is_open(number):
                     self._hand_out_again(number)
+                    self._moved[peer] += 1
                     again.append(number)
         return again
 
@@ -265,9 +283,39 @@ class Schedule:
                 window = _MAX_WINDOW_PER_CREDIT * total
             elif interval > 0:
                 window += math.ceil(slowest / interval)
-        if self._mean_bytes > 0:
-            window = min(window, int(self.max_bytes / self._mean_bytes))
-        return max(window, total)
+        begun = self._next_new - self._head
+        free_bytes = self.max_bytes - self.committed_bytes
+        return max(min(max(window, total), begun + max(free_bytes, 0) // self._batch_bytes()), 1)
+
+    @property
+    def committed_bytes(self) -> int:
+        """Of the batches that wait to be taken, and of those asked for, as large as the last."""
+        return self._held_bytes + len(self._holders) * self._batch_bytes()
+
+    def _batch_bytes(self) -> int:
+        """What is expected of the next batch: the largest of the last ones."""
+        return max(self._sizes, default=UNKNOWN_BATCH_BYTES)
+
+    def observe(self, now: float, *, name: Callable[[Peer], str]) -> Standing:
+        """How the session stands; what is counted between two looks is counted anew.
+
+        Args:
+            now: Monotonic seconds.
+            name: Of a peer's host.
+        """
+        is_over = self.is_over()
+        standing = Standing(
+            taken=self._taken,
+            ready_at_takes=self._ready_at_takes,
+            moved={name(peer): count for peer, count in self._moved.items()},
+            in_flight={name(peer): len(state.asked) for peer, state in self._peers.items()},
+            credits={name(peer): state.credits for peer, state in self._peers.items()},
+            ready=len(self._arrived),
+            window=0 if is_over else self.window(now),
+        )
+        self._taken = self._ready_at_takes = 0
+        self._moved.clear()
+        return standing
 
     def peers(self) -> list[Peer]:
         """The peers that are known, leaving ones among them."""
@@ -327,6 +375,7 @@ class Schedule:
             holders.discard(peer)
             if not holders:
                 del self._holders[number]
+                self._moved[peer] += self._is_open(number)
                 self._hand_out_again(number)
 
     def _hand_out_again(self, number: int) -> None:

@@ -8,11 +8,14 @@ is made. The words are hashed by BLAKE2b, which no version of NumPy can change.
 import hashlib
 import random
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+
+# Base seed, replica, epoch, number of the batch.
+BATCH_WORDS = 4
 
 _MASK = (1 << 64) - 1
 
@@ -26,14 +29,68 @@ def seed_sample(words: Sequence[int], index: object, occurrence: int) -> None:
     """Sets the three random states for one sample.
 
     Args:
-        words: Base seed, replica, epoch.
+        words: Base seed, epoch.
         index: What the sampler gave.
         occurrence: How often the epoch had this index before.
     """
     digest = hashlib.blake2b(_digest(words), digest_size=64, person=b"stoker sample")
-    digest.update(_index_bytes(index))
+    digest.update(index_bytes(index))
     digest.update(struct.pack("<Q", occurrence))
     _seed(digest.digest())
+
+
+def seed_place(words: Sequence[int], index: object, place: int) -> None:
+    """Sets the three random states for the sample at `place` of a batch.
+
+    Args:
+        words: Base seed, replica, epoch, number; then the occurrence at each place, where one is
+            not 0. The replica is left out: a sample is the same on whatever rank.
+    """
+    occurrences = words[BATCH_WORDS:]
+    seed_sample((*words[:1], *words[2:3]), index, occurrences[place] if occurrences else 0)
+
+
+def seed_each(words: Sequence[int], indices: Iterable[object]) -> Iterator[object]:
+    """The indices of a batch; the random states are set for each as it is asked for.
+
+    At the end they are the batch's: the collate function's draws belong to it.
+    """
+    for place, index in enumerate(indices):
+        seed_place(words, index, place)
+        yield index
+    seed_batch(words[:BATCH_WORDS])
+
+
+class Occurrences:
+    """How often an epoch had an index before, for each that is handed out; 100 bytes an index.
+
+    Args:
+        is_batched: What is handed out are batches of indices.
+    """
+
+    def __init__(self, *, is_batched: bool) -> None:
+        self._is_batched = is_batched
+        self._seen: dict[int | bytes, int] = {}
+
+    def clear(self) -> None:
+        """The epoch begins again."""
+        self._seen.clear()
+
+    def of(self, index: object) -> tuple[int, ...]:
+        """Of each index of a batch, in its order; empty: it is the first of all."""
+        if not self._is_batched or not isinstance(index, Iterable):
+            found: tuple[int, ...] = (self._count(index),)
+        else:
+            found = tuple(self._count(one) for one in index)
+        return found if any(found) else ()
+
+    def _count(self, index: object) -> int:
+        key = index if isinstance(index, int) else index_bytes(index)
+        if isinstance(key, bytes) and key[:1] == b"i":
+            key = int(key[1:])
+        before = self._seen.get(key, 0)
+        self._seen[key] = before + 1
+        return before
 
 
 def seed_as_torch(base_seed: int, worker_id: int) -> int:
@@ -71,13 +128,13 @@ def _seed(digest: bytes) -> None:
     torch.default_generator.manual_seed(int.from_bytes(digest[48:56], "little"))
 
 
-def _index_bytes(index: object) -> bytes:
-    """The same bytes for 3, numpy.int64(3) and tensor(3): samplers differ in what they yield."""
+def index_bytes(index: object) -> bytes:
+    """What a sampler gave, the same bytes for 3, numpy.int64(3) and tensor(3)."""
     if isinstance(index, torch.Tensor | np.ndarray | np.generic):
         plain: object = index.tolist()
-        return _index_bytes(plain)
+        return index_bytes(plain)
     if isinstance(index, list | tuple):
-        parts = [_index_bytes(part) for part in index]
+        parts = [index_bytes(part) for part in index]
         return b"(" + b"".join(struct.pack("<Q", len(part)) + part for part in parts)
     if isinstance(index, bytes):
         return b"b" + index

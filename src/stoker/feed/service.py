@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from stoker.errors import FeedError, ProtocolError
-from stoker.feed import messages
+from stoker.feed import memory, messages
 from stoker.feed.pool import Job, Result
 from stoker.feed.requests import Credits, Queue, Request, Session
 from stoker.feed.shipping import digest, pack_error
 from stoker.feed.specs import HeldSpec, Specs, compare_versions, own_versions
+from stoker.feed.stream_pool import MAX_OPEN, stream_job
 from stoker.logs import Log
 from stoker.records import FeedSettings
 
@@ -75,6 +76,8 @@ class Service:
         self._is_draining = False
         self.num_begun = 0
         self.sent_bytes = 0
+        self._max_bytes = memory.max_bytes(feed)
+        self._batch_bytes = memory.UNKNOWN_BATCH_BYTES
         self.num_sent = 0
         self._let_go: deque[int] = deque()
         self._warned: set[tuple[bytes, str]] = set()
@@ -88,7 +91,7 @@ class Service:
         while self._let_go:
             self.sent_bytes -= self._let_go.popleft()
         results = list(self._specs.results())
-        self.num_begun -= len(results)
+        self.num_begun -= sum(result.job.next is None for result in results)
         # Before the batches are sent: their workers may be idle.
         self._dispatch()
         is_dry = self._specs.num_busy() < self._workers
@@ -97,6 +100,10 @@ class Service:
 
     def tick(self, now: float) -> None:
         """What is due once a second."""
+        for job in self._specs.hurry():
+            (late,) = job.key
+            assert isinstance(late, Request)
+            self._log.event("batch_overdue", epoch=late.epoch, batch=late.number)
         self._credits.adapt()
         self._share_credits()
         if now - self._probed_at >= PROBE_SECONDS:
@@ -163,6 +170,8 @@ class Service:
                 plain_identity=message.plain_identity,
             )
             self._log.event("session_opens", session=session.name, rank=session.rank)
+        if session.spec != message.spec:
+            self._specs.forget_streams(session.name)
         session.identity, session.spec, session.seeding = identity, message.spec, message.seeding
         session.plain_identity = message.plain_identity
         session.is_ready, session.unreachable_since = False, None
@@ -239,6 +248,9 @@ class Service:
             return
         session.identity, session.unreachable_since = identity, None
         key = (message.epoch, message.number)
+        if message.stream is not None:
+            self._make_of_stream(identity, session, message, message.stream, frame)
+            return
         if message.epoch < session.before_epoch or key in session.requests:
             return
         if len(session.requests) >= session.max_requests:
@@ -260,9 +272,53 @@ class Service:
         if not was_active:
             self._share_credits()
 
+    def _make_of_stream(
+        self,
+        identity: bytes,
+        session: Session,
+        message: messages.Make,
+        stream: messages.Stream,
+        frame: memoryview,
+    ) -> None:
+        """A stream's batches wait for nobody else's: its process makes one after the other."""
+        held = self._specs.find(session.spec)
+        if held is None or held.state != "ready":
+            self._refuse(identity, message, "the dataset failed on this host")
+            return
+        key = (message.epoch, message.number)
+        known = session.requests.get(key)
+        is_known = known is not None and known.generation >= stream.generation
+        if message.epoch < session.before_epoch or is_known:
+            return
+        if len(session.requests) >= max(session.max_requests, MAX_OPEN * stream.num_shards):
+            self._refuse(identity, message, "asked for far more than the credits")
+            return
+        if known is not None:
+            known.is_dropped = True
+        index = bytes(frame)
+        request = Request(
+            session,
+            session.spec,
+            session.seeding,
+            message.epoch,
+            message.number,
+            index,
+            message.seed,
+            generation=stream.generation,
+        )
+        session.requests[key] = request
+        session.asked_at = time.monotonic()
+        self._specs.ask_stream(
+            session.spec, session.name, *stream_job(message, stream, index, (request,))
+        )
+
     def _refuse(self, identity: bytes, message: messages.Make, reason: str) -> None:
         dropped = messages.Dropped(
-            session=message.session, epoch=message.epoch, number=message.number, reason=reason
+            session=message.session,
+            epoch=message.epoch,
+            number=message.number,
+            reason=reason,
+            generation=message.stream.generation if message.stream else 0,
         )
         self._transport.send(identity, [messages.pack(dropped)])
 
@@ -275,6 +331,7 @@ class Service:
             if request.epoch < session.before_epoch:
                 request.is_dropped = True
                 del session.requests[key]
+        self._specs.forget_streams(name, before_epoch=session.before_epoch)
 
     def _end_session(self, name: str, reason: str) -> None:
         session = self._sessions.pop(name, None)
@@ -283,6 +340,7 @@ class Service:
         for request in session.requests.values():
             request.is_dropped = True
         session.requests.clear()
+        self._specs.forget_streams(name)
         self._log.event("session_ends", session=name, rank=session.rank, reason=reason)
         held = self._specs.find(session.spec)
         if held is not None and held.state == "expected":
@@ -308,7 +366,7 @@ class Service:
         ahead. Nobody overtakes: where the first request has to wait, so do all.
         """
         self._specs.flush()
-        while self.sent_bytes <= self._feed.max_bytes:
+        while self._has_memory():
             request = self._queue.pop(specs=self._specs.ready())
             if request is None:
                 return
@@ -320,12 +378,21 @@ class Service:
             self.num_begun += 1
             self._specs.assign(key, Job((request,), request.index, request.seed))
 
+    def _has_memory(self) -> bool:
+        """Whether one more batch may be made: one always may."""
+        waiting = self.sent_bytes + (self.num_begun + 1) * self._batch_bytes
+        return waiting <= self._max_bytes or not (self.num_begun or self.sent_bytes)
+
     def _deliver(self, result: Result, *, is_dry: bool) -> None:
         (request,) = result.job.key
         assert isinstance(request, Request)
-        self._credits.count(is_dry=is_dry)
+        if not request.generation:
+            self._credits.count(is_dry=is_dry)
+            if result.tree is not None:
+                self._credits.measured(result.wall_seconds)
         session = request.session
-        session.requests.pop((request.epoch, request.number), None)
+        if session.requests.get((request.epoch, request.number)) is request:
+            del session.requests[request.epoch, request.number]
         if request.is_dropped:
             result.release()
             return
@@ -333,12 +400,28 @@ class Service:
         if result.is_lost:
             self._log.event("batch_lost", number=number, reason=result.summary)
             dropped = messages.Dropped(
-                session=name, epoch=epoch, number=number, reason=result.summary, is_lost=True
+                session=name,
+                epoch=epoch,
+                number=number,
+                reason=result.summary,
+                is_lost=True,
+                generation=request.generation,
             )
             self._send(session, dropped)
+        elif result.is_end:
+            ended = messages.Ended(
+                session=name, epoch=epoch, number=number, generation=request.generation
+            )
+            self._send(session, ended)
         elif result.tree is None:
             raised = messages.Raised(
-                session=name, epoch=epoch, number=number, summary=result.summary
+                session=name,
+                epoch=epoch,
+                number=number,
+                summary=result.summary,
+                generation=request.generation,
+                digest=result.digest,
+                is_final=result.is_final,
             )
             self._send(session, raised, result.error or b"")
         else:
@@ -350,6 +433,8 @@ class Service:
                 cpu_seconds=result.cpu_seconds,
                 wall_seconds=result.wall_seconds,
                 worker=result.worker,
+                generation=request.generation,
+                digest=result.digest,
             )
             self._send_batch(session, made, result)
 
@@ -360,6 +445,7 @@ class Service:
         frames: list[bytes | memoryview] = [packed]
         if payload is not None:
             self.sent_bytes += payload.nbytes
+            self._batch_bytes = payload.nbytes
             # Runs where zmq lets go of the memory, in a thread of its own.
             done = weakref.finalize(payload, self._free, result, payload.nbytes)
             done.atexit = False

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from stoker.feed.iterators import Numbered, Seeding
 from stoker.feed.local import LocalWorkers
+from stoker.feed.local_streams import LocalStreams
 from stoker.feed.schedule import Peer, Schedule
 from stoker.feed.shipping import PackedSpec
+from stoker.feed.streams import Streams
 from stoker.feed.wire import pack_value
 
 # The local workers of a session, among the peers of its schedule; hosts are named by strings.
@@ -35,6 +37,20 @@ class Asked:
     seed: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StreamSource:
+    """What every batch of an iterable dataset is asked for with, in one pass.
+
+    Attributes:
+        index: Packed: what torch's sampler gives for each batch.
+        shared_seed: Torch's, for data pipes.
+    """
+
+    index: bytes
+    base_seed: int
+    shared_seed: int | None
+
+
 class Session:
     """The books of one loader.
 
@@ -42,7 +58,8 @@ class Session:
         name: Of the session, unique in the run.
         lock: The feed's.
         wake: Wakes the pump.
-        max_bytes: See Schedule.
+        max_bytes: Bytes of batches that may wait in this process, of all its loaders.
+        streams: Of an iterable dataset, in place of a Schedule.
 
     Attributes:
         schedule: Under the lock, as all that follows.
@@ -58,16 +75,24 @@ class Session:
     """
 
     def __init__(
-        self, name: str, *, lock: threading.Lock, wake: Callable[[], None], max_bytes: int
+        self,
+        name: str,
+        *,
+        lock: threading.Lock,
+        wake: Callable[[], None],
+        max_bytes: int,
+        streams: Streams | None = None,
     ) -> None:
         self.name = name
-        self.schedule = Schedule(max_bytes=max_bytes)
+        self.max_bytes = max_bytes
+        self.schedule: Schedule | Streams = streams or Schedule(max_bytes=max_bytes)
+        self.source: StreamSource | None = None
         self.epoch = -1
         self.is_busy = False
         self.spec: PackedSpec | None = None
         self.seeding: Seeding = "batch"
-        self.local: LocalWorkers | None = None
-        self.retired_locals: list[LocalWorkers] = []
+        self.local: LocalWorkers | LocalStreams | None = None
+        self.retired_locals: list[LocalWorkers | LocalStreams] = []
         self.failure: BaseException | None = None
         self.has_news = False
         self.abandoned_epoch = -1
@@ -103,10 +128,11 @@ class Session:
         epoch: int,
         spec: PackedSpec,
         seeding: Seeding,
-        local: LocalWorkers | None,
+        local: LocalWorkers | LocalStreams | None,
         indices: Iterator[Numbered],
         is_eager: bool,
         pins_on: int | None,
+        source: StreamSource | None = None,
     ) -> None:
         """Starts a pass; what is left of the one before is dropped.
 
@@ -120,6 +146,7 @@ class Session:
                     self.schedule.lost(peer)
             self.schedule.begin()
             self.spec, self.seeding, self.pins_on = spec, seeding, pins_on
+            self.source = source
             if local is not self.local:
                 if self.local is not None:
                     self.retired_locals.append(self.local)
@@ -177,7 +204,7 @@ class Session:
         """The batch at the head of the line; None: the sampler has to be asked for more first."""
         while True:
             head = self.schedule.head
-            if head in self.outcomes:
+            if head in self.outcomes and self.schedule.is_there(head):
                 self.schedule.take(time.monotonic())
                 self.asked.pop(head, None)
                 return self.outcomes.pop(head)
@@ -200,6 +227,10 @@ class Session:
     def _end_pass(self) -> None:
         self.is_busy = False
         self.has_news = True
+        if isinstance(self.schedule, Streams) and not self.schedule.persists and self.local:
+            self.retired_locals.append(self.local)
+            self.local = None
+            self.schedule.lost(LOCAL)
         self.schedule.begin()
         self.schedule.finish()
         self.asked.clear()

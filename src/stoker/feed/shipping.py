@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import cloudpickle
 
@@ -20,6 +21,42 @@ from stoker.errors import ShippingError, StokerError, UsageError
 
 # A larger spec is sent, but named: it delays the start and is held once a host.
 LARGE_SPEC_BYTES = 64 << 20
+# They pickle what they hold by plain pickle: functions of the training script would not travel.
+_PIPE_WRAPPERS = ("_IterDataPipeSerializationWrapper", "_MapDataPipeSerializationWrapper")
+
+
+@dataclass(frozen=True, slots=True)
+class Globals:
+    """What the script set in torch for its whole process: a forked worker would inherit it.
+
+    Attributes:
+        default_dtype: None: torch's own.
+        collate_types: What default_collate does with types, where it is not torch's own.
+    """
+
+    default_dtype: object = None
+    collate_types: tuple[tuple[object, object], ...] = ()
+
+    @classmethod
+    def of_this_process(cls) -> "Globals":
+        """As they are now."""
+        import torch
+        from torch.utils.data._utils import collate
+
+        own = collate.default_collate.__module__
+        known = collate.default_collate_fn_map.items()
+        theirs = tuple((kind, function) for kind, function in known if function.__module__ != own)
+        dtype = torch.get_default_dtype()
+        return cls(None if dtype == torch.float32 else dtype, theirs)
+
+    def set(self) -> None:
+        """Makes them this process's."""
+        import torch
+        from torch.utils.data._utils import collate
+
+        if self.default_dtype is not None:
+            torch.set_default_dtype(self.default_dtype)  # type: ignore[arg-type]
+        collate.default_collate_fn_map.update(self.collate_types)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +67,9 @@ class Spec:
         dataset: Map-style dataset, or a `Remote`.
         auto_collation: False with `batch_size=None`: an index is one sample.
         num_threads: torch's threads in a worker; torch's own loader has 1.
+        is_iterable: The dataset is only iterated: a worker has one stream.
+        drop_last: Of a stream; a map-style loader's sampler drops.
+        globals: Of the trainer's process.
     """
 
     dataset: object
@@ -37,6 +77,9 @@ class Spec:
     worker_init_fn: Callable[[int], object] | None = None
     auto_collation: bool = True
     num_threads: int = 1
+    is_iterable: bool = False
+    drop_last: bool = False
+    globals: Globals = Globals()
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +276,11 @@ def unpack_error(data: bytes | memoryview) -> Exception:
         return original
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:
-            made = kind(packed.message)
+            if getattr(kind, "message", None):
+                # As torch: the constructor of a class with a message takes it by name.
+                made = partial(kind, message=packed.message)()
+            else:
+                made = kind(packed.message)
         except Exception:
             made = None
         if isinstance(made, kind):
@@ -265,6 +312,14 @@ class _SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Looks at each object on its way; names none."""
         if type(obj).__module__.startswith("torch"):
             _refuse_accelerator(obj)
+
+    def reducer_override(self, obj: object) -> object:
+        """Has what is in torch's wrapper of data pipes pickled as everything else is."""
+        inner = getattr(obj, "_datapipe", None)
+        if inner is not None and type(obj).__name__ in _PIPE_WRAPPERS:
+            return (type(obj), (inner,))
+        reduced: object = super().reducer_override(obj)
+        return reduced
 
 
 def _refuse_accelerator(obj: object) -> None:

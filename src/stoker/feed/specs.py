@@ -11,6 +11,7 @@ from typing import Literal
 from stoker.feed.holders import Holder, Nursery
 from stoker.feed.messages import PROTOCOL_VERSION, Open
 from stoker.feed.pool import Job, Process, Result, WorkerPool
+from stoker.feed.stream_pool import Opening, StreamPool
 
 # Specs that no session uses and that may come back (a script that makes a loader each epoch).
 MAX_UNUSED_SPECS = 2
@@ -36,6 +37,11 @@ class HeldSpec:
     error: bytes = b""
     holder: Holder | None = None
     pools: dict[str, WorkerPool] = field(default_factory=dict)
+    streams: dict[str, StreamPool] = field(default_factory=dict)
+
+    def all_pools(self) -> list[WorkerPool | StreamPool]:
+        """Of workers, by seeding, and of streams, by session."""
+        return [*self.pools.values(), *self.streams.values()]
 
 
 class Specs:
@@ -107,7 +113,7 @@ class Specs:
     def forget(self, spec: HeldSpec) -> None:
         """Ends its workers and its holder; what they were making is lost."""
         self._specs.pop(spec.digest, None)
-        for pool in spec.pools.values():
+        for pool in spec.all_pools():
             self._results.extend(pool.abandon())
             pool.close()
         if spec.holder is not None:
@@ -119,7 +125,7 @@ class Specs:
         for spec in self._specs.values():
             if spec.holder is not None and not spec.holder.channel.is_closed:
                 wanted[spec.holder.channel.fileno()] = spec.holder.channel.wants_write
-            for pool in spec.pools.values():
+            for pool in spec.all_pools():
                 wanted.update(pool.sockets())
         return wanted
 
@@ -133,7 +139,7 @@ class Specs:
                 continue
             if holder.channel.fileno() in filenos:
                 holder.handle()
-            for pool in spec.pools.values():
+            for pool in spec.all_pools():
                 for fileno in filenos & pool.sockets().keys():
                     self._results.extend(pool.handle(fileno))
             if self._judge(spec, holder):
@@ -176,10 +182,34 @@ class Specs:
             spec.pools[seeding] = self._pool(spec, seeding, base_seed)
         spec.pools[seeding].assign(job)
 
+    def ask_stream(self, digest: str, session: str, job: Job, opening: Opening) -> None:
+        """Gives a job to a stream of a session: at once, its process makes one after the other."""
+        spec = self._specs[digest]
+        streams = spec.streams.get(session)
+        if streams is None:
+            streams = spec.streams[session] = self._stream_pool(spec)
+        self._results.extend(streams.ask(job, opening))
+
+    def forget_streams(self, session: str, *, before_epoch: int | None = None) -> None:
+        """Ends the streams of a session: of earlier passes, or all."""
+        for spec in self._specs.values():
+            streams = spec.streams.get(session)
+            if streams is not None and before_epoch is not None:
+                streams.forget(before_epoch=before_epoch)
+            elif streams is not None:
+                self._results.extend(streams.abandon())
+                streams.close()
+                del spec.streams[session]
+
+    def hurry(self) -> list[Job]:
+        """Gives what is late to other workers of the host, too; what it gave."""
+        pools = [pool for spec in self._specs.values() for pool in spec.pools.values()]
+        return [job for pool in pools for job in pool.hurry()]
+
     def flush(self) -> None:
         """Gives freed slots back to their workers."""
         for spec in self._specs.values():
-            for pool in spec.pools.values():
+            for pool in spec.all_pools():
                 pool.flush()
 
     def close(self) -> None:
@@ -189,7 +219,7 @@ class Specs:
             if spec.holder is not None:
                 # Its workers end with it.
                 spec.holder.close()
-            for pool in spec.pools.values():
+            for pool in spec.all_pools():
                 pool.close()
         self._nursery.close()
 
@@ -231,6 +261,20 @@ class Specs:
             wake=self._wake,
             on_death=self._on_death,
         )
+
+    def _stream_pool(self, spec: HeldSpec) -> StreamPool:
+        holder = spec.holder
+        assert holder is not None
+
+        def start(opening: Opening, sock: socket.socket) -> Process:
+            return holder.fork_stream(
+                sock,
+                shard=opening.shard,
+                num_shards=opening.num_shards,
+                base_seed=opening.base_seed,
+            )
+
+        return StreamPool(start, host=self._host, wake=self._wake, on_death=self._on_death)
 
 
 def own_versions() -> dict[str, str]:

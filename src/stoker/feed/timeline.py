@@ -44,9 +44,9 @@ class Timeline:
         self._loaders += 1
         return self._loaders - 1
 
-    def epoch(self, *, loader: int, epoch: int) -> "Steps":
-        """The recorder for one pass over a loader."""
-        return Steps(self, loader=loader, epoch=epoch, clock=self._clock)
+    def epoch(self, *, loader: int, epoch: int, batch: int = 0) -> "Steps":
+        """The recorder for one pass over a loader, from `batch` on."""
+        return Steps(self, loader=loader, epoch=epoch, batch=batch, clock=self._clock)
 
     def add(
         self,
@@ -93,12 +93,18 @@ class Steps:
     """Times one pass over a loader: `ask` before a batch is waited for, `got` when it is there."""
 
     def __init__(
-        self, timeline: Timeline, *, loader: int, epoch: int, clock: Callable[[], float]
+        self,
+        timeline: Timeline,
+        *,
+        loader: int,
+        epoch: int,
+        clock: Callable[[], float],
+        batch: int = 0,
     ) -> None:
         self._timeline = timeline
         self._head = f"{loader},{epoch},"
         self._clock = clock
-        self._batch = 0
+        self._batch = batch
         self._asked = 0.0
         self._open: tuple[float, float, int] | None = None
 

@@ -13,8 +13,7 @@ import signal
 import socket
 import time
 import weakref
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, cast
 
 import numpy as np
@@ -60,7 +59,7 @@ def worker_main(
         host: Named in errors.
         niceness: Added to the process's own; a trainer beside it goes first.
     """
-    _become_worker()
+    become_worker()
     os.nice(niceness)
     worker = _Worker(
         Channel(sock, blocking=True),
@@ -74,7 +73,8 @@ def worker_main(
     worker.run()
 
 
-def _become_worker() -> None:
+def become_worker() -> None:
+    """What a process that has just been forked or spawned does first."""
     die_with_parent()
     # Ctrl-C reaches the whole process group; the trainer decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -86,7 +86,7 @@ def _become_worker() -> None:
         file.write("500")
 
 
-class _Slots:
+class Slots:
     """The shared memory that batches are written to, or built in."""
 
     def __init__(self, channel: Channel) -> None:
@@ -156,6 +156,10 @@ class _Slots:
         encoded.write_into(memoryview(memory))
         return encoded, slot
 
+    def memory(self, slot: int) -> memoryview:
+        """The memory of a slot that `end` named."""
+        return memoryview(self._held[slot] if slot >= 0 else b"")
+
     def clear(self) -> None:
         """The batch is made, or was given up: a slot that it did not use is free again."""
         slot, self._built, self._arena = self._built, None, None
@@ -223,7 +227,7 @@ class _Worker:
         host: str,
     ) -> None:
         self._channel = channel
-        self._slots = _Slots(channel)
+        self._slots = Slots(channel)
         self._spec = spec
         self._id = worker_id
         self._num_workers = num_workers
@@ -238,6 +242,7 @@ class _Worker:
     def run(self) -> None:
         torch.set_num_threads(self._spec.num_threads)
         torch_collate.default_collate_fn_map[torch.Tensor] = self._slots.collate
+        self._spec.globals.set()
         try:
             self._spec = built(self._spec)
             self._start_stream(self._base_seed)
@@ -293,30 +298,26 @@ class _Worker:
                 self._stream = job.seed[:3]
                 self._start_stream(job.seed[0] if job.seed else self._base_seed)
         else:
-            seeding.seed_batch(job.seed)
+            seeding.seed_batch(job.seed[: seeding.BATCH_WORDS])
         assert self._fetcher is not None
         if not self._spec.auto_collation:
             self._at = index
             if self._seeding == "sample":
-                seeding.seed_sample(job.seed[:3], index, 0)
+                seeding.seed_place(job.seed, index, 0)
             return self._fetcher.fetch(index)
         if getattr(self._spec.dataset, "__getitems__", None):
             return self._fetcher.fetch(index)
-        return self._fetcher.fetch(self._watched(cast("Sequence[object]", index), job.seed))
+        indices = cast("Iterable[object]", index)
+        if self._seeding == "sample":
+            indices = seeding.seed_each(job.seed, indices)
+        return self._fetcher.fetch(self._watched(indices))
 
-    def _watched(self, indices: Sequence[object], words: Sequence[int]) -> Iterator[object]:
+    def _watched(self, indices: Iterable[object]) -> Iterator[object]:
         """The indices as the fetcher goes through them: it is known which one raised."""
-        seen: Counter[str] = Counter()
         for index in indices:
             self._at = index
-            if self._seeding == "sample":
-                seeding.seed_sample(words[:3], index, seen[repr(index)])
-                seen[repr(index)] += 1
             yield index
         self._at = None
-        if self._seeding == "sample":
-            # The collate function's draws belong to the batch.
-            seeding.seed_batch(words)
 
     def _start_stream(self, base_seed: int) -> None:
         seed = seeding.seed_as_torch(base_seed, self._id)

@@ -44,6 +44,8 @@ BIND_SECONDS = 10.0
 GOODBYE_SECONDS = 10.0
 STRAGGLER_SECONDS = 15.0
 _POLL_MS = 100
+# Peers whose rubbish is logged, once each.
+_MAX_WARNED = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,7 @@ class Coordinator:
         self._agents = frozenset(agents)
         self._launchers: dict[str, bytes] = {}
         self._ranks: dict[int, bytes] = {}
+        self._warned: set[bytes] = set()
         self._events: list[Event] = []
         self._progress: dict[int, Progress] = {}
         self._ending: queue.SimpleQueue[State] = queue.SimpleQueue()
@@ -122,6 +125,16 @@ class Coordinator:
     def progress(self) -> dict[int, Progress]:
         """The last report of each rank."""
         return dict(self._progress)
+
+    @property
+    def live_agents(self) -> frozenset[str]:
+        """Data hosts whose lease runs."""
+        return self._agents & set(self._members.live)
+
+    @property
+    def expected_agents(self) -> frozenset[str]:
+        """All data hosts of the run."""
+        return self._agents
 
     @property
     def release_seconds(self) -> float | None:
@@ -237,7 +250,7 @@ class Coordinator:
                     raise ProtocolError(f"{len(frames) - 1} frames, expected 1")
                 message = self._unpack(frames[1])
             except ProtocolError as err:
-                self._log.event("message_refused", reason=err.what)
+                self._warn(frames[0], err.what)
                 continue
             self._handle(socket, frames[0], message)
 
@@ -275,7 +288,13 @@ class Coordinator:
             case Progress():
                 self._progress[message.rank] = message
             case _:
-                self._log.event("message_refused", reason=type(message).__name__)
+                self._warn(sender, type(message).__name__)
+
+    def _warn(self, sender: bytes, reason: str) -> None:
+        """Logs what is wrong with a peer, once; not with every message."""
+        if sender not in self._warned and len(self._warned) < _MAX_WARNED:
+            self._warned.add(sender)
+            self._log.event("message_refused", peer=sender.hex(), reason=reason)
 
     def _note(self, socket: "zmq.Socket[bytes]", changes: Sequence[Change]) -> None:
         for change in changes:

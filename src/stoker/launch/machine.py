@@ -4,9 +4,10 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+from stoker.feed import memory
+from stoker.feed.memory import CGROUP, lines_of, memory_groups
+
 _ACCELERATOR = re.compile(r"^nvidia\d+$")
 
 
@@ -38,9 +39,9 @@ def has_interface(name: str) -> bool:
 
 def num_memory_kills() -> int | None:
     """How often the kernel has killed a process of this cgroup for its memory, if it says so."""
-    for group in _memory_groups():
+    for group in memory_groups():
         for name in ("memory.events", "memory.oom_control"):
-            for line in _lines(group / name):
+            for line in lines_of(group / name):
                 key, _, value = line.partition(" ")
                 if key == "oom_kill" and value.isdigit():
                     return int(value)
@@ -49,41 +50,16 @@ def num_memory_kills() -> int | None:
 
 def memory_limit_bytes() -> int | None:
     """The memory limit of this cgroup, where there is one."""
-    for group in _memory_groups():
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            for line in _lines(group / name):
-                if line.isdigit() and int(line) < 1 << 60:
-                    return int(line)
-    return None
+    return memory.limit_bytes()
 
 
 def _quota() -> float | None:
-    for line in _lines(_CGROUP / "cpu.max"):
+    for line in lines_of(CGROUP / "cpu.max"):
         quota, _, period = line.partition(" ")
         if quota.isdigit() and period.isdigit():
             return int(quota) / int(period)
-    quota_us = _lines(_CGROUP / "cpu" / "cpu.cfs_quota_us")
-    period_us = _lines(_CGROUP / "cpu" / "cpu.cfs_period_us")
+    quota_us = lines_of(CGROUP / "cpu" / "cpu.cfs_quota_us")
+    period_us = lines_of(CGROUP / "cpu" / "cpu.cfs_period_us")
     if quota_us and period_us and quota_us[0].isdigit() and period_us[0].isdigit():
         return int(quota_us[0]) / int(period_us[0])
     return None
-
-
-def _memory_groups() -> list[Path]:
-    """Folders that may describe this process's memory cgroup, the nearest first."""
-    groups = []
-    for line in _lines(Path("/proc/self/cgroup")):
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if "memory" in controllers.split(","):
-            groups.append(_CGROUP / "memory" / path.lstrip("/"))
-        elif not controllers:
-            groups.append(_CGROUP / path.lstrip("/"))
-    return [*groups, _CGROUP, _CGROUP / "memory"]
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []

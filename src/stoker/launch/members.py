@@ -168,7 +168,7 @@ class Members:
         return changes
 
     def roster(self, now: float) -> Roster:
-        """The agents that trainers may dial, and those that are lost."""
+        """The agents that trainers may dial, those that are lost, and those that never came."""
         agents = [(s, s.join) for s in self._seats.values() if s.kind == "agent" and s.join]
         return Roster(
             agents=tuple(_member(join, now - s.heard_at) for s, join in agents if s.is_live),
@@ -178,6 +178,11 @@ class Members:
                 if not s.is_live and not s.has_left
             ),
             expected=sum(seat.kind == "agent" for seat in self._seats.values()),
+            awaited=tuple(
+                host
+                for host, seat in self._seats.items()
+                if seat.kind == "agent" and seat.join is None
+            ),
         )
 
     def _refusal(self, message: Join) -> str:

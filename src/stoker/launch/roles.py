@@ -11,10 +11,12 @@ from functools import partial
 from stoker.errors import PlatformError, UsageError
 from stoker.launch import failures
 from stoker.launch.coordinator import Coordinator
+from stoker.launch.feed_log import FeedLog
 from stoker.launch.finish import Outcome, write_failure, write_training
 from stoker.launch.hostrun import HostRun
 from stoker.launch.members import Change
 from stoker.launch.membership import Membership, Verdict
+from stoker.launch.metrics_port import metrics_served
 from stoker.launch.progress import ProgressLog
 from stoker.launch.strategy import Trainer
 from stoker.launch.supervise import (
@@ -57,7 +59,10 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         coordinator.start()
     try:
         trainer = Trainer.of(run.settings, run.topology, run.environ)
-        ending = _train(run, command, trainer, leader_ip=None)
+        with metrics_served(
+            run.settings.feed, coordinator, run_id=run.settings.run_id, log=run.log
+        ):
+            ending = _train(run, command, trainer, leader_ip=None, coordinator=coordinator)
         if coordinator:
             ending = _await_followers(run, coordinator, ending, causes)
         outcome, code = _judge(run, ending, causes)
@@ -73,6 +78,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         run.log.event("training_failed", reason=outcome.failure.partition("\n")[0])
         _write_failure(run, outcome.failure)
     _record(run, outcome, trainer, events, coordinator)
+    run.log.event("training_ended", status=outcome.status, exit_code=code)
     if coordinator:
         coordinator.close()
         _record(run, outcome, trainer, events, coordinator)
@@ -172,7 +178,12 @@ def _await_followers(
 
 
 def _train(
-    run: HostRun, command: Sequence[str], trainer: Trainer, *, leader_ip: str | None
+    run: HostRun,
+    command: Sequence[str],
+    trainer: Trainer,
+    *,
+    leader_ip: str | None,
+    coordinator: Coordinator | None = None,
 ) -> Ending:
     failures.forget_failures(run.output)
     environ = trainer.environ(
@@ -196,16 +207,32 @@ def _train(
     address = leader_ip or run.coordinator_address[0]
     master = (address, run.coordinator_address[1] + 2)
     progress = ProgressLog(run.output / "timeline-rank0.csv", run.log)
+    feed = _feed_log(run, coordinator) if coordinator else None
+
+    def tick() -> None:
+        progress.tick()
+        if feed:
+            feed.tick()
+
     ending = supervise(
         trainer.command(found, run.topology, master=master, feed=run.settings.feed),
         environ=environ,
         inbox=run.inbox,
         log=run.log,
-        on_tick=progress.tick,
+        on_tick=tick,
         folder=run.folder,
     )
     progress.close()
+    if feed:
+        feed.close()
     return ending
+
+
+def _feed_log(run: HostRun, coordinator: Coordinator) -> FeedLog:
+    file = run.output / "feed.csv"
+    # Of an attempt before this one, in the same folder.
+    file.unlink(missing_ok=True)
+    return FeedLog(file, run.log, progress=lambda: coordinator.progress)
 
 
 def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[Outcome, int]:

@@ -113,8 +113,11 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         local_workers: Data workers on a dnn host; auto: what the script's `num_workers` says;
             0: dnn hosts load nothing.
         credits: Batches asked for ahead, a worker. 2: beyond it no gain, with 1 each batch waits
-            for a round trip (+3 % a step of 20 ms); adapts up to 4.
-        max_bytes: Bytes of batches that may wait in one host, made or under way.
+            for a round trip (+3 % a step of 20 ms); adapts up to 8 to how much the cost of batches
+            varies.
+        max_bytes: Bytes of batches that may wait in one host, made or under way, of all its loaders
+            and ranks together; one batch a loader always may. Absent: a quarter of the host's
+            memory (of its cgroup's limit, where there is one).
         encrypt_batches: False where the network between the hosts is encrypted already; requests,
             datasets and membership stay encrypted.
         seeding: What the random state of a sample is made from: `batch` (seed, replica, epoch,
@@ -125,17 +128,23 @@ class FeedSettings(Record, frozen=True, kw_only=True):
             trainers wait as long for a data pod to come back where all are gone.
         max_dataset_bytes: A larger pickled dataset is refused: use `stoker.remote`.
         port: Fixed port of coordinator and agents; port + 1 carries batches that are not encrypted.
+        metrics_port: Where the dnn leader serves Prometheus metrics of the feed, at /metrics; null:
+            nowhere. Needs `stoker[metrics]` in the image.
+        metrics_address: Interface of that port; null: 127.0.0.1, so that only the host itself sees
+            them. They are neither encrypted nor protected: `0.0.0.0` in a closed network only.
     """
 
     local_workers: Literal["auto"] | NonNegativeInt = "auto"
     credits: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
-    max_bytes: PositiveInt = 2 << 30
+    max_bytes: PositiveInt | None = None
     encrypt_batches: bool = True
     seeding: Literal["batch", "sample", "torch"] = "batch"
     lease_seconds: Annotated[float, msgspec.Meta(ge=1)] = 12.0
     start_deadline_seconds: PositiveFloat = 1800.0
     max_dataset_bytes: PositiveInt = 1 << 30
     port: Annotated[int, msgspec.Meta(ge=1024, le=65534)] = 7600
+    metrics_port: Annotated[int, msgspec.Meta(ge=1024, le=65535)] | None = None
+    metrics_address: Name | None = None
 
 
 class ProfileSettings(Record, frozen=True, kw_only=True):

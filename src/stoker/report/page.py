@@ -11,10 +11,12 @@ from markupsafe import Markup
 
 from stoker.records import Decision, Evaluation, Plan, Profile, Training, Workload, write_text
 from stoker.report import quantities
+from stoker.report.feed_picture import read_feed
 from stoker.report.figures import collect, group_arguments, plan_name, todays_group
 from stoker.report.intervals import Interval, draw_bar
 from stoker.report.pictures import (
     collect_strips,
+    picture_of_feed,
     picture_of_intervals,
     picture_of_plans,
     picture_of_series,
@@ -63,6 +65,7 @@ def write_report(
     before_timeline: Path | None,
     after_timeline: Path | None,
     environment: Mapping[str, str],
+    feed_file: Path | None = None,
     log_files: Sequence[Path] = (),
     failure: str | None = None,
     is_planned: bool = False,
@@ -83,6 +86,8 @@ def write_report(
             medians are drawn.
         environment: Facts to show as they are (versions, cores, date). The key `command` holds
             the command line that made the run.
+        feed_file: CSV of the feed's rates that the leader wrote (see launch.feed_interval); absent
+            where the run had no data group.
         log_files: Logs to name; those below the report's folder become links.
         failure: Why the run ended early, where no record says it.
         is_planned: Nothing was to be run after the decision: it is no broken run.
@@ -105,6 +110,7 @@ def write_report(
         before=before_timeline,
         after=after_timeline,
     )
+    feed = read_feed(feed_file) if feed_file else None
     context: dict[str, object] = {
         "run_id": run_id,
         "workload": workload,
@@ -133,6 +139,8 @@ def write_report(
         "strip_caption": describe_windows(strips) if strips else "",
         "series_picture": picture_of_series(strips, unit),
         "plans_picture": picture_of_plans(decision, unit),
+        "feed": feed,
+        "feed_picture": picture_of_feed(feed),
         "interval_picture": picture_of_intervals(figures, unit),
         "environment": {key: text for key, text in environment.items() if key != "command"},
         "command": environment.get("command", ""),

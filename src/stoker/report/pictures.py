@@ -7,6 +7,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from stoker.records import Decision, Profile, Training
+from stoker.report.feed_picture import FeedStory, draw_feed
 from stoker.report.figures import Figures, plan_name, todays_group
 from stoker.report.intervals import Interval, draw_intervals
 from stoker.report.plans_picture import draw_plans
@@ -104,6 +105,16 @@ def picture_of_intervals(figures: Figures, unit: TimeUnit) -> Picture | None:
     return Picture(
         draw_intervals(rows, unit=unit, width=_WIDE, name="intervals-wide"),
         draw_intervals(rows, unit=unit, width=_NARROW, name="intervals-narrow"),
+    )
+
+
+def picture_of_feed(story: FeedStory | None) -> Picture | None:
+    """Wait, batches ready and each host's work over the run; None without a feed."""
+    if story is None:
+        return None
+    return Picture(
+        draw_feed(story, width=_WIDE, name="feed-wide"),
+        draw_feed(story, width=_NARROW, name="feed-narrow"),
     )
 
 

@@ -158,6 +158,8 @@ def _record(
         measured = msgspec.structs.replace(
             measured, timeline_file=_keep(end.output_dir / "stoker" / measured.timeline_file, job)
         )
+    if end.output_dir:
+        _keep_feed(end.output_dir / "stoker" / "feed.csv", job)
     return msgspec.structs.replace(
         written,
         workload_sha256=job.workload_sha256,
@@ -180,6 +182,14 @@ def _keep(timeline: Path, job: JobSpec) -> str | None:
         return None
     shutil.copyfile(timeline, job.run_dir / "timeline.csv")
     return "timeline.csv"
+
+
+def _keep_feed(file: Path, job: JobSpec) -> None:
+    """Copies what the leader wrote down of the feed; what an earlier try left is of another run."""
+    kept = job.run_dir / "feed.csv"
+    kept.unlink(missing_ok=True)
+    if file.is_file():
+        shutil.copyfile(file, kept)
 
 
 def _written_by_leader(job: JobSpec, end: JobEnd, *, ran: Job) -> Training:

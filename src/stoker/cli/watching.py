@@ -1,0 +1,232 @@
+"""Following a run by its log, and showing it: live on a terminal, in plain lines elsewhere."""
+
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
+
+from stoker.cli.run_view import RunView, as_table, as_text, plain_line
+from stoker.errors import PlatformError, UsageError
+from stoker.logs import parse_line
+from stoker.platforms.tail import Tail
+
+POLL_SECONDS = 0.25
+# A run that says nothing for so long is gone, or its log is: as long as hosts wait for each other.
+SILENCE_SECONDS = 1800.0
+_CHUNK_BYTES = 1 << 16
+
+
+class LineSource(Protocol):
+    """Where log lines come from."""
+
+    def read(self) -> Iterator[str]:
+        """The lines that are new."""
+        ...
+
+    def has_ended(self) -> bool:
+        """Whether the run is over by other signs than its log: read once more, then stop."""
+        ...
+
+    def close(self) -> None:
+        """Closes what is open; may be called twice."""
+        ...
+
+
+class RunFolder:
+    """The logs of all hosts in `runs/ID/logs`, also of those that come later."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._tails: dict[Path, Tail] = {}
+
+    def read(self) -> Iterator[str]:
+        """The lines that are new, host by host."""
+        for path in sorted((self._folder / "logs").glob("*.log")):
+            self._tails.setdefault(path, Tail(path))
+        for tail in self._tails.values():
+            yield from tail.read()
+
+    def has_ended(self) -> bool:
+        """Whether the run's record is there: it is written last."""
+        return (self._folder / "training.json").is_file()
+
+    def close(self) -> None:
+        """Closes the logs."""
+        for tail in self._tails.values():
+            tail.close()
+        self._tails.clear()
+
+
+class LogFile:
+    """One log that may still grow."""
+
+    def __init__(self, path: Path) -> None:
+        self._tail = Tail(path)
+
+    def read(self) -> Iterator[str]:
+        """The lines that are new."""
+        yield from self._tail.read()
+
+    def has_ended(self) -> bool:
+        """A log does not say that it is whole."""
+        return False
+
+    def close(self) -> None:
+        """Closes the log."""
+        self._tail.close()
+
+
+class StandardInput:
+    """A log that another command writes: `stoker logs kubeflow RUN | stoker watch -`."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._is_over = False
+
+    def read(self) -> Iterator[str]:
+        """The lines that are there, after POLL_SECONDS at most."""
+        descriptor = sys.stdin.fileno()
+        if self._is_over or not select.select([descriptor], [], [], POLL_SECONDS)[0]:
+            return
+        # Not through Python's buffer: `select` does not see what lies there.
+        chunk = os.read(descriptor, _CHUNK_BYTES)
+        self._is_over = not chunk
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if self._is_over and self._rest:
+            lines.append(self._rest)
+            self._rest = b""
+        for line in lines:
+            yield line.decode(errors="replace")
+
+    def has_ended(self) -> bool:
+        """Whether the other command has ended."""
+        return self._is_over
+
+    def close(self) -> None:
+        """Stays open: it is not ours."""
+
+
+def watch_command(run: str, *, once: bool, as_json: bool) -> None:
+    """Shows the run until it ends.
+
+    Args:
+        run: Folder, id, log file or `-`.
+        once: Shows what is known now, and returns.
+        as_json: One JSON document a line, for each change.
+
+    Raises:
+        UsageError: If there is no such run.
+        PlatformError: If it says nothing for SILENCE_SECONDS.
+    """
+    source = source_of(run)
+    view = RunView()
+    try:
+        if once:
+            _read_all(source, view)
+            _print_once(view, as_json=as_json)
+        else:
+            with ExitStack() as stack:
+                _follow(source, view, _shower(stack, as_json=as_json))
+    finally:
+        source.close()
+
+
+def source_of(run: str) -> LineSource:
+    """What `run` names.
+
+    Raises:
+        UsageError: If that is nothing.
+    """
+    if run == "-":
+        return StandardInput()
+    for path in (Path(run), Path("runs") / run):
+        if path.is_dir():
+            return RunFolder(path)
+        if path.is_file():
+            return LogFile(path)
+    raise UsageError(f"no run {run}", where=str(Path.cwd()), fix="ls runs, or name a log file")
+
+
+def _read_all(source: LineSource, view: RunView) -> None:
+    deadline = time.monotonic() + SILENCE_SECONDS
+    while True:
+        lines = list(source.read())
+        for line in lines:
+            _take(view, line)
+        is_stream = isinstance(source, StandardInput)
+        if (not is_stream or source.has_ended()) or time.monotonic() > deadline:
+            view.end_quietly(is_over=source.has_ended())
+            return
+
+
+def _follow(source: LineSource, view: RunView, show: Callable[[RunView], None]) -> None:
+    heard_at = time.monotonic()
+    while True:
+        is_last = source.has_ended()
+        is_new = False
+        for line in source.read():
+            heard_at = time.monotonic()
+            # Each look at the feed is shown; between two, the last word counts.
+            if _take(view, line):
+                is_new = True
+                if view.is_complete:
+                    show(view)
+                    is_new = False
+        if is_last:
+            view.end_quietly(is_over=True)
+        if is_new or is_last:
+            show(view)
+        if view.status or is_last:
+            return
+        if time.monotonic() - heard_at > SILENCE_SECONDS:
+            raise PlatformError(
+                f"the run says nothing for {SILENCE_SECONDS:.0f} s",
+                where="its log",
+                fix="see whether it still runs: stoker status, or the platform's own tools",
+            )
+        if not isinstance(source, StandardInput):
+            time.sleep(POLL_SECONDS)
+
+
+def _take(view: RunView, line: str) -> bool:
+    event = parse_line(line) if "stoker " in line else None
+    return event is not None and view.take(event)
+
+
+def _print_once(view: RunView, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(view.document()), flush=True)
+        return
+    console = Console()
+    if console.is_terminal:
+        console.print(as_table(view))
+    else:
+        print(as_text(view), flush=True)
+
+
+def _shower(stack: ExitStack, *, as_json: bool) -> Callable[[RunView], None]:
+    """What shows a view; on a terminal it redraws one table."""
+    if as_json:
+        return lambda view: print(json.dumps(view.document()), flush=True)
+    console = Console()
+    if not console.is_terminal:
+        shown: list[str] = []
+
+        def say(view: RunView) -> None:
+            line = plain_line(view)
+            if line not in shown[-1:]:
+                shown[:] = [line]
+                print(line, flush=True)
+
+        return say
+    # Hosts of the local platform are cores of this machine: a view must not take their time.
+    live = stack.enter_context(Live(console=console, auto_refresh=False))
+    return lambda view: live.update(as_table(view), refresh=True)

@@ -1,0 +1,234 @@
+"""Batches on the device that trains: copied ahead, cast and normalised there.
+
+Pictures travel as uint8 (a quarter of the bytes of float32) and become numbers where that costs
+nothing. On CUDA the next batch is copied on a stream of its own while the script computes with the
+one before: give the loader `pin_memory=True`, without which a copy waits for the host.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Generic, Protocol, TypeVar, cast, runtime_checkable
+
+import torch
+from torch.utils.data import DataLoader
+
+from stoker.errors import UsageError
+from stoker.feed import state
+from stoker.feed.process import this_process
+
+_T = TypeVar("_T")
+
+Moments = float | Sequence[float]
+
+
+@runtime_checkable
+class _Movable(Protocol):
+    """As `pin_memory` of torch, for a batch of the user's own type."""
+
+    def to(self, device: torch.device, *, non_blocking: bool) -> object: ...
+
+
+def to_device(
+    batches: Iterable[_T],
+    device: torch.device | str,
+    *,
+    dtype: torch.dtype | None = None,
+    mean: Moments | None = None,
+    std: Moments | None = None,
+) -> "DeviceBatches[_T]":
+    """The batches of a loader on `device`, the next one under way while this one is used.
+
+        loader = DataLoader(digits, batch_size=256, pin_memory=True)
+        for pixels, labels in to_device(loader, "cuda", mean=0.1307, std=0.3081):
+            loss = model(pixels)
+
+    All tensors in tuples, lists, dictionaries, named tuples and dataclasses are moved, and
+    anything else that has a `to(device, non_blocking=...)`. With `dtype`, `mean` or `std` uint8
+    tensors become `(pixels / 255 - mean) / std`; others keep type and values.
+
+    One batch more than the script uses is on the device. It may be gone through again and again,
+    epoch by epoch. Its `state_dict` and `load_state_dict` are the loader's, less the batch ahead:
+    with this between, save its state and not the loader's.
+
+    Args:
+        batches: A loader, or anything that yields batches.
+        device: As in `torch.Tensor.to`; on a CPU nothing is copied ahead.
+        dtype: Of what were uint8 tensors, a floating one; float32 if `mean` or `std` are given.
+        mean: Of the pixels, as a share of 255; one for all, or one for each channel, which is the
+            third dimension from the end.
+        std: Their deviation, likewise.
+
+    Raises:
+        ValueError: If `dtype` is no floating one, or a deviation is 0.
+    """
+    return DeviceBatches(batches, torch.device(device), dtype=dtype, mean=mean, std=std)
+
+
+class DeviceBatches(Generic[_T]):
+    """See `to_device`.
+
+    Attributes:
+        device: Where the batches are.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[_T],
+        device: torch.device,
+        *,
+        dtype: torch.dtype | None = None,
+        mean: Moments | None = None,
+        std: Moments | None = None,
+    ) -> None:
+        if dtype is not None and not dtype.is_floating_point:
+            raise ValueError(f"dtype={dtype} is no floating type: uint8 tensors are normalised")
+        self._batches = batches
+        self.device = device
+        self._mean = _moments(mean, device)
+        self._std = _moments(std, device)
+        if self._std is not None and not bool(self._std.all()):
+            raise ValueError(f"std={std}: a deviation is 0")
+        is_normalised = mean is not None or std is not None
+        self._dtype = dtype or (torch.float32 if is_normalised else None)
+        self._num_held = 0
+        self._is_under_way = False
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self._batches))
+
+    def __iter__(self) -> Iterator[_T]:
+        self._num_held, self._is_under_way = 0, False
+        if not _copies_ahead(self.device):
+            # Not a generator: after an error of a batch the pass goes on.
+            return map(self.moved, self._batches)
+        return _Ahead(self, iter(self._batches))
+
+    def state_dict(self) -> dict[str, object]:
+        """The loader's state, without the batch that is only under way to the device.
+
+        Raises:
+            UsageError: See `stoker.DataLoader.state_dict`; also if it is no loader of stoker.
+        """
+        return dict(
+            state.state_of(
+                self._loader(),
+                this_process(),
+                num_held=self._num_held,
+                is_under_way=self._is_under_way,
+            )
+        )
+
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
+        """Has the next pass go on from there.
+
+        Raises:
+            UsageError: See `stoker.DataLoader.load_state_dict`.
+        """
+        if state_dict:
+            state.load(self._loader(), this_process(), dict(state_dict))
+
+    def _loader(self) -> "DataLoader[object]":
+        if not isinstance(self._batches, DataLoader) or not hasattr(self._batches, "state_dict"):
+            raise UsageError(
+                f"a {type(self._batches).__name__} has no state", fix="use stoker.DataLoader"
+            )
+        return self._batches
+
+    def hold(self, num_held: int, *, is_under_way: bool) -> None:
+        """How many batches the script has not got yet that the loader has given."""
+        self._num_held, self._is_under_way = num_held, is_under_way
+
+    def moved(self, batch: _T) -> _T:
+        """The batch on the device."""
+        return cast("_T", _mapped(batch, self._on_device))
+
+    def _on_device(self, value: object) -> object:
+        if not isinstance(value, torch.Tensor):
+            return cast("_Movable", value).to(self.device, non_blocking=True)
+        there = value.to(self.device, non_blocking=True)
+        if value.dtype != torch.uint8 or self._dtype is None:
+            return there
+        numbers = there.to(self._dtype).div_(255)
+        if self._mean is not None:
+            numbers.sub_(self._mean.to(self._dtype))
+        if self._std is not None:
+            numbers.div_(self._std.to(self._dtype))
+        return numbers
+
+
+class _Ahead(Generic[_T]):
+    """One pass on CUDA; the batch after the present one is under way."""
+
+    def __init__(self, owner: DeviceBatches[_T], batches: Iterator[_T]) -> None:
+        self._owner = owner
+        self._batches = batches
+        self._stream: torch.cuda.Stream = torch.cuda.Stream(owner.device)  # type: ignore[no-untyped-call]
+        self._coming: _Coming[_T] | None = None
+
+    def __iter__(self) -> Iterator[_T]:
+        return self
+
+    def __next__(self) -> _T:
+        coming = self._coming or self._start()
+        if isinstance(coming.error, StopIteration):
+            self._coming = coming
+            self._owner.hold(0, is_under_way=False)
+            raise StopIteration
+        torch.cuda.current_stream(self._owner.device).wait_stream(self._stream)
+        self._coming = self._start()
+        self._owner.hold(not isinstance(self._coming.error, StopIteration), is_under_way=True)
+        if coming.error is not None:
+            raise coming.error
+        return cast("_T", coming.batch)
+
+    def _start(self) -> "_Coming[_T]":
+        """Asks for the next batch and starts its copy; an error waits for its turn."""
+        try:
+            batch = next(self._batches)
+        except Exception as err:
+            return _Coming(error=err)
+        # Memory that the script gave back is free for this copy when the steps so far are done.
+        self._stream.wait_stream(torch.cuda.current_stream(self._owner.device))
+        with torch.cuda.stream(self._stream):
+            return _Coming(batch=self._owner.moved(batch))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Coming(Generic[_T]):
+    """What the loader gave, not yet handed to the script."""
+
+    batch: _T | None = None
+    error: Exception | None = None
+
+
+def _copies_ahead(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def _moments(values: Moments | None, device: torch.device) -> torch.Tensor | None:
+    if values is None:
+        return None
+    numbers = torch.tensor(values, dtype=torch.float32, device=device)
+    return numbers if numbers.dim() == 0 else numbers.reshape(-1, 1, 1)
+
+
+def _mapped(value: object, change: Callable[[object], object]) -> object:
+    """`value` with `change` done to all in it that can be moved."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        changed = {key: _mapped(item, change) for key, item in value.items()}
+        return changed if type(value) is dict else type(value)(changed)  # type: ignore[call-arg]
+    if isinstance(value, _Movable):
+        return change(value)
+    if isinstance(value, list | tuple):
+        items = [_mapped(item, change) for item in value]
+        if hasattr(value, "_fields"):
+            return type(value)(*items)  # type: ignore[arg-type]
+        return type(value)(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [each.name for each in dataclasses.fields(value) if each.init]
+        return dataclasses.replace(
+            value, **{name: _mapped(getattr(value, name), change) for name in fields}
+        )
+    return value

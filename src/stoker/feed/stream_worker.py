@@ -1,0 +1,252 @@
+"""A data worker that makes one shard of an iterable dataset, from its first batch to its last.
+
+It does what torch's worker loop does with such a dataset, in the same order: seeds once, tells
+`get_worker_info()` its shard, calls worker_init_fn, makes the dataset's iterator, draws from it.
+What another process of the shard has made before, it makes again and throws away, and compares the
+checksum.
+"""
+
+import os
+import socket
+import time
+import zlib
+from collections.abc import Callable
+from typing import Protocol, cast
+
+import torch
+from torch.utils.data import IterDataPipe, _DatasetKind
+from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.graph_settings import apply_random_seed
+
+from stoker.errors import FeedError
+from stoker.feed import seeding, wire
+from stoker.feed.channel import Batch, Channel, End, Error, Free, Next, pack, to_worker
+from stoker.feed.shipping import Spec, built, pack_error
+from stoker.feed.worker import Slots, become_worker
+
+
+class _Fetcher(Protocol):
+    def fetch(self, index: object) -> object: ...
+
+
+def stream_main(
+    sock: socket.socket,
+    spec: Spec,
+    *,
+    shard: int,
+    num_shards: int,
+    base_seed: int,
+    host: str = "localhost",
+    niceness: int = 0,
+) -> None:
+    """Makes the batches of a shard until the other end of `sock` is closed; for a child process.
+
+    Args:
+        shard: For `get_worker_info()`, worker_init_fn and the seed, as torch's worker id.
+        num_shards: For `get_worker_info()`.
+        base_seed: Torch's, of the pass.
+        host: Named in errors.
+        niceness: Added to the process's own; a trainer beside it goes first.
+    """
+    become_worker()
+    os.nice(niceness)
+    channel = Channel(sock, blocking=True)
+    stream = ShardStream(spec, shard=shard, num_shards=num_shards, base_seed=base_seed)
+    StreamWorker(channel, stream, name=f"shard {shard} of {num_shards}", host=host).run()
+
+
+class ShardStream:
+    """The dataset's iterator; a place that failed counts as a batch.
+
+    Attributes:
+        position: Batches that were asked of it in this pass.
+        is_exhausted: There is no batch at `position`.
+    """
+
+    def __init__(self, spec: Spec, *, shard: int, num_shards: int, base_seed: int) -> None:
+        self._spec = spec
+        self._shard = shard
+        self._num_shards = num_shards
+        self._base_seed = base_seed
+        self._dataset: object = None
+        self._epoch: int | None = None
+        self._fetcher: _Fetcher | None = None
+        self._init_error: Exception | None = None
+        self.position = 0
+        self.is_exhausted = False
+
+    def begin(self, epoch: int, shared_seed: int) -> None:
+        """Has the stream at the pass `epoch`."""
+        if epoch == self._epoch:
+            return
+        is_new = self._epoch is None
+        self._epoch, self.position, self.is_exhausted = epoch, 0, False
+        self._init_error = None
+        try:
+            if is_new:
+                self._start()
+            self._share(shared_seed)
+            if is_new:
+                self._initialise()
+            self._fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
+                _DatasetKind.Iterable,
+                self._dataset,
+                self._spec.auto_collation,
+                self._spec.collate_fn,
+                self._spec.drop_last,
+            )
+        except Exception as err:
+            self._init_error = err
+
+    def make(self, index: object) -> object:
+        """The next batch, or its exception.
+
+        Raises:
+            StopIteration: If there is none; `is_exhausted` says so from then on.
+        """
+        self.position += 1
+        if self._init_error is not None:
+            # As torch: once in the place of a batch, and then the shard has none.
+            error, self._init_error = self._init_error, None
+            self._fetcher = None
+            raise error
+        if self._fetcher is None or self.is_exhausted:
+            self._exhaust()
+        assert self._fetcher is not None
+        try:
+            return self._fetcher.fetch(index)
+        except StopIteration:
+            self._exhaust()
+            raise
+
+    def _exhaust(self) -> None:
+        self.position -= 1
+        self.is_exhausted = True
+        raise StopIteration
+
+    def _start(self) -> None:
+        self._spec = built(self._spec)
+        self._dataset = self._spec.dataset
+
+    def _share(self, shared_seed: int) -> None:
+        if isinstance(self._dataset, IterDataPipe) and shared_seed >= 0:
+            generator = torch.Generator()
+            generator.manual_seed(shared_seed)
+            self._dataset = apply_random_seed(self._dataset, generator)
+
+    def _initialise(self) -> None:
+        seed = seeding.seed_as_torch(self._base_seed, self._shard)
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=self._shard,
+            num_workers=self._num_shards,
+            seed=seed,
+            dataset=cast("torch.utils.data.Dataset[object]", self._dataset),
+        )
+        if self._spec.worker_init_fn is not None:
+            self._spec.worker_init_fn(self._shard)
+
+
+class StreamWorker:
+    """Does what the reader asks.
+
+    Attributes:
+        digest: Checksum of all that the stream gave in this pass, errors among it.
+    """
+
+    def __init__(self, channel: Channel, stream: ShardStream, *, name: str, host: str) -> None:
+        self._channel = channel
+        self._stream = stream
+        self._slots = Slots(channel)
+        self._name = name
+        self._host = host
+        self._spec = stream._spec
+        self._scratch = bytearray()
+        self.digest = 0
+
+    def run(self) -> None:
+        """Works until the other end of the channel is closed."""
+        torch.set_num_threads(self._spec.num_threads)
+        # Torch's own stacks into shared memory of its own.
+        torch_collate.default_collate_fn_map[torch.Tensor] = self._slots.collate
+        self._spec.globals.set()
+        while messages := self._channel.receive():
+            for data, _ in messages:
+                match to_worker.decode(data):
+                    case Free(slot):
+                        self._slots.free(slot)
+                    case Next() as job:
+                        self._channel.send(pack(self.do(job)))
+
+    def do(self, job: Next) -> Batch | Error | End:
+        """Makes a batch."""
+        wall, cpu = time.monotonic(), time.process_time()
+        self._stream.begin(job.epoch, job.shared_seed)
+        if self._stream.position == 0:
+            self.digest = 0
+        index = wire.unpack_value(job.index, allow_pickle=True)
+        try:
+            self._catch_up(job, index)
+        except FeedError as err:
+            return Error(self._pack(err), str(err.what), is_final=True)
+        try:
+            value = self._stream.make(index)
+            encoded, slot = self._slots.end(value)
+        except StopIteration:
+            return End()
+        except Exception as err:
+            self._note_error(err)
+            return Error(self._pack(err), f"{type(err).__name__} in {self._name}", self.digest)
+        self.digest = encoded.checksum(self._slots.memory(slot), self.digest)
+        return Batch(
+            slot,
+            encoded.tree,
+            encoded.nbytes,
+            encoded.has_pickle,
+            time.process_time() - cpu,
+            time.monotonic() - wall,
+            self.digest,
+        )
+
+    def _catch_up(self, job: Next, index: object) -> None:
+        """Makes again what another process has made.
+
+        Raises:
+            FeedError: If it is something else.
+        """
+        while self._stream.position < job.position and not self._stream.is_exhausted:
+            self._throw_away(self._stream.make, index)
+            if self._stream.position == job.made and self.digest != job.digest:
+                raise self._changed(f"its first {job.made} batches are others than before")
+        if self._stream.position < job.made:
+            raise self._changed(
+                f"it ended after {self._stream.position} batches; before, it gave {job.made}"
+            )
+
+    def _throw_away(self, make: Callable[[object], object], index: object) -> None:
+        try:
+            encoded = wire.encode(make(index), allow_pickle=True)
+            if len(self._scratch) < encoded.nbytes:
+                self._scratch = bytearray(encoded.nbytes)
+            encoded.write_into(memoryview(self._scratch))
+            self.digest = encoded.checksum(memoryview(self._scratch), self.digest)
+        except StopIteration:
+            return
+        except Exception as err:
+            self._note_error(err)
+
+    def _note_error(self, err: Exception) -> None:
+        self.digest = zlib.crc32(type(err).__qualname__.encode(), self.digest)
+
+    def _changed(self, how: str) -> FeedError:
+        return FeedError(
+            f"the iterable dataset {type(self._spec.dataset).__name__} is not deterministic: "
+            f"{self._name} was lost and started again, and {how}",
+            where=f"host {self._host}",
+            fix="have its __iter__ give the same from the same random states (no time, no own "
+            "unseeded generator, no sets, no shared queue), use a map-style dataset, or "
+            "num_workers without a data group",
+        )
+
+    def _pack(self, err: Exception) -> bytes:
+        return pack_error(err, host=self._host, where=f"DataLoader worker process {self._name}")

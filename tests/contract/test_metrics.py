@@ -1,0 +1,178 @@
+"""The metrics endpoint, read by the parser of Prometheus's own client library."""
+
+import socket
+import sys
+import urllib.request
+from io import StringIO
+
+import pytest
+
+from stoker.errors import PlatformError, UsageError
+from stoker.feed.messages import FeedWork, HostWork, Progress, WorkerWork
+from stoker.launch.metrics_port import metrics_served
+from stoker.logs import Log
+from stoker.records import FeedSettings
+
+NAMES = {
+    "stoker_steps": "counter",
+    "stoker_samples": "counter",
+    "stoker_wait_seconds": "counter",
+    "stoker_compute_seconds": "counter",
+    "stoker_feed_queue_batches": "gauge",
+    "stoker_feed_window_batches": "gauge",
+    "stoker_feed_batches": "counter",
+    "stoker_feed_bytes": "counter",
+    "stoker_feed_duplicate_batches": "counter",
+    "stoker_feed_moved_batches": "counter",
+    "stoker_feed_busy_seconds": "counter",
+    "stoker_feed_cpu_seconds": "counter",
+    "stoker_feed_in_flight_batches": "gauge",
+    "stoker_feed_credits": "gauge",
+    "stoker_feed_workers": "gauge",
+    "stoker_feed_worker_batches": "counter",
+    "stoker_feed_worker_busy_seconds": "counter",
+    "stoker_data_host_up": "gauge",
+}
+
+
+class Seen:
+    """A coordinator's view of a run of two ranks and two data hosts, one of them lost."""
+
+    live_agents = frozenset({"data-1"})
+    expected_agents = frozenset({"data-1", 'data-"2"\\'})
+
+    @property
+    def progress(self) -> dict[int, Progress]:
+        work = FeedWork(
+            seconds=9.0,
+            taken=12,
+            ready=3,
+            window=20,
+            hosts=(
+                HostWork(
+                    host="data-1",
+                    batches=11,
+                    frame_bytes=1 << 40,
+                    moved=2,
+                    duplicates=1,
+                    in_flight=3,
+                    credits=4,
+                    busy_seconds=5.5,
+                    cpu_seconds=2.25,
+                    num_workers=2,
+                    workers=(WorkerWork(0, 4, 2.0), WorkerWork(1, 8, 3.5)),
+                ),
+            ),
+        )
+        told = Progress(
+            rank=0, steps=12, samples=96, wait_seconds=1.5, compute_seconds=6.0, feed=work
+        )
+        return {
+            0: told,
+            1: Progress(rank=1, steps=7, samples=56, wait_seconds=0.5, compute_seconds=1.0),
+        }
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def scrape(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def quiet_log() -> Log:
+    return Log(run="run", host="gpu-1", stream=StringIO())
+
+
+def test_the_metrics_are_as_the_library_itself_reads_them() -> None:
+    pytest.importorskip("prometheus_client")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    port = free_port()
+    with metrics_served(FeedSettings(metrics_port=port), Seen(), run_id="mnist-1", log=quiet_log()):
+        families = {each.name: each for each in text_string_to_metric_families(scrape(port))}
+    assert {name: each.type for name, each in families.items()} == NAMES
+    values = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in families.values()
+        for sample in family.samples
+    }
+    run, host = ("run", "mnist-1"), ("host", "data-1")
+    rank, other = ("rank", "0"), ("rank", "1")
+    assert values["stoker_steps_total", rank, run] == 12
+    assert values["stoker_steps_total", other, run] == 7
+    assert values["stoker_wait_seconds_total", other, run] == 0.5
+    assert values["stoker_feed_queue_batches", rank, run] == 3
+    assert ("stoker_feed_queue_batches", other, run) not in values, "not known is not zero"
+    assert values["stoker_feed_bytes_total", host, rank, run] == 1 << 40
+    assert values["stoker_feed_moved_batches_total", host, rank, run] == 2
+    assert values["stoker_feed_worker_batches_total", host, rank, run, ("worker", "1")] == 8
+    assert values["stoker_data_host_up", host, run] == 1
+    assert values["stoker_data_host_up", ("host", 'data-"2"\\'), run] == 0
+
+
+def test_every_help_text_says_how_to_read_its_metric() -> None:
+    pytest.importorskip("prometheus_client")
+    port = free_port()
+    with metrics_served(FeedSettings(metrics_port=port), Seen(), run_id="r", log=quiet_log()):
+        helps = [line for line in scrape(port).splitlines() if line.startswith("# HELP stoker_")]
+    assert len(helps) == len(NAMES)
+    assert all(len(line.split(maxsplit=3)[3]) > 40 and line.endswith(".") for line in helps)
+
+
+def test_the_port_is_on_loopback_and_free_again_after_the_run() -> None:
+    pytest.importorskip("prometheus_client")
+    port = free_port()
+    with metrics_served(FeedSettings(metrics_port=port), Seen(), run_id="r", log=quiet_log()):
+        with socket.socket() as probe:
+            # Another loopback address is another interface: nothing listens there.
+            assert probe.connect_ex(("127.0.0.2", port)) != 0
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+
+
+def test_a_port_that_is_taken_is_the_platforms_refusal() -> None:
+    pytest.importorskip("prometheus_client")
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(PlatformError, match="cannot be served"):
+            with metrics_served(
+                FeedSettings(metrics_port=port), Seen(), run_id="r", log=quiet_log()
+            ):
+                pass
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(UsageError) as caught:
+        with metrics_served(
+            FeedSettings(metrics_port=free_port()), Seen(), run_id="r", log=quiet_log()
+        ):
+            pass
+    assert "stoker[metrics]" in str(caught.value)
+
+
+def test_a_run_of_one_host_goes_on_without_metrics() -> None:
+    stream = StringIO()
+    log = Log(run="run", host="gpu-1", stream=stream)
+    with metrics_served(FeedSettings(metrics_port=free_port()), None, run_id="r", log=log):
+        pass
+    assert "metrics_not_served" in stream.getvalue()
+
+
+def test_nothing_is_served_unless_asked_for() -> None:
+    assert FeedSettings().metrics_port is None
+    stream = StringIO()
+    log = Log(run="run", host="gpu-1", stream=stream)
+    with metrics_served(FeedSettings(), Seen(), run_id="r", log=log):
+        pass
+    assert stream.getvalue() == ""

@@ -1,0 +1,150 @@
+"""The private names of torch 2.13 that stoker's loader leans on, each with what breaks without it.
+
+A failure here after a new torch says where to look first; nothing else of torch's inside is used.
+"""
+
+import inspect
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, dataloader
+from torch.utils.data._utils import collate, fetch, pin_memory, worker
+
+TORCH = "2.13"
+
+
+class Numbers(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(range(3))
+
+
+NAMES = [
+    (DataLoader, "_get_iterator", "the one method that stoker.DataLoader and the replacement put"),
+    (DataLoader, "_auto_collation", "whether an index is a sample or a batch"),
+    (DataLoader, "_index_sampler", "what gives the indices; resume counts its draws"),
+    (DataLoader, "check_worker_number_rationality", "torch's warning of too many workers"),
+    (dataloader, "_BaseDataLoaderIter", "the base of the iterator under a data group"),
+    (dataloader, "_SingleProcessDataLoaderIter", "no data group, no workers"),
+    (dataloader, "_MultiProcessingDataLoaderIter", "no data group, with workers"),
+    (dataloader, "_DatasetKind", "map-style or iterable; makes the fetchers of workers"),
+    (dataloader, "_get_distributed_settings", "data pipes: their shards among ranks"),
+    (dataloader, "_share_dist_seed", "data pipes: their shared seed"),
+    (dataloader, "_sharding_worker_init_fn", "data pipes: their shards among workers"),
+    (dataloader._BaseDataLoaderIter, "_reset", "persistent workers: a new pass"),
+    (dataloader._BaseDataLoaderIter, "_next_data", "where batches of the feed come in"),
+    (dataloader._BaseDataLoaderIter, "_next_index", "where indices are numbered and seeded"),
+    (worker, "WorkerInfo", "get_worker_info() in data workers"),
+    (worker, "_worker_info", "get_worker_info() in data workers"),
+    (worker, "_generate_state", "seeding: torch, NumPy's state of a worker"),
+    (collate, "default_collate_fn_map", "batches built in shared memory; the script's own types"),
+    (collate, "collate_tensor_fn", "batches built in shared memory"),
+    (pin_memory, "pin_memory", "objects with a pin_memory of their own"),
+    (fetch, "_MapDatasetFetcher", "sample seeding sees auto_collation and dataset"),
+    (torch.utils.data.graph_settings, "apply_random_seed", "data pipes: shuffling"),
+    (dataloader, "_IterDataPipeSerializationWrapper", "data pipes: how they are pickled"),
+    (dataloader, "_MapDataPipeSerializationWrapper", "data pipes: how they are pickled"),
+    (torch, "default_generator", "seeding without a visit to each backend"),
+    (torch.ops.aten, "is_non_overlapping_and_dense", "tests: the order of dense memory"),
+]
+
+
+def test_torch_is_the_one_that_was_looked_into() -> None:
+    assert torch.__version__.startswith(TORCH)
+
+
+@pytest.mark.parametrize(("owner", "name", "use"), NAMES, ids=[name for _, name, _ in NAMES])
+def test_the_name_is_there(owner: object, name: str, use: str) -> None:
+    assert hasattr(owner, name), f"{name} is gone: {use}"
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        (dataloader._BaseDataLoaderIter._reset, ["self", "loader", "first_iter"]),
+        (dataloader._BaseDataLoaderIter.__init__, ["self", "loader"]),
+        (
+            dataloader._DatasetKind.create_fetcher,
+            ["kind", "dataset", "auto_collation", "collate_fn", "drop_last"],
+        ),
+        (worker._generate_state, ["base_seed", "worker_id"]),
+        (pin_memory.pin_memory, ["data", "device"]),
+        (collate.collate_tensor_fn, ["batch", "collate_fn_map"]),
+    ],
+    ids=lambda value: getattr(value, "__qualname__", ""),
+)
+def test_the_function_takes_what_it_is_given(method: object, arguments: list[str]) -> None:
+    assert callable(method)
+    assert list(inspect.signature(method).parameters) == arguments
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_iterator_has_the_attributes_that_are_read_or_set(num_workers: int) -> None:
+    iterator = iter(DataLoader(Numbers(), num_workers=num_workers))
+    names = {
+        "_base_seed": "the base seed of a pass",
+        "_sampler_iter": "what gives the indices",
+        "_index_sampler": "replaced by a sampler that counts",
+        "_timeout": "the loader's timeout",
+        "_pin_memory": "whether batches land in pinned memory",
+        "_num_workers": "seen by the tests",
+        "_pg": "data pipes: the group that shares a seed",
+    }
+    if num_workers:
+        names |= {
+            "_rcvd_idx": "resume: batches that the script got",
+            "_in_order": "resume: whether that number says which",
+            "_worker_init_fn": "the place where a worker is made to seed",
+        }
+    else:
+        names |= {"_dataset_fetcher": "wrapped by one that seeds"}
+    for name, use in names.items():
+        assert hasattr(iterator, name), f"{name} is gone: {use}"
+
+
+def test_a_loader_has_the_attributes_that_are_read() -> None:
+    for loader in (DataLoader(Numbers()), DataLoader(Stream())):
+        for name in ("_dataset_kind", "_iterator", "_IterableDataset_len_called"):
+            assert hasattr(loader, name)
+
+
+def test_a_fetcher_has_the_attributes_that_are_read() -> None:
+    fetcher = fetch._MapDatasetFetcher(Numbers(), True, list, False)  # type: ignore[no-untyped-call]
+    assert fetcher.auto_collation is True
+    assert isinstance(fetcher.dataset, Numbers)
+
+
+def test_own_functions_of_default_collate_are_told_from_the_scripts() -> None:
+    """What the script registers travels; what torch did is there already."""
+    for function in collate.default_collate_fn_map.values():
+        assert function.__module__ == collate.default_collate.__module__
+
+
+def test_constructor_has_the_arguments_that_are_known() -> None:
+    """A new argument needs a claim in support/dropin_claims.py, and a word in the docs."""
+    assert list(inspect.signature(DataLoader.__init__).parameters)[1:] == [
+        "dataset",
+        "batch_size",
+        "shuffle",
+        "sampler",
+        "batch_sampler",
+        "num_workers",
+        "collate_fn",
+        "pin_memory",
+        "drop_last",
+        "timeout",
+        "worker_init_fn",
+        "multiprocessing_context",
+        "generator",
+        "prefetch_factor",
+        "persistent_workers",
+        "pin_memory_device",
+        "in_order",
+    ]

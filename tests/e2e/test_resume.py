@@ -1,0 +1,99 @@
+"""The example's trainer is killed in the middle of an epoch, and goes on elsewhere."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from support.local_job import LocalJob, marked_processes, until
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "mnist" / "train.py"
+STEPS = 11
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+def words(folder: Path, *more: str) -> list[str]:
+    """Two epochs."""
+    return [
+        *("--epochs", "2", "--samples", str(64 * STEPS), "--save-every", "3"),
+        *("--loss-log", str(folder / "losses"), "--checkpoints", str(folder / "checkpoints")),
+        *more,
+    ]
+
+
+def train(folder: Path, *more: str, launcher: tuple[str, ...] = ()) -> None:
+    """A whole run, or the rest of one, by the script alone."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
+    done = subprocess.run(
+        [sys.executable, *launcher, str(SCRIPT), *words(folder, *more)],
+        env=environ | {"OMP_NUM_THREADS": "1"},
+        timeout=200,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def steps_saved(folder: Path) -> int:
+    """Of the checkpoint, which is whole whenever it is read."""
+    path = folder / "checkpoints" / "checkpoint.pt"
+    return len(torch.load(path, weights_only=True)["losses"]) if path.exists() else 0
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The losses of a run that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(folder, "--workers", "0")
+    losses = (folder / "losses").read_text()
+    assert len(losses.split()) == 2 * STEPS
+    return losses
+
+
+def kill_in_an_epoch(job: LocalJob, folder: Path, *, after: int) -> None:
+    """kill -9 of the trainer when a checkpoint of `after` steps is there."""
+    until(lambda: steps_saved(folder) >= after, what=f"a checkpoint of {after} steps")
+    for pid in marked_processes(job.base_dir(job.leader)):
+        command = psutil.Process(pid).cmdline()
+        if command[1:2] == [str(SCRIPT)]:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_killed_trainer_goes_on_with_other_hosts_and_workers_on_the_same_losses(
+    tmp_path: Path, whole: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Sums of floats depend on how many threads they are shared among.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    command = ("python", str(SCRIPT), *words(tmp_path, "--workers", "0"))
+    with LocalJob(tmp_path / "first", command, data=2) as job:
+        kill_in_an_epoch(job, tmp_path, after=3)
+        assert job.end().status == "failed"
+    saved = steps_saved(tmp_path)
+    assert saved % STEPS, "killed in the middle of an epoch"
+    assert saved < 2 * STEPS
+    assert not (tmp_path / "losses").exists()
+    command = ("python", str(SCRIPT), *words(tmp_path, "--workers", "1"))
+    with LocalJob(tmp_path / "second", command, data=1) as job:
+        assert job.end().status == "succeeded"
+    assert (tmp_path / "losses").read_text() == whole
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [(), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")],
+    ids=["alone", "two ranks"],
+)
+def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path, launcher: tuple[str, ...]) -> None:
+    train(tmp_path, "--workers", "1", launcher=launcher)
+    before = (tmp_path / "losses").read_text()
+    train(tmp_path, "--workers", "0", launcher=launcher)
+    assert (tmp_path / "losses").read_text() == before
+    assert len(before.split()) == 2 * STEPS

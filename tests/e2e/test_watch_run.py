@@ -1,0 +1,137 @@
+"""A real local run seen from outside: by `stoker watch`, by its feed.csv, by its metrics."""
+
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from stoker.launch.bottleneck import bottleneck_of
+from stoker.launch.feed_interval import mean, read_csv
+from stoker.records import FeedSettings
+from support.local_job import LocalJob, until
+
+pytestmark = pytest.mark.e2e
+
+# One local worker and one on each data host; each batch costs them far more than a step does.
+SCRIPT = """
+import os, pathlib, sys, time
+import torch
+from stoker import DataLoader
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return int(sys.argv[1])
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return torch.zeros(1000, dtype=torch.uint8)
+if __name__ == "__main__":
+    stop = pathlib.Path(os.environ["STOKER_TEST_DIR"]) / "stop"
+    for batch in DataLoader(Slow(), batch_size=4, num_workers=1):
+        time.sleep(0.001)
+        if stop.exists():
+            break
+"""
+
+
+def watch(run_dir: Path, *flags: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "stoker.cli", "watch", str(run_dir), *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_watch_names_hosts_rates_and_waits_and_ends_with_the_run(tmp_path: Path) -> None:
+    with LocalJob(tmp_path, SCRIPT, data=2, arguments=["900"]) as job:
+        with watch(job.spec.run_dir) as watcher:
+            assert job.end().status == "succeeded"
+            out, err = watcher.communicate(timeout=60)
+        assert (watcher.returncode, err) == (0, "")
+        lines = out.splitlines()
+        full = [each for each in lines if "% of it waiting" in each and "/s" in each]
+        assert full, out
+        for host in job.request.hosts:
+            local = " (local)" if host.name == job.leader else ""
+            assert f"{host.name}{local} " in full[-1]
+        assert "limit: workers" in out
+        assert lines[-1].endswith("succeeded")
+        intervals = read_csv(
+            (job.base_dir(job.leader) / "output" / "data" / "stoker" / "feed.csv").read_text()
+        )
+    made = sum(
+        each.seconds * host.batches_per_second for each in intervals[1:] for host in each.hosts
+    )
+    taken = sum(each.seconds * each.ranks[0].batches_per_second for each in intervals[1:])
+    assert made > 0
+    assert taken > 0
+    whole = mean(intervals)
+    assert {host.name for host in whole.hosts} == {host.name for host in job.request.hosts}
+    assert whole.wait_share is not None
+    assert whole.wait_share > 0.5
+    assert bottleneck_of(whole).limit == "workers"
+
+
+def test_a_runs_metrics_are_there_while_it_runs(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    feed = FeedSettings(lease_seconds=2.0, metrics_port=port)
+    found: dict[str, float] = {}
+
+    def has_batches() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                text = answer.read().decode()
+        except OSError:
+            return False
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                key = f"{sample.name} {sample.labels.get('host', '')}"
+                found[key] = max(found.get(key, 0.0), sample.value)
+        return all(found.get(f"stoker_feed_batches_total {host}", 0) > 0 for host in hosts)
+
+    with LocalJob(tmp_path, SCRIPT, data=1, feed=feed, arguments=["9000"]) as job:
+        hosts = [host.name for host in job.request.hosts]
+        until(has_batches, what="batches of all hosts are in the metrics")
+        (tmp_path / "stop").touch()
+        assert job.end().status == "succeeded"
+        assert not has_batches(), "the port is closed with the run"
+    assert found["stoker_steps_total "] > 0
+    assert sum(v for k, v in found.items() if k.startswith("stoker_data_host_up ")) == 1
+
+
+def test_a_killed_data_host_is_gone_in_the_view_and_its_batches_count_as_moved(
+    tmp_path: Path,
+) -> None:
+    with LocalJob(tmp_path, SCRIPT, data=2, arguments=["9000"]) as job:
+        file = job.base_dir(job.leader) / "output" / "data" / "stoker" / "feed.csv"
+        victim = next(host.name for host in job.request.hosts if host.role == "data")
+
+        def has(name: str, *, is_there: bool) -> bool:
+            intervals = read_csv(file.read_text()) if file.exists() else []
+            rates = [host for each in intervals[-1:] for host in each.hosts if host.name == name]
+            return any(bool(host.credits) == is_there for host in rates)
+
+        until(lambda: has(victim, is_there=True), what="both data hosts feed")
+        for pid in job.processes(victim):
+            job.kill(pid)
+        until(lambda: has(victim, is_there=False), what="the host is seen to be gone")
+        with watch(job.spec.run_dir, "--once") as watcher:
+            out, _ = watcher.communicate(timeout=60)
+        (tmp_path / "stop").touch()
+        assert job.end().status == "succeeded"
+        moved = sum(
+            host.moved
+            for each in read_csv(file.read_text())
+            for host in each.hosts
+            if host.name == victim
+        )
+    assert "asked gone" in out
+    # One worker with two credits at least: what it was asked for is made elsewhere.
+    assert moved >= 1

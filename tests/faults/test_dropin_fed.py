@@ -1,0 +1,106 @@
+"""What torch's DataLoader promises, asked of a real data group: see support/dropin_claims.py.
+
+One cluster serves all claims, for a trainer without local workers and for one with two.
+"""
+
+import functools
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from support.cluster import Cluster, Trainer, run_script
+from support.dropin_claims import CLAIMS, SEEDED, VALUED, VALUES
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(400)]
+
+SCRIPT = "dropin_claims.py"
+MIXES = [0, 2]
+Found = dict[str, object]
+
+
+def found_by(lines: list[dict[str, object]]) -> Found:
+    return {str(line["claim"]): line["found"] for line in lines}
+
+
+@functools.cache
+def started(kind: str, workers: int, names: tuple[str, ...], seeding: str) -> Trainer:
+    given = {"kind": kind, "workers": workers, "only": list(names)}
+    env = {"STOKER_FEED": json.dumps({"seeding": seeding})} if kind == "stoker" else {}
+    return run_script(given, script=SCRIPT, env=env)
+
+
+@functools.cache
+def alone(kind: str, workers: int, names: tuple[str, ...], seeding: str = "batch") -> Found:
+    """What is found without a data group."""
+    return found_by(started(kind, workers, names, seeding).finish())
+
+
+@pytest.fixture(scope="module")
+def fed() -> Iterator[dict[tuple[int, str], Found]]:
+    """What is found by local workers (0 or 2) beside a host with two, and by seeding."""
+    found = {}
+    # They wait more than they work: side by side.
+    for kind in ("torch", "stoker"):
+        started(kind, 2, tuple(CLAIMS), "batch")
+    with Cluster(agents=1, workers=2) as cluster:
+        cluster.wait_for_agents()
+        for workers in MIXES:
+            for seeding in ("batch", "sample"):
+                names = list(CLAIMS | VALUED | SEEDED) if seeding == "batch" else list(SEEDED)
+                trainer = cluster.train(
+                    script=SCRIPT,
+                    kind="stoker",
+                    pool=4,
+                    only=names,
+                    env={"STOKER_FEED": json.dumps(cluster.settings | {"seeding": seeding})},
+                    local=workers,
+                )
+                found[workers, seeding] = found_by(trainer.finish())
+    return found
+
+
+@pytest.mark.parametrize("workers", MIXES)
+@pytest.mark.parametrize("name", CLAIMS)
+def test_what_torchs_loader_promises_holds_under_a_data_group(
+    fed: dict[tuple[int, str], Found], name: str, workers: int
+) -> None:
+    expected = alone("torch", 2, tuple(CLAIMS))[name]
+    assert "Traceback (most recent call last):\n" not in str(expected)
+    assert fed[workers, "batch"][name] == expected
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_what_torchs_loader_promises_holds_with_workers_alone(name: str) -> None:
+    assert alone("stoker", 2, tuple(CLAIMS))[name] == alone("torch", 2, tuple(CLAIMS))[name]
+
+
+@pytest.mark.parametrize("workers", MIXES)
+@pytest.mark.parametrize("kind", VALUES)
+def test_values_of_every_kind_come_as_they_were_made(
+    fed: dict[tuple[int, str], Found], kind: str, workers: int
+) -> None:
+    expected, found = alone("torch", 0, tuple(VALUED))["values"], fed[workers, "batch"]["values"]
+    assert isinstance(expected, dict)
+    assert isinstance(found, dict)
+    assert found[kind] == expected[kind]
+
+
+@pytest.mark.parametrize("workers", MIXES)
+def test_classes_of_the_script_are_the_scripts(
+    fed: dict[tuple[int, str], Found], workers: int
+) -> None:
+    name = "classes_of_the_script_are_the_scripts"
+    assert fed[workers, "batch"][name] == alone("torch", 0, tuple(VALUED))[name]
+
+
+@pytest.mark.parametrize("seeding", ["batch", "sample"])
+@pytest.mark.parametrize("name", SEEDED)
+def test_content_is_the_same_wherever_it_is_made(
+    fed: dict[tuple[int, str], Found], name: str, seeding: str
+) -> None:
+    expected = alone("stoker", 0, tuple(SEEDED), seeding)[name]
+    assert "Traceback (most recent call last):\n" not in str(expected)
+    assert alone("stoker", 2, tuple(SEEDED), seeding)[name] == expected
+    for workers in MIXES:
+        assert fed[workers, seeding][name] == expected

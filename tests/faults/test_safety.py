@@ -1,0 +1,358 @@
+"""Strangers at the feed's ports: refused in bounded memory, while the others are served on.
+
+Memory is judged by a stated number of bytes for a stated number of attempts, never by time.
+"""
+
+import base64
+import contextlib
+import json
+import resource
+import secrets
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+
+from stoker.feed import messages as m
+from stoker.feed.security import Keys, read_token, secure_client
+from support.cluster import Cluster, Line, run_script, wait_until
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+
+GIVEN = {"sample_seconds": 0.01, "samples": 96, "epochs": 1, "pause_at": [4, 8]}
+# Of a listener's memory, for all attempts of a flood together: each may cost a few KiB of buffers
+# while it lasts, and nothing that its sender chooses the size of.
+FLOOD = 120
+MAX_GROWTH_BYTES = 48 << 20
+DEADLINE_MS = 10_000
+
+Flood = Callable[[int, Keys], "contextlib.ExitStack"]
+
+
+@pytest.fixture(scope="module")
+def reference() -> list[Line]:
+    """What the script yields alone."""
+    given = {key: value for key, value in GIVEN.items() if key != "pause_at"}
+    return run_script(given).finish()
+
+
+def greeting(*, version: bytes = b"\x03\x01", mechanism: bytes = b"CURVE") -> bytes:
+    """The first 64 bytes of ZMTP."""
+    return b"\xff" + bytes(8) + b"\x7f" + version + mechanism.ljust(20, b"\0") + bytes(32)
+
+
+def raw(sends: Callable[[int], bytes]) -> Flood:
+    """A flood of plain TCP connections, each of which sends something and stays open."""
+
+    def flood(port: int, keys: Keys) -> contextlib.ExitStack:
+        stack = contextlib.ExitStack()
+        for number in range(FLOOD):
+            sock = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+            with contextlib.suppress(ConnectionError):
+                sock.sendall(sends(number))
+        return stack
+
+    return flood
+
+
+def dealers(send: Callable[[int], list[bytes]], *, make_keys: Callable[[Keys], Keys]) -> Flood:
+    """A flood of CURVE clients with their own idea of the keys."""
+
+    def flood(port: int, keys: Keys) -> contextlib.ExitStack:
+        stack = contextlib.ExitStack()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        stack.callback(context.destroy, linger=0)
+        clients = [context.socket(zmq.DEALER) for _ in range(FLOOD // 2)]
+        stack.callback(lambda: [client.close(linger=0) for client in clients])
+        for number, client in enumerate(clients):
+            secure_client(client, make_keys(keys))
+            client.connect(f"tcp://127.0.0.1:{port}")
+            with contextlib.suppress(zmq.Again):
+                client.send_multipart(send(number), zmq.NOBLOCK)
+        return stack
+
+    return flood
+
+
+def foreign(keys: Keys) -> Keys:
+    """Of another run."""
+    return Keys.from_token(b"\x07" * 32)
+
+
+def stranger(keys: Keys) -> Keys:
+    """Knows the server's public key, and is not the run's client."""
+    other = foreign(keys)
+    return Keys(
+        server_public=keys.server_public,
+        server_secret=other.server_secret,
+        client_public=other.client_public,
+        client_secret=other.client_secret,
+        mac_key=b"",
+    )
+
+
+def hello(_: int) -> list[bytes]:
+    return [m.pack(m.Forget(session="nobody", before_epoch=1))]
+
+
+def long_frame(_: int) -> bytes:
+    # A command frame of 2**62 bytes, in place of CURVE's HELLO.
+    return greeting() + b"\x06" + struct.pack(">Q", 1 << 62) + b"x" * 1000
+
+
+FLOODS: dict[str, Flood] = {
+    "half-open": raw(lambda _: b""),
+    "half a greeting": raw(lambda _: greeting()[:11]),
+    "greeting and silence": raw(lambda _: greeting()),
+    "garbage": raw(lambda number: secrets.token_bytes(2000)),
+    "HTTP": raw(lambda _: b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
+    "wrong version": raw(lambda _: greeting(version=b"\x09\x09")),
+    "no encryption": raw(lambda _: greeting(mechanism=b"NULL") + b"\x04\x05\x05READY"),
+    "oversized length": raw(long_frame),
+    "wrong token": dealers(hello, make_keys=foreign),
+    "stranger who knows the public key": dealers(hello, make_keys=stranger),
+}
+
+
+def keys_of(cluster: Cluster) -> Keys:
+    return Keys.from_token(read_token(cluster.folder / "token"))
+
+
+def rss_bytes(cluster: Cluster) -> dict[str, int]:
+    """Of the agent, and of this process, in which the coordinator is."""
+    agent = psutil.Process(cluster.hosts[0].pid)
+    return {"agent": agent.memory_info().rss, "here": psutil.Process().memory_info().rss}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_flood_is_refused_in_bounded_memory_while_the_others_are_served(
+    name: str, reference: list[Line]
+) -> None:
+    with Cluster(agents=1) as cluster:
+        port = cluster.agent_port(0)
+        trainer = cluster.train(**GIVEN)
+        trainer.until("pause")
+        before = rss_bytes(cluster)
+        keys = keys_of(cluster)
+        with FLOODS[name](port, keys), FLOODS[name](cluster.port, keys):
+            trainer.go_on()
+            trainer.until("pause")
+            after = rss_bytes(cluster)
+        trainer.go_on()
+        assert trainer.finish() == reference
+        logged = cluster.log_of(0).read_text()
+    growth = {who: after[who] - before[who] for who in before}
+    assert max(growth.values()) < MAX_GROWTH_BYTES, growth
+    # Nobody of them was parsed, nobody filled the log.
+    assert "peer_sends_rubbish" not in logged
+    assert len(logged.splitlines()) < 40
+
+
+def test_flood_of_the_plain_port_changes_nothing(reference: list[Line]) -> None:
+    with Cluster(agents=1, feed={"encrypt_batches": False}) as cluster:
+        port = cluster.agent_port(0) + 1
+        trainer = cluster.train(**GIVEN)
+        trainer.until("pause")
+        before = rss_bytes(cluster)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        clients = [context.socket(zmq.DEALER) for _ in range(FLOOD // 2)]
+        for number, client in enumerate(clients):
+            client.linger = 0
+            client.sndhwm = 0
+            client.connect(f"tcp://127.0.0.1:{port}")
+            for _ in range(100):
+                client.send(secrets.token_bytes(900))
+            # Above what that port takes: the connection is cut.
+            client.send(bytes(4 << 20) if number % 8 == 0 else b"")
+        trainer.go_on()
+        trainer.until("pause")
+        after = rss_bytes(cluster)
+        trainer.go_on()
+        assert trainer.finish() == reference
+        context.destroy(linger=0)
+    assert after["agent"] - before["agent"] < MAX_GROWTH_BYTES
+
+
+def test_hello_that_was_recorded_and_is_replayed_opens_nothing(reference: list[Line]) -> None:
+    with Cluster(agents=1) as cluster, Recorder(cluster.agent_port(0)) as recorder:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        client = context.socket(zmq.DEALER)
+        secure_client(client, keys_of(cluster))
+        client.connect(f"tcp://127.0.0.1:{recorder.port}")
+        # Whoever is let in is answered: that session is not known.
+        make = m.pack(m.Make(session="nobody", epoch=0, number=0, seed=()))
+        client.send_multipart([make, b""])
+        assert client.poll(DEADLINE_MS)
+        client.recv_multipart()
+        context.destroy(linger=0)
+        wait_until(lambda: len(recorder.sent) > 300, "the whole hello is recorded")
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", cluster.agent_port(0)), 10) as replay:
+                replay.settimeout(20)
+                replay.sendall(bytes(recorder.sent))
+                answer = b""
+                with contextlib.suppress(ConnectionError):
+                    while chunk := replay.recv(4096):
+                        answer += chunk
+            # Greeting and WELCOME at most: no READY, no message.
+            assert b"\x05READY" not in answer
+            assert len(answer) < 64 + 170 + 100
+        trainer = cluster.train(**GIVEN)
+        for _ in range(2):
+            trainer.until("pause")
+            trainer.go_on()
+        assert trainer.finish() == reference
+
+
+class Recorder:
+    """A proxy that keeps what the client sends."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.sent = bytearray()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> "Recorder":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        self._thread.join(10)
+
+    def _serve(self) -> None:
+        with self._listener.accept()[0] as client:
+            with socket.create_connection(("127.0.0.1", self._target), 10) as server:
+                ends = {client: server, server: client}
+                while True:
+                    for end in select.select(list(ends), [], [], 30)[0]:
+                        data = end.recv(1 << 16)
+                        if not data:
+                            return
+                        if end is client:
+                            self.sent += data
+                        ends[end].sendall(data)
+
+
+def test_a_member_with_another_protocol_is_refused_in_words_by_the_coordinator() -> None:
+    with Cluster(agents=1) as cluster:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        client = context.socket(zmq.DEALER)
+        secure_client(client, keys_of(cluster))
+        client.connect(f"tcp://127.0.0.1:{cluster.port}")
+        client.send(m.pack(m.Attend(protocol=999, run_id=cluster.run, rank=0, host="x")))
+        assert client.poll(DEADLINE_MS)
+        refused = m.Unpacker(m.FromCoordinator)(client.recv())
+        context.destroy(linger=0)
+    assert isinstance(refused, m.Refused)
+    assert f"version {m.PROTOCOL_VERSION}" in refused.reason
+
+
+def test_rubbish_of_a_member_leaves_coordinator_and_agent_serving(reference: list[Line]) -> None:
+    with Cluster(agents=1) as cluster:
+        keys = keys_of(cluster)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        trainer = cluster.train(**GIVEN)
+        trainer.until("pause")
+        before = rss_bytes(cluster)
+        clients = []
+        for port in (cluster.agent_port(0), cluster.port):
+            client = context.socket(zmq.DEALER)
+            secure_client(client, keys)
+            client.connect(f"tcp://127.0.0.1:{port}")
+            for number in range(2000):
+                client.send(secrets.token_bytes(number % 60))
+            # Longer than the coordinator takes; the agent takes datasets.
+            client.send(bytes(1 << 20))
+            clients.append(client)
+        trainer.go_on()
+        trainer.until("pause")
+        after = rss_bytes(cluster)
+        trainer.go_on()
+        assert trainer.finish() == reference
+        context.destroy(linger=0)
+        logged = cluster.log_of(0).read_text() + (cluster.folder / "leader.log").read_text()
+    assert max(after[who] - before[who] for who in before) < MAX_GROWTH_BYTES
+    # A line a peer, not a line a message.
+    assert len(logged.splitlines()) < 60
+
+
+def secrets_of(cluster: Cluster) -> list[bytes]:
+    """The token and all that is derived from it, in every form it could be shown in."""
+    token = read_token(cluster.folder / "token")
+    keys = Keys.from_token(token)
+    raw_values = [token, keys.mac_key]
+    texts = [keys.server_secret, keys.client_secret, keys.server_public, keys.client_public]
+    return [
+        *texts,
+        *raw_values,
+        *(value.hex().encode() for value in raw_values),
+        *(base64.b64encode(value).rstrip(b"=") for value in raw_values),
+    ]
+
+
+@pytest.mark.parametrize("encrypts", [True, False])
+def test_nothing_secret_is_in_logs_arguments_or_environments(
+    encrypts: bool, reference: list[Line]
+) -> None:
+    with Cluster(agents=1, feed={"encrypt_batches": encrypts}) as cluster:
+        trainer = cluster.train(num_workers=1, **GIVEN)
+        trainer.until("pause")
+        hidden = secrets_of(cluster)
+        tree = [
+            process
+            for pid in (cluster.hosts[0].pid, trainer.process.pid)
+            for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))
+        ]
+        # Agent, nursery, holder, worker; trainer and its local worker.
+        assert len(tree) >= 6
+        shown = [
+            Path(f"/proc/{process.pid}/{name}").read_bytes()
+            for process in tree
+            for name in ("cmdline", "environ", "comm")
+        ]
+        trainer.go_on()
+        trainer.until("pause")
+        trainer.go_on()
+        lines = trainer.finish()
+        shown.append(trainer.errors.encode() + json.dumps(lines).encode())
+        shown += [path.read_bytes() for path in cluster.folder.glob("*.log")]
+    assert len(shown) > 18
+    for text in shown:
+        for secret in hidden:
+            assert secret not in text
+
+
+@pytest.mark.skipif(
+    resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 4096, reason="too few file descriptors"
+)
+def test_worker_that_dies_amid_a_thousand_half_open_connections_is_replaced(
+    reference: list[Line],
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    try:
+        with Cluster(agents=1) as cluster, contextlib.ExitStack() as stack:
+            address = ("127.0.0.1", cluster.agent_port(0))
+            for _ in range(1200):
+                stack.enter_context(socket.create_connection(address, 10))
+            agent = psutil.Process(cluster.hosts[0].pid)
+            wait_until(lambda: agent.num_fds() > 1200, "all are accepted")
+            # What is opened now has numbers that `select` cannot take.
+            trainer = cluster.train(**GIVEN)
+            trainer.until("pause")
+            cluster.kill_worker(0)
+            trainer.go_on()
+            trainer.until("pause")
+            trainer.go_on()
+            assert trainer.finish() == reference
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,0 +1,1124 @@
+"""What torch's DataLoader promises, as observations that are to be the same for every loader.
+
+A script. Argument: {"kind": "torch" or "stoker", "workers" or "local": num_workers,
+"pool": workers of all hosts, "only": names}.
+Prints a JSON line a claim: its name and what was observed. Who calls it compares.
+"""
+
+import copy
+import dataclasses
+import functools
+import inspect
+import json
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections import ChainMap, Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
+from collections.abc import Callable, Iterator, Mapping
+from datetime import date
+from decimal import Decimal
+from enum import Enum, IntEnum
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.utils.data as data
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+Claim = Callable[["Load"], object]
+CLAIMS: dict[str, Claim] = {}
+VALUED: dict[str, Claim] = {}
+SEEDED: dict[str, Claim] = {}
+# Of a claim: torch's own loader waits for ever for a batch that its workers cannot pickle.
+MAX_SECONDS = 40
+
+
+def claim(function: Claim) -> Claim:
+    """Observed with torch's own loader and two workers: the same is wanted of others."""
+    CLAIMS[function.__name__] = function
+    return function
+
+
+def valued(function: Claim) -> Claim:
+    """Observed with torch's own loader without workers: what travels comes as it was made."""
+    VALUED[function.__name__] = function
+    return function
+
+
+def seeded(function: Claim) -> Claim:
+    """Content that torch makes dependent on its workers: stoker's is the same for any placement."""
+    SEEDED[function.__name__] = function
+    return function
+
+
+class Load:
+    """Makes loaders of one kind."""
+
+    def __init__(self, cls: type[data.DataLoader], workers: int, pool: int) -> None:
+        self.cls = cls
+        self.workers = workers
+        self.pool = pool
+
+    def __call__(self, dataset: object, **options: object) -> data.DataLoader:
+        return self.cls(dataset, **({"num_workers": self.workers} | options))
+
+
+# What is observed
+
+
+def shown(value: object) -> object:
+    """A value as JSON, with all its types."""
+    kind = type(value).__name__
+    match value:
+        case torch.Tensor():
+            shape = "nested" if value.is_nested else list(value.shape)
+            facts = [str(value.dtype), shape, str(value.layout), value.requires_grad]
+            return [kind, *facts, str(_plain(value)), _order(value)]
+        case np.ndarray() | np.generic():
+            order = [value.flags.c_contiguous, value.flags.f_contiguous, value.flags.writeable]
+            is_scalar = isinstance(value, np.generic)
+            plain = str(value.item() if is_scalar else value.tolist())
+            return [kind, value.dtype.str, list(value.shape), plain, *([] if is_scalar else order)]
+        case Mapping():
+            return [kind, [[shown(key), shown(item)] for key, item in value.items()]]
+        case list() | tuple() | deque():
+            return [kind, list(getattr(value, "_fields", [])), [shown(item) for item in value]]
+    if dataclasses.is_dataclass(value):
+        return [kind, {f.name: shown(getattr(value, f.name)) for f in dataclasses.fields(value)}]
+    return [kind, repr(value) if type(value).__repr__ is not object.__repr__ else vars(value)]
+
+
+def _plain(tensor: torch.Tensor) -> object:
+    if tensor.is_quantized:
+        return tensor.int_repr().tolist(), tensor.q_scale(), tensor.q_zero_point()
+    if tensor.is_nested:
+        return [part.tolist() for part in tensor.unbind()]
+    if tensor.layout is not torch.strided:
+        return tensor.to_dense().tolist()
+    if tensor.dtype.itemsize == 1 and tensor.dtype not in (torch.bool, torch.int8):
+        return tensor.detach().as_subclass(torch.Tensor).contiguous().view(torch.uint8).tolist()
+    return tensor.detach().tolist()
+
+
+def _order(tensor: torch.Tensor) -> object:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense(tensor.detach())
+    if not is_dense or tensor.is_contiguous():
+        # Gaps do not travel.
+        return list(torch.empty(tensor.shape, device="meta").stride())
+    return list(tensor.stride())
+
+
+def raised(action: Callable[[], object], *words: str) -> object:
+    """The error as a training script sees it."""
+    try:
+        action()
+    except Exception as err:
+        text = str(err)
+        return [
+            [kind.__name__ for kind in type(err).__mro__],
+            [word in text for word in ("Traceback (most recent call last)", "Caught", *words)],
+        ]
+    return "nothing raised"
+
+
+def ids(loader: object) -> list[object]:
+    return [b.tolist() if isinstance(b, torch.Tensor) else b for b in loader]  # type: ignore[attr-defined]
+
+
+# Datasets
+
+
+class Plain(data.Dataset):
+    def __init__(self, length: int = 10, offset: int = 0) -> None:
+        self.length = length
+        self.offset = offset
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index + self.offset
+
+
+class Echo(data.Dataset):
+    """The index itself, and what it is."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: object) -> object:
+        return type(index).__name__, index
+
+
+class Each(data.Dataset):
+    """Calls a function for each sample."""
+
+    def __init__(self, function: Callable[[int], object], length: int = 6) -> None:
+        self.function = function
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> object:
+        return self.function(index)
+
+
+class Bulk(Plain):
+    def __getitems__(self, indices: list[int]) -> list[object]:
+        return [(index, len(indices), type(indices).__name__) for index in indices]
+
+
+def same(batch: object) -> object:
+    return batch
+
+
+# Samplers, lengths, order
+
+
+@claim
+def batch_samplers(load: Load) -> object:
+    class Pairs(data.Sampler):
+        def __iter__(self) -> Iterator[list[int]]:
+            yield [1, 2]
+            yield [3]
+
+    whole = data.BatchSampler(data.SequentialSampler(range(5)), 2, drop_last=True)
+    batches = [[[1, 2], [9]], Pairs(), whole, [(3, 4), (5,)], ([n, n] for n in range(3))]
+    return [ids(load(Plain(), batch_sampler=batch_sampler)) for batch_sampler in batches]
+
+
+@claim
+def batches_of_indices_that_are_no_lists(load: Load) -> object:
+    batches = [torch.tensor([1, 2]), np.array([3, 4]), range(5, 7), {8}]
+    return [shown(b) for b in load(Echo(), batch_sampler=batches, collate_fn=same)]
+
+
+@claim
+def samplers(load: Load) -> object:
+    class Odd(data.Sampler):
+        def __iter__(self) -> Iterator[int]:
+            return iter([1, 3, 5])
+
+        def __len__(self) -> int:
+            return 3
+
+    found = [
+        ids(load(Plain(), batch_size=2, sampler=sampler))
+        for sampler in [[5, 4, 3], range(7, 10), Odd(), (n for n in [7, 1]), {4: 1}]
+    ]
+    return [found, len(load(Plain(), batch_size=2, sampler=Odd()))]
+
+
+@claim
+def indices_of_any_kind(load: Load) -> object:
+    indices = ["a", 2**62, -(2**70), np.int64(3), torch.tensor(4), (1, "b"), None, 2.5, {"k": [1]}]
+    return [shown(b) for b in load(Echo(), sampler=indices, batch_size=None)]
+
+
+@claim
+def no_automatic_batching(load: Load) -> object:
+    bulk = data.BatchSampler(data.SequentialSampler(range(5)), 2, drop_last=False)
+    return [
+        [shown(b) for b in load(Plain(3), batch_size=None)],
+        [shown(b) for b in load(Each(lambda i: np.float32(i), 3), batch_size=None)],
+        [shown(b) for b in load(Echo(), batch_size=None, sampler=bulk)],
+        [shown(b) for b in load(Plain(3), batch_size=None, collate_fn=lambda b: {"b": b})],
+    ]
+
+
+@claim
+def drop_last_and_lengths(load: Load) -> object:
+    loaders = [load(Plain(), batch_size=4, drop_last=last) for last in (False, True)]
+    whole = load(Plain(), batch_size=None)
+    return [(len(x), len(iter(x)), ids(x)) for x in (*loaders, whole)]
+
+
+@claim
+def length_of_a_sampler_without_one(load: Load) -> object:
+    class Endless(data.Sampler):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    loader = load(Plain(), sampler=Endless())
+    return [raised(lambda: len(loader)), ids(loader)]
+
+
+@claim
+def shuffles(load: Load) -> object:
+    torch.manual_seed(4)
+    found = []
+    for generator in (None, torch.Generator().manual_seed(8)):
+        loader = load(Plain(), batch_size=3, shuffle=True, generator=generator)
+        found.append([ids(loader) for _ in range(3)])
+    weighted = data.WeightedRandomSampler([0.1, 0.5, 0.4], 8)
+    repeating = data.RandomSampler(Plain(), replacement=True, num_samples=8)
+    some = data.SubsetRandomSampler([2, 3, 5, 7])
+    found += [ids(load(Plain(), sampler=s, batch_size=4)) for s in (weighted, repeating, some)]
+    return [found, torch.rand(1).item()]
+
+
+@claim
+def datasets_of_torch(load: Load) -> object:
+    x, y = torch.arange(6.0), torch.arange(6)
+    torch.manual_seed(1)
+    datasets = [
+        data.TensorDataset(x, y),
+        data.ConcatDataset([Plain(2), Plain(3, 50)]),
+        data.Subset(Plain(), [3, 1]),
+        data.StackDataset(x, y),
+        data.StackDataset(x=x, y=y),
+        *data.random_split(Plain(), [4, 6]),
+        [1, 2, 3],
+        np.arange(3.0),
+        x,
+        "abc",
+    ]
+    return [[shown(b) for b in load(dataset, batch_size=2)] for dataset in datasets]
+
+
+@claim
+def dict_as_a_dataset(load: Load) -> object:
+    return ids(load({"a": 1, "b": 2}, sampler=["b", "a"], batch_size=None))
+
+
+@claim
+def many_items_at_once(load: Load) -> object:
+    return [
+        [shown(b) for b in load(Bulk(5), batch_size=2, collate_fn=same)],
+        [shown(b) for b in load(Bulk(3), batch_size=None)],
+    ]
+
+
+# Collate functions and what a batch may be
+
+
+class Point(NamedTuple):
+    x: object
+    y: object
+
+
+Old = namedtuple("Old", "a b")
+
+
+@dataclasses.dataclass
+class Facts:
+    tensor: torch.Tensor
+    words: list[str]
+
+
+class Own:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __repr__(self) -> str:
+        return f"Own({self.tensor.tolist()}, pinned={self.tensor.is_pinned()})"
+
+    def pin_memory(self) -> "Own":
+        return Own(self.tensor.pin_memory())
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"Slotted({self.value!r})"
+
+
+class MyDict(dict):
+    pass
+
+
+class MyList(list):
+    pass
+
+
+class MyMap(Mapping):
+    def __init__(self, inner: dict[str, object]) -> None:
+        self.inner = inner
+
+    def __getitem__(self, key: str) -> object:
+        return self.inner[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.inner)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+
+class Colour(Enum):
+    RED = 1
+
+
+class Level(IntEnum):
+    LOW = 0
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+class Text(str):
+    pass
+
+
+def quantised() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.tensor([0.0, 1.0]), 0.5, 3, torch.quint8)
+
+
+def sparse_rows() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.tensor([[0.0, 2.0], [3.0, 0.0]]).to_sparse_csr()
+
+
+def nested() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+def packed_sequence() -> object:
+    parts = [torch.ones(3, 1), torch.ones(2, 1)]
+    return torch.nn.utils.rnn.pack_sequence(parts)
+
+
+def many() -> torch.Tensor:
+    return torch.arange(48).view(2, 3, 2, 4)
+
+
+DTYPES = (
+    "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 "
+    "complex32 complex64 complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz"
+)
+VALUES: dict[str, Callable[[], object]] = {
+    **{
+        f"tensor of {name}": lambda name=name: torch.ones(2, 3).to(getattr(torch, name))
+        for name in DTYPES.split()
+    },
+    "tensor without dimensions": lambda: torch.tensor(2.5),
+    "tensor without elements": lambda: torch.empty(0, 3, dtype=torch.int16),
+    "tensor transposed": lambda: many().permute(3, 0, 2, 1),
+    "tensor channels last": lambda: many().contiguous(memory_format=torch.channels_last),
+    "tensor with gaps": lambda: many()[:, ::2],
+    "tensor expanded": lambda: torch.ones(1, 3).expand(4, 3),
+    "tensor conjugated": lambda: torch.tensor([1 + 2j]).conj(),
+    "tensor negated": lambda: torch.tensor([1 + 2j]).conj().imag,
+    "tensor with gradient": lambda: torch.ones(2, requires_grad=True),
+    "tensor on meta": lambda: torch.empty(2, device="meta").shape,
+    "tensor quantised": quantised,
+    "tensor sparse": lambda: torch.tensor([[0, 2], [3, 0]]).to_sparse(),
+    "tensor sparse by rows": sparse_rows,
+    "tensor nested": nested,
+    "tensor subclass": lambda: torch.ones(2).as_subclass(Tagged),
+    "parameter": lambda: torch.nn.Parameter(torch.ones(2)),
+    "buffer": lambda: torch.nn.Buffer(torch.ones(2)),
+    "packed sequence": packed_sequence,
+    "size": lambda: torch.ones(2, 3).shape,
+    "dtype and device": lambda: [torch.float16, torch.device("cpu")],
+    "array": lambda: np.arange(6, dtype=np.int16).reshape(2, 3),
+    "array in the order of Fortran": lambda: np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    "array with gaps": lambda: np.arange(6)[::2].copy(),
+    "array big endian": lambda: np.arange(3, dtype=">f4"),
+    "array of bool": lambda: np.array([True, False]),
+    "array of complex": lambda: np.array([1 + 2j]),
+    "array of half": lambda: np.ones(2, dtype=np.float16),
+    "array of text": lambda: np.array(["a", "ä"]),
+    "array of bytes": lambda: np.array([b"a", b"bc"]),
+    "array of times": lambda: np.array(["2026-01-02"], dtype="datetime64[D]"),
+    "array of objects": lambda: np.array([None, "x", 2**80], dtype=object),
+    "array of records": lambda: np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+    "array without dimensions": lambda: np.array(3.5),
+    "array without elements": lambda: np.zeros((0, 2)),
+    "array masked": lambda: np.ma.MaskedArray([1, 2], mask=[True, False]).filled(7),
+    "scalars of NumPy": lambda: [np.float32(1.5), np.int8(-3), np.bool_(True), np.str_("ä")],
+    "numbers": lambda: [0, -1, True, 2**63, 2**64, -(2**90), 1.5, float("inf"), 1 + 2j],
+    "text": lambda: ["", "plain", "ä\u20ac", "\ud800", "x" * 5000, Text("t")],
+    "bytes": lambda: [b"", b"\x00\xff", b"x" * 5000, bytearray(b"yz")],
+    "nothing": lambda: None,
+    "dict": lambda: {"b": torch.ones(1), 3: None, (1, 2): [b"x"], None: 1, 2.5: 2, True: 0},
+    "ordered dict": lambda: OrderedDict([("z", torch.ones(1)), ("a", 1)]),
+    "default dict": lambda: defaultdict(list, {"a": [torch.ones(1)]}),
+    "other mappings": lambda: [MyDict(a=1), MyMap({"a": torch.ones(1)}), UserDict({"u": 1})],
+    "counter and chain map": lambda: [Counter("aab"), ChainMap({"a": 1}, {"b": 2})],
+    "sequences": lambda: ([1, (2,)], (), [], MyList([torch.ones(1)]), deque([1, 2]), range(3)),
+    "sets": lambda: [{1}, frozenset([2]), set()],
+    "named tuples": lambda: [Point(torch.ones(1), "y"), Old(1, [torch.zeros(1)])],
+    "dataclass": lambda: Facts(torch.ones(2), ["a", "b"]),
+    "objects": lambda: [Own(torch.ones(2)), Slotted(3), Colour.RED, Level.LOW, slice(1, 2)],
+    "objects of the library": lambda: [Decimal("1.5"), date(2026, 1, 2), PurePosixPath("a/b")],
+    "functions and classes": lambda: [len, Point],
+    "deep": lambda: functools.reduce(lambda a, _: [a], range(100), torch.ones(1)),
+}
+
+
+def value_of(name: str) -> object:
+    return VALUES[name]()
+
+
+class Values(data.Dataset):
+    def __getitem__(self, name: str) -> object:
+        return value_of(name)
+
+
+@valued
+def values(load: Load) -> object:
+    """Each is its own claim to who compares."""
+    # Some kinds of tensors are announced as experimental, or as going.
+    warnings.simplefilter("ignore")
+    iterator = iter(load(Values(), sampler=list(VALUES), batch_size=None, collate_fn=same))
+    found: dict[str, object] = {}
+    for name in VALUES:
+        try:
+            found[name] = shown(next(iterator))
+        except Exception as err:
+            found[name] = f"{type(err).__name__}: {str(err)[-600:]}"
+    warnings.simplefilter("error")
+    return found
+
+
+@valued
+def classes_of_the_script_are_the_scripts(load: Load) -> object:
+    kinds = [Point, Old, Facts, Own, Slotted, MyDict, MyList, MyMap, Tagged]
+    names = ["named tuples", "dataclass", "objects", "other mappings", "sequences"]
+    found: list[object] = []
+    for batch in load(Values(), sampler=names, batch_size=None, collate_fn=same):
+        parts = batch if type(batch) in (list, tuple) else [batch]
+        found.append([type(part) in kinds for part in parts])
+    return found
+
+
+@claim
+def default_collate_keeps_types(load: Load) -> object:
+    def sample(i: int) -> object:
+        return {
+            "point": Point(i, torch.tensor([i])),
+            "old": Old(float(i), "text"),
+            "mapping": MyDict(a=i, b=np.float32(i)),
+            "ordered": OrderedDict(z=i),
+            "list": [i, (i, b"bytes")],
+            "array": np.full(2, i, dtype=np.int16),
+            "bool": bool(i),
+            "half": torch.tensor(i, dtype=torch.bfloat16),
+            "big": np.array([i], dtype=np.float64),
+            "my list": MyList([i, i]),
+        }
+
+    return [shown(b) for b in load(Each(sample), batch_size=4)]
+
+
+@claim
+def collate_functions(load: Load) -> object:
+    scale = 3
+
+    class Scaled:
+        def __init__(self, by: int) -> None:
+            self.by = by
+
+        def __call__(self, items: list[int]) -> object:
+            return Point(sum(items) * self.by, len(items))
+
+        def method(self, items: list[int]) -> object:
+            return [item * self.by for item in items]
+
+    def closure(items: list[int]) -> object:
+        return tuple(item * scale for item in items)
+
+    functions = [
+        lambda items: {"items": items},
+        closure,
+        Scaled(2),
+        Scaled(5).method,
+        functools.partial(lambda by, items: max(items) * by, 7),
+        sum,
+    ]
+    return [
+        [shown(b) for b in load(Plain(5), batch_size=3, collate_fn=function)]
+        for function in functions
+    ]
+
+
+@claim
+def collate_function_of_an_own_type(load: Load) -> object:
+    def join(batch: list[Slotted], *, collate_fn_map: object = None) -> object:
+        return Slotted([item.value for item in batch])
+
+    default_collate_fn_map[Slotted] = join
+    try:
+        return [shown(b) for b in load(Each(Slotted), batch_size=4)]
+    finally:
+        del default_collate_fn_map[Slotted]
+
+
+@claim
+def default_dtype_of_the_script(load: Load) -> object:
+    torch.set_default_dtype(torch.float64)
+    try:
+        return [shown(b) for b in load(Each(lambda i: torch.tensor([i / 3])), batch_size=4)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@claim
+def errors_of_default_collate(load: Load) -> object:
+    shapes = load(Each(lambda i: torch.ones(i + 1)), batch_size=2)
+    kinds = load(Each(lambda i: Slotted(i)), batch_size=2)
+    lengths = load(Each(lambda i: [0] * i), batch_size=2)
+    return [
+        raised(lambda: list(shapes), "stack expects each tensor to be equal size"),
+        raised(lambda: list(kinds), "default_collate: batch must contain tensors", "Slotted"),
+        raised(lambda: list(lengths), "each element in list of batch should be of equal size"),
+    ]
+
+
+@claim
+def same_tensor_twice_and_batches_that_are_written_to(load: Load) -> object:
+    def collate(items: list[int]) -> object:
+        one = torch.tensor(items)
+        return [one, {"again": one}, one.numpy().copy()]
+
+    batches = list(load(Plain(4), batch_size=2, collate_fn=collate))
+    for batch in batches:
+        batch[0].mul_(10)
+    return [shown(batch) for batch in batches]
+
+
+@claim
+def batches_that_are_pinned(load: Load) -> object:
+    if not torch.cuda.is_available():
+        return "no accelerator"
+    samples = load(
+        Each(lambda i: Own(torch.ones(2))), pin_memory=True, batch_size=None, collate_fn=same
+    )
+    plain = load(Each(lambda i: {"x": torch.ones(2)}), pin_memory=True, batch_size=2)
+    return [
+        [repr(batch) for batch in samples],
+        [[type(b).__name__, b["x"].is_pinned()] for b in plain],
+    ]
+
+
+# Workers
+
+
+@claim
+def worker_init_fn_runs_once_a_worker_with_its_number(load: Load) -> object:
+    def begin(number: int) -> None:
+        info = data.get_worker_info()
+        info.dataset.begun = [*getattr(info.dataset, "begun", []), (number, info.id)]
+
+    def sample(dataset: "Begun", index: int) -> object:
+        info = data.get_worker_info()
+        return dataset.begun, info.id, info.num_workers, info.dataset is dataset, info.seed
+
+    class Begun(Plain):
+        def __getitem__(self, index: int) -> object:
+            return sample(self, index)
+
+    count = max(load.workers, 1)
+    found = list(
+        load(Begun(12), num_workers=count, worker_init_fn=begin, batch_size=None, collate_fn=same)
+    )
+    return [
+        all(begun == [(number, number)] for begun, number, *_ in found),
+        all(0 <= number < of <= max(count, load.pool) for _, number, of, *_ in found),
+        all(is_same for *_, is_same, _ in found),
+        len(found),
+    ]
+
+
+@claim
+def no_worker_info_in_the_trainer(load: Load) -> object:
+    list(load(Plain()))
+    return data.get_worker_info() is None
+
+
+@claim
+def workers_have_one_thread(load: Load) -> object:
+    return ids(load(Each(lambda i: torch.get_num_threads()), num_workers=max(load.workers, 1)))
+
+
+@claim
+def options_of_workers(load: Load) -> object:
+    count = max(load.workers, 1)
+    options: list[dict[str, object]] = [
+        {"prefetch_factor": 1},
+        {"prefetch_factor": 7},
+        {"timeout": 30},
+        {"multiprocessing_context": "fork"},
+        {"multiprocessing_context": torch.multiprocessing.get_context("fork")},
+        {"persistent_workers": True},
+    ]
+    return [ids(load(Plain(), batch_size=4, num_workers=count, **option)) for option in options]
+
+
+@claim
+def any_order_holds_all_batches(load: Load) -> object:
+    return sorted(ids(load(Plain(), batch_size=3, in_order=False)))
+
+
+@claim
+def persistent_workers_stay(load: Load) -> object:
+    class Counting(Plain):
+        count = 0
+
+        def __getitem__(self, index: int) -> tuple[int, int]:
+            self.count += 1
+            time.sleep(0.01)
+            return self.count, os.getpid()
+
+    loader = load(
+        Counting(12), num_workers=2, persistent_workers=True, batch_size=None, collate_fn=same
+    )
+    passes = [list(loader) for _ in range(3)]
+    made: dict[int, list[int]] = {}
+    for each in passes:
+        for count, pid in each:
+            made.setdefault(pid, []).append(count)
+    return [
+        len(made) <= max(2, load.pool),
+        all(sorted(counts) == list(range(1, len(counts) + 1)) for counts in made.values()),
+        iter(loader) is iter(loader),
+    ]
+
+
+@claim
+def timeout_of_a_slow_sample(load: Load) -> object:
+    def slow(index: int) -> int:
+        time.sleep(1.5 if index else 0)
+        return index
+
+    loader = load(Each(slow, 2), num_workers=max(load.workers, 1), timeout=0.4, batch_size=2)
+    return raised(lambda: list(loader), "DataLoader timed out after 0.4 seconds")
+
+
+# Passes
+
+
+@claim
+def early_break_and_again(load: Load) -> object:
+    loader = load(Plain(), batch_size=2)
+    found: list[object] = []
+    for _ in range(4):
+        for batch in loader:
+            found.append(batch.tolist())
+            break
+    return [found, ids(loader)]
+
+
+@claim
+def passes_that_overlap(load: Load) -> object:
+    one, two = load(Plain(4), batch_size=2), load(Plain(4, 100), batch_size=2)
+    first, second = iter(one), iter(one)
+    mixed = [next(first), next(second), next(second), next(first)]
+    return [
+        [b.tolist() for b in mixed],
+        [next(first, "end"), next(second, "end"), next(first, "end")],
+        [(a.tolist(), b.tolist()) for a in one for b in two],
+        [(a.tolist(), b.tolist()) for a in one for b in one],
+        [(a.tolist(), b.tolist()) for a, b in zip(one, two, strict=True)],
+        [(a.tolist(), b.tolist()) for a, b in zip(one, one, strict=True)],
+    ]
+
+
+@claim
+def loaders_in_generators_closures_and_threads(load: Load) -> object:
+    def stream() -> Iterator[object]:
+        for offset in (0, 100):
+            yield from load(Plain(2, offset))
+
+    kept = iter(load(Plain(3)))
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.extend(ids(load(Plain(3)))))
+    thread.start()
+    thread.join(30)
+    return [ids(stream()), ids(kept), found, ids(map(same, load(Plain(3))))]
+
+
+@claim
+def datasets_that_change_between_passes(load: Load) -> object:
+    items = [1, 2, 3]
+    loader = load(items)
+    changed = load(Plain(2))
+    found: list[object] = [ids(loader), ids(changed)]
+    items.append(4)
+    changed.dataset.offset = 7
+    return [*found, len(loader), ids(loader), ids(changed)]
+
+
+@claim
+def empty_passes(load: Load) -> object:
+    return [ids(load(Plain(), sampler=[])), ids(load(Plain(), batch_sampler=[])), len(load([]))]
+
+
+@claim
+def own_random_state_of_the_trainer(load: Load) -> object:
+    def draw(index: int) -> float:
+        return random.random() + float(np.random.rand()) + float(torch.rand(()))
+
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    for shuffle in (False, True):
+        list(load(Each(draw), batch_size=2, shuffle=shuffle, num_workers=max(load.workers, 0)))
+    return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+
+# Errors
+
+
+class Broken(Exception):
+    pass
+
+
+class Demanding(Exception):
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(code, reason)
+
+
+class Worded(Exception):
+    message = "words"
+
+    def __init__(self, *, message: str) -> None:
+        super().__init__(message)
+
+
+class Unpicklable(Exception):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+def fail_at_two(make: Callable[[], Exception]) -> Each:
+    def sample_that_fails(index: int) -> int:
+        if index == 2:
+            raise make()
+        return index
+
+    return Each(sample_that_fails, 6)
+
+
+def outcomes(iterator: Iterator[object], count: int) -> list[object]:
+    found: list[object] = []
+    for _ in range(count):
+        try:
+            batch = next(iterator)
+            found.append(batch.tolist() if isinstance(batch, torch.Tensor) else batch)
+        except StopIteration:
+            found.append("end")
+        except Exception as err:
+            found.append(type(err).__name__)
+    return found
+
+
+@claim
+def errors_of_samples(load: Load) -> object:
+    made = [
+        lambda: LookupError("the words"),
+        lambda: KeyError("the words"),
+        lambda: Broken("the words"),
+        lambda: Unpicklable("the words"),
+        lambda: Worded(message="the words"),
+        lambda: OSError(2, "the words"),
+        lambda: AssertionError(),
+    ]
+    found = []
+    for make in made:
+        loader = load(fail_at_two(make), batch_size=2)
+        found.append(raised(lambda loader=loader: list(loader), "sample_that_fails", "Original"))
+    return found
+
+
+@claim
+def script_can_catch_its_own_error(load: Load) -> object:
+    try:
+        list(load(fail_at_two(lambda: Broken("the words"))))
+    except Broken as err:
+        return "the words" in str(err)
+    return "not caught"
+
+
+@claim
+def text_of_a_key_error_has_lines(load: Load) -> object:
+    try:
+        list(load(fail_at_two(lambda: KeyError("the words"))))
+    except KeyError as err:
+        return ["\\n" in repr(err), str(err).count("\n") > 3, isinstance(err.args[0], str)]
+    return "not caught"
+
+
+@claim
+def pass_goes_on_after_an_error(load: Load) -> object:
+    loader = load(fail_at_two(lambda: ValueError("no")), batch_size=2)
+    return outcomes(iter(loader), 5)
+
+
+@claim
+def errors_of_other_functions(load: Load) -> object:
+    def collate_that_fails(items: list[int]) -> object:
+        if 2 in items:
+            raise Broken("collate words")
+        return items
+
+    loader = load(Plain(6), batch_size=2, collate_fn=collate_that_fails)
+    return [
+        raised(lambda: list(loader), "collate words", "collate_that_fails"),
+        outcomes(iter(loader), 4),
+    ]
+
+
+@claim
+def errors_of_a_start(load: Load) -> object:
+    def start_that_fails(number: int) -> None:
+        raise Broken("start words")
+
+    count = max(load.workers, 1)
+    loader = load(Plain(6), worker_init_fn=start_that_fails, num_workers=count)
+    return raised(lambda: next(iter(loader)), "start words", "start_that_fails")
+
+
+@claim
+def errors_of_a_sampler(load: Load) -> object:
+    class Failing(data.Sampler):
+        def __iter__(self) -> Iterator[int]:
+            yield 1
+            raise Broken("sampler words")
+
+    loader = load(Plain(6), sampler=Failing())
+    return raised(lambda: list(loader), "sampler words")
+
+
+@claim
+def stop_iteration_of_a_sample_ends_a_for_loop(load: Load) -> object:
+    loader = load(fail_at_two(lambda: StopIteration("no more")), batch_size=1)
+    found = ids(loader)
+    iterator = iter(loader)
+    return [found, outcomes(iterator, 5)]
+
+
+# The loader as an object
+
+
+@claim
+def arguments_that_are_refused(load: Load) -> object:
+    wrong: list[dict[str, object]] = [
+        {"num_workers": -1},
+        {"timeout": -1},
+        {"num_workers": 0, "prefetch_factor": 2},
+        {"num_workers": 0, "persistent_workers": True},
+        {"sampler": [1], "shuffle": True},
+        {"batch_sampler": [[1]], "batch_size": 2},
+        {"batch_size": None, "drop_last": True},
+        {"num_workers": 1, "multiprocessing_context": "nonsense"},
+        {"num_workers": 0, "multiprocessing_context": "fork"},
+        {"batch_size": 0},
+        {"prefetch_factor": -1, "num_workers": 1},
+        {"sample": 1},
+    ]
+    found = []
+    for options in wrong:
+        try:
+            load(Plain(), **options)
+        except Exception as err:
+            found.append(f"{type(err).__name__}: {err}")
+    return found
+
+
+@claim
+def frozen_attributes(load: Load) -> object:
+    loader = load(Plain(), batch_size=2)
+    found = []
+    names = "batch_size batch_sampler sampler drop_last dataset persistent_workers"
+    for name in names.split():
+        try:
+            setattr(loader, name, 1)
+        except ValueError as err:
+            found.append(str(err))
+    loader.collate_fn = len
+    return [found, ids(loader)]
+
+
+@claim
+def copies(load: Load) -> object:
+    loader = load(Plain(4), batch_size=2)
+    before = ids(loader)
+    kinds = [copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))]
+    same_kind = [type(other) is type(loader) for other in kinds]
+    pickled = raised(lambda: pickle.dumps(iter(loader)))
+    return [before, [ids(other) for other in kinds], same_kind, pickled]
+
+
+@claim
+def library_that_subclasses(load: Load) -> object:
+    class Shard(load.cls):
+        """As Accelerate's: an iteration of its own, one batch ahead."""
+
+        def __init__(self, *args: object, skip: int = 0, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)
+            self.skip = skip
+
+        def __iter__(self) -> Iterator[object]:
+            iterator = super().__iter__()
+            ahead = next(iterator, None)
+            number = 0
+            while ahead is not None:
+                following = next(iterator, None)
+                if number >= self.skip:
+                    yield ahead
+                number += 1
+                ahead = following
+
+    shard = Shard(Plain(6), batch_size=2, num_workers=load.workers, skip=1)
+    return [ids(shard), ids(shard), isinstance(shard, data.DataLoader), len(shard)]
+
+
+@claim
+def library_that_makes_the_loader_again(load: Load) -> object:
+    """As Lightning does: from the arguments of __init__ and the attributes of the same names."""
+    loader = load(Plain(6), batch_size=2, shuffle=False, drop_last=True, worker_init_fn=None)
+    names = [p.name for p in inspect.signature(data.DataLoader.__init__).parameters.values()][1:]
+    kwargs = {name: getattr(loader, name) for name in names if hasattr(loader, name)}
+    kwargs |= {"batch_size": 1, "shuffle": False, "drop_last": False, "sampler": None}
+    kwargs |= {"batch_sampler": data.BatchSampler([5, 4, 3], 2, drop_last=False)}
+    again = type(loader)(**kwargs)
+    return [ids(again), type(again) is type(loader)]
+
+
+@claim
+def library_that_wraps(load: Load) -> object:
+    """As Accelerate's adapter: the class of the loader is put under its own."""
+
+    class Adapter:
+        def __init__(self, loader: data.DataLoader) -> None:
+            self.base = loader
+            cls = type(loader)
+            self.__class__ = type("Adapter", (Adapter, cls), {})
+
+        def __getattr__(self, name: str) -> object:
+            if name == "base":
+                raise AttributeError(name)
+            return getattr(self.base, name)
+
+        def __iter__(self) -> Iterator[object]:
+            return iter(self.base)
+
+        def __len__(self) -> int:
+            return len(self.base)
+
+    adapter = Adapter(load(Plain(6), batch_size=3))
+    return [isinstance(adapter, data.DataLoader), len(adapter), ids(adapter), adapter.batch_size]
+
+
+@claim
+def loader_that_compares_by_value(load: Load) -> object:
+    class Valued(load.cls):
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Valued)
+
+    one, two = (Valued(Plain(2, offset), num_workers=load.workers) for offset in (0, 100))
+    return [ids(one), ids(two), ids(one)]
+
+
+# Content that stoker makes the same wherever a batch is made
+
+
+def draws(index: object) -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def content(loader: data.DataLoader, passes: int = 1) -> list[object]:
+    torch.manual_seed(11)
+    return [shown(batch) for _ in range(passes) for batch in loader]
+
+
+@seeded
+def draws_of_samples_and_collate(load: Load) -> object:
+    def collate(items: list[object]) -> object:
+        return [items, draws(None)]
+
+    return content(load(Each(draws, 7), batch_size=3, shuffle=True, collate_fn=collate), 2)
+
+
+@seeded
+def draws_where_there_are_many_items_at_once(load: Load) -> object:
+    class Drawn(Plain):
+        def __getitems__(self, indices: list[int]) -> list[object]:
+            return [draws(index) for index in indices]
+
+    return content(load(Drawn(7), batch_size=3, collate_fn=same), 2)
+
+
+@seeded
+def draws_without_batching(load: Load) -> object:
+    bulk = data.BatchSampler(data.SequentialSampler(range(5)), 2, drop_last=False)
+    return [
+        content(load(Each(draws), batch_size=None, collate_fn=same)),
+        content(load(Each(draws), batch_size=None, collate_fn=same, sampler=bulk)),
+    ]
+
+
+@seeded
+def draws_of_repeated_indices(load: Load) -> object:
+    options = {"sampler": [3, 1, 3, 3, 1, 3], "collate_fn": same}
+    batches = [torch.tensor([3, 1]), np.array([3, 3]), (1, 3), range(3, 4)]
+    return [
+        content(load(Each(draws), batch_size=2, **options)),
+        content(load(Each(draws), batch_sampler=batches, collate_fn=same)),
+    ]
+
+
+@seeded
+def draws_after_an_error(load: Load) -> object:
+    def sample(index: int) -> object:
+        if index == 3:
+            raise ValueError("no")
+        return draws(index)
+
+    torch.manual_seed(2)
+    iterator = iter(load(Each(sample, 9), batch_size=2, collate_fn=same))
+    return outcomes(iterator, 6)
+
+
+def give_up(*_: object) -> None:
+    raise TimeoutError(f"not within {MAX_SECONDS} s")
+
+
+def main() -> None:
+    warnings.simplefilter("error")
+    given = json.loads(sys.argv[1])
+    if given["kind"] == "torch":
+        cls = data.DataLoader
+    else:
+        import stoker
+
+        cls = stoker.DataLoader
+    load = Load(cls, given.get("local", given.get("workers", 0)), given.get("pool", 0))
+    signal.signal(signal.SIGALRM, give_up)
+    for name, function in (CLAIMS | VALUED | SEEDED).items():
+        if name not in given.get("only", [name]):
+            continue
+        signal.alarm(MAX_SECONDS)
+        try:
+            found = function(load)
+        except Exception as err:
+            found = "".join(traceback.format_exception(err))[-3000:]
+        signal.alarm(0)
+        print(json.dumps({"claim": name, "found": found}, default=repr), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""A feed.csv for tests: two data hosts, one of which is lost for a while, and local workers."""
+
+from pathlib import Path
+from random import Random
+
+from stoker.launch.feed_interval import COLUMNS, FeedInterval, HostRate, RankRate, csv_text
+
+SECONDS = 2.0
+LOST = range(26, 40)
+
+
+def host_rate(
+    name: str, rate: float, *, kind: str = "host", workers: int = 4, moved: int = 0
+) -> HostRate:
+    """A host whose workers are busy on a CPU each, or that is gone (rate 0)."""
+    return HostRate(
+        kind="local" if kind == "local" else "host",
+        name=name,
+        batches_per_second=rate,
+        bytes_per_second=rate * 4.8e6,
+        workers=workers,
+        busy_workers=0.9 * workers if rate else 0.0,
+        busy_cpus=0.85 * workers if rate else 0.0,
+        slowest_worker=rate / workers * 0.9,
+        fastest_worker=rate / workers * 1.1,
+        in_flight=2 * workers if rate else 0,
+        credits=2 * workers if rate else 0,
+        moved=moved,
+        duplicates=0,
+    )
+
+
+def feed_intervals(*, hosts: int = 2, intervals: int = 60) -> list[FeedInterval]:
+    """A run in which data-1 is lost in the intervals of LOST."""
+    random = Random(1)
+    made = []
+    for number in range(intervals):
+        is_lost = number in LOST
+        rates = [
+            host_rate(
+                f"data-{host + 1}",
+                0.0 if is_lost and host == 0 else random.uniform(18, 22),
+                moved=5 if number == LOST[0] and host == 0 else 0,
+            )
+            for host in range(hosts)
+        ]
+        rates.append(host_rate("gpu-1", 7.5, kind="local", workers=2))
+        rank = RankRate(
+            name="0",
+            batches_per_second=sum(rate.batches_per_second for rate in rates),
+            wait_share=0.45 if is_lost else random.uniform(0.0, 0.03),
+            queue_depth=0.1 if is_lost else random.uniform(2, 7),
+            window=24,
+        )
+        made.append(
+            FeedInterval(
+                start_seconds=number * SECONDS,
+                seconds=SECONDS,
+                ranks=(rank,),
+                hosts=tuple(rates),
+            )
+        )
+    return made
+
+
+def write_feed(folder: Path, *, hosts: int = 2, intervals: int = 60) -> Path:
+    """Writes feed.csv into `folder`."""
+    file = folder / "feed.csv"
+    rows = "".join(map(csv_text, feed_intervals(hosts=hosts, intervals=intervals)))
+    file.write_text(",".join(COLUMNS) + "\n" + rows)
+    return file

@@ -1,0 +1,209 @@
+"""A training script over iterable datasets. Argument: one JSON object, see `DEFAULTS`.
+
+Prints one JSON line a batch: loader, epoch, batch, hash over its bytes, ids. With `pause_at`, it
+prints {"pause": n} before batch n is asked for and goes on after a line on stdin.
+"""
+
+import hashlib
+import json
+import os
+import pickle
+import random
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+import stoker
+
+DEFAULTS = {
+    "kind": "sharded",
+    "samples": 40,
+    "epochs": 2,
+    "num_workers": 2,
+    "sample_seconds": 0.0,
+    "pause_at": None,
+    "break_at": None,
+    "raise_at": None,
+    "loaders": 1,
+    "rank": 0,
+    "world": 1,
+    "torch": False,
+    "init": False,
+    "length": None,
+    "ask_length": False,
+    "die_at": None,
+    "loader": {"batch_size": 4},
+}
+
+
+class Stream(IterableDataset):
+    """Lives in __main__: it travels by value."""
+
+    def __init__(self, given: dict, salt: int) -> None:
+        self.given = given
+        self.salt = salt
+        self.start = 0
+
+    def ids(self) -> list[int]:
+        given, info = self.given, get_worker_info()
+        mine = list(range(given["rank"], given["samples"], given["world"]))
+        if given["kind"] == "duplicated" or info is None:
+            return mine
+        assert info.dataset is self
+        if given["kind"] == "unequal":
+            return mine[: 5 * (info.id + 1)]
+        if given["kind"] == "initialised":
+            return mine[self.start :: info.num_workers]
+        return mine[info.id :: info.num_workers]
+
+    def __iter__(self) -> Iterator[object]:
+        given = self.given
+        if given["kind"] == "no iterator":
+            raise OSError("the archive is not there")
+        for number, index in enumerate(self.ids()):
+            if given["sample_seconds"]:
+                time.sleep(given["sample_seconds"])
+            if index == given["raise_at"]:
+                raise LookupError(f"sample {index} is broken")
+            if given["die_at"] == index:
+                os._exit(7)
+            noise = time.time() if given["kind"] == "clock" and number == 0 else random.random()
+            info = get_worker_info()
+            yield {
+                "id": index,
+                "python": noise,
+                "numpy": np.random.rand(2),
+                "image": torch.randint(0, 256, (3, 40, 40), dtype=torch.uint8),
+                "seed": -1 if info is None else info.seed,
+            }
+
+
+class Resilient(Stream):
+    """An iterator that goes on after an error."""
+
+    def __iter__(self) -> "Resilient":
+        self.left = iter(self.ids())
+        return self
+
+    def __next__(self) -> dict[str, object]:
+        index = next(self.left)
+        if index == self.given["raise_at"]:
+            raise LookupError(f"sample {index} is broken")
+        return {"id": index}
+
+
+class Sized(Stream):
+    def __len__(self) -> int:
+        return self.given["length"]
+
+
+def use_shard(worker_id: int) -> None:
+    """As in torch's documentation: changes the worker's own copy."""
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.start = worker_id
+
+
+def pipe(given: dict) -> object:
+    ids = IterableWrapper(range(given["samples"])).shuffle(buffer_size=50).sharding_filter()
+    return ids.map(as_sample)
+
+
+def as_sample(index: int) -> dict[str, object]:
+    return {"id": index, "numpy": np.random.rand(2)}
+
+
+def dataset_of(given: dict, number: int) -> object:
+    if given["kind"] == "pipe":
+        return pipe(given)
+    if given["kind"] == "resilient":
+        return Resilient(given, number)
+    return (Stream if given["length"] is None else Sized)(given, number)
+
+
+def digest(value: object) -> str:
+    whole = hashlib.sha256()
+    for key, part in value.items():
+        whole.update(key.encode())
+        if isinstance(part, torch.Tensor):
+            part = part.numpy()
+        if isinstance(part, np.ndarray):
+            whole.update(str(part.dtype).encode() + str(part.shape).encode() + part.tobytes())
+        else:
+            whole.update(pickle.dumps(part))
+    return whole.hexdigest()[:16]
+
+
+def say(**facts: object) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def main() -> None:
+    given = DEFAULTS | json.loads(sys.argv[1])
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
+    make = torch.utils.data.DataLoader if given["torch"] else stoker.DataLoader
+    init = use_shard if given["init"] else None
+    loaders = [
+        make(
+            dataset_of(given, number),
+            num_workers=given["num_workers"],
+            worker_init_fn=init,
+            **given["loader"],
+        )
+        for number in range(given["loaders"])
+    ]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for epoch in range(given["epochs"]):
+            run_epoch(given, epoch, loaders)
+    for warning in caught:
+        if "IterableDataset" in str(warning.message):
+            text = str(warning.message)
+            say(warning=text[text.index("was reported") :])
+            break
+    say(state=hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:16])
+
+
+def run_epoch(given: dict, epoch: int, loaders: list) -> None:
+    if given["ask_length"]:
+        say(lengths=[len(loader) for loader in loaders])
+    iterators = [iter(loader) for loader in loaders]
+    batch = 0
+    while any(iterator is not None for iterator in iterators):
+        for number, iterator in enumerate(iterators):
+            if iterator is None:
+                continue
+            facts = {"loader": number, "epoch": epoch, "batch": batch}
+            if batch == given["pause_at"] and epoch == 0 and number == 0:
+                say(pause=batch)
+                sys.stdin.readline()
+            try:
+                value = next(iterator)
+            except StopIteration:
+                iterators[number] = None
+            except Exception as err:
+                has_trace = "in __iter__" in str(err) or "in __next__" in str(err)
+                say(**facts, error=type(err).__name__, text=str(err)[-80:], trace=has_trace)
+                if not isinstance(err, LookupError | OSError):
+                    raise
+                if isinstance(err, OSError):
+                    return
+            else:
+                ids = value["id"]
+                ids = ids.tolist() if isinstance(ids, torch.Tensor) else [ids]
+                say(**facts, hash=digest(value), ids=ids)
+        batch += 1
+        if batch == given["break_at"]:
+            return
+
+
+if __name__ == "__main__":
+    main()

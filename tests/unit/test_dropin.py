@@ -1,0 +1,223 @@
+"""stoker.DataLoader beside torch's own: see support/dropin_claims.py. Seeding, and replacement.
+
+Under a data group, and with workers, the same claims are asked in faults/test_dropin_fed.py.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.launch.strategy import SITE_DIR
+from support.cluster import run_script
+from support.dropin_claims import CLAIMS, VALUED, VALUES
+
+TESTS = Path(__file__).parents[1]
+# Torch's own loader draws in this process there: compared with its workers in test_dropin_fed.
+OURS_ALONE = {"own_random_state_of_the_trainer"}
+
+
+@functools.cache
+def found_by(kind: str) -> dict[str, object]:
+    given = {"kind": kind, "workers": 0, "only": [*CLAIMS, *VALUED]}
+    lines = run_script(given, script="dropin_claims.py").finish()
+    return {str(line["claim"]): line["found"] for line in lines}
+
+
+@pytest.mark.parametrize("name", [*(CLAIMS.keys() - OURS_ALONE), *VALUED])
+def test_what_torchs_loader_promises_holds(name: str) -> None:
+    expected = found_by("torch")[name]
+    assert "Traceback (most recent call last):\n" not in str(expected)
+    assert found_by("stoker")[name] == expected
+
+
+def test_each_kind_of_value_was_seen() -> None:
+    values = found_by("torch")["values"]
+    assert isinstance(values, dict)
+    assert set(values) == set(VALUES)
+    assert not [name for name, shown in values.items() if isinstance(shown, str)]
+
+
+# Seeding: what a batch or a sample is made of, and what it is not.
+
+SAMPLES = f"""
+import json, os, random, sys
+sys.path.insert(0, {str(TESTS)!r})
+import numpy as np, torch, stoker
+from support.dropin_claims import Each, content, draws, same
+given = json.loads(sys.argv[1])
+torch.manual_seed(11)
+loader = stoker.DataLoader(
+    Each(lambda i: (i, draws(i)), 99), collate_fn=same, **given.get("loader", {{}})
+)
+state = given.get("state")
+found = []
+for epoch in range(given.get("epochs", 1)):
+    for number, batch in enumerate(loader):
+        found += [[epoch, *sample] for sample in batch]
+        if number == given.get("stop"):
+            torch.save(loader.state_dict(), given["file"])
+            break
+if given.get("resume"):
+    again = stoker.DataLoader(
+        Each(lambda i: (i, draws(i)), 99), collate_fn=same, **given["resume"]
+    )
+    again.load_state_dict(torch.load(given["file"]))
+    found += [[0, *sample] for batch in again for sample in batch]
+print(json.dumps(found))
+"""
+
+
+def samples(seeding: str, *, rank: int = 0, world: int = 1, **given: object) -> list[list[object]]:
+    """Epoch, index and draws of each sample, in order."""
+    env = {"STOKER_FEED": json.dumps({"seeding": seeding})}
+    env |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
+    found: list[list[object]] = json.loads(python(SAMPLES, json.dumps(given), **env))
+    return found
+
+
+def python(script: str, *arguments: str, **env: str) -> str:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, *arguments],
+        env=clean | {"OMP_NUM_THREADS": "1"} | env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+REPEATED = [3, 1, 3, 3, 1, 3, 2]
+
+
+@functools.cache
+def repeated_alone() -> str:
+    return json.dumps(samples("sample", loader={"sampler": REPEATED, "batch_size": 1}, epochs=2))
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 2}, {"batch_size": 7}, {"batch_size": 2, "num_workers": 2}], ids=str
+)
+def test_sample_seeding_survives_other_batches_and_workers(options: dict[str, object]) -> None:
+    found = samples("sample", loader={"sampler": REPEATED, **options}, epochs=2)
+    assert json.dumps(found) == repeated_alone()
+
+
+def test_sample_seeding_draws_anew_each_time_that_an_index_comes() -> None:
+    draws = [str(sample[2]) for sample in json.loads(repeated_alone())]
+    assert len(set(draws)) == 2 * len(REPEATED)
+
+
+def test_sample_seeding_survives_another_world_size() -> None:
+    whole = samples("sample", loader={"sampler": list(range(8)), "batch_size": 4})
+    halves = [
+        samples(
+            "sample",
+            rank=rank,
+            world=2,
+            loader={"sampler": list(range(rank, 8, 2)), "batch_size": 2},
+        )
+        for rank in range(2)
+    ]
+    assert sorted(map(str, halves[0] + halves[1])) == sorted(map(str, whole))
+
+
+def test_sample_seeding_survives_a_resume_with_repeated_indices(tmp_path: Path) -> None:
+    options: dict[str, object] = {"sampler": REPEATED, "batch_size": 2}
+    found = samples(
+        "sample",
+        loader=options,
+        stop=1,
+        file=str(tmp_path / "state"),
+        resume=options | {"num_workers": 1},
+    )
+    assert json.dumps(found) == json.dumps(json.loads(repeated_alone())[: len(REPEATED)])
+
+
+def test_batch_seeding_makes_replicas_differ_and_survives_other_workers() -> None:
+    options: dict[str, object] = {"sampler": list(range(6)), "batch_size": 2}
+    first = samples("batch", loader=options, epochs=2)
+    assert samples("batch", loader=options | {"num_workers": 2}, epochs=2) == first
+    other = samples("batch", rank=1, world=2, loader=options, epochs=2)
+    assert not {str(one[2]) for one in first} & {str(one[2]) for one in other}
+
+
+def test_torch_seeding_does_not_survive_other_workers() -> None:
+    """Its price; what it gives is torch's own numbers, see test_loader."""
+    options: dict[str, object] = {"sampler": list(range(6)), "batch_size": 2}
+    first = samples("torch", loader=options | {"num_workers": 1})
+    assert samples("torch", loader=options | {"num_workers": 2}) != first
+
+
+# --replace-dataloader: scripts that never heard of stoker.
+
+UNAWARE = """
+import torch
+import torch.utils.data.dataloader as module
+from torch.utils.data import DataLoader
+
+class Mine(DataLoader):
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield batch
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 6
+    def __getitem__(self, index):
+        return torch.rand(())
+
+def kinds():
+    loaders = [DataLoader(Numbers()), module.DataLoader(Numbers()), torch.utils.data.DataLoader(
+        Numbers(), num_workers=1)]
+    return [type(loader._get_iterator()).__module__ for loader in loaders]
+
+def draws(workers):
+    torch.manual_seed(5)
+    return [batch.tolist() for batch in Mine(Numbers(), batch_size=2, num_workers=workers)]
+
+def child(queue):
+    queue.put([kinds(), draws(0)])
+
+if __name__ == "__main__":
+    assert draws(0) == draws(2), "made the same wherever"
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    found = queue.get(timeout=60)
+    process.join(60)
+    assert found == [kinds(), draws(0)]
+    print(sorted(set(kinds())), DataLoader is torch.utils.data.DataLoader)
+"""
+
+
+def unaware(tmp_path: Path, **env: str) -> "subprocess.CompletedProcess[str]":
+    script = tmp_path / "unaware.py"
+    script.write_text(UNAWARE)
+    variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SITE_DIR), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        env=variables | {"STOKER_LAUNCHER_PID": str(os.getpid())} | env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_a_script_that_never_heard_of_stoker_gets_its_loader(tmp_path: Path) -> None:
+    ended = unaware(tmp_path, STOKER_REPLACE_DATALOADER="1")
+    assert (ended.stdout, ended.stderr) == ("['stoker.feed.iterators'] True\n", "")
+
+
+def test_without_the_replacement_the_script_has_torchs(tmp_path: Path) -> None:
+    ended = unaware(tmp_path)
+    assert "made the same wherever" in ended.stderr

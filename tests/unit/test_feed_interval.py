@@ -1,0 +1,344 @@
+"""From two reports of the ranks to rates, and these to a file, to a log line, and back."""
+
+import dataclasses
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.feed.messages import FeedWork, HostWork, Progress, WorkerWork
+from stoker.launch.bottleneck import bottleneck_of
+from stoker.launch.feed_interval import (
+    COLUMNS,
+    FeedInterval,
+    HostRate,
+    RankRate,
+    csv_text,
+    log_values,
+    mean,
+    of_event,
+    read_csv,
+)
+from stoker.launch.feed_log import FeedLog
+from stoker.launch.feed_rates import interval_between
+from stoker.logs import Log, parse_line
+
+HEAD = ",".join(COLUMNS) + "\n"
+
+
+def host_work(name: str = "data-1", *, batches: int = 0, is_local: bool = False) -> HostWork:
+    """A host of two workers, the second three times as fast, each batch half a second of work."""
+    return HostWork(
+        host=name,
+        is_local=is_local,
+        batches=batches,
+        frame_bytes=batches * 1000,
+        in_flight=3,
+        credits=4,
+        busy_seconds=batches * 0.5,
+        cpu_seconds=batches * 0.25,
+        num_workers=2,
+        workers=(
+            WorkerWork(0, batches // 4, batches * 0.25),
+            WorkerWork(1, batches - batches // 4, batches * 0.25),
+        ),
+    )
+
+
+def report(
+    rank: int = 0,
+    *,
+    seconds: float,
+    batches: int = 0,
+    waited: float = 0.0,
+    computed: float = 0.0,
+    hosts: tuple[HostWork, ...] | None = None,
+) -> Progress:
+    return Progress(
+        rank=rank,
+        steps=batches,
+        samples=batches * 8,
+        wait_seconds=waited,
+        compute_seconds=computed,
+        feed=FeedWork(
+            seconds=seconds,
+            taken=batches,
+            ready_at_takes=batches * 3,
+            ready=1,
+            window=9,
+            hosts=(host_work(batches=batches),) if hosts is None else hosts,
+        ),
+    )
+
+
+def between(before: Progress | None, *after: Progress) -> FeedInterval:
+    found = interval_between(
+        {before.rank: before} if before else {},
+        {each.rank: each for each in after},
+        start_seconds=10.0,
+        seconds=2.0,
+    )
+    assert found is not None
+    return found
+
+
+def host_rate(name: str = "data-1", **changes: object) -> HostRate:
+    rate = HostRate(
+        kind="host",
+        name=name,
+        batches_per_second=10.0,
+        bytes_per_second=1e6,
+        workers=4,
+        busy_workers=1.0,
+        busy_cpus=1.0,
+        slowest_worker=2.0,
+        fastest_worker=3.0,
+        in_flight=8,
+        credits=8,
+        moved=0,
+        duplicates=0,
+    )
+    return dataclasses.replace(rate, **changes)  # type: ignore[arg-type]
+
+
+def interval(*hosts: HostRate, wait: float | None = 0.5, ready: float = 0.0) -> FeedInterval:
+    rank = RankRate(
+        name="0", batches_per_second=10.0, wait_share=wait, queue_depth=ready, window=20
+    )
+    return FeedInterval(start_seconds=0.0, seconds=2.0, ranks=(rank,), hosts=hosts)
+
+
+def test_rates_are_over_the_ranks_own_clock() -> None:
+    # The leader looked after 2.0 s; the rank's reports that it has are 4.0 s apart.
+    found = between(
+        report(seconds=20.0, batches=100, waited=1.0, computed=9.0),
+        report(seconds=24.0, batches=140, waited=2.0, computed=12.0),
+    )
+    assert (found.start_seconds, found.seconds) == (10.0, 2.0)
+    rank = found.ranks[0]
+    assert (rank.batches_per_second, rank.wait_share) == (10.0, 0.25)
+    assert (rank.queue_depth, rank.window) == (3.0, 9)
+    host = found.hosts[0]
+    assert (host.kind, host.name, host.workers) == ("host", "data-1", 2)
+    assert (host.batches_per_second, host.bytes_per_second) == (10.0, 10_000.0)
+    assert (host.busy_workers, host.busy_cpus) == (5.0, 2.5)
+    assert (host.slowest_worker, host.fastest_worker) == (2.5, 7.5)
+    assert (host.in_flight, host.credits) == (3, 4)
+
+
+def test_ranks_that_share_a_host_add_up_and_its_workers_are_counted_once() -> None:
+    found = between(None, report(0, seconds=4.0, batches=40), report(1, seconds=2.0, batches=40))
+    assert len(found.ranks) == 2
+    host = found.hosts[0]
+    assert (host.batches_per_second, host.workers, host.credits) == (30.0, 2, 8)
+    assert (host.slowest_worker, host.fastest_worker) == (7.5, 22.5)
+
+
+def test_local_workers_of_two_ranks_are_different_workers() -> None:
+    local = (host_work("gpu-1", batches=40, is_local=True),)
+    found = between(
+        None,
+        report(0, seconds=4.0, batches=40, hosts=local),
+        report(1, seconds=4.0, batches=40, hosts=local),
+    )
+    host = found.hosts[0]
+    assert (host.kind, host.workers) == ("local", 4)
+    assert (host.slowest_worker, host.fastest_worker) == (2.5, 7.5)
+
+
+def test_a_rank_that_started_again_counts_from_its_start() -> None:
+    found = between(report(seconds=500.0, batches=9000), report(seconds=2.0, batches=4))
+    assert found.ranks[0].batches_per_second == 2.0
+    assert found.hosts[0].batches_per_second == 2.0
+
+
+def test_a_rank_without_a_new_report_has_no_rates() -> None:
+    same = report(seconds=20.0, batches=100)
+    assert interval_between({0: same}, {0: same}, start_seconds=0.0, seconds=2.0) is None
+    without = Progress(rank=0, steps=1, samples=1, wait_seconds=1.0, compute_seconds=1.0)
+    assert interval_between({}, {0: without}, start_seconds=0.0, seconds=2.0) is None
+
+
+def test_a_rank_that_ended_no_step_has_no_wait_share() -> None:
+    rank = between(report(seconds=1.0), report(seconds=3.0)).ranks[0]
+    assert (rank.wait_share, rank.queue_depth, rank.batches_per_second) == (None, None, 0.0)
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+numbers = st.floats(min_value=0, max_value=1e12, allow_nan=False).map(rounded)
+counts = st.integers(min_value=0, max_value=1 << 40)
+ranks_of = st.builds(
+    RankRate,
+    name=st.integers(0, 4000).map(str),
+    batches_per_second=numbers,
+    wait_share=st.none() | numbers,
+    queue_depth=st.none() | numbers,
+    window=counts,
+)
+hosts_of = st.builds(
+    HostRate,
+    kind=st.sampled_from(["host", "local"]),
+    name=st.from_regex(r"[a-z0-9][a-z0-9.-]{0,60}", fullmatch=True),
+    batches_per_second=numbers,
+    bytes_per_second=numbers,
+    workers=counts,
+    busy_workers=numbers,
+    busy_cpus=numbers,
+    slowest_worker=st.none() | numbers,
+    fastest_worker=st.none() | numbers,
+    in_flight=counts,
+    credits=counts,
+    moved=counts,
+    duplicates=counts,
+)
+intervals = st.builds(
+    FeedInterval,
+    start_seconds=numbers,
+    seconds=numbers.filter(lambda value: value > 0),
+    ranks=st.lists(ranks_of, min_size=1, max_size=3).map(tuple),
+    hosts=st.lists(hosts_of, max_size=3).map(tuple),
+)
+
+
+@given(intervals)
+def test_an_interval_comes_back_from_its_rows(value: FeedInterval) -> None:
+    assert read_csv(HEAD + csv_text(value)) == [value]
+
+
+@given(intervals)
+def test_an_interval_comes_back_from_its_log_line(value: FeedInterval) -> None:
+    stream = StringIO()
+    Log(run="run", host="gpu-1", stream=stream).event("feed", **log_values(value))
+    event = parse_line(stream.getvalue())
+    assert event is not None
+    assert of_event(event) == value
+
+
+def test_cut_and_strange_rows_are_left_out() -> None:
+    good = csv_text(interval(host_rate()))
+    text = HEAD + good + "2,2,host,data-1,nan,1\n" + "2,2,rank,0,-5,,,,\n" + "4,2,ho"
+    assert read_csv(text) == [interval(host_rate())]
+    assert read_csv("") == []
+
+
+def test_a_host_that_is_named_with_a_comma_does_not_shift_the_columns() -> None:
+    stream = StringIO()
+    value = interval(host_rate("a,b"), host_rate("c", batches_per_second=5.0))
+    Log(run="run", host="gpu-1", stream=stream).event("feed", **log_values(value))
+    event = parse_line(stream.getvalue())
+    assert event is not None
+    found = of_event(event)
+    assert found is not None
+    assert [(host.name, host.batches_per_second) for host in found.hosts] == [
+        ("a_b", 10.0),
+        ("c", 5.0),
+    ]
+
+
+def test_the_mean_of_intervals_is_weighted_with_their_length() -> None:
+    first = interval(host_rate(batches_per_second=10.0, moved=1), wait=0.2)
+    second = dataclasses.replace(
+        interval(host_rate(batches_per_second=40.0, moved=2, credits=0), wait=None),
+        start_seconds=2.0,
+        seconds=4.0,
+    )
+    whole = mean([first, second])
+    assert (whole.start_seconds, whole.seconds) == (0.0, 6.0)
+    assert whole.hosts[0].batches_per_second == 30.0
+    assert (whole.hosts[0].moved, whole.hosts[0].credits) == (3, 0)
+    assert whole.wait_share == 0.2, "unknown is not zero"
+    with pytest.raises(ValueError, match="no interval"):
+        mean([])
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "words"),
+    [
+        (interval(host_rate(), wait=None), "unknown", "not known: no step"),
+        (interval(host_rate(), wait=0.02, ready=5.0), "trainer", "5.0 batches lie ready"),
+        (interval(host_rate(credits=0)), "workers", "none is there"),
+        (interval(host_rate(busy_workers=3.9, busy_cpus=3.8)), "workers", "50% of a step"),
+        (interval(host_rate(busy_workers=4.0, busy_cpus=0.4)), "workers", "CPUs at 10%"),
+        (
+            interval(host_rate(), host_rate("data-2", batches_per_second=3.0), ready=6.0),
+            "order",
+            "slowest is data-2",
+        ),
+        (interval(host_rate()), "connection", "8 of 8 batches asked for"),
+        (interval(host_rate(in_flight=1)), "hand-out", "1 of 8 batches asked for"),
+    ],
+)
+def test_the_bottleneck_is_named_with_what_was_seen(
+    value: FeedInterval, limit: str, words: str
+) -> None:
+    found = bottleneck_of(value)
+    assert found.limit == limit
+    assert words in found.words
+    assert found.advice
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_leader_leaves_rows_and_lines_every_two_seconds(tmp_path: Path) -> None:
+    clock, stream, reports = Clock(), StringIO(), {0: report(seconds=0.5)}
+    file = tmp_path / "feed.csv"
+    log = FeedLog(
+        file,
+        Log(run="run", host="gpu-1", stream=stream),
+        progress=lambda: dict(reports),
+        clock=clock,
+    )
+    for tick in range(1, 21):
+        clock.now = tick * 0.5
+        reports[0] = report(seconds=clock.now, batches=5 * tick)
+        log.tick()
+    log.close()
+    log.close()
+    found = read_csv(file.read_text())
+    assert [each.start_seconds for each in found] == [0.0, 2.0, 4.0, 6.0, 8.0]
+    assert all(each.ranks[0].batches_per_second == 10.0 for each in found)
+    events = [parse_line(line) for line in stream.getvalue().splitlines()]
+    assert [of_event(event) for event in events if event] == found
+
+
+def test_a_long_run_leaves_fewer_rows(tmp_path: Path) -> None:
+    clock, reports = Clock(), {0: report(seconds=0.0)}
+    file = tmp_path / "feed.csv"
+    log = FeedLog(
+        file,
+        Log(run="run", host="gpu-1", stream=StringIO()),
+        progress=lambda: dict(reports),
+        clock=clock,
+    )
+    for second in range(24 * 3600):
+        clock.now = float(second)
+        reports[0] = report(seconds=clock.now, batches=second)
+        log.tick()
+    assert 1000 < len(read_csv(file.read_text())) < 3000
+
+
+def test_a_full_disk_ends_the_picture_and_nothing_else(tmp_path: Path) -> None:
+    clock, stream, reports = Clock(), StringIO(), {0: report(seconds=0.0)}
+    log = FeedLog(
+        tmp_path / "missing" / "feed.csv",
+        Log(run="run", host="gpu-1", stream=stream),
+        progress=lambda: dict(reports),
+        clock=clock,
+    )
+    for second in range(10):
+        clock.now = float(second)
+        reports[0] = report(seconds=clock.now, batches=second)
+        log.tick()
+    assert stream.getvalue().count("feed_not_written") == 1
+    assert stream.getvalue().count(" feed start_seconds=") == 4

@@ -1,0 +1,197 @@
+"""What the feed counts of itself, and that the count is small enough to be told."""
+
+from dataclasses import replace
+
+from stoker.feed.messages import (
+    FeedWork,
+    HostWork,
+    Progress,
+    ToCoordinator,
+    Unpacker,
+    WorkerWork,
+    pack,
+)
+from stoker.feed.observe import MAX_WORKERS_TOLD, Observer, Standing
+from stoker.feed.schedule import Schedule
+from stoker.launch.coordinator import MAX_MESSAGE_BYTES
+
+LOCAL = ("local",)
+NOTHING: dict[str, int] = {}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def named(peer: object) -> str:
+    return peer if isinstance(peer, str) else "gpu-1"
+
+
+def observer(clock: Clock | None = None) -> Observer:
+    return Observer(own_host="gpu-1", clock=clock or Clock())
+
+
+def came(books: Observer, host: str | None, worker: int = 0, *, is_wanted: bool = True) -> None:
+    books.came(
+        host,
+        worker=worker,
+        frame_bytes=1000,
+        cpu_seconds=0.25,
+        busy_seconds=0.5,
+        is_wanted=is_wanted,
+    )
+
+
+def host_of(work: FeedWork, name: str) -> HostWork:
+    return next(host for host in work.hosts if host.host == name)
+
+
+def test_each_batch_is_counted_for_its_host_and_its_worker() -> None:
+    clock = Clock()
+    books = observer(clock)
+    came(books, "data-1")
+    came(books, "data-1", 1)
+    came(books, "data-1", 1)
+    came(books, None, 3)
+    clock.now += 7.0
+    work = books.tell([])
+    assert work.seconds == 7.0
+    data = host_of(work, "data-1")
+    assert (data.batches, data.frame_bytes, data.num_workers) == (3, 3000, 2)
+    assert (data.busy_seconds, data.cpu_seconds, data.is_local) == (1.5, 0.75, False)
+    assert data.workers == (WorkerWork(0, 1, 0.5), WorkerWork(1, 2, 1.0))
+    local = host_of(work, "gpu-1")
+    assert (local.batches, local.is_local, local.workers) == (1, True, (WorkerWork(3, 1, 0.5),))
+
+
+def test_a_late_duplicate_is_work_of_the_worker_and_no_batch_of_the_host() -> None:
+    books = observer()
+    came(books, "data-1")
+    came(books, "data-1", is_wanted=False)
+    data = host_of(books.tell([]), "data-1")
+    assert (data.batches, data.duplicates, data.frame_bytes) == (1, 1, 2000)
+    assert data.workers == (WorkerWork(0, 2, 1.0),)
+
+
+def test_a_schedule_tells_what_lay_ready_when_the_trainer_took() -> None:
+    schedule = Schedule(max_bytes=1 << 30)
+    schedule.begin()
+    schedule.grant("data-1", 3)
+    schedule.supply(3)
+    schedule.finish()
+    assert len(schedule.assign(0.0)) == 3
+    for number in range(3):
+        schedule.arrived("data-1", number, frame_bytes=10, now=1.0)
+    seen = []
+    for _ in range(3):
+        schedule.take(2.0)
+        seen.append(schedule.observe(2.0, name=named))
+    assert [each.taken for each in seen] == [1, 1, 1]
+    assert [each.ready_at_takes for each in seen] == [2, 1, 0]
+    assert [each.ready for each in seen] == [2, 1, 0]
+
+
+def test_a_schedule_tells_who_has_what() -> None:
+    schedule = Schedule(max_bytes=1 << 30)
+    schedule.begin()
+    schedule.grant("data-1", 2)
+    schedule.grant(LOCAL, 1)
+    schedule.supply(10)
+    schedule.assign(0.0)
+    seen = schedule.observe(0.0, name=named)
+    assert (seen.credits, seen.in_flight) == ({"data-1": 2, "gpu-1": 1},) * 2
+    assert seen.window > 0
+
+
+def test_batches_of_a_lost_host_count_as_moved_once() -> None:
+    schedule = Schedule(max_bytes=1 << 30)
+    schedule.begin()
+    schedule.grant("data-1", 2)
+    schedule.supply(2)
+    schedule.assign(0.0)
+    schedule.grant("data-2", 2)
+    schedule.lost("data-1")
+    assert schedule.observe(0.0, name=named).moved == {"data-1": 2}
+    assert schedule.observe(0.0, name=named).moved == {}
+    assert len(schedule.assign(0.0)) == 2
+
+
+def test_batches_of_a_late_host_count_as_moved() -> None:
+    schedule = Schedule(max_bytes=1 << 30)
+    schedule.begin()
+    schedule.grant("data-1", 1)
+    schedule.supply(1)
+    schedule.assign(0.0)
+    schedule.grant("data-2", 1)
+    assert schedule.overdue(1000.0) == [0]
+    assert schedule.observe(1000.0, name=named).moved == {"data-1": 1}
+
+
+def test_several_sessions_make_one_report_and_counts_only_grow() -> None:
+    books = observer()
+    first = Standing(
+        taken=4,
+        ready_at_takes=8,
+        moved={"data-1": 1},
+        in_flight={"data-1": 2},
+        credits={"data-1": 4},
+        ready=3,
+        window=9,
+    )
+    second = Standing(
+        taken=1,
+        ready_at_takes=0,
+        moved=NOTHING,
+        in_flight={"data-1": 1},
+        credits={"data-1": 4},
+        ready=0,
+        window=5,
+    )
+    work = books.tell([first, second])
+    assert (work.taken, work.ready_at_takes, work.ready, work.window) == (5, 8, 3, 14)
+    data = host_of(work, "data-1")
+    assert (data.in_flight, data.credits, data.moved) == (3, 4, 1)
+    later = books.tell([])
+    assert (later.taken, later.ready_at_takes, later.ready) == (5, 8, 0)
+    assert host_of(later, "data-1").moved == 1
+
+
+def test_a_host_without_credits_is_gone_and_between_two_passes_it_is_not() -> None:
+    books = observer()
+    there = Standing(
+        taken=0,
+        ready_at_takes=0,
+        moved=NOTHING,
+        in_flight={"data-1": 1},
+        credits={"data-1": 4},
+        ready=0,
+        window=5,
+    )
+    assert host_of(books.tell([there]), "data-1").credits == 4
+    assert host_of(books.tell([]), "data-1").credits == 4, "no session asks, nothing is lost"
+    lost = replace(there, credits=NOTHING, in_flight=NOTHING, moved={"data-1": 1})
+    assert host_of(books.tell([lost]), "data-1").credits == 0
+    assert host_of(books.tell([]), "data-1").credits == 0
+
+
+def test_the_largest_report_stays_below_the_limit_of_a_message() -> None:
+    books = observer()
+    for host in range(200):
+        for worker in range(96):
+            came(
+                books, f"a-rather-long-name-of-a-host-{host}.data.default.svc.cluster.local", worker
+            )
+    work = books.tell([])
+    assert sum(len(host.workers) for host in work.hosts) <= MAX_WORKERS_TOLD
+    assert all(host.num_workers == 96 for host in work.hosts)
+    told = pack(
+        Progress(rank=0, steps=1, samples=1, wait_seconds=0.0, compute_seconds=0.0, feed=work)
+    )
+    assert len(told) < MAX_MESSAGE_BYTES
+    assert Unpacker(ToCoordinator)(told) == Progress(
+        rank=0, steps=1, samples=1, wait_seconds=0.0, compute_seconds=0.0, feed=work
+    )

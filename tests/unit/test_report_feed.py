@@ -1,0 +1,125 @@
+"""The report's picture of the feed: what it shows, read back from its SVG."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from stoker.launch.feed_interval import COLUMNS
+from stoker.report import write_report
+from stoker.report.feed_picture import FeedStory, feed_drawing, read_feed
+from support import sample_records
+from support.feed_rows import SECONDS, write_feed
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def story_of(folder: Path, *, hosts: int = 2, intervals: int = 60) -> FeedStory:
+    story = read_feed(write_feed(folder, hosts=hosts, intervals=intervals))
+    assert story is not None
+    return story
+
+
+def page_of(folder: Path, feed: Path | None) -> str:
+    page = folder / "report.html"
+    write_report(
+        page,
+        run_id="mnist-1",
+        workload=sample_records.workload(),
+        profile=None,
+        decision=None,
+        training=sample_records.training(),
+        evaluation=None,
+        before_timeline=None,
+        after_timeline=None,
+        environment={},
+        feed_file=feed,
+    )
+    text = page.read_text(encoding="utf-8")
+    return text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{NARROW NO-BREAK SPACE}", " ")
+
+
+def paths(svg: ElementTree.Element, css: str) -> list[list[tuple[float, float]]]:
+    """The corners of each area of that class."""
+    found = []
+    for path in svg.iter(f"{SVG}path"):
+        if path.get("class") == css:
+            words = re.findall(r"[-\d.]+ [-\d.]+", path.get("d", ""))
+            corners = [tuple(map(float, word.split())) for word in words]
+            found.append([(x, y) for x, y in corners])
+    return found
+
+
+def test_each_host_has_a_row_and_its_gap_is_where_it_was_lost(tmp_path: Path) -> None:
+    drawing = feed_drawing(story_of(tmp_path), width=960, name="feed")
+    svg = ElementTree.fromstring(drawing.markup())
+    texts = [text.text for text in svg.iter(f"{SVG}text")]
+    for name in ("Waiting for data", "Batches ready", "data-1", "data-2", "gpu-1, local workers"):
+        assert name in texts
+    lost, steady, local = paths(svg, "compute")
+    floor = max(y for _, y in lost)
+    low = [x for x, y in lost if y == floor]
+    # Lost from the 26th to the 40th of 60 intervals: so much of the width has no height.
+    assert pytest.approx(min(x for x in low if x > 0), abs=17) == 960 * 26 / 60
+    assert pytest.approx(max(x for x in low if x < 960), abs=17) == 960 * 40 / 60
+    assert all(y < max(y for _, y in steady) for x, y in steady[1:-1])
+    # One scale: the local workers' row is a third as high as a data host's.
+    heights = [max(y for _, y in row) - min(y for _, y in row) for row in (steady, local)]
+    assert heights[1] == pytest.approx(heights[0] * 7.5 / 22, rel=0.1)
+
+
+def test_batches_that_were_made_elsewhere_are_marked_on_the_lost_hosts_row(tmp_path: Path) -> None:
+    svg = ElementTree.fromstring(feed_drawing(story_of(tmp_path), width=960, name="feed").markup())
+    titles = [title.text for title in svg.iter(f"{SVG}title")]
+    assert [title for title in titles if title and "elsewhere" in title] == [
+        "data-1: five batches made elsewhere instead"
+    ]
+    marks = [line for line in svg.iter(f"{SVG}line") if line.get("class") == "lead wait"]
+    assert [float(mark.get("x1", 0)) for mark in marks] == [
+        pytest.approx(960 * 26.5 * SECONDS / (60 * SECONDS), abs=0.1)
+    ]
+
+
+@pytest.mark.parametrize("width", [360.0, 960.0])
+@pytest.mark.parametrize("hosts", [1, 12, 40])
+def test_labels_of_the_feed_do_not_clash(tmp_path: Path, width: float, hosts: int) -> None:
+    drawing = feed_drawing(story_of(tmp_path, hosts=hosts), width=width, name="feed")
+    for one, other in combinations(drawing.labels, 2):
+        assert not one.overlaps(other), f"{one.text} / {other.text}"
+    assert all(box.left >= -1 and box.right <= width + 1 for box in drawing.labels)
+
+
+def test_a_long_run_of_many_hosts_stays_a_small_picture(tmp_path: Path) -> None:
+    story = story_of(tmp_path, hosts=40, intervals=1500)
+    drawing = feed_drawing(story, width=960, name="feed")
+    assert len(drawing.markup()) < 120_000
+    assert any(label.text == "30 more hosts" for label in drawing.labels)
+
+
+def test_the_report_names_the_present_limit_and_the_one_of_the_whole_run(tmp_path: Path) -> None:
+    text = page_of(tmp_path, write_feed(tmp_path))
+    assert "Who fed the trainer" in text
+    assert "What limits it in the last quarter of the run is the trainer" in text
+    assert "Over the whole run it was the data workers" in text
+    assert re.search(r"data-1</th><td[^>]*>15\.\d", text)
+
+
+def test_a_report_without_a_feed_does_not_speak_of_it(tmp_path: Path) -> None:
+    assert "Who fed the trainer" not in page_of(tmp_path, None)
+    assert "Who fed the trainer" not in page_of(tmp_path, tmp_path / "missing.csv")
+
+
+@pytest.mark.parametrize(
+    "text", ["", ",".join(COLUMNS) + "\n", "a,b\n1,2\n", "\0\0", ",".join(COLUMNS) + "\n1,2,ra"]
+)
+def test_a_broken_file_is_as_no_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "feed.csv").write_text(text)
+    assert read_feed(tmp_path / "feed.csv") is None
+
+
+def test_names_of_hosts_are_text_in_the_report(tmp_path: Path) -> None:
+    file = write_feed(tmp_path)
+    file.write_text(file.read_text().replace("data-2", "<script>alert(1)</script>"))
+    assert "<script" not in page_of(tmp_path, file)

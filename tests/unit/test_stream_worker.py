@@ -1,0 +1,148 @@
+"""What one process of a stream makes, makes again, and refuses."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
+
+from stoker.errors import FeedError
+from stoker.feed.channel import Batch, Channel, End, Error, Next, channel_pair
+from stoker.feed.seeding import preserved_random_state
+from stoker.feed.shipping import Spec, unpack_error
+from stoker.feed.stream_worker import ShardStream, StreamWorker
+from stoker.feed.wire import decode, pack_value
+
+FOUR = pack_value([None] * 4, allow_pickle=True)
+
+
+class Draws(IterableDataset):
+    """Random numbers; errors at the places in `fails`."""
+
+    def __init__(self, *, length: int = 12, fails: tuple[int, ...] = (), salt: int = 0) -> None:
+        self.length = length
+        self.fails = fails
+        self.salt = salt
+
+    def __iter__(self) -> "Draws":
+        self.places = iter(range(self.length))
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        place = next(self.places)
+        if place in self.fails:
+            raise LookupError(f"place {place}")
+        return torch.randint(0, 1000, (50_000,)) + self.salt
+
+
+class Info(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        assert info is not None
+        assert info.dataset is self
+        yield from (info.id, info.num_workers, info.seed, random.getrandbits(30))
+
+
+@pytest.fixture(autouse=True)
+def _kept_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(torch_worker, "_worker_info", None)
+    with preserved_random_state():
+        yield
+
+
+class Worker:
+    def __init__(self, dataset: object, *, shard: int = 0, drop_last: bool = False) -> None:
+        self.ours, theirs = channel_pair()
+        self.channel = Channel(theirs, blocking=True)
+        collate = list if isinstance(dataset, Info) else torch.stack
+        spec = Spec(dataset=dataset, collate_fn=collate, is_iterable=True, drop_last=drop_last)
+        stream = ShardStream(spec, shard=shard, num_shards=3, base_seed=5)
+        self.worker = StreamWorker(self.channel, stream, name="shard", host="here")
+
+    def make(
+        self, position: int, *, epoch: int = 0, made: int = 0, digest: int = 0
+    ) -> Batch | Error | End:
+        order = Next(
+            index=FOUR, epoch=epoch, position=position, made=made, digest=digest, shared_seed=-1
+        )
+        return self.worker.do(order)
+
+
+Start = Callable[..., Worker]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    begun: list[Worker] = []
+
+    def begin(*args: object, **options: object) -> Worker:
+        begun.append(Worker(*args, **options))
+        return begun[-1]
+
+    yield begin
+    for worker in begun:
+        worker.ours.close()
+        worker.channel.close()
+
+
+def digests(worker: Worker, count: int) -> list[int]:
+    answers = [worker.make(position) for position in range(count)]
+    assert not any(isinstance(answer, End) for answer in answers)
+    return [answer.digest for answer in answers if not isinstance(answer, End)]
+
+
+def test_shard_is_told_and_seeded_as_torchs_worker(start: Start) -> None:
+    answer = start(Info(), shard=2).make(0)
+    assert isinstance(answer, Batch)
+    random.seed(5 + 2)
+    expected = [2, 3, 5 + 2, random.getrandbits(30)]
+    assert decode(answer.tree, None, allow_pickle=False) == expected
+
+
+@pytest.mark.parametrize("fails", [(), (5,)], ids=["whole", "with an error"])
+def test_another_process_goes_on_where_the_first_one_was(
+    fails: tuple[int, ...], start: Start
+) -> None:
+    first = digests(start(Draws(fails=fails)), 3)
+    for made in range(1, 3):
+        answer = start(Draws(fails=fails)).make(made, made=made, digest=first[made - 1])
+        assert not isinstance(answer, End)
+        assert answer.digest == first[made]
+
+
+def test_any_other_batch_among_those_made_before_is_an_error(start: Start) -> None:
+    first = digests(start(Draws()), 3)
+    answer = start(Draws(salt=1)).make(2, made=2, digest=first[1])
+    assert isinstance(answer, Error)
+    assert answer.is_final
+    error = unpack_error(answer.error)
+    assert isinstance(error, FeedError)
+    assert "the iterable dataset Draws is not deterministic" in error.what
+    assert "its first 2 batches are others than before" in error.what
+
+
+def test_an_end_before_what_was_made_before_is_an_error(start: Start) -> None:
+    first = digests(start(Draws()), 3)
+    answer = start(Draws(length=4)).make(2, made=2, digest=first[1])
+    assert isinstance(answer, Error)
+    assert answer.is_final
+    assert "it ended after 1 batches; before, it gave 2" in answer.summary
+
+
+def test_stream_ends_and_stays_ended(start: Start) -> None:
+    worker = start(Draws(length=6))
+    assert [type(worker.make(position)) for position in range(4)] == [Batch, Batch, End, End]
+
+
+def test_last_batch_is_dropped_where_the_script_says_so(start: Start) -> None:
+    worker = start(Draws(length=6), drop_last=True)
+    assert [type(worker.make(position)) for position in range(2)] == [Batch, End]
+
+
+def test_another_pass_begins_the_stream_again(start: Start) -> None:
+    worker = start(Draws(length=4))
+    kinds = [type(worker.make(p, epoch=e)) for e, p in itertools.product(range(2), range(2))]
+    assert kinds == [Batch, End, Batch, End]

@@ -1,0 +1,265 @@
+"""The books of an iterable dataset's shards, without any process."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.feed.streams import MAX_LOSSES_IN_A_ROW, SETTLE_SECONDS, Streams
+
+
+def streams(num_shards: int = 2, **options: object) -> Streams:
+    made = Streams(**{"num_shards": num_shards, "prefetch": 2, "max_bytes": 1 << 30, **options})
+    made.begin()
+    return made
+
+
+def settled(num_shards: int = 2, **options: object) -> Streams:
+    made = streams(num_shards, **options)
+    made.grant("a", 2)
+    made.settle()
+    return made
+
+
+def answer(books: Streams, peer: str, number: int, digest: int = 1) -> bool:
+    start = books.start_of(number)
+    return books.arrived(peer, number, generation=start.generation, digest=digest, frame_bytes=10)
+
+
+def end(books: Streams, peer: str, number: int) -> None:
+    books.ended(peer, number, generation=books.start_of(number).generation)
+
+
+def test_every_shard_is_asked_for_its_first_batches_oldest_first() -> None:
+    assert settled().assign(0.0) == [("a", 0), ("a", 1), ("a", 2), ("a", 3)]
+
+
+def test_shards_go_to_peers_in_proportion_to_their_credits() -> None:
+    books = streams(6)
+    books.grant("large", 4)
+    books.grant("small", 2)
+    books.settle()
+    books.assign(0.0)
+    assert sorted(map(str, books.owners())) == ["large"] * 4 + ["small"] * 2
+
+
+def test_hosts_on_their_way_are_waited_for_a_moment() -> None:
+    books = streams()
+    books.grant("a", 2)
+    assert books.assign(10.0) == []
+    assert books.next_check(10.5) == pytest.approx(SETTLE_SECONDS - 0.5)
+    books.grant("b", 2)
+    asks = books.assign(10.0 + SETTLE_SECONDS)
+    assert {peer for peer, _ in asks} == {"a", "b"}
+    assert books.next_check(13.0) is None
+
+
+def test_batches_are_there_in_the_order_of_their_shard_only() -> None:
+    books = settled(1)
+    books.assign(0.0)
+    assert answer(books, "a", 1)
+    assert not books.is_there(1)
+    assert answer(books, "a", 0)
+    assert books.is_there(0)
+    assert books.is_there(1)
+
+
+def test_an_exhausted_shard_is_left_out_of_the_round() -> None:
+    books = settled(3)
+    books.assign(0.0)
+    end(books, "a", 1)
+    for number in (0, 2, 3, 5):
+        assert answer(books, "a", number)
+    taken = []
+    for _ in range(4):
+        taken.append(books.head)
+        books.take(0.0)
+    assert taken == [0, 2, 3, 5]
+    assert not books.is_over()
+
+
+def test_the_pass_is_over_when_all_shards_are_exhausted() -> None:
+    books = settled()
+    books.assign(0.0)
+    end(books, "a", 0)
+    end(books, "a", 1)
+    assert books.is_over()
+    assert books.assign(0.0) == []
+
+
+def test_an_end_that_overtakes_a_batch_does_not_hide_it() -> None:
+    books = settled(1)
+    books.assign(0.0)
+    end(books, "a", 1)
+    assert not books.is_over()
+    assert answer(books, "a", 0)
+    books.take(0.0)
+    assert books.is_over()
+
+
+def test_a_lost_shard_starts_again_and_tells_what_had_arrived() -> None:
+    books = settled(1)
+    books.assign(0.0)
+    answer(books, "a", 0, digest=77)
+    books.grant("b", 2)
+    books.lost("a")
+    assert books.assign(0.0) == [("b", 1)]
+    start = books.start_of(1)
+    assert (start.made, start.digest, start.generation) == (1, 77, 2)
+
+
+def test_what_overtook_others_is_made_again_after_a_loss() -> None:
+    books = settled(1)
+    books.assign(0.0)
+    answer(books, "a", 1)
+    books.grant("b", 2)
+    books.lost("a")
+    assert books.assign(0.0) == [("b", 0), ("b", 1)]
+
+
+def test_late_answers_of_an_earlier_start_are_refused() -> None:
+    books = settled(1)
+    books.assign(0.0)
+    old = books.start_of(0).generation
+    assert not books.dropped("a", 0, generation=old)
+    assert books.assign(0.0) == [("a", 0), ("a", 1)]
+    assert not books.arrived("a", 0, generation=old, digest=1, frame_bytes=1)
+    books.ended("a", 0, generation=old)
+    assert not books.is_over()
+    assert not books.dropped("a", 0, generation=old)
+    assert answer(books, "a", 0)
+    assert not answer(books, "a", 0)
+
+
+def test_answers_of_another_peer_are_refused() -> None:
+    books = settled(1)
+    books.assign(0.0)
+    assert not answer(books, "b", 0)
+
+
+def test_a_shard_that_dies_at_one_place_again_and_again_is_given_up() -> None:
+    books = settled(1)
+    for number in range(MAX_LOSSES_IN_A_ROW):
+        books.assign(0.0)
+        is_hopeless = books.dropped("a", 0, generation=books.start_of(0).generation)
+        assert is_hopeless == (number == MAX_LOSSES_IN_A_ROW - 1)
+
+
+def test_progress_forgives_losses() -> None:
+    books = settled(1)
+    for number in range(2 * MAX_LOSSES_IN_A_ROW):
+        books.assign(0.0)
+        answer(books, "a", number)
+        generation = books.start_of(number).generation
+        assert not books.dropped("a", number + 1, generation=generation)
+        books.take(0.0)
+
+
+def test_a_peer_that_drains_loses_its_shards_at_once() -> None:
+    books = settled(1)
+    books.assign(0.0)
+    books.grant("b", 2)
+    books.leave("a")
+    assert [peer for peer, _ in books.assign(0.0)] == ["b", "b"]
+
+
+def test_a_slow_stream_is_not_judged() -> None:
+    books = settled(1)
+    books.assign(0.0)
+    books.grant("b", 2)
+    assert books.overdue(1e6) == []
+
+
+def test_memory_is_bounded_but_the_head_is_always_asked_for() -> None:
+    books = settled(4, max_bytes=25, prefetch=8)
+    books.assign(0.0)
+    for number in range(32):
+        answer(books, "a", number)
+    for _ in range(31):
+        books.take(0.0)
+    assert books.assign(0.0) == [("a", 32)]
+    books.take(0.0)
+    books.lost("a")
+    books.grant("b", 2)
+    books.settle()
+    assert books.assign(0.0) == [("b", 32), ("b", 33)]
+
+
+def test_persistent_streams_stay_where_they_are() -> None:
+    books = settled(2, persists=True)
+    books.assign(0.0)
+    before = [books.start_of(number).generation for number in range(2)]
+    books.begin()
+    assert books.owners() == ["a", "a"]
+    assert [books.start_of(number).generation for number in range(2)] == before
+    assert books.assign(0.0)[0] == ("a", 0)
+
+
+def test_other_streams_begin_anew_with_each_pass() -> None:
+    books = settled(2)
+    books.assign(0.0)
+    before = books.start_of(0).generation
+    books.begin()
+    assert books.owners() == [None, None]
+    assert books.start_of(0).generation > before
+
+
+def test_nothing_is_asked_for_once_nobody_wants_it() -> None:
+    books = settled()
+    books.finish()
+    assert books.is_over()
+    assert not books.has_work(0.0)
+    assert books.assign(0.0) == []
+
+
+def torchs_order(lengths: list[int]) -> list[int]:
+    """Round robin over the shards that are not exhausted."""
+    rounds = range(max(lengths, default=0))
+    return [p * len(lengths) + s for p in rounds for s, n in enumerate(lengths) if p < n]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=5),
+    prefetch=st.integers(1, 4),
+    max_bytes=st.sampled_from([1, 25, 1000]),
+    data=st.data(),
+)
+def test_every_batch_once_and_in_torchs_order_whatever_is_lost(
+    lengths: list[int], prefetch: int, max_bytes: int, data: st.DataObject
+) -> None:
+    books = streams(len(lengths), prefetch=prefetch, max_bytes=max_bytes)
+    peers = {"a", "b"}
+    for peer in sorted(peers):
+        books.grant(peer, 2)
+    books.settle()
+    flying: list[tuple[str, int, int]] = []
+    outcomes: dict[int, int] = {}
+    taken: list[int] = []
+    num_faults = 0
+    while not books.is_over():
+        for peer, number in books.assign(0.0):
+            flying.append((str(peer), number, books.start_of(number).generation))
+            assert books.start_of(number).made <= number // len(lengths)
+        if books.is_there(books.head):
+            assert books.head in outcomes
+            taken.append(books.head)
+            books.take(0.0)
+            continue
+        assert flying, "nothing will ever come"
+        acts = ["answer", "answer", "die", "leave", "host"] if num_faults < 5 else ["answer"]
+        act = data.draw(st.sampled_from(acts))
+        num_faults += act != "answer"
+        peer, number, generation = flying.pop(data.draw(st.integers(0, len(flying) - 1)))
+        position, shard = divmod(number, len(lengths))
+        if act == "die":
+            books.dropped(peer, number, generation=generation)
+        elif act == "host":
+            books.lost(peer)
+            books.grant(peer, 2)
+        elif act == "leave":
+            books.leave(peer)
+            books.grant(peer, 2)
+        elif position >= lengths[shard]:
+            books.ended(peer, number, generation=generation)
+        elif books.arrived(peer, number, generation=generation, digest=number, frame_bytes=10):
+            outcomes[number] = number
+    assert taken == torchs_order(lengths)

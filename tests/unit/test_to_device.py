@@ -1,0 +1,209 @@
+"""stoker.to_device: batches moved, cast and normalised on the device that trains."""
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.utils.data as data
+
+import stoker
+from stoker.errors import UsageError
+
+
+class NoStream:
+    def wait_stream(self, other: "NoStream") -> None:
+        pass
+
+
+@pytest.fixture(
+    params=[
+        "cpu",
+        "cpu, ahead",
+        pytest.param(
+            "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+        ),
+    ]
+)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where batches go; "ahead" goes CUDA's way without CUDA."""
+    if request.param == "cpu, ahead":
+        monkeypatch.setattr("stoker.feed.device._copies_ahead", lambda device: True)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: NoStream())
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: NoStream())
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    return str(request.param).split(",")[0]
+
+
+class Digits(data.Dataset[tuple[torch.Tensor, int]]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index == 5:
+            raise LookupError("sample 5 is broken")
+        return torch.full((3, 2, 2), index * 20, dtype=torch.uint8), index
+
+
+class Whole(Digits):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((3, 2, 2), index * 20, dtype=torch.uint8), index
+
+
+class Pair(NamedTuple):
+    pixels: torch.Tensor
+    name: str
+
+
+@dataclass
+class Example:
+    pixels: torch.Tensor
+    rest: dict[str, list[torch.Tensor]]
+
+
+class Own:
+    """A batch of the user's own type."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+
+    def to(self, device: torch.device, *, non_blocking: bool) -> "Own":
+        return Own(self.values.to(device, non_blocking=non_blocking))
+
+
+def loader(dataset: data.Dataset[object] | None = None, **options: object) -> stoker.DataLoader:
+    return stoker.DataLoader(dataset or Whole(), **({"batch_size": 2} | options))
+
+
+def test_pixels_become_normalised_numbers_and_labels_stay(device: str) -> None:
+    batches = stoker.to_device(loader(), device, mean=0.5, std=[0.1, 0.2, 0.4])
+    for (pixels, labels), (raw, expected) in zip(batches, loader(), strict=True):
+        assert pixels.device.type == labels.device.type == device
+        assert (pixels.dtype, labels.dtype) == (torch.float32, torch.int64)
+        deviations = torch.tensor([0.1, 0.2, 0.4]).reshape(3, 1, 1)
+        assert torch.equal(pixels.cpu(), (raw.float() / 255 - 0.5) / deviations)
+        assert torch.equal(labels.cpu(), expected)
+
+
+def test_without_a_type_pixels_stay_uint8(device: str) -> None:
+    pixels, _ = next(iter(stoker.to_device(loader(), device)))
+    assert pixels.dtype == torch.uint8
+    assert pixels.device.type == device
+
+
+def test_another_floating_type_is_taken(device: str) -> None:
+    pixels, _ = next(iter(stoker.to_device(loader(), device, dtype=torch.bfloat16)))
+    assert pixels.dtype == torch.bfloat16
+    assert pixels.flatten()[-1].item() == pytest.approx(20 / 255, rel=0.01)
+
+
+def test_everything_in_a_batch_is_moved_and_keeps_its_type(device: str) -> None:
+    tensor = torch.ones(2)
+    batch = {
+        "pair": Pair(tensor, "name"),
+        "example": Example(tensor, {"more": [tensor]}),
+        "own": Own(tensor),
+        "ordered": OrderedDict(a=(tensor, 3)),
+        "none": None,
+    }
+    (found,) = list(stoker.to_device([batch], device))
+    assert isinstance(found["pair"], Pair)
+    assert found["pair"].name == "name"
+    assert isinstance(found["example"], Example)
+    assert isinstance(found["own"], Own)
+    assert isinstance(found["ordered"], OrderedDict)
+    assert found["none"] is None
+    moved = [
+        found["pair"].pixels,
+        found["example"].pixels,
+        found["example"].rest["more"][0],
+        found["own"].values,
+        found["ordered"]["a"][0],
+    ]
+    assert {each.device.type for each in moved} == {device}
+    assert found["ordered"]["a"][1] == 3
+
+
+def test_it_may_be_gone_through_epoch_by_epoch(device: str) -> None:
+    batches = stoker.to_device(loader(), device)
+    assert len(batches) == 5
+    for _ in range(2):
+        assert [labels.tolist()[0] for _, labels in batches] == [0, 2, 4, 6, 8]
+
+
+def test_a_failing_batch_is_told_in_its_turn_and_the_pass_goes_on(device: str) -> None:
+    iterator = iter(stoker.to_device(loader(Digits()), device))
+    found: list[object] = []
+    for _ in range(5):
+        try:
+            found.append(next(iterator)[1].tolist())
+        except LookupError:
+            found.append("broken")
+    assert found == [[0, 1], [2, 3], "broken", [6, 7], [8, 9]]
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            next(iterator)
+
+
+class Stateful(data.Sampler[int]):
+    """Holds how far it is, and can do no more than go on from there."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __len__(self) -> int:
+        return 10
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < 10:
+            self.at += 1
+            yield self.at - 1
+
+    def state_dict(self) -> dict[str, object]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("num_batches", [1, 4, 5])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_its_state_counts_what_the_script_got(
+    device: str, num_batches: int, num_workers: int
+) -> None:
+    for options in ({}, {"sampler": Stateful()}):
+        batches = stoker.to_device(loader(num_workers=num_workers, **options), device)
+        iterator = iter(batches)
+        for _ in range(num_batches):
+            next(iterator)
+        state = batches.state_dict()
+        assert state["num_yielded"] == num_batches
+        other = stoker.to_device(loader(**({"sampler": Stateful()} if options else {})), device)
+        other.load_state_dict(state)
+        rest = [labels.tolist()[0] for _, labels in other]
+        assert rest == list(range(2 * num_batches, 10, 2))
+
+
+def test_at_the_end_its_state_is_the_next_epochs(device: str) -> None:
+    batches = stoker.to_device(loader(), device)
+    list(batches)
+    state = batches.state_dict()
+    assert (state["epoch"], state["begun"]) == (1, None)
+
+
+def test_what_is_no_loader_of_stoker_has_no_state() -> None:
+    for batches in ([1], data.DataLoader(Whole())):
+        with pytest.raises(UsageError, match="has no state"):
+            stoker.to_device(batches, "cpu").state_dict()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"dtype": torch.int64}, "no floating type"), ({"std": [1.0, 0.0]}, "a deviation is 0")],
+)
+def test_senseless_options_are_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        stoker.to_device([], "cpu", **options)

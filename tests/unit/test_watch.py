@@ -1,0 +1,216 @@
+"""What `stoker watch` makes of log lines, and where it gets them."""
+
+import json
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from stoker.cli import watching
+from stoker.cli.run_view import RunView, as_table, as_text, plain_line
+from stoker.cli.watching import source_of, watch_command
+from stoker.errors import PlatformError, UsageError
+from stoker.launch.feed_interval import FeedInterval, HostRate, RankRate, log_values
+from stoker.logs import Log, LogValue, parse_line
+
+
+def line(event: str, host: str = "gpu-1", **values: LogValue) -> str:
+    stream = StringIO()
+    Log(run="mnist-1", host=host, stream=stream).event(event, **values)
+    return stream.getvalue()
+
+
+def host(name: str, kind: str = "host", *, rate: float = 12.5, credits: int = 4) -> HostRate:
+    return HostRate(
+        kind="local" if kind == "local" else "host",
+        name=name,
+        batches_per_second=rate,
+        bytes_per_second=rate * 1e6,
+        workers=2,
+        busy_workers=1.9,
+        busy_cpus=1.8,
+        slowest_worker=rate / 4,
+        fastest_worker=rate / 2,
+        in_flight=3,
+        credits=credits,
+        moved=2,
+        duplicates=0,
+    )
+
+
+def feed_line(*hosts: HostRate, wait: float = 0.4) -> str:
+    rank = RankRate(name="0", batches_per_second=30.0, wait_share=wait, queue_depth=0.5, window=18)
+    interval = FeedInterval(start_seconds=4.0, seconds=2.0, ranks=(rank,), hosts=hosts)
+    return line("feed", **log_values(interval))
+
+
+def progress_line(steps: int = 120) -> str:
+    return line("progress", steps=steps, step_seconds=0.02, wait_seconds=0.008)
+
+
+def view_of(*lines: str) -> RunView:
+    view = RunView()
+    for each in lines:
+        event = parse_line(each)
+        assert event is not None
+        view.take(event)
+    return view
+
+
+def test_a_plain_line_names_hosts_rates_waits_and_the_limit() -> None:
+    shown = plain_line(
+        view_of(progress_line(), feed_line(host("data-1"), host("gpu-1", "local", rate=5.0)))
+    )
+    assert "step 120, 20.0 ms a step, 40% of it waiting" in shown
+    assert "data-1 12.5/s 12.5 MB/s, gpu-1 (local) 5.0/s" in shown
+    assert shown.endswith("limit: workers")
+
+
+def test_a_great_many_hosts_are_counted_and_not_listed() -> None:
+    shown = plain_line(view_of(feed_line(*(host(f"data-{number}") for number in range(40)))))
+    assert "and 34 more hosts" in shown
+    assert len(shown) < 300
+
+
+def test_a_host_that_is_gone_is_said_to_be() -> None:
+    view = view_of(
+        feed_line(host("data-1", credits=0), host("data-2")),
+        line("host_lost", about="data-1", kind="agent", reason="silent for 12 s"),
+    )
+    assert "data-1 gone" in plain_line(view)
+    text = as_text(view)
+    assert "asked gone" in text
+    assert "data-1 was lost: silent for 12 s" in text
+
+
+def test_several_lines_show_each_rank_each_host_and_what_to_do() -> None:
+    text = as_text(view_of(progress_line(), feed_line(host("data-1"), host("data-2"))))
+    assert "run mnist-1: running; step 120" in text
+    assert "rank 0: 30.0 batches/s, 40% waiting, 0.5 ready, window 18" in text
+    assert "data-2: 12.5 batches/s, 12.5 MB/s, worker 3.1 to 6.2/s, busy 95%, asked 3 of 4" in text
+    assert "limit: the data workers" in text
+    assert "try:   more data hosts" in text
+
+
+def test_a_terminal_shows_the_same_figures() -> None:
+    from rich.console import Console
+
+    stream = StringIO()
+    view = view_of(progress_line(), feed_line(host("data-1"), host("gpu-1", "local")))
+    Console(file=stream, width=88, force_terminal=False).print(as_table(view))
+    text = stream.getvalue()
+    for word in ("mnist-1: running", "data-1", "gpu-1 (local)", "12.5", "3.1 to 6.2", "3 of 4"):
+        assert word in text
+    assert max(map(len, text.splitlines())) <= 88
+
+
+def test_a_run_without_a_feed_has_its_steps() -> None:
+    view = view_of(progress_line(7))
+    assert plain_line(view) == "step 7, 20.0 ms a step, 40% of it waiting"
+    assert view.document()["feed"] is None
+
+
+def test_what_a_log_says_does_not_steer_the_terminal() -> None:
+    view = view_of(
+        line("host_lost", about="\x1b[2Jdata-1", kind="agent", reason="[bold]x[/bold]\x07"),
+        feed_line(host("\x1b]0;title\x07")),
+    )
+    for text in (as_text(view), plain_line(view)):
+        assert "\x1b" not in text
+        assert "\x07" not in text
+
+
+def test_broken_events_are_passed_over() -> None:
+    view = view_of(
+        line("progress", steps="many", step_seconds=1, wait_seconds=0),
+        line("progress", steps=1, step_seconds="nan", wait_seconds=0),
+        line("feed", hosts="data-1"),
+        "stoker now run=r host=h feed start_seconds=1 seconds=2 ranks= hosts=a workers=-",
+    )
+    assert (view.steps, view.interval) == (0, None)
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    logs = tmp_path / "runs" / "mnist-1" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "dnn-gpu-1.log").write_text(
+        "user's own words\n" + progress_line() + feed_line(host("data-1"))
+    )
+    (logs / "data-data-1.log").write_text(line("host_has_role", host="data-1"))
+    return logs.parent
+
+
+def test_once_says_how_it_is_and_ends(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    watch_command(str(run_folder), once=True, as_json=False)
+    assert "mnist-1: running" in capsys.readouterr().out
+    watch_command(str(run_folder), once=True, as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert (document["status"], document["steps"]) == ("running", 120)
+    assert document["feed"]["hosts"][0]["name"] == "data-1"
+    assert document["bottleneck"]["limit"] == "workers"
+
+
+def test_a_run_is_found_by_its_id(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(run_folder.parent.parent)
+    watch_command("mnist-1", once=True, as_json=False)
+    assert "data-1" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="no run mnist-2"):
+        source_of("mnist-2")
+
+
+def test_a_log_is_followed_to_the_runs_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "leader.log"
+    log.write_text(
+        progress_line()
+        + "".join(f"dnn/gpu-1 {feed_line(host('data-1', rate=rate))}" for rate in (1.0, 2.0))
+        + line("training_ended", status="failed", exit_code=3)
+        + progress_line(999)
+    )
+    watch_command(str(log), once=False, as_json=False)
+    shown = capsys.readouterr().out.splitlines()
+    assert ["data-1 1.0/s" in shown[0], "data-1 2.0/s" in shown[1]] == [True, True]
+    assert shown[-1].endswith("failed")
+
+
+def test_a_run_whose_launcher_is_gone_ends_with_its_record(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_folder / "training.json").write_text("{}")
+    watch_command(str(run_folder), once=False, as_json=False)
+    assert capsys.readouterr().out.splitlines()[-1].endswith("the run has ended")
+
+
+def test_a_log_that_falls_silent_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "SILENCE_SECONDS", 0.3)
+    (tmp_path / "leader.log").write_text(progress_line())
+    with pytest.raises(PlatformError, match="says nothing"):
+        watch_command(str(tmp_path / "leader.log"), once=False, as_json=False)
+
+
+def test_lines_of_another_command_are_shown_as_they_come() -> None:
+    watcher = subprocess.Popen(
+        [sys.executable, "-m", "stoker.cli", "watch", "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert watcher.stdin is not None
+    assert watcher.stdout is not None
+    with watcher:
+        # Two lines in one write: the second must not lie in a buffer until a third comes.
+        watcher.stdin.write(feed_line(host("data-1")) + feed_line(host("data-2")))
+        watcher.stdin.flush()
+        assert "data-1 12.5/s" in watcher.stdout.readline()
+        assert "data-2 12.5/s" in watcher.stdout.readline()
+        watcher.stdin.close()
+        assert watcher.stdout.read().endswith("the run has ended\n")
+    assert watcher.returncode == 0

@@ -1,0 +1,186 @@
+"""Whatever bytes come: a ProtocolError or a value, and no memory that the bytes do not pay for."""
+
+import contextlib
+import struct
+import tracemalloc
+from collections.abc import Callable, Iterator
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.errors import ProtocolError
+from stoker.feed import messages as m
+from stoker.feed import wire
+from stoker.feed.channel import MAX_MESSAGE_BYTES, Channel, channel_pair
+
+# What judging bytes may take beside a few times their own number: objects, errors, caches.
+MAX_EXTRA_BYTES = 2 << 20
+
+DIRECTIONS = {
+    "to the coordinator": m.ToCoordinator,
+    "from the coordinator": m.FromCoordinator,
+    "to an agent": m.ToAgent,
+    "from an agent": m.FromAgent,
+}
+MEMBER = m.Member(
+    host="d1", group="data", address="d1", port=1, plain_port=2, workers=3, incarnation="x"
+)
+VALID: list[m.Message] = [
+    m.Attend(protocol=1, run_id="run", rank=0, host="a"),
+    m.Beat(host="d1", incarnation="x"),
+    m.Leave(host="d1", incarnation="x", exit_code=3, reason="why"),
+    m.Roster(agents=(MEMBER,) * 3, expected=4, lost=(MEMBER,), awaited=("d4",)),
+    m.State(outcome="failed", exit_code=1, reason="x"),
+    m.Open(protocol=1, session="s", rank=0, spec="d", spec_bytes=3, versions={"torch": "2"}),
+    m.Make(session="s", epoch=1, number=2, seed=(1, 2, 3)),
+    m.Made(
+        session="s", epoch=1, number=2, tree=b"xyz", cpu_seconds=1.0, wall_seconds=2.0, worker=0
+    ),
+    m.Dropped(session="s", epoch=1, number=2, reason="r", is_lost=True),
+    m.Progress(rank=0, steps=1, samples=2, wait_seconds=0.5, compute_seconds=1.5),
+]
+VALUE = {"x": torch.arange(10), "y": [np.ones(3), "é", 1.5, b"z" * 2000], 3: (1 << 70, 2j, None)}
+
+
+@contextlib.contextmanager
+def little_memory(num_bytes: int) -> Iterator[None]:
+    """What is inside takes no more than a few times `num_bytes`, and MAX_EXTRA_BYTES."""
+    tracemalloc.start()
+    try:
+        yield
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak <= 20 * num_bytes + MAX_EXTRA_BYTES
+
+
+def judged(read: Callable[[bytes], object], data: bytes) -> object:
+    """The value, or None for what was refused."""
+    with little_memory(len(data)), contextlib.suppress(ProtocolError):
+        return read(data)
+    return None
+
+
+@st.composite
+def mutated(draw: st.DrawFn, sources: list[bytes]) -> bytes:
+    """A valid message: flipped, cut, doubled, with a piece of another one or a length in it."""
+    data = bytearray(draw(st.sampled_from(sources)))
+    for _ in range(draw(st.integers(1, 5))):
+        place = draw(st.integers(0, max(len(data) - 1, 0)))
+        match draw(st.sampled_from(["flip", "cut", "insert", "double", "graft", "length"])):
+            case "flip" if data:
+                data[place] ^= draw(st.integers(1, 255))
+            case "cut":
+                del data[place:]
+            case "insert":
+                data[place:place] = draw(st.binary(max_size=20))
+            case "double" if len(data) < 10_000:
+                data += data[place:]
+            case "graft":
+                other = draw(st.sampled_from(sources))
+                data[place:] = other[draw(st.integers(0, len(other))) :]
+            case "length":
+                # MessagePack's str, bin, array, map and ext of up to 4 GiB.
+                head = draw(st.sampled_from([0xDB, 0xC6, 0xDD, 0xDF, 0xC9]))
+                size = draw(st.sampled_from([0xFFFFFFFF, 0x7FFFFFFF, 1 << 24, 70_000]))
+                data[place : place + 5] = bytes([head]) + struct.pack(">I", size)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@given(st.one_of(st.binary(max_size=300), mutated([m.pack(message) for message in VALID])))
+@settings(max_examples=150, deadline=None)
+def test_bytes_are_a_message_or_a_protocol_error(direction: str, data: bytes) -> None:
+    kinds = DIRECTIONS[direction]
+    message = judged(m.Unpacker(kinds), data)
+    assert message is None or isinstance(message, m.Message)
+
+
+@pytest.mark.parametrize("message", VALID, ids=lambda message: type(message).__name__)
+def test_every_cut_of_a_message_is_refused(message: m.Message) -> None:
+    packed = m.pack(message)
+    kinds = next(k for k in DIRECTIONS.values() if isinstance(message, k))
+    unpack = m.Unpacker(kinds)
+    assert unpack(packed) == message
+    for end in range(len(packed)):
+        with pytest.raises(ProtocolError):
+            unpack(packed[:end])
+
+
+@pytest.mark.parametrize("message", VALID, ids=lambda message: type(message).__name__)
+def test_a_message_of_another_direction_is_refused(message: m.Message) -> None:
+    for kinds in DIRECTIONS.values():
+        if not isinstance(message, kinds):
+            with pytest.raises(ProtocolError):
+                m.Unpacker(kinds)(m.pack(message))
+
+
+def test_numbers_and_names_out_of_bounds_are_refused() -> None:
+    good = msgspec.to_builtins(VALID[6])
+    for change in (
+        {"number": -1},
+        {"number": 1 << 49},
+        {"session": ""},
+        {"session": "s" * 201},
+        {"seed": ["word"]},
+        {"seed": [(1 << 64) - 1]},
+        {"seed": [-1]},
+        {"epoch": 1.5},
+        {"more": 1},
+    ):
+        with pytest.raises(ProtocolError):
+            m.Unpacker(m.ToAgent)(msgspec.msgpack.encode(good | change))
+
+
+@given(mutated([wire.pack_value(VALUE, allow_pickle=False)]))
+@settings(max_examples=300, deadline=None)
+def test_mutated_values_are_refused_or_values(data: bytes) -> None:
+    judged(lambda packed: wire.unpack_value(packed, allow_pickle=False), data)
+
+
+@given(mutated([wire.pack_value({1, 2}, allow_pickle=True)]))
+@settings(max_examples=150, deadline=None)
+def test_no_mutation_smuggles_a_pickle_in(data: bytes) -> None:
+    value = judged(lambda packed: wire.unpack_value(packed, allow_pickle=False), data)
+    assert not isinstance(value, set)
+
+
+TREE = wire.encode(VALUE, allow_pickle=False)
+
+
+@given(mutated([TREE.tree]), st.integers(0, 4000))
+@settings(max_examples=300, deadline=None)
+def test_mutated_trees_fit_the_payload_or_are_refused(tree: bytes, num_bytes: int) -> None:
+    payload = np.zeros(num_bytes, dtype=np.uint8)
+    with little_memory(len(tree) + num_bytes), contextlib.suppress(ProtocolError):
+        wire.decode(tree, payload, allow_pickle=False)
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=100),
+        st.builds(
+            lambda length, count, rest: struct.pack("<IB", length, count) + rest,
+            st.integers(0, (1 << 32) - 1),
+            st.integers(0, 255),
+            st.binary(max_size=50),
+        ),
+    )
+)
+@settings(max_examples=150, deadline=None)
+def test_channel_takes_no_memory_for_a_length_that_is_only_claimed(data: bytes) -> None:
+    ours, theirs = channel_pair()
+    channel = Channel(ours, blocking=False)
+    with theirs:
+        theirs.sendall(data)
+        with little_memory(len(data)), contextlib.suppress(ProtocolError):
+            for received, descriptors in channel.receive():
+                assert len(received) <= len(data)
+                assert descriptors == ()
+    channel.close()
+    assert struct.calcsize("<IB") == 5
+    assert MAX_MESSAGE_BYTES < 1 << 32
