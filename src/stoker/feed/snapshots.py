@@ -1,8 +1,8 @@
 """What the order of a loader's samples depends on: random states, and its samplers' own states.
 
-A snapshot is taken at the start of every pass (60 us), so that a state asked for in the middle of
-it can say how the pass began. It is made of plain types and tensors: `torch.load` reads it with
-`weights_only=True`.
+Two are taken at the start of every pass (80 us each), so that a state asked for in the middle of
+it can say how the pass began. A snapshot is made of plain types and tensors: `torch.load` reads it
+with `weights_only=True`.
 """
 
 import copy
