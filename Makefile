@@ -36,7 +36,7 @@ fmt: $(DEV)  ## format, and mend what the linter can mend
 	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
 
 faults: $(DEV)  ## only the tests that kill, stop and cut real processes
-	@$(BIN)/pytest -q tests -m fault
+	@$(BIN)/pytest -q tests -m 'fault and not soak'
 
 bench: $(DEV)  ## beside the alternatives, 20 minutes; a short look: make bench BENCH=--quick
 	@for file in $(BENCHMARKS); do \

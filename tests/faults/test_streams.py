@@ -46,7 +46,24 @@ def torchs(**given: object) -> list[Line]:
     return [json.loads(line) for line in _torchs(json.dumps(given, sort_keys=True))]
 
 
-@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+# Each variant is a small cluster of its own; the others run with `make soak`.
+OFTEN = {
+    "sharded",
+    "unequal lengths",
+    "no automatic batching",
+    "sample raises, iterator goes on",
+    "persistent",
+    "two loaders",
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(options, id=name, marks=() if name in OFTEN else pytest.mark.soak)
+        for name, options in VARIANTS.items()
+    ],
+)
 def test_batches_are_torchs(options: dict[str, object]) -> None:
     expected = torchs(**options)
     assert run_script(options, script=SCRIPT).finish() == expected
