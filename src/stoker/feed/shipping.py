@@ -13,7 +13,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import cloudpickle
 
@@ -278,7 +277,8 @@ def unpack_error(data: bytes | memoryview) -> Exception:
         try:
             if getattr(kind, "message", None):
                 # As torch: the constructor of a class with a message takes it by name.
-                made = partial(kind, message=packed.message)()
+                words = {"message": packed.message}
+                made = kind(**words)
             else:
                 made = kind(packed.message)
         except Exception:
