@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-import msgspec
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
@@ -14,15 +13,14 @@ from torch.utils.data import DataLoader
 from stoker.feed.timeline import Steps, Timeline
 from stoker.logs import Log
 from stoker.profile import batches
+from stoker.profile.afterwards import measure_afterwards
 from stoker.profile.agree import Agreement
 from stoker.profile.choice import Choice
-from stoker.profile.clocks import children_cpu_seconds, machine_cpu_seconds, usable_vcpus
-from stoker.profile.drain import shut_down
+from stoker.profile.clocks import children_cpu_seconds, machine_cpu_seconds
 from stoker.profile.ending import end_process
 from stoker.profile.facts import facts_of, is_cuda_used, length_of, versions
-from stoker.profile.loading import measure_loading, worker_counts, workers_rest
-from stoker.profile.raw import RankResult
-from stoker.profile.receive import try_receive
+from stoker.profile.findings import Findings
+from stoker.profile.loading import workers_rest
 from stoker.profile.steps import (
     AS_IS_ENOUGH,
     REPLAY_ENOUGH,
@@ -31,7 +29,6 @@ from stoker.profile.steps import (
     ReplaySteps,
     missing_of,
 )
-from stoker.records import write_text
 from stoker.settings import ProcessSettings
 
 Loader = DataLoader[object]
@@ -42,10 +39,7 @@ _CACHED_BYTES = 2 << 30
 # Kernels run behind the host: so many steps are timed together where CUDA is used.
 _CUDA_BLOCK = 5
 _FIRST_WORDS_SECONDS = 12.0
-_LOADING_SHARE = 0.30
-_RECEIVE_SHARE = 0.03
 _SETTLE_SHARE = 0.10
-_MEET_SECONDS = 30.0
 
 
 class Session:
@@ -62,7 +56,6 @@ class Session:
         assert settings.profile is not None
         self._settings = settings
         self._budget = settings.profile.budget_seconds
-        self._folder = folder
         self._agreement = agreement
         self._iterate = iterate
         self._log = Log(run=settings.run_id, host=settings.host)
@@ -80,13 +73,8 @@ class Session:
         self._rows: Steps | None = None
         self._replay: ReplaySteps | None = None
         self._cached: list[object] = []
-        self._notes: list[str] = []
-        self._result = RankResult(
-            rank=settings.rank,
-            world_size=settings.world_size,
-            host=settings.host,
-            vcpus=usable_vcpus(),
-            ranks_on_host=settings.processes_per_host or settings.local_world_size,
+        self._findings = Findings(
+            settings, folder=folder, agreement=agreement, is_stopped=lambda: self._is_stopping
         )
 
     @property
@@ -180,8 +168,8 @@ class Session:
             epoch_batches=length_of(loader),
         )
         self._phase_began = time.monotonic()
-        self._result = msgspec.structs.replace(
-            self._result, seed=torch.initial_seed(), versions=versions(), loader=facts_of(loader)
+        self._findings.learn(
+            seed=torch.initial_seed(), versions=versions(), loader=facts_of(loader)
         )
         return self._as_is
 
@@ -206,7 +194,7 @@ class Session:
 
     def _cache(self, batch: object) -> None:
         if not self._cached:
-            self._result = msgspec.structs.replace(self._result, batch=batches.facts(batch))
+            self._findings.learn(batch=batches.facts(batch))
         if self._cached and batches.num_bytes(batch) * (len(self._cached) + 1) > _CACHED_BYTES:
             return
         self._cached.append(batches.clone(batch))
@@ -239,23 +227,23 @@ class Session:
 
     def _begin_replay(self, loader: Loader, steps: AsIsSteps) -> ReplaySteps:
         if self._agreement.is_late("accelerator", at_step=self._steps):
-            self._notes.append("the ranks are not in lockstep: phases did not change together")
+            self._findings.note("the ranks are not in lockstep: phases did not change together")
         self.end_pass()
         self._timeline.close()
-        self._result = msgspec.structs.replace(self._result, as_is=steps.result())
+        self._findings.learn(as_is=steps.result())
         self._say_as_is(steps)
         if loader.num_workers and not workers_rest(
             seconds=_SETTLE_SHARE * self._budget, is_stopped=lambda: self._is_stopping
         ):
-            self._notes.append("the loader's workers did not come to rest before the replay")
+            self._findings.note("the loader's workers did not come to rest before the replay")
         _hold_learning_rate()
         uses_cuda = is_cuda_used()
-        self._result = msgspec.structs.replace(self._result, uses_cuda=uses_cuda)
+        self._findings.learn(uses_cuda=uses_cuda)
         self._phase_began = time.monotonic()
         return ReplaySteps(block=_CUDA_BLOCK if uses_cuda else 1)
 
     def _has_replayed(self, replay: ReplaySteps) -> bool:
-        if self._result.uses_cuda and replay.is_block_end():
+        if self._findings.result.uses_cuda and replay.is_block_end():
             torch.cuda.synchronize()
         replay.asked(now=time.monotonic(), cpu=time.process_time())
         if self._is_stopping:
@@ -276,7 +264,7 @@ class Session:
         self, loader: Loader, inner: Iterator[object] | None, replay: ReplaySteps
     ) -> NoReturn:
         accelerator = replay.result(cached_batches=len(self._cached))
-        self._result = msgspec.structs.replace(self._result, accelerator=accelerator)
+        self._findings.learn(accelerator=accelerator)
         self._write(missing="")
         self._log.event(
             "profile_accelerator",
@@ -285,71 +273,28 @@ class Session:
             step_seconds=accelerator.step_seconds.median,
             trainer_cpu_seconds=accelerator.trainer_cpu_seconds.median,
         )
-        shut_down(inner)
-        self._meet("loader-only")
-        drains, notes = measure_loading(
+        measure_afterwards(
+            self._findings,
             loader,
-            counts=worker_counts(
-                script=loader.num_workers,
-                vcpus=self._result.vcpus,
-                ranks_on_host=self._result.ranks_on_host,
-            ),
-            seconds=_LOADING_SHARE * self._budget,
-            is_stopped=lambda: self._is_stopping,
+            inner=inner,
+            batch=self._cached[0],
+            budget_seconds=self._budget,
             iterate=self._iterate,
             log=self._log,
         )
-        self._notes.extend(notes)
-        self._result = msgspec.structs.replace(self._result, drains=tuple(drains))
-        self._write(missing="")
-        if not self._is_stopping:
-            self._meet("receive")
-            receive, notes = try_receive(
-                self._cached[0], seconds=min(1.0, _RECEIVE_SHARE * self._budget)
-            )
-            self._notes.extend(notes)
-            self._result = msgspec.structs.replace(self._result, receive=receive)
         if self._is_stopping:
-            self._notes.append("stopped early: the verdict is the one so far")
+            self._findings.note("stopped early: the verdict is the one so far")
         self._write(missing="")
-        self._agreement.hand_in(_text(self._result))
-        self._meet("end")
-        if self._settings.rank == 0:
-            self._gather()
+        self._findings.hand_over()
         self._log.event("profile_ends", rank=self._settings.rank)
         end_process()
 
-    def _gather(self) -> None:
-        """Writes the results of ranks on other hosts beside those of this one."""
-        for rank in range(self._settings.world_size):
-            file = self._folder / f"profile-rank{rank}.json"
-            result = None if file.exists() else self._agreement.handed_in(rank)
-            if result:
-                write_text(file, result)
-
-    def _meet(self, name: str) -> None:
-        if not self._agreement.meet(
-            name, deadline_seconds=_MEET_SECONDS, is_stopped=lambda: self._is_stopping
-        ):
-            self._notes.append(f"not all ranks came to {name} within {_MEET_SECONDS:.0f} s")
-
     def _write(self, *, missing: str) -> None:
         steps = self._as_is
-        as_is = self._result.as_is or (steps.result() if steps and steps.count else None)
-        self._result = msgspec.structs.replace(
-            self._result,
-            missing=missing,
-            steps=self._steps,
-            loaders=self._loaders,
-            as_is=as_is,
-            notes=tuple(self._notes),
-        )
-        file = self._folder / f"profile-rank{self._settings.rank}.json"
-        write_text(file, _text(self._result))
-
-
-def _text(result: RankResult) -> str:
-    return msgspec.json.format(msgspec.json.encode(result)).decode()
+        if self._findings.result.as_is is None and steps and steps.count:
+            self._findings.learn(as_is=steps.result())
+        self._findings.learn(steps=self._steps, loaders=self._loaders)
+        self._findings.write(missing=missing)
 
 
 def _hold_learning_rate() -> None:
