@@ -5,14 +5,13 @@ Every batch of every run is compared with the same script without any cluster.
 
 import functools
 import json
-import select
-import socket
 import threading
 
 import psutil
 import pytest
 
 from support.cluster import Cluster, Line, run_script, wait_until
+from support.proxy import Proxy
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
@@ -63,71 +62,6 @@ def test_what_a_worker_makes_that_is_woken_late_is_dropped() -> None:
         stopped.resume()
         assert trainer.finish() == reference(**given)
         assert "data_worker_died" not in cluster.log_of(0).read_text()
-
-
-class Proxy:
-    """A TCP proxy before an agent that cuts its first connection in the middle of a message.
-
-    Args:
-        cut_after: Bytes to the trainer until the cut; the next connections are left alone.
-    """
-
-    def __init__(self, *, cut_after: int) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self.target = 0
-        self.num_cut = 0
-        self._left = cut_after
-        self._is_armed = False
-        self._is_closing = threading.Event()
-        self._thread = threading.Thread(target=self._serve)
-
-    def arm(self) -> None:
-        """From here on bytes are counted."""
-        self._is_armed = True
-
-    def __enter__(self) -> "Proxy":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_closing.set()
-        self._thread.join(10)
-        assert not self._thread.is_alive()
-
-    def _serve(self) -> None:
-        ends: dict[socket.socket, socket.socket] = {}
-        to_trainer: set[socket.socket] = set()
-        with self._listener:
-            while not self._is_closing.is_set():
-                for ready in select.select([self._listener, *ends], [], [], 0.05)[0]:
-                    if ready is self._listener:
-                        client = self._listener.accept()[0]
-                        agent = socket.create_connection(("127.0.0.1", self.target), 10)
-                        ends |= {client: agent, agent: client}
-                        to_trainer.add(agent)
-                    elif ready in ends and not self._pass_on(ready, ends, ready in to_trainer):
-                        for end in (ends.pop(ready), ready):
-                            ends.pop(end, None)
-                            end.close()
-        for end in ends:
-            end.close()
-
-    def _pass_on(
-        self, source: socket.socket, ends: dict[socket.socket, socket.socket], is_counted: bool
-    ) -> bool:
-        try:
-            data = source.recv(4096)
-            if is_counted and self._is_armed and not self.num_cut:
-                self._left -= len(data)
-                if self._left < 0:
-                    self.num_cut += 1
-                    ends[source].sendall(data[: len(data) // 2])
-                    return False
-            ends[source].sendall(data)
-        except OSError:
-            return False
-        return bool(data)
 
 
 @pytest.mark.parametrize("encrypts", [True, False], ids=["encrypted", "plain"])

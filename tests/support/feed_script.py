@@ -2,7 +2,8 @@
 
 Prints one JSON line a batch: loader, epoch, batch, hash over the bytes of every tensor, ids.
 With `pause_at`, it prints {"pause": n} before batch n is asked for and goes on after a line on
-stdin; with `gates`, a folder, after a file n is there. With `ddp`, ranks are torchrun's, and all
+stdin; with `gates`, a folder, after a file n is there. With `until`, a file, it takes up epochs
+until that is there. With `ddp`, ranks are torchrun's, and all
 take each step together.
 """
 
@@ -28,6 +29,7 @@ DEFAULTS = {
     "step_seconds": 0.0,
     "pause_at": None,
     "gates": None,
+    "until": None,
     "raise_at": None,
     "break_at": None,
     "loaders": 1,
@@ -164,6 +166,8 @@ def main() -> None:
             if not iterators or batch == given["break_at"]:
                 break
         del iterators
+        if given["until"] is not None and Path(given["until"]).exists():
+            break
     if given["ddp"]:
         dist.destroy_process_group()
     say(state=hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:16])

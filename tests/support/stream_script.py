@@ -1,7 +1,8 @@
 """A training script over iterable datasets. Argument: one JSON object, see `DEFAULTS`.
 
 Prints one JSON line a batch: loader, epoch, batch, hash over its bytes, ids. With `pause_at`, it
-prints {"pause": n} before batch n is asked for and goes on after a line on stdin.
+prints {"pause": n} before batch n is asked for and goes on after a line on stdin. With `until`, a
+file, it takes up epochs until that is there.
 """
 
 import hashlib
@@ -28,6 +29,7 @@ DEFAULTS = {
     "num_workers": 2,
     "sample_seconds": 0.0,
     "pause_at": None,
+    "until": None,
     "break_at": None,
     "raise_at": None,
     "loaders": 1,
@@ -164,6 +166,8 @@ def main() -> None:
         warnings.simplefilter("always")
         for epoch in range(given["epochs"]):
             run_epoch(given, epoch, loaders)
+            if given["until"] is not None and os.path.exists(given["until"]):
+                break
     for warning in caught:
         if "IterableDataset" in str(warning.message):
             text = str(warning.message)

@@ -1,0 +1,175 @@
+"""A random killer at work while epochs are read, for minutes: `make soak` runs it.
+
+STOKER_SOAK_SECONDS says for how long, STOKER_SOAK_SEED with which strikes; a run prints its seed.
+Both scripts' batches are compared with the same script's alone, and leaving the cluster looks for
+what is left.
+"""
+
+import contextlib
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import psutil
+import pytest
+
+from support.cluster import Cluster, Line, Trainer, run_script
+from support.proxy import Proxy
+
+SECONDS = float(os.environ.get("STOKER_SOAK_SECONDS", "180"))
+SEED = int(os.environ.get("STOKER_SOAK_SEED", "0")) or secrets.randbelow(1 << 32)
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 2.0, 5.0
+HOSTS = 3
+
+pytestmark = [pytest.mark.fault, pytest.mark.soak, pytest.mark.timeout(SECONDS + 600)]
+
+# Without the time that a sample takes, which changes no byte.
+MAP = {"samples": 96, "num_workers": 1, "shape": [3, 80, 80]}
+STREAM = {"samples": 96, "num_workers": 2}
+SLOW = {"sample_seconds": 0.01, "epochs": 100_000}
+
+
+@dataclass
+class Killer:
+    """Strikes a cluster at random; every host has a proxy before it, and one strike at a time.
+
+    Attributes:
+        counts: Strikes of each kind.
+    """
+
+    cluster: Cluster
+    proxies: list[Proxy]
+    trainers: list[Trainer]
+    draw: random.Random
+    counts: dict[str, int] = field(default_factory=dict)
+    _healing: dict[int, tuple[float, Callable[[], None]]] = field(default_factory=dict)
+
+    def go_on_for(self, seconds: float) -> None:
+        """Strikes every few seconds, and heals at the end."""
+        end = time.monotonic() + seconds
+        strike_at = time.monotonic()
+        while time.monotonic() < end:
+            for trainer in self.trainers:
+                assert trainer.process.poll() is None, trainer.errors[-4000:]
+            self._heal(time.monotonic())
+            if time.monotonic() >= strike_at:
+                self._strike()
+                pause = self.draw.uniform(MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
+                strike_at = time.monotonic() + pause
+            time.sleep(0.05)
+        self._heal(end + 1000)
+
+    def start(self, host: int) -> None:
+        """Starts a host, behind its proxy."""
+        self.cluster.start_agent(host, advertised_port=self.proxies[host].port)
+        self.proxies[host].target = 0
+
+    def find(self) -> None:
+        """Points the proxies of hosts that have just started to where they listen."""
+        for number, proxy in enumerate(self.proxies):
+            if not proxy.target and number not in self._healing:
+                proxy.target = self.cluster.agent_port(number)
+
+    def _heal(self, now: float) -> None:
+        for host, (due, heal) in list(self._healing.items()):
+            if now >= due:
+                del self._healing[host]
+                heal()
+        for host, process in enumerate(self.cluster.hosts):
+            if host not in self._healing and process.poll() is not None:
+                # The process that forks the workers was taken for one of them: the host ended.
+                self._kill_host(host, 0.0)
+        self.find()
+
+    def _strike(self) -> None:
+        host = self.draw.randrange(HOSTS)
+        strikes = (
+            self._kill_worker,
+            self._stop_worker,
+            self._kill_host,
+            self._stop_host,
+            self._cut,
+            self._kill_local,
+        )
+        weights = (3, 3, 2, 2, 3, 1)
+        (strike,) = self.draw.choices(strikes, weights)
+        seconds = self.draw.uniform(0.2, 6.0)
+        if host in self._healing:
+            return
+        name = strike.__name__.strip("_")
+        self.counts[name] = self.counts.get(name, 0) + 1
+        print(f"{time.strftime('%H:%M:%S')} {name} algo-{host} {seconds:.1f}", flush=True)
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            strike(host, seconds)
+
+    def _workers(self, host: int) -> list[psutil.Process]:
+        return self.cluster.workers_of(host)
+
+    def _kill_worker(self, host: int, seconds: float) -> None:
+        if workers := self._workers(host):
+            self.draw.choice(workers).kill()
+
+    def _stop_worker(self, host: int, seconds: float) -> None:
+        if workers := self._workers(host):
+            victim = self.draw.choice(workers)
+            victim.suspend()
+            self._healing[host] = (time.monotonic() + seconds, lambda: _wake(victim))
+
+    def _kill_host(self, host: int, seconds: float) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.cluster.kill(host)
+        self.cluster.hosts[host].wait(10)
+        self.proxies[host].target = 0
+        self._healing[host] = (time.monotonic() + seconds, lambda: self.start(host))
+
+    def _stop_host(self, host: int, seconds: float) -> None:
+        self.cluster.stop(host)
+        self._healing[host] = (time.monotonic() + seconds, lambda: self.cluster.cont(host))
+
+    def _cut(self, host: int, seconds: float) -> None:
+        self.proxies[host].arm(cut_after=round(seconds * 10_000))
+
+    def _kill_local(self, host: int, seconds: float) -> None:
+        trainer = self.draw.choice(self.trainers)
+        if children := psutil.Process(trainer.process.pid).children():
+            self.draw.choice(children).kill()
+
+
+def _wake(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.Error):
+        process.resume()
+
+
+def test_every_batch_is_exact_while_workers_hosts_and_connections_are_struck_at_random() -> None:
+    print(f"STOKER_SOAK_SEED={SEED} STOKER_SOAK_SECONDS={SECONDS:g}", flush=True)
+    with contextlib.ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy()) for _ in range(HOSTS)]
+        cluster = stack.enter_context(Cluster(agents=HOSTS, workers=2, late=True))
+        until = str(cluster.folder / "enough")
+        scripts = {"feed_script.py": MAP, "stream_script.py": STREAM}
+        trainers = [
+            cluster.train(rank=rank, world=1, script=script, until=until, **given, **SLOW)
+            for rank, (script, given) in enumerate(scripts.items())
+        ]
+        draw = random.Random(SEED)
+        killer = Killer(cluster=cluster, proxies=proxies, trainers=trainers, draw=draw)
+        for host in range(HOSTS):
+            killer.start(host)
+        killer.find()
+        for trainer in trainers:
+            trainer.until("hash")
+        killer.go_on_for(SECONDS)
+        (cluster.folder / "enough").touch()
+        for rank, (script, given) in enumerate(scripts.items()):
+            found = trainers[rank].finish()
+            epochs = len({line["epoch"] for line in found if "epoch" in line})
+            print(f"{script}: {len(found)} lines, {epochs} epochs, {killer.counts}")
+            assert found == _alone(script, {**given, "rank": rank, "epochs": epochs})
+
+
+def _alone(script: str, given: dict[str, object]) -> list[Line]:
+    torchs = {"torch": True} if script == "stream_script.py" else {}
+    return run_script({**given, **torchs}, env={"RANK": str(given["rank"])}, script=script).finish()

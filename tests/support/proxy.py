@@ -1,0 +1,84 @@
+"""A TCP proxy before an agent, which cuts its connections in the middle of messages."""
+
+import select
+import socket
+import threading
+
+
+class Proxy:
+    """Passes bytes on, both ways, until it is told to do worse.
+
+    Args:
+        cut_after: Once it is armed, bytes to the trainer until it cuts that connection, once, in
+            the middle of what was about to be passed on. Later connections are left alone.
+
+    Attributes:
+        port: Where trainers dial.
+        target: Port of the agent; 0: nobody answers.
+        num_cut: Connections that were cut.
+    """
+
+    def __init__(self, *, cut_after: int = 0) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.target = 0
+        self.num_cut = 0
+        self._left = cut_after
+        self._is_armed = False
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+
+    def arm(self, *, cut_after: int | None = None) -> None:
+        """From here on bytes are counted; again, if there was a cut before."""
+        if cut_after is not None:
+            self._left = cut_after
+        self._is_armed = True
+
+    def __enter__(self) -> "Proxy":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_closing.set()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def _serve(self) -> None:
+        ends: dict[socket.socket, socket.socket] = {}
+        to_trainer: set[socket.socket] = set()
+        with self._listener:
+            while not self._is_closing.is_set():
+                for ready in select.select([self._listener, *ends], [], [], 0.05)[0]:
+                    if ready is self._listener:
+                        client = self._listener.accept()[0]
+                        try:
+                            agent = socket.create_connection(("127.0.0.1", self.target), 10)
+                        except OSError:
+                            client.close()
+                            continue
+                        ends |= {client: agent, agent: client}
+                        to_trainer.add(agent)
+                    elif ready in ends and not self._pass_on(ready, ends, ready in to_trainer):
+                        for end in (ends.pop(ready), ready):
+                            ends.pop(end, None)
+                            to_trainer.discard(end)
+                            end.close()
+        for end in ends:
+            end.close()
+
+    def _pass_on(
+        self, source: socket.socket, ends: dict[socket.socket, socket.socket], is_counted: bool
+    ) -> bool:
+        try:
+            data = source.recv(4096)
+            if is_counted and self._is_armed:
+                self._left -= len(data)
+                if self._left < 0:
+                    self._is_armed = False
+                    self.num_cut += 1
+                    ends[source].sendall(data[: len(data) // 2])
+                    return False
+            ends[source].sendall(data)
+        except OSError:
+            return False
+        return bool(data)
