@@ -23,12 +23,29 @@ _SLACK = 0.7
 
 
 class ProfiledHost(Record, frozen=True, kw_only=True):
-    """The hosts that were measured; vcpus and accelerators of one host, else the catalog's."""
+    """The hosts that were measured; vcpus and accelerators of one host, else the catalog's.
+
+    Attributes:
+        vcpus: That the training may use: by affinity and control group's quota.
+        accelerators: As NVML or the driver counts them.
+        accelerator_model: Their name, as the driver spells it.
+        cpu_model: As the kernel spells it.
+    """
 
     instance_type: Name
     count: PositiveInt = 1
     vcpus: PositiveInt | None = None
     accelerators: NonNegativeInt | None = None
+    accelerator_model: Name | None = None
+    cpu_model: Name | None = None
+
+
+class ProfiledData(Record, frozen=True, kw_only=True):
+    """Data hosts of one type that worked beside the hosts that were measured."""
+
+    instance_type: Name
+    count: PositiveInt
+    workers_per_host: NonNegativeInt | None = None
 
 
 class StepTerms(Record, frozen=True, kw_only=True):
@@ -119,6 +136,30 @@ class Check(Record, frozen=True, kw_only=True):
     explained: bool
 
 
+class TransformCost(Record, frozen=True, kw_only=True):
+    """What one part of loading costs a sample, CPU-seconds of one worker alone.
+
+    The rows `getitem` and `collate` are the whole; what a row is `within` is part of it.
+
+    Attributes:
+        name: `getitem`, `collate`, a transform's class, or a function.
+        within: The row that holds this one; absent: none.
+        cpu_seconds: CPU-seconds a sample.
+        share: Of getitem and collate together.
+        bytes_in: Mean bytes of what it is given, where that can be told.
+        bytes_out: Mean bytes of what it gives.
+        samples: Calls that were timed, or, of a function, looks at the stack that found it.
+    """
+
+    name: Name
+    within: Literal["getitem", "collate"] | None = None
+    cpu_seconds: NonNegativeFloat
+    share: Fraction
+    bytes_in: NonNegativeFloat | None = None
+    bytes_out: NonNegativeFloat | None = None
+    samples: PositiveInt
+
+
 class Fix(Record, frozen=True, kw_only=True):
     """A change to the script or its settings that costs no host."""
 
@@ -134,16 +175,21 @@ class Profile(Record, frozen=True, kw_only=True):
     Attributes:
         step: Absent where no step was timed: then only `observed` is known, and no plan can be
             priced on it.
+        data: Data hosts that made batches for this step; none where the dnn hosts loaded alone.
+            The step is that of the whole cluster, `loader_cpu_seconds` those of the dnn hosts' CPU.
+        transforms: What loading a sample is made of, the dearest first.
     """
 
     schema: Literal["stoker.profile/v1"] = "stoker.profile/v1"
     workload_sha256: str | None = None
     host: ProfiledHost
+    data: tuple[ProfiledData, ...] = ()
     step: StepTerms | None = None
     observed: Observed | None = None
     spread: dict[str, Spread] | None = None
     check: Check | None = None
     fixes: tuple[Fix, ...] = ()
+    transforms: tuple[TransformCost, ...] = ()
     what: dict[str, Value] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
