@@ -57,7 +57,7 @@ def run_under_stoker(
                 "STOKER_TOKEN_FILE": str(token),
                 "STOKER_FEED": feed,
                 "STOKER_WORKERS": json.dumps({"dnn": 0, "data": workers_each}),
-                "STOKER_STRATEGY": "plain",
+                "STOKER_STRATEGY": "none",
                 "STOKER_PROCESSES_PER_HOST": "1",
                 "STOKER_ADVERTISE": "127.0.0.1",
                 "STOKER_PORT": str(port),

@@ -9,7 +9,7 @@ The environment is read here and in `launch.topology`, nowhere else.
 | STOKER_TOKEN_FILE | platform | file with the run's token: 32 bytes as hexadecimal digits |
 | STOKER_FEED | platform | FeedSettings as JSON |
 | STOKER_WORKERS | platform | JSON {"dnn": N, "data": N}: workers a host, where decided |
-| STOKER_STRATEGY | platform | auto, torchrun or plain |
+| STOKER_STRATEGY | platform | auto, torchrun or none |
 | STOKER_PROCESSES_PER_HOST | platform | trainer processes of a dnn host, where decided |
 | STOKER_ADVERTISE | platform | address under which others reach this host; else its own name |
 | STOKER_PORT | platform | port of this host's coordinator or agent; else FeedSettings.port |

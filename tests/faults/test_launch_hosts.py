@@ -63,7 +63,7 @@ class Hosts:
             "STOKER_ADVERTISE": "127.0.0.1",
             "STOKER_PORT": str(self._ports[host]),
             "STOKER_COORDINATOR": f"127.0.0.1:{self._ports[leader]}",
-            "STOKER_STRATEGY": "plain",
+            "STOKER_STRATEGY": "none",
             "STOKER_WORKERS": '{"data": 1}',
             "STOKER_FEED": '{"lease_seconds": 1.5, "start_deadline_seconds": 60}',
             "HERE": str(self.tmp_path),

@@ -146,7 +146,7 @@ def test_a_word_that_stands_for_no_command_ends_with_three_lines(
 
 def test_the_leader_tells_the_roster_once_and_every_host_its_role(tmp_path: Path) -> None:
     with Hosts(tmp_path, GROUPS) as hosts:
-        start_all(hosts, *CLI, "--", "true", STOKER_STRATEGY="plain")
+        start_all(hosts, *CLI, "--", "true", STOKER_STRATEGY="none")
         assert set(hosts.codes().values()) == {0}
         events = [
             event
@@ -267,7 +267,7 @@ def test_sigterm_to_the_containers_lets_the_training_save_and_ends_all_hosts(
     tmp_path: Path,
 ) -> None:
     with Hosts(tmp_path, GROUPS) as hosts:
-        start_all(hosts, *CLI, "--", "python", "-c", SAVING, STOKER_STRATEGY="plain")
+        start_all(hosts, *CLI, "--", "python", "-c", SAVING, STOKER_STRATEGY="none")
         for host in GROUPS["gpu"]:
             hosts.wait_for_log(host, "ready to save")
         hosts.wait_for_log("algo-1", "host_is_welcome")

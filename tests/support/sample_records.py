@@ -163,7 +163,7 @@ def training() -> Training:
             Host(host="algo-1", group="dnn", rank=0),
             Host(host="algo-2", group="data"),
         ),
-        strategy="plain",
+        strategy="none",
         measured=Measured(
             step_seconds=MEASURED_SECONDS,
             wait_seconds=0.0116,

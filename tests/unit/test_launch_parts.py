@@ -176,13 +176,13 @@ def test_malformed_hyperparameters_are_a_usage_error(base_dir: Path, text: str) 
 @pytest.mark.parametrize(
     ("environ", "hosts", "strategy"),
     [
-        ({}, ("a",), "plain"),
+        ({}, ("a",), "none"),
         ({}, ("a", "b"), "torchrun"),
         ({"STOKER_PROCESSES_PER_HOST": "2"}, ("a",), "torchrun"),
-        ({"STOKER_STRATEGY": "plain"}, ("a", "b"), "plain"),
+        ({"STOKER_STRATEGY": "none"}, ("a", "b"), "none"),
         ({"STOKER_STRATEGY": "torchrun"}, ("a",), "torchrun"),
         ({"CUDA_VISIBLE_DEVICES": "0,1"}, ("a",), "torchrun"),
-        ({"CUDA_VISIBLE_DEVICES": ""}, ("a",), "plain"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, ("a",), "none"),
     ],
 )
 def test_torchrun_is_used_where_more_than_one_process_trains(

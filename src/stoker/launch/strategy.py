@@ -22,14 +22,14 @@ class Trainer:
     """What is started on each dnn host.
 
     Attributes:
-        strategy: plain: the command itself; torchrun: one process a rank.
+        strategy: none: the command itself; torchrun: one process a rank.
         processes_per_host: Ranks of one host.
         arguments: Behind the command: the job's hyperparameters.
         variables: What SageMaker's toolkit would export, and the network interface for NCCL and
             gloo.
     """
 
-    strategy: Literal["plain", "torchrun"]
+    strategy: Literal["none", "torchrun"]
     processes_per_host: int
     arguments: tuple[str, ...]
     variables: Mapping[str, str]
@@ -122,7 +122,7 @@ class Trainer:
             master: Address and port of torchrun's store on the leader.
             feed: For the start deadline, which torchrun's rendezvous keeps, too.
         """
-        if self.strategy == "plain":
+        if self.strategy == "none":
             return tuple(command)
         nodes = len(topology.dnn_hosts)
         if nodes == 1:
@@ -147,15 +147,15 @@ class Trainer:
         )
 
 
-def _strategy(wanted: str, num_processes: int) -> Literal["plain", "torchrun"]:
+def _strategy(wanted: str, num_processes: int) -> Literal["none", "torchrun"]:
     match wanted:
         case "auto":
-            return "torchrun" if num_processes > 1 else "plain"
-        case "plain" | "torchrun":
+            return "torchrun" if num_processes > 1 else "none"
+        case "none" | "torchrun":
             return wanted
         case _:
             raise UsageError(
                 f"unknown strategy {json.dumps(wanted)}",
                 where="variable STOKER_STRATEGY",
-                fix="use auto, torchrun or plain",
+                fix="use auto, torchrun or none",
             )

@@ -80,7 +80,7 @@ class JobSpec:
             run_dir=run_dir,
             channels=workload.channels,
             hyperparameters=workload.hyperparameters,
-            strategy=workload.strategy,
+            strategy=workload.strategy_settings.name,
             feed=workload.feed,
             profile=profile,
             workload_sha256=workload.digest(),

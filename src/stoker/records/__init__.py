@@ -29,6 +29,14 @@ from stoker.records.decision import (
     Prices,
     Role,
 )
+from stoker.records.engine import (
+    EngineCommand,
+    EngineName,
+    EngineSettings,
+    Ready,
+    StrategyName,
+    StrategySettings,
+)
 from stoker.records.evaluation import Evaluation, GateResult, Performance, StepCost
 from stoker.records.kubernetes import (
     KubeflowSettings,
@@ -84,6 +92,9 @@ __all__ = [
     "Constraints",
     "ControlSettings",
     "Decision",
+    "EngineCommand",
+    "EngineName",
+    "EngineSettings",
     "Evaluation",
     "Event",
     "FeedSettings",
@@ -115,6 +126,7 @@ __all__ = [
     "Profile",
     "ProfileSettings",
     "ProfiledHost",
+    "Ready",
     "Record",
     "Role",
     "SageMakerSettings",
@@ -122,6 +134,8 @@ __all__ = [
     "Spread",
     "StepCost",
     "StepTerms",
+    "StrategyName",
+    "StrategySettings",
     "TodaysGroup",
     "Toleration",
     "Training",

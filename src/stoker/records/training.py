@@ -78,7 +78,7 @@ class Training(Record, frozen=True, kw_only=True):
     groups: tuple[Group, ...]
     hosts: tuple[Host, ...] = ()
     strategy: str = "auto"
-    engine: str = "stoker"
+    engine: str = "feed"
     measured: Measured | None = None
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     model_uri: str | None = None

@@ -14,6 +14,7 @@ from stoker.records.base import (
     Scalar,
     sha256_of,
 )
+from stoker.records.engine import EngineName, EngineSettings, StrategyName, StrategySettings
 from stoker.records.kubernetes import KubernetesSettings
 from stoker.records.sagemaker import SageMakerSettings
 
@@ -167,7 +168,8 @@ class Workload(Record, frozen=True, kw_only=True):
         command: Program and arguments; relative paths are relative to the folder stoker runs in.
         image: Of all hosts, where the platform runs images.
         hyperparameters: Put behind the command as `--name value`, on every platform.
-        strategy: `auto`: torchrun where more than one process trains, else the command itself.
+        strategy: How the processes of the dnn group are started; a name, or settings with a name.
+        engine: What makes data on the data group; a name, or settings with a name.
         sagemaker: Settings of that platform.
         kubernetes: Settings of that platform.
     """
@@ -184,11 +186,25 @@ class Workload(Record, frozen=True, kw_only=True):
     training: TrainingSize = TrainingSize()
     gate: tuple[Gate, ...] = ()
     feed: FeedSettings = FeedSettings()
-    strategy: Literal["auto", "torchrun", "plain"] = "auto"
-    engine: Literal["stoker"] = "stoker"
+    strategy: StrategyName | StrategySettings = "auto"
+    engine: EngineName | EngineSettings = "feed"
     profile: ProfileSettings = ProfileSettings()
     sagemaker: SageMakerSettings | None = None
     kubernetes: KubernetesSettings | None = None
+
+    @property
+    def strategy_settings(self) -> StrategySettings:
+        """The strategy, where only its name is given with everything else as it is by default."""
+        if isinstance(self.strategy, StrategySettings):
+            return self.strategy
+        return StrategySettings(name=self.strategy)
+
+    @property
+    def engine_settings(self) -> EngineSettings:
+        """The engine, where only its name is given with everything else as it is by default."""
+        if isinstance(self.engine, EngineSettings):
+            return self.engine
+        return EngineSettings(name=self.engine)
 
     def run_name(self, run_id: str) -> str:
         """What a pipeline's run calls its job: the same on a retry, and no other run's.
@@ -208,8 +224,8 @@ class Workload(Record, frozen=True, kw_only=True):
             name=self.name,
             command=self.command,
             cluster=self.cluster,
-            strategy=self.strategy,
-            engine=self.engine,
+            strategy=self.strategy_settings.name,
+            engine=self.engine_settings.name,
         )
         return sha256_of(identity)
 

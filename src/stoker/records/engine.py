@@ -1,0 +1,83 @@
+"""How the dnn group trains (strategy) and what makes data on the data group (engine)."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from stoker.records.base import Name, NonNegativeInt, PositiveFloat, Record
+
+StrategyName = Literal["auto", "torchrun", "smddp", "mpi", "none"]
+EngineName = Literal["feed", "command", "tf.data.service", "ray"]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+
+
+class StrategySettings(Record, frozen=True, kw_only=True):
+    """How the training's processes are started on the hosts of the dnn group.
+
+    Attributes:
+        name: `auto`: torchrun where more than one process trains, else none; `torchrun`: one
+            process a rank; `smddp`: torchrun with SageMaker's data-parallel backend; `mpi`: mpirun
+            on the leader, over all dnn hosts; `none`: the command itself, one process a host.
+        max_restarts: How often torchrun starts all ranks again after one has failed; torchrun and
+            smddp only.
+        fallback: Process group backend where SageMaker's is not there; absent: refused.
+        mpi_arguments: More arguments of mpirun, such as `["-x", "NCCL_DEBUG=INFO"]`.
+    """
+
+    name: StrategyName = "auto"
+    max_restarts: NonNegativeInt = 0
+    fallback: Literal["nccl", "gloo"] | None = None
+    mpi_arguments: tuple[str, ...] = ()
+
+
+class Ready(Record, frozen=True, kw_only=True):
+    """How it is known that an engine's server takes work.
+
+    Attributes:
+        port: Name of one of the engine's ports, on which it must listen.
+        path: Of an HTTP request on that port that must be answered with a code below 400; absent:
+            a connection is enough.
+        seconds: How long that may take, from the start of the command.
+    """
+
+    port: Name
+    path: str | None = None
+    seconds: PositiveFloat = 120.0
+
+
+class EngineCommand(Record, frozen=True, kw_only=True):
+    """A command that an engine runs beside the training, on each host of a group or on the leader.
+
+    Attributes:
+        command: Program and arguments. `{NAME}` in an argument stands for one of the engine's
+            ports, `{host}`, `{address}`, `{leader}`, `{data_hosts}`, `{workers}`, `{output}`.
+        ready: When it counts as started; absent: at once.
+        environment: More variables for it.
+    """
+
+    command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    ready: Ready | None = None
+    environment: dict[Name, str] = msgspec.field(default_factory=dict)
+
+
+class EngineSettings(Record, frozen=True, kw_only=True):
+    """What makes data on the hosts of the data group.
+
+    Attributes:
+        name: `feed`: stoker's own; `command`: the commands below; `tf.data.service` and `ray`: the
+            same with commands of their own, each of which may be replaced below.
+        leader: Runs beside the training on the first dnn host only: a dispatcher, a head.
+        dnn: Runs beside the training on every dnn host.
+        data: Runs on every data host.
+        ports: By name, the same on every host; see `stoker.feed.port` for stoker's own.
+        environment: More variables for the training command, with the places of EngineCommand.
+        stop_seconds: From the end of the training until what still runs is killed.
+    """
+
+    name: EngineName = "feed"
+    leader: EngineCommand | None = None
+    dnn: EngineCommand | None = None
+    data: EngineCommand | None = None
+    ports: dict[Name, Port] = msgspec.field(default_factory=dict)
+    environment: dict[Name, str] = msgspec.field(default_factory=dict)
+    stop_seconds: PositiveFloat = 10.0
