@@ -48,6 +48,8 @@ from stoker.records import FeedSettings, Json, Place, ProfileSettings, Workload,
 from stoker.records.base import Record
 
 _RecordT = TypeVar("_RecordT", bound=Record)
+# In STOKER_OUTPUT: the profile ended the command, however its processes ended thereby.
+PROFILE_ENDED_FILE = "profile-ended"
 # Where every pod with a service account has its token and namespace.
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 

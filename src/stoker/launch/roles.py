@@ -30,6 +30,7 @@ from stoker.launch.supervise import (
 from stoker.launch.topology import platform_name
 from stoker.logs import now_utc
 from stoker.records import Event
+from stoker.settings import PROFILE_ENDED_FILE
 
 # A host is lost: the platform's code, for the training has none of its own.
 HOST_LOST = PlatformError.exit_code
@@ -186,6 +187,8 @@ def _train(
     coordinator: Coordinator | None = None,
 ) -> Ending:
     failures.forget_failures(run.output)
+    profile_ended = run.output / PROFILE_ENDED_FILE
+    profile_ended.unlink(missing_ok=True)
     environ = trainer.environ(
         run.settings,
         run.topology,
@@ -225,7 +228,8 @@ def _train(
     progress.close()
     if feed:
         feed.close()
-    return ending
+    # A profile cuts off what the command would do after its training: that is no failure.
+    return dataclasses.replace(ending, exit_code=0) if profile_ended.exists() else ending
 
 
 def _feed_log(run: HostRun, coordinator: Coordinator) -> FeedLog:

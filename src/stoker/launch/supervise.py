@@ -3,6 +3,7 @@
 import contextlib
 import os
 import queue
+import resource
 import shutil
 import signal
 import subprocess
@@ -117,6 +118,7 @@ def supervise(
     """
     spawn.adopt_orphans()
     kills_before = machine.num_memory_kills()
+    began, cpu_before = _now(), _cpu_seconds()
     process = subprocess.Popen(
         spawn.wrapped(command, signal_number=signal.SIGKILL),
         env=dict(environ),
@@ -145,7 +147,14 @@ def supervise(
     process.stdout.close()
     process.stderr.close()
     code = process.returncode
-    log.event("command_ended", pid=process.pid, returncode=code)
+    log.event(
+        "command_ended",
+        pid=process.pid,
+        returncode=code,
+        wall_seconds=_now() - began,
+        cpu_seconds=_cpu_seconds() - cpu_before,
+        vcpus=machine.usable_vcpus(),
+    )
     return Ending(
         exit_code=code if code >= 0 else 128 - code,
         signals=signals,
@@ -320,3 +329,9 @@ def _thread(target: Callable[[], None]) -> threading.Thread:
 
 def _now() -> float:
     return time.monotonic()
+
+
+def _cpu_seconds() -> float:
+    """Of all descendants that have ended: orphans are adopted, so none is left out."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
