@@ -7,6 +7,7 @@ from statistics import median
 import msgspec
 
 from stoker.errors import UsageError
+from stoker.profile.evidence import Evidence
 from stoker.records import read_text
 
 
@@ -125,6 +126,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     loaders: int = 0
     as_is: AsIs | None = None
+    evidence: Evidence | None = None
     accelerator: AcceleratorOnly | None = None
     drains: tuple[Drain, ...] = ()
     receive: Receive | None = None

@@ -29,6 +29,7 @@ from stoker.profile.steps import (
     ReplaySteps,
     missing_of,
 )
+from stoker.profile.watch import Watch
 from stoker.settings import ProcessSettings
 
 Loader = DataLoader[object]
@@ -73,6 +74,7 @@ class Session:
         self._rows: Steps | None = None
         self._replay: ReplaySteps | None = None
         self._cached: list[object] = []
+        self._watch = Watch()
         self._findings = Findings(
             settings, folder=folder, agreement=agreement, is_stopped=lambda: self._is_stopping
         )
@@ -95,6 +97,8 @@ class Session:
     def begin_pass(self) -> None:
         """A loader is iterated."""
         self._loaders += 1
+        # Workers may be forked now.
+        self._watch.pause()
         if self._loaders == 1:
             self._log.event("profile_begins", budget_seconds=self._budget, pid=self._process)
 
@@ -105,6 +109,7 @@ class Session:
                 self._choice.has_changed = False
                 self.end_pass()
                 self._as_is = None
+                self._watch = Watch()
                 self._cached.clear()
                 self._seen_before = max(0, delivered)
             return True
@@ -116,6 +121,7 @@ class Session:
 
     def end_pass(self) -> None:
         """The main loader's pass is over, or was given up; may be called twice."""
+        self._watch.pass_ended()
         if self._as_is is not None:
             self._as_is.epoch_ended()
         if self._rows is not None:
@@ -178,6 +184,7 @@ class Session:
             self._rows = self._timeline.epoch(loader=0, epoch=self._epochs)
             self._epochs += 1
         self._rows.ask()
+        self._watch.asked()
         asked = time.monotonic()
         thread_before = time.thread_time()
         batch = next(inner)
@@ -185,6 +192,7 @@ class Session:
         now = time.monotonic()
         self._rows.got(batches.num_samples(batch))
         steps.got(now=now, cpu=time.process_time(), wait=now - asked, receive=receive)
+        self._watch.got(now=now, wait=now - asked, receive=receive, is_counted=steps.count > 0)
         if len(self._cached) < _CACHED_BATCHES:
             self._cache(batch)
         self._steps += 1
@@ -230,7 +238,7 @@ class Session:
             self._findings.note("the ranks are not in lockstep: phases did not change together")
         self.end_pass()
         self._timeline.close()
-        self._findings.learn(as_is=steps.result())
+        self._findings.learn(as_is=steps.result(), evidence=self._watch.result())
         self._say_as_is(steps)
         if loader.num_workers and not workers_rest(
             seconds=_SETTLE_SHARE * self._budget, is_stopped=lambda: self._is_stopping

@@ -1,0 +1,117 @@
+"""What the kernel counts of processes, control groups, interfaces, storage; 0 if it does not."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+_NO_FILES: tuple[Path, ...] = ()
+
+
+class Scheduled(NamedTuple):
+    """Seconds that a thread had a CPU, and that it was ready to run while others had it."""
+
+    cpu: float
+    queued: float
+
+
+class Throttling(NamedTuple):
+    """Of a control group's CPU quota: periods, those in which it was stopped, and for how long."""
+
+    periods: int = 0
+    throttled_periods: int = 0
+    throttled_seconds: float = 0.0
+
+    def since(self, before: "Throttling") -> "Throttling":
+        """What came after `before`."""
+        return Throttling(
+            self.periods - before.periods,
+            self.throttled_periods - before.throttled_periods,
+            self.throttled_seconds - before.throttled_seconds,
+        )
+
+
+def scheduled(thread: str) -> Scheduled | None:
+    """Of a thread or a process's first one, by its folder in /proc; None if it has ended."""
+    try:
+        words = Path(thread, "schedstat").read_bytes().split()
+        return Scheduled(int(words[0]) / 1e9, int(words[1]) / 1e9)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def cpu_groups(
+    root: Path = Path("/sys/fs/cgroup"), of: Path = Path("/proc/self/cgroup")
+) -> tuple[Path, ...]:
+    """The folders of this process's control group for CPU and of those above it, as seen here.
+
+    In a container the group's name may be that of the host: then only the mounted root is known.
+    """
+    try:
+        lines = of.read_text().splitlines()
+    except OSError:
+        return _NO_FILES
+    found: list[Path] = []
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, name = rest.partition(":")
+        if number == "0" and not controllers:
+            base = root if (root / "cgroup.controllers").exists() else root / "unified"
+        elif "cpu" in controllers.split(","):
+            base = root / "cpu" if (root / "cpu").exists() else root / controllers
+        else:
+            continue
+        below = Path(name.lstrip("/"))
+        folders = [] if ".." in below.parts else [base / below, *(base / below).parents]
+        found += [
+            folder
+            for folder in dict.fromkeys([*folders, base])
+            if folder.is_relative_to(base) and (folder / "cpu.stat").is_file()
+        ]
+    return tuple(found)
+
+
+def throttling(group: Path) -> Throttling:
+    """How often the quota of `group` stopped it so far."""
+    try:
+        lines = (group / "cpu.stat").read_text().splitlines()
+        counts = {name: int(count) for name, count in (line.split() for line in lines)}
+    except (OSError, ValueError):
+        return Throttling()
+    # Control groups of version 1 count in nanoseconds, those of version 2 in microseconds.
+    seconds = counts.get("throttled_time", 0) / 1e9 + counts.get("throttled_usec", 0) / 1e6
+    return Throttling(counts.get("nr_periods", 0), counts.get("nr_throttled", 0), seconds)
+
+
+def received_bytes(table: Path = Path("/proc/self/net/dev")) -> int:
+    """Bytes that the network interfaces received so far, loopback left out."""
+    try:
+        lines = table.read_text().splitlines()[2:]
+        columns = [
+            (name.strip(), rest) for name, _, rest in (line.partition(":") for line in lines)
+        ]
+        return sum(int(rest.split()[0]) for name, rest in columns if name != "lo")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def read_bytes(pids: Iterable[int]) -> int:
+    """Bytes from storage so far, by this process, its ended children, and `pids`."""
+    return sum(_read_bytes(pid) for pid in (os.getpid(), *pids))
+
+
+def _read_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return 0
+
+
+def storage_stall_seconds(pressure: Path = Path("/proc/pressure/io")) -> float | None:
+    """Seconds so far in which some process of the machine waited for storage; None: not known."""
+    try:
+        line = next(own for own in pressure.read_text().splitlines() if own.startswith("some"))
+        return int(line.rpartition("total=")[2]) / 1e6
+    except (OSError, ValueError, StopIteration):
+        return None

@@ -1,0 +1,259 @@
+"""Watches the steps as is from beside them, and gathers the evidence of what state they are in."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import msgspec
+
+from stoker.profile.clocks import descendants, machine_cpu_seconds, threads_cpu_seconds
+from stoker.profile.counters import (
+    Scheduled,
+    Throttling,
+    cpu_groups,
+    read_bytes,
+    received_bytes,
+    scheduled,
+    storage_stall_seconds,
+    throttling,
+)
+from stoker.profile.evidence import Evidence, Pass
+
+# 50 knocks a second: each lets a busy interpreter change threads once more, about 20 us of work.
+KNOCK_SECONDS = 0.02
+# Python code gives the lock up after 5 ms, if asked; torch's operations do not hold it. What a
+# knock waits otherwise is the timer's slack, 0.1 ms.
+HELD_SECONDS = 0.002
+# Reading what the kernel says of 8 workers takes 0.2 ms.
+_WORKERS_SECONDS = 0.25
+_FRAMES = 8
+_COLLECTIVES = (
+    os.path.join("torch", "distributed") + os.sep,
+    os.path.join("torch", "autograd", "graph.py"),
+)
+
+
+class Watch:
+    """Sees the reading thread's steps, its threads, its workers and the machine; cheap.
+
+    While steps are watched, a thread knocks: it sleeps, and sees how long it then waits for the
+    interpreter lock. It is not there when workers are forked.
+    """
+
+    def __init__(self) -> None:
+        self._evidence = Evidence()
+        self._passes: list[Pass] = []
+        self._waits: list[float] = []
+        self._pass_began = 0.0
+        self._last = 0.0
+        self._is_reading = False
+        self._watched: _Watched | None = None
+
+    def asked(self) -> None:
+        """The reading thread asks for a batch."""
+        self._is_reading = True
+
+    def got(self, *, now: float, wait: float, receive: float, is_counted: bool) -> None:
+        """It has it.
+
+        Args:
+            now: Monotonic seconds.
+            wait: Seconds since it asked.
+            receive: CPU-seconds of this thread meanwhile.
+            is_counted: Whether steps count by now; else they are warm-up.
+        """
+        self._is_reading = False
+        if not self._waits:
+            self._pass_began = now
+        self._waits.append(wait)
+        self._last = now
+        if self._watched is not None:
+            self._watched.got(wait=wait, receive=receive)
+        elif is_counted:
+            self._watched = _Watched(is_reading=lambda: self._is_reading)
+
+    def pause(self) -> None:
+        """Watches no more until the next batch; may be called twice."""
+        if self._watched is not None:
+            self._evidence = _sum(self._evidence, self._watched.end())
+            self._watched = None
+
+    def pass_ended(self) -> None:
+        """The pass over the loader is over; may be called twice."""
+        self.pause()
+        steps = len(self._waits) - 1
+        if steps > 0:
+            self._passes.append(
+                Pass(
+                    batches=steps,
+                    wait_seconds=sum(self._waits[1:]) / steps,
+                    step_seconds=(self._last - self._pass_began) / steps,
+                )
+            )
+        self._waits.clear()
+        self._is_reading = False
+
+    def result(self) -> Evidence:
+        """All of it, once the last pass has ended."""
+        return msgspec.structs.replace(self._evidence, passes=tuple(self._passes))
+
+
+class _Watched:
+    """One stretch of steps without a pause."""
+
+    def __init__(self, *, is_reading: Callable[[], bool]) -> None:
+        self._thread_id = threading.get_native_id()
+        self._task = f"/proc/self/task/{self._thread_id}"
+        self._steps = 0
+        self._wait = 0.0
+        self._receive = 0.0
+        self._groups = cpu_groups()
+        self._throttled = [throttling(group) for group in self._groups]
+        self._received = received_bytes()
+        self._stall = storage_stall_seconds()
+        self._pids = [child.pid for child in descendants()]
+        self._read = read_bytes(self._pids)
+        self._machine = machine_cpu_seconds()
+        self._thread = scheduled(self._task) or Scheduled(0.0, 0.0)
+        self._process = time.process_time()
+        self._own = threads_cpu_seconds({self._thread_id})
+        self._began = time.monotonic()
+        self._knocker = _Knocker(self._pids, is_reading=is_reading)
+        self._knocker.start()
+
+    def got(self, *, wait: float, receive: float) -> None:
+        self._steps += 1
+        self._wait += wait
+        self._receive += receive
+
+    def end(self) -> Evidence:
+        """Blocks for a moment, until the knocking thread has ended."""
+        seconds = time.monotonic() - self._began
+        own = threads_cpu_seconds({self._thread_id}) - self._own
+        others = time.process_time() - self._process - own
+        thread = scheduled(self._task) or self._thread
+        machine = machine_cpu_seconds() - self._machine
+        knocker = self._knocker
+        knocker.stop()
+        periods = [
+            throttling(group).since(before)
+            for group, before in zip(self._groups, self._throttled, strict=True)
+        ]
+        worst = max(periods, key=lambda each: each.throttled_seconds, default=Throttling())
+        stall = storage_stall_seconds()
+        return Evidence(
+            seconds=seconds,
+            steps=self._steps,
+            wait_seconds=self._wait,
+            own_cpu_seconds=max(0.0, own - self._receive),
+            queued_seconds=max(0.0, thread.queued - self._thread.queued),
+            other_threads_seconds=max(0.0, others),
+            knocks=knocker.knocks,
+            held_knocks=knocker.held_knocks,
+            collective_knocks=knocker.collective_knocks,
+            worker_seconds=knocker.worker_seconds,
+            worker_cpu_seconds=knocker.worker_cpu_seconds,
+            worker_queued_seconds=knocker.worker_queued_seconds,
+            busy_vcpus=machine / seconds if seconds else 0.0,
+            periods=worst.periods,
+            throttled_periods=worst.throttled_periods,
+            throttled_seconds=worst.throttled_seconds,
+            received_bytes=max(0, received_bytes() - self._received),
+            read_bytes=max(0, read_bytes(self._pids) - self._read),
+            storage_stall_seconds=None
+            if stall is None or self._stall is None
+            else stall - self._stall,
+        )
+
+
+class _Knocker:
+    """The knocking thread; sees after the workers, too, for those that end take their counts along.
+
+    Args:
+        pids: Of the loader's workers.
+        is_reading: Whether the thread that made this is in next() now.
+    """
+
+    def __init__(self, pids: list[int], *, is_reading: Callable[[], bool]) -> None:
+        self.knocks = 0
+        self.held_knocks = 0
+        self.collective_knocks = 0
+        self.worker_seconds = 0.0
+        self.worker_cpu_seconds = 0.0
+        self.worker_queued_seconds = 0.0
+        self._is_reading = is_reading
+        self._reader = threading.get_ident()
+        self._pids = pids
+        self._stopped = threading.Lock()
+        self._thread = threading.Thread(target=self._knock, name="stoker-watch", daemon=True)
+
+    def start(self) -> None:
+        self._stopped.acquire()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.release()
+        self._thread.join()
+
+    def _knock(self) -> None:
+        task = f"/proc/self/task/{threading.get_native_id()}"
+        began = looked = time.monotonic()
+        first = {pid: scheduled(f"/proc/{pid}") for pid in self._pids}
+        while True:
+            before = scheduled(task)
+            asked = time.monotonic()
+            if self._stopped.acquire(timeout=KNOCK_SECONDS):
+                break
+            now = time.monotonic()
+            # What is read first is read before the lock is given up again.
+            is_reading = self._is_reading()
+            frame = sys._current_frames().get(self._reader)
+            after = scheduled(task)
+            if not is_reading:
+                queued = after.queued - before.queued if after and before else 0.0
+                self.knocks += 1
+                self.held_knocks += now - asked - KNOCK_SECONDS - queued >= HELD_SECONDS
+                self.collective_knocks += _is_collective(frame)
+            if now - looked >= _WORKERS_SECONDS:
+                looked = now
+                self._look(first, seconds=now - began)
+            del frame
+
+    def _look(self, first: dict[int, Scheduled | None], *, seconds: float) -> None:
+        pairs = [(scheduled(f"/proc/{pid}"), before) for pid, before in first.items()]
+        lived = [(now, before) for now, before in pairs if now and before]
+        if lived:
+            self.worker_seconds = seconds * len(lived)
+            self.worker_cpu_seconds = sum(now.cpu - before.cpu for now, before in lived)
+            self.worker_queued_seconds = sum(now.queued - before.queued for now, before in lived)
+
+
+def _is_collective(frame: FrameType | None) -> bool:
+    for _ in range(_FRAMES):
+        if frame is None:
+            return False
+        if any(place in frame.f_code.co_filename for place in _COLLECTIVES):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _sum(first: Evidence, second: Evidence) -> Evidence:
+    stalls = [own.storage_stall_seconds for own in (first, second)]
+    seconds = first.seconds + second.seconds
+    busy = first.busy_vcpus * first.seconds + second.busy_vcpus * second.seconds
+    sums = {
+        name: getattr(first, name) + getattr(second, name)
+        for name in Evidence.__struct_fields__
+        if name not in ("busy_vcpus", "storage_stall_seconds", "passes")
+    }
+    return Evidence(
+        **sums,
+        busy_vcpus=busy / seconds if seconds else 0.0,
+        storage_stall_seconds=sum(own for own in stalls if own is not None)
+        if second.storage_stall_seconds is not None
+        else None,
+    )
