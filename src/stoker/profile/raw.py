@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 import msgspec
 
@@ -81,6 +82,54 @@ class Receive(msgspec.Struct, frozen=True, kw_only=True):
     cpu_seconds: Quartiles
 
 
+class Reads(msgspec.Struct, frozen=True, kw_only=True):
+    """What this rank's workers read, with their files dropped from the page cache and again.
+
+    Attributes:
+        workers: That read side by side.
+        batch_bytes: Bytes from storage, a batch.
+        cold_seconds: Of a worker, a batch, from storage; without the time in which it was ready
+            to run and others had the CPU.
+        warm_seconds: The same batches again, from memory.
+        bytes_per_second: Of all these workers, from the time that cold batches waited longer than
+            warm ones; None: they did not, the storage keeps up.
+    """
+
+    workers: int
+    batch_bytes: Quartiles
+    cold_seconds: Quartiles
+    warm_seconds: Quartiles
+    bytes_per_second: Quartiles | None = None
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """What one part of loading costs a sample, in one worker alone; see TransformCost."""
+
+    name: str
+    within: Literal["getitem", "collate"] | None = None
+    cpu_seconds: float
+    bytes_in: float | None = None
+    bytes_out: float | None = None
+    samples: int
+
+
+class Inventory(msgspec.Struct, frozen=True, kw_only=True):
+    """What this host is; None: not known.
+
+    Attributes:
+        accelerators: That the driver shows.
+        accelerator_model: Its first one.
+        instance_type: As the cloud or the platform calls the host.
+        source: Who said so.
+    """
+
+    accelerators: int | None = None
+    accelerator_model: str | None = None
+    cpu_model: str | None = None
+    instance_type: str | None = None
+    source: str = ""
+
+
 class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a batch looks like.
 
@@ -106,6 +155,19 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     dataset: str
 
 
+class GrownFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that the script wrote while it was profiled.
+
+    Attributes:
+        num_bytes: By which it grew; of a new or rewritten one its size.
+    """
+
+    path: str
+    num_bytes: int
+    is_new: bool = False
+    is_rewritten: bool = False
+
+
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """All of it; parts that were not reached are None.
 
@@ -114,6 +176,8 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
         vcpus: vCPUs that this process may use.
         ranks_on_host: Trainer processes that share them.
         notes: What a reader of the numbers should know.
+        has_ended: The profile ended the process, not the script.
+        grown_files: Seen by rank 0.
     """
 
     rank: int
@@ -130,11 +194,16 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: AcceleratorOnly | None = None
     drains: tuple[Drain, ...] = ()
     receive: Receive | None = None
+    reads: Reads | None = None
+    costs: tuple[Cost, ...] = ()
+    inventory: Inventory | None = None
     batch: BatchFacts | None = None
     loader: LoaderFacts | None = None
     seed: int | None = None
     versions: dict[str, str] = {}
     notes: tuple[str, ...] = ()
+    has_ended: bool = False
+    grown_files: tuple[GrownFile, ...] = ()
 
 
 def quartiles(values: Sequence[float], *, samples: int | None = None) -> Quartiles:

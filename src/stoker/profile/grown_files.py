@@ -1,0 +1,184 @@
+"""Which files a script wrote while it was profiled: it ran for real, and may have left something.
+
+The scan is bounded: a working directory may hold a data set of millions of files.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from stoker.profile.raw import GrownFile, RankResult
+from stoker.records import Profile
+
+MAX_FILES = 20_000
+MAX_SECONDS = 1.0
+MAX_NAMED = 5
+_KEPT = 50
+_SKIPPED = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache"})
+_UNITS = ("kB", "MB", "GB", "TB")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Files as they were at one time.
+
+    Attributes:
+        files: Path to (size in bytes, time of change in nanoseconds).
+        is_whole: False: there were more files, or they took too long to look at.
+    """
+
+    files: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    is_whole: bool = True
+
+
+def snapshot(
+    folders: Sequence[Path],
+    *,
+    skipped: Sequence[Path] = (),
+    max_files: int = MAX_FILES,
+    max_seconds: float = MAX_SECONDS,
+) -> Snapshot:
+    """The files below `folders`; blocks for about `max_seconds` at most.
+
+    Args:
+        folders: Those that do not exist are left out.
+        skipped: Folders that are not looked into; so are environments and caches.
+        max_files: After so many it is enough.
+        max_seconds: Likewise.
+    """
+    until = time.monotonic() + max_seconds
+    outside = {os.path.realpath(folder) for folder in skipped}
+    files: dict[str, tuple[int, int]] = {}
+    for entry in _files(folders, outside):
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except OSError:
+            continue
+        files[entry.path] = (status.st_size, status.st_mtime_ns)
+        if len(files) >= max_files or time.monotonic() >= until:
+            return Snapshot(files, is_whole=False)
+    return Snapshot(files)
+
+
+def grown(before: Snapshot, after: Snapshot) -> list[GrownFile]:
+    """What is new, larger or rewritten, most bytes first.
+
+    A file that is not in a partial `before` may have been there: it counts if it was changed later
+    than all that are.
+    """
+    latest = max((changed for _, changed in before.files.values()), default=0)
+    found = []
+    for path, (size, changed) in after.files.items():
+        known = before.files.get(path)
+        if known is None and (before.is_whole or changed > latest):
+            found.append(GrownFile(path=path, num_bytes=size, is_new=True))
+        elif known is not None and size > known[0]:
+            found.append(GrownFile(path=path, num_bytes=size - known[0]))
+        elif known is not None and changed != known[1]:
+            found.append(GrownFile(path=path, num_bytes=size, is_rewritten=True))
+    return sorted(found, key=lambda file: (-file.num_bytes, file.path))[:_KEPT]
+
+
+def folders_of(words: Sequence[str], *, cwd: Path, outputs: Sequence[Path]) -> list[Path]:
+    """Where a command may write: here, into folders that its words name, and into `outputs`.
+
+    Folders inside each other are one.
+    """
+    named = [cwd, *outputs]
+    for word in words:
+        text = word.partition("=")[2] if word.startswith("-") else word
+        path = cwd / text
+        if text and os.sep in text and path.is_dir() and len(path.resolve().parts) > 2:
+            named.append(path)
+    whole: list[Path] = []
+    for folder in sorted({folder.resolve() for folder in named}, key=lambda own: len(own.parts)):
+        if not any(folder.is_relative_to(other) for other in whole):
+            whole.append(folder)
+    return whole
+
+
+def words_of(files: Sequence[GrownFile], *, cwd: Path) -> str:
+    """One sentence; empty where no file grew."""
+    if not files:
+        return ""
+    named = [
+        f"{_short(file.path, cwd)} ({_change(file)} {_size(file.num_bytes)})"
+        for file in files[:MAX_NAMED]
+    ]
+    more = len(files) - MAX_NAMED
+    rest = f" and {more} more" if more > 0 else ""
+    return "the script ran for real; files that grew meanwhile: " + ", ".join(named) + rest
+
+
+def with_grown_files(profile: Profile, ranks: Sequence[RankResult]) -> Profile:
+    """The profile with what its ranks saw grow: as a list, and as a note."""
+    files = [file for rank in ranks for file in rank.grown_files]
+    if not files:
+        return profile
+    notes = profile.what.get("notes")
+    what = {
+        **profile.what,
+        "grown_files": [
+            {"path": file.path, "bytes": file.num_bytes, "is_new": file.is_new} for file in files
+        ],
+        "notes": [*(notes if isinstance(notes, list) else ()), words_of(files, cwd=Path.cwd())],
+    }
+    return msgspec.structs.replace(profile, what=what)
+
+
+class Watch:
+    """The files of one run of a script, from now on.
+
+    Args:
+        folders: To look into.
+        skipped: And not into these: stoker's own.
+    """
+
+    def __init__(self, folders: Sequence[Path], *, skipped: Sequence[Path]) -> None:
+        self._folders = folders
+        self._skipped = skipped
+        self._before = snapshot(folders, skipped=skipped)
+
+    def grown(self) -> tuple[GrownFile, ...]:
+        """What grew since; blocks for about MAX_SECONDS at most."""
+        return tuple(grown(self._before, snapshot(self._folders, skipped=self._skipped)))
+
+
+def _files(folders: Sequence[Path], outside: set[str]) -> Iterator["os.DirEntry[str]"]:
+    """All files below `folders`, those near the top first: a data set lies deep."""
+    waiting = [str(folder) for folder in folders]
+    for folder in waiting:
+        if os.path.realpath(folder) in outside:
+            continue
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name not in _SKIPPED:
+                    waiting.append(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                yield entry
+
+
+def _short(path: str, cwd: Path) -> str:
+    relative = os.path.relpath(path, cwd)
+    return path if relative.startswith("..") else relative
+
+
+def _change(file: GrownFile) -> str:
+    return "new," if file.is_new else "rewritten," if file.is_rewritten else "by"
+
+
+def _size(num_bytes: int) -> str:
+    size, unit = float(num_bytes), "B"
+    for larger in _UNITS:
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
