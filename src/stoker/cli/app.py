@@ -87,6 +87,12 @@ def profile_verb(
     logs: Annotated[
         Path | None, typer.Option("--logs", metavar="F", help="Its log, for a step's time.")
     ] = None,
+    instance_type: Annotated[
+        str | None,
+        typer.Option(
+            "--instance-type", metavar="T", help="What this host is; auto: asks the cloud."
+        ),
+    ] = None,
     region: Region = None,
     platform: Annotated[str | None, _PLATFORM] = None,
     summary: Summary = None,
@@ -117,6 +123,7 @@ def profile_verb(
         return
     sets = [*(overrides or ()), *([f"profile.budget_seconds={budget}"] if budget else ())]
     sets += [f"platform={platform}"] if platform else []
+    sets += [f"profile.instance_type={instance_type}"] if instance_type else []
     profile_command(
         words or (),
         outputs=outputs_of(out=out, summary=summary, executor_input=executor_input),

@@ -155,10 +155,14 @@ class ProfileSettings(Record, frozen=True, kw_only=True):
         budget_seconds: Seconds from the first batch to the verdict.
         max_unexplained: The parts may miss the whole by this fraction before the profile says
             *unexplained*.
+        instance_type: What the profiled hosts are called in a catalog, where the cluster does not
+            say it; `auto`: asks the cloud's metadata service. Absent: what the environment says,
+            and on EC2 the metadata service.
     """
 
     budget_seconds: Annotated[float, msgspec.Meta(ge=5)] = 180.0
     max_unexplained: Fraction = 0.15
+    instance_type: Name | None = None
 
 
 class Workload(Record, frozen=True, kw_only=True):
