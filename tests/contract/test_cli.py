@@ -91,7 +91,7 @@ VERBS = {
         "--json",
         "--debug",
     },
-    "report": {"--json", "--debug"},
+    "report": {"--scaling", "--out", "--json", "--debug"},
     "catalog": {
         "--platform",
         "--prices",

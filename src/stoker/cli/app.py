@@ -394,13 +394,23 @@ def evaluate_verb(
 def report_verb(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders runs/ID.")],
     *,
+    scaling: Annotated[
+        bool,
+        typer.Option("--scaling", help="Throughput and cost of these runs over their sizes."),
+    ] = False,
+    out: Annotated[
+        Path, typer.Option("--out", help="Where --scaling writes its page.", metavar="F")
+    ] = Path("scaling.html"),
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Writes report.html of each run again from its records."""
-    from stoker.cli.verbs import report_command
+    """Writes report.html of each run again; with --scaling one page over all of them."""
+    from stoker.cli.reporting import report_command, scaling_command
 
-    report_command(runs, as_json=as_json)
+    if scaling:
+        scaling_command(runs, out=out, as_json=as_json)
+    else:
+        report_command(runs, as_json=as_json)
 
 
 @app.command("schema")

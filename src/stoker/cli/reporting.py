@@ -1,7 +1,9 @@
-"""Collects what a report shows: records, timelines, environment."""
+"""`stoker report`: collects what a report shows, records, timelines, environment."""
 
+import json
 import platform as machine
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
@@ -14,15 +16,62 @@ from stoker.logs import now_utc
 from stoker.records import (
     Decision,
     Evaluation,
+    Json,
     Profile,
     Record,
     Training,
     Workload,
     read_json,
 )
-from stoker.report import write_report
+from stoker.report import headline, scaling_of_runs, write_report, write_scaling
 
 _RecordT = TypeVar("_RecordT", bound=Record)
+
+
+def report_command(runs: Sequence[Path], *, as_json: bool) -> None:
+    """`stoker report`."""
+    files: list[Json] = [str(report_of_run(run)) for run in runs]
+    print(json.dumps({"reports": files}) if as_json else "\n".join(map(str, files)))
+
+
+def scaling_command(runs: Sequence[Path], *, out: Path, as_json: bool) -> None:
+    """`stoker report --scaling`: one page over all runs."""
+    trainings = {}
+    for run in runs:
+        if not (run / "training.json").is_file():
+            raise UsageError(f"no training in {run}", where="no training.json there", fix="ls runs")
+        trainings[str(run)] = read_json(run / "training.json", Training)
+    scaling = scaling_of_runs(trainings)
+    write_scaling(out, scaling=scaling, runs=trainings)
+    if as_json:
+        points: list[Json] = [
+            {
+                "size": point.size,
+                "samples_per_second": point.samples_per_second,
+                "efficiency": point.efficiency,
+                "usd_per_million_samples": point.usd,
+                "runs": point.num_runs,
+            }
+            for point in scaling.points
+        ]
+        notes: list[Json] = list(scaling.notes)
+        document = {"what": scaling.what, "points": points, "notes": notes, "report": str(out)}
+        print(json.dumps(document))
+        return
+    print(headline(scaling))
+    print(
+        f"{scaling.what:<18} {'samples/s':>12} {'of the ideal':>13} {'$ a million':>12} {'runs':>5}"
+    )
+    for point in scaling.points:
+        ideal = "" if point.efficiency is None else f"{point.efficiency:.0%}"
+        price = "not known" if point.usd is None else f"{point.usd:.4g}"
+        print(
+            f"{point.size:<18} {point.samples_per_second:>12.1f} {ideal:>13} {price:>12}"
+            f" {point.num_runs:>5}"
+        )
+    for note in scaling.notes:
+        print(note)
+    print(out)
 
 
 def report_of_run(

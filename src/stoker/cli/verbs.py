@@ -29,7 +29,6 @@ from stoker.platforms.base import JobSpec, Platform, RequestT
 from stoker.records import (
     Decision,
     Group,
-    Json,
     Profile,
     ProfiledHost,
     StepTerms,
@@ -272,14 +271,6 @@ def make_token_command(file: Path) -> None:
     write_secret(file, secrets.token_hex(32))
 
 
-def report_command(runs: Sequence[Path], *, as_json: bool) -> None:
-    """`stoker report`."""
-    from stoker.cli.reporting import report_of_run
-
-    files: list[Json] = [str(report_of_run(run)) for run in runs]
-    print(json.dumps({"reports": files}) if as_json else "\n".join(map(str, files)))
-
-
 def training_words(training: Training) -> str:
     """What a run did, in two lines at most."""
     measured = training.measured
@@ -343,7 +334,6 @@ __all__ = [
     "groups_of",
     "make_token_command",
     "profile_command",
-    "report_command",
     "train_command",
     "training_words",
 ]

@@ -1,7 +1,6 @@
 """What the plans promise: time against money, and step time against the number of data hosts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from markupsafe import Markup
@@ -15,12 +14,10 @@ from stoker.report.plan_values import (
     words_of_curve,
     words_of_front,
 )
+from stoker.report.plane import FOOT, HEAD, PLOT, Place, along, around, axes, label, put
 from stoker.report.quantities import TimeUnit, usd
-from stoker.report.svg import Anchor, Box, Drawing, fit, text_width, ticks
+from stoker.report.svg import Box, Drawing, fit, text_width, ticks
 
-_HEAD = 15.0
-_PLOT = 210.0
-_FOOT = 44.0
 _GAP = 44.0
 
 
@@ -39,7 +36,7 @@ def plans_drawing(decision: Decision, *, unit: TimeUnit, width: float, name: str
         return None
     side_by_side = width >= 640 and panels == 2
     panel = (width - _GAP) / 2 if side_by_side else width
-    height = _HEAD + 14 + _PLOT + _FOOT
+    height = HEAD + 14 + PLOT + FOOT
     words = [words_of_front(spots, unit)] if has_front else []
     if has_curve and scaling:
         words.append(words_of_curve(scaling, unit))
@@ -59,30 +56,6 @@ def plans_drawing(decision: Decision, *, unit: TimeUnit, width: float, name: str
     return drawing
 
 
-_Place = tuple[float, float, Anchor]
-
-
-@dataclass(frozen=True, slots=True)
-class _Plane:
-    """A panel's axes: pixels of values."""
-
-    left: float
-    right: float
-    top: float
-    floor: float
-    most_x: float
-    most_y: float
-
-    def x(self, value: float) -> float:
-        return self.left + value / self.most_x * (self.right - self.left)
-
-    def y(self, value: float) -> float:
-        return self.floor - value / self.most_y * (self.floor - self.top)
-
-    def at(self, x: float, y: float) -> tuple[float, float]:
-        return self.x(x), self.y(y)
-
-
 def _draw_front(
     drawing: Drawing,
     spots: Sequence[Spot],
@@ -99,7 +72,7 @@ def _draw_front(
     dearer = sum(spot.usd > most_y for spot in spots)
     spots = [spot for spot in spots if spot.usd <= most_y]
     marks = ticks(most_y, at_most=5)
-    plane = _axes(
+    plane = axes(
         drawing,
         title="Time against money",
         left=left,
@@ -126,7 +99,7 @@ def _draw_front(
         for one, other in (((x1, y1), (x2, y1)), ((x2, y1), (x2, y2))):
             ends = plane.at(*one), plane.at(*other)
             drawing.line(*ends[0], *ends[1], "front")
-            lines += _along(*ends)
+            lines += along(*ends)
     for spot in spots:
         x, y = plane.x(spot.step_seconds), plane.y(spot.usd)
         drawing.open_group(f"{spot.name}: {unit.show(spot.step_seconds)}, {usd(spot.usd)}")
@@ -135,13 +108,13 @@ def _draw_front(
         css = "dot" if spot.is_today else "compute" if spot.is_front else "predicted"
         drawing.circle(x, y, 5 if spot.is_front or spot.is_today or spot.is_chosen else 2.5, css)
         drawing.close_group()
-    taken = [_around(plane.x(s.step_seconds), plane.y(s.usd), 4) for s in spots]
+    taken = [around(plane.x(s.step_seconds), plane.y(s.usd), 4) for s in spots]
     for spot in _worth_a_name(spots):
         name = "today" if spot.is_today else spot.name
         text = f"{name}, chosen" if spot.is_chosen else name
         at = plane.x(spot.step_seconds), plane.y(spot.usd)
         css = "head" if spot.is_chosen else ""
-        _label(drawing, text, at=at, plane=plane, taken=taken, lines=lines, css=css)
+        label(drawing, text, at=at, plane=plane, taken=taken, lines=lines, css=css)
 
 
 def _draw_curve(
@@ -151,7 +124,7 @@ def _draw_curve(
     most_x = max(rung.data_hosts for rung in rungs)
     most_y = 1.12 * max(max(rung.high, rung.step_seconds) for rung in rungs)
     marks = ticks(most_y, at_most=5)
-    plane = _axes(
+    plane = axes(
         drawing,
         title="Step time and data hosts",
         left=left,
@@ -179,11 +152,11 @@ def _draw_curve(
             plane.at(other.data_hosts, other.step_seconds),
         )
         drawing.line(*ends[0], *ends[1], "front" if other.is_feasible else "ghost")
-        lines += _along(*ends)
+        lines += along(*ends)
     taken: list[Box] = []
     for rung in rungs:
         x, y = plane.x(rung.data_hosts), plane.y(rung.step_seconds)
-        taken.append(_around(x, y, 6))
+        taken.append(around(x, y, 6))
         if rung.is_chosen:
             drawing.circle(x, y, 9, "ring")
         css = "dot" if not rung.data_hosts else "compute" if rung.is_feasible else "predicted"
@@ -191,104 +164,19 @@ def _draw_curve(
     if scaling.floor_seconds > 0:
         y = plane.y(scaling.floor_seconds)
         drawing.line(plane.left, y, plane.right, y, "floor")
-        lines += _along((plane.left, y), (plane.right, y))
+        lines += along((plane.left, y), (plane.right, y))
         text = f"accelerators alone, {unit.show(scaling.floor_seconds)}"
         text = fit(text, 12, plane.right - plane.left)
-        room: list[_Place] = [(plane.left + 4, y + 16, "start"), (plane.right, y + 16, "end")]
+        room: list[Place] = [(plane.left + 4, y + 16, "start"), (plane.right, y + 16, "end")]
         room += [(plane.right, y - 7, "end"), (plane.left + 4, y - 7, "start")]
-        _put(drawing, text, places=room, plane=plane, taken=taken, lines=lines, css="quiet")
+        put(drawing, text, places=room, plane=plane, taken=taken, lines=lines, css="quiet")
     named = [rung for rung in rungs if rung.is_chosen or not rung.data_hosts]
     for rung in named:
         text = unit.show(rung.step_seconds)
         at = plane.x(rung.data_hosts), plane.y(rung.step_seconds)
         text = f"{text}, chosen" if rung.is_chosen and rung.data_hosts else text
         css = "head" if rung.is_chosen else ""
-        _label(drawing, text, at=at, plane=plane, taken=taken, lines=lines, css=css)
-
-
-def _axes(
-    drawing: Drawing,
-    *,
-    title: str,
-    left: float,
-    top: float,
-    panel: float,
-    most: tuple[float, float],
-    marks: Sequence[tuple[float, str]],
-    under: str,
-) -> _Plane:
-    """The panel's title, grid and marks at the left; the marks below are the caller's."""
-    gutter = max(text_width(text, 12) for _, text in marks) + 10
-    plane = _Plane(
-        left=left + gutter,
-        right=left + panel - 8,
-        top=top + _HEAD + 14,
-        floor=top + _HEAD + 14 + _PLOT,
-        most_x=most[0],
-        most_y=most[1],
-    )
-    drawing.text(left, top + _HEAD - 1, title, css="head", size=14)
-    if under:
-        room = panel - text_width(title, 14) - 12
-        drawing.text(
-            left + panel, top + _HEAD - 1, fit(under, 12, room), css="quiet", size=12, anchor="end"
-        )
-    for value, text in marks:
-        y = plane.y(value)
-        drawing.line(plane.left, y, left + panel, y, "axis" if value == 0 else "grid")
-        drawing.text(plane.left - 6, y + 4, text, css="quiet", size=12, anchor="end")
-    return plane
-
-
-def _label(
-    drawing: Drawing,
-    text: str,
-    *,
-    at: tuple[float, float],
-    plane: _Plane,
-    taken: list[Box],
-    lines: Sequence[Box],
-    css: str,
-) -> None:
-    """The label beside its dot: right, left, above or below."""
-    x, y = at
-    places: list[_Place] = [(x + 12, y + 4, "start"), (x - 12, y + 4, "end")]
-    for below in (-13.0, 22.0, -28.0, 37.0):
-        places += [(x + 4, y + below, "start"), (x - 4, y + below, "end")]
-    _put(drawing, text, places=places, plane=plane, taken=taken, lines=lines, css=css)
-
-
-def _put(
-    drawing: Drawing,
-    text: str,
-    *,
-    places: Sequence[_Place],
-    plane: _Plane,
-    taken: list[Box],
-    lines: Sequence[Box],
-    css: str,
-) -> None:
-    """The text at the first place where it hides nothing, else no dot; left out where it must."""
-    size = 12.0
-    width = text_width(text, size)
-    for hidden in ((*taken, *drawing.labels, *lines), (*taken, *drawing.labels)):
-        for x, y, anchor in places:
-            start = x if anchor == "start" else x - width
-            box = Box(text, start, y - 0.78 * size, start + width, y + 0.22 * size)
-            is_inside = box.left >= plane.left and box.right <= plane.right + 8
-            is_inside = is_inside and box.top >= plane.top - 14 and box.bottom <= plane.floor
-            if is_inside and not any(map(box.overlaps, hidden)):
-                drawing.text(x, y, text, css=css, size=size, anchor=anchor)
-                taken.append(box)
-                return
-
-
-def _along(start: tuple[float, float], end: tuple[float, float]) -> list[Box]:
-    """Small boxes on a line, for labels to keep off it."""
-    count = max(1, int(max(abs(end[0] - start[0]), abs(end[1] - start[1])) / 6))
-    parts = [index / count for index in range(count + 1)]
-    (x1, y1), (x2, y2) = start, end
-    return [_around(x1 + part * (x2 - x1), y1 + part * (y2 - y1), 1.5) for part in parts]
+        label(drawing, text, at=at, plane=plane, taken=taken, lines=lines, css=css)
 
 
 def _worth_a_name(spots: Sequence[Spot]) -> list[Spot]:
@@ -299,7 +187,3 @@ def _worth_a_name(spots: Sequence[Spot]) -> list[Spot]:
     ends = sorted(front, key=lambda spot: spot.step_seconds)
     rest = [spot for spot in (ends[:1] + ends[-1:]) if spot not in (*chosen, *today)]
     return [*chosen, *today, *dict.fromkeys(rest)]
-
-
-def _around(x: float, y: float, radius: float) -> Box:
-    return Box("", x - radius, y - radius, x + radius, y + radius)
