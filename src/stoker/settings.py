@@ -26,6 +26,8 @@ The environment is read here and in `launch.topology`, nowhere else.
 | STOKER_PROFILE_FILE | platform | where the leader of a profile writes profile.json |
 | STOKER_REPLACE_DATALOADER | platform | 1: torch's DataLoader is replaced, too |
 | STOKER_COMES_BACK | platform | 1: data hosts that end badly are started again (Kubernetes) |
+| STOKER_INSTANCE_TYPE | user | what this host is called (a node's label instance-type) |
+| SM_CURRENT_INSTANCE_TYPE | SageMaker | the same |
 | STOKER_GROUPS, STOKER_GROUP | platform | Kubernetes: the run's hosts, this one's group |
 | POD_NAME, POD_UID, POD_NAMESPACE | pipeline | the pod that submits a job (KFP_POD_NAME ... too) |
 | KF_PIPELINES_ENDPOINT, KF_PIPELINES_UI_ENDPOINT | user | Kubeflow's API; its pages |
@@ -138,6 +140,12 @@ def cloud_region(environ: Mapping[str, str] | None = None) -> str | None:
     """The AWS region that the environment names; boto3 reads AWS_DEFAULT_REGION only."""
     env = os.environ if environ is None else environ
     return env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or None
+
+
+def named_instance_type(environ: Mapping[str, str] | None = None) -> str | None:
+    """What the environment calls this host's type, if it does."""
+    env = os.environ if environ is None else environ
+    return env.get("STOKER_INSTANCE_TYPE") or env.get("SM_CURRENT_INSTANCE_TYPE") or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
