@@ -19,6 +19,8 @@ _TERMS = (
 )
 # Below this share of a step, waiting is not worth a change.
 _MIN_WAIT = 0.05
+# The strongest; all are in the record.
+_MAX_STATES = 3
 _LIMITS = {
     "cpu": "the CPUs of the training hosts",
     "accelerator": "the accelerator",
@@ -31,7 +33,10 @@ def explain(profile: Profile) -> str:
     """The verdict and the table, at most 88 columns wide."""
     if profile.step is None:
         return explain_observed(profile)
-    lines = [*_wrapped(_verdict(profile)), "", *_table(profile)]
+    lines = _wrapped(_verdict(profile))
+    for state in profile.states[:_MAX_STATES]:
+        lines += _wrapped(f"found: {state.text}")
+    lines += ["", *_table(profile)]
     if profile.observed:
         lines += ["", *observed_words(profile)]
     if profile.check:

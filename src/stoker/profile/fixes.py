@@ -1,29 +1,113 @@
 """Changes to the script that cost no host, each only where the measurement supports it. Pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from stoker.profile.predict import Parts, step_seconds
 from stoker.profile.raw import RankResult
-from stoker.records import Fix, StepTerms
+from stoker.profile.signs import Signs, signs_of
+from stoker.records import Fix, State, StepTerms
 
 # Less than this share of a step is not worth a line.
 _MIN_GAIN = 0.05
 _MIN_FLOAT_BYTES = 1 << 20
+# Workers that wait add up where twice as many load at least 1.6 times as fast.
+_MIN_SCALING = 0.8
+# Each has a copy of the dataset object and batches of its own under way.
+_MAX_WORKERS = 64
+_AS_FAST = 0.95
+# What to do about states that no setting of the loader changes.
+_OF_STATES = {
+    "throttled": Fix(
+        id="cpu-quota",
+        text="raise the container's CPU limit to what it uses, or leave the limit out: its host "
+        "may have idle vCPUs that it is kept from",
+    ),
+    "gil": Fix(
+        id="gil",
+        text="move Python work out of the trainer's main process: into the dataset or collate "
+        "function with num_workers of 1 and more, or threads into processes of their own",
+        cost="small",
+    ),
+    "straggler": Fix(
+        id="straggler",
+        text="look at the host and the data of the late rank: all others wait for it",
+        cost="small",
+    ),
+    "first-epoch": Fix(
+        id="first-epoch",
+        text="fill the cache before training, or profile later epochs: the first is not like them",
+    ),
+}
 
 
 def find_fixes(
-    ranks: Sequence[RankResult], *, parts: Parts | None, step: StepTerms
+    ranks: Sequence[RankResult],
+    *,
+    parts: Parts | None,
+    step: StepTerms,
+    states: Sequence[State] = (),
 ) -> tuple[Fix, ...]:
-    """What the figures speak for, the most valuable first."""
+    """What the figures speak for, the most valuable first.
+
+    Args:
+        states: That the training was found in.
+    """
+    named = {state.id for state in states}
+    waiting = max(
+        (signs_of(rank) for rank in ranks if rank.as_is is not None),
+        key=lambda own: own.as_is.wait_seconds.median,
+        default=None,
+    )
     found = [
         _more_workers(ranks, parts=parts, step=step) if parts else None,
+        _waiting_workers(waiting, step=step) if waiting and "latency" in named else None,
+        _fewer_workers(waiting) if waiting and "oversubscribed" in named else None,
         _persistent_workers(ranks, step=step),
         _pinned(ranks),
         _uint8(ranks),
+        *(_OF_STATES[name] for name in _OF_STATES if name in named),
     ]
-    fixes = [fix for fix in found if fix is not None]
-    return tuple(sorted(fixes, key=lambda fix: -(fix.saves_seconds or 0.0)))
+    by_id: dict[str, Fix] = {}
+    for fix in found:
+        if fix is not None and fix.id not in by_id:
+            by_id[fix.id] = fix
+    return tuple(sorted(by_id.values(), key=lambda fix: -(fix.saves_seconds or 0.0)))
+
+
+def _waiting_workers(own: Signs, *, step: StepTerms) -> Fix | None:
+    """Workers that wait take no CPU: there may be more of them than vCPUs."""
+    accelerator, alone = step.accelerator_step_seconds, own.alone
+    if not accelerator or alone is None or own.gain < _MIN_SCALING * own.worker_ratio:
+        return None
+    wall, cpu = alone.wall_seconds.mean, alone.cpu_seconds.mean
+    vcpus = own.rank.vcpus / own.rank.ranks_on_host
+    # A worker more than the accelerator needs, for batches that take longer.
+    wanted = min(_MAX_WORKERS, math.ceil(wall / accelerator) + 1)
+    after = max(accelerator, wall / wanted, cpu / vcpus)
+    saves = own.step_seconds - after
+    if wanted <= max(1, own.workers) or saves < _MIN_GAIN * step.step_seconds:
+        return None
+    beyond = "; they wait, so they may outnumber the vCPUs" if wanted > vcpus else ""
+    return Fix(
+        id="num_workers",
+        text=f"num_workers={wanted} instead of {own.workers}: a batch takes {wall * 1e3:.0f} ms, "
+        f"of which {cpu * 1e3:.0f} are computing{beyond}",
+        saves_seconds=saves,
+    )
+
+
+def _fewer_workers(own: Signs) -> Fix | None:
+    enough = max(1, own.rank.vcpus // own.rank.ranks_on_host)
+    today, fewer = own.rate(own.workers), own.rate(enough)
+    if own.workers <= enough or fewer < _AS_FAST * today:
+        return None
+    return Fix(
+        id="num_workers",
+        text=f"num_workers={enough} instead of {own.workers}: as fast on {own.rank.vcpus} vCPUs, "
+        "with less memory, and the main thread gets its turn sooner",
+    )
 
 
 def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms) -> Fix | None:

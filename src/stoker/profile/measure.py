@@ -7,6 +7,7 @@ from stoker.errors import UsageError
 from stoker.profile.fixes import find_fixes
 from stoker.profile.predict import Parts, step_seconds
 from stoker.profile.raw import AcceleratorOnly, AsIs, BatchFacts, Drain, Quartiles, RankResult
+from stoker.profile.states import find_states
 from stoker.records import (
     Check,
     Observed,
@@ -75,6 +76,7 @@ def combine(
     hosts = {own.rank.host: own.rank.vcpus for own in whole}
     others = {host: _others(whole, host) for host in hosts}
     parts = _parts(whole, step=step, vcpus=sum(hosts.values()))
+    states = find_states([own.rank for own in whole], parts=parts)
     return Profile(
         workload_sha256=workload_sha256,
         host=ProfiledHost(instance_type=group.instance_type, count=group.count, vcpus=first.vcpus),
@@ -84,7 +86,8 @@ def combine(
         check=_check(parts, whole, others=sum(others.values()), settings=settings)
         if parts
         else None,
-        fixes=find_fixes([own.rank for own in whole], parts=parts, step=step),
+        states=states,
+        fixes=find_fixes([own.rank for own in whole], parts=parts, step=step, states=states),
         what={**what, **_circumstances(whole, hosts, others)},
     )
 

@@ -54,6 +54,7 @@ from stoker.records.profile import (
     Profile,
     ProfiledHost,
     Spread,
+    State,
     StepTerms,
 )
 from stoker.records.sagemaker import (
@@ -132,6 +133,7 @@ __all__ = [
     "SageMakerSettings",
     "Scalar",
     "Spread",
+    "State",
     "StepCost",
     "StepTerms",
     "StrategyName",

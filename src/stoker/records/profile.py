@@ -169,6 +169,20 @@ class Fix(Record, frozen=True, kw_only=True):
     cost: Literal["none", "small", "large"] = "none"
 
 
+class State(Record, frozen=True, kw_only=True):
+    """A state that the training is in, named, with the figures that it rests on.
+
+    Attributes:
+        id: cpu, accelerator, latency, storage, network, workers, serial, gil, oversubscribed,
+            straggler, first-epoch or throttled; later versions may know more.
+        share: Of a step that it explains or costs.
+    """
+
+    id: Name
+    text: str
+    share: Fraction | None = None
+
+
 class Profile(Record, frozen=True, kw_only=True):
     """What a global step of the workload waits for.
 
@@ -188,6 +202,7 @@ class Profile(Record, frozen=True, kw_only=True):
     observed: Observed | None = None
     spread: dict[str, Spread] | None = None
     check: Check | None = None
+    states: tuple[State, ...] = ()
     fixes: tuple[Fix, ...] = ()
     transforms: tuple[TransformCost, ...] = ()
     what: dict[str, Value] = msgspec.field(default_factory=dict)
