@@ -7,6 +7,7 @@ bytes of every tensor.
 import functools
 import json
 import re
+from pathlib import Path
 
 import psutil
 import pytest
@@ -57,6 +58,27 @@ def test_batches_are_the_same_bytes_wherever_they_are_made(
 def test_plain_batches_are_the_same_bytes() -> None:
     with Cluster(agents=1, feed={"encrypt_batches": False}) as cluster:
         assert cluster.train().finish() == reference()
+
+
+def test_two_hosts_are_received_on_two_threads_and_nothing_changes() -> None:
+    # Batches of 1 MB, so that receiving them is what those threads do.
+    given = {"shape": [3, 300, 300], "epochs": 1}
+    with Cluster(agents=2, feed={"receive_threads": 2}) as cluster:
+        cluster.wait_for_agents()
+        trainer = cluster.train(pause_at=10, **given)
+        trainer.until("pause")
+        wait_until(lambda: "agent_ready agent=algo-1" in trainer.errors, "both are ready")
+        tasks = Path(f"/proc/{trainer.process.pid}/task")
+        names = {task: (task / "comm").read_text() for task in tasks.iterdir()}
+        worked = [
+            int((task / "schedstat").read_text().split()[0])
+            for task, name in names.items()
+            if name.startswith("ZMQbg/IO")
+        ]
+        trainer.go_on()
+        assert trainer.finish() == reference(**given)
+    assert len(worked) == 2
+    assert min(worked) > max(worked) / 10
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])

@@ -67,6 +67,7 @@ class Connection:
     Args:
         keys: Of the run; None: not encrypted.
         max_message_bytes: A longer message cuts the connection before memory is taken for it.
+        io_thread: Number of the context's I/O thread that reads, decrypts and sends.
 
     Attributes:
         is_up: The handshake is done, and the connection was not lost since.
@@ -81,8 +82,10 @@ class Connection:
         *,
         now: float,
         max_message_bytes: int,
+        io_thread: int = 0,
     ) -> None:
         self._context = context
+        self._io_thread = io_thread
         self._keys = keys
         self._max_message_bytes = max_message_bytes
         self._socket: ZmqSocket | None = None
@@ -114,6 +117,7 @@ class Connection:
             plain_socket(made, max_message_bytes=self._max_message_bytes)
         else:
             secure_client(made, self._keys, max_message_bytes=self._max_message_bytes)
+        made.affinity = 1 << self._io_thread
         made.reconnect_ivl = -1
         made.connect_timeout = round(CONNECT_SECONDS * 1000)
         made.sndhwm = made.rcvhwm = 0

@@ -27,6 +27,7 @@ class Link:
         ports: One connection each; the first is encrypted, a second one is not.
         post: Runs a function in the pump's thread.
         max_message_bytes: A longer message cuts the connection.
+        io_thread: Number of the context's I/O thread that reads it.
     """
 
     def __init__(
@@ -39,12 +40,18 @@ class Link:
         now: float,
         post: Post,
         max_message_bytes: int,
+        io_thread: int = 0,
     ) -> None:
         self.name = name
         self.ports = tuple(ports)
+        self.io_thread = io_thread
         self.connections = [
             Connection(
-                context, keys if number == 0 else None, now=now, max_message_bytes=max_message_bytes
+                context,
+                keys if number == 0 else None,
+                now=now,
+                max_message_bytes=max_message_bytes,
+                io_thread=io_thread,
             )
             for number in range(len(ports))
         ]
@@ -166,6 +173,7 @@ class AgentLink(Link):
         now: float,
         post: Post,
         max_message_bytes: int,
+        io_thread: int,
     ) -> None:
         ports = [member.port]
         if not is_encrypted and member.plain_port:
@@ -178,6 +186,7 @@ class AgentLink(Link):
             now=now,
             post=post,
             max_message_bytes=max_message_bytes,
+            io_thread=io_thread,
         )
         self.member = member
         self.opened: dict[str, str] = {}

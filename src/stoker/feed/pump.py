@@ -16,6 +16,7 @@ from stoker.feed.asking import Asking
 from stoker.feed.connection import GOODBYE_SECONDS, ZmqContext, ZmqSocket
 from stoker.feed.links import MAX_ROSTER_BYTES, AgentLink, Link
 from stoker.feed.observe import Observer, Standing
+from stoker.feed.receiving import num_receive_threads, quietest
 from stoker.feed.schedule import Peer
 from stoker.feed.security import Keys
 from stoker.feed.session import Session
@@ -38,7 +39,8 @@ class Pump:
         self._settings = settings
         self._feed = settings.feed
         self._keys = keys
-        self._context: ZmqContext = zmq.Context()
+        self._num_threads = num_receive_threads(self._feed, processes=settings.local_world_size)
+        self._context: ZmqContext = zmq.Context(self._num_threads)
         self._unpack_coordinator = m.Unpacker(m.FromCoordinator)
         now = time.monotonic()
         self._links: dict[str, AgentLink] = {}
@@ -164,6 +166,7 @@ class Pump:
                 self._remove(link)
         for host, member in listed.items():
             if host not in self._links:
+                used = [link.io_thread for link in self._links.values()]
                 self._links[host] = AgentLink(
                     self._context,
                     self._keys,
@@ -172,6 +175,7 @@ class Pump:
                     now=time.monotonic(),
                     post=self._shared.post,
                     max_message_bytes=memory.max_message_bytes(self._feed),
+                    io_thread=quietest(used, num_threads=self._num_threads),
                 )
 
     def _tick(self, now: float) -> None:

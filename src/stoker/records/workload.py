@@ -119,6 +119,9 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         max_bytes: Bytes of batches that may wait in one host, made or under way, of all its loaders
             and ranks together; one batch a loader always may. Absent: a quarter of the host's
             memory (of its cgroup's limit, where there is one).
+        receive_threads: Threads of a trainer process that read and decrypt; a data host keeps to
+            one of them. Absent: with encrypted batches one for every two cores of a process, at
+            most 4, else 1.
         encrypt_batches: False where the network between the hosts is encrypted already; requests,
             datasets and membership stay encrypted.
         seeding: What the random state of a sample is made from: `batch` (seed, replica, epoch,
@@ -138,6 +141,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     local_workers: Literal["auto"] | NonNegativeInt = "auto"
     credits: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
     max_bytes: PositiveInt | None = None
+    receive_threads: Annotated[int, msgspec.Meta(ge=1, le=16)] | None = None
     encrypt_batches: bool = True
     seeding: Literal["batch", "sample", "torch"] = "batch"
     lease_seconds: Annotated[float, msgspec.Meta(ge=1)] = 12.0
