@@ -26,7 +26,11 @@ class Board(Protocol):
         ...
 
     def read(self, name: str) -> str | None:
-        """The note, or None where there is none yet; never blocks."""
+        """The note, or None where there is none yet; never blocks.
+
+        Raises:
+            RuntimeError: If whoever holds the notes is gone.
+        """
         ...
 
 
@@ -78,7 +82,7 @@ class Agreement:
     def is_due(self, phase: str, *, at_step: int) -> bool:
         """Whether the change is at this step, or was due earlier."""
         if phase not in self._steps and self._world_size > 1:
-            note = self._board.read(f"profile-{phase}")
+            note = self._read(f"profile-{phase}")
             if note:
                 self._steps[phase] = int(note)
         return phase in self._steps and at_step >= self._steps[phase]
@@ -91,16 +95,37 @@ class Agreement:
         """Waits until all ranks are here; False after `deadline_seconds`, or when stopped."""
         if self._world_size == 1:
             return True
-        self._board.post(f"profile-{name}-{self._rank}", "here")
+        self.arrive(name)
         until = time.monotonic() + deadline_seconds
         missing = set(range(self._world_size))
         while missing and not is_stopped():
-            missing = {rank for rank in missing if not self._board.read(f"profile-{name}-{rank}")}
+            try:
+                missing = {
+                    rank for rank in missing if not self._board.read(f"profile-{name}-{rank}")
+                }
+            except RuntimeError:
+                # The rank that holds the notes has left.
+                return False
             if missing and time.monotonic() >= until:
                 return False
             if missing:
                 time.sleep(_POLL_SECONDS)
         return not missing
+
+    def ranks_on_host(self, host: str) -> int:
+        """Ranks that say they are on `host`; all have been here once."""
+        names = [self._read(f"profile-host-{rank}") for rank in range(self._world_size)]
+        return max(1, names.count(host))
+
+    def come_from(self, host: str) -> None:
+        """Says on which host this rank is."""
+        if self._world_size > 1:
+            self._board.post(f"profile-host-{self._rank}", host)
+
+    def arrive(self, name: str) -> None:
+        """Says that this rank is at `name`, and waits for nobody."""
+        if self._world_size > 1:
+            self._board.post(f"profile-{name}-{self._rank}", "here")
 
     def hand_in(self, result: str) -> None:
         """Leaves this rank's result for rank 0, which may run on another host."""
@@ -109,4 +134,11 @@ class Agreement:
 
     def handed_in(self, rank: int) -> str | None:
         """What `rank` has left; None if nothing."""
-        return self._board.read(f"profile-result-{rank}")
+        return self._read(f"profile-result-{rank}")
+
+    def _read(self, name: str) -> str | None:
+        try:
+            return self._board.read(name)
+        except RuntimeError:
+            # The rank that holds the notes has left: what it does not say is not agreed on.
+            return None

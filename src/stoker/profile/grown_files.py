@@ -4,6 +4,7 @@ The scan is bounded: a working directory may hold a data set of millions of file
 """
 
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import msgspec
 
 from stoker.profile.raw import GrownFile, RankResult
 from stoker.records import Profile
+from stoker.settings import ProcessSettings
 
 MAX_FILES = 20_000
 MAX_SECONDS = 1.0
@@ -130,7 +132,7 @@ def with_grown_files(profile: Profile, ranks: Sequence[RankResult]) -> Profile:
     return msgspec.structs.replace(profile, what=what)
 
 
-class Watch:
+class Growth:
     """The files of one run of a script, from now on.
 
     Args:
@@ -143,7 +145,19 @@ class Watch:
         self._skipped = skipped
         self._before = snapshot(folders, skipped=skipped)
 
-    def grown(self) -> tuple[GrownFile, ...]:
+    @classmethod
+    def of_process(cls, settings: ProcessSettings) -> "Growth":
+        """Of what this process may write, by its folder, its arguments and its job."""
+        base = settings.base_dir
+        outputs = [base / name for name in ("model", "checkpoints", "output/data")]
+        # A host of the local platform lies in the run's own folder, with its logs.
+        run = base.parent.parent if base.parent.name == "hosts" else None
+        return cls(
+            folders_of(sys.argv[1:], cwd=Path.cwd(), outputs=outputs),
+            skipped=[folder for folder in (settings.output, run) if folder],
+        )
+
+    def files(self) -> tuple[GrownFile, ...]:
         """What grew since; blocks for about MAX_SECONDS at most."""
         return tuple(grown(self._before, snapshot(self._folders, skipped=self._skipped)))
 

@@ -5,17 +5,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING
 
-import torch.distributed
+import torch.utils.data
 
 from stoker.errors import UsageError
-from stoker.profile.agree import LEAD_STEPS, LEAD_STEPS_CUDA, Agreement, Board, FileBoard
+from stoker.profile.agree import LEAD_STEPS, LEAD_STEPS_CUDA, Board, FileBoard
+from stoker.profile.place import store
 from stoker.profile.session import Iterate, Loader, Session
 from stoker.settings import from_environment
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
 
 
 def install(dataloader_class: type[Loader]) -> None:
@@ -38,28 +35,33 @@ def install(dataloader_class: type[Loader]) -> None:
             where="variable STOKER_OUTPUT",
             fix="run the script through stoker profile",
         )
-    session = Session(
-        settings,
-        folder=settings.output,
-        agreement=Agreement(
-            _LateBoard(FileBoard(settings.output)),
-            rank=settings.rank,
-            world_size=settings.world_size,
+    folder = settings.output
+
+    def new_session() -> Session:
+        return Session(
+            settings,
+            folder=folder,
+            board=_LateBoard(FileBoard(folder)),
             lead_steps=LEAD_STEPS_CUDA if torch.cuda.is_available() else LEAD_STEPS,
-        ),
-        iterate=original,
-    )
+            iterate=original,
+        )
+
+    sessions = [new_session()]
 
     def iterate(loader: Loader) -> Iterator[object]:
+        session = sessions[0]
         if not session.is_here:
-            return original(loader)
+            # A loader's worker and what it starts; but a script may fork its ranks, too.
+            if session.has_begun or torch.utils.data.get_worker_info() is not None:
+                return original(loader)
+            session = sessions[0] = new_session()
         if not session.has_begun:
             atexit.register(session.at_exit)
             _listen(session)
         session.begin_pass()
         return ProfiledIterator(session, loader, original)
 
-    iterate.stoker_session = session  # type: ignore[attr-defined]
+    iterate.stoker_session = sessions  # type: ignore[attr-defined]
     dataloader_class.__iter__ = iterate  # type: ignore[assignment]
 
 
@@ -111,24 +113,18 @@ class _LateBoard:
         self._files = files
 
     def post(self, name: str, text: str) -> None:
-        store = _store()
-        if store is None:
+        shared = store()
+        if shared is None:
             self._files.post(name, text)
         else:
-            store.set(f"stoker/{name}", text)
+            shared.set(f"stoker/{name}", text)
 
     def read(self, name: str) -> str | None:
-        store = _store()
-        if store is None:
+        shared = store()
+        if shared is None:
             return self._files.read(name)
         key = f"stoker/{name}"
-        return store.get(key).decode() if store.check([key]) else None
-
-
-def _store() -> "Store | None":
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return None
-    return torch.distributed.distributed_c10d._get_default_store()
+        return shared.get(key).decode() if shared.check([key]) else None
 
 
 def _listen(session: Session) -> None:

@@ -1,7 +1,9 @@
 """The course of a profile in one trainer process: as is, accelerator only, loader only, the end."""
 
+import contextlib
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -14,17 +16,21 @@ from stoker.feed.timeline import Steps, Timeline
 from stoker.logs import Log
 from stoker.profile import batches
 from stoker.profile.afterwards import measure_afterwards
-from stoker.profile.agree import Agreement
+from stoker.profile.agree import Agreement, Board
 from stoker.profile.choice import Choice
 from stoker.profile.clocks import children_cpu_seconds, machine_cpu_seconds
 from stoker.profile.ending import end_process
 from stoker.profile.facts import facts_of, is_cuda_used, length_of, versions
 from stoker.profile.findings import Findings
+from stoker.profile.first_words import FirstWords, SoFar
+from stoker.profile.grown_files import Growth
 from stoker.profile.loading import workers_rest
+from stoker.profile.place import Place, place_of
 from stoker.profile.steps import (
     AS_IS_ENOUGH,
     REPLAY_ENOUGH,
     USUAL_STEPS,
+    WARM_UP_REPLAYS,
     AsIsSteps,
     ReplaySteps,
     missing_of,
@@ -39,7 +45,9 @@ _CACHED_BATCHES = 8
 _CACHED_BYTES = 2 << 30
 # Kernels run behind the host: so many steps are timed together where CUDA is used.
 _CUDA_BLOCK = 5
-_FIRST_WORDS_SECONDS = 12.0
+# Of slow steps fewer are left out: by this share of the budget the warm-up is over.
+_WARM_UP_SHARE = 0.08
+_SLOW_STEP_SHARE = 0.02
 _SETTLE_SHARE = 0.10
 
 
@@ -48,26 +56,36 @@ class Session:
 
     Args:
         folder: For the results.
+        board: Where ranks leave notes for each other.
+        lead_steps: As `Agreement`.
         iterate: Torch's own `DataLoader.__iter__`.
     """
 
     def __init__(
-        self, settings: ProcessSettings, *, folder: Path, agreement: Agreement, iterate: Iterate
+        self,
+        settings: ProcessSettings,
+        *,
+        folder: Path,
+        board: Board,
+        lead_steps: int,
+        iterate: Iterate,
     ) -> None:
         assert settings.profile is not None
         self._settings = settings
         self._budget = settings.profile.budget_seconds
-        self._agreement = agreement
+        self._folder = folder
+        self._board = board
+        self._lead_steps = lead_steps
         self._iterate = iterate
         self._log = Log(run=settings.run_id, host=settings.host)
-        self._timeline = Timeline(folder / f"baseline-timeline-rank{settings.rank}.csv")
         self._process = os.getpid()
         self._is_stopping = False
         self._choice = Choice()
         self._loaders = 0
         self._epochs = 0
         self._phase_began: float | None = None
-        self._spoke = False
+        self._first_words = FirstWords(self._say_so_far)
+        self._growth: Growth | None = None
         self._steps = 0
         self._seen_before = 0
         self._as_is: AsIsSteps | None = None
@@ -75,9 +93,8 @@ class Session:
         self._replay: ReplaySteps | None = None
         self._cached: list[object] = []
         self._watch = Watch()
-        self._findings = Findings(
-            settings, folder=folder, agreement=agreement, is_stopped=lambda: self._is_stopping
-        )
+        self._place: Place | None = None
+        self._settle(place_of(settings))
 
     @property
     def is_here(self) -> bool:
@@ -101,6 +118,8 @@ class Session:
         self._watch.pause()
         if self._loaders == 1:
             self._log.event("profile_begins", budget_seconds=self._budget, pid=self._process)
+            if self._settings.rank == 0:
+                self._growth = Growth.of_process(self._settings)
 
     def is_main(self, loader: Loader, *, delivered: int) -> bool:
         """Whether `loader`, which delivered so many batches in this pass, is the one to measure."""
@@ -122,6 +141,7 @@ class Session:
     def end_pass(self) -> None:
         """The main loader's pass is over, or was given up; may be called twice."""
         self._watch.pass_ended()
+        self._first_words.pass_ended()
         if self._as_is is not None:
             self._as_is.epoch_ended()
         if self._rows is not None:
@@ -161,17 +181,42 @@ class Session:
     def at_exit(self) -> None:
         """The script ends by itself: leaves what is known, and says what is missing."""
         if self.is_here and self.has_begun:
+            self._first_words.cancel()
             self.end_pass()
             self._timeline.close()
+            self._look_at_files()
             self._write(missing=missing_of(self._as_is, self._replay))
 
+    def _settle(self, place: Place) -> None:
+        """What depends on this process's rank, which a script may find out late."""
+        if place == self._place:
+            return
+        self._place = place
+        self._agreement = Agreement(
+            self._board,
+            rank=place.rank,
+            world_size=place.world_size,
+            lead_steps=self._lead_steps,
+        )
+        self._timeline = Timeline(self._folder / f"baseline-timeline-rank{place.rank}.csv")
+        self._findings = Findings(
+            place,
+            host=self._settings.host,
+            folder=self._folder,
+            agreement=self._agreement,
+            is_stopped=lambda: self._is_stopping,
+        )
+
     def _begin_as_is(self, loader: Loader) -> AsIsSteps:
+        self._settle(place_of(self._settings))
+        self._agreement.come_from(self._settings.host)
         self._as_is = AsIsSteps(
             workers=loader.num_workers,
             children_cpu=children_cpu_seconds,
             machine_cpu=machine_cpu_seconds,
             batches=self._seen_before,
             epoch_batches=length_of(loader),
+            warm_up_seconds=_WARM_UP_SHARE * self._budget,
         )
         self._phase_began = time.monotonic()
         self._findings.learn(
@@ -186,18 +231,18 @@ class Session:
         self._rows.ask()
         self._watch.asked()
         asked = time.monotonic()
+        self._first_words.asked(now=asked)
         thread_before = time.thread_time()
         batch = next(inner)
         receive = time.thread_time() - thread_before
         now = time.monotonic()
+        self._first_words.got(now=now)
         self._rows.got(batches.num_samples(batch))
         steps.got(now=now, cpu=time.process_time(), wait=now - asked, receive=receive)
         self._watch.got(now=now, wait=now - asked, receive=receive, is_counted=steps.count > 0)
         if len(self._cached) < _CACHED_BATCHES:
             self._cache(batch)
         self._steps += 1
-        if not self._spoke and steps.count and self._elapsed() > _FIRST_WORDS_SECONDS:
-            self._say_as_is(steps)
         return batch
 
     def _cache(self, batch: object) -> None:
@@ -220,18 +265,29 @@ class Session:
 
     def _is_enough_for_an_end(self, steps: AsIsSteps) -> bool:
         """Whether the end of an epoch ends this phase, too; several ranks change at a step only."""
-        return self._settings.world_size == 1 and steps.count >= USUAL_STEPS
+        return self._findings.result.world_size == 1 and steps.count >= USUAL_STEPS
 
     def _say_as_is(self, steps: AsIsSteps) -> None:
-        self._spoke = True
+        self._first_words.cancel()
         result = steps.result()
         self._log.event(
             "profile_as_is",
-            rank=self._settings.rank,
+            rank=self._findings.result.rank,
             steps=steps.count,
             step_seconds=result.step_seconds.median,
             wait_share=result.wait_seconds.median / result.step_seconds.median,
         )
+
+    def _say_so_far(self, known: SoFar) -> None:
+        """In a thread of its own: a step may last longer than anybody waits for words."""
+        if self.is_here:
+            self._log.event(
+                "profile_so_far",
+                rank=self._findings.result.rank,
+                steps=known.steps,
+                step_seconds=known.step_seconds,
+                wait_share=known.wait_share,
+            )
 
     def _begin_replay(self, loader: Loader, steps: AsIsSteps) -> ReplaySteps:
         if self._agreement.is_late("accelerator", at_step=self._steps):
@@ -248,7 +304,12 @@ class Session:
         uses_cuda = is_cuda_used()
         self._findings.learn(uses_cuda=uses_cuda)
         self._phase_began = time.monotonic()
-        return ReplaySteps(block=_CUDA_BLOCK if uses_cuda else 1)
+        self._findings.count_neighbours()
+        is_slow = steps.result().step_seconds.median > _SLOW_STEP_SHARE * self._budget
+        return ReplaySteps(
+            block=_CUDA_BLOCK if uses_cuda and not is_slow else 1,
+            warm_up=1 if is_slow else WARM_UP_REPLAYS,
+        )
 
     def _has_replayed(self, replay: ReplaySteps) -> bool:
         if self._findings.result.uses_cuda and replay.is_block_end():
@@ -276,26 +337,48 @@ class Session:
         self._write(missing="")
         self._log.event(
             "profile_accelerator",
-            rank=self._settings.rank,
+            rank=self._findings.result.rank,
             steps=replay.count,
             step_seconds=accelerator.step_seconds.median,
             trainer_cpu_seconds=accelerator.trainer_cpu_seconds.median,
         )
-        measure_afterwards(
-            self._findings,
-            loader,
-            inner=inner,
-            batch=self._cached[0],
-            budget_seconds=self._budget,
-            iterate=self._iterate,
-            log=self._log,
-        )
-        if self._is_stopping:
-            self._findings.note("stopped early: the verdict is the one so far")
-        self._write(missing="")
-        self._findings.hand_over()
-        self._log.event("profile_ends", rank=self._settings.rank)
-        end_process()
+        try:
+            measure_afterwards(
+                self._findings,
+                loader,
+                inner=inner,
+                batch=self._cached[0],
+                budget_seconds=self._budget,
+                iterate=self._iterate,
+                log=self._log,
+                instance_type=self._settings.profile and self._settings.profile.instance_type,
+            )
+            if self._is_stopping:
+                self._findings.note("stopped early: the verdict is the one so far")
+            self._look_at_files()
+            self._findings.learn(has_ended=True)
+            self._write(missing="")
+            self._findings.hand_over()
+            self._log.event("profile_ends", rank=self._findings.result.rank)
+        except BaseException as err:
+            # A process edge: the script must not catch it, and save what is no end of a training.
+            words = f"{type(err).__name__}: {err}"[:300]
+            self._log.event("profile_failed", error=words)
+            traceback.print_exc()
+            with contextlib.suppress(BaseException):
+                self._findings.note(f"the phases without the model failed: {words}")
+                self._write(missing="")
+        finally:
+            end_process(
+                folder=self._folder,
+                launcher_pid=self._settings.launcher_pid
+                if self._findings.is_first_of_host
+                else None,
+            )
+
+    def _look_at_files(self) -> None:
+        if self._growth and self._findings.result.rank == 0:
+            self._findings.learn(grown_files=self._growth.files())
 
     def _write(self, *, missing: str) -> None:
         steps = self._as_is

@@ -10,6 +10,7 @@ WARM_UP_STEPS = 10
 WARM_UP_REPLAYS = 3
 
 _MIN_STEPS = 5
+_FEWEST_STEPS = 2
 USUAL_STEPS = 20
 
 
@@ -21,12 +22,14 @@ class Enough:
         steps: So many, and `least` of the budget, are plenty.
         usual: The share after which 20 steps do.
         most: The share after which 5 steps must do.
+        last: The share after which 2 must: a step takes a large part of the budget.
     """
 
     steps: int
     least: float
     usual: float
     most: float
+    last: float
 
     def holds(self, *, steps: int, elapsed_seconds: float, budget_seconds: float) -> bool:
         """Whether the phase may end."""
@@ -35,11 +38,13 @@ class Enough:
             return True
         if steps >= USUAL_STEPS and share >= self.usual:
             return True
-        return steps >= _MIN_STEPS and share >= self.most
+        if steps >= _MIN_STEPS and share >= self.most:
+            return True
+        return steps >= _FEWEST_STEPS and share >= self.last
 
 
-AS_IS_ENOUGH = Enough(steps=120, least=0.10, usual=0.30, most=0.50)
-REPLAY_ENOUGH = Enough(steps=60, least=0.05, usual=0.20, most=0.40)
+AS_IS_ENOUGH = Enough(steps=120, least=0.10, usual=0.30, most=0.45, last=0.50)
+REPLAY_ENOUGH = Enough(steps=60, least=0.05, usual=0.20, most=0.25, last=0.30)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +56,7 @@ class AsIsSteps:
         children_cpu: CPU-seconds so far of all processes below this one; asked for at the begin
             and end of an epoch only, for it takes milliseconds.
         machine_cpu: CPU-seconds so far of all processes of the machine, on the vCPUs of this one.
+        warm_up_seconds: After so long the warm-up is over, however few steps it had.
     """
 
     workers: int
@@ -58,6 +64,8 @@ class AsIsSteps:
     machine_cpu: Callable[[], float]
     batches: int = 0
     epoch_batches: int | None = None
+    warm_up_seconds: float = float("inf")
+    _first: float | None = None
     _steps: list[float] = field(default_factory=list)
     _waits: list[float] = field(default_factory=list)
     _receives: list[float] = field(default_factory=list)
@@ -84,6 +92,8 @@ class AsIsSteps:
             receive: CPU-seconds of this thread in next().
         """
         self.batches += 1
+        if self._first is None:
+            self._first = now
         if self._is_first:
             self._first_waits.append(wait)
             self._is_first = False
@@ -92,9 +102,14 @@ class AsIsSteps:
             self._cpu_seconds.append(cpu - self._last[1])
             self._waits.append(wait)
             self._receives.append(receive)
-        elif self.batches > WARM_UP_STEPS:
+        elif self._is_warm(now):
             self._begun = (self.children_cpu(), self.machine_cpu())
-        self._last = (now, cpu) if self.batches > WARM_UP_STEPS else None
+        self._last = (now, cpu) if self._is_warm(now) else None
+
+    def _is_warm(self, now: float) -> bool:
+        if self.batches > WARM_UP_STEPS:
+            return True
+        return self._first is not None and 0 < self.warm_up_seconds <= now - self._first
 
     def epoch_ended(self) -> None:
         """What follows is not part of a step; may be called twice."""
@@ -129,9 +144,11 @@ class ReplaySteps:
     Args:
         block: Steps that are timed together; more than one where the accelerator runs behind the
             host and is waited for at the end of each block.
+        warm_up: Steps that are not counted.
     """
 
     block: int = 1
+    warm_up: int = WARM_UP_REPLAYS
     _steps: list[float] = field(default_factory=list)
     _cpu_seconds: list[float] = field(default_factory=list)
     _given: int = 0
@@ -146,11 +163,11 @@ class ReplaySteps:
 
     def is_block_end(self) -> bool:
         """Whether the step that ends now ends a block: wait for the accelerator, then `asked`."""
-        return self._given >= WARM_UP_REPLAYS and (self._given - WARM_UP_REPLAYS) % self.block == 0
+        return self._given >= self.warm_up and (self._given - self.warm_up) % self.block == 0
 
     def asked(self, *, now: float, cpu: float) -> None:
         """The next batch is asked for: the step before has ended."""
-        if self._given > WARM_UP_REPLAYS:
+        if self._given > self.warm_up:
             self._cpu_in_block += cpu - self._cpu_given
             if self.is_block_end() and self._begin is not None:
                 self._steps.append((now - self._begin[0]) / self.block)
@@ -160,7 +177,7 @@ class ReplaySteps:
 
     def gave(self, *, now: float, cpu: float) -> None:
         """A batch was handed out."""
-        if self._begin is None and self._given >= WARM_UP_REPLAYS:
+        if self._begin is None and self._given >= self.warm_up:
             self._begin = (now, cpu)
             self._cpu_in_block = 0.0
         self._given += 1
