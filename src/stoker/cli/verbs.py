@@ -1,6 +1,7 @@
 """The verbs of single components: files in, body, file and words out."""
 
 import json
+import re
 import secrets
 import shlex
 import shutil
@@ -24,7 +25,7 @@ from stoker.cli.workloads import (
     resolve,
     todays_cluster,
 )
-from stoker.errors import UsageError
+from stoker.errors import FeedError, UsageError
 from stoker.platforms.base import JobSpec, Platform, RequestT
 from stoker.records import (
     Decision,
@@ -38,6 +39,11 @@ from stoker.records import (
     write_json,
 )
 from stoker.settings import workload_from
+
+# As the first line of a rank's failure, or the last of its traceback, names it.
+_ERROR_OF_THE_FEED = re.compile(
+    r"^(rank \d+ on \S+: |stoker\.errors\.)(Feed|FeedLost|Shipping|Protocol)Error: ", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +281,9 @@ def training_words(training: Training) -> str:
     """What a run did, in two lines at most."""
     measured = training.measured
     if training.status != "succeeded":
-        first = (training.failure or "no reason was left").strip().splitlines()[-1]
+        lines = (training.failure or "no reason was left").strip().splitlines()
+        # An error of the feed ends with what to try; of others the last line is the error.
+        first = lines[0] if _is_feeds(training) else lines[-1]
         return f"training {training.status} (exit code {training.exit_code}): {first}"
     if measured is None or not measured.steps:
         return "training succeeded; it asked no loader of stoker for a batch"
@@ -285,8 +293,17 @@ def training_words(training: Training) -> str:
 
 
 def exit_code_of(training: Training) -> int:
-    """0, 6 for a failed workload, 143 for a stopped one."""
+    """0, 5 where the feed could not go on, 6 for another failed workload, 143 for a stopped one."""
+    if training.status == "failed" and _is_feeds(training):
+        return FeedError.exit_code
     return {"succeeded": 0, "failed": 6, "stopped": 143}[training.status]
+
+
+def _is_feeds(training: Training) -> bool:
+    """Whether an error of the feed ended the training, and not one of the user's."""
+    return training.exit_code == FeedError.exit_code and bool(
+        _ERROR_OF_THE_FEED.search(training.failure or "")
+    )
 
 
 def _profile_of(file: Path | None, guess: Guess) -> Profile:

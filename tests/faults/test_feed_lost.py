@@ -1,0 +1,66 @@
+"""All data hosts gone, and nobody local to make batches: how `stoker train` ends."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.records import Training, read_json
+from support.local_job import assert_nothing_left, marked_processes, until
+
+pytestmark = pytest.mark.fault
+
+WORKLOAD = """\
+name: lost
+command: [python, script.py]
+feed: {lease_seconds: 1.0, local_workers: 0}
+"""
+SCRIPT = """\
+import pathlib, time
+import torch
+from stoker import DataLoader
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4000
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return index
+if __name__ == "__main__":
+    for batch in DataLoader(Slow(), batch_size=2, num_workers=1):
+        pathlib.Path("begun").touch()
+"""
+
+
+def test_train_ends_with_code_5_and_names_the_hosts_and_when_they_were_heard(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "w.yaml").write_text(WORKLOAD)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "stoker.cli", "train", "w.yaml", "--out", "training.json"]
+    command += ["--group", "dnn=1:0", "--group", "data=2:1", "--yes"]
+    errors = tmp_path / "errors"
+    with errors.open("w") as stream:
+        train = subprocess.Popen(command, cwd=tmp_path, stdout=stream, stderr=stream)
+    try:
+        until((tmp_path / "begun").exists, what="the first batch is there")
+        (hosts,) = tmp_path.glob("runs/*/hosts")
+        for host in ("algo-1", "algo-2"):
+            pids = marked_processes(hosts / host)
+            assert pids
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+        assert train.wait(60) == 5
+    finally:
+        train.kill()
+        train.wait()
+    said, failure = errors.read_text(), read_json(tmp_path / "training.json", Training).failure
+    assert "training failed (exit code 5): rank 0 on algo-3: FeedLostError: no data worker" in said
+    for text in (said, failure or ""):
+        for host in ("algo-1", "algo-2"):
+            fate = rf"{host} \((lost|left), last heard \d+\.\d s ago\)"
+            assert re.search(fate, text), text
+    assert_nothing_left(hosts.parent, set())
