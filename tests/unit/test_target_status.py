@@ -352,6 +352,7 @@ def test_a_job_that_ends_as_it_is_stopped_is_no_error() -> None:
     answers.add("describe_training_job", training_job("InProgress", "Uploading"))
     answers.refuse("stop_training_job", "ValidationException", "The request was rejected")
     answers.add("describe_training_job", training_job("Completed", "Completed"))
+    answers.add("describe_training_job", training_job("Completed", "Completed"))
     target = SageMakerTarget(aws=answers.aws())
     assert target.stop(f"{ARN}:training-job/{LAUNCHED}").status == "succeeded"
 

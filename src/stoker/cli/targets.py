@@ -1,7 +1,8 @@
 """The verbs of compiled pipelines: upload, start, schedule, status, logs, stop."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +22,9 @@ from stoker.cli.options import (
     WorkloadFile,
     Yes,
 )
+
+if TYPE_CHECKING:
+    from stoker.cli.reaching import Reach
 
 TargetName = Annotated[
     str, typer.Argument(metavar="TARGET", help="sagemaker or kubeflow.", show_default=False)
@@ -71,14 +75,13 @@ def upload_verb(
 ) -> None:
     """Compiles the pipeline and creates or updates it, showing what changes."""
     from stoker.cli.pipelines import upload_command
-    from stoker.cli.reaching import Reach
 
     upload_command(
         target,
         workload,
         train_step=train_step,
         decision_file=decision,
-        reach=Reach(host=host, namespace=namespace, token_file=token_file, ca_file=ca_file),
+        reach=_reach(host, namespace, token_file, ca_file),
         overrides=overrides or (),
         as_json=as_json,
         assume_yes=yes,
@@ -110,7 +113,6 @@ def start_verb(
 ) -> None:
     """Starts a run of the uploaded pipeline."""
     from stoker.cli.pipelines import start_command
-    from stoker.cli.reaching import Reach
 
     code = start_command(
         target,
@@ -123,7 +125,7 @@ def start_verb(
             service_account=service_account,
             version=version,
         ),
-        reach=Reach(host=host, namespace=namespace, token_file=token_file, ca_file=ca_file),
+        reach=_reach(host, namespace, token_file, ca_file),
         overrides=overrides or (),
         as_json=as_json,
         assume_yes=yes,
@@ -174,7 +176,6 @@ def schedule_verb(
     debug: Debug = False,
 ) -> None:
     """Starts runs of the uploaded pipeline again and again."""
-    from stoker.cli.reaching import Reach
     from stoker.cli.schedules import schedule_command
 
     schedule_command(
@@ -194,7 +195,7 @@ def schedule_verb(
             service_account=service_account,
             version=version,
         ),
-        reach=Reach(host=host, namespace=namespace, token_file=token_file, ca_file=ca_file),
+        reach=_reach(host, namespace, token_file, ca_file),
         overrides=overrides or (),
         as_json=as_json,
     )
@@ -215,16 +216,8 @@ def status_verb(
 ) -> None:
     """Shows a run's steps, with times, reasons and links."""
     from stoker.cli.pipelines import status_command
-    from stoker.cli.reaching import Reach
 
-    reach = Reach(
-        host=host,
-        namespace=namespace,
-        token_file=token_file,
-        ca_file=ca_file,
-        workload_file=workload,
-        overrides=overrides or (),
-    )
+    reach = _reach(host, namespace, token_file, ca_file, of=workload, overrides=overrides)
     status_command(target, run, as_json=as_json, reach=reach)
 
 
@@ -247,16 +240,8 @@ def logs_verb(
 ) -> None:
     """Prints the logs of all steps and hosts until now."""
     from stoker.cli.pipelines import logs_command
-    from stoker.cli.reaching import Reach
 
-    reach = Reach(
-        host=host,
-        namespace=namespace,
-        token_file=token_file,
-        ca_file=ca_file,
-        workload_file=workload,
-        overrides=overrides or (),
-    )
+    reach = _reach(host, namespace, token_file, ca_file, of=workload, overrides=overrides)
     logs_command(target, run, group=group, as_json=as_json, reach=reach)
 
 
@@ -275,17 +260,31 @@ def stop_verb(
 ) -> None:
     """Stops a run or a training job, and waits until it has stopped."""
     from stoker.cli.pipelines import stop_command
+
+    reach = _reach(host, namespace, token_file, ca_file, of=workload, overrides=overrides)
+    raise typer.Exit(stop_command(target, run, as_json=as_json, reach=reach))
+
+
+def _reach(
+    host: str | None,
+    namespace: str | None,
+    token_file: Path | None,
+    ca_file: Path | None,
+    *,
+    of: str | None = None,
+    overrides: Sequence[str] | None = None,
+) -> "Reach":
+    """Where the target is; `of` names the workload of the verbs that name a run."""
     from stoker.cli.reaching import Reach
 
-    reach = Reach(
+    return Reach(
         host=host,
         namespace=namespace,
         token_file=token_file,
         ca_file=ca_file,
-        workload_file=workload,
+        workload_file=of,
         overrides=overrides or (),
     )
-    raise typer.Exit(stop_command(target, run, as_json=as_json, reach=reach))
 
 
 def _given(**options: str | int | bool | None) -> dict[str, str | int | bool]:

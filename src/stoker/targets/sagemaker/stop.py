@@ -4,7 +4,7 @@ import secrets
 
 from stoker.errors import PlatformError
 from stoker.platforms.aws import Aws
-from stoker.platforms.aws_errors import AwsError
+from stoker.platforms.sagemaker.start import stop_job
 from stoker.targets.base import RunState
 from stoker.targets.sagemaker.runs import Found
 from stoker.targets.sagemaker.status import state_of
@@ -31,7 +31,7 @@ def stop_run(aws: Aws, found: Found) -> RunState:
             ClientRequestToken=secrets.token_hex(16),
         )
     elif not state.has_ended:
-        _stop_job(aws, found.id)
+        stop_job(aws, found.id)
     deadline = aws.clock() + STOP_SECONDS
     asked: set[str] = set()
     while True:
@@ -45,7 +45,7 @@ def stop_run(aws: Aws, found: Found) -> RunState:
             return state
         if state.has_ended:
             for job in (job for job in left if job not in asked):
-                _stop_job(aws, job)
+                stop_job(aws, job)
                 asked.add(job)
         if aws.clock() >= deadline:
             raise PlatformError(
@@ -54,15 +54,6 @@ def stop_run(aws: Aws, found: Found) -> RunState:
                 fix=f"it was asked to stop; see later: stoker status sagemaker {state.run}",
             )
         aws.sleep(POLL_SECONDS)
-
-
-def _stop_job(aws: Aws, name: str) -> None:
-    try:
-        aws.call("sagemaker", "StopTrainingJob", TrainingJobName=name)
-    except AwsError as err:
-        # It ended by itself meanwhile.
-        if err.code != "ValidationException":
-            raise
 
 
 __all__ = ["STOP_SECONDS", "stop_run"]
