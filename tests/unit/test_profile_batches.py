@@ -64,7 +64,7 @@ def test_costs_are_of_one_worker_from_batch_to_batch_and_the_rate_of_all() -> No
         # 30 ms of CPU and 50 ms of wall a batch, of which it was kept from the CPU for 10 ms.
         return [(pid, 5 + n * 0.03, start + n * 0.05, n * 0.01) for n in range(21)]
 
-    drained = summarize([worker(1, 0.0), worker(2, 0.025)], workers=2)
+    drained = summarize([[worker(1, 0.0), worker(2, 0.025)]], workers=2)
     assert drained is not None
     assert drained.cpu_seconds.mean == pytest.approx(0.03)
     assert drained.wall_seconds.median == pytest.approx(0.04)
@@ -73,4 +73,4 @@ def test_costs_are_of_one_worker_from_batch_to_batch_and_the_rate_of_all() -> No
 
 
 def test_a_first_batch_alone_says_nothing() -> None:
-    assert summarize([[(1, 1.0, 1.0, 0.0)]], workers=1) is None
+    assert summarize([[[(1, 1.0, 1.0, 0.0)]]], workers=1) is None

@@ -6,7 +6,8 @@ import socket
 from collections.abc import Mapping
 
 from stoker.feed import memory
-from stoker.feed.memory import CGROUP, lines_of, memory_groups
+from stoker.feed.cpu_quota import cpu_quota
+from stoker.feed.memory import lines_of, memory_groups
 
 _ACCELERATOR = re.compile(r"^nvidia\d+$")
 
@@ -17,7 +18,7 @@ def usable_vcpus() -> int:
         count = len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS
         count = os.cpu_count() or 1
-    quota = _quota()
+    quota = cpu_quota()
     return max(1, min(count, round(quota)) if quota else count)
 
 
@@ -51,15 +52,3 @@ def num_memory_kills() -> int | None:
 def memory_limit_bytes() -> int | None:
     """The memory limit of this cgroup, where there is one."""
     return memory.limit_bytes()
-
-
-def _quota() -> float | None:
-    for line in lines_of(CGROUP / "cpu.max"):
-        quota, _, period = line.partition(" ")
-        if quota.isdigit() and period.isdigit():
-            return int(quota) / int(period)
-    quota_us = lines_of(CGROUP / "cpu" / "cpu.cfs_quota_us")
-    period_us = lines_of(CGROUP / "cpu" / "cpu.cfs_period_us")
-    if quota_us and period_us and quota_us[0].isdigit() and period_us[0].isdigit():
-        return int(quota_us[0]) / int(period_us[0])
-    return None

@@ -1,17 +1,29 @@
 """The phases after the script's last step: what needs its loader or its batches, not its model."""
 
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from torch.utils.data import DataLoader
 
 from stoker.logs import Log
+from stoker.profile.costs import measure_costs
 from stoker.profile.drain import shut_down
 from stoker.profile.findings import Findings
+from stoker.profile.inventory import take_inventory
 from stoker.profile.loading import measure_loading, worker_counts
+from stoker.profile.reads import measure_reads
 from stoker.profile.receive import try_receive
 
 _LOADING_SHARE = 0.30
 _RECEIVE_SHARE = 0.03
+# Of the parts of loading: each also starts workers, which takes a moment.
+_READS_SHARE = 0.03
+_COSTS_SHARE = 0.03
+_MOST_SECONDS = 6.0
+# Shorter than that they say nothing.
+_LEAST_SECONDS = 0.2
+
+_FoundT = TypeVar("_FoundT")
 
 
 def measure_afterwards(
@@ -23,8 +35,9 @@ def measure_afterwards(
     budget_seconds: float,
     iterate: Callable[["DataLoader[object]"], Iterator[object]],
     log: Log,
+    instance_type: str | None = None,
 ) -> None:
-    """Loader only, then what the feed costs; each is written before the next begins.
+    """Loader only, what the feed costs, storage, parts; each is written before the next begins.
 
     All ranks come here at the same step and stay together, so that their workers share the vCPUs as
     they do in the training.
@@ -37,6 +50,7 @@ def measure_afterwards(
         budget_seconds: Of the whole profile.
         iterate: Torch's own `DataLoader.__iter__`.
         log: For one line a number of workers.
+        instance_type: What the user calls this host; `auto`: to be found out.
     """
     shut_down(inner)
     findings.meet("loader-only")
@@ -55,10 +69,64 @@ def measure_afterwards(
     findings.note(*notes)
     findings.learn(drains=tuple(drains))
     findings.write()
-    # Further phases of the loader alone (cold reads, transforms) have their place here.
     if not findings.is_stopped():
         findings.meet("receive")
         receive, notes = try_receive(batch, seconds=min(1.0, _RECEIVE_SHARE * budget_seconds))
         findings.note(*notes)
         findings.learn(receive=receive)
         findings.write()
+    _look_closer(findings, loader, budget_seconds=budget_seconds, iterate=iterate)
+    # All hosts are of one type: the first one is looked over.
+    if not findings.is_stopped() and findings.result.rank == 0:
+        findings.learn(inventory=take_inventory(given=instance_type))
+        findings.write()
+
+
+def _look_closer(
+    findings: Findings,
+    loader: "DataLoader[object]",
+    *,
+    budget_seconds: float,
+    iterate: Callable[["DataLoader[object]"], Iterator[object]],
+) -> None:
+    """Cold against warm reads, and what loading a sample is made of, where there is time."""
+    reading = min(_MOST_SECONDS, _READS_SHARE * budget_seconds)
+    if reading < _LEAST_SECONDS:
+        findings.note(
+            "the storage and the parts of loading were not looked at: the budget is too short"
+        )
+        return
+    if not findings.is_stopped():
+        findings.meet("reads")
+        reads = _tried(
+            findings,
+            "the storage",
+            lambda: measure_reads(loader, seconds=reading, iterate=iterate),
+        )
+        findings.learn(reads=reads)
+        findings.write()
+    # All ranks load alike: one says what it is made of.
+    if not findings.is_stopped() and findings.result.rank == 0:
+        seconds = min(_MOST_SECONDS, _COSTS_SHARE * budget_seconds)
+        costs = _tried(
+            findings,
+            "the parts of loading",
+            lambda: measure_costs(loader, seconds=seconds, iterate=iterate),
+        )
+        findings.learn(costs=costs or ())
+        findings.write()
+
+
+def _tried(
+    findings: Findings, what: str, measure: Callable[[], tuple[_FoundT, list[str]]]
+) -> _FoundT | None:
+    """What `measure` found; None with a note where it failed."""
+    try:
+        found, notes = measure()
+    except Exception as err:
+        # A process edge: the dataset is the user's.
+        summary = " ".join(str(err).split())[:200]
+        findings.note(f"{what} could not be looked at: {type(err).__name__}: {summary}")
+        return None
+    findings.note(*notes)
+    return found

@@ -5,9 +5,10 @@ import platform
 import resource
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import psutil
+
+from stoker.feed.cpu_quota import cpu_quota
 
 # Linux names a process's CPU clock by its inverted pid and a thread's by its inverted tid: exact to
 # a nanosecond, where /proc counts in hundredths of a second.
@@ -88,23 +89,7 @@ def _thread_cpu_seconds(tid: int) -> float:
 
 
 def usable_vcpus() -> int:
-    """vCPUs that this process may use: its affinity, and its control group's quota."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    quota = _quota(Path("/sys/fs/cgroup"))
-    return max(1, min(count or 1, quota) if quota else count or 1)
-
-
-def _quota(root: Path) -> int | None:
-    try:
-        words = (root / "cpu.max").read_text().split()
-        if len(words) == 2 and words[0] != "max":
-            return max(1, round(int(words[0]) / int(words[1])))
-        return None
-    except (OSError, ValueError):
-        pass
-    try:
-        quota = int((root / "cpu/cpu.cfs_quota_us").read_text())
-        period = int((root / "cpu/cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
-        return None
-    return max(1, round(quota / period)) if quota > 0 and period > 0 else None
+    """vCPUs that this process may use: its affinity, and its control groups' quota."""
+    affine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    quota = cpu_quota()
+    return max(1, min(affine or 1, round(quota)) if quota else affine or 1)

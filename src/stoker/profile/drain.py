@@ -54,7 +54,22 @@ def drain(
     is_stopped: Callable[[], bool],
     iterate: Callable[["DataLoader[object]"], Iterator[object]],
 ) -> Drain | None:
-    """Reads from `workers` fresh workers for about `seconds`; None where too few batches came.
+    """What `read_stamps` of one round says; None where too few batches came."""
+    stamps = read_stamps(
+        loader, workers=workers, seconds=seconds, is_stopped=is_stopped, iterate=iterate
+    )
+    return summarize([stamps], workers=workers)
+
+
+def read_stamps(
+    loader: "DataLoader[object]",
+    *,
+    workers: int,
+    seconds: float,
+    is_stopped: Callable[[], bool],
+    iterate: Callable[["DataLoader[object]"], Iterator[object]],
+) -> list[list[Stamp]]:
+    """Reads from `workers` fresh workers for about `seconds`; gives the stamps of each worker.
 
     The workers are torch's own, with the loader's dataset, sampler and collate function. A worker's
     first batch holds its start and is not counted; then a batch's cost is what the worker used
@@ -86,26 +101,32 @@ def drain(
                 break
     finally:
         shut_down(iterator)
-    return summarize(list(stamps.values()), workers=workers)
+    return list(stamps.values())
 
 
-def summarize(stamps: list[list[Stamp]], *, workers: int) -> Drain | None:
-    """The costs in the stamps of each worker; None where no worker made two batches."""
-    pairs = [pair for own in stamps for pair in pairwise(own)]
+def summarize(rounds: list[list[list[Stamp]]], *, workers: int) -> Drain | None:
+    """The costs in the stamps of each worker of each round; None where none made two batches."""
+    pairs = [pair for stamps in rounds for own in stamps for pair in pairwise(own)]
     if not pairs:
         return None
-    # All workers run between the last first batch and the first last one: only there is the rate
-    # that of all of them.
-    begin = max(own[0][2] for own in stamps)
-    end = min(own[-1][2] for own in stamps)
-    made = sum(1 for own in stamps for stamp in own if begin < stamp[2] <= end)
+    made, seconds = 0, 0.0
+    for stamps in rounds:
+        if len(stamps) != workers:
+            continue
+        # All workers run between the last first batch and the first last one: only there is the
+        # rate that of all of them.
+        begin = max(own[0][2] for own in stamps)
+        end = min(own[-1][2] for own in stamps)
+        if end > begin:
+            made += sum(1 for own in stamps for stamp in own if begin < stamp[2] <= end)
+            seconds += end - begin
     return Drain(
         workers=workers,
         cpu_seconds=quartiles([later[1] - earlier[1] for earlier, later in pairs]),
         wall_seconds=quartiles(
             [later[2] - earlier[2] - (later[3] - earlier[3]) for earlier, later in pairs]
         ),
-        batches_per_second=made / (end - begin) if end > begin and len(stamps) == workers else 0.0,
+        batches_per_second=made / seconds if seconds else 0.0,
     )
 
 

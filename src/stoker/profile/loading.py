@@ -7,11 +7,14 @@ from torch.utils.data import DataLoader
 
 from stoker.logs import Log
 from stoker.profile.clocks import children_cpu_seconds
-from stoker.profile.drain import drain
+from stoker.profile.drain import Stamp, read_stamps, summarize
 from stoker.profile.raw import Drain
 
 # Less than this says nothing, and starting workers takes about as long.
 _MIN_SECONDS = 0.5
+# A turn of one number of workers: below it their start weighs too much.
+_ROUND_SECONDS = 3.0
+_MOST_ROUNDS = 3
 
 # Workers rest when they use less than this share of a vCPU in so many polls.
 _IDLE_SHARE = 0.05
@@ -22,10 +25,11 @@ _POLL_SECONDS = 0.1
 def worker_counts(*, script: int, vcpus: int, ranks_on_host: int) -> list[int]:
     """Numbers of workers of one rank, the most telling first.
 
-    Every vCPU busy (what loading costs), one alone (how long it takes), the script's own.
+    Every vCPU busy (what loading costs), one alone (how long it takes), the script's own, half of
+    the vCPUs (whether hyper-threads are worth a whole core).
     """
-    counts = [max(1, vcpus // ranks_on_host), 1, max(1, script)]
-    return list(dict.fromkeys(counts))
+    most = max(1, vcpus // ranks_on_host)
+    return list(dict.fromkeys([most, 1, max(1, script), max(1, most // 2)]))
 
 
 def workers_rest(*, seconds: float, is_stopped: Callable[[], bool]) -> bool:
@@ -52,28 +56,43 @@ def measure_loading(
     iterate: Callable[["DataLoader[object]"], Iterator[object]],
     log: Log,
 ) -> tuple[list[Drain], list[str]]:
-    """Drains the loader at each of `counts`, in `seconds` together; with notes on what failed."""
+    """Drains the loader at each of `counts`, in `seconds` together; with notes on what failed.
+
+    Where there is time, in turns and up to three times, so that a machine that becomes slower or
+    faster meanwhile does so for all of them.
+    """
     until = time.monotonic() + seconds
-    drains: list[Drain] = []
-    notes: list[str] = []
-    for index, workers in enumerate(counts):
-        share = (until - time.monotonic()) / (len(counts) - index)
+    rounds = max(1, min(_MOST_ROUNDS, int(seconds / len(counts) / _ROUND_SECONDS)))
+    turns = [workers for _ in range(rounds) for workers in counts]
+    stamps: dict[int, list[list[list[Stamp]]]] = {}
+    failed: dict[int, str] = {}
+    for index, workers in enumerate(turns):
+        if workers in failed:
+            continue
+        share = (until - time.monotonic()) / (len(turns) - index)
         if is_stopped() or (index and share < _MIN_SECONDS):
-            notes.append(f"the loader was not tried with {workers} workers: no time was left")
+            if workers not in stamps:
+                failed[workers] = (
+                    f"the loader was not tried with {workers} workers: no time was left"
+                )
             continue
         try:
-            drained = drain(
+            read = read_stamps(
                 loader, workers=workers, seconds=share, is_stopped=is_stopped, iterate=iterate
             )
         except Exception as err:
             # A process edge: the dataset is the user's, and may not like workers at all.
             summary = " ".join(str(err).split())[:200]
-            notes.append(
+            failed[workers] = (
                 f"the loader failed with {workers} workers: {type(err).__name__}: {summary}"
             )
             continue
+        stamps.setdefault(workers, []).append(read)
+    drains: list[Drain] = []
+    for workers in counts:
+        drained = summarize(stamps.get(workers, []), workers=workers)
         if drained is None:
-            notes.append(f"too few batches came from {workers} workers")
+            failed.setdefault(workers, f"too few batches came from {workers} workers")
             continue
         drains.append(drained)
         log.event(
@@ -83,4 +102,4 @@ def measure_loading(
             wall_seconds=drained.wall_seconds.median,
             batches=drained.cpu_seconds.samples,
         )
-    return drains, notes
+    return drains, list(failed.values())

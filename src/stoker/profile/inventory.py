@@ -1,0 +1,241 @@
+"""What this host is: accelerators, CPU, and what the cloud calls it. Every question ends soon."""
+
+import contextlib
+import http.client
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import torch
+
+from stoker.profile.raw import Inventory
+from stoker.settings import named_instance_type
+
+METADATA_ADDRESS = "169.254.169.254:80"
+METADATA_SECONDS = 1.0
+_SMI_SECONDS = 5.0
+_NVML_SECONDS = 3.0
+_DMI = Path("/sys/class/dmi/id")
+_CPU = Path("/proc/cpuinfo")
+_RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
+# Longer than the longest name of a type there is.
+_MAX_NAME = 64
+
+
+class Nvml(Protocol):
+    """The part of `pynvml` that is used."""
+
+    def nvmlInit(self) -> None:  # noqa: N802 - theirs
+        """Opens the driver."""
+        ...
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        """Closes it."""
+        ...
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        """Accelerators."""
+        ...
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> object:  # noqa: N802
+        """One of them."""
+        ...
+
+    def nvmlDeviceGetName(self, handle: object) -> str | bytes:  # noqa: N802
+        """Its model."""
+        ...
+
+
+def take_inventory(*, given: str | None = None) -> Inventory:
+    """Looks this host over; blocks for some seconds at most.
+
+    Args:
+        given: What it is called; `auto`: asks the metadata service whatever the machine says.
+    """
+    count, model = accelerators()
+    name, source = instance_type(given=given)
+    return Inventory(
+        accelerators=count,
+        accelerator_model=model,
+        cpu_model=cpu_model(),
+        instance_type=name,
+        source=source,
+    )
+
+
+def instance_type(
+    *,
+    given: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    resources: Path = _RESOURCES,
+    dmi: Path = _DMI,
+    metadata: str = METADATA_ADDRESS,
+) -> tuple[str | None, str]:
+    """What this host is called, and who says so: the user, the platform, or the cloud.
+
+    The metadata service is asked only on EC2, or where `given` is `auto`: elsewhere nobody answers
+    at its address.
+    """
+    if given and given != "auto":
+        return given, "given"
+    named = named_instance_type(environ)
+    if named:
+        return named, "environment"
+    named = _sagemaker_type(resources)
+    if named:
+        return named, "resourceconfig.json"
+    if given == "auto" or is_ec2(dmi):
+        named = metadata_type(metadata)
+        if named:
+            return named, "metadata"
+    return None, ""
+
+
+def is_ec2(dmi: Path = _DMI) -> bool:
+    """Whether the firmware says that this is a machine of EC2."""
+    for name in ("sys_vendor", "board_vendor", "product_version", "bios_version"):
+        with contextlib.suppress(OSError):
+            if "amazon" in (dmi / name).read_text(errors="replace").lower():
+                return True
+    return False
+
+
+def metadata_type(address: str = METADATA_ADDRESS, *, seconds: float = METADATA_SECONDS) -> str:
+    """The type that EC2's metadata service tells (version 2, with a token); empty: no answer.
+
+    Blocks for `seconds` at most, however slowly the other side talks.
+    """
+    answers: list[str] = []
+
+    def ask() -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+            token = _fetch(
+                address,
+                "PUT",
+                "/latest/api/token",
+                {"X-aws-ec2-metadata-token-ttl-seconds": "60"},
+                seconds=seconds,
+            )
+            answers.append(
+                _fetch(
+                    address,
+                    "GET",
+                    "/latest/meta-data/instance-type",
+                    {"X-aws-ec2-metadata-token": token},
+                    seconds=seconds,
+                )
+            )
+
+    _in_time(ask, seconds)
+    name = answers[0].strip() if answers else ""
+    return name if name.replace(".", "").replace("-", "").isalnum() else ""
+
+
+def accelerators(
+    *,
+    nvml: Callable[[], Nvml | None] | None = None,
+    smi: str = "nvidia-smi",
+) -> tuple[int | None, str | None]:
+    """How many NVIDIA accelerators this host shows, and the first one's name; None: not known."""
+    return (
+        _by_nvml(nvml or _load_nvml)
+        or _by_smi(smi)
+        or (_by_torch() if torch.cuda.is_available() else None)
+        or (None, None)
+    )
+
+
+def cpu_model(file: Path = _CPU) -> str | None:
+    """The CPU's name, as the kernel spells it."""
+    with contextlib.suppress(OSError):
+        for line in file.read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return " ".join(value.split())[:200]
+    return None
+
+
+def _load_nvml() -> Nvml | None:
+    try:
+        import pynvml  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        return None
+    found: Nvml = pynvml
+    return found
+
+
+def _by_nvml(load: Callable[[], Nvml | None]) -> tuple[int, str | None] | None:
+    found: list[tuple[int, str | None]] = []
+
+    def ask() -> None:
+        # Any error of a driver: the next way is tried.
+        with contextlib.suppress(Exception):
+            nvml = load()
+            if nvml is None:
+                return
+            nvml.nvmlInit()
+            try:
+                count = nvml.nvmlDeviceGetCount()
+                name = nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(0)) if count else None
+            finally:
+                nvml.nvmlShutdown()
+            text = name.decode(errors="replace") if isinstance(name, bytes) else name
+            found.append((int(count), text))
+
+    _in_time(ask, _NVML_SECONDS)
+    return found[0] if found else None
+
+
+def _by_smi(program: str) -> tuple[int, str | None] | None:
+    try:
+        done = subprocess.run(
+            [program, "--query-gpu=name", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=_SMI_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    names = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    return (len(names), names[0][:200]) if done.returncode == 0 and names else None
+
+
+def _by_torch() -> tuple[int, str | None]:
+    return torch.cuda.device_count(), torch.cuda.get_device_name(0)
+
+
+class _Resources(msgspec.Struct):
+    current_instance_type: str = ""
+
+
+def _sagemaker_type(file: Path) -> str:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=_Resources).current_instance_type
+    except (OSError, msgspec.DecodeError):
+        return ""
+
+
+def _fetch(
+    address: str, method: str, path: str, headers: Mapping[str, str], *, seconds: float
+) -> str:
+    connection = http.client.HTTPConnection(address, timeout=seconds)
+    try:
+        connection.request(method, path, headers=dict(headers))
+        answer = connection.getresponse()
+        text = answer.read(1024).decode("ascii")
+    finally:
+        connection.close()
+    if answer.status != 200 or not 0 < len(text) <= (1024 if method == "PUT" else _MAX_NAME):
+        raise ValueError(f"status {answer.status}")
+    return text
+
+
+def _in_time(ask: Callable[[], None], seconds: float) -> None:
+    """Waits for `ask` for that long; it is left alone then, in a thread that holds up nothing."""
+    thread = threading.Thread(target=ask, name="stoker-inventory", daemon=True)
+    thread.start()
+    thread.join(seconds)
