@@ -23,7 +23,8 @@ import msgspec
 
 from stoker.errors import ProtocolError
 
-# Raised with every change that an older peer would misread.
+# Raised with every change that an older peer would misread: of these messages, of a batch's tree
+# (layout), of what travels pickled (shipping). tests/contract/test_wire_version.py pins them.
 PROTOCOL_VERSION = 5
 
 # Shards of an iterable dataset: workers of one loader of one rank.

@@ -1,0 +1,89 @@
+"""What crosses the wire is pinned: a change of it without a new PROTOCOL_VERSION fails here."""
+
+import dataclasses
+import hashlib
+import json
+
+import msgspec
+import numpy as np
+import torch
+
+from stoker.feed import messages as m
+from stoker.feed import shipping, wire
+from stoker.feed.layout import Tag
+
+# After a change that an older stoker would misread: a new PROTOCOL_VERSION, and the new digests.
+# After one that it would not (a limit that grew, say): the new digests alone.
+PINNED = {
+    "version": 5,
+    "messages": "18c335b4459f8138",
+    "trees": "52c3607ba96c49c6",
+    "pickles": "713dd66a7d7c7e7f",
+}
+
+UNIONS = {
+    "to coordinator": m.ToCoordinator,
+    "from coordinator": m.FromCoordinator,
+    "to agent": m.ToAgent,
+    "from agent": m.FromAgent,
+}
+
+
+def bare(schema: object) -> object:
+    """A schema without the words of docstrings."""
+    if isinstance(schema, dict):
+        words = ("description", "title")
+        return {key: bare(part) for key, part in schema.items() if key not in words}
+    return [bare(part) for part in schema] if isinstance(schema, list) else schema
+
+
+def values() -> dict[str, object]:
+    """One value for each kind of node."""
+    image = torch.arange(120, dtype=torch.uint8).reshape(2, 3, 4, 5)
+    return {
+        "list": [None, True, 1, -1.5, "text"],
+        "tuple": (1, (2,)),
+        "dict": {"a": 1, 2: [3]},
+        "tensor": image,
+        "tensor in another order": image.permute(0, 3, 1, 2),
+        "tensor with a gradient": torch.zeros(2, requires_grad=True),
+        "tensor in another order with a gradient": torch.zeros(2, 3).t().requires_grad_(),
+        "array": np.arange(6, dtype=np.int16).reshape(2, 3),
+        "array in another order": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "scalar": np.float32(2.5),
+        "short bytes": b"abc",
+        "long bytes": bytes(2000),
+        "integer": 1 << 80,
+        "complex": 1 + 2j,
+        "text": "ä\udc80",
+        "pickle": range(3),
+    }
+
+
+def trees() -> dict[str, object]:
+    return {
+        name: msgspec.msgpack.decode(wire.encode(value, allow_pickle=True).tree)
+        for name, value in values().items()
+    }
+
+
+def digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def test_what_crosses_the_wire_is_that_of_its_version() -> None:
+    records = (shipping.Spec, shipping.Globals, shipping._PackedError)
+    pickles = {kind.__name__: [f.name for f in dataclasses.fields(kind)] for kind in records}
+    schemas = {name: bare(msgspec.json.schema(kinds)) for name, kinds in UNIONS.items()}
+    found = {
+        "version": m.PROTOCOL_VERSION,
+        "messages": digest(schemas),
+        "trees": digest({name: repr(tree) for name, tree in trees().items()}),
+        "pickles": digest(pickles),
+    }
+    assert found == PINNED, "raise messages.PROTOCOL_VERSION, or see the comment at PINNED"
+
+
+def test_every_kind_of_node_is_among_the_pinned_ones() -> None:
+    found = {tree[0] for tree in trees().values() if isinstance(tree, list)}
+    assert found == set(map(int, Tag))
