@@ -1,16 +1,19 @@
 """The phases after the script's last step: what needs its loader or its batches, not its model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+import msgspec
 from torch.utils.data import DataLoader
 
 from stoker.logs import Log
+from stoker.profile import batches
 from stoker.profile.costs import measure_costs
 from stoker.profile.drain import shut_down
 from stoker.profile.findings import Findings
 from stoker.profile.inventory import take_inventory
 from stoker.profile.loading import measure_loading, worker_counts
+from stoker.profile.raw import quartiles
 from stoker.profile.reads import measure_reads
 from stoker.profile.receive import try_receive
 
@@ -31,7 +34,7 @@ def measure_afterwards(
     loader: "DataLoader[object]",
     *,
     inner: Iterator[object] | None,
-    batch: object,
+    cached: Sequence[object],
     budget_seconds: float,
     iterate: Callable[["DataLoader[object]"], Iterator[object]],
     log: Log,
@@ -46,7 +49,7 @@ def measure_afterwards(
         findings: Of this rank.
         loader: The main one.
         inner: Its iterator, whose workers are ended first.
-        batch: A cached one.
+        cached: Batches; at least one.
         budget_seconds: Of the whole profile.
         iterate: Torch's own `DataLoader.__iter__`.
         log: For one line a number of workers.
@@ -68,10 +71,14 @@ def measure_afterwards(
     )
     findings.note(*notes)
     findings.learn(drains=tuple(drains))
+    facts = findings.result.batch
+    if facts is not None:
+        sizes = quartiles([batches.num_bytes(batch) for batch in cached])
+        findings.learn(batch=msgspec.structs.replace(facts, sizes=sizes))
     findings.write()
     if not findings.is_stopped():
         findings.meet("receive")
-        receive, notes = try_receive(batch, seconds=min(1.0, _RECEIVE_SHARE * budget_seconds))
+        receive, notes = try_receive(cached[0], seconds=min(1.0, _RECEIVE_SHARE * budget_seconds))
         findings.note(*notes)
         findings.learn(receive=receive)
         findings.write()

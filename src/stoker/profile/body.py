@@ -89,6 +89,7 @@ def profile(
         group=group,
         settings=workload.profile,
         workload_sha256=workload.digest(),
+        is_named=workload.cluster is not None,
         what=what_of(workload.command),
     )
     if output:

@@ -4,6 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stoker.errors import UsageError
+from stoker.profile.closer import (
+    batch_bytes_of,
+    host_of,
+    note_of_host,
+    read_bytes_of,
+    storage_rate_of,
+    transforms_of,
+)
 from stoker.profile.fixes import find_fixes
 from stoker.profile.predict import Parts, step_seconds
 from stoker.profile.raw import AcceleratorOnly, AsIs, BatchFacts, Drain, Quartiles, RankResult
@@ -12,7 +20,6 @@ from stoker.records import (
     Check,
     Observed,
     Profile,
-    ProfiledHost,
     ProfileSettings,
     Spread,
     StepTerms,
@@ -32,8 +39,17 @@ def combine(
     settings: ProfileSettings,
     workload_sha256: str | None,
     what: Mapping[str, Value],
+    is_named: bool = True,
 ) -> Profile:
     """The profile of a *global* step from the results of all ranks.
+
+    Args:
+        ranks: Of all hosts.
+        group: Today's dnn group.
+        settings: Of the profile.
+        workload_sha256: Of the workload.
+        what: Of the run.
+        is_named: False: the type of `group` is a guess, and what the host calls itself is better.
 
     Raises:
         UsageError: If there are none, a rank's are missing, or the script ended too early: saying
@@ -48,6 +64,9 @@ def combine(
     slowest = max(whole, key=lambda own: own.accelerator.step_seconds.median)
     trainer = [own.accelerator.trainer_cpu_seconds for own in whole]
     on_host = [own for own in whole if own.rank.host == first.host]
+    results = [own.rank for own in whole]
+    read_bytes, rate = read_bytes_of(results), storage_rate_of(results)
+    sizes = batch_bytes_of(results)
     step = StepTerms(
         step_seconds=whole[0].as_is.step_seconds.median,
         wait_seconds=waiting.as_is.wait_seconds.median,
@@ -59,7 +78,9 @@ def combine(
         trainer_cpu_seconds=sum(own.mean for own in trainer),
         num_workers=sum(own.num_workers for own in on_host),
         global_batch_size=sum(own.batch.samples for own in whole),
-        batch_bytes=float(sum(own.batch.num_bytes for own in whole)),
+        batch_bytes=sizes.mean if sizes else float(sum(own.batch.num_bytes for own in whole)),
+        read_bytes=read_bytes.mean if read_bytes else None,
+        storage_bytes_per_second=rate.mean if rate else None,
     )
     spread = {
         "step_seconds": _spread(whole[0].as_is.step_seconds),
@@ -68,6 +89,9 @@ def combine(
         "trainer_cpu_seconds": _spread(_sum(trainer)),
         "loader_cpu_seconds": _spread(cpu),
         "loader_wall_seconds": _spread(wall),
+        "batch_bytes": _spread(sizes),
+        "read_bytes": _spread(read_bytes),
+        "storage_bytes_per_second": _spread(rate),
     }
     if receives:
         most = max(receives, key=lambda own: own.cpu_seconds.median)
@@ -76,10 +100,11 @@ def combine(
     hosts = {own.rank.host: own.rank.vcpus for own in whole}
     others = {host: _others(whole, host) for host in hosts}
     parts = _parts(whole, step=step, vcpus=sum(hosts.values()))
+    host = host_of(first, group=group, settings=settings, is_named=is_named)
     states = find_states([own.rank for own in whole], parts=parts)
     return Profile(
         workload_sha256=workload_sha256,
-        host=ProfiledHost(instance_type=group.instance_type, count=group.count, vcpus=first.vcpus),
+        host=host,
         step=step,
         observed=Observed(cpu_utilization=_cpu_share(whole, hosts), hosts=len(hosts)),
         spread={name: own for name, own in spread.items() if own is not None},
@@ -88,7 +113,8 @@ def combine(
         else None,
         states=states,
         fixes=find_fixes([own.rank for own in whole], parts=parts, step=step, states=states),
-        what={**what, **_circumstances(whole, hosts, others)},
+        transforms=transforms_of(results),
+        what={**what, **_circumstances(whole, hosts, others, note=note_of_host(first, host))},
     )
 
 
@@ -230,9 +256,14 @@ def _others(whole: Sequence[_Whole], host: str) -> float:
 
 
 def _circumstances(
-    whole: Sequence[_Whole], hosts: Mapping[str, int], others: Mapping[str, float]
+    whole: Sequence[_Whole],
+    hosts: Mapping[str, int],
+    others: Mapping[str, float],
+    *,
+    note: str | None,
 ) -> dict[str, Value]:
-    notes = list(dict.fromkeys(note for own in whole for note in own.rank.notes))
+    notes = list(dict.fromkeys(each for own in whole for each in own.rank.notes))
+    notes += [note] if note else []
     for host, vcpus in hosts.items():
         if others[host] > _MAX_OTHERS * vcpus:
             notes.append(

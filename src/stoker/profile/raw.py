@@ -138,12 +138,14 @@ class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
         num_bytes: Of its tensors and arrays.
         float_image_bytes: Of float32 tensors of four or more dimensions.
         is_uint8_like: Those hold only multiples of 1/255, or whole numbers from 0 to 255.
+        sizes: Bytes of all batches that were kept.
     """
 
     samples: int
     num_bytes: int
     float_image_bytes: int = 0
     is_uint8_like: bool = False
+    sizes: Quartiles | None = None
 
 
 class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):

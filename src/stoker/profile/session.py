@@ -347,7 +347,7 @@ class Session:
                 self._findings,
                 loader,
                 inner=inner,
-                batch=self._cached[0],
+                cached=self._cached,
                 budget_seconds=self._budget,
                 iterate=self._iterate,
                 log=self._log,
