@@ -83,6 +83,22 @@ def throttling(group: Path) -> Throttling:
     return Throttling(counts.get("nr_periods", 0), counts.get("nr_throttled", 0), seconds)
 
 
+def quota_vcpus(group: Path) -> float | None:
+    """vCPUs that the quota of `group` allows; None: there is none."""
+    for quota_file, period_file in (
+        (group / "cpu.max", None),
+        (group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us"),
+    ):
+        try:
+            words = quota_file.read_text().split()
+            words += period_file.read_text().split() if period_file else []
+            quota, period = (int(word) for word in words)
+        except (OSError, ValueError):
+            continue
+        return quota / period if quota > 0 and period > 0 else None
+    return None
+
+
 def received_bytes(table: Path = Path("/proc/self/net/dev")) -> int:
     """Bytes that the network interfaces received so far, loopback left out."""
     try:

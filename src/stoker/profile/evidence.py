@@ -37,7 +37,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         worker_cpu_seconds: they had a CPU, and
         worker_queued_seconds: they were ready to run and others had it.
         busy_vcpus: vCPUs of ours that were busy, whoever kept them so.
-        periods: Of the CPU quota of this control group or one above it; 0: none.
+        quota_vcpus: What the CPU quota of this control group, or of one above it, allows.
+        periods: Of that quota; 0: there is none.
         throttled_periods: Of them, the group was stopped in.
         throttled_seconds: In which its threads were stopped, summed over vCPUs.
         received_bytes: By the network interfaces of this host or pod, loopback left out.
@@ -59,6 +60,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     worker_cpu_seconds: float = 0.0
     worker_queued_seconds: float = 0.0
     busy_vcpus: float = 0.0
+    quota_vcpus: float | None = None
     periods: int = 0
     throttled_periods: int = 0
     throttled_seconds: float = 0.0

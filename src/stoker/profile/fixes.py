@@ -101,7 +101,7 @@ def _waiting_workers(own: Signs, *, step: StepTerms) -> Fix | None:
 def _fewer_workers(own: Signs) -> Fix | None:
     enough = max(1, own.rank.vcpus // own.rank.ranks_on_host)
     today, fewer = own.rate(own.workers), own.rate(enough)
-    if own.workers <= enough or fewer < _AS_FAST * today:
+    if own.workers <= enough or not today or fewer < _AS_FAST * today:
         return None
     return Fix(
         id="num_workers",

@@ -1,6 +1,7 @@
 """Names the states that a training is in, each with the figures that it rests on. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 from stoker.profile.predict import Parts, limit
@@ -11,22 +12,27 @@ from stoker.records import State
 # Below this share of a step a state is not worth a line; it is what two profiles of one training
 # differ by.
 MIN_SHARE = 0.05
+# Taking a batch over from its worker costs this much of a short step, whoever made it.
+MAX_LOST = 0.15
 # A container that its quota stops in fewer periods hardly notices.
 MIN_THROTTLED = 0.10
 MIN_PERIODS = 5
 # Ranks of one training differ by less: their samples do, and knocks are counted in tens.
 MIN_STRAGGLING = 0.15
 # A share of so many knocks is known to about 0.1.
-MIN_KNOCKS = 20
+MIN_KNOCKS = 15
 # A loop of Python code holds the interpreter lock at 0.98 of all knocks, a small model of torch's
 # operations at 0.05, the same beside a busy thread at 0.5 and more.
 MIN_HELD = 0.5
 MIN_HELD_ALONE = 0.6
 MIN_BUSY = 0.6
+MIN_OUTSIDE = 0.7
 MIN_STARVED = 0.3
 MIN_OTHER_THREADS = 0.3
 # With less waiting between batches, time that a loader does not compute is pages and pipes.
 MIN_WORKER_IDLE = 0.5
+# A loader that alone delivers a batch in less of a step is not what steps wait for.
+MIN_LOADING = 0.6
 # More workers that get no more than this share more a batch share something that is used up.
 MAX_SHARED_GAIN = 1.3
 MIN_SHARED_RATIO = 2.0
@@ -51,22 +57,25 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[St
     """
     signs = [signs_of(rank) for rank in ranks]
     waiting = max(signs, key=lambda own: own.as_is.wait_seconds.median)
-    binding = limit(parts, ranks=len(ranks)) if parts else None
-    busy = _busy_share(signs)
     throttled = _throttled(signs)
+    vcpus = _vcpus(signs)
+    # A group that is stopped has no idle vCPUs, whatever the machine has.
+    busy = 1.0 if throttled else _busy_share(signs, vcpus=vcpus)
+    parts = replace(parts, vcpus=min(parts.vcpus, vcpus)) if parts else None
+    binding = limit(parts, ranks=len(ranks)) if parts else None
     # Threads of a group that is stopped hold their locks: knocks say nothing then.
     gil = None if throttled else _gil(signs)
     found = [
         throttled,
         gil,
         _straggler(signs),
-        _cpu(waiting, parts=parts, busy=busy) if binding == "cpu" and parts else None,
+        _cpu(signs, vcpus=vcpus, busy=busy) if binding in ("cpu", None) else None,
         _reads(waiting) if binding != "cpu" else None,
         _few_workers(waiting, busy=busy) if binding == "workers" else None,
         _serial(waiting) if binding == "serial" else None,
         _oversubscribed(waiting),
         _first_epoch(waiting),
-        None if gil else _accelerator(signs),
+        None if gil else _accelerator(signs, is_binding=binding == "accelerator"),
     ]
     return tuple(sorted((own for own in found if own), key=lambda own: -(own.share or 0.0)))
 
@@ -115,7 +124,7 @@ def _gil(signs: Sequence[Signs]) -> State | None:
         )
     outside = seen.outside_seconds / seen.seconds
     runs = (seen.own_cpu_seconds + seen.queued_seconds) / seen.outside_seconds
-    if seen.held_share >= MIN_HELD_ALONE and runs >= MIN_BUSY and outside >= 1 - MIN_STRAGGLING * 2:
+    if seen.held_share >= MIN_HELD_ALONE and runs >= MIN_BUSY and outside >= MIN_OUTSIDE:
         return State(
             id="gil",
             text=f"GIL-bound main process: {held}: {seen.held_share * outside:.0%} of a step is "
@@ -148,21 +157,26 @@ def _straggler(signs: Sequence[Signs]) -> State | None:
     )
 
 
-def _cpu(own: Signs, *, parts: Parts, busy: float) -> State | None:
-    if own.lost_share < MIN_SHARE or busy < BUSY:
+def _cpu(signs: Sequence[Signs], *, vcpus: float, busy: float) -> State | None:
+    lost = max(own.lost_share for own in signs)
+    if lost < MIN_SHARE or busy < BUSY:
         return None
+    workers = sum(own.as_is.children_cpu_seconds for own in signs)
+    trainers = sum(own.as_is.trainer_cpu_seconds for own in signs)
     return State(
         id="cpu",
-        text=f"CPU-bound: a step needs {parts.loader_cpu_seconds:.3f} CPU-seconds to load and "
-        f"{parts.trainer_cpu_seconds:.3f} to train on {parts.vcpus:.0f} vCPUs, which were "
-        f"{busy:.0%} busy",
-        share=own.lost_share,
+        text=f"CPU-bound: a step uses {workers:.3f} CPU-seconds of loader workers and "
+        f"{trainers:.3f} of trainers, on {vcpus:.3g} vCPUs that were {busy:.0%} busy",
+        share=lost,
     )
 
 
 def _reads(own: Signs) -> State | None:
     """Workers that wait for what they read, and for what."""
     if own.wait_share < MIN_SHARE or own.worker_idle_share < MIN_WORKER_IDLE or not own.alone:
+        return None
+    rate = own.rate(max(1, own.workers)) or own.alone.batches_per_second
+    if rate * own.step_seconds * MIN_LOADING > 1:
         return None
     wall, cpu = own.alone.wall_seconds.mean, own.alone.cpu_seconds.mean
     share = own.wait_share * own.worker_idle_share
@@ -263,9 +277,9 @@ def _first_epoch(own: Signs) -> State | None:
     )
 
 
-def _accelerator(signs: Sequence[Signs]) -> State | None:
+def _accelerator(signs: Sequence[Signs], *, is_binding: bool) -> State | None:
     waiting = max(signs, key=lambda own: own.lost_share)
-    if waiting.lost_share >= 2 * MIN_SHARE or waiting.wait_share >= MIN_SHARE:
+    if waiting.lost_share >= MAX_LOST or not (is_binding or waiting.wait_share < MIN_SHARE):
         return None
     accelerator = waiting.rank.accelerator
     if accelerator is None:
@@ -279,16 +293,25 @@ def _accelerator(signs: Sequence[Signs]) -> State | None:
     )
 
 
-def _busy_share(signs: Sequence[Signs]) -> float:
-    """Of all hosts' vCPUs, whoever keeps them busy."""
-    vcpus = sum({own.rank.host: own.rank.vcpus for own in signs}.values())
-    hosts = {own.rank.host: own.evidence.busy_vcpus for own in signs}
+def _vcpus(signs: Sequence[Signs]) -> float:
+    """Of all hosts, as far as quotas let them be used."""
+    hosts = {
+        own.rank.host: min(own.rank.vcpus, own.evidence.quota_vcpus or own.rank.vcpus)
+        for own in signs
+    }
+    return sum(hosts.values())
+
+
+def _busy_share(signs: Sequence[Signs], *, vcpus: float) -> float:
+    """Of all hosts' vCPUs; with those that others keep busy where no quota is what we may use."""
+    machines = {own.rank.host: own.evidence.busy_vcpus for own in signs}
+    has_quota = any(own.evidence.quota_vcpus for own in signs)
     used = sum(
         (own.as_is.trainer_cpu_seconds + own.as_is.children_cpu_seconds)
         / own.as_is.step_seconds.mean
         for own in signs
     )
-    return min(1.0, max(used, sum(hosts.values())) / max(1, vcpus))
+    return min(1.0, max(used, 0.0 if has_quota else sum(machines.values())) / vcpus)
 
 
 def _rates(own: Signs) -> str:

@@ -14,6 +14,7 @@ from stoker.profile.counters import (
     Scheduled,
     Throttling,
     cpu_groups,
+    quota_vcpus,
     read_bytes,
     received_bytes,
     scheduled,
@@ -143,6 +144,7 @@ class _Watched:
             for group, before in zip(self._groups, self._throttled, strict=True)
         ]
         worst = max(periods, key=lambda each: each.throttled_seconds, default=Throttling())
+        quotas = [quota for quota in map(quota_vcpus, self._groups) if quota]
         stall = storage_stall_seconds()
         return Evidence(
             seconds=seconds,
@@ -158,6 +160,7 @@ class _Watched:
             worker_cpu_seconds=knocker.worker_cpu_seconds,
             worker_queued_seconds=knocker.worker_queued_seconds,
             busy_vcpus=machine / seconds if seconds else 0.0,
+            quota_vcpus=min(quotas, default=None),
             periods=worst.periods,
             throttled_periods=worst.throttled_periods,
             throttled_seconds=worst.throttled_seconds,
@@ -248,10 +251,11 @@ def _sum(first: Evidence, second: Evidence) -> Evidence:
     sums = {
         name: getattr(first, name) + getattr(second, name)
         for name in Evidence.__struct_fields__
-        if name not in ("busy_vcpus", "storage_stall_seconds", "passes")
+        if name not in ("busy_vcpus", "quota_vcpus", "storage_stall_seconds", "passes")
     }
     return Evidence(
         **sums,
+        quota_vcpus=second.quota_vcpus,
         busy_vcpus=busy / seconds if seconds else 0.0,
         storage_stall_seconds=sum(own for own in stalls if own is not None)
         if second.storage_stall_seconds is not None
