@@ -1,4 +1,4 @@
-"""From what the ranks saw of storage, of the parts of loading and of the host to the record. Pure."""
+"""From what the ranks saw of storage, loading and the host to the record. Pure."""
 
 from collections.abc import Sequence
 
