@@ -4,6 +4,7 @@ import textwrap
 
 from stoker.profile.observed import explain_observed, observed_words
 from stoker.profile.predict import Parts, limit
+from stoker.profile.transform_words import transform_table
 from stoker.records import Profile, StepTerms
 
 _WIDTH = 88
@@ -37,6 +38,11 @@ def explain(profile: Profile) -> str:
     for state in profile.states[:_MAX_STATES]:
         lines += _wrapped(f"found: {state.text}")
     lines += ["", *_table(profile)]
+    storage = _storage(profile.timed_step)
+    if storage:
+        lines += _wrapped(storage)
+    if profile.transforms:
+        lines += ["", *transform_table(profile.transforms)]
     if profile.observed:
         lines += ["", *observed_words(profile)]
     if profile.check:
@@ -127,6 +133,15 @@ def _table(profile: Profile) -> list[str]:
         known.insert(0, f"{step.global_batch_size} samples a step{size}")
     lines.append("; ".join(known))
     return [line.rstrip() for line in lines]
+
+
+def _storage(step: StepTerms) -> str:
+    if not step.read_bytes:
+        return ""
+    words = f"a step reads {step.read_bytes / 1e6:.2f} MB from storage"
+    if step.storage_bytes_per_second is None:
+        return f"{words}, which keeps up"
+    return f"{words}, which gives a host {step.storage_bytes_per_second / 1e6:.0f} MB/s"
 
 
 def _term(step: StepTerms, name: str) -> float | None:
