@@ -105,7 +105,7 @@ def profile_verb(
 ) -> None:
     """Measures what a training step waits for, on the unchanged command; or reads a job's load."""
     from stoker.cli.delivery import outputs_of
-    from stoker.cli.verbs import profile_command
+    from stoker.cli.profiling import profile_command
 
     if training_job or logs or region:
         from stoker.cli.observing import observe_command

@@ -24,8 +24,10 @@ from stoker.profile.body import (
     no_verdict,
     what_of,
 )
+from stoker.profile.grown_files import with_grown_files
 from stoker.profile.measure import combine
 from stoker.profile.raw import read_ranks
+from stoker.profile.unmeasured import read_seen, unmeasured
 from stoker.records import ProfileSettings, TodaysGroup, Training, read_json, write_json
 from stoker.settings import ProcessSettings, from_environment
 
@@ -87,18 +89,26 @@ def _conclude(
     is_failed = read_json(output / "training.json", Training).status == "failed"
     if code and ((is_failed and not has_passed) or not has_verdict(ranks)):
         return code
+    words = (settings.command or command) if len(command) == 1 else command
+    group = TodaysGroup(
+        instance_type=topology.dnn.instance_type or "unknown",
+        count=len(topology.dnn_hosts),
+        processes_per_host=settings.processes_per_host,
+    )
+    what = what_of(words)
+    reason = unmeasured(
+        ranks, seen=read_seen(output), used=None, command=words, group=group, what=what
+    )
+    if reason:
+        raise reason
     found = combine(
         ranks,
-        group=TodaysGroup(
-            instance_type=topology.dnn.instance_type or "unknown",
-            count=len(topology.dnn_hosts),
-            processes_per_host=settings.processes_per_host,
-        ),
+        group=group,
         settings=wanted,
         workload_sha256=settings.workload_sha256,
-        what=what_of((settings.command or command) if len(command) == 1 else command),
+        what=what,
     )
-    write_json(file, found)
+    write_json(file, with_grown_files(found, ranks))
     keep_timeline(output, file.parent)
     log = Log(run=settings.run_id, host=topology.host)
     log.event("profile_written", file=str(file), step_seconds=found.timed_step.step_seconds)

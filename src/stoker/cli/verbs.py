@@ -15,7 +15,7 @@ import msgspec
 from stoker.catalog import catalog_of
 from stoker.cli.clusters import parse_groups
 from stoker.cli.delivery import Outputs, deliver, kept_model
-from stoker.cli.step_outputs import told_of_decision, told_of_profile, told_of_training
+from stoker.cli.step_outputs import told_of_decision, told_of_training
 from stoker.cli.workloads import (
     RUNS,
     named_run_dir,
@@ -54,48 +54,6 @@ class Guess:
     step_seconds: float | None
     accelerator_step_seconds: float | None
     vcpus_needed: float | None
-
-
-def profile_command(
-    words: Sequence[str],
-    *,
-    outputs: Outputs,
-    overrides: Sequence[str],
-    params: Sequence[str],
-    as_json: bool,
-    yes: bool,
-) -> None:
-    """`stoker profile`."""
-    from stoker.cli.billing import confirm
-    from stoker.cli.progress import say
-    from stoker.platforms import platform_named
-    from stoker.profile import explain, profile
-
-    workload = resolve(words, overrides=overrides, params=params)
-    confirm(
-        workload,
-        [Group.of_today(todays_cluster(workload).dnn)],
-        catalog=catalog_of(workload),
-        decision=None,
-        assume_yes=yes,
-        quiet=as_json,
-    )
-    run_dir = new_run_dir(f"{workload.name}-profile")
-    say(f"profile of {workload.name}: {workload.profile.budget_seconds:.0f} s", quiet=as_json)
-    record = profile(
-        workload,
-        cluster=todays_cluster(workload),
-        platform=platform_named(workload.platform, region=region_of(workload)),
-        run_dir=run_dir,
-    )
-    deliver(
-        record,
-        outputs=outputs,
-        name="profile",
-        explain=explain,
-        as_json=as_json,
-        told=told_of_profile(record),
-    )
 
 
 def decide_command(
@@ -350,7 +308,6 @@ __all__ = [
     "exit_code_of",
     "groups_of",
     "make_token_command",
-    "profile_command",
     "train_command",
     "training_words",
 ]

@@ -15,8 +15,10 @@ import msgspec
 from stoker.errors import StokerError, UsageError, WorkloadError
 from stoker.logs import now_utc
 from stoker.platforms.base import JobEnd, JobSpec, LogLine, Platform, Run
+from stoker.profile.grown_files import with_grown_files
 from stoker.profile.measure import combine
 from stoker.profile.raw import RankResult, read_ranks
+from stoker.profile.unmeasured import Heard, read_seen, unmeasured
 from stoker.records import Cluster, Group, Profile, TodaysGroup, Workload
 from stoker.records.base import Value
 
@@ -51,8 +53,9 @@ def profile(
         verdict_on_interrupt: False: an interrupt is raised again, whatever was found by then.
 
     Raises:
-        UsageError: If the workload names no cluster, the script never read from a DataLoader, or
-            ended before enough was measured.
+        UnmeasuredError: If the script never read from a DataLoader, or ended before enough was
+            measured: with what could be observed.
+        UsageError: If the workload names no cluster.
         WorkloadError: If the command failed, with its traceback, or the deadline passed.
         PlatformError: If the platform refused or lost the job.
     """
@@ -61,6 +64,7 @@ def profile(
     run = platform.submit(platform.plan(job))
     budget = workload.profile.budget_seconds
     deadline = _Deadline(run=run, seconds=budget + START_ALLOWANCE_SECONDS)
+    heard = Heard()
     interrupted: KeyboardInterrupt | None = None
     try:
         with deadline:
@@ -68,6 +72,7 @@ def profile(
                 # Not with what a platform says of itself: hosts, images and data take minutes.
                 if line.group == job.groups[0].name:
                     deadline.start()
+                    heard.line(line.text)
                 on_line(line)
         end = run.wait()
     except KeyboardInterrupt as err:
@@ -84,17 +89,28 @@ def profile(
         raise no_verdict(ranks, budget_seconds=budget)
     if end.status == "failed" and not deadline.has_passed:
         raise _failure(end)
+    what = what_of(workload.command)
+    reason = unmeasured(
+        ranks,
+        seen=read_seen(output) if output else [],
+        used=heard.used,
+        command=workload.command,
+        group=group,
+        what=what,
+    )
+    if reason:
+        raise reason
     found = combine(
         ranks,
         group=group,
         settings=workload.profile,
         workload_sha256=workload.digest(),
         is_named=workload.cluster is not None,
-        what=what_of(workload.command),
+        what=what,
     )
     if output:
         keep_timeline(output, run_dir)
-    return found
+    return with_grown_files(found, ranks)
 
 
 def has_verdict(ranks: Sequence[RankResult]) -> bool:

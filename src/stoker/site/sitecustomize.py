@@ -134,14 +134,46 @@ class _TorchFinder:
 def _replace_loader() -> None:
     if os.environ.get("STOKER_PROFILE"):
         sys.meta_path.insert(0, _TorchFinder(_install_probe))
+        _leave_word_of_modules()
     elif os.environ.get("STOKER_REPLACE_DATALOADER") == "1":
         sys.meta_path.insert(0, _TorchFinder(_install_loader))
 
 
 def _install_probe(loader: type) -> None:
-    from stoker.profile.probe import install
+    try:
+        from stoker.profile.probe import install
 
-    install(loader)
+        install(loader)
+    except Exception as err:
+        _leave_word(problem=f"{type(err).__name__}: {err}")
+        raise
+
+
+def _leave_word_of_modules() -> None:
+    """At its end, each process of a profile says what it worked with: a script may use no torch."""
+    import atexit
+
+    # Processes of multiprocessing are a part of the one that started them.
+    if "--multiprocessing-fork" not in sys.orig_argv:
+        pid = os.getpid()
+        atexit.register(lambda: _guarded(_leave_word) if os.getpid() == pid else None)
+
+
+def _parts() -> set[str]:
+    """Packages inside a namespace that others share."""
+    return {"nvidia.dali"} & sys.modules.keys()
+
+
+def _leave_word(problem: str = "") -> None:
+    import json
+
+    folder = os.environ.get("STOKER_OUTPUT", "")
+    if os.path.isdir(folder):
+        path = os.path.join(folder, f"seen-{os.getpid()}.json")
+        if problem or not os.path.exists(path):
+            packages = sorted({name.partition(".")[0] for name in sys.modules} | _parts())
+            with open(path, "w", encoding="utf-8", errors="replace") as file:
+                json.dump({"packages": packages, "problem": problem}, file)
 
 
 def _install_loader(loader: type) -> None:
