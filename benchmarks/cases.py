@@ -1,8 +1,8 @@
 """What every loader of the benchmark is measured on: one dataset, one collate function, one step.
 
-A batch of 32 uint8 images of 3x224x224 (4.8 MB) costs a worker `cost_seconds`, slept; making the
-batch itself (stacking 32 samples that lie in memory) is part of that time. The trainer's step reads
-the batch once, as a copy to an accelerator does, and then sleeps `step_seconds`.
+A batch of `batch_size` uint8 images of 3x224x224 (32 are 4.8 MB) costs a worker `cost_seconds`,
+slept; making the batch itself (stacking samples that lie in memory) is part of that time. The
+trainer's step reads the batch once, as a copy to an accelerator does, and sleeps `step_seconds`.
 """
 
 import json
@@ -17,9 +17,8 @@ from typing import Self
 import torch
 from torch.utils.data import Dataset, default_collate
 
-BATCH_SIZE = 32
 SAMPLE_SHAPE = (3, 224, 224)
-BATCH_BYTES = BATCH_SIZE * 3 * 224 * 224
+SAMPLE_BYTES = 3 * 224 * 224
 # More slots than any case has workers: a loader that restarts one still finds a free slot.
 _MAX_SLOTS = 1000
 
@@ -38,6 +37,7 @@ class Case:
     workers: int
     steps: int = 100
     warmup: int = 20
+    batch_size: int = 32
     step_seconds: float = 0.020
     cost_seconds: float = 0.060
     is_exponential: bool = False
@@ -50,6 +50,10 @@ class Case:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
+
+    @property
+    def batch_bytes(self) -> int:
+        return self.batch_size * SAMPLE_BYTES
 
     @property
     def num_batches(self) -> int:
@@ -76,11 +80,11 @@ class Images(Dataset[torch.Tensor]):
     Each comes with its index and the time at which its batch was begun.
     """
 
-    def __init__(self, num_batches: int) -> None:
-        self._num_samples = num_batches * BATCH_SIZE
+    def __init__(self, case: Case) -> None:
+        self._num_samples = case.num_batches * case.batch_size
         generator = torch.Generator().manual_seed(0)
         self._images = torch.randint(
-            256, (2 * BATCH_SIZE, *SAMPLE_SHAPE), dtype=torch.uint8, generator=generator
+            256, (2 * case.batch_size, *SAMPLE_SHAPE), dtype=torch.uint8, generator=generator
         )
 
     def __len__(self) -> int:
@@ -101,7 +105,7 @@ class SleptCollate:
 
     def __call__(self, samples: Sequence[tuple[torch.Tensor, int, float]]) -> torch.Tensor:
         _, first, begun = samples[0]
-        number = first // BATCH_SIZE
+        number = first // self._case.batch_size
         batch: torch.Tensor = default_collate([image for image, _, _ in samples])
         batch.view(-1)[:8] = torch.tensor(list(number.to_bytes(8, "little")), dtype=torch.uint8)
         factor = self._case.slow_factor if self._is_slow() else 1.0

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from cases import BATCH_BYTES, BATCH_SIZE, SAMPLE_SHAPE, Case, Images, SleptCollate
+from cases import SAMPLE_SHAPE, Case, Images, SleptCollate
 
 CREDITS = 2
 # A peer that is silent for longer has failed; nothing here takes seconds.
@@ -37,8 +37,9 @@ _MAX_WINDOW_PER_CREDIT = 32
 class RawSocketLoader:
     """Yields the batches 0..num_batches-1 in order, each good until the next is asked for."""
 
-    def __init__(self, ports: Sequence[int], *, num_batches: int) -> None:
-        self._num_batches = num_batches
+    def __init__(self, ports: Sequence[int], case: Case) -> None:
+        self._num_batches = case.num_batches
+        self._batch_size, self._batch_bytes = case.batch_size, case.batch_bytes
         self._sockets = [_connect(port) for port in ports]
         self._asked: list[dict[int, float]] = [{} for _ in ports]
         self._latencies: list[deque[float]] = [deque(maxlen=_MEMORY) for _ in ports]
@@ -68,7 +69,7 @@ class RawSocketLoader:
                     self._head += 1
                     self._takes.append(time.monotonic())
                     self._hand_out()
-                yield batch.view(BATCH_SIZE, *SAMPLE_SHAPE)
+                yield batch.view(self._batch_size, *SAMPLE_SHAPE)
                 with self._changed:
                     self._free.append(batch)
         finally:
@@ -97,7 +98,7 @@ class RawSocketLoader:
         header = bytearray(_NUMBER.size)
         _fill(connection, memoryview(header))
         with self._changed:
-            batch = self._free.pop() if self._free else torch.empty(BATCH_BYTES, dtype=torch.uint8)
+            batch = self._free.pop() if self._free else self._new_batch()
         _fill(connection, batch.numpy().data)
         (number,) = _NUMBER.unpack(header)
         with self._changed:
@@ -106,6 +107,9 @@ class RawSocketLoader:
             self._hand_out()
             if number == self._head:
                 self._changed.notify()
+
+    def _new_batch(self) -> torch.Tensor:
+        return torch.empty(self._batch_bytes, dtype=torch.uint8)
 
     def _hand_out(self) -> None:
         end = min(self._num_batches, self._head + self._window())
@@ -130,14 +134,14 @@ class RawSocketLoader:
 def serve(case: Case) -> None:
     """Forks the workers, prints their ports as a JSON list, and returns when all have ended."""
     torch.set_num_threads(1)
-    dataset = Images(case.num_batches)
+    dataset = Images(case)
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(case.workers)]
     children = []
     for listener in listeners:
         pid = os.fork()
         if pid == 0:
             try:
-                _work(listener, dataset, SleptCollate(case))
+                _work(listener, dataset, case)
             except ConnectionError:
                 pass  # The trainer hung up while a batch was under way: the normal end.
             finally:
@@ -148,7 +152,8 @@ def serve(case: Case) -> None:
         os.waitpid(pid, 0)
 
 
-def _work(listener: socket.socket, dataset: Images, collate: SleptCollate) -> None:
+def _work(listener: socket.socket, dataset: Images, case: Case) -> None:
+    collate, size = SleptCollate(case), case.batch_size
     listener.settimeout(READ_SECONDS)
     connection, _ = listener.accept()
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -160,8 +165,8 @@ def _work(listener: socket.socket, dataset: Images, collate: SleptCollate) -> No
     with connection:
         while request := connection.recv(_NUMBER.size, socket.MSG_WAITALL):
             (number,) = _NUMBER.unpack(request)
-            first = number * BATCH_SIZE
-            made.put((request, collate(dataset.__getitems__(range(first, first + BATCH_SIZE)))))
+            first = number * size
+            made.put((request, collate(dataset.__getitems__(range(first, first + size)))))
 
 
 def _send(connection: socket.socket, made: queue.SimpleQueue[tuple[bytes, torch.Tensor]]) -> None:

@@ -4,14 +4,18 @@ Real launchers, agents and data workers on this machine, each host with its own 
 ports; nothing is pinned to cores, as nothing else in the benchmark is.
 """
 
+import contextlib
 import json
 import os
 import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import psutil
 
 # After the trainer has ended; data hosts are to be gone within 3 s of a normal end.
 END_SECONDS = 30.0
@@ -26,12 +30,19 @@ def run_under_stoker(
     workers_each: int,
     is_encrypted: bool,
     seconds: float,
+    ranks: int = 1,
+    modules: Sequence[Path] = (),
+    meanwhile: Callable[[Mapping[str, int]], None] | None = None,
 ) -> None:
     """Runs `command` on a dnn host beside `hosts` data hosts; returns when all have ended.
 
     Args:
         folder: For the hosts' job folders and logs; must exist and be empty.
         seconds: The whole may last so long.
+        ranks: Trainer processes of the dnn host.
+        modules: Folders that trainer and data hosts import from, beside this one.
+        meanwhile: Called once all are started, with the launchers' pids by host; when it returns,
+            the trainer is waited for.
 
     Raises:
         RuntimeError: If the trainer failed, with the end of its log.
@@ -51,14 +62,14 @@ def run_under_stoker(
             environ = {
                 **os.environ,
                 # Data hosts import the dataset's class by name, as from an installed package.
-                "PYTHONPATH": os.pathsep.join(_module_paths()),
+                "PYTHONPATH": os.pathsep.join([*map(str, modules), *_module_paths()]),
                 "STOKER_RUN_ID": "feed-overhead",
                 "STOKER_BASE_DIR": str(base),
                 "STOKER_TOKEN_FILE": str(token),
                 "STOKER_FEED": feed,
                 "STOKER_WORKERS": json.dumps({"dnn": 0, "data": workers_each}),
-                "STOKER_STRATEGY": "none",
-                "STOKER_PROCESSES_PER_HOST": "1",
+                "STOKER_STRATEGY": "auto",
+                "STOKER_PROCESSES_PER_HOST": str(ranks),
                 "STOKER_ADVERTISE": "127.0.0.1",
                 "STOKER_PORT": str(port),
                 "STOKER_COORDINATOR": f"127.0.0.1:{ports[0]}",
@@ -71,6 +82,8 @@ def run_under_stoker(
                     stdout=log,
                     stderr=subprocess.STDOUT,
                 )
+        if meanwhile is not None:
+            meanwhile({name: process.pid for name, process in processes.items()})
         code = _wait(processes[_TRAINER], seconds, folder / f"{_TRAINER}.log")
         if code != 0:
             raise RuntimeError(
@@ -138,3 +151,25 @@ def _wait(process: "subprocess.Popen[bytes]", seconds: float, log: Path) -> int:
 
 def _tail(log: Path) -> str:
     return log.read_text(errors="replace")[-3000:]
+
+
+def wait_for_nurseries(root: psutil.Process, count: int, *, seconds: float = 60.0) -> None:
+    """Waits until `count` data hosts below `root` have imported torch and wait for orders.
+
+    Raises:
+        TimeoutError: If they have not after `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    used: dict[int, float] = {}
+    while time.monotonic() < deadline:
+        before, used = used, {}
+        for process in root.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if "stoker.feed.nursery" in process.cmdline():
+                    times = process.cpu_times()
+                    used[process.pid] = times.user + times.system
+        is_still = all(before.get(pid) == cpu > 0.5 for pid, cpu in used.items())
+        if len(used) >= count and is_still:
+            return
+        time.sleep(0.4)
+    raise TimeoutError(f"{len(used)} of {count} data hosts were ready after {seconds:.0f} s")

@@ -1,0 +1,71 @@
+"""One rank of the crowd: takes batches of cheap workers, checks each, stops twice to be looked at.
+
+    python crowd_rank.py FOLDER NUM_BATCHES
+
+Under torchrun. Writes at-0-RANK and at-1-RANK (its pid) where it waits for go-0 and go-1, at a
+quarter and at the end, and rank-RANK.json.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import torch
+
+from crowd_cases import BATCH_SIZE, Numbers, slept
+from stoker import DataLoader
+from stoker_hosts import wait_for_nurseries
+
+_WAIT_SECONDS = 60.0
+
+
+def main(folder: Path, num_batches: int) -> None:
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    # More batches than are taken, so that the pass is under way when it is looked at.
+    spare = 200
+    length = (num_batches + spare) * BATCH_SIZE * world_size
+    mine = range(rank, length, world_size)
+    loader = DataLoader(
+        Numbers(length), batch_size=BATCH_SIZE, sampler=mine, collate_fn=slept, num_workers=0
+    )
+    # Trainer, torchrun, launcher, benchmark.
+    wait_for_nurseries(psutil.Process().parents()[2], 4)
+    batches = iter(loader)
+    num_right = 0
+    begun = time.monotonic()
+    for number in range(num_batches):
+        indices, pixels = next(batches)
+        expected = torch.tensor(mine[number * BATCH_SIZE : (number + 1) * BATCH_SIZE])
+        is_right = bool((indices == expected).all())
+        is_right = is_right and bool((pixels[:, ::512] == (expected % 251)[:, None]).all())
+        num_right += is_right
+        if number == num_batches // 4:
+            _be_looked_at(folder, 0, rank)
+        if number == num_batches // 2:
+            # Here what was made ahead while all stood still is used up.
+            begun = time.monotonic()
+    measured = time.monotonic() - begun
+    _be_looked_at(folder, 1, rank)
+    seen = {
+        "num_batches": num_batches,
+        "num_right": num_right,
+        "batches_per_second": (num_batches - num_batches // 2 - 1) / measured,
+    }
+    (folder / f"rank-{rank}.json").write_text(json.dumps(seen))
+
+
+def _be_looked_at(folder: Path, turn: int, rank: int) -> None:
+    (folder / f"at-{turn}-{rank}").write_text(str(os.getpid()))
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while not (folder / f"go-{turn}").exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nobody looked within {_WAIT_SECONDS:.0f} s")
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), int(sys.argv[2]))

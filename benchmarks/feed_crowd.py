@@ -1,0 +1,142 @@
+"""A crowd on one machine: 4 data hosts of 25 cheap workers each feed 4 ranks.
+
+What is shown is not speed but that nothing grows out of hand: order, threads, connections, memory.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from measuring import HERE, say, spread
+from rows import Row
+from stoker_hosts import run_under_stoker
+
+HOSTS, WORKERS_EACH, RANKS = 4, 25, 4
+_SECONDS = 100.0
+_LOOK_SECONDS = 60.0
+_MB = 1e6
+_PLURALS = {"nursery": "nurseries"}
+
+Look = dict[str, list[dict[str, float]]]
+
+
+def rows(*, is_quick: bool) -> Iterator[Row]:
+    """One run: a row of the order, and one of each kind of process."""
+    num_batches = 2000 if is_quick else 6000
+    looks: list[Look] = []
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="feed-benchmark-") as name:
+        folder = Path(name)
+        (folder / "hosts").mkdir()
+        run_under_stoker(
+            [sys.executable, str(HERE / "crowd_rank.py"), str(folder), str(num_batches)],
+            folder=folder / "hosts",
+            hosts=HOSTS,
+            workers_each=WORKERS_EACH,
+            is_encrypted=True,
+            seconds=_SECONDS,
+            ranks=RANKS,
+            meanwhile=partial(_look_twice, folder, looks),
+        )
+        wall = time.monotonic() - started
+        ranks = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(RANKS)]
+    num_right = sum(rank["num_right"] for rank in ranks)
+    num_all = sum(rank["num_batches"] for rank in ranks)
+    speed = sum(rank["batches_per_second"] for rank in ranks)
+    say(f"crowd: {num_right} of {num_all} batches right, {speed:.0f} batches/s, {wall:.0f} s")
+    case = f"{HOSTS} data hosts x {WORKERS_EACH} workers, {RANKS} ranks"
+    yield Row(
+        part="crowd",
+        case=case,
+        loader="stoker encrypted",
+        figure="batches/s, all ranks",
+        value=spread([speed]),
+        details={"wall_seconds": round(wall, 1), "num_right": num_right, "num_batches": num_all},
+        note=f"{num_right} of {num_all} batches were the right ones at the right place; "
+        f"{wall:.0f} s with start and end",
+    )
+    early, late = looks
+    for kind in early:
+        yield _row(case, kind, early[kind], late[kind])
+
+
+def _row(case: str, kind: str, early: list[dict[str, float]], late: list[dict[str, float]]) -> Row:
+    def largest(figure: str) -> float:
+        return max(each[figure] for each in late)
+
+    # Of an idle worker little is its own: what counts for a host is what is not shared.
+    figure = "MB private" if kind == "worker" else "MB PSS"
+    key = "private_bytes" if kind == "worker" else "pss_bytes"
+    before = spread([each[key] / _MB for each in early])
+    return Row(
+        part="crowd",
+        case=f"{case}: each of {len(late)} {_PLURALS.get(kind, kind + 's')}",
+        loader="stoker encrypted",
+        figure=figure,
+        value=spread([each[key] / _MB for each in late]),
+        details={"early": early, "late": late},
+        note=f"{before['median']:.1f} MB at a quarter of the run; at most: RSS "
+        f"{largest('rss_bytes') / _MB:.0f} MB, threads {largest('threads'):.0f}, "
+        f"connections {largest('connections'):.0f}, descriptors {largest('descriptors'):.0f}",
+    )
+
+
+def _look_twice(folder: Path, looks: list[Look], launchers: Mapping[str, int]) -> None:
+    for turn in range(2):
+        deadline = time.monotonic() + _LOOK_SECONDS
+        marks = [folder / f"at-{turn}-{rank}" for rank in range(RANKS)]
+        while not all(mark.exists() and mark.read_text() for mark in marks):
+            trainer = psutil.Process(launchers["dnn-1"])
+            if time.monotonic() > deadline or trainer.status() == psutil.STATUS_ZOMBIE:
+                # run_under_stoker says how it ended, or that it did not.
+                return
+            time.sleep(0.05)
+        looks.append(_look(launchers, [int(mark.read_text()) for mark in marks]))
+        (folder / f"go-{turn}").touch()
+
+
+def _look(launchers: Mapping[str, int], ranks: list[int]) -> Look:
+    """Every process of the run, by kind."""
+    kinds: dict[str, list[psutil.Process]] = {
+        "agent": [],
+        "nursery": [],
+        "holder": [],
+        "worker": [],
+        "rank": [psutil.Process(pid) for pid in ranks],
+    }
+    for name, pid in launchers.items():
+        launcher = psutil.Process(pid)
+        if name.startswith("dnn"):
+            kinds["coordinator"] = [launcher]
+            continue
+        kinds["agent"].append(launcher)
+        # The agent's child that has imported torch, its children that have the dataset, theirs.
+        for nursery in launcher.children():
+            kinds["nursery"].append(nursery)
+            for holder in nursery.children():
+                kinds["holder"].append(holder)
+                kinds["worker"] += holder.children()
+    return {kind: [_measured(each) for each in found] for kind, found in kinds.items()}
+
+
+def _measured(process: psutil.Process) -> dict[str, float]:
+    memory = {}
+    for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]:
+        name, _, value = line.partition(":")
+        memory[name] = 1024 * int(value.split()[0])
+    return {
+        "rss_bytes": memory["Rss"],
+        "pss_bytes": memory["Pss"],
+        "private_bytes": memory["Private_Clean"] + memory["Private_Dirty"],
+        "threads": process.num_threads(),
+        "connections": sum(
+            each.status == psutil.CONN_ESTABLISHED for each in process.net_connections("tcp")
+        ),
+        "descriptors": process.num_fds(),
+    }

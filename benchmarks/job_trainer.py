@@ -1,0 +1,93 @@
+"""The MNIST job of the example, over one loader: how fast it goes, and when the first batch comes.
+
+    python job_trainer.py torch|stoker STEP NUM_WORKERS PASSES RESULT [HOSTS]
+
+STEP is `look` (pixels as numbers, nothing else: the loader is what is measured) or `train` (the
+example's network and optimizer). With HOSTS, the data hosts that make the batches are waited for
+first; NUM_WORKERS is then 0.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import torch
+from torch import nn
+from train import BUNDLED, Network, normalise, read_split
+
+from stoker import DataLoader
+from stoker_hosts import wait_for_nurseries
+
+BATCH_SIZE = 64
+# Of each pass, not counted in the steady speed.
+WARMUP_BATCHES = 20
+_DEVICE = torch.device("cpu")
+
+Step = Callable[[torch.Tensor, torch.Tensor], object]
+
+
+def step_of(name: str) -> Step:
+    if name == "look":
+        return lambda pixels, _labels: normalise(pixels, _DEVICE)
+    network = Network()
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
+
+    def train(pixels: torch.Tensor, labels: torch.Tensor) -> float:
+        loss = nn.functional.cross_entropy(network(normalise(pixels, _DEVICE)), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return float(loss.item())
+
+    return train
+
+
+def main(kind: str, step_name: str, num_workers: int, passes: int) -> dict[str, object]:
+    torch.manual_seed(0)
+    dataset, _ = read_split(BUNDLED)
+    step = step_of(step_name)
+    loader_type = DataLoader if kind == "stoker" else torch.utils.data.DataLoader
+    loader: torch.utils.data.DataLoader[tuple[torch.Tensor, torch.Tensor]] = loader_type(
+        dataset,
+        batch_size=BATCH_SIZE,
+        shuffle=True,
+        num_workers=num_workers,
+        generator=torch.Generator().manual_seed(0),
+        drop_last=True,
+    )
+    # What is imported and compiled at the first use is no loader's.
+    step(torch.zeros((BATCH_SIZE, 1, 96, 96), dtype=torch.uint8), torch.zeros(BATCH_SIZE).long())
+    firsts: list[float] = []
+    steady_seconds = 0.0
+    begun = time.monotonic()
+    for _ in range(passes):
+        asked = warm = time.monotonic()
+        for number, (pixels, labels) in enumerate(loader):
+            if number == 0:
+                firsts.append(time.monotonic() - asked)
+            step(pixels, labels)
+            if number == WARMUP_BATCHES - 1:
+                warm = time.monotonic()
+            last = time.monotonic()
+        steady_seconds += last - warm
+    job_seconds = time.monotonic() - begun
+    steady_samples = passes * (len(loader) - WARMUP_BATCHES) * BATCH_SIZE
+    return {
+        "samples_per_second": steady_samples / steady_seconds,
+        "job_samples_per_second": passes * len(loader) * BATCH_SIZE / job_seconds,
+        "first_batch_seconds": firsts,
+    }
+
+
+if __name__ == "__main__":
+    _kind, _step, _num_workers, _passes, _result, *_hosts = sys.argv[1:]
+    if _hosts:
+        # Trainer, launcher, benchmark.
+        wait_for_nurseries(psutil.Process().parents()[1], int(_hosts[0]))
+    if _step == "look":
+        torch.set_num_threads(1)
+    _seen = main(_kind, _step, int(_num_workers), int(_passes))
+    Path(_result).write_text(json.dumps(_seen))

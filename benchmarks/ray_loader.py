@@ -1,0 +1,95 @@
+"""A yardstick: batches as Ray moves them, from actors on another node to `ray.get`.
+
+Two raylets on this machine, so that a batch has to go from one node's object store to the other's,
+as between hosts; the raylet on the trainer's side receives it, so its CPU time counts, too. Each
+actor is asked for two batches ahead, and they are taken in order.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import psutil
+import torch
+
+from cases import SAMPLE_SHAPE, Case, Images, SleptCollate
+
+_AHEAD = 2
+_STORE_BYTES = 1 << 30
+_SECONDS = 120.0
+
+
+class RayLoader:
+    """Yields the batches 0..num_batches-1 in order; a context in which two Ray nodes run."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+
+    def __enter__(self) -> Self:
+        import ray
+        from ray.cluster_utils import Cluster
+
+        self._cluster = Cluster()
+        self._cluster.add_node(num_cpus=0, object_store_memory=_STORE_BYTES)
+        self._receivers = _raylets()
+        self._cluster.add_node(
+            num_cpus=self._case.workers,
+            object_store_memory=_STORE_BYTES,
+            resources={"data": self._case.workers},
+        )
+        ray.init(address=self._cluster.address, log_to_driver=False)
+        make = ray.remote(num_cpus=1, resources={"data": 1})(_Maker)
+        self._makers = [make.remote(self._case) for _ in range(self._case.workers)]
+        ray.get([maker.make.remote(0) for maker in self._makers], timeout=_SECONDS)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        import ray
+
+        ray.shutdown()
+        self._cluster.shutdown()
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        import ray
+
+        shape = (self._case.batch_size, *SAMPLE_SHAPE)
+        asked: deque[object] = deque()
+        following = 0
+        for _ in range(self._case.num_batches):
+            while following < self._case.num_batches and len(asked) < _AHEAD * len(self._makers):
+                asked.append(self._makers[following % len(self._makers)].make.remote(following))
+                following += 1
+            found: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+            found = ray.get(asked.popleft(), timeout=_SECONDS)
+            # What Ray gives lies in its store and is read-only; nobody writes to a batch here.
+            yield torch.frombuffer(found.data, dtype=torch.uint8).view(shape)
+
+    def receiver_cpu_seconds(self) -> float:
+        """CPU time of the raylet on the trainer's side."""
+        times = [each.cpu_times() for each in self._receivers]
+        return sum(each.user + each.system for each in times)
+
+
+class _Maker:
+    def __init__(self, case: Case) -> None:
+        torch.set_num_threads(1)
+        self._size = case.batch_size
+        self._dataset = Images(case)
+        self._collate = SleptCollate(case)
+
+    def make(self, number: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+        first = number * self._size
+        batch = self._collate(self._dataset.__getitems__(range(first, first + self._size)))
+        return batch.numpy().reshape(-1)
+
+
+def _raylets() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if child.name() == "raylet"]
