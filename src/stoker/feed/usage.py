@@ -1,0 +1,226 @@
+"""What a trainer process uses over the steps of each of its loaders: CPU, bytes read, bytes made.
+
+The passive half of a profile: some clocks are read at each step (2 us), the others once a second,
+and the sums go to STOKER_OUTPUT/usage-rankR.json. What a step asks of its hosts is read from them
+when the training has ended.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import resource
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+# Children and threads are asked, and the file is written, so often at most.
+_SPAN_SECONDS = 1.0
+# Linux names the CPU clock of a process by its inverted pid, that of a thread by its tid.
+_PROCESS_CLOCK, _THREAD_CLOCK = 0b010, 0b110
+# Batches that are looked at for their size, of each loader.
+_SIZED_BATCHES = 8
+_MAX_DEPTH = 4
+
+
+class LoaderUsage(msgspec.Struct, kw_only=True):
+    """Sums over the steps of one loader; the first step of each pass is left out.
+
+    Attributes:
+        steps: From one batch asked for to the next.
+        trainer_cpu_seconds: Of this process.
+        next_cpu_seconds: Of its iterating thread while it asks for a batch.
+        wall_seconds: Of the steps.
+        span_steps: Those over which the following were taken.
+        children_cpu_seconds: Of all processes below this one.
+        feed_cpu_seconds: Of this process's threads that receive batches.
+        read_bytes: From storage, this process and its children; None: the system does not tell.
+        sized_batches: Batches whose tensors were counted.
+        batch_bytes: Of those together.
+        num_workers: Children that made batches, the most seen.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    wall_seconds: float = 0.0
+    trainer_cpu_seconds: float = 0.0
+    next_cpu_seconds: float = 0.0
+    span_steps: int = 0
+    children_cpu_seconds: float = 0.0
+    feed_cpu_seconds: float = 0.0
+    read_bytes: int | None = 0
+    sized_batches: int = 0
+    batch_bytes: int = 0
+    num_workers: int = 0
+
+
+class RankUsage(msgspec.Struct, kw_only=True):
+    """Of one trainer process; loaders by their number."""
+
+    rank: int
+    loaders: dict[int, LoaderUsage] = msgspec.field(default_factory=dict)
+
+
+class Usage:
+    """Keeps the books of this process; used by the thread that iterates.
+
+    Args:
+        path: The JSON file; None: nothing is written.
+    """
+
+    def __init__(self, path: Path | None, *, rank: int) -> None:
+        self._path = path
+        self._books = RankUsage(rank=rank, loaders={})
+        self._key: tuple[int, int] | None = None
+        self._asked: tuple[float, float, float] = (0.0, 0.0, 0.0)
+        self._samples = 0
+        self._next_cpu = 0.0
+        self._span: _Span | None = None
+        self._written = 0.0
+
+    def asked(self, loader: int, epoch: int) -> None:
+        """A batch is asked for: the step before is complete."""
+        now = (time.monotonic(), time.process_time(), time.thread_time())
+        if self._key == (loader, epoch):
+            own = self._books.loaders[loader]
+            own.steps += 1
+            own.samples += self._samples
+            own.wall_seconds += now[0] - self._asked[0]
+            own.trainer_cpu_seconds += now[1] - self._asked[1]
+            own.next_cpu_seconds += self._next_cpu
+            if self._span is None:
+                self._span = _Span(steps=own.steps)
+            elif now[0] - self._span.began >= _SPAN_SECONDS:
+                self._close_span(own)
+                self._span = _Span(steps=own.steps)
+        else:
+            self.ended()
+            self._key = (loader, epoch)
+            self._books.loaders.setdefault(loader, LoaderUsage())
+        self._asked = now
+
+    def got(self, samples: int) -> None:
+        """The batch is there."""
+        self._samples = samples
+        self._next_cpu = time.thread_time() - self._asked[2]
+
+    def saw(self, batch: object) -> None:
+        """A batch whose size may be of use."""
+        own = self._books.loaders.get(self._key[0]) if self._key else None
+        if own is not None and own.sized_batches < _SIZED_BATCHES:
+            own.sized_batches += 1
+            own.batch_bytes += _num_bytes(batch)
+
+    def ended(self) -> None:
+        """The pass is over; may be called twice."""
+        if self._key is not None and self._span is not None:
+            self._close_span(self._books.loaders[self._key[0]])
+        self._key, self._span = None, None
+
+    def dropped(self, loader: int, epoch: int) -> None:
+        """A pass was dropped by its last reference; safe in a finalizer."""
+        if self._key == (loader, epoch):
+            self._key, self._span = None, None
+
+    def write(self) -> None:
+        """Writes the file; a full disk ends that, not the training."""
+        if self._path is None:
+            return
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+            temporary.write_bytes(msgspec.json.encode(self._books))
+            temporary.replace(self._path)
+
+    def _close_span(self, own: LoaderUsage) -> None:
+        assert self._span is not None
+        first, last = self._span, _Span(steps=own.steps)
+        if last.steps > first.steps:
+            own.span_steps += last.steps - first.steps
+            own.children_cpu_seconds += max(0.0, last.children_cpu - first.children_cpu)
+            own.feed_cpu_seconds += max(0.0, last.feed_cpu - first.feed_cpu)
+            own.num_workers = max(own.num_workers, first.num_children, last.num_children)
+            if own.read_bytes is not None:
+                read = None
+                if first.read_bytes is not None and last.read_bytes is not None:
+                    read = own.read_bytes + max(0, last.read_bytes - first.read_bytes)
+                own.read_bytes = read
+        if last.began - self._written >= _SPAN_SECONDS:
+            self._written = last.began
+            self.write()
+
+
+class _Span:
+    """The clocks that are read once a second, now."""
+
+    def __init__(self, *, steps: int) -> None:
+        self.steps = steps
+        self.began = time.monotonic()
+        pids = [child.pid for child in multiprocessing.active_children() if child.pid]
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.num_children = len(pids)
+        self.children_cpu = ended.ru_utime + ended.ru_stime
+        self.children_cpu += sum(_clock(pid, _PROCESS_CLOCK) for pid in pids)
+        self.feed_cpu = sum(_clock(tid, _THREAD_CLOCK) for tid in _feed_threads())
+        read = [_read_bytes(pid) for pid in ("self", *map(str, pids))]
+        known = [each for each in read if each is not None]
+        self.read_bytes = sum(known) if len(known) == len(read) else None
+
+
+def read_usage(folder: Path) -> list[RankUsage]:
+    """What the ranks of this host left in `folder`, by rank; files that are cut are left out."""
+    found = []
+    for path in folder.glob("usage-rank*.json"):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            found.append(msgspec.json.decode(path.read_bytes(), type=RankUsage))
+    return sorted(found, key=lambda usage: usage.rank)
+
+
+def _feed_threads() -> list[int]:
+    """Native ids of the threads that receive batches: the feed's own, and ZeroMQ's."""
+    found = [
+        thread.native_id
+        for thread in threading.enumerate()
+        if thread.native_id is not None and thread.name.startswith("stoker-")
+    ]
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError):
+                with open(f"/proc/self/task/{name}/comm", encoding="utf-8") as file:
+                    if file.read().startswith("ZMQbg/IO"):
+                        found.append(int(name))
+    return found
+
+
+def _clock(number: int, kind: int) -> float:
+    try:
+        return time.clock_gettime((~number << 3) | kind)
+    except (OSError, AttributeError):
+        return 0.0
+
+
+def _read_bytes(pid: str) -> int | None:
+    try:
+        with open(f"/proc/{pid}/io", encoding="ascii") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name == "read_bytes":
+                    return int(value)
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def _num_bytes(batch: object, *, depth: int = 0) -> int:
+    size, each = getattr(batch, "nbytes", None), getattr(batch, "element_size", None)
+    if isinstance(size, int) and (each is not None or hasattr(batch, "dtype")):
+        return size
+    if depth >= _MAX_DEPTH:
+        return 0
+    if isinstance(batch, Mapping):
+        return sum(_num_bytes(item, depth=depth + 1) for item in batch.values())
+    if isinstance(batch, Sequence) and not isinstance(batch, str | bytes | bytearray):
+        return sum(_num_bytes(item, depth=depth + 1) for item in batch)
+    return 0
