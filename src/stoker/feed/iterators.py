@@ -188,6 +188,8 @@ class Pass:
             self._next_size()
             raise
         self.steps.got(self._next_size())
+        if self._process.timeline.usage is not None:
+            self._process.timeline.usage.saw(batch)
         return batch
 
     def drop(self) -> None:

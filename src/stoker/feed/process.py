@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stoker.feed.timeline import Timeline
+from stoker.feed.usage import Usage
 from stoker.settings import ProcessSettings, from_environment
 
 if TYPE_CHECKING:
@@ -86,7 +87,10 @@ def this_process() -> Process:
 def _process(pid: int) -> Process:
     settings = from_environment()
     path = settings.output and settings.output / f"timeline-rank{settings.rank}.csv"
-    timeline = Timeline(path)
+    usage = settings.output and Usage(
+        settings.output / f"usage-rank{settings.rank}.json", rank=settings.rank
+    )
+    timeline = Timeline(path, usage=usage)
 
     def close() -> None:
         if os.getpid() == pid:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from stoker.feed.usage import Usage
+
 COLUMNS = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples"
 
 _FLUSH_SECONDS = 1.0
@@ -23,10 +25,18 @@ class Timeline:
 
     Args:
         path: The CSV file; None: only the totals are kept.
+        usage: What the process uses over these steps; None: nobody asks.
         clock: Monotonic seconds.
     """
 
-    def __init__(self, path: Path | None, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        usage: Usage | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.usage = usage
         self.steps = 0
         self.samples = 0
         self.wait_seconds = 0.0
@@ -86,6 +96,9 @@ class Timeline:
     def close(self) -> None:
         """Writes the rest; may be called twice."""
         self.flush()
+        if self.usage is not None and self._path is not None:
+            self.usage.ended()
+            self.usage.write()
         self._path = None
 
 
@@ -102,6 +115,8 @@ class Steps:
         batch: int = 0,
     ) -> None:
         self._timeline = timeline
+        self._loader = loader
+        self._epoch = epoch
         self._head = f"{loader},{epoch},"
         self._clock = clock
         self._batch = batch
@@ -112,19 +127,27 @@ class Steps:
         """The trainer asks for a batch: the step before is complete."""
         self._asked = self._clock()
         self._complete(self._asked)
+        if self._timeline.usage is not None:
+            self._timeline.usage.asked(self._loader, self._epoch)
 
     def got(self, samples: int) -> None:
         """The batch is there; its step begins."""
         self._open = (self._asked, self._clock(), samples)
+        if self._timeline.usage is not None:
+            self._timeline.usage.got(samples)
 
     def end(self) -> None:
         """The pass is over, or dropped; may be called twice."""
         self._complete(self._clock())
         self._timeline.flush()
+        if self._timeline.usage is not None:
+            self._timeline.usage.ended()
 
     def drop(self) -> None:
         """The pass was dropped by its last reference; safe in a finalizer."""
         self._complete(self._clock(), may_write=False)
+        if self._timeline.usage is not None:
+            self._timeline.usage.dropped(self._loader, self._epoch)
 
     def _complete(self, now: float, *, may_write: bool = True) -> None:
         if self._open is not None:
