@@ -8,6 +8,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --progress-bar off -c constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 BUILD := hatchling editables
+# Processes that share the tests: most tests of faults wait.
+JOBS ?= 2
 BENCHMARKS := benchmarks/feed_overhead.py
 
 # Stamps: what running needs, and what developing needs on top of it.
@@ -24,8 +26,8 @@ setup: $(DEV)  ## .venv with everything that developing needs
 run: $(RUN)  ## the example, end to end: profile, decide, train, evaluate, report
 	@$(BIN)/stoker run configs/mnist.yaml --yes
 
-test: $(DEV)  ## all tests: unit, contract, faults, end to end
-	@$(BIN)/pytest -q tests
+test: $(DEV)  ## all tests: unit, contract, faults, end to end; in two processes, or JOBS
+	@$(BIN)/pytest -q tests -n $(JOBS)
 
 check: $(DEV)  ## format, lint, types, import layers
 	@$(BIN)/ruff format --check -q . && $(BIN)/ruff check -q . && $(BIN)/mypy \
