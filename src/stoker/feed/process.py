@@ -87,9 +87,8 @@ def this_process() -> Process:
 def _process(pid: int) -> Process:
     settings = from_environment()
     path = settings.output and settings.output / f"timeline-rank{settings.rank}.csv"
-    usage = settings.output and Usage(
-        settings.output / f"usage-rank{settings.rank}.json", rank=settings.rank
-    )
+    file = settings.output and settings.output / f"usage-rank{settings.rank}.json"
+    usage = Usage(file, rank=settings.rank) if file else None
     timeline = Timeline(path, usage=usage)
 
     def close() -> None:
