@@ -23,12 +23,13 @@ MIN_STRAGGLING = 0.15
 MIN_KNOCKS = 15
 # A loop of Python code holds the interpreter lock at 0.98 of all knocks, a small model of torch's
 # operations at 0.05, the same beside a busy thread at 0.5 and more.
-MIN_HELD = 0.5
+MIN_HELD = 0.4
+MIN_HELD_BY_OTHERS = 0.3
 MIN_HELD_ALONE = 0.6
 MIN_BUSY = 0.6
 MIN_OUTSIDE = 0.7
 MIN_STARVED = 0.3
-MIN_OTHER_THREADS = 0.3
+MIN_OTHER_THREADS = 0.15
 # With less waiting between batches, time that a loader does not compute is pages and pipes.
 MIN_WORKER_IDLE = 0.5
 # A loader that alone delivers a batch in less of a step is not what steps wait for.
@@ -70,7 +71,8 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[St
         gil,
         _straggler(signs),
         _cpu(signs, vcpus=vcpus, busy=busy) if binding in ("cpu", None) else None,
-        _reads(waiting) if binding != "cpu" else None,
+        # So do workers: what they do not compute then is not reading.
+        _reads(waiting) if binding != "cpu" and not throttled else None,
         _few_workers(waiting, busy=busy) if binding == "workers" else None,
         _serial(waiting) if binding == "serial" else None,
         _oversubscribed(waiting),
@@ -108,9 +110,10 @@ def _gil(signs: Sequence[Signs]) -> State | None:
         return None
     held = f"the interpreter lock was taken at {seen.held_knocks} of {seen.knocks} looks"
     starved = seen.idle_seconds / seen.outside_seconds
+    ran = seen.own_cpu_seconds / seen.outside_seconds
     others = seen.other_threads_seconds / seen.seconds
     if (
-        seen.held_share >= MIN_HELD
+        seen.held_share >= max(MIN_HELD, ran + MIN_HELD_BY_OTHERS)
         and others >= MIN_OTHER_THREADS
         and starved >= MIN_STARVED
         and seen.idle_seconds >= MIN_SHARE * seen.seconds
@@ -123,8 +126,7 @@ def _gil(signs: Sequence[Signs]) -> State | None:
             share=min(1.0, seen.idle_seconds / seen.seconds),
         )
     outside = seen.outside_seconds / seen.seconds
-    runs = (seen.own_cpu_seconds + seen.queued_seconds) / seen.outside_seconds
-    if seen.held_share >= MIN_HELD_ALONE and runs >= MIN_BUSY and outside >= MIN_OUTSIDE:
+    if seen.held_share >= MIN_HELD_ALONE and 1 - starved >= MIN_BUSY and outside >= MIN_OUTSIDE:
         return State(
             id="gil",
             text=f"GIL-bound main process: {held}: {seen.held_share * outside:.0%} of a step is "

@@ -1,0 +1,213 @@
+"""Each state that a profile names is produced for real, and found: processes, quotas, a network."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from stoker.profile import explain
+from stoker.profile.measure import combine
+from stoker.profile.raw import read_ranks
+from stoker.records import Profile, ProfileSettings, State, TodaysGroup
+from support.cpu_quota import cpu_quota
+from support.narrow_network import narrow_network
+from support.states_script import BATCH, SAMPLE_BYTES
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests" / "support" / "states_script.py"
+SITE = ROOT / "src" / "stoker" / "site"
+DEADLINE_SECONDS = 150.0
+BUDGET_SECONDS = 5.0
+
+
+@dataclass
+class Job:
+    """A script in a known state, that is profiled."""
+
+    folder: Path
+    process: "subprocess.Popen[str]"
+    profile: Profile | None = None
+
+    def result(self) -> Profile:
+        """Its profile, once it has ended."""
+        if self.profile is None:
+            output, _ = self.process.communicate(timeout=DEADLINE_SECONDS)
+            assert self.process.returncode == 0, output
+            self.profile = combine(
+                read_ranks(self.folder),
+                group=TodaysGroup(instance_type="local.c2"),
+                settings=ProfileSettings(),
+                workload_sha256=None,
+                what={},
+            )
+        return self.profile
+
+    def states(self) -> dict[str, State]:
+        """What was found, by name."""
+        found = {state.id: state for state in self.result().states}
+        print(explain(self.result()), *read_ranks(self.folder), sep="\n")
+        return found
+
+
+class Jobs:
+    """Starts jobs, and ends them with the context."""
+
+    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+
+    def start(
+        self,
+        name: str,
+        *,
+        ranks: int = 1,
+        budget: float = BUDGET_SECONDS,
+        enter: tuple[str, ...] = (),
+        **asked: object,
+    ) -> Job:
+        """A job with the arguments of states_script.py."""
+        folder = self._folder / name
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT / "src")]),
+            "STOKER_LAUNCHER_PID": str(os.getpid()),
+            "STOKER_OUTPUT": str(folder),
+            "STOKER_PROFILE": f'{{"budget_seconds": {budget}}}',
+        }
+        spread = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--master-port=0"]
+        spread += ["--rdzv-endpoint=127.0.0.1:0", "--rdzv-backend=c10d"]
+        words = [f"{key}={value}" for key, value in asked.items()]
+        process = subprocess.Popen(
+            [*enter, sys.executable, *(spread if ranks > 1 else []), str(SCRIPT), *words],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._stack.callback(process.communicate)
+        self._stack.callback(process.kill)
+        return Job(folder, process)
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Jobs]:
+    with contextlib.ExitStack() as stack:
+        yield Jobs(tmp_path, stack)
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Job]]:
+    """Jobs that hardly use a CPU, side by side."""
+    with contextlib.ExitStack() as stack:
+        jobs = Jobs(tmp_path_factory.mktemp("idle"), stack)
+        yield {
+            "late rank": jobs.start(
+                "late", ranks=2, budget=7, workers=1, model_ms=20, late_rank=1, late_ms=80
+            ),
+            "accelerator": jobs.start("accelerator", workers=1, model_ms=40),
+            "caching": jobs.start("caching", workers=0, sleep_ms=30, batches=20, cache="yes"),
+        }
+
+
+def test_a_rank_whose_reads_wait_is_named_and_so_is_what_it_waits_for(
+    idle: dict[str, Job],
+) -> None:
+    found = idle["late rank"].states()
+    assert {"straggler", "latency"} <= set(found)
+    assert "rank 1" in found["straggler"].text
+    assert "waiting for its data" in found["straggler"].text
+    assert found["straggler"].share == pytest.approx(0.7, abs=0.2)
+    assert "cpu" not in found
+    assert "straggler" in {fix.id for fix in idle["late rank"].result().fixes}
+
+
+def test_an_accelerator_that_sets_the_pace_is_named_alone(idle: dict[str, Job]) -> None:
+    assert set(idle["accelerator"].states()) == {"accelerator"}
+
+
+def test_a_first_epoch_that_fills_a_cache_is_told_from_later_ones(idle: dict[str, Job]) -> None:
+    found = idle["caching"].states()
+    assert "first-epoch" in found
+    assert found["first-epoch"].share == pytest.approx(0.75, abs=0.2)
+
+
+@pytest.mark.root
+def test_a_narrow_network_is_what_a_loader_waits_for(jobs: Jobs) -> None:
+    with narrow_network(mbit=8, answer_bytes=SAMPLE_BYTES) as line:
+        job = jobs.start(
+            "network", enter=tuple(line.enter), workers=2, model_ms=5, server=line.server
+        )
+        found = job.states()
+    assert next(iter(found)) == "network"
+    assert not {"latency", "storage", "cpu"} & set(found)
+    # 8 Mbit/s carry a batch of 49 kB in 49 ms.
+    step = job.result().timed_step.step_seconds
+    assert step == pytest.approx(BATCH * SAMPLE_BYTES * 8 / 8e6, rel=0.3)
+
+
+@pytest.mark.root
+def test_too_many_workers_under_a_quota_are_throttled_cpu_bound_and_oversubscribed(
+    jobs: Jobs,
+) -> None:
+    with cpu_quota(vcpus=0.4) as group:
+        job = jobs.start("quota", budget=8, workers=8, model_ms=5, burn_ms=12, group=group)
+        found = job.states()
+    assert {"cpu", "throttled", "oversubscribed"} <= set(found)
+    assert not {"latency", "workers", "accelerator", "gil"} & set(found)
+    assert "0.4 vCPUs" in found["cpu"].text
+    assert "8 on" in found["oversubscribed"].text
+    assert "cpu-quota" in {fix.id for fix in job.result().fixes}
+    assert max(map(len, explain(job.result()).splitlines())) <= 88
+
+
+def test_a_busy_thread_that_starves_the_main_one_is_found_by_the_interpreter_lock(
+    jobs: Jobs,
+) -> None:
+    found = jobs.start("gil", workers=1, model_ms=10, python_ms=3, hog="yes").states()
+    assert "gil" in found
+    assert "another thread of the trainer" in found["gil"].text
+    assert "accelerator" not in found
+
+
+def test_one_worker_beside_idle_cpus_is_too_few(jobs: Jobs) -> None:
+    job = jobs.start("few", workers=1, model_ms=5, burn_ms=20, sleep_ms=15)
+    found = job.states()
+    (rank,) = read_ranks(job.folder)
+    assert rank.evidence is not None
+    own = 2 * 0.3
+    if rank.vcpus < 2 or rank.evidence.busy_vcpus > own + 0.3:
+        pytest.skip(f"no idle CPUs here: {rank.evidence.busy_vcpus:.1f} of {rank.vcpus} busy")
+    assert "workers" in found
+    assert "num_workers" in {fix.id for fix in job.result().fixes}
+
+
+@pytest.mark.soak
+def test_waiting_reads_of_all_ranks_ask_for_more_workers_than_vcpus(jobs: Jobs) -> None:
+    job = jobs.start("latency", budget=8, workers=2, model_ms=5, sleep_ms=40)
+    found = job.states()
+    assert next(iter(found)) == "latency"
+    (fix,) = [fix for fix in job.result().fixes if fix.id == "num_workers"]
+    assert "they wait, so they may outnumber the vCPUs" in fix.text
+
+
+@pytest.mark.soak
+def test_a_rank_that_is_late_in_its_own_loop_is_no_loader_of_data(jobs: Jobs) -> None:
+    found = jobs.start(
+        "loop", ranks=2, budget=8, workers=1, model_ms=10, late_rank=1, late_loop_ms=40
+    ).states()
+    assert "in its own loop, not for data" in found["straggler"].text
+    assert "latency" not in found
+
+
+@pytest.mark.soak
+def test_python_code_in_the_main_thread_is_no_accelerator(jobs: Jobs) -> None:
+    found = jobs.start("python", budget=8, workers=1, model_ms=2, python_ms=20).states()
+    assert "not the model" in found["gil"].text
+    assert "accelerator" not in found

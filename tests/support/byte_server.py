@@ -1,0 +1,24 @@
+"""Sends so many bytes for each byte that it gets; says `listening PORT`. Arguments: host, bytes."""
+
+import socket
+import sys
+import threading
+
+
+def serve(connection: socket.socket, answer: bytes) -> None:
+    with connection:
+        while connection.recv(1):
+            connection.sendall(answer)
+
+
+def main() -> None:
+    host, count = sys.argv[1], int(sys.argv[2])
+    with socket.create_server((host, 0)) as server:
+        print(f"listening {server.getsockname()[1]}", flush=True)
+        while True:
+            connection, _ = server.accept()
+            threading.Thread(target=serve, args=(connection, bytes(count)), daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()
