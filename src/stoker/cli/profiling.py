@@ -88,6 +88,7 @@ class _Followed:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
+        self._said: set[str] = set()
 
     def line(self, line: LogLine) -> None:
         """One line of the job's log; the script's own are in the files."""
@@ -97,7 +98,11 @@ class _Followed:
         words = _WORDS.get(event.event)
         if words:
             title, text = words
-            say(step_line(title, text(event.values), None), quiet=self._quiet)
+            # Ranks that say not who they are say the same.
+            once = f"{event.event} {event.values.get('workers')}"
+            if once not in self._said:
+                self._said.add(once)
+                say(step_line(title, text(event.values), None), quiet=self._quiet)
 
 
 def _steps_so_far(values: Mapping[str, str]) -> str:
