@@ -200,7 +200,38 @@ def test_settings_may_fix_the_local_workers() -> None:
     (plan,) = _plans(decision, "heterogeneous")
     assert plan.groups[0].workers_per_host == 0
     assert plan.remote_share == 1.0
-    assert _predicted(plan).step_seconds == pytest.approx(0.040 / 0.85)
+    # Alone, data hosts reach more of their CPU than beside hosts that load too.
+    assert _predicted(plan).step_seconds == pytest.approx(0.040 / 0.93)
+
+
+def test_data_hosts_that_make_all_batches_are_never_slower_for_local_workers() -> None:
+    fixed = _decide(
+        _one_core(),
+        catalog=LOCAL,
+        constraints=_local_constraints(),
+        feed=FeedSettings(local_workers=0),
+    )
+    free = _decide(_one_core(), catalog=LOCAL, constraints=_local_constraints())
+    (alone,), (mixed,) = _plans(fixed, "heterogeneous"), _plans(free, "heterogeneous")
+    assert _predicted(mixed).step_seconds <= _predicted(alone).step_seconds
+
+
+def test_waiting_for_storage_takes_as_long_on_a_data_host() -> None:
+    profile = _one_core(
+        step_seconds=0.1,
+        accelerator_step_seconds=0.005,
+        loader_cpu_seconds=0.0,
+        loader_wall_seconds=0.1,
+        trainer_cpu_seconds=0.0,
+    )
+    six = (
+        Group(name="dnn", role="dnn", instance_type="local.c1", count=1, workers_per_host=2),
+        Group(name="data", role="data", instance_type="local.c1", count=1, workers_per_host=4),
+    )
+    decision = _decide(profile, catalog=LOCAL, constraints=_local_constraints(), extra=[six])
+    plan = next(p for p in decision.plans if p.groups[-1].workers_per_host == 4)
+    assert _predicted(plan).step_seconds == pytest.approx(0.1 / 6)
+    assert _predicted(plan).limit == "latency"
 
 
 def test_plans_beyond_the_cores_of_this_machine_are_infeasible() -> None:

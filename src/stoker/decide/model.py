@@ -9,9 +9,11 @@ Over the remote share x that minimises it,
             net(x), recv(x), storage(x))
 
 c CPU-seconds of loading, V vCPUs, s CoreMark a vCPU over the profiled host's, q_h one vCPU of data
-hosts of 8 and more (the agent), eta what hosts reach together. Every term but the first is linear
-in x, so the minimum is at an end or at a crossing of two lines: it is found exactly. Where the
-accelerator is the limit, x is the share that leaves the other terms most room.
+hosts of 8 and more (the agent), eta what data hosts reach, more where they make all batches (x is
+1). What of the worker-seconds is waiting takes as long anywhere: eta and s are for the rest. Every
+term but the first is linear in x, so the minimum is at an end or at a crossing of two lines: it is
+found exactly. Where the accelerator is the limit, x is the share that leaves the other terms most
+room.
 
 The trainer's own CPU is charged in seconds (it holds on one-core hosts, where loading and training
 share the core); only where no seconds were measured are whole vCPUs reserved. Without accelerators
@@ -26,10 +28,14 @@ from stoker.catalog import Instance
 from stoker.decide.work import Hosts, Shape, Work
 from stoker.records import Limit
 
-# Network, serialisation and imbalance. Calibrated on the published runs on p4d and p3 (see
-# tests/unit/test_decide_published.py); cedar measured .90, .86, .77, .65 at 2, 4, 8, 12 processes.
-EFFICIENCY = 0.85
-EFFICIENCY_BEYOND = 0.75
+# What data hosts reach of their CPU, after network and serialisation: alone, and where dnn hosts
+# make batches too, which then come in order from hosts of unlike pace. Calibrated on the published
+# runs on p3 (alone) and p4d (both), see tests/unit/test_decide_published.py; a core of its own on
+# one machine reaches 0.91 to 0.97 alone.
+EFFICIENCY = 0.93
+EFFICIENCY_MIXED = 0.85
+# More than eight are worth less: cedar measured .90, .86, .77, .65 at 2, 4, 8, 12 processes.
+WORTH_BEYOND = 0.88
 MANY_HOSTS = 8
 # Of a network interface's figure, what a feed reaches.
 NETWORK_EFFICIENCY = 0.7
@@ -78,11 +84,7 @@ def estimate(work: Work, shape: Shape) -> Estimate:
     """How long a global step of `work` takes on `shape`."""
     accelerator = _accelerator_seconds(work, shape)
     floor = accelerator + work.receive_seconds
-    if shape.data:
-        lines = [*_local_lines(work, shape), *_remote_lines(work, shape)]
-        share = 1.0 if shape.dnn.workers == 0 else _best_share(lines)
-    else:
-        lines, share = _local_lines(work, shape), 0.0
+    lines, share = _lines(work, shape)
     terms = dict.fromkeys(_LIMITS, 0.0)
     terms["accelerator"] = floor
     for line in lines:
@@ -91,7 +93,9 @@ def estimate(work: Work, shape: Shape) -> Estimate:
         # Loaded by the trainer itself, between its steps.
         alone = work.loader_wall_seconds / _speed(work, shape.dnn.instance)
         terms["latency"] = floor + alone / (shape.dnn.count * shape.processes)
-    limit = max(_LIMITS, key=lambda name: terms[name])
+    largest = max(terms.values())
+    # Two lines that cross are one limit, whatever the last digits say.
+    limit = next(name for name in _LIMITS if terms[name] >= largest * (1 - 1e-9))
     second = max(
         (name for name in _LIMITS if name != limit and not _is_one(work, limit, name)),
         key=lambda name: terms[name],
@@ -117,11 +121,11 @@ def free_vcpus(work: Work, hosts: Hosts) -> float:
     return hosts.count * free * _speed(work, instance)
 
 
-def worker_seconds(work: Work, instance: Instance) -> float:
+def worker_seconds(work: Work, instance: Instance, *, efficiency: float = 1.0) -> float:
     """Worker-seconds of a step's loading on hosts of this type: CPU by speed, waiting as it is."""
     waiting = max(0.0, work.loader_wall_seconds - work.loader_cpu_seconds)
     running = work.loader_wall_seconds - waiting
-    return running / _speed(work, instance) + waiting
+    return running / (_speed(work, instance) * efficiency) + waiting
 
 
 def _speed(work: Work, instance: Instance) -> float:
@@ -145,6 +149,19 @@ def _accelerator_seconds(work: Work, shape: Shape) -> float:
     return seconds
 
 
+def _lines(work: Work, shape: Shape) -> tuple[list[_Line], float]:
+    """The terms but the first, and the remote share with which the largest of them is least."""
+    local = _local_lines(work, shape)
+    if not shape.data:
+        return local, 0.0
+    alone = [*local, *_remote_lines(work, shape, efficiency=EFFICIENCY)]
+    if shape.dnn.workers == 0:
+        return alone, 1.0
+    mixed = [*local, *_remote_lines(work, shape, efficiency=EFFICIENCY_MIXED)]
+    share = _best_share(mixed)
+    return (mixed, share) if _largest(mixed, share) <= _largest(alone, 1.0) else (alone, 1.0)
+
+
 def _local_lines(work: Work, shape: Shape) -> list[_Line]:
     dnn = shape.dnn
     free = free_vcpus(work, dnn)
@@ -160,8 +177,8 @@ def _local_lines(work: Work, shape: Shape) -> list[_Line]:
     return lines
 
 
-def _remote_lines(work: Work, shape: Shape) -> list[_Line]:
-    cpu, workers = _remote_rates(work, shape.data)
+def _remote_lines(work: Work, shape: Shape, *, efficiency: float) -> list[_Line]:
+    cpu, workers = _remote_rates(work, shape.data, efficiency=efficiency)
     ranks = shape.dnn.count * shape.processes
     network = [_network_seconds(work, (shape.dnn,)), _network_seconds(work, shape.data)]
     return [
@@ -173,28 +190,27 @@ def _remote_lines(work: Work, shape: Shape) -> list[_Line]:
     ]
 
 
-def _remote_rates(work: Work, data: Sequence[Hosts]) -> tuple[float, float]:
+def _remote_rates(work: Work, data: Sequence[Hosts], *, efficiency: float) -> tuple[float, float]:
     """vCPUs of the data hosts as vCPUs of the profiled type, and steps a second of their workers.
 
-    The eight strongest hosts count with EFFICIENCY, the rest with EFFICIENCY_BEYOND: one more host
-    always adds something.
+    The eight strongest hosts count with `efficiency`, the rest with less: one more host always
+    adds something.
     """
-    rates: list[tuple[float, int, float]] = []
-    for hosts in data:
+    rated: list[tuple[float, int, Hosts]] = []
+    for index, hosts in enumerate(data):
         instance = hosts.instance
         agent = 1 if instance.vcpus >= 8 else 0
-        seconds = worker_seconds(work, instance)
-        workers = instance.vcpus if hosts.workers is None else hosts.workers
-        steps = max(workers, 1) / seconds if seconds > 0 else 0.0
-        rates.append(((instance.vcpus - agent) * _speed(work, instance), hosts.count, steps))
+        rated.append(((instance.vcpus - agent) * _speed(work, instance), index, hosts))
     left, cpu, steps_a_second = MANY_HOSTS, 0.0, 0.0
-    for vcpus, count, steps in sorted(rates, reverse=True):
-        first = min(count, left)
+    for vcpus, _, hosts in sorted(rated, key=lambda rate: (-rate[0], rate[1])):
+        first = min(hosts.count, left)
         left -= first
-        worth = EFFICIENCY * first + EFFICIENCY_BEYOND * (count - first)
-        worth *= work.efficiency
-        cpu += worth * vcpus
-        steps_a_second += worth * steps
+        workers = hosts.instance.vcpus if hosts.workers is None else hosts.workers
+        for count, less in ((first, 1.0), (hosts.count - first, WORTH_BEYOND)):
+            worth = efficiency * less * work.efficiency
+            seconds = worker_seconds(work, hosts.instance, efficiency=worth)
+            cpu += count * worth * vcpus
+            steps_a_second += count * max(workers, 1) / seconds if seconds > 0 else 0.0
     return cpu, steps_a_second
 
 
@@ -220,4 +236,8 @@ def _best_share(lines: Sequence[_Line]) -> float:
             at_none, at_all = one.at_none - other.at_none, one.at_all - other.at_all
             if at_none * at_all < 0:
                 shares.add(at_none / (at_none - at_all))
-    return min(sorted(shares), key=lambda share: max(line.at(share) for line in lines))
+    return min(sorted(shares), key=lambda share: _largest(lines, share))
+
+
+def _largest(lines: Sequence[_Line], share: float) -> float:
+    return max(line.at(share) for line in lines)
