@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from stoker.feed.device import to_device as to_device
     from stoker.feed.loader import DataLoader as DataLoader
     from stoker.feed.metrics import log_metrics as log_metrics
-    from stoker.feed.shipping import remote as remote
+    from stoker.feed.remote import remote as remote
 
 __all__ = ["DataLoader", "__version__", "log_metrics", "remote", "to_device"]
 
 _HOMES = {
     "DataLoader": "stoker.feed.loader",
     "log_metrics": "stoker.feed.metrics",
-    "remote": "stoker.feed.shipping",
+    "remote": "stoker.feed.remote",
     "to_device": "stoker.feed.device",
 }
 

@@ -23,8 +23,9 @@ from torch.utils.data import default_collate, default_convert, get_worker_info
 from stoker.errors import ShippingError, UsageError
 from stoker.feed import messages, security, wire
 from stoker.feed.agent import Agent
+from stoker.feed.remote import remote
 from stoker.feed.seeding import seed_batch
-from stoker.feed.shipping import PackedSpec, Spec, pack_spec, remote, unpack_error
+from stoker.feed.shipping import PackedSpec, Spec, pack_spec, unpack_error
 from stoker.logs import Log
 from stoker.records import FeedSettings
 

@@ -11,12 +11,12 @@ from torch.utils.data import default_collate
 
 from stoker.errors import FeedLostError, ShippingError, UsageError
 from stoker.feed import shipping
+from stoker.feed.remote import remote
 from stoker.feed.shipping import (
     Spec,
     built,
     pack_error,
     pack_spec,
-    remote,
     unpack_error,
     unpack_spec,
 )

@@ -16,6 +16,7 @@ from stoker.feed.iterators import Counted, Numbered, Pass, Seeding
 from stoker.feed.local import LocalWorkers
 from stoker.feed.local_streams import LocalStreams
 from stoker.feed.process import Process
+from stoker.feed.remote import Remote
 from stoker.feed.session import Session
 from stoker.feed.shipping import Globals, PackedSpec, Spec, pack_spec
 from stoker.logs import Log
@@ -115,6 +116,9 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
 
 def num_local_workers(loader: "DataLoader[object]", process: Process) -> int:
     """How many children of this process join the pool, whoever decided it."""
+    if type(loader.dataset) is Remote:
+        # Its data, and perhaps its code, are on the data hosts only.
+        return 0
     settings = process.settings
     decided = settings.workers.get("dnn")
     if decided is None and settings.feed.local_workers != "auto":

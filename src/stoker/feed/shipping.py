@@ -5,7 +5,6 @@ is installed on every host by name.
 """
 
 import hashlib
-import importlib
 import io
 import os
 import pickle
@@ -16,7 +15,8 @@ from dataclasses import dataclass, field, replace
 
 import cloudpickle
 
-from stoker.errors import ShippingError, StokerError, UsageError
+from stoker.errors import ShippingError, StokerError
+from stoker.feed.remote import FactsOf, Remote
 
 # A larger spec is sent, but named: it delays the start and is held once a host.
 LARGE_SPEC_BYTES = 64 << 20
@@ -96,65 +96,6 @@ class PackedSpec:
     warnings: tuple[str, ...] = ()
 
 
-class Remote:
-    """A dataset that is built where batches are made: see `remote`."""
-
-    def __init__(self, factory: str, arguments: dict[str, object]) -> None:
-        module, colon, name = factory.partition(":")
-        if not colon or not module or not name.isidentifier():
-            raise UsageError(
-                f"stoker.remote({factory!r}): expected 'package.module:function'",
-                fix="name a function that can be imported on the data hosts",
-            )
-        self._factory = factory
-        self._arguments = arguments
-        self._built: object = None
-        self._is_built = False
-
-    def build(self) -> object:
-        """The dataset, built at the first call in this process.
-
-        Raises:
-            UsageError: If there is no such factory.
-        """
-        if not self._is_built:
-            module, _, name = self._factory.partition(":")
-            try:
-                factory = getattr(importlib.import_module(module), name)
-            except (ImportError, AttributeError) as err:
-                raise UsageError(
-                    f"stoker.remote: {self._factory} cannot be imported: {err}",
-                    fix="install the package in the image of the data hosts",
-                ) from err
-            self._built = factory(**self._arguments)
-            self._is_built = True
-        return self._built
-
-    def __len__(self) -> int:
-        return len(self.build())  # type: ignore[arg-type]
-
-    def __getitem__(self, index: object) -> object:
-        item: object = self.build()[index]  # type: ignore[index]
-        return item
-
-    def __repr__(self) -> str:
-        return f"stoker.remote({self._factory!r})"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (Remote, (self._factory, self._arguments))
-
-
-def remote(factory: str, /, **kwargs: object) -> Remote:
-    """A dataset that is built on the data hosts by `package.module:function(**kwargs)`.
-
-    In the trainer it is built only when its length or an item is asked for.
-
-    Raises:
-        UsageError: If `factory` is not of that form.
-    """
-    return Remote(factory, dict(kwargs))
-
-
 def pack_spec(spec: Spec, *, max_bytes: int) -> PackedSpec:
     """Pickles a spec for the hosts that make its batches.
 
@@ -222,9 +163,11 @@ def built(spec: Spec) -> Spec:
     Raises:
         UsageError: If there is no such factory.
     """
-    if not isinstance(spec.dataset, Remote):
-        return spec
-    return replace(spec, dataset=spec.dataset.build())
+    if isinstance(spec.dataset, FactsOf):
+        return replace(spec, dataset=[spec.dataset.found()])
+    if isinstance(spec.dataset, Remote):
+        return replace(spec, dataset=spec.dataset.build())
+    return spec
 
 
 def digest(data: bytes | memoryview) -> str:
@@ -315,6 +258,9 @@ class _SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: object) -> object:
         """Has what is in torch's wrapper of data pipes pickled as everything else is."""
+        if type(obj) is Remote:
+            # cloudpickle looks at what it is, which would have to be asked for.
+            return obj.__reduce__()
         inner = getattr(obj, "_datapipe", None)
         if inner is not None and type(obj).__name__ in _PIPE_WRAPPERS:
             return (type(obj), (inner,))
