@@ -23,7 +23,7 @@ from stoker.launch.failures import (
     write_cause,
 )
 from stoker.launch.finish import FAILURE_CHARACTERS, write_failure
-from stoker.launch.measure import Step, main_loader, measure, read_timeline, steady
+from stoker.launch.measure import Step, main_loader, measure, read_timeline, read_timelines, steady
 from stoker.launch.progress import ProgressLog
 from stoker.launch.run import output_folder
 from stoker.launch.strategy import SITE_DIR, Trainer
@@ -283,7 +283,7 @@ def test_measures_are_medians_of_the_main_loader_without_its_first_steps(tmp_pat
     train = [(0, epoch, w, 1.0, 4) for epoch in (0, 1) for w in (50.0, 40.0, 1.0, 2.0, 3.0)]
     validation = [(1, 0, 9.0, 9.0, 4)] * 3
     (tmp_path / "timeline-rank0.csv").write_text(rows(*train, *validation))
-    found = measure(tmp_path, {})
+    found = measure(read_timelines(tmp_path), {})
     assert found is not None
     assert (found.wait_seconds, found.compute_seconds, found.step_seconds) == (2.0, 1.0, 3.0)
     assert found.steps == 10
@@ -296,7 +296,7 @@ def test_a_wait_that_ends_a_burst_is_not_missed(tmp_path: Path) -> None:
     # Three batches at once, then a wait for the next three.
     burst = [(0, 0, 0.06 if batch % 3 == 0 else 0.0, 0.02, 4) for batch in range(100)]
     (tmp_path / "timeline-rank0.csv").write_text(rows(*burst))
-    found = measure(tmp_path, {})
+    found = measure(read_timelines(tmp_path), {})
     assert found is not None
     assert found.step_seconds == pytest.approx(0.04, rel=0.05)
     assert found.wait_seconds == pytest.approx(0.02, rel=0.1)
@@ -309,7 +309,7 @@ def test_rates_of_all_ranks_add_up_wherever_they_run(tmp_path: Path) -> None:
         (tmp_path / f"timeline-rank{rank}.csv").write_text(rows(*[(0, 0, 0.5, 0.5, 8)] * 4))
     far = Progress(rank=2, steps=4, samples=40, wait_seconds=1.0, compute_seconds=3.0)
     near = Progress(rank=1, steps=4, samples=999, wait_seconds=1.0, compute_seconds=3.0)
-    found = measure(tmp_path, {2: far, 1: near})
+    found = measure(read_timelines(tmp_path), {2: far, 1: near})
     assert found is not None
     assert found.samples_per_second == pytest.approx(8 + 8 + 10)
 

@@ -23,6 +23,7 @@ _PROCESS_CLOCK, _THREAD_CLOCK = 0b010, 0b110
 # Batches that are looked at for their size, of each loader.
 _SIZED_BATCHES = 8
 _MAX_DEPTH = 4
+_MAX_SPANS = 256
 
 
 class LoaderUsage(msgspec.Struct, kw_only=True):
@@ -40,6 +41,7 @@ class LoaderUsage(msgspec.Struct, kw_only=True):
         sized_batches: Batches whose tensors were counted.
         batch_bytes: Of those together.
         num_workers: Children that made batches, the most seen.
+        spans: A step of single spans: trainer's CPU-seconds, the children's, the feed's.
     """
 
     steps: int = 0
@@ -54,6 +56,7 @@ class LoaderUsage(msgspec.Struct, kw_only=True):
     sized_batches: int = 0
     batch_bytes: int = 0
     num_workers: int = 0
+    spans: list[tuple[float, float, float]] = msgspec.field(default_factory=list)
 
 
 class RankUsage(msgspec.Struct, kw_only=True):
@@ -91,10 +94,10 @@ class Usage:
             own.trainer_cpu_seconds += now[1] - self._asked[1]
             own.next_cpu_seconds += self._next_cpu
             if self._span is None:
-                self._span = _Span(steps=own.steps)
+                self._span = _Span(own)
             elif now[0] - self._span.began >= _SPAN_SECONDS:
                 self._close_span(own)
-                self._span = _Span(steps=own.steps)
+                self._span = _Span(own)
         else:
             self.ended()
             self._key = (loader, epoch)
@@ -136,11 +139,19 @@ class Usage:
 
     def _close_span(self, own: LoaderUsage) -> None:
         assert self._span is not None
-        first, last = self._span, _Span(steps=own.steps)
-        if last.steps > first.steps:
-            own.span_steps += last.steps - first.steps
-            own.children_cpu_seconds += max(0.0, last.children_cpu - first.children_cpu)
-            own.feed_cpu_seconds += max(0.0, last.feed_cpu - first.feed_cpu)
+        first, last = self._span, _Span(own)
+        steps = last.steps - first.steps
+        if steps > 0:
+            own.span_steps += steps
+            children = max(0.0, last.children_cpu - first.children_cpu)
+            feed = max(0.0, last.feed_cpu - first.feed_cpu)
+            own.children_cpu_seconds += children
+            own.feed_cpu_seconds += feed
+            trainer = last.trainer_cpu - first.trainer_cpu
+            own.spans.append((trainer / steps, children / steps, feed / steps))
+            if len(own.spans) > _MAX_SPANS:
+                # Evenly thinned: a long run is still seen as a whole.
+                del own.spans[::2]
             own.num_workers = max(own.num_workers, first.num_children, last.num_children)
             if own.read_bytes is not None:
                 read = None
@@ -155,8 +166,9 @@ class Usage:
 class _Span:
     """The clocks that are read once a second, now."""
 
-    def __init__(self, *, steps: int) -> None:
-        self.steps = steps
+    def __init__(self, own: LoaderUsage) -> None:
+        self.steps = own.steps
+        self.trainer_cpu = own.trainer_cpu_seconds
         self.began = time.monotonic()
         pids = [child.pid for child in multiprocessing.active_children() if child.pid]
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)

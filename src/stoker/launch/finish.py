@@ -3,16 +3,20 @@
 import contextlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from stoker.catalog import load_catalog
 from stoker.errors import UsageError
 from stoker.feed.messages import Progress
-from stoker.launch.measure import measure
+from stoker.feed.usage import read_usage
+from stoker.launch import machine
+from stoker.launch.measure import Step, measure, read_timelines
+from stoker.launch.passive import FILE, Ran, passive_profile
 from stoker.launch.topology import Topology
-from stoker.logs import Log
+from stoker.logs import Log, now_utc
 from stoker.platforms.output_lines import log_files
 from stoker.records import (
     Event,
@@ -90,6 +94,7 @@ def write_training(
     log: Log,
 ) -> None:
     """Writes output/data/stoker/training.json; a disk that is full is logged, not raised."""
+    timelines = read_timelines(output)
     record = Training(
         workload_sha256=settings.workload_sha256,
         status=outcome.status,
@@ -97,7 +102,7 @@ def write_training(
         groups=_groups(settings, topology, processes_per_host),
         hosts=_hosts(topology, processes_per_host),
         strategy=strategy,
-        measured=measure(output, progress),
+        measured=measure(timelines, progress),
         metrics=_metrics(settings, output, log),
         job=Job(platform=platform, name=settings.run_id),
         data_group_release_seconds=release_seconds,
@@ -108,6 +113,57 @@ def write_training(
         write_json(output / "training.json", record)
     except UsageError as err:
         log.event("record_not_written", reason=err.what)
+    try:
+        _write_passive(
+            record,
+            settings=settings,
+            topology=topology,
+            output=output,
+            processes_per_host=processes_per_host,
+            timelines=timelines,
+            progress=progress,
+        )
+    except Exception as err:
+        # An extra: nothing in it may cost a run its end.
+        log.event("passive_profile_not_written", reason=repr(err))
+
+
+def _write_passive(
+    record: Training,
+    *,
+    settings: ProcessSettings,
+    topology: Topology,
+    output: Path,
+    processes_per_host: int,
+    timelines: Mapping[int, Sequence[Step]],
+    progress: Mapping[int, Progress],
+) -> None:
+    """Writes output/data/stoker/passive-profile.json, where enough steps were taken."""
+    if settings.profile is not None or record.measured is None:
+        return
+    ran = Ran(
+        groups=record.groups,
+        host_types={
+            host: group.instance_type
+            for group in topology.groups
+            for host in group.hosts
+            if group.instance_type
+        },
+        vcpus=machine.usable_vcpus(),
+        processes_per_host=processes_per_host,
+        workload_sha256=settings.workload_sha256,
+        what={"run": settings.run_id, "when": now_utc(), "status": record.status},
+    )
+    found = passive_profile(
+        ran,
+        timelines=timelines,
+        usages=read_usage(output),
+        measured=record.measured,
+        progress=progress,
+        catalog=load_catalog(record.job.platform),
+    )
+    if found is not None:
+        write_json(output / FILE, found)
 
 
 def _groups(

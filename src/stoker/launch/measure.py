@@ -96,19 +96,25 @@ def block_means(steps: Sequence[Step], value: Callable[[Step], float]) -> list[f
     return means
 
 
-def measure(output: Path, progress: Mapping[int, Progress]) -> Measured | None:
-    """What the ranks' timelines in `output` say; None where there is none.
-
-    Args:
-        output: Folder with timeline-rankR.csv of this host's ranks.
-        progress: Last reports of ranks on all hosts, for those without a timeline here.
-    """
+def read_timelines(output: Path) -> dict[int, list[Step]]:
+    """The steps of the main loader of each rank that left a timeline in `output`."""
     ranks = {
         int(path.stem.removeprefix("timeline-rank")): main_loader(read_timeline(path))
         for path in output.glob(_NAME.format(rank="*"))
         if path.stem.removeprefix("timeline-rank").isdigit()
     }
-    ranks = {rank: steps for rank, steps in ranks.items() if steps}
+    return {rank: steps for rank, steps in sorted(ranks.items()) if steps}
+
+
+def measure(
+    ranks: Mapping[int, Sequence[Step]], progress: Mapping[int, Progress]
+) -> Measured | None:
+    """What the ranks' timelines say; None where there is none.
+
+    Args:
+        ranks: The main loader's steps of this host's ranks.
+        progress: Last reports of ranks on all hosts, for those without a timeline here.
+    """
     if not ranks:
         return None
     first = min(ranks)
@@ -126,7 +132,7 @@ def measure(output: Path, progress: Mapping[int, Progress]) -> Measured | None:
         compute_seconds=statistics.median(fields["compute_seconds"]),
         samples_per_second=sum(rates),
         steps=len(ranks[first]),
-        spread={name: _spread(values) for name, values in fields.items()},
+        spread={name: spread_of(values) for name, values in fields.items()},
         timeline_file=_NAME.format(rank=first),
     )
 
@@ -141,7 +147,8 @@ def _reported_rate(report: Progress) -> float:
     return report.samples / seconds if seconds else 0.0
 
 
-def _spread(values: Sequence[float]) -> Spread:
+def spread_of(values: Sequence[float]) -> Spread:
+    """Quartiles of at least one value."""
     if len(values) < 2:
         return Spread(low=values[0], high=values[0], samples=1)
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")

@@ -17,16 +17,20 @@ from stoker.records import (
     Event,
     Group,
     Job,
+    Profile,
     Training,
     Workload,
     read_json,
     sha256_of,
+    write_json,
 )
 from stoker.train.follow import Progress, progress_in
 
 RequestT = TypeVar("RequestT")
 
 _LAST_WORDS = 20
+# In the leader's output, and in the run's folder: a profile that `stoker decide` takes.
+PASSIVE_PROFILE = "passive-profile.json"
 
 
 def prepare(
@@ -160,6 +164,7 @@ def _record(
         )
     if end.output_dir:
         _keep_feed(end.output_dir / "stoker" / "feed.csv", job)
+        _keep_passive(end.output_dir / "stoker" / PASSIVE_PROFILE, job)
     return msgspec.structs.replace(
         written,
         workload_sha256=job.workload_sha256,
@@ -190,6 +195,18 @@ def _keep_feed(file: Path, job: JobSpec) -> None:
     kept.unlink(missing_ok=True)
     if file.is_file():
         shutil.copyfile(file, kept)
+
+
+def _keep_passive(file: Path, job: JobSpec) -> None:
+    """Keeps what the run says of its own steps; what an earlier try left is of another run."""
+    kept = job.run_dir / PASSIVE_PROFILE
+    kept.unlink(missing_ok=True)
+    if not file.is_file():
+        return
+    found = read_json(file, Profile)
+    what = {**found.what, "command": [*job.command]}
+    found = msgspec.structs.replace(found, workload_sha256=job.workload_sha256, what=what)
+    write_json(kept, found)
 
 
 def _written_by_leader(job: JobSpec, end: JobEnd, *, ran: Job) -> Training:
