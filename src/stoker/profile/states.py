@@ -62,8 +62,7 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[St
     vcpus = _vcpus(signs)
     # A group that is stopped has no idle vCPUs, whatever the machine has.
     busy = 1.0 if throttled else _busy_share(signs, vcpus=vcpus)
-    parts = replace(parts, vcpus=min(parts.vcpus, vcpus)) if parts else None
-    binding = limit(parts, ranks=len(ranks)) if parts else None
+    binding = limit(_within(parts, vcpus, throttled), ranks=len(ranks)) if parts else None
     # Threads of a group that is stopped hold their locks: knocks say nothing then.
     gil = None if throttled else _gil(signs)
     found = [
@@ -292,6 +291,17 @@ def _accelerator(signs: Sequence[Signs], *, is_binding: bool) -> State | None:
         text=f"accelerator-bound: a step takes {_ms(waiting.step_seconds)}, with cached batches "
         f"{_ms(replayed)}; {waiting.wait_share:.0%} of it is waiting for data",
         share=min(1.0, replayed / waiting.step_seconds),
+    )
+
+
+def _within(parts: Parts, vcpus: float, throttled: State | None) -> Parts:
+    """The parts on the vCPUs that quotas leave."""
+    wall, cpu = parts.loader_wall_seconds, parts.loader_cpu_seconds
+    return replace(
+        parts,
+        vcpus=min(parts.vcpus, vcpus),
+        # The loader alone was stopped by the quota, too.
+        loader_wall_seconds=min(wall, cpu) if throttled else wall,
     )
 
 

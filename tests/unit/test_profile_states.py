@@ -1,0 +1,550 @@
+"""States by their figures, and the evidence by real locks and real files of the kernel's form."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.profile.counters import (
+    Throttling,
+    cpu_groups,
+    quota_vcpus,
+    received_bytes,
+    scheduled,
+    storage_stall_seconds,
+    throttling,
+)
+from stoker.profile.evidence import Evidence, Pass
+from stoker.profile.explain import explain
+from stoker.profile.measure import combine
+from stoker.profile.raw import (
+    AcceleratorOnly,
+    AsIs,
+    BatchFacts,
+    Drain,
+    LoaderFacts,
+    Quartiles,
+    RankResult,
+)
+from stoker.profile.watch import KNOCK_SECONDS, Watch
+from stoker.records import (
+    Place,
+    Profile,
+    ProfileSettings,
+    State,
+    TodaysGroup,
+    convert,
+    to_document,
+)
+
+
+def at(value: float) -> Quartiles:
+    return Quartiles(mean=value, median=value, low=value, high=value, samples=60)
+
+
+def drained(workers: int, *, cpu: float, wall: float, rate: float) -> Drain:
+    return Drain(
+        workers=workers, cpu_seconds=at(cpu), wall_seconds=at(wall), batches_per_second=rate
+    )
+
+
+def rank_of(
+    *,
+    step: float = 0.100,
+    wait: float = 0.001,
+    accelerator: float = 0.098,
+    workers: int = 2,
+    vcpus: int = 8,
+    trainer_cpu: float = 0.010,
+    children_cpu: float = 0.010,
+    drains: tuple[Drain, ...] = (),
+    rank: int = 0,
+    world_size: int = 1,
+    **evidence: object,
+) -> RankResult:
+    """A rank of 100 steps, watched, that nothing is wrong with."""
+    seconds = 100 * step
+    seen = Evidence(
+        seconds=seconds,
+        steps=100,
+        wait_seconds=100 * wait,
+        own_cpu_seconds=100 * trainer_cpu,
+        knocks=200,
+        held_knocks=10,
+        worker_seconds=workers * seconds,
+        worker_cpu_seconds=100 * children_cpu,
+        busy_vcpus=(trainer_cpu + children_cpu) / step,
+    )
+    return RankResult(
+        rank=rank,
+        world_size=world_size,
+        host="algo-1",
+        vcpus=vcpus,
+        ranks_on_host=world_size,
+        as_is=AsIs(
+            step_seconds=at(step),
+            wait_seconds=at(wait),
+            trainer_cpu_seconds=trainer_cpu,
+            children_cpu_seconds=children_cpu,
+            receive_seconds=0.0,
+        ),
+        evidence=msgspec.structs.replace(seen, **evidence),
+        accelerator=AcceleratorOnly(
+            step_seconds=at(accelerator), trainer_cpu_seconds=at(trainer_cpu), cached_batches=8
+        ),
+        drains=drains
+        or (
+            drained(8, cpu=0.010, wall=0.010, rate=700.0),
+            drained(1, cpu=0.010, wall=0.010, rate=100.0),
+        ),
+        batch=BatchFacts(samples=64, num_bytes=1_000_000),
+        loader=LoaderFacts(
+            num_workers=workers, pin_memory=True, persistent_workers=True, dataset="d"
+        ),
+    )
+
+
+def profile_of(*ranks: RankResult) -> Profile:
+    return combine(
+        ranks,
+        group=TodaysGroup(instance_type="ml.g5.2xlarge"),
+        settings=ProfileSettings(),
+        workload_sha256=None,
+        what={},
+    )
+
+
+def found(*ranks: RankResult) -> dict[str, State]:
+    return {state.id: state for state in profile_of(*ranks).states}
+
+
+def test_with_data_at_hand_the_accelerator_sets_the_pace_and_nothing_else_is_named() -> None:
+    (state,) = found(rank_of()).values()
+    assert state.id == "accelerator"
+    assert state.share == pytest.approx(0.98)
+
+
+def test_busy_vcpus_and_a_step_that_waits_are_cpu_bound() -> None:
+    busy = rank_of(
+        wait=0.060,
+        accelerator=0.030,
+        vcpus=2,
+        trainer_cpu=0.030,
+        children_cpu=0.165,
+        drains=(
+            drained(2, cpu=0.165, wall=0.165, rate=12.0),
+            drained(1, cpu=0.150, wall=0.150, rate=6.7),
+        ),
+    )
+    states = found(busy)
+    assert set(states) == {"cpu"}
+    assert "0.165 CPU-seconds of loader workers" in states["cpu"].text
+    assert "98% busy" in states["cpu"].text
+
+
+# A batch takes a worker 190 ms, of which it computes 5: two workers, a step of 100 ms.
+WAITING = {"wait": 0.080, "accelerator": 0.020, "children_cpu": 0.005}
+
+
+def test_workers_that_wait_and_add_up_are_latency_bound_and_may_outnumber_the_vcpus() -> None:
+    latent = rank_of(
+        **WAITING,
+        vcpus=4,
+        drains=(
+            drained(4, cpu=0.005, wall=0.190, rate=20.5),
+            drained(2, cpu=0.005, wall=0.190, rate=10.5),
+            drained(1, cpu=0.005, wall=0.190, rate=5.25),
+        ),
+    )
+    states = found(latent)
+    assert set(states) == {"latency"}
+    assert "takes a worker 190.0 ms, of which it computes 5.0 ms" in states["latency"].text
+    (fix,) = [fix for fix in profile_of(latent).fixes if fix.id == "num_workers"]
+    assert "num_workers=4 instead of 2" in fix.text or "num_workers=11 instead of 2" in fix.text
+
+
+def test_more_workers_than_vcpus_are_advised_where_they_only_wait() -> None:
+    latent = rank_of(
+        **WAITING,
+        vcpus=2,
+        drains=(
+            drained(2, cpu=0.005, wall=0.190, rate=10.5),
+            drained(1, cpu=0.005, wall=0.190, rate=5.25),
+        ),
+    )
+    (fix,) = [fix for fix in profile_of(latent).fixes if fix.id == "num_workers"]
+    # 190 ms / 20 ms, and one.
+    assert "num_workers=11 instead of 2" in fix.text
+    assert fix.saves_seconds == pytest.approx(0.080)
+
+
+SHARED = (
+    drained(4, cpu=0.005, wall=0.380, rate=10.6),
+    drained(2, cpu=0.005, wall=0.190, rate=10.5),
+    drained(1, cpu=0.005, wall=0.095, rate=10.4),
+)
+
+
+@pytest.mark.parametrize(
+    ("received", "name"),
+    [(100 * 900_000, "network"), (100 * 40_000, "storage"), (0, "storage")],
+    ids=["the network carries them", "it carries little", "it carries nothing"],
+)
+def test_workers_that_share_what_is_used_up_wait_for_the_network_or_for_storage(
+    received: int, name: str
+) -> None:
+    shared = rank_of(**WAITING, drains=SHARED, received_bytes=received)
+    states = found(shared)
+    assert set(states) == {name}
+    assert "more workers get no more" in states[name].text
+    assert not [fix for fix in profile_of(shared).fixes if fix.id == "num_workers"]
+
+
+def test_simulated_network_of_many_hosts_is_said_with_its_rate() -> None:
+    states = found(rank_of(**WAITING, drains=SHARED, received_bytes=100 * 900_000))
+    # 900 kB a step of 100 ms.
+    assert "72.0 Mbit/s" in states["network"].text
+
+
+def test_a_loader_that_is_fast_alone_is_not_what_steps_wait_for() -> None:
+    quick = (
+        drained(2, cpu=0.001, wall=0.010, rate=100.0),
+        drained(1, cpu=0.001, wall=0.005, rate=200.0),
+    )
+    assert not found(rank_of(wait=0.080, accelerator=0.020, drains=quick))
+
+
+def test_one_worker_beside_idle_vcpus_is_too_few() -> None:
+    few = rank_of(
+        wait=0.080,
+        accelerator=0.020,
+        workers=1,
+        children_cpu=0.100,
+        drains=(
+            drained(8, cpu=0.110, wall=0.110, rate=70.0),
+            drained(1, cpu=0.098, wall=0.100, rate=10.0),
+        ),
+    )
+    states = found(few)
+    assert set(states) == {"workers"}
+    assert "1 workers load, and the vCPUs are 14% busy" in states["workers"].text
+    assert "num_workers" in {fix.id for fix in profile_of(few).fixes}
+    others = msgspec.structs.replace(few.evidence, busy_vcpus=7.0)
+    assert "workers" not in found(msgspec.structs.replace(few, evidence=others))
+
+
+def test_loading_in_the_main_process_is_named() -> None:
+    serial = rank_of(
+        wait=0.070,
+        accelerator=0.029,
+        workers=0,
+        trainer_cpu=0.080,
+        children_cpu=0.0,
+        drains=(
+            drained(8, cpu=0.070, wall=0.070, rate=110.0),
+            drained(1, cpu=0.070, wall=0.070, rate=14.0),
+        ),
+    )
+    assert set(found(serial)) == {"serial"}
+
+
+def test_a_thread_that_holds_the_interpreter_lock_starves_the_main_one() -> None:
+    starved = rank_of(held_knocks=150, own_cpu_seconds=2.0, other_threads_seconds=8.0)
+    states = found(starved)
+    assert set(states) == {"gil"}
+    assert "taken at 150 of 200 looks" in states["gil"].text
+    assert "another thread of the trainer used 0.8 vCPUs" in states["gil"].text
+    assert "gil" in {fix.id for fix in profile_of(starved).fixes}
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        {"held_knocks": 60, "own_cpu_seconds": 2.0, "other_threads_seconds": 8.0},
+        {"held_knocks": 110, "own_cpu_seconds": 5.0, "other_threads_seconds": 8.0},
+        {"held_knocks": 150, "own_cpu_seconds": 2.0, "other_threads_seconds": 0.5},
+        {"held_knocks": 12, "knocks": 14, "own_cpu_seconds": 2.0, "other_threads_seconds": 8.0},
+    ],
+    ids=["rarely held", "held by itself", "others sleep", "few looks"],
+)
+def test_a_main_thread_that_waits_for_its_accelerator_is_not_starved(
+    evidence: dict[str, float],
+) -> None:
+    assert set(found(rank_of(**evidence))) == {"accelerator"}
+
+
+def test_a_step_of_python_code_is_no_accelerator() -> None:
+    states = found(rank_of(held_knocks=190, own_cpu_seconds=9.5, trainer_cpu=0.095))
+    assert set(states) == {"gil"}
+    assert "94% of a step is Python code" in states["gil"].text
+
+
+def late(**fields: object) -> tuple[RankResult, RankResult]:
+    """Two ranks: the first is in collectives for 75 of its 99 ms, the second as `fields` say."""
+    first = rank_of(world_size=2, collective_knocks=150)
+    return first, rank_of(rank=1, world_size=2, **{"collective_knocks": 20, **fields})
+
+
+def test_the_rank_that_all_others_wait_for_is_named_with_its_reason() -> None:
+    loop = found(*late())["straggler"]
+    assert "rank 1 (host algo-1) takes 90.1 ms" in loop.text
+    assert "the others 25.7 ms" in loop.text
+    assert "in its own loop, not for data" in loop.text
+    assert loop.share == pytest.approx(0.643, abs=0.01)
+    data = found(*late(wait=0.075, accelerator=0.020))["straggler"]
+    assert "late waiting for its data" in data.text
+
+
+@pytest.mark.parametrize("knocks", [{"collective_knocks": 140}, {"knocks": 10}])
+def test_ranks_that_differ_little_or_were_hardly_seen_do_not_straggle(
+    knocks: dict[str, int],
+) -> None:
+    assert "straggler" not in found(*late(**knocks))
+
+
+CROWDED = {"workers": 16, "worker_queued_seconds": 0.6 * 160, "queued_seconds": 3.0}
+
+
+def test_workers_that_take_turns_are_too_many() -> None:
+    crowd = rank_of(
+        wait=0.060,
+        accelerator=0.030,
+        children_cpu=0.78,
+        drains=(
+            drained(16, cpu=0.8, wall=0.8, rate=9.8),
+            drained(8, cpu=0.78, wall=0.78, rate=10.0),
+            drained(1, cpu=0.6, wall=0.6, rate=1.6),
+        ),
+        **CROWDED,
+    )
+    states = found(crowd)
+    assert set(states) == {"cpu", "oversubscribed"}
+    assert "16 on 8 vCPUs" in states["oversubscribed"].text
+    assert "60% of their time, the main thread 30% of its" in states["oversubscribed"].text
+    (fix,) = [fix for fix in profile_of(crowd).fixes if fix.id == "num_workers"]
+    assert "num_workers=8 instead of 16" in fix.text
+
+
+def test_many_workers_that_wait_are_not_too_many() -> None:
+    assert "oversubscribed" not in found(rank_of(workers=16))
+
+
+@pytest.mark.parametrize(
+    ("passes", "is_named"),
+    [
+        ((0.060, 0.010, 0.012), True),
+        ((0.060, 0.050), False),
+        ((0.008, 0.001), False),
+        ((0.060,), False),
+        ((0.010, 0.060), False),
+    ],
+)
+def test_a_first_epoch_is_told_from_later_ones(passes: tuple[float, ...], is_named: bool) -> None:
+    epochs = tuple(Pass(batches=20, wait_seconds=own, step_seconds=0.1) for own in passes)
+    states = found(rank_of(passes=epochs))
+    assert ("first-epoch" in states) is is_named
+    if is_named:
+        assert "waits 60.0 ms, of the 2 later ones 11.0 ms" in states["first-epoch"].text
+
+
+THROTTLED = {"quota_vcpus": 1.5, "periods": 100, "throttled_periods": 80, "throttled_seconds": 6.0}
+
+
+def test_a_simulated_quota_that_stops_the_group_is_named_and_counts_as_its_vcpus() -> None:
+    stopped = rank_of(
+        wait=0.060,
+        accelerator=0.030,
+        children_cpu=0.140,
+        drains=(drained(1, cpu=0.140, wall=0.250, rate=8.0),),
+        held_knocks=180,
+        **THROTTLED,
+    )
+    states = found(stopped)
+    # Neither the interpreter lock nor reads: threads of a group that is stopped just stop.
+    assert set(states) == {"cpu", "throttled"}
+    assert "in 80 of 100 periods, 6.0 s in 10.0 s" in states["throttled"].text
+    assert states["throttled"].share == pytest.approx(0.6)
+    assert "on 1.5 vCPUs that were 100% busy" in states["cpu"].text
+
+
+def test_a_quota_that_is_hardly_felt_is_not_named() -> None:
+    felt = {**THROTTLED, "throttled_periods": 9}
+    assert "throttled" not in found(rank_of(**felt))
+
+
+def test_the_strongest_comes_first_in_the_record_and_in_words() -> None:
+    crowd = rank_of(wait=0.060, accelerator=0.030, children_cpu=0.78, **CROWDED, **THROTTLED)
+    profile = profile_of(crowd)
+    shares = [state.share or 0.0 for state in profile.states]
+    assert len(shares) >= 2
+    assert shares == sorted(shares, reverse=True)
+    text = explain(profile)
+    assert f"found: {profile.states[0].text[:40]}" in text
+    assert max(map(len, text.splitlines())) <= 88
+    assert convert(to_document(profile), Profile, Place("profile.json")) == profile
+
+
+def test_results_without_evidence_have_states_still() -> None:
+    assert set(found(msgspec.structs.replace(rank_of(), evidence=None))) == {"accelerator"}
+
+
+@given(
+    numbers=st.fixed_dictionaries(
+        {
+            name: st.floats(0, 1e6)
+            for name in ("wait_seconds", "own_cpu_seconds", "queued_seconds", "throttled_seconds")
+        }
+    ),
+    counts=st.fixed_dictionaries(
+        {
+            name: st.integers(0, 1000)
+            for name in ("steps", "knocks", "held_knocks", "periods", "throttled_periods")
+        }
+    ),
+    seconds=st.floats(0, 1e6),
+)
+def test_whatever_was_seen_the_shares_are_shares(
+    numbers: dict[str, float], counts: dict[str, int], seconds: float
+) -> None:
+    for state in found(rank_of(seconds=seconds, **numbers, **counts)).values():
+        assert state.share is not None
+        assert 0 <= state.share <= 1
+
+
+@contextlib.contextmanager
+def beside(target: Callable[[threading.Event], None]) -> Iterator[None]:
+    stop = threading.Event()
+    thread = threading.Thread(target=target, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def spin(stop: threading.Event) -> None:
+    while not stop.is_set():
+        sum(range(1000))
+
+
+def rest(stop: threading.Event) -> None:
+    stop.wait()
+
+
+def watched(steps: int = 12) -> Evidence:
+    watch = Watch()
+    for _ in range(steps):
+        watch.asked()
+        watch.got(now=time.monotonic(), wait=0.0, receive=0.0, is_counted=True)
+        time.sleep(2 * KNOCK_SECONDS)
+    watch.pass_ended()
+    return watch.result()
+
+
+def test_a_knock_waits_where_another_thread_holds_the_interpreter_lock_and_not_else() -> None:
+    with beside(spin):
+        held = watched()
+    with beside(rest):
+        free = watched()
+    assert held.held_share > 0.5
+    assert held.other_threads_seconds > 0.05 * held.seconds > free.other_threads_seconds
+    assert free.held_share < 0.3
+    assert free.idle_seconds > 0.5 * free.seconds
+
+
+def test_passes_are_kept_apart_and_their_first_batch_is_left_out() -> None:
+    watch = Watch()
+    for waits in ((9.0, 1.0, 1.0), (9.0, 0.5, 0.5)):
+        for number, wait in enumerate(waits):
+            watch.asked()
+            watch.got(now=2.0 * number, wait=wait, receive=0.0, is_counted=False)
+        watch.pass_ended()
+        watch.pass_ended()
+    assert watch.result().passes == (
+        Pass(batches=2, wait_seconds=1.0, step_seconds=2.0),
+        Pass(batches=2, wait_seconds=0.5, step_seconds=2.0),
+    )
+
+
+def test_nobody_knocks_where_a_loader_may_fork_its_workers() -> None:
+    watch = Watch()
+    for _ in range(2):
+        watch.asked()
+        watch.got(now=time.monotonic(), wait=0.0, receive=0.0, is_counted=True)
+    assert "stoker-watch" in {thread.name for thread in threading.enumerate()}
+    watch.pause()
+    watch.pause()
+    assert "stoker-watch" not in {thread.name for thread in threading.enumerate()}
+    assert watch.result().steps == 1
+
+
+def group(folder: Path, **files: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+    return folder
+
+
+V1 = "nr_periods 10\nnr_throttled 7\nthrottled_time 356000000\n"
+V2 = "usage_usec 1\nnr_periods 10\nnr_throttled 7\nthrottled_usec 356000\n"
+
+
+def test_both_versions_of_control_groups_say_the_same(tmp_path: Path) -> None:
+    first = group(
+        tmp_path / "1", cpu__stat=V1, cpu__cfs_quota_us="150000", cpu__cfs_period_us="100000"
+    )
+    second = group(tmp_path / "2", cpu__stat=V2, cpu__max="150000 100000")
+    assert throttling(first) == throttling(second) == Throttling(10, 7, 0.356)
+    assert quota_vcpus(first) == quota_vcpus(second) == 1.5
+    free = group(tmp_path / "3", cpu__max="max 100000", cpu__cfs_quota_us="-1")
+    assert quota_vcpus(free) is None
+    assert throttling(free) == Throttling()
+
+
+@pytest.mark.parametrize(
+    ("words", "folders"),
+    [
+        ("0::/kubepods/pod1/c1", ["kubepods/pod1/c1", "kubepods", ""]),
+        ("0::/", [""]),
+        ("0::/../../docker/abc", [""]),
+        ("4:memory:/\n2:cpu,cpuacct:/a/b\n0::/x", ["cpu/a/b", "cpu"]),
+        ("", []),
+    ],
+    ids=["version 2", "a container", "a container that sees its host's name", "version 1", "none"],
+)
+def test_the_group_and_those_above_it_are_found(
+    tmp_path: Path, words: str, folders: list[str]
+) -> None:
+    is_v2 = words.startswith("0::")
+    root = group(tmp_path / "cgroup", **({"cgroup__controllers": "cpu"} if is_v2 else {}))
+    for folder in folders:
+        group(root / folder, cpu__stat=V2)
+    of = tmp_path / "of"
+    of.write_text(words)
+    assert cpu_groups(root, of) == tuple(root / folder for folder in folders)
+
+
+def test_loopback_is_no_network(tmp_path: Path) -> None:
+    table = tmp_path / "dev"
+    table.write_text("h\nh\n    lo: 99 1 0\n  eth0: 40 1 0\n  eth1:2 1 0\n")
+    assert received_bytes(table) == 42
+    assert received_bytes(tmp_path / "none") == 0
+
+
+def test_pressure_is_read_where_the_kernel_has_it(tmp_path: Path) -> None:
+    pressure = tmp_path / "io"
+    pressure.write_text("some avg10=0.00 avg300=0.00 total=2500000\nfull avg10=0 total=1\n")
+    assert storage_stall_seconds(pressure) == 2.5
+    assert storage_stall_seconds(tmp_path / "none") is None
+
+
+def test_a_process_that_has_ended_was_not_scheduled() -> None:
+    assert scheduled("/proc/self") is not None
+    assert scheduled("/proc/0") is None
