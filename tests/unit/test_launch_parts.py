@@ -323,9 +323,9 @@ def test_short_epochs_are_measured_whole_and_cut_rows_left_out(tmp_path: Path) -
 
 
 def test_without_a_timeline_nothing_is_measured(tmp_path: Path) -> None:
-    assert measure(tmp_path, {}) is None
+    assert measure(read_timelines(tmp_path), {}) is None
     (tmp_path / "timeline-rank0.csv").write_text(rows())
-    assert measure(tmp_path, {}) is None
+    assert measure(read_timelines(tmp_path), {}) is None
 
 
 def test_steady_steps_are_counted_by_epoch() -> None:
