@@ -31,7 +31,7 @@ from stoker.decide.pricing import (
     problem_of,
     usd_per_hour,
 )
-from stoker.decide.work import Work
+from stoker.decide.work import Hosts, Shape, Work
 from stoker.errors import UsageError
 from stoker.records import (
     Bottleneck,
@@ -95,7 +95,18 @@ def decide(
     now = today_of(profile, catalog.get(profile.host.instance_type))
     processes = processes_per_host or max(1, now.accelerators)
     work = measure(
-        profile, today=now, processes=processes, calibration=calibration or Calibration()
+        profile,
+        today=now,
+        processes=processes,
+        calibration=calibration or Calibration(),
+        data=tuple(
+            Hosts(
+                instance=catalog.get(each.instance_type),
+                count=each.count,
+                workers=each.workers_per_host,
+            )
+            for each in profile.data
+        ),
     )
     site = Site(work=work, catalog=catalog, today=now, processes=processes, feed=feed)
     rules = Rules(
@@ -114,7 +125,11 @@ def decide(
         for candidate in [named(site, groups)]
         if candidate.groups != kept.groups
     ]
-    others += [_plan(site, candidate, rules) for candidate in _candidates(site, rules, keep_plan)]
+    others += [
+        _plan(site, candidate, rules)
+        for candidate in _candidates(site, rules, keep_plan)
+        if not (work.data and _hosts_of(candidate) == _hosts_of(kept))
+    ]
     chosen = choose(keep_plan, others, constraints, unexplained=work.unexplained)
     rest = [plan for plan in (keep_plan, *others) if not _is_same(plan, chosen)]
     plans = (chosen, *ranked(_distinct(rest), constraints.objective))
@@ -232,8 +247,12 @@ def _keep_plan(profile: Profile, kept: Candidate, rules: Rules) -> Plan:
 
 
 def _usd_today(work: Work, rules: Rules) -> float | None:
-    usd = rules.today.usd_per_hour
-    return None if usd is None else usd * work.hosts
+    dnn = Hosts(instance=rules.today, count=work.hosts)
+    return usd_per_hour(Shape(dnn=dnn, data=work.data))
+
+
+def _hosts_of(candidate: Candidate) -> list[tuple[str, str, int]]:
+    return sorted((group.role, group.instance_type, group.count) for group in candidate.groups)
 
 
 def _bottleneck(work: Work, kept: Candidate) -> Bottleneck:

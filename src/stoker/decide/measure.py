@@ -41,18 +41,23 @@ def measure(
     today: Instance,
     processes: int,
     calibration: Calibration = Calibration(),  # noqa: B008 - frozen
+    data: tuple[Hosts, ...] = (),
 ) -> Work:
     """The work of a step, corrected so that today's cluster gives today's step.
 
-    `calibration` is what earlier runs say of a data group's constants; today's step has none.
+    `calibration` is what earlier runs say of a data group's constants; today's step has none, but
+    where `data` made batches for it.
 
     Raises:
         UsageError: If a number of the profile is beyond any machine.
     """
     _refuse_absurd(profile, today)
     raw = _with_inferred(_bare(profile, today=today, processes=processes), profile)
+    raw = replace(raw, data=data)
     shape = Shape(
-        dnn=Hosts(instance=today, count=raw.hosts, workers=raw.num_workers), processes=processes
+        dnn=Hosts(instance=today, count=raw.hosts, workers=raw.num_workers),
+        data=data,
+        processes=processes,
     )
     modelled = estimate(raw, shape)
     ratio = raw.step_seconds / modelled.step_seconds
@@ -213,6 +218,9 @@ def _corrected(work: Work, ratio: float, limit: str, shape: Shape) -> Work:
             accelerator_seconds=work.accelerator_seconds * factor,
             receive_seconds=work.receive_seconds * factor,
         )
+    if limit in ("network", "receive"):
+        # Of the way from the data hosts only: of the work itself it says nothing.
+        return work
     if limit == "storage":
         rate = work.storage_bytes_per_second
         return replace(work, storage_bytes_per_second=None if rate is None else rate / factor)

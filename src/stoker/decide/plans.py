@@ -64,13 +64,13 @@ def keep(site: Site) -> Candidate:
     """Today's cluster as it is."""
     work = site.work
     dnn = Hosts(instance=site.today, count=work.hosts, workers=work.num_workers)
-    return _candidate(site, "keep", Shape(dnn=dnn, processes=site.processes))
+    return _candidate(site, "keep", Shape(dnn=dnn, data=work.data, processes=site.processes))
 
 
 def tune(site: Site) -> Iterator[Candidate]:
     """Today's hosts with as many loader workers as help, where that is more than today's."""
     workers = site.work.num_workers
-    if workers is None:
+    if workers is None or site.work.data:
         return
     tuned = _planned(site, "tune", Shape(dnn=_dnn(site, site.today), processes=site.processes))
     found = tuned.shape.dnn.workers
@@ -169,14 +169,20 @@ def named(site: Site, groups: Sequence[Group]) -> Candidate:
 
 
 def _action(site: Site, shape: Shape) -> Action:
+    dnn, work = shape.dnn, site.work
     if shape.data:
-        return "heterogeneous"
-    dnn = shape.dnn
+        is_today = dnn.instance.type == site.today.type and dnn.count == work.hosts
+        is_same = is_today and _kinds(shape.data) == _kinds(work.data)
+        return "keep" if is_same and dnn.workers == work.num_workers else "heterogeneous"
     if shape.replicas != 1 or dnn.count != site.work.hosts:
         return "scale_out"
     if dnn.instance.type != site.today.type:
         return "scale_up"
-    return "keep" if dnn.workers in (None, site.work.num_workers) else "tune"
+    return "keep" if dnn.workers in (None, work.num_workers) and not work.data else "tune"
+
+
+def _kinds(hosts: Sequence[Hosts]) -> list[tuple[str, int]]:
+    return sorted((each.instance.type, each.count) for each in hosts)
 
 
 def _replicated(site: Site, instance: Instance, count: int) -> Shape:

@@ -39,6 +39,7 @@ class Work:
         global_batch_size: Samples of a step today; None: not known.
         efficiency: Factor on what data hosts reach, from earlier runs.
         calibration_spread: Relative error that those runs leave; 0: none, or no such runs.
+        data: Data hosts that load today; none, but where the profile is of such a run.
         correction: Measured step over the step the parts gave; it is already applied.
     """
 
@@ -64,6 +65,7 @@ class Work:
     global_batch_size: int | None = None
     efficiency: float = 1.0
     calibration_spread: float = 0.0
+    data: "tuple[Hosts, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,7 +75,11 @@ def scaling_of(decision: Decision) -> Scaling | None:
     if keep is None or not plans:
         return None
     data_type = plans[0].groups[1].instance_type
-    found = {0: _rung(keep, 0, is_feasible=True, is_chosen=decision.plan.action == "keep")}
+    # Of a run that had a data group already, today's cluster is one of the rungs above.
+    today = next(plan for plan in decision.plans if plan.action == "keep")
+    hosts = sum(group.count for group in today.groups if group.role == "data")
+    is_chosen = decision.plan.action == "keep"
+    found = {hosts: _rung(keep, hosts, is_feasible=True, is_chosen=is_chosen)}
     dnn = plans[0].groups[0]
     for plan in plans:
         here, data = plan.groups[0], plan.groups[1]
