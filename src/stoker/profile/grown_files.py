@@ -117,16 +117,14 @@ def words_of(files: Sequence[GrownFile], *, cwd: Path) -> str:
 
 
 def with_grown_files(profile: Profile, ranks: Sequence[RankResult]) -> Profile:
-    """The profile with what its ranks saw grow: as a list, and as a note."""
+    """The profile with what its ranks saw grow: path to bytes, and in a note."""
     files = [file for rank in ranks for file in rank.grown_files]
     if not files:
         return profile
     notes = profile.what.get("notes")
     what = {
         **profile.what,
-        "grown_files": [
-            {"path": file.path, "bytes": file.num_bytes, "is_new": file.is_new} for file in files
-        ],
+        "grown_files": {file.path: file.num_bytes for file in files},
         "notes": [*(notes if isinstance(notes, list) else ()), words_of(files, cwd=Path.cwd())],
     }
     return msgspec.structs.replace(profile, what=what)

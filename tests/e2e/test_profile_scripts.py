@@ -1,0 +1,170 @@
+"""Scripts of all kinds are profiled as they are, in an empty folder, by the command line."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stoker.records import Profile, read_json
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+SUPPORT = Path(__file__).parents[1] / "support"
+SCRIPT = str(SUPPORT / "profiled_script.py")
+LIGHTNING = str(SUPPORT / "lightning_script.py")
+# The least that is allowed: what is measured in it is not looked at here.
+BUDGET = "5"
+DEADLINE_SECONDS = 180.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiled:
+    """How `stoker profile` ended."""
+
+    code: int
+    words: str
+    folder: Path
+
+    @property
+    def record(self) -> Profile:
+        return read_json(self.folder / "profile.json", Profile)
+
+    @property
+    def files(self) -> set[str]:
+        """What the script left in its folder."""
+        return {path.name for path in self.folder.iterdir()} - {"runs", "profile.json"}
+
+    @property
+    def log(self) -> str:
+        return "".join(path.read_text() for path in self.folder.glob("runs/*/logs/*.log"))
+
+
+def run_profile(folder: Path, *command: str) -> Profiled:
+    done = subprocess.run(
+        [sys.executable, "-m", "stoker.cli", "profile", "--budget", BUDGET, "--", *command],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    found = Profiled(code=done.returncode, words=done.stdout + done.stderr, folder=folder)
+    assert processes_in(folder) == [], "processes are left"
+    return found
+
+
+def processes_in(folder: Path) -> list[Sequence[str]]:
+    """Command lines of the processes whose working directory is `folder`."""
+    return [
+        process.info["cmdline"]
+        for process in psutil.process_iter(["cwd", "cmdline", "status"])
+        if process.info["cwd"] == str(folder) and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+def assert_measured(found: Profiled, *, ranks: int = 1) -> None:
+    assert found.code == 0, found.words + found.log
+    record = found.record
+    assert record.step is not None
+    assert record.step.accelerator_step_seconds is not None
+    assert record.step.loader_cpu_seconds is not None
+    assert record.what["ranks"] == ranks
+    assert not [note for note in record.what["notes"] if "lockstep" in note or "ranks" in note]
+    assert "of it waiting for data" in found.words
+    assert "Traceback" not in found.log
+
+
+def test_a_script_below_a_shell_script_is_cut_off_with_all_that_would_follow(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.sh").write_text(f"{sys.executable} {SCRIPT} 200 1000\ntouch uploaded\n")
+    found = run_profile(tmp_path, "bash", "train.sh")
+    assert_measured(found)
+    # Neither `finally`, nor `except BaseException`, nor an exit handler, nor the shell went on.
+    assert found.files == {"train.sh", "train-0.log"}
+    ((path, size),) = found.record.what["grown_files"].items()
+    assert Path(path).name == "train-0.log"
+    assert 0 < size <= (tmp_path / "train-0.log").stat().st_size
+    assert "files that grew meanwhile: train-0.log (" in found.words
+    # A bare command has what it has without stoker: the whole machine.
+    assert found.record.host.vcpus == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    "processes", [pytest.param(1, marks=pytest.mark.soak), 2], ids=["alone", "ddp"]
+)
+def test_a_lightning_fit_ends_without_its_hooks(tmp_path: Path, processes: int) -> None:
+    found = run_profile(tmp_path, sys.executable, LIGHTNING, str(processes))
+    assert_measured(found, ranks=processes)
+    # Its own checkpoints, of epochs that ended, are its business; none of its ends came.
+    assert found.files <= {"lightning_logs", "checkpoints"}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_ranks_that_a_script_starts_are_told_apart(tmp_path: Path, how: str) -> None:
+    found = run_profile(tmp_path, sys.executable, SCRIPT, "200", "1000", how)
+    assert_measured(found, ranks=2)
+    assert found.files <= {"train-0.log", "train-1.log", "meeting"}
+
+
+@pytest.mark.soak
+def test_torchrun_is_profiled_as_it_is_typed(tmp_path: Path) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    assert_measured(run_profile(tmp_path, *torchrun, LIGHTNING, "2"), ranks=2)
+
+
+def test_a_script_that_ends_too_soon_says_what_it_had_and_what_was_observed(
+    tmp_path: Path,
+) -> None:
+    found = run_profile(tmp_path, sys.executable, SCRIPT, "3", "2")
+    assert found.code == 2
+    assert "ended too soon: after 6 batches of its main loader; an epoch has 3" in found.words
+    assert "CPU-seconds: " in found.words
+    # It came to its own end.
+    assert {"last-checkpoint-0", "exit-handler-0"} <= found.files
+    observed = found.record.observed
+    assert found.record.step is None
+    assert observed is not None
+    assert 0 < (observed.cpu_utilization or 0) <= 1
+
+
+NOTEBOOK_KERNEL = "import sys, types; sys.modules['ipykernel'] = types.ModuleType('ipykernel')"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ((sys.executable, "-c", "import json"), "the script never imported torch"),
+        ((sys.executable, "-c", NOTEBOOK_KERNEL), "a notebook ran, in which no DataLoader"),
+        ((sys.executable, "-I", "-c", "import json"), "no Python process of the command could be"),
+    ],
+    ids=["no torch", "notebook kernel, simulated", "isolated"],
+)
+def test_a_command_without_a_loader_is_told_why(
+    tmp_path: Path, command: tuple[str, ...], words: str
+) -> None:
+    found = run_profile(tmp_path, *command)
+    assert found.code == 2
+    assert words in found.words
+    assert "what was observed: it ran" in found.words
+    assert json.loads((tmp_path / "profile.json").read_text())["what"]["source"] == "process tree"
+
+
+def test_a_python_that_has_no_stoker_is_named_as_the_reason(tmp_path: Path) -> None:
+    # A torch that is none, in a Python whose stoker cannot be imported.
+    code = tmp_path / "code"
+    for package in ("stoker", "torch", "torch/utils", "torch/utils/data"):
+        (code / package).mkdir(parents=True)
+        (code / package / "__init__.py").write_text("class DataLoader: pass\n")
+    (code / "train.py").write_text("import torch.utils.data\n")
+    found = run_profile(tmp_path, sys.executable, "code/train.py")
+    assert found.code == 2
+    assert "could not be put into the script: ModuleNotFoundError" in found.words
