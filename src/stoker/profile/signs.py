@@ -1,10 +1,15 @@
 """The signs of one rank by which the states of a training are told. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stoker.profile.evidence import Evidence
+from stoker.profile.predict import Parts
 from stoker.profile.raw import AsIs, Drain, RankResult
+
+# Below this share of a step a state is not worth a line; it is what two profiles of one training
+# differ by.
+MIN_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +84,16 @@ class Signs:
         seconds = self.evidence.seconds / self.evidence.steps if self.evidence.steps else 0.0
         return max(0.0, seconds - self.evidence.collective_seconds)
 
+    @property
+    def rates(self) -> str:
+        """What fewest and most workers load; empty where the loader was tried once."""
+        if self.alone is None or self.many is None:
+            return ""
+        return (
+            f"{self.alone.workers} alone: {self.alone.batches_per_second:.1f} batches a second, "
+            f"{self.many.workers}: {self.many.batches_per_second:.1f}"
+        )
+
     def rate(self, workers: int) -> float:
         """Batches a second of the loader alone with so many workers; 0: not known."""
         return max(
@@ -100,3 +115,45 @@ def signs_of(rank: RankResult) -> Signs:
         alone=drains[0] if drains else None,
         many=drains[-1] if len(drains) > 1 else None,
     )
+
+
+def within(parts: Parts, *, vcpus: float, is_throttled: bool) -> Parts:
+    """The parts on the vCPUs that quotas leave."""
+    wall, cpu = parts.loader_wall_seconds, parts.loader_cpu_seconds
+    return replace(
+        parts,
+        vcpus=min(parts.vcpus, vcpus),
+        # The loader alone was stopped by the quota, too.
+        loader_wall_seconds=min(wall, cpu) if is_throttled else wall,
+    )
+
+
+def vcpus_of(signs: Sequence[Signs]) -> float:
+    """Of all hosts, as far as quotas let them be used."""
+    hosts = {
+        own.rank.host: min(own.rank.vcpus, own.evidence.quota_vcpus or own.rank.vcpus)
+        for own in signs
+    }
+    return sum(hosts.values())
+
+
+def busy_share(signs: Sequence[Signs], *, vcpus: float) -> float:
+    """Of all hosts' vCPUs; with those that others keep busy where no quota is what we may use."""
+    machines = {own.rank.host: own.evidence.busy_vcpus for own in signs}
+    has_quota = any(own.evidence.quota_vcpus for own in signs)
+    used = sum(
+        (own.as_is.trainer_cpu_seconds + own.as_is.children_cpu_seconds)
+        / own.as_is.step_seconds.mean
+        for own in signs
+    )
+    return min(1.0, max(used, 0.0 if has_quota else sum(machines.values())) / vcpus)
+
+
+def where(own: Signs, signs: Sequence[Signs]) -> str:
+    """Which rank that is, where there are several."""
+    return f" (rank {own.rank.rank}, host {own.rank.host})" if len(signs) > 1 else ""
+
+
+def in_ms(seconds: float) -> str:
+    """In words."""
+    return f"{seconds * 1e3:.1f} ms"
