@@ -116,7 +116,8 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
 
 def num_local_workers(loader: "DataLoader[object]", process: Process) -> int:
     """How many children of this process join the pool, whoever decided it."""
-    if type(loader.dataset) is Remote:
+    dataset: object = loader.dataset
+    if type(dataset) is Remote:
         # Its data, and perhaps its code, are on the data hosts only.
         return 0
     settings = process.settings
