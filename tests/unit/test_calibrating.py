@@ -22,7 +22,7 @@ def test_folders_without_whole_records_say_nothing(tmp_path: Path) -> None:
     for name in ("profile", "decision", "training"):
         (torn / f"{name}.json").write_text("{")
     (tmp_path / "notes.txt").write_text("not a run")
-    found = calibration_of(tmp_path, like=sample_records.profile(), catalog=LOCAL)
+    found = calibration_of(str(tmp_path), like=sample_records.profile(), catalog=LOCAL)
     assert found == Calibration()
 
 
@@ -39,10 +39,10 @@ def test_whole_runs_are_read(tmp_path: Path) -> None:
             if "workload_sha256" not in file.read_text():
                 text = file.read_text().replace("{", '{"workload_sha256": "%s",' % ("a" * 64), 1)
                 file.write_text(text)
-    found = calibration_of(tmp_path, like=sample_records.profile(), catalog=LOCAL)
+    found = calibration_of(str(tmp_path), like=sample_records.profile(), catalog=LOCAL)
     assert found.runs == 3
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no runs in"):
-        calibration_of(tmp_path / "runs", like=sample_records.profile(), catalog=LOCAL)
+        calibration_of(str(tmp_path / "runs"), like=sample_records.profile(), catalog=LOCAL)

@@ -168,8 +168,10 @@ def decide_verb(
         typer.Option("--vcpus-needed", metavar="N", help="vCPUs that would feed the accelerator."),
     ] = None,
     calibrate: Annotated[
-        Path | None,
-        typer.Option("--calibrate", metavar="DIR", help="Learns from the runs in it."),
+        str | None,
+        typer.Option(
+            "--calibrate", metavar="DIR", help="Learns from the runs in it: a folder, or s3://."
+        ),
     ] = None,
     report: Annotated[
         Path | None, typer.Option("--report", metavar="F", help="Writes an HTML report, too.")

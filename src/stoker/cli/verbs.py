@@ -1,6 +1,7 @@
 """The verbs of single components: files in, body, file and words out."""
 
 import json
+import math
 import re
 import secrets
 import shlex
@@ -63,7 +64,7 @@ def decide_command(
     outputs: Outputs,
     workload_file: str | None,
     prices: Path | None,
-    calibrate: Path | None,
+    calibrate: str | None,
     report: Path | None,
     groups: Sequence[str],
     overrides: Sequence[str],
@@ -100,7 +101,9 @@ def decide_command(
     catalog = catalog_of(workload, prices)
     calibration = None
     if calibrate:
-        calibration = calibration_of(calibrate, like=profile, catalog=catalog)
+        calibration = calibration_of(
+            calibrate, like=profile, catalog=catalog, region=region_of(workload)
+        )
     record = decide(
         profile,
         catalog=catalog,
@@ -265,29 +268,59 @@ def _is_feeds(training: Training) -> bool:
 
 
 def _profile_of(file: Path | None, guess: Guess) -> Profile:
+    given = _given(guess)
     if file:
+        if given:
+            raise UsageError(
+                f"{file} and {next(iter(given))} exclude each other",
+                fix="decide on a profile, or on what you know instead of one",
+            )
         return read_json(file, Profile)
-    if not guess.instance_type or not guess.step_seconds:
+    step, accelerator = guess.step_seconds, guess.accelerator_step_seconds
+    if not guess.instance_type or step is None:
+        lacking = [f for f in ("--instance-type", "--step-seconds") if f not in given]
+        what = f"no profile, and no {lacking[0]} either" if given else "no profile to decide on"
         raise UsageError(
-            "no profile to decide on",
-            fix="stoker decide profile.json, or --instance-type T --step-seconds S",
+            what, fix="stoker decide profile.json, or --instance-type T --step-seconds S"
         )
-    needed, accelerator = guess.vcpus_needed, guess.accelerator_step_seconds
+    needed = guess.vcpus_needed
     if needed is not None and accelerator is None:
         raise UsageError(
             "--vcpus-needed says how many vCPUs feed the accelerator at its own pace",
             fix="add --accelerator-step-seconds",
         )
+    if accelerator is not None and accelerator > step:
+        raise UsageError(
+            f"a step that never waits for data takes {accelerator:g} s, and today's {step:g} s: "
+            "it cannot be longer",
+            where="--accelerator-step-seconds",
+            fix="both in seconds, of a global step",
+        )
     cpu = needed * accelerator if needed is not None and accelerator is not None else None
     return Profile(
         host=ProfiledHost(instance_type=guess.instance_type),
         step=StepTerms(
-            step_seconds=guess.step_seconds,
+            step_seconds=step,
             accelerator_step_seconds=accelerator,
             loader_cpu_seconds=cpu,
             global_batch_size=1,
         ),
     )
+
+
+def _given(guess: Guess) -> dict[str, str | float]:
+    """What was said, by flag; UsageError if a number is none that can be."""
+    flags: dict[str, str | float | None] = {
+        "--instance-type": guess.instance_type,
+        "--step-seconds": guess.step_seconds,
+        "--accelerator-step-seconds": guess.accelerator_step_seconds,
+        "--vcpus-needed": guess.vcpus_needed,
+    }
+    given = {flag: value for flag, value in flags.items() if value is not None}
+    for flag, value in given.items():
+        if isinstance(value, float) and not 0 < value < math.inf:
+            raise UsageError(f"{value:g} is no number above 0", where=flag)
+    return given
 
 
 def groups_of(workload: Workload, texts: Sequence[str]) -> tuple[Group, ...]:
