@@ -73,7 +73,7 @@ def combine(
         accelerator_step_seconds=slowest.accelerator.step_seconds.median,
         loader_cpu_seconds=cpu.mean if cpu else None,
         receive_seconds=max((own.thread_seconds.median for own in receives), default=None),
-        receive_cpu_seconds=max((own.cpu_seconds.median for own in receives), default=None),
+        receive_cpu_seconds=max((own.cpu_seconds.mean for own in receives), default=None),
         loader_wall_seconds=wall.median if wall else None,
         trainer_cpu_seconds=sum(own.mean for own in trainer),
         num_workers=sum(own.num_workers for own in on_host),
