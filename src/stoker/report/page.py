@@ -24,6 +24,7 @@ from stoker.report.pictures import (
 )
 from stoker.report.quantities import TimeUnit, time_unit
 from stoker.report.strips import describe_windows
+from stoker.report.transforms import transform_rows
 from stoker.report.verdict import judge
 
 _PLANS_AT_ONCE = 10
@@ -148,6 +149,7 @@ def write_report(
         "workload_command": shlex.join(workload.command),
         "logs": [_log_link(log, path.parent) for log in log_files],
         "terms": _terms(profile) if profile else [],
+        "transforms": transform_rows(profile.transforms) if profile else [],
     }
     page = _environment(unit).get_template("report.html.jinja").render(context)
     # A name from a broken log may hold half a character, which no file can.
