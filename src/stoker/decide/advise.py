@@ -2,6 +2,7 @@
 
 from stoker.decide.path import Walk, best_of
 from stoker.decide.pricing import Rules, why_unusable
+from stoker.decide.states import advice_of_states, mend_first
 from stoker.decide.words import cluster
 from stoker.records import Advice, Prices, Profile
 
@@ -17,6 +18,7 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
         Advice(id=fix.id, text=fix.text, when=None if fix.cost == "none" else f"{fix.cost} work")
         for fix in profile.fixes
     ]
+    advice += advice_of_states(profile)
     work = found.work
     if found.bottleneck == "unexplained":
         advice.append(
@@ -56,7 +58,9 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
             )
         )
     wider = best_of(found, ("scale_out",))
-    is_spending_advised = found.chosen.action == "keep" and not work.unexplained
+    is_spending_advised = (
+        found.chosen.action == "keep" and not work.unexplained and not mend_first(profile)
+    )
     if is_spending_advised and wider is not None and wider.predicted is not None:
         saved = wider.predicted.cost_change
         if saved < 0:

@@ -31,6 +31,7 @@ from stoker.decide.pricing import (
     problem_of,
     usd_per_hour,
 )
+from stoker.decide.states import mend_first
 from stoker.decide.work import Hosts, Shape, Work
 from stoker.errors import UsageError
 from stoker.records import (
@@ -130,7 +131,13 @@ def decide(
         for candidate in _candidates(site, rules, keep_plan)
         if not (work.data and _hosts_of(candidate) == _hosts_of(kept))
     ]
-    chosen = choose(keep_plan, others, constraints, unexplained=work.unexplained)
+    chosen = choose(
+        keep_plan,
+        others,
+        constraints,
+        unexplained=work.unexplained,
+        mend_first=mend_first(profile),
+    )
     rest = [plan for plan in (keep_plan, *others) if not _is_same(plan, chosen)]
     plans = (chosen, *ranked(_distinct(rest), constraints.objective))
     assert kept.estimate is not None

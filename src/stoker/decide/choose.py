@@ -32,13 +32,19 @@ def ranked(plans: Sequence[Plan], objective: str) -> list[Plan]:
 
 
 def choose(
-    keep: Plan, others: Sequence[Plan], constraints: Constraints, *, unexplained: str
+    keep: Plan,
+    others: Sequence[Plan],
+    constraints: Constraints,
+    *,
+    unexplained: str,
+    mend_first: str = "",
 ) -> Plan:
     """The plan to run, with the reason.
 
     A change is chosen only if what it saves exceeds its own error band, or if today's cluster
     misses the deadline and it does not. More accelerators make another global batch, thus another
-    training: they are chosen for time or a deadline, never to save money.
+    training: they are chosen for time or a deadline, never to save money. Where something else is
+    to be mended first, plans that cost no more than today's cluster are left.
     """
     today, objective = keep.predicted, constraints.objective
     if today is None:
@@ -59,11 +65,14 @@ def choose(
         if plan.feasible
         and plan.predicted is not None
         and (plan.action != "scale_out" or objective == "time" or is_late)
+        and not (mend_first and plan.predicted.usd_per_hour > today.usd_per_hour * (1 + 1e-9))
     ]
     worth = [plan for plan in able if is_late or _is_worth(plan, today, objective)]
     if worth:
         best = _best(worth, objective)
         return _because(best, _praise(best, today, is_late=is_late))
+    if mend_first:
+        return _because(keep, f"{mend_first}: mend that before money is spent")
     late = _why_late(others, constraints) if is_late else ""
     return _because(keep, _why_keep(able, today, objective) + late)
 
