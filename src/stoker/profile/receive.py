@@ -18,6 +18,7 @@ from stoker.profile.clocks import thread_ids, threads_cpu_seconds
 from stoker.profile.raw import Receive, block_means, quartiles
 
 _MAX_BATCHES = 200
+_LEAST_BATCHES = 6
 _WARM_UP = 3
 # More than may lie between the threads.
 _BLOCK = 8
@@ -88,7 +89,7 @@ def _take(
     own: list[float] = []
     off: list[float] = []
     before = 0.0
-    while len(own) < _MAX_BATCHES and (time.monotonic() < until or len(own) < 2):
+    while len(own) < _MAX_BATCHES and (time.monotonic() < until or len(own) < _LEAST_BATCHES):
         started = time.thread_time()
         try:
             payload = landed.get(timeout=_WAIT_SECONDS)
