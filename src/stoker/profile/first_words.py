@@ -48,15 +48,20 @@ class FirstWords:
         """A batch is asked for."""
         self._asked = now
 
-    def got(self, *, now: float) -> None:
-        """It is there; the first one starts the clock."""
+    def got(self, *, now: float, wait: float) -> None:
+        """It is there; the first one starts the clock.
+
+        Args:
+            now: Monotonic seconds.
+            wait: Seconds that this step waited for data.
+        """
         if self._began is None:
             self._began = now
             self._timer = threading.Timer(self._seconds, self._speak)
             self._timer.daemon = True
             self._timer.start()
         else:
-            self._waited += now - (self._asked or now)
+            self._waited += wait
             self._steps += 1
         self._asked = None
         self._last = now

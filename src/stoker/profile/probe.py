@@ -84,9 +84,12 @@ class ProfiledIterator:
 
     def __next__(self) -> object:
         session, loader = self._session, self._loader
-        if not session.is_here or not session.is_main(loader, delivered=self._delivered):
+        if not session.is_here:
             assert self._inner is not None
             batch = next(self._inner)
+        elif not session.is_main(loader, delivered=self._delivered):
+            assert self._inner is not None
+            batch = session.batch_beside(loader, self._inner, delivered=self._delivered)
         else:
             try:
                 batch = session.next_batch(loader, self._inner)

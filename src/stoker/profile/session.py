@@ -1,15 +1,13 @@
 """The course of a profile in one trainer process: as is, accelerator only, loader only, the end."""
 
-import contextlib
 import os
+import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from stoker.feed.timeline import Steps, Timeline
@@ -17,9 +15,10 @@ from stoker.logs import Log
 from stoker.profile import batches
 from stoker.profile.afterwards import measure_afterwards
 from stoker.profile.agree import Agreement, Board
+from stoker.profile.cache import Beside, Cache
 from stoker.profile.choice import Choice
 from stoker.profile.clocks import children_cpu_seconds, machine_cpu_seconds
-from stoker.profile.ending import end_process
+from stoker.profile.closing import close_profile, hold_learning_rate
 from stoker.profile.facts import facts_of, is_cuda_used, length_of, versions
 from stoker.profile.findings import Findings
 from stoker.profile.first_words import FirstWords, SoFar
@@ -41,8 +40,6 @@ from stoker.settings import ProcessSettings
 Loader = DataLoader[object]
 Iterate = Callable[[Loader], Iterator[object]]
 
-_CACHED_BATCHES = 8
-_CACHED_BYTES = 2 << 30
 # Kernels run behind the host: so many steps are timed together where CUDA is used.
 _CUDA_BLOCK = 5
 # Of slow steps fewer are left out: by this share of the budget the warm-up is over.
@@ -73,6 +70,7 @@ class Session:
         assert settings.profile is not None
         self._settings = settings
         self._budget = settings.profile.budget_seconds
+        self._asked_type = settings.profile.instance_type
         self._folder = folder
         self._board = board
         self._lead_steps = lead_steps
@@ -91,7 +89,8 @@ class Session:
         self._as_is: AsIsSteps | None = None
         self._rows: Steps | None = None
         self._replay: ReplaySteps | None = None
-        self._cached: list[object] = []
+        self._cache = Cache()
+        self._beside = Beside()
         self._watch = Watch()
         self._place: Place | None = None
         self._settle(place_of(settings))
@@ -129,7 +128,8 @@ class Session:
                 self.end_pass()
                 self._as_is = None
                 self._watch = Watch()
-                self._cached.clear()
+                self._cache = Cache()
+                self._beside = Beside()
                 self._seen_before = max(0, delivered)
             return True
         return False
@@ -144,9 +144,22 @@ class Session:
         self._first_words.pass_ended()
         if self._as_is is not None:
             self._as_is.epoch_ended()
+        self._beside.take_waited()
         if self._rows is not None:
             self._rows.end()
             self._rows = None
+
+    def batch_beside(self, loader: Loader, inner: Iterator[object], *, delivered: int) -> object:
+        """The next batch of a loader that is not the main one.
+
+        Raises:
+            StopIteration: At the end of its pass.
+        """
+        if self._as_is is None or not torch.is_grad_enabled():
+            return next(inner)
+        return self._beside.next_batch(
+            loader, inner, delivered=delivered, is_replaying=self._replay is not None
+        )
 
     def interrupt(self) -> None:
         """Ends the profile at the next step with what is known; safe in a signal handler."""
@@ -236,21 +249,16 @@ class Session:
         batch = next(inner)
         receive = time.thread_time() - thread_before
         now = time.monotonic()
-        self._first_words.got(now=now)
+        wait = now - asked + self._beside.take_waited()
+        self._first_words.got(now=now, wait=wait)
         self._rows.got(batches.num_samples(batch))
-        steps.got(now=now, cpu=time.process_time(), wait=now - asked, receive=receive)
-        self._watch.got(now=now, wait=now - asked, receive=receive, is_counted=steps.count > 0)
-        if len(self._cached) < _CACHED_BATCHES:
-            self._cache(batch)
+        steps.got(now=now, cpu=time.process_time(), wait=wait, receive=receive)
+        self._watch.got(now=now, wait=wait, receive=receive, is_counted=steps.count > 0)
+        if not self._cache.batches:
+            self._findings.learn(batch=batches.facts(batch))
+        self._cache.add(batch)
         self._steps += 1
         return batch
-
-    def _cache(self, batch: object) -> None:
-        if not self._cached:
-            self._findings.learn(batch=batches.facts(batch))
-        if self._cached and batches.num_bytes(batch) * (len(self._cached) + 1) > _CACHED_BYTES:
-            return
-        self._cached.append(batches.clone(batch))
 
     def _elapsed(self) -> float:
         """Seconds since the phase began."""
@@ -300,7 +308,16 @@ class Session:
             seconds=_SETTLE_SHARE * self._budget, is_stopped=lambda: self._is_stopping
         ):
             self._findings.note("the loader's workers did not come to rest before the replay")
-        _hold_learning_rate()
+        if self._beside.count > steps.batches / 2:
+            self._findings.note(
+                "the steps read from more than one loader: their waiting is in the figures, what "
+                f"loading costs is that of {facts_of(loader).dataset} only"
+            )
+        if threading.current_thread() is not threading.main_thread():
+            self._findings.note(
+                "the loader is read by a thread beside the main one: the wait is that thread's"
+            )
+        hold_learning_rate()
         uses_cuda = is_cuda_used()
         self._findings.learn(uses_cuda=uses_cuda)
         self._phase_began = time.monotonic()
@@ -324,7 +341,7 @@ class Session:
         return replay.count > 0 and self._agreement.is_due("loader", at_step=self._steps)
 
     def _cached_batch(self, replay: ReplaySteps) -> object:
-        batch = batches.clone(self._cached[self._steps % len(self._cached)])
+        batch = self._cache.give(self._steps)
         self._steps += 1
         replay.gave(now=time.monotonic(), cpu=time.process_time())
         return batch
@@ -332,7 +349,7 @@ class Session:
     def _finish(
         self, loader: Loader, inner: Iterator[object] | None, replay: ReplaySteps
     ) -> NoReturn:
-        accelerator = replay.result(cached_batches=len(self._cached))
+        accelerator = replay.result(cached_batches=len(self._cache.batches))
         self._findings.learn(accelerator=accelerator)
         self._write(missing="")
         self._log.event(
@@ -342,39 +359,27 @@ class Session:
             step_seconds=accelerator.step_seconds.median,
             trainer_cpu_seconds=accelerator.trainer_cpu_seconds.median,
         )
-        try:
+
+        def measure() -> None:
             measure_afterwards(
                 self._findings,
                 loader,
                 inner=inner,
-                cached=self._cached,
+                cached=self._cache.batches,
                 budget_seconds=self._budget,
                 iterate=self._iterate,
                 log=self._log,
-                instance_type=self._settings.profile and self._settings.profile.instance_type,
+                instance_type=self._asked_type,
             )
-            if self._is_stopping:
-                self._findings.note("stopped early: the verdict is the one so far")
-            self._look_at_files()
-            self._findings.learn(has_ended=True)
-            self._write(missing="")
-            self._findings.hand_over()
-            self._log.event("profile_ends", rank=self._findings.result.rank)
-        except BaseException as err:
-            # A process edge: the script must not catch it, and save what is no end of a training.
-            words = f"{type(err).__name__}: {err}"[:300]
-            self._log.event("profile_failed", error=words)
-            traceback.print_exc()
-            with contextlib.suppress(BaseException):
-                self._findings.note(f"the phases without the model failed: {words}")
-                self._write(missing="")
-        finally:
-            end_process(
-                folder=self._folder,
-                launcher_pid=self._settings.launcher_pid
-                if self._findings.is_first_of_host
-                else None,
-            )
+
+        close_profile(
+            self._findings,
+            measure=measure,
+            look_at_files=self._look_at_files,
+            folder=self._folder,
+            launcher_pid=self._settings.launcher_pid,
+            log=self._log,
+        )
 
     def _look_at_files(self) -> None:
         if self._growth and self._findings.result.rank == 0:
@@ -386,15 +391,3 @@ class Session:
             self._findings.learn(as_is=steps.result())
         self._findings.learn(steps=self._steps, loaders=self._loaders)
         self._findings.write(missing=missing)
-
-
-def _hold_learning_rate() -> None:
-    """Stops the schedulers of this process, which ends with the profile.
-
-    One that was made for the steps of the script raises at the first that is more.
-    """
-
-    def stay(self: LRScheduler, epoch: int | None = None) -> None:
-        return None
-
-    LRScheduler.step = stay  # type: ignore[method-assign]
