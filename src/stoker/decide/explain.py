@@ -108,10 +108,22 @@ def _few(plans: Sequence[Plan], chosen: Plan, front: Sequence[Plan]) -> list[Pla
     every = max(1, math.ceil(len(front) / _MOST_OF_FRONT))
     first += [plan for plan in (*front[:-1:every], *front[-1:]) if plan not in first]
     for plan in plans:
-        if len(first) < _MOST_ROWS and plan not in first:
+        if len(first) < _MOST_ROWS and plan not in first and not _is_more_of_it(plan, first):
             first.append(plan)
     order = {id(plan): index for index, plan in enumerate(plans)}
     return sorted(first, key=lambda plan: order[id(plan)])
+
+
+def _is_more_of_it(plan: Plan, shown: Sequence[Plan]) -> bool:
+    """Whether a plan of the same types that is shown is as fast and costs no more."""
+    outcome, types = plan.predicted, [group.instance_type for group in plan.groups]
+    return outcome is not None and any(
+        other.predicted is not None
+        and [group.instance_type for group in other.groups] == types
+        and other.predicted.step_seconds <= outcome.step_seconds * (1 + 1e-9)
+        and other.predicted.usd_per_1000_steps <= outcome.usd_per_1000_steps
+        for other in shown
+    )
 
 
 def _row(plan: Plan, *, mark: str) -> str:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from stoker.catalog import Instance
 from stoker.decide.model import estimate, free_vcpus
+from stoker.decide.words import ms
 from stoker.decide.work import Doubt, Hosts, Shape, Work
 from stoker.errors import UsageError
 from stoker.records import Calibration, Profile, StepTerms
@@ -20,6 +21,8 @@ _NumberT = TypeVar("_NumberT", int, float)
 _WAITS = 0.1
 # CPU-seconds a byte of the feed's receive side where it was not measured: encrypted, flat out.
 _RECEIVE_CPU_PER_BYTE = 0.7e-9
+# Parts that nobody checked are not believed where they are so far from the measured step.
+_FAR = 1.5
 _LONGEST_STEP = 1e7
 _SHORTEST_STEP = 1e-7
 _MOST = 1e15
@@ -73,7 +76,7 @@ def measure(
     return replace(
         work,
         doubts=doubts,
-        unexplained=_unexplained(profile),
+        unexplained=_unexplained(profile, modelled.step_seconds),
         is_checked=profile.check is not None,
         receive_cpu_seconds=work.receive_cpu_seconds * calibration.receive,
         efficiency=calibration.efficiency,
@@ -237,7 +240,7 @@ def _corrected(work: Work, ratio: float, limit: str, shape: Shape) -> Work:
     )
 
 
-def _unexplained(profile: Profile) -> str:
+def _unexplained(profile: Profile, modelled: float) -> str:
     step, check = profile.timed_step, profile.check
     if check is not None:
         # The profile judged it where it was measured, and knows what else kept the CPUs busy.
@@ -246,6 +249,8 @@ def _unexplained(profile: Profile) -> str:
     known = (step.loader_cpu_seconds, step.accelerator_step_seconds, step.wait_seconds)
     if all(value is None for value in (*known, step.loader_wall_seconds, profile.observed)):
         return "only the time of a step is known, not what it waits for"
+    if not 1 / _FAR <= step.step_seconds / modelled <= _FAR:
+        return f"the parts give {ms(modelled)} a step, and {ms(step.step_seconds)} were measured"
     return ""
 
 
