@@ -62,3 +62,27 @@ def test_proposing_twice_changes_nothing(tmp_path: Path, count: int) -> None:
     first.propose("loader", at_step=10)
     first.propose("loader", at_step=30)
     assert first.is_due("loader", at_step=14)
+
+
+class Gone(FileBoard):
+    """The store of a rank that has left."""
+
+    def read(self, name: str) -> str | None:
+        raise RuntimeError("connection closed")
+
+
+def test_a_meeting_ends_when_the_rank_that_holds_the_notes_has_left(tmp_path: Path) -> None:
+    rank = Agreement(Gone(tmp_path), rank=1, world_size=2)
+    assert not rank.meet("end", deadline_seconds=60.0, is_stopped=lambda: False)
+    assert not rank.is_due("loader", at_step=5)
+    assert rank.handed_in(0) is None
+
+
+def test_ranks_that_no_variable_counts_are_counted_by_the_names_of_their_hosts(
+    tmp_path: Path,
+) -> None:
+    own = ranks(tmp_path, 3)
+    for agreement, host in zip(own, ("algo-1", "algo-1", "algo-2"), strict=True):
+        agreement.come_from(host)
+    assert own[2].ranks_on_host("algo-1") == 2
+    assert own[0].ranks_on_host("algo-2") == 1

@@ -12,7 +12,13 @@ from stoker.profile.steps import (
 )
 
 
-def as_is(*, workers: int = 1, children: float = 0.0, machine: float = 0.0) -> AsIsSteps:
+def as_is(
+    *,
+    workers: int = 1,
+    children: float = 0.0,
+    machine: float = 0.0,
+    warm_up_seconds: float = float("inf"),
+) -> AsIsSteps:
     clock = {"children": 0.0, "machine": 0.0}
 
     def children_cpu() -> float:
@@ -23,7 +29,12 @@ def as_is(*, workers: int = 1, children: float = 0.0, machine: float = 0.0) -> A
         clock["machine"] += machine
         return clock["machine"]
 
-    return AsIsSteps(workers=workers, children_cpu=children_cpu, machine_cpu=machine_cpu)
+    return AsIsSteps(
+        workers=workers,
+        children_cpu=children_cpu,
+        machine_cpu=machine_cpu,
+        warm_up_seconds=warm_up_seconds,
+    )
 
 
 def take(steps: AsIsSteps, *, count: int, every: float, start: float = 0.0) -> float:
@@ -88,7 +99,25 @@ def test_a_phase_ends_sooner_when_steps_are_slow_and_never_without_any() -> None
     assert holds(20, 30.0)
     assert not holds(19, 30.0)
     assert holds(5, 50.0)
-    assert not holds(4, 1000.0)
+    assert not holds(4, 49.0)
+    # A step of a large part of the budget: two are better than none, one is none.
+    assert holds(2, 50.0)
+    assert not holds(1, 1000.0)
+
+
+def test_the_warm_up_of_slow_steps_ends_by_the_clock() -> None:
+    steps = as_is(warm_up_seconds=10.0)
+    take(steps, count=4, every=6.0)
+    # The first batch begins the clock; 12 s later steps count.
+    assert steps.count == 1
+
+
+def test_fewer_replays_of_slow_steps_are_left_out() -> None:
+    replay = ReplaySteps(warm_up=1)
+    for index in range(3):
+        replay.asked(now=float(index), cpu=float(index))
+        replay.gave(now=float(index), cpu=float(index))
+    assert replay.count == 1
 
 
 @pytest.mark.parametrize("block", [1, 5])

@@ -1,0 +1,56 @@
+"""The first words come by the clock, not by the steps."""
+
+import threading
+
+import pytest
+
+from stoker.profile.first_words import FirstWords, SoFar
+
+
+def test_they_come_while_a_step_is_still_running() -> None:
+    said: list[SoFar] = []
+    spoken = threading.Event()
+
+    def say(known: SoFar) -> None:
+        said.append(known)
+        spoken.set()
+
+    words = FirstWords(say, seconds=0.01)
+    words.got(now=0.0, wait=5.0)
+    assert spoken.wait(10.0)
+    assert said[0].steps == 0
+    assert said[0].step_seconds is None
+    assert said[0].wait_share == 0.0
+
+
+def test_they_are_not_said_where_there_are_better_ones() -> None:
+    said: list[SoFar] = []
+    words = FirstWords(said.append, seconds=60.0)
+    words.cancel()
+    words.got(now=0.0, wait=0.0)
+    words.cancel()
+    words.cancel()
+    for timer in [each for each in threading.enumerate() if isinstance(each, threading.Timer)]:
+        timer.join(10.0)
+        assert not timer.is_alive(), "a timer waits on"
+    assert not said
+
+
+def test_waiting_counts_from_the_first_batch_on_the_one_that_lasts_included() -> None:
+    words = FirstWords(lambda _: None, seconds=60.0)
+    assert words.so_far(now=1.0) is None
+    words.asked(now=0.0)
+    words.got(now=10.0, wait=10.0)
+    words.asked(now=11.0)
+    words.got(now=14.0, wait=3.0)
+    known = words.so_far(now=18.0)
+    assert known == SoFar(steps=1, step_seconds=4.0, wait_share=pytest.approx(3 / 8))
+    words.asked(now=18.0)
+    lasting = words.so_far(now=20.0)
+    assert lasting is not None
+    assert lasting.wait_share == pytest.approx(5 / 10)
+    words.pass_ended()
+    between = words.so_far(now=20.0)
+    assert between is not None
+    assert between.wait_share == pytest.approx(3 / 10)
+    words.cancel()

@@ -1,0 +1,88 @@
+"""What a script wrote while it was profiled is found in bounded time, and nothing else is."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stoker.profile.grown_files import folders_of, grown, snapshot, with_grown_files, words_of
+from stoker.profile.raw import GrownFile, RankResult
+from stoker.records import Profile, ProfiledHost, StepTerms
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_new_grown_and_rewritten_files_are_told_apart(tmp_path: Path) -> None:
+    write(tmp_path / "old.log", "a")
+    write(tmp_path / "same.pt", "1234")
+    write(tmp_path / "untouched.py", "pass")
+    before = snapshot([tmp_path])
+    write(tmp_path / "old.log", "a line more")
+    write(tmp_path / "same.pt", "4321")
+    os.utime(tmp_path / "same.pt", ns=(1, 1))
+    write(tmp_path / "deep" / "er" / "new.pt", "x" * 100)
+    found = grown(before, snapshot([tmp_path]))
+    assert [(Path(f.path).name, f.num_bytes, f.is_new, f.is_rewritten) for f in found] == [
+        ("new.pt", 100, True, False),
+        ("old.log", 10, False, False),
+        ("same.pt", 4, False, True),
+    ]
+
+
+def test_what_is_skipped_and_what_is_a_link_is_not_looked_at(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    write(outside / "far.pt", "x")
+    here = tmp_path / "here"
+    write(here / "runs" / "mine.log", "x")
+    write(here / ".git" / "index", "x")
+    write(here / "kept.txt", "x")
+    (here / "link").symlink_to(outside)
+    files = snapshot([here], skipped=[here / "runs"]).files
+    assert [Path(path).name for path in files] == ["kept.txt"]
+
+
+def test_a_scan_ends_at_its_bound_and_a_partial_one_calls_no_old_file_new(tmp_path: Path) -> None:
+    for index in range(20):
+        write(tmp_path / f"{index:02}.jpg", "x")
+        os.utime(tmp_path / f"{index:02}.jpg", ns=(1000, 1000))
+    before = snapshot([tmp_path], max_files=5)
+    assert len(before.files) == 5
+    assert not before.is_whole
+    write(tmp_path / "99.log", "x")
+    assert [Path(file.path).name for file in grown(before, snapshot([tmp_path]))] == ["99.log"]
+
+
+def test_folders_that_a_command_names_are_looked_into_once(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    (here / "inside").mkdir(parents=True)
+    there.mkdir()
+    words = ["train.py", f"--out={there}", "inside/", "--lr=0.1", "/", str(tmp_path / "none")]
+    assert folders_of(words, cwd=here, outputs=[there, there / "model"]) == [here, there]
+
+
+def test_words_name_the_largest_with_their_sizes(tmp_path: Path) -> None:
+    files = [
+        GrownFile(path=str(tmp_path / "a.pt"), num_bytes=98_000_000, is_new=True),
+        *(GrownFile(path=f"/elsewhere/{index}.log", num_bytes=900) for index in range(6)),
+    ]
+    words = words_of(files, cwd=tmp_path)
+    assert "a.pt (new, 98.0 MB), /elsewhere/0.log (by 900 B)" in words
+    assert words.endswith("and 2 more")
+    assert words_of([], cwd=tmp_path) == ""
+
+
+@pytest.mark.parametrize("names", [(), ("train.log",)])
+def test_the_record_lists_them_beside_its_notes(names: tuple[str, ...]) -> None:
+    profile = Profile(
+        host=ProfiledHost(instance_type="local.c1"),
+        step=StepTerms(step_seconds=1.0),
+        what={"notes": ["quiet"]},
+    )
+    files = tuple(GrownFile(path=name, num_bytes=7) for name in names)
+    rank = RankResult(rank=0, world_size=1, host="h", vcpus=1, ranks_on_host=1, grown_files=files)
+    found = with_grown_files(profile, [rank])
+    assert found.what.get("grown_files") == (dict.fromkeys(names, 7) or None)
+    assert len(found.what["notes"]) == 1 + len(names)

@@ -1,0 +1,133 @@
+"""Why there is no profile: each reason in its own words, with what was observed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stoker.profile.raw import LoaderFacts, RankResult
+from stoker.profile.unmeasured import (
+    Heard,
+    Seen,
+    UnmeasuredError,
+    Used,
+    notebook_refusal,
+    read_seen,
+    unmeasured,
+)
+from stoker.records import TodaysGroup
+
+TORCH = Seen(packages=("torch", "json"))
+USED = Used(wall_seconds=10.0, cpu_seconds=5.0, vcpus=2, hosts=1)
+END = (
+    "stoker 2026-11-20T08:00:00.123Z run=r host={host} command_ended pid=1 returncode=0 "
+    "wall_seconds={wall} cpu_seconds=4.0 vcpus=2"
+)
+
+
+def rank(*, missing: str = "the script ended after 6 batches", number: int = 0) -> RankResult:
+    return RankResult(
+        rank=number,
+        world_size=2 if number else 1,
+        host="algo-1",
+        vcpus=2,
+        ranks_on_host=1,
+        missing=missing,
+        loader=LoaderFacts(
+            num_workers=3, pin_memory=False, persistent_workers=False, dataset="m.D"
+        ),
+    )
+
+
+def reason(
+    *ranks: RankResult,
+    seen: tuple[Seen, ...] = (TORCH,),
+    command: tuple[str, ...] = ("python", "train.py"),
+    used: Used | None = USED,
+) -> UnmeasuredError:
+    found = unmeasured(
+        ranks,
+        seen=seen,
+        used=used,
+        command=command,
+        group=TodaysGroup(instance_type="local.c2"),
+        what={"when": "now"},
+    )
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (reason(rank()), "ended too soon: after 6 batches"),
+        (reason(rank(number=1)), "(rank 1)"),
+        (reason(rank(missing="")), "it was cut off"),
+        (reason(), "imported torch and never read from a DataLoader of it"),
+        (reason(seen=(Seen(packages=("torch", "tensorflow")),)), "but uses tf.data"),
+        (reason(seen=(Seen(packages=("torch", "nvidia.dali")),)), "but uses DALI"),
+        (reason(seen=(Seen(packages=("jax",)),)), "never imported torch; it uses jax"),
+        (reason(seen=()), "no Python process of the command could be looked into"),
+        (reason(seen=(Seen(problem="ModuleNotFoundError: x"),)), "ModuleNotFoundError: x"),
+        (reason(seen=(Seen(packages=("ipykernel",)),)), "a notebook ran, in which no DataLoader"),
+        (reason(rank(), command=("jupyter", "nbconvert", "a.ipynb")), "a notebook ran, and ended"),
+        (reason(command=("papermill", "a.ipynb", "b.ipynb")), "a notebook ran"),
+    ],
+    ids=range(12),
+)
+def test_each_reason_has_its_own_words(error: UnmeasuredError, words: str) -> None:
+    assert words in error.what
+    assert error.fix
+    assert error.exit_code == 2
+
+
+def test_what_was_observed_is_said_and_is_a_record() -> None:
+    error = reason(rank())
+    assert "it ran 10.0 s and used 5.0 CPU-seconds: 25% of 2 vCPUs" in error.where
+    assert "num_workers=3" in error.where
+    assert error.observed is not None
+    assert error.observed.step is None
+    assert error.observed.observed is not None
+    assert error.observed.observed.cpu_utilization == 0.25
+    assert error.observed.what["when"] == "now"
+
+
+def test_where_nothing_was_observed_there_is_no_record() -> None:
+    assert reason(used=None).observed is None
+    assert reason(used=None).where == ""
+
+
+def test_a_launchers_last_line_is_heard_and_others_are_not() -> None:
+    heard = Heard()
+    for line in ("command_ended by the user", "stoker command_ended", "loss 0.1"):
+        heard.line(line)
+    assert heard.used is None
+    heard.line(END.format(host="algo-1", wall=3.0))
+    heard.line(END.format(host="algo-2", wall=5.0))
+    assert heard.used == Used(wall_seconds=5.0, cpu_seconds=8.0, vcpus=2, hosts=2)
+    assert heard.used.utilization == pytest.approx(8.0 / 20.0)
+
+
+def test_what_processes_left_is_read_and_a_torn_file_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "seen-1.json").write_text(json.dumps({"packages": ["torch"], "problem": ""}))
+    (tmp_path / "seen-2.json").write_text('{"packages": [')
+    assert read_seen(tmp_path) == [Seen(packages=("torch",))]
+
+
+@pytest.mark.parametrize(
+    ("command", "is_refused"),
+    [
+        (("python", "train.ipynb"), True),
+        (("/usr/bin/python3", "-u", "train.ipynb"), True),
+        (("python", "train.py"), False),
+        (("python", "-m", "jupyter", "execute", "train.ipynb"), False),
+        (("jupyter", "execute", "train.ipynb"), False),
+    ],
+)
+def test_a_notebook_given_as_a_script_is_refused(
+    command: tuple[str, ...], is_refused: bool
+) -> None:
+    refused = notebook_refusal(command, where="command line")
+    assert (refused is not None) == is_refused
+    if refused:
+        assert "--to script train.ipynb, then: stoker profile -- python train.py" in refused.fix
