@@ -278,8 +278,8 @@ def _profile_of(file: Path | None, guess: Guess) -> Profile:
         return read_json(file, Profile)
     step, accelerator = guess.step_seconds, guess.accelerator_step_seconds
     if not guess.instance_type or step is None:
-        lacking = [f for f in ("--instance-type", "--step-seconds") if f not in given]
-        what = f"no profile, and no {lacking[0]} either" if given else "no profile to decide on"
+        lacking = "--step-seconds" if guess.instance_type else "--instance-type"
+        what = f"no profile, and no {lacking} either" if given else "no profile to decide on"
         raise UsageError(
             what, fix="stoker decide profile.json, or --instance-type T --step-seconds S"
         )

@@ -1,0 +1,92 @@
+"""`stoker decide` without a profile: what the numbers in somebody's hand may be."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stoker.cli.app import app
+from stoker.errors import UsageError
+from stoker.records import Decision, read_json, write_json
+from support import sample_records
+
+P4D = ["--instance-type", "ml.p4d.24xlarge"]
+STEP = ["--step-seconds", "0.192"]
+ACCELERATOR = ["--accelerator-step-seconds", "0.064"]
+
+
+def decided(*words: str) -> Decision:
+    done = CliRunner().invoke(app, ["decide", *words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return read_json(Path("decision.json"), Decision)
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ([], "no profile to decide on"),
+        (P4D, "no profile, and no --step-seconds either"),
+        (STEP, "no profile, and no --instance-type either"),
+        (["--vcpus-needed", "3"], "no profile, and no --instance-type either"),
+        ([*P4D, "--step-seconds", "0"], "0 is no number above 0"),
+        ([*P4D, "--step-seconds", "-1"], "-1 is no number above 0"),
+        ([*P4D, "--step-seconds", "nan"], "nan is no number above 0"),
+        ([*P4D, "--step-seconds", "inf"], "inf is no number above 0"),
+        ([*P4D, "--step-seconds", "1e9"], "beyond any machine"),
+        ([*P4D, *STEP, "--accelerator-step-seconds", "0"], "0 is no number above 0"),
+        ([*P4D, *STEP, "--accelerator-step-seconds", "0.3"], "it cannot be longer"),
+        ([*P4D, *STEP, "--vcpus-needed", "100"], "how many vCPUs feed the accelerator"),
+        ([*P4D, *STEP, *ACCELERATOR, "--vcpus-needed", "0"], "0 is no number above 0"),
+        ([*P4D, *STEP, *ACCELERATOR, "--vcpus-needed", "-5"], "-5 is no number above 0"),
+        (["--instance-type", "ml.p4d.24xlarg", *STEP], "no instance type 'ml.p4d.24xlarg'"),
+        (["--instance-type", "", *STEP], "no profile, and no --instance-type either"),
+    ],
+)
+def test_numbers_that_cannot_be_are_named(words: list[str], what: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        CliRunner().invoke(app, ["decide", *words], catch_exceptions=False)
+    assert what in caught.value.what
+
+
+def test_a_profile_and_a_guess_exclude_each_other() -> None:
+    write_json(Path("profile.json"), sample_records.profile())
+    with pytest.raises(UsageError, match=r"profile\.json and --step-seconds exclude each other"):
+        CliRunner().invoke(app, ["decide", "profile.json", *STEP], catch_exceptions=False)
+
+
+def test_step_accelerator_and_vcpus_make_a_whole_decision() -> None:
+    decision = decided(*P4D, *STEP, *ACCELERATOR, "--vcpus-needed", "250")
+    assert (decision.bottleneck, decision.action) == ("cpu", "heterogeneous")
+
+
+def test_step_and_accelerator_are_enough_to_see_who_waits() -> None:
+    decision = decided(*P4D, *STEP, *ACCELERATOR)
+    assert (decision.bottleneck, decision.action) == ("cpu", "heterogeneous")
+
+
+def test_a_step_alone_buys_nothing() -> None:
+    decision = decided(*P4D, *STEP)
+    assert (decision.bottleneck, decision.action) == ("unexplained", "keep")
+
+
+def test_parts_that_do_not_make_the_step_buy_nothing() -> None:
+    # 10 vCPUs feed the accelerator's 64 ms, and today's 96 vCPUs are said to take 192 ms.
+    decision = decided(*P4D, *STEP, *ACCELERATOR, "--vcpus-needed", "10")
+    assert (decision.bottleneck, decision.action) == ("unexplained", "keep")
+    assert "the parts give 64 ms a step, and 192 ms were measured" in decision.plan.reason
+
+
+def test_prices_of_an_own_cluster_join_the_catalog_and_old_ones_are_said_to_be() -> None:
+    Path("own.csv").write_text(
+        "instance_type,vcpus,gpus,coremark_per_vcpu,network_gbps,usd_per_hour,priced_on\n"
+        "big.box,64,0,20000,25,0.2,2020-01-01\n"
+    )
+    decision = decided(*P4D, *STEP, *ACCELERATOR, "--prices", "own.csv")
+    assert [group.instance_type for group in decision.plan.groups][1:] == ["ml.big.box"]
+    assert decision.prices.stale
+    assert any("older than 90 days" in text for text in decision.warnings)
