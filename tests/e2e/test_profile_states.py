@@ -56,6 +56,24 @@ class Job:
         return found
 
 
+@contextlib.contextmanager
+def unless_disturbed(job: Job, *, others: float = 0.6) -> Iterator[dict[str, State]]:
+    """What was found; skips where it is not what is expected, and others had most of the CPUs.
+
+    Args:
+        others: The share of the vCPUs that they may have; one busy neighbour is none too many.
+    """
+    found = job.states()
+    try:
+        yield found
+    except AssertionError as err:
+        first = read_ranks(job.folder)[0]
+        assert first.as_is is not None
+        if first.as_is.others_vcpus <= others * first.vcpus:
+            raise
+        pytest.skip(f"others kept {first.as_is.others_vcpus:.1f} vCPUs busy: {err}")
+
+
 class Jobs:
     """Starts jobs, and ends them with the context."""
 
@@ -119,23 +137,24 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Job]]:
 def test_a_rank_whose_reads_wait_is_named_and_so_is_what_it_waits_for(
     idle: dict[str, Job],
 ) -> None:
-    found = idle["late rank"].states()
-    assert {"straggler", "latency"} <= set(found)
-    assert "rank 1" in found["straggler"].text
-    assert "waiting for its data" in found["straggler"].text
-    assert found["straggler"].share == pytest.approx(0.7, abs=0.2)
-    assert "cpu" not in found
-    assert "straggler" in {fix.id for fix in idle["late rank"].result().fixes}
+    with unless_disturbed(idle["late rank"]) as found:
+        assert {"straggler", "latency"} <= set(found)
+        assert "rank 1" in found["straggler"].text
+        assert "waiting for its data" in found["straggler"].text
+        assert found["straggler"].share == pytest.approx(0.7, abs=0.2)
+        assert "cpu" not in found
+        assert "straggler" in {fix.id for fix in idle["late rank"].result().fixes}
 
 
 def test_an_accelerator_that_sets_the_pace_is_named_alone(idle: dict[str, Job]) -> None:
-    assert set(idle["accelerator"].states()) == {"accelerator"}
+    with unless_disturbed(idle["accelerator"]) as found:
+        assert set(found) == {"accelerator"}
 
 
 def test_a_first_epoch_that_fills_a_cache_is_told_from_later_ones(idle: dict[str, Job]) -> None:
-    found = idle["caching"].states()
-    assert "first-epoch" in found
-    assert found["first-epoch"].share == pytest.approx(0.75, abs=0.2)
+    with unless_disturbed(idle["caching"]) as found:
+        assert "first-epoch" in found
+        assert found["first-epoch"].share == pytest.approx(0.75, abs=0.2)
 
 
 @pytest.mark.root
@@ -144,12 +163,12 @@ def test_a_narrow_network_is_what_a_loader_waits_for(jobs: Jobs) -> None:
         job = jobs.start(
             "network", enter=tuple(line.enter), workers=2, model_ms=5, server=line.server
         )
-        found = job.states()
-    assert next(iter(found)) == "network"
-    assert not {"latency", "storage", "cpu"} & set(found)
-    # 8 Mbit/s carry a batch of 49 kB in 49 ms.
-    step = job.result().timed_step.step_seconds
-    assert step == pytest.approx(BATCH * SAMPLE_BYTES * 8 / 8e6, rel=0.3)
+        with unless_disturbed(job) as found:
+            assert next(iter(found), None) == "network"
+            assert not {"latency", "storage", "cpu"} & set(found)
+            # 8 Mbit/s carry a batch of 49 kB in 49 ms.
+            step = job.result().timed_step.step_seconds
+            assert step == pytest.approx(BATCH * SAMPLE_BYTES * 8 / 8e6, rel=0.3)
 
 
 @pytest.mark.root
@@ -158,34 +177,32 @@ def test_too_many_workers_under_a_quota_are_throttled_cpu_bound_and_oversubscrib
 ) -> None:
     with cpu_quota(vcpus=0.4) as group:
         job = jobs.start("quota", budget=8, workers=8, model_ms=5, burn_ms=12, group=group)
-        found = job.states()
-    assert {"cpu", "throttled", "oversubscribed"} <= set(found)
-    assert not {"latency", "workers", "accelerator", "gil"} & set(found)
-    assert "0.4 vCPUs" in found["cpu"].text
-    assert "8 on" in found["oversubscribed"].text
-    assert "cpu-quota" in {fix.id for fix in job.result().fixes}
-    assert max(map(len, explain(job.result()).splitlines())) <= 88
+        with unless_disturbed(job) as found:
+            assert {"cpu", "throttled", "oversubscribed"} <= set(found)
+            assert not {"latency", "workers", "accelerator", "gil"} & set(found)
+            assert "0.4 vCPUs" in found["cpu"].text
+            assert "8 on" in found["oversubscribed"].text
+            assert "cpu-quota" in {fix.id for fix in job.result().fixes}
+            assert max(map(len, explain(job.result()).splitlines())) <= 88
 
 
 def test_a_busy_thread_that_starves_the_main_one_is_found_by_the_interpreter_lock(
     jobs: Jobs,
 ) -> None:
-    found = jobs.start("gil", workers=1, model_ms=10, python_ms=3, hog="yes").states()
-    assert "gil" in found
-    assert "another thread of the trainer" in found["gil"].text
-    assert "accelerator" not in found
+    job = jobs.start("gil", workers=1, model_ms=10, python_ms=3, hog="yes")
+    with unless_disturbed(job) as found:
+        assert "gil" in found
+        assert "another thread of the trainer" in found["gil"].text
+        assert "accelerator" not in found
 
 
 def test_one_worker_beside_idle_cpus_is_too_few(jobs: Jobs) -> None:
     job = jobs.start("few", workers=1, model_ms=5, burn_ms=20, sleep_ms=15)
-    found = job.states()
-    (rank,) = read_ranks(job.folder)
-    assert rank.evidence is not None
-    own = 2 * 0.3
-    if rank.vcpus < 2 or rank.evidence.busy_vcpus > own + 0.3:
-        pytest.skip(f"no idle CPUs here: {rank.evidence.busy_vcpus:.1f} of {rank.vcpus} busy")
-    assert "workers" in found
-    assert "num_workers" in {fix.id for fix in job.result().fixes}
+    # Idle CPUs are what this is about.
+    with unless_disturbed(job, others=0.3) as found:
+        assert "workers" in found
+        assert not {"cpu", "latency", "accelerator"} & set(found)
+        assert "num_workers" in {fix.id for fix in job.result().fixes}
 
 
 @pytest.mark.soak

@@ -75,6 +75,16 @@ def test_waiting_workers_are_bought_nothing_while_more_of_them_are_free() -> Non
     assert decided(("latency", 0.5)).action == "heterogeneous"
 
 
+def test_a_storage_of_known_rate_is_a_term_of_the_model() -> None:
+    assert STARVED.step is not None
+    step = msgspec.structs.replace(STARVED.step, read_bytes=1e6, storage_bytes_per_second=2e9)
+    known = msgspec.structs.replace(
+        STARVED, step=step, states=(State(id="storage", text="figures", share=0.5),)
+    )
+    decision = decide(known, catalog=AWS, constraints=Constraints(), today=date(2026, 11, 1))
+    assert decision.action == "heterogeneous"
+
+
 @pytest.mark.parametrize("name", ["gil", "first-epoch"])
 def test_what_a_plan_does_not_answer_stands_beside_it(name: str) -> None:
     assert name in {own.id for own in decided((name, 0.4)).advice}

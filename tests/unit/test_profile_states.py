@@ -31,6 +31,7 @@ from stoker.profile.raw import (
     LoaderFacts,
     Quartiles,
     RankResult,
+    Reads,
 )
 from stoker.profile.watch import KNOCK_SECONDS, Watch
 from stoker.records import (
@@ -212,6 +213,27 @@ def test_simulated_network_of_many_hosts_is_said_with_its_rate() -> None:
     assert "72.0 Mbit/s" in states["network"].text
 
 
+@pytest.mark.parametrize(("rate", "is_named"), [(20e6, True), (None, False)])
+def test_cold_reads_are_named_though_the_loader_alone_found_its_files_in_memory(
+    rate: float | None, is_named: bool
+) -> None:
+    reads = Reads(
+        workers=2,
+        batch_bytes=at(2e6),
+        cold_seconds=at(0.200),
+        warm_seconds=at(0.010),
+        bytes_per_second=at(rate) if rate else None,
+    )
+    cold = msgspec.structs.replace(rank_of(wait=0.080, accelerator=0.020), reads=reads)
+    states = found(cold)
+    assert set(states) == ({"storage"} if is_named else set())
+    if is_named:
+        assert (
+            "takes a worker 200.0 ms from storage and 10.0 ms from memory" in states["storage"].text
+        )
+        assert "gives 20 MB/s" in states["storage"].text
+
+
 def test_a_loader_that_is_fast_alone_is_not_what_steps_wait_for() -> None:
     quick = (
         drained(2, cpu=0.001, wall=0.010, rate=100.0),
@@ -269,9 +291,15 @@ def test_a_thread_that_holds_the_interpreter_lock_starves_the_main_one() -> None
         {"held_knocks": 60, "own_cpu_seconds": 2.0, "other_threads_seconds": 8.0},
         {"held_knocks": 110, "own_cpu_seconds": 5.0, "other_threads_seconds": 8.0},
         {"held_knocks": 150, "own_cpu_seconds": 2.0, "other_threads_seconds": 0.5},
+        {
+            "held_knocks": 150,
+            "own_cpu_seconds": 0.5,
+            "queued_seconds": 8,
+            "other_threads_seconds": 8,
+        },
         {"held_knocks": 12, "knocks": 14, "own_cpu_seconds": 2.0, "other_threads_seconds": 8.0},
     ],
-    ids=["rarely held", "held by itself", "others sleep", "few looks"],
+    ids=["rarely held", "held by itself", "others sleep", "queued", "few looks"],
 )
 def test_a_main_thread_that_waits_for_its_accelerator_is_not_starved(
     evidence: dict[str, float],

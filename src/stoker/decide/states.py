@@ -33,6 +33,9 @@ _WHEN = {"first-epoch": "the training has many epochs"}
 def mend_first(profile: Profile) -> str:
     """Why nothing that costs is advised yet; empty: it may be."""
     named = {state.id for state in profile.states if (state.share or 0.0) >= _MIN_SHARE}
+    if profile.timed_step.storage_bytes_per_second is not None:
+        # The storage's rate is a term of the model: plans are judged by it.
+        named.discard("storage")
     for name, words in _MEND_FIRST.items():
         if name in named:
             return words

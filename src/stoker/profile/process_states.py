@@ -77,7 +77,12 @@ def interpreter_lock(signs: Sequence[Signs]) -> State | None:
             share=min(1.0, seen.idle_seconds / seen.seconds),
         )
     outside = seen.outside_seconds / seen.seconds
-    if seen.held_share >= MIN_HELD_ALONE and 1 - starved >= MIN_BUSY and outside >= MIN_OUTSIDE:
+    if (
+        seen.held_share >= MIN_HELD_ALONE
+        and 1 - starved >= MIN_BUSY
+        and outside >= MIN_OUTSIDE
+        and seen.own_cpu_seconds >= seen.other_threads_seconds
+    ):
         return State(
             id="gil",
             text=f"GIL-bound main process: {held}: {seen.held_share * outside:.0%} of a step is "

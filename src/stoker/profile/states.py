@@ -28,6 +28,8 @@ MAX_SHARED_GAIN = 1.3
 MIN_SHARED_RATIO = 2.0
 # A batch comes over the network where so much of it is received; compressed images are a tenth.
 MIN_RECEIVED = 0.05
+# A read from storage costs a little more even where the storage keeps up.
+MIN_COLD_RATIO = 1.5
 # vCPUs that are so busy have nothing left for more workers, and from here on they are the limit.
 BUSY = 0.75
 # Beyond what one epoch differs from another.
@@ -61,7 +63,7 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[St
         straggler(signs),
         _cpu(signs, vcpus=vcpus, busy=busy) if binding in ("cpu", None) else None,
         # So do workers: what they do not compute then is not reading.
-        _reads(waiting) if binding != "cpu" and not stopped else None,
+        (_cold_reads(waiting) or _reads(waiting)) if binding != "cpu" and not stopped else None,
         _few_workers(waiting, busy=busy) if binding == "workers" else None,
         _serial(waiting) if binding == "serial" else None,
         oversubscribed(waiting),
@@ -120,6 +122,23 @@ def _reads(own: Signs) -> State | None:
         id="latency",
         text=f"latency-bound: {batch}: it waits for its reads, not for a CPU{grows}",
         share=share,
+    )
+
+
+def _cold_reads(own: Signs) -> State | None:
+    """Steps wait for storage, although the loader alone found its files in memory by then."""
+    reads = own.rank.reads
+    if own.wait_share < MIN_SHARE or reads is None or reads.bytes_per_second is None:
+        return None
+    cold, warm = reads.cold_seconds.mean, reads.warm_seconds.mean
+    if cold < MIN_COLD_RATIO * warm or cold < MIN_LOADING * own.step_seconds * max(1, own.workers):
+        return None
+    return State(
+        id="storage",
+        text=f"storage-bound: a batch of {reads.batch_bytes.mean / 1e6:.2f} MB takes a worker "
+        f"{in_ms(cold)} from storage and {in_ms(warm)} from memory; the storage gives "
+        f"{reads.bytes_per_second.mean / 1e6:.0f} MB/s",
+        share=own.wait_share * (1 - warm / cold),
     )
 
 
