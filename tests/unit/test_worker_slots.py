@@ -12,7 +12,9 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from stoker.feed import wire
-from stoker.feed.pool import Job, Process, Result, WorkerPool
+from stoker.feed.endings import Process
+from stoker.feed.jobs import Job, Result
+from stoker.feed.pool import WorkerPool
 from stoker.feed.shipping import Spec
 from stoker.feed.worker import worker_main
 

@@ -16,10 +16,10 @@ from stoker.errors import FeedError, FeedLostError, ProtocolError
 from stoker.feed import messages as m
 from stoker.feed import stream_answers
 from stoker.feed.connection import MAX_PAUSE_SECONDS
+from stoker.feed.jobs import Result
 from stoker.feed.landing import Bytes, Landing
 from stoker.feed.links import AgentLink
 from stoker.feed.observe import Observer
-from stoker.feed.pool import Result
 from stoker.feed.schedule import Schedule
 from stoker.feed.security import Keys, verify
 from stoker.feed.session import LOCAL, Outcome, Session

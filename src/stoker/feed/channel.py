@@ -5,8 +5,10 @@ blocks; the worker's side does.
 """
 
 import array
+import os
 import socket
 import struct
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -106,6 +108,22 @@ pack = msgspec.msgpack.Encoder().encode
 def channel_pair() -> tuple[socket.socket, socket.socket]:
     """The two ends of a channel; neither is inherited by a program that is executed."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def keep_from_children(end: socket.socket) -> None:
+    """Has forked children close it: siblings would not see its owner's death."""
+    _not_for_children.add(end)
+
+
+_not_for_children: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+
+
+def _close_what_is_not_for_children() -> None:
+    for end in list(_not_for_children):
+        end.close()
+
+
+os.register_at_fork(after_in_child=_close_what_is_not_for_children)
 
 
 class Channel:

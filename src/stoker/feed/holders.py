@@ -73,7 +73,7 @@ from_holder = msgspec.msgpack.Decoder(Held | Exited)
 
 
 class WorkerProcess:
-    """A worker that a holder forked; see pool.Process."""
+    """A worker that a holder forked; see endings.Process."""
 
     def __init__(self, holder: "Holder", token: int) -> None:
         self._holder = holder

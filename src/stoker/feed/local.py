@@ -10,7 +10,9 @@ from typing import cast
 
 import torch.multiprocessing
 
-from stoker.feed.pool import Job, Process, Result, WorkerPool
+from stoker.feed.endings import Process
+from stoker.feed.jobs import Job, Result
+from stoker.feed.pool import WorkerPool
 from stoker.feed.requests import Credits
 from stoker.feed.shipping import PackedSpec, Spec, unpack_spec
 from stoker.feed.worker import worker_main

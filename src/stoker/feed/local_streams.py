@@ -8,8 +8,9 @@ from typing import cast
 
 import torch.multiprocessing
 
+from stoker.feed.endings import Process
+from stoker.feed.jobs import Job, Result
 from stoker.feed.local import NICENESS
-from stoker.feed.pool import Job, Process, Result
 from stoker.feed.shipping import PackedSpec, unpack_spec
 from stoker.feed.stream_pool import Opening, StreamPool
 

@@ -5,26 +5,21 @@ Used by the agent for the workers of a data host and by the trainer for its own 
 here blocks but `close` and the reaping of a dead worker, each with a deadline.
 """
 
-import math
-import mmap
-import os
-import signal
 import socket
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
-import numpy as np
 
 from stoker.errors import FeedLostError, ProtocolError
 from stoker.feed import channel as messages
-from stoker.feed.channel import Channel, channel_pair
-from stoker.feed.layout import Bytes1D
+from stoker.feed.channel import Channel, channel_pair, keep_from_children
+from stoker.feed.endings import Process, describe_exit, end_all, reap
+from stoker.feed.jobs import Job, Result
+from stoker.feed.lateness import Lateness
 from stoker.feed.shipping import pack_error
+from stoker.feed.worker_end import WorkerEnd
 
 # Jobs of a worker at a time: the one it makes, and the next, so that it does not wait for the event
 # loop between two (0.4 ms a batch, benchmarks/feed_overhead.py).
@@ -33,107 +28,6 @@ DEPTH = 2
 MAX_DEATHS_IN_A_ROW = 3
 # A job is tried again once: what kills two workers is in the job.
 MAX_TRIES = 2
-# From the end of a worker's connection to its exit status; from kill to end.
-REAP_SECONDS = 2.0
-KILL_SECONDS = 5.0
-# A job that takes longer than max(this, 4 x p95), and all that waits behind it, is given to another
-# worker too, whoever is first counts: a stopped or hung worker is not judged. Each time again after
-# four times as long, for a batch that is slow everywhere must not keep all workers.
-OVERDUE_SECONDS = 2.0
-# Before any batch: files are opened, caches are cold.
-FIRST_OVERDUE_SECONDS = 10.0
-_OVERDUE_FACTOR = 4.0
-_AGAIN_FACTOR = 4.0
-_MEMORY = 32
-
-
-class Process(Protocol):
-    """A worker's process: what `multiprocessing.Process` is, too."""
-
-    @property
-    def exitcode(self) -> int | None:
-        """Exit status, negative for a signal; None while it runs or where it is not known."""
-        ...
-
-    def kill(self) -> None:
-        """Kills it."""
-        ...
-
-    def join(self, timeout: float | None = None) -> None:
-        """Waits for its end."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A batch to make.
-
-    Attributes:
-        key: The caller's name for it.
-        index: `wire.pack_value` of the sampler's index.
-        seed: Seed words.
-        next: Of a stream, in place of index and seed.
-    """
-
-    key: tuple[object, ...]
-    index: bytes = b""
-    seed: tuple[int, ...] = ()
-    next: messages.Next | None = None
-
-
-@dataclass(eq=False)
-class Result:
-    """What became of a job: a batch, an error, or nothing.
-
-    Attributes:
-        tree: Of the batch (see wire); None for an error.
-        payload: uint8 view of the worker's shared memory, to be given back by `release`; its base
-            is no array. None for an error, and for a batch without payload.
-        error: For shipping.unpack_error; also set where the job is lost.
-        summary: One line of it.
-        is_lost: The workers died that tried it.
-        digest: Of a stream: checksum of all it made so far.
-        is_end: Of a stream: it has no batch there.
-        is_final: Of a stream that raised: it cannot go on.
-    """
-
-    job: Job
-    worker: int
-    tree: bytes | None = None
-    payload: Bytes1D | None = None
-    has_pickle: bool = False
-    cpu_seconds: float = 0.0
-    wall_seconds: float = 0.0
-    error: bytes | None = None
-    summary: str = ""
-    is_lost: bool = False
-    digest: int = 0
-    is_end: bool = False
-    is_final: bool = False
-    _release: Callable[[], None] | None = None
-
-    def release(self) -> None:
-        """Gives the memory back; any thread may call it, twice too. No view may be used after."""
-        release, self._release = self._release, None
-        if release is not None:
-            release()
-
-
-@dataclass(eq=False)
-class _Worker:
-    number: int
-    channel: Channel
-    process: Process
-    jobs: deque[Job] = field(default_factory=deque)
-    deaths_in_a_row: int = 0
-    slots: dict[int, mmap.mmap] = field(default_factory=dict)
-    begun_at: float = 0.0
-    patience: int = 0
-    is_late: bool = False
-
-    def begin(self, now: float, patience: int) -> None:
-        """It has its next job, if it has one: one that was given out so often before."""
-        self.begun_at, self.patience, self.is_late = now, patience, False
 
 
 class WorkerPool:
@@ -167,13 +61,13 @@ class WorkerPool:
         self._on_death = on_death
         self._host = host
         self._wake = wake
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, WorkerEnd] = {}
         self._tries: dict[tuple[object, ...], int] = {}
         self._retries: deque[Job] = deque()
         # Jobs without a result, and how often each was given out for being late.
         self._open: dict[tuple[object, ...], int] = {}
-        self._latencies: deque[float] = deque(maxlen=_MEMORY)
-        self._freed: deque[tuple[_Worker, int]] = deque()
+        self._lateness = Lateness()
+        self._freed: deque[tuple[WorkerEnd, int]] = deque()
         self._is_closed = False
         self.last_death = ""
         try:
@@ -235,8 +129,11 @@ class WorkerPool:
         results: list[Result] = []
         try:
             for data, descriptors in worker.channel.receive():
-                result = self._take(worker, data, descriptors)
-                if result is not None and self._is_first(result):
+                result = worker.take(data, descriptors, free=self._free)
+                if result is None:
+                    continue
+                self._begins_next(worker)
+                if self._is_first(result):
                     results.append(result)
         except (ProtocolError, msgspec.DecodeError, ValueError, OSError) as err:
             self.last_death = f"worker {worker.number} sent what cannot be read: {err}"
@@ -262,9 +159,10 @@ class WorkerPool:
 
         To be called about once a second. Streams are waited for.
         """
-        now, due = self._clock(), self._due_seconds()
+        now = self._clock()
         for worker in self._workers.values():
-            is_due = now - worker.begun_at >= due * _AGAIN_FACTOR**worker.patience
+            due = self._lateness.due_seconds(patience=worker.patience)
+            is_due = now - worker.begun_at >= due
             worker.is_late = bool(worker.jobs) and is_due and not self._has_streams
         late = [job for worker in self._workers.values() if worker.is_late for job in worker.jobs]
         given: list[Job] = []
@@ -294,14 +192,11 @@ class WorkerPool:
         workers, self._workers = list(self._workers.values()), {}
         for worker in workers:
             worker.channel.close()
-            _quietly(worker.process.kill)
-        deadline = time.monotonic() + KILL_SECONDS
-        for worker in workers:
-            _join(worker.process, max(0.0, deadline - time.monotonic()))
+        end_all(worker.process for worker in workers)
 
     def _begin(self, number: int, *, deaths_in_a_row: int) -> None:
         ours, theirs = channel_pair()
-        _parent_ends.add(ours)
+        keep_from_children(ours)
         try:
             with theirs:
                 process = self._start(number, theirs)
@@ -309,54 +204,14 @@ class WorkerPool:
             ours.close()
             raise
         channel = Channel(ours, blocking=False)
-        worker = _Worker(number, channel, process, deaths_in_a_row=deaths_in_a_row)
+        worker = WorkerEnd(number, channel, process, deaths_in_a_row=deaths_in_a_row)
         self._workers[channel.fileno()] = worker
 
-    def _take(self, worker: _Worker, data: bytes, descriptors: tuple[int, ...]) -> Result | None:
-        try:
-            message = messages.from_worker.decode(data)
-            match message:
-                case messages.Slot(slot, nbytes):
-                    worker.slots[slot] = mmap.mmap(descriptors[0], nbytes)
-                case messages.Retired(slot):
-                    worker.slots.pop(slot, None)
-                case messages.Batch() as batch:
-                    return self._batch(worker, batch)
-                case messages.Error(error, summary):
-                    result = self._finish(worker, error=error, summary=summary)
-                    result.digest, result.is_final = message.digest, message.is_final
-                    return result
-                case messages.End():
-                    result = self._finish(worker)
-                    result.is_end = True
-                    return result
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-        return None
-
-    def _batch(self, worker: _Worker, batch: messages.Batch) -> Result:
-        result = self._finish(worker)
-        result.tree, result.digest = batch.tree, batch.digest
-        result.has_pickle = batch.has_pickle
-        result.cpu_seconds, result.wall_seconds = batch.cpu_seconds, batch.wall_seconds
-        worker.deaths_in_a_row = 0
-        if batch.slot >= 0:
-            memory = worker.slots.get(batch.slot)
-            if memory is None or len(memory) < batch.nbytes:
-                raise ProtocolError(f"a batch of {batch.nbytes} bytes in slot {batch.slot}")
-            result.payload = np.frombuffer(memory, dtype=np.uint8, count=batch.nbytes)
-            result._release = lambda: self._free(worker, batch.slot)
-        return result
-
-    def _finish(self, worker: _Worker, *, error: bytes | None = None, summary: str = "") -> Result:
-        if not worker.jobs:
-            raise ProtocolError("a result that nobody asked for")
-        job = worker.jobs.popleft()
+    def _begins_next(self, worker: WorkerEnd) -> None:
+        """It ended a job: the one behind it has its turn."""
         now = self._clock()
-        self._latencies.append(now - worker.begun_at)
+        self._lateness.took(now - worker.begun_at)
         worker.begin(now, self._open.get(worker.jobs[0].key, 0) if worker.jobs else 0)
-        return Result(job, worker.number, error=error, summary=summary)
 
     def _is_first(self, result: Result) -> bool:
         """Whether it is the first result of its job; a later one is dropped here."""
@@ -367,7 +222,7 @@ class WorkerPool:
         result.release()
         return False
 
-    def _in_time(self) -> list[_Worker]:
+    def _in_time(self) -> list[WorkerEnd]:
         return [worker for worker in self._workers.values() if not worker.is_late]
 
     def _is_open(self, job: Job) -> bool:
@@ -380,28 +235,16 @@ class WorkerPool:
             return False
         return any(other.key == job.key for w in self._in_time() for other in w.jobs)
 
-    def _due_seconds(self) -> float:
-        if not self._latencies:
-            return FIRST_OVERDUE_SECONDS
-        ordered = sorted(self._latencies)
-        p95 = ordered[math.ceil(0.95 * len(ordered)) - 1]
-        return max(OVERDUE_SECONDS, _OVERDUE_FACTOR * p95)
-
-    def _free(self, worker: _Worker, slot: int) -> None:
+    def _free(self, worker: WorkerEnd, slot: int) -> None:
         self._freed.append((worker, slot))
         if self._wake is not None:
             self._wake()
 
-    def _bury(self, fileno: int, worker: _Worker) -> list[Result]:
+    def _bury(self, fileno: int, worker: WorkerEnd) -> list[Result]:
         """Ends a dead worker, starts another one, and hands its job on."""
         del self._workers[fileno]
         worker.channel.close()
-        _join(worker.process, REAP_SECONDS)
-        if worker.process.exitcode is None:
-            # It closed its connection and yet goes on, or does not tell.
-            _quietly(worker.process.kill)
-            _join(worker.process, KILL_SECONDS)
-        self.last_death = f"data worker {worker.number} {describe_exit(worker.process.exitcode)}"
+        self.last_death = f"data worker {worker.number} {describe_exit(reap(worker.process))}"
         deaths = worker.deaths_in_a_row + 1
         if not self._is_closed and deaths < MAX_DEATHS_IN_A_ROW and not self._has_streams:
             try:
@@ -439,41 +282,3 @@ class WorkerPool:
         )
         packed = pack_error(error, host=self._host, where=f"data worker {number}")
         return Result(job, number, error=packed, summary=self.last_death, is_lost=True)
-
-
-def describe_exit(status: int | None) -> str:
-    """How a process ended, as `was killed by SIGKILL (-9), perhaps out of memory`."""
-    if status is None:
-        return "ended in an unknown way"
-    if status >= 0:
-        return f"exited with code {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = "a signal"
-    hint = ", perhaps out of memory" if -status == signal.SIGKILL else ""
-    return f"was killed by {name} ({status}){hint}"
-
-
-def _join(process: Process, seconds: float) -> None:
-    _quietly(lambda: process.join(seconds))
-
-
-def _quietly(action: Callable[[], None]) -> None:
-    try:
-        action()
-    except Exception:
-        # The process is gone already, or was never started: nothing is left to do.
-        return
-
-
-# A forked child must not hold the pool's ends: its siblings would not see the pool's death.
-_parent_ends: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
-
-
-def _close_parent_ends() -> None:
-    for end in list(_parent_ends):
-        end.close()
-
-
-os.register_at_fork(after_in_child=_close_parent_ends)

@@ -1,19 +1,16 @@
 """What the agent does for its sessions: specs, requests, batches, credits; the loop is `agent`'s.
 
 At most `workers` batches are being made at a time, over all specs and ranks, in order of batch
-number. A batch goes from the worker's shared memory to the transport without a copy; its slot is
-free again when the transport has let go of it.
+number.
 """
 
 import time
-import weakref
-from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from stoker.errors import FeedError, ProtocolError
 from stoker.feed import memory, messages
-from stoker.feed.pool import Job, Result
+from stoker.feed.jobs import Job, Result
+from stoker.feed.outbox import Outbox, Transport
 from stoker.feed.requests import Credits, Queue, Request, Session
 from stoker.feed.shipping import digest, pack_error
 from stoker.feed.specs import HeldSpec, Specs, compare_versions, own_versions
@@ -29,18 +26,6 @@ PROBE_SECONDS = 10.0
 SHIP_SECONDS = 120.0
 
 
-class Transport(Protocol):
-    """Where answers go; the frames' memory is the transport's until it lets go of it."""
-
-    def send(self, identity: bytes, frames: Sequence[bytes | memoryview]) -> bool:
-        """Sends to a peer, without blocking; False if it is not connected."""
-        ...
-
-    def send_plain(self, identity: bytes, frames: Sequence[bytes | memoryview]) -> bool:
-        """The same, unencrypted; also False where there is no such connection."""
-        ...
-
-
 class Service:
     """Serves batches to sessions.
 
@@ -50,8 +35,6 @@ class Service:
 
     Attributes:
         num_begun: Batches that workers have, to make now or next.
-        sent_bytes: Bytes of batches that the transport still holds.
-        num_sent: Batches sent so far, over all sessions.
     """
 
     def __init__(
@@ -65,7 +48,7 @@ class Service:
         host: str,
     ) -> None:
         self._specs = specs
-        self._transport = transport
+        self._outbox = Outbox(transport)
         self._workers = workers
         self._feed = feed
         self._log = log
@@ -75,21 +58,26 @@ class Service:
         self._credits = Credits(workers=workers, per_worker=feed.credits)
         self._is_draining = False
         self.num_begun = 0
-        self.sent_bytes = 0
         self._max_bytes = memory.max_bytes(feed)
-        self._batch_bytes = memory.UNKNOWN_BATCH_BYTES
-        self.num_sent = 0
-        self._let_go: deque[int] = deque()
         self._warned: set[tuple[bytes, str]] = set()
         self._versions = own_versions()
         self._probed_at = time.monotonic()
+
+    @property
+    def num_sent(self) -> int:
+        """Batches sent so far, over all sessions."""
+        return self._outbox.num_sent
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of batches that the transport still holds."""
+        return self._outbox.sent_bytes
 
     def work(self, ready: Iterable[int]) -> None:
         """Takes what the workers and holders say on those descriptors, and keeps them busy."""
         for spec in self._specs.handle(ready):
             self._announce(spec)
-        while self._let_go:
-            self.sent_bytes -= self._let_go.popleft()
+        self._outbox.settle()
         results = list(self._specs.results())
         self.num_begun -= sum(result.job.next is None for result in results)
         # Before the batches are sent: their workers may be idle.
@@ -111,7 +99,7 @@ class Service:
             for session in self._sessions.values():
                 if session.is_ready and not session.requests:
                     message = messages.Credits(session=session.name, credits=session.credits)
-                    self._send(session, message)
+                    self._outbox.send(session, message)
         for session in list(self._sessions.values()):
             since = session.unreachable_since
             if since is not None and now - since > UNREACHABLE_SECONDS:
@@ -124,7 +112,7 @@ class Service:
         self._is_draining = True
         self._log.event("agent_drains", begun=self.num_begun, queued=len(self._queue))
         for session in self._sessions.values():
-            self._send(session, messages.Leaving())
+            self._outbox.send(session, messages.Leaving())
         self._drop(list(self._queue), "the agent drains")
 
     def warn(self, identity: bytes, event: str, reason: str) -> None:
@@ -154,10 +142,10 @@ class Service:
     def _open_session(self, identity: bytes, message: messages.Open) -> None:
         if message.host not in ("", self._host):
             # Were it opened, the session's other connection would get no answers any more.
-            self._transport.send(identity, [messages.pack(messages.WrongHost(host=self._host))])
+            self._outbox.answer(identity, messages.WrongHost(host=self._host))
             return
         if self._is_draining:
-            self._transport.send(identity, [messages.pack(messages.Leaving())])
+            self._outbox.answer(identity, messages.Leaving())
             return
         session = self._sessions.get(message.session)
         if session is None:
@@ -190,7 +178,7 @@ class Service:
         held = self._specs.find(message.spec)
         if held is None:
             self._specs.expect(message.spec, now=time.monotonic())
-            self._send(session, messages.Need(spec=message.spec))
+            self._outbox.send(session, messages.Need(spec=message.spec))
         elif held.state == "ready":
             self._announce(held)
         self._retire()
@@ -221,7 +209,7 @@ class Service:
                     workers=self._workers,
                     versions=self._versions,
                 )
-                self._send(session, ready)
+                self._outbox.send(session, ready)
             elif held.state == "failed":
                 self._fail(session, held.reason, held.error)
         if held.state == "failed":
@@ -236,7 +224,7 @@ class Service:
             FeedError(reason, where=f"host {self._host}"), host=self._host, where="the agent"
         )
         failed = messages.Failed(session=session.name, spec=session.spec, reason=reason)
-        self._send(session, failed, packed)
+        self._outbox.send(session, failed, packed)
 
     def _make(self, identity: bytes, message: messages.Make, frame: memoryview) -> None:
         session = self._sessions.get(message.session)
@@ -244,7 +232,7 @@ class Service:
             reason = "the agent knows no such session" if session is None else "the agent drains"
             if session is not None and not self._is_draining:
                 reason = "the session is not ready"
-            self._refuse(identity, message, reason)
+            self._outbox.refuse(identity, message, reason)
             return
         session.identity, session.unreachable_since = identity, None
         key = (message.epoch, message.number)
@@ -254,7 +242,7 @@ class Service:
         if message.epoch < session.before_epoch or key in session.requests:
             return
         if len(session.requests) >= session.max_requests:
-            self._refuse(identity, message, "asked for far more than the credits")
+            self._outbox.refuse(identity, message, "asked for far more than the credits")
             return
         request = Request(
             session,
@@ -283,7 +271,7 @@ class Service:
         """A stream's batches wait for nobody else's: its process makes one after the other."""
         held = self._specs.find(session.spec)
         if held is None or held.state != "ready":
-            self._refuse(identity, message, "the dataset failed on this host")
+            self._outbox.refuse(identity, message, "the dataset failed on this host")
             return
         key = (message.epoch, message.number)
         known = session.requests.get(key)
@@ -291,7 +279,7 @@ class Service:
         if message.epoch < session.before_epoch or is_known:
             return
         if len(session.requests) >= max(session.max_requests, MAX_OPEN * stream.num_shards):
-            self._refuse(identity, message, "asked for far more than the credits")
+            self._outbox.refuse(identity, message, "asked for far more than the credits")
             return
         if known is not None:
             known.is_dropped = True
@@ -311,16 +299,6 @@ class Service:
         self._specs.ask_stream(
             session.spec, session.name, *stream_job(message, stream, index, (request,))
         )
-
-    def _refuse(self, identity: bytes, message: messages.Make, reason: str) -> None:
-        dropped = messages.Dropped(
-            session=message.session,
-            epoch=message.epoch,
-            number=message.number,
-            reason=reason,
-            generation=message.stream.generation if message.stream else 0,
-        )
-        self._transport.send(identity, [messages.pack(dropped)])
 
     def _forget(self, name: str, before_epoch: int) -> None:
         session = self._sessions.get(name)
@@ -352,7 +330,7 @@ class Service:
         """Asks for a spec again: who was asked first is gone, or silent."""
         self._specs.expect(held.digest, now=time.monotonic())
         for session in [s for s in self._sessions.values() if s.spec == held.digest]:
-            self._send(session, messages.Need(spec=held.digest))
+            self._outbox.send(session, messages.Need(spec=held.digest))
 
     def _retire(self) -> None:
         used = {session.spec for session in self._sessions.values()}
@@ -380,8 +358,10 @@ class Service:
 
     def _has_memory(self) -> bool:
         """Whether one more batch may be made: one always may."""
-        waiting = self.sent_bytes + (self.num_begun + 1) * self._batch_bytes
-        return waiting <= self._max_bytes or not (self.num_begun or self.sent_bytes)
+        sent_bytes = self._outbox.sent_bytes
+        batch_bytes = self._outbox.batch_bytes or memory.UNKNOWN_BATCH_BYTES
+        waiting = sent_bytes + (self.num_begun + 1) * batch_bytes
+        return waiting <= self._max_bytes or not (self.num_begun or sent_bytes)
 
     def _deliver(self, result: Result, *, is_dry: bool) -> None:
         (request,) = result.job.key
@@ -396,79 +376,9 @@ class Service:
         if request.is_dropped:
             result.release()
             return
-        name, epoch, number = session.name, request.epoch, request.number
         if result.is_lost:
-            self._log.event("batch_lost", number=number, reason=result.summary)
-            dropped = messages.Dropped(
-                session=name,
-                epoch=epoch,
-                number=number,
-                reason=result.summary,
-                is_lost=True,
-                generation=request.generation,
-            )
-            self._send(session, dropped)
-        elif result.is_end:
-            ended = messages.Ended(
-                session=name, epoch=epoch, number=number, generation=request.generation
-            )
-            self._send(session, ended)
-        elif result.tree is None:
-            raised = messages.Raised(
-                session=name,
-                epoch=epoch,
-                number=number,
-                summary=result.summary,
-                generation=request.generation,
-                digest=result.digest,
-                is_final=result.is_final,
-            )
-            self._send(session, raised, result.error or b"")
-        else:
-            made = messages.Made(
-                session=name,
-                epoch=epoch,
-                number=number,
-                tree=result.tree,
-                cpu_seconds=result.cpu_seconds,
-                wall_seconds=result.wall_seconds,
-                worker=result.worker,
-                generation=request.generation,
-                digest=result.digest,
-            )
-            self._send_batch(session, made, result)
-
-    def _send_batch(self, session: Session, made: messages.Made, result: Result) -> None:
-        self.num_sent += 1
-        packed = messages.pack(made)
-        payload, result.payload = result.payload, None
-        frames: list[bytes | memoryview] = [packed]
-        if payload is not None:
-            self.sent_bytes += payload.nbytes
-            self._batch_bytes = payload.nbytes
-            # Runs where zmq lets go of the memory, in a thread of its own.
-            done = weakref.finalize(payload, self._free, result, payload.nbytes)
-            done.atexit = False
-            frames.append(payload.data)
-        may_be_plain = session.plain_identity and not result.has_pickle
-        # Where the plain connection is not there (yet), the encrypted one is.
-        if may_be_plain and self._transport.send_plain(session.plain_identity, frames):
-            return
-        self._mark(session, is_sent=self._transport.send(session.identity, frames))
-
-    def _free(self, result: Result, nbytes: int) -> None:
-        self._let_go.append(nbytes)
-        result.release()
-
-    def _send(self, session: Session, message: messages.Message, frame: bytes = b"") -> None:
-        frames = [messages.pack(message), frame] if frame else [messages.pack(message)]
-        self._mark(session, is_sent=self._transport.send(session.identity, frames))
-
-    def _mark(self, session: Session, *, is_sent: bool) -> None:
-        if is_sent:
-            session.unreachable_since = None
-        elif session.unreachable_since is None:
-            session.unreachable_since = time.monotonic()
+            self._log.event("batch_lost", number=request.number, reason=result.summary)
+        self._outbox.result(request, result)
 
     def _drop(self, requests: Sequence[Request], reason: str) -> None:
         for request in requests:
@@ -478,7 +388,7 @@ class Service:
             dropped = messages.Dropped(
                 session=session.name, epoch=request.epoch, number=request.number, reason=reason
             )
-            self._send(session, dropped)
+            self._outbox.send(session, dropped)
 
     def _share(self, session: Session) -> int:
         return self._credits.share(session, self._sessions.values(), time.monotonic())
@@ -488,4 +398,4 @@ class Service:
             share = self._share(session)
             if session.is_ready and share != session.credits:
                 session.credits = share
-                self._send(session, messages.Credits(session=session.name, credits=share))
+                self._outbox.send(session, messages.Credits(session=session.name, credits=share))

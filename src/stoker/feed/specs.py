@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Literal
 
+from stoker.feed.endings import Process
 from stoker.feed.holders import Holder, Nursery
+from stoker.feed.jobs import Job, Result
 from stoker.feed.messages import PROTOCOL_VERSION, Open
-from stoker.feed.pool import Job, Process, Result, WorkerPool
+from stoker.feed.pool import WorkerPool
 from stoker.feed.stream_pool import Opening, StreamPool
 
 # Specs that no session uses and that may come back (a script that makes a loader each epoch).

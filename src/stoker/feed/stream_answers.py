@@ -6,7 +6,7 @@ from typing import Literal
 
 from stoker.errors import FeedLostError
 from stoker.feed import messages as m
-from stoker.feed.pool import Result
+from stoker.feed.jobs import Result
 from stoker.feed.schedule import Peer
 from stoker.feed.session import Outcome, Session
 from stoker.feed.shared import Shared

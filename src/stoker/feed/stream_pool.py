@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from stoker.errors import FeedLostError
 from stoker.feed.channel import Next
+from stoker.feed.endings import Process
+from stoker.feed.jobs import Job, Result
 from stoker.feed.messages import Make, Stream
-from stoker.feed.pool import Job, Process, Result, WorkerPool
+from stoker.feed.pool import WorkerPool
 from stoker.feed.shipping import pack_error
 
 # Batches of one stream that may be asked for: far more than any prefetch factor in use.
