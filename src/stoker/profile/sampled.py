@@ -1,5 +1,6 @@
 """Which functions a worker's CPU time goes to: looks at the stack, by the CPU clock."""
 
+import random
 import signal
 import sysconfig
 import time
@@ -7,8 +8,9 @@ from collections import Counter
 from collections.abc import Mapping
 from types import CodeType, FrameType
 
-# As often as the kernel's clock ticks, at most.
-_PERIOD_SECONDS = 0.004
+# The kernel's clock ticks every 1 to 10 ms. Looks at equal distances would fall on the same place
+# of each sample where one takes a multiple of it.
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 0.001, 0.008
 _MAX_DEPTH = 200
 
 
@@ -46,12 +48,14 @@ class StackSampler:
         self._marks = marks
         self._skipped = skipped
         self._before = 0.0
+        # Not the script's: what it draws stays as it is.
+        self._random = random.Random(0)
         self._libraries = _library_folders()
 
     def __enter__(self) -> "StackSampler":
         signal.signal(signal.SIGPROF, self._look)
         self._before = time.process_time()
-        signal.setitimer(signal.ITIMER_PROF, _PERIOD_SECONDS, _PERIOD_SECONDS)
+        self._wind()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -72,6 +76,11 @@ class StackSampler:
         if found is not None:
             self.seconds[found] = self.seconds.get(found, 0.0) + passed
             self.looks[found] += 1
+        self._wind()
+
+    def _wind(self) -> None:
+        pause = self._random.uniform(_SHORTEST_SECONDS, _LONGEST_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, pause)
 
     def _place(self, frame: FrameType | None) -> tuple[str, Path] | None:
         below: list[FrameType] = []

@@ -1,0 +1,276 @@
+"""What loading is made of: transforms found by their shape, functions found by their stack."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
+
+from stoker.profile.closer import transforms_of
+from stoker.profile.compose import size_of, time_transforms
+from stoker.profile.costs import measure_costs
+from stoker.profile.raw import Cost, RankResult
+from stoker.profile.sampled import functions_of
+from stoker.profile.transform_words import transform_table
+
+Sample = torch.Tensor
+
+
+def burn(milliseconds: float) -> None:
+    until = time.thread_time() + milliseconds / 1000
+    while time.thread_time() < until:
+        pass
+
+
+class Blur:
+    def __init__(self, milliseconds: float = 4.0) -> None:
+        self.milliseconds = milliseconds
+
+    def __call__(self, sample: Sample) -> Sample:
+        burn(self.milliseconds)
+        return sample
+
+
+class Slotted:
+    """Its class cannot be exchanged for one with more attributes."""
+
+    __slots__ = ()
+
+    def __call__(self, sample: Sample) -> Sample:
+        return sample
+
+
+class Crop(torch.nn.Module):
+    def forward(self, sample: Sample) -> Sample:
+        return sample[:100]
+
+
+def to_float(sample: Sample) -> Sample:
+    return sample.float()
+
+
+class Compose:
+    def __init__(self, transforms: Sequence[Callable[[Sample], Sample]]) -> None:
+        self.transforms = transforms
+
+    def __call__(self, sample: Sample) -> Sample:
+        for transform in self.transforms:
+            sample = transform(sample)
+        return sample
+
+
+class Pictures(Dataset[Sample]):
+    def __init__(self, transform: Callable[[Sample], Sample]) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.transform(torch.zeros(1000, dtype=torch.uint8))
+
+
+def everything() -> Compose:
+    return Compose([Blur(), Slotted(), Crop(), to_float])
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Pictures(everything()),
+        Subset(Pictures(everything()), [0, 1]),
+        ConcatDataset([Pictures(everything())]),
+        Subset(ConcatDataset([Pictures(everything())]), [0, 1]),
+        Pictures(Compose(tuple(everything().transforms))),
+    ],
+    ids=["plain", "subset", "concat", "both", "tuple"],
+)
+def test_transforms_are_found_timed_and_unchanged(dataset: Dataset[Sample]) -> None:
+    composed = time_transforms(dataset)
+    sample = dataset[0]
+    assert sample.shape == (100,)
+    assert sample.dtype == torch.float32
+    assert [each.name for each in composed.timed] == ["Blur", "Slotted", "Crop", "to_float"]
+    assert [each.calls for each in composed.timed] == [1, 1, 1, 1]
+    assert [(each.bytes_in, each.bytes_out) for each in composed.timed] == [
+        (1000, 1000),
+        (1000, 1000),
+        (1000, 100),
+        (100, 400),
+    ]
+    assert composed.timed[0].cpu_seconds == pytest.approx(0.004, rel=0.5)
+
+
+def test_a_timed_transform_is_still_of_its_class() -> None:
+    blur = Blur()
+    time_transforms(Pictures(Compose([blur])))
+    assert isinstance(blur, Blur)
+    assert type(blur).__name__ == "Blur"
+
+
+def test_a_transform_of_two_lists_is_timed_once() -> None:
+    blur = Blur(0.0)
+    both = ConcatDataset([Pictures(Compose([blur])), Pictures(Compose([blur]))])
+    composed = time_transforms(both)
+    assert [each.name for each in composed.timed] == ["Blur"]
+    both[0], both[12]
+    assert composed.timed[0].calls == 2
+
+
+def test_a_sequential_of_modules_is_a_compose() -> None:
+    composed = time_transforms(Pictures(torch.nn.Sequential(Crop(), torch.nn.ReLU())))
+    assert [each.name for each in composed.timed] == ["Crop", "ReLU"]
+
+
+@pytest.mark.parametrize("transform", [lambda sample: sample, Blur(0.0)])
+def test_a_dataset_without_a_list_of_transforms_has_none(
+    transform: Callable[[Sample], Sample],
+) -> None:
+    assert time_transforms(Pictures(transform)).timed == []
+
+
+class Picture:
+    mode = "RGB"
+    size = (10, 20)
+
+    def getbands(self) -> tuple[str, ...]:
+        return ("R", "G", "B")
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        (torch.zeros(3, 4), 48),
+        (np.zeros(5, dtype=np.uint8), 5),
+        (Picture(), 600),
+        (b"abc", 3),
+        ({"image": torch.zeros(2), "label": 3}, 16),
+        ([np.zeros(2), (b"a",)], 17),
+        (object(), None),
+        ([object()], None),
+    ],
+)
+def test_sizes_of_what_transforms_are_given(value: object, size: int | None) -> None:
+    assert size_of(value) == size
+
+
+def measured(loader: "DataLoader[Sample]") -> dict[tuple[str | None, str], Cost]:
+    costs, notes = measure_costs(loader, seconds=0.8, iterate=DataLoader.__iter__)
+    assert notes == []
+    return {(cost.within, cost.name): cost for cost in costs}
+
+
+def slow_collate(samples: list[Sample]) -> Sample:
+    burn(8.0)
+    return torch.stack(samples)
+
+
+def test_a_compose_is_taken_apart_in_a_worker_and_the_trainer_keeps_its_own() -> None:
+    dataset = Pictures(everything())
+    loader = DataLoader(dataset, batch_size=4, collate_fn=slow_collate, num_workers=2)
+    costs = measured(loader)
+    blur = costs["getitem", "Blur"]
+    assert blur.cpu_seconds == pytest.approx(0.004, rel=0.3)
+    assert blur.bytes_in == blur.bytes_out == 1000
+    assert costs["getitem", "Crop"].bytes_out == 100
+    assert costs[None, "getitem"].cpu_seconds == pytest.approx(0.004, rel=0.3)
+    assert costs[None, "collate"].cpu_seconds == pytest.approx(0.002, rel=0.3)
+    assert costs[None, "collate"].bytes_out == 400
+    assert type(dataset.transform.transforms[0]) is Blur
+
+
+def decode() -> Sample:
+    burn(2.0)
+    return torch.zeros(100)
+
+
+def augment(sample: Sample) -> Sample:
+    burn(6.0)
+    return sample
+
+
+class Written(Dataset[Sample]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Sample:
+        return augment(decode())
+
+
+class Stream(IterableDataset[Sample]):
+    def __iter__(self) -> Iterator[Sample]:
+        for _ in range(8):
+            yield augment(decode())
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(Written(), batch_size=2),
+        DataLoader(Written(), batch_size=None),
+        DataLoader(Stream(), batch_size=2),
+        DataLoader(Subset(Written(), [0, 1, 2, 3]), batch_size=2, shuffle=True),
+    ],
+    ids=["map", "unbatched", "stream", "subset"],
+)
+def test_plain_functions_are_found_by_looking_at_the_stack(loader: "DataLoader[Sample]") -> None:
+    costs = measured(loader)
+    whole = costs[None, "getitem"].cpu_seconds
+    assert costs[None, "getitem"].samples > 0
+    inside = [cost for (within, _), cost in costs.items() if within == "getitem"]
+    augmenting = [cost for cost in inside if "augment" in cost.name]
+    decoding = [cost for cost in inside if "decode" in cost.name]
+    # By chance some looks are few: six of eight milliseconds are more than half, though.
+    assert sum(cost.cpu_seconds for cost in augmenting) > 0.5 * whole
+    assert 0 < sum(cost.cpu_seconds for cost in decoding) < 0.5 * whole
+    assert sum(cost.cpu_seconds for cost in inside) == pytest.approx(whole, rel=0.1)
+
+
+def test_a_function_that_holds_nearly_all_is_taken_apart() -> None:
+    seconds = {
+        ("load",): 0.1,
+        ("load", "decode"): 0.5,
+        ("load", "blur", "filter"): 0.3,
+        ("check",): 0.1,
+    }
+    found = functions_of(seconds)
+    assert {name: sum(seconds[path] for path in paths) for name, paths in found.items()} == {
+        "load": 0.1,
+        "load > decode": 0.5,
+        "load > blur": 0.3,
+        "check": 0.1,
+    }
+
+
+def result(*costs: Cost) -> RankResult:
+    return RankResult(rank=0, world_size=1, host="h", vcpus=1, ranks_on_host=1, costs=costs)
+
+
+ROWS = (
+    Cost(name="collate", cpu_seconds=0.002, samples=9),
+    Cost(name="getitem", cpu_seconds=0.006, samples=36),
+    Cost(name="Crop", within="getitem", cpu_seconds=0.001, bytes_in=9e5, bytes_out=100, samples=36),
+    Cost(name="Blur", within="getitem", cpu_seconds=0.005, samples=36),
+)
+
+
+def test_parts_stand_below_their_whole_and_the_dearest_first() -> None:
+    found = transforms_of([result(*ROWS)])
+    assert [row.name for row in found] == ["collate", "getitem", "Blur", "Crop"]
+    assert [row.share for row in found] == pytest.approx([0.25, 0.75, 0.625, 0.125])
+    assert transforms_of([result()]) == ()
+
+
+def test_the_table_is_short_and_fits_88_columns() -> None:
+    many = [
+        Cost(name=f"{'x' * 90}{number}", within="getitem", cpu_seconds=1.0, samples=1)
+        for number in range(30)
+    ]
+    lines = transform_table(transforms_of([result(*ROWS, *many)]))
+    assert len(lines) <= 11
+    assert max(map(len, lines)) <= 88
+    (crop,) = [line for line in transform_table(transforms_of([result(*ROWS)])) if "Crop" in line]
+    assert "900.0 kB -> 100 B" in crop
+    assert transform_table(()) == []

@@ -1,0 +1,298 @@
+"""What a host is: folders that look like control groups, doubles of drivers and clouds."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stoker.feed.cpu_quota import cpu_quota
+from stoker.profile.closer import host_of, note_of_host
+from stoker.profile.inventory import (
+    accelerators,
+    cpu_model,
+    instance_type,
+    is_ec2,
+    metadata_type,
+)
+from stoker.profile.raw import Inventory, RankResult
+from stoker.records import ProfileSettings, TodaysGroup
+
+
+def quota(folder: Path, membership: str, files: dict[str, str]) -> float | None:
+    for name, text in files.items():
+        path = folder / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (folder / "membership").write_text(membership)
+    return cpu_quota(root=folder / "cgroup", membership=folder / "membership")
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "found"),
+    [
+        ("0::/\n", {"cpu.max": "250000 100000\n"}, 2.5),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+        ("0::/\n", {}, None),
+        # The container's own group, and a tighter one around it.
+        ("0::/pod/app\n", {"pod/app/cpu.max": "max 100000", "pod/cpu.max": "400000 100000"}, 4.0),
+        (
+            "0::/pod/app\n",
+            {"pod/app/cpu.max": "300000 100000", "pod/cpu.max": "800000 100000"},
+            3.0,
+        ),
+        # A path of the host's, seen from inside: the mount is the group.
+        ("0::/kubepods/pod1/abc\n", {"cpu.max": "200000 100000"}, 2.0),
+        ("0::/../../other\n", {"cpu.max": "200000 100000"}, 2.0),
+        (
+            "4:cpu,cpuacct:/docker/abc\n0::/\n",
+            {
+                "cpu/docker/abc/cpu.cfs_quota_us": "150000",
+                "cpu/docker/abc/cpu.cfs_period_us": "100000",
+            },
+            1.5,
+        ),
+        (
+            "4:cpu,cpuacct:/\n",
+            {"cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
+            None,
+        ),
+        ("1:cpuset:/x\n", {"cpu.max": "rubbish"}, None),
+        ("", {"cpu.max": "100000 0"}, None),
+    ],
+)
+def test_a_quota_is_the_tightest_of_the_groups_that_hold_this_process(
+    tmp_path: Path, membership: str, files: dict[str, str], found: float | None
+) -> None:
+    assert quota(tmp_path, membership, files) == found
+
+
+class Metadata(BaseHTTPRequestHandler):
+    """EC2's metadata service, version 2: nothing without a token of its own."""
+
+    delay_seconds = 0.0
+    answer = "g5.8xlarge"
+
+    def do_PUT(self) -> None:
+        is_asked_well = (
+            self.path == "/latest/api/token"
+            and int(self.headers["X-aws-ec2-metadata-token-ttl-seconds"]) > 0
+        )
+        self.reply(200 if is_asked_well else 400, "secret")
+
+    def do_GET(self) -> None:
+        has_token = self.headers["X-aws-ec2-metadata-token"] == "secret"
+        is_known = self.path == "/latest/meta-data/instance-type"
+        self.reply(200 if has_token and is_known else 401, self.answer)
+
+    def reply(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def metadata() -> Iterator[str]:
+    class Own(Metadata):
+        pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Own) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join(10)
+
+
+def test_the_metadata_service_is_asked_with_a_token(metadata: str) -> None:
+    assert metadata_type(metadata, seconds=30.0) == "g5.8xlarge"
+
+
+def test_a_metadata_service_that_trickles_is_left_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        stop = threading.Event()
+
+        def trickle() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                while not stop.wait(0.02):
+                    try:
+                        connection.send(b"H")
+                    except OSError:
+                        return
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        begun = time.monotonic()
+        assert metadata_type(f"127.0.0.1:{listener.getsockname()[1]}", seconds=0.2) == ""
+        # Each byte comes in time, and the whole never would.
+        assert time.monotonic() - begun < 30
+        stop.set()
+        thread.join(10)
+
+
+def test_nobody_at_the_address_is_no_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    assert metadata_type(address, seconds=5.0) == ""
+
+
+def host(
+    tmp_path: Path,
+    *,
+    environ: dict[str, str] | None = None,
+    given: str | None = None,
+    vendor: str = "QEMU",
+    resources: str | None = None,
+    metadata: str = "127.0.0.1:9",
+) -> tuple[str | None, str]:
+    (tmp_path / "sys_vendor").write_text(vendor + "\n")
+    if resources is not None:
+        (tmp_path / "resourceconfig.json").write_text(resources)
+    return instance_type(
+        given=given,
+        environ=environ or {},
+        resources=tmp_path / "resourceconfig.json",
+        dmi=tmp_path,
+        metadata=metadata,
+    )
+
+
+def test_what_the_user_says_wins(tmp_path: Path) -> None:
+    found = host(
+        tmp_path, given="c7i.8xlarge", environ={"SM_CURRENT_INSTANCE_TYPE": "ml.g5.xlarge"}
+    )
+    assert found == ("c7i.8xlarge", "given")
+
+
+def test_the_environment_and_sagemaker_s_file_say_it(tmp_path: Path) -> None:
+    sagemaker = {"SM_CURRENT_INSTANCE_TYPE": "ml.g5.xlarge"}
+    assert host(tmp_path, environ=sagemaker) == ("ml.g5.xlarge", "environment")
+    node = {"STOKER_INSTANCE_TYPE": "g6.8xlarge"}
+    assert host(tmp_path, environ=node) == ("g6.8xlarge", "environment")
+    file = '{"current_host": "algo-1", "current_instance_type": "ml.p4d.24xlarge"}'
+    assert host(tmp_path, resources=file) == ("ml.p4d.24xlarge", "resourceconfig.json")
+    assert host(tmp_path, resources="{") == (None, "")
+
+
+def test_the_metadata_service_is_asked_only_on_ec2_or_when_wanted(
+    tmp_path: Path, metadata: str
+) -> None:
+    assert host(tmp_path, metadata=metadata) == (None, "")
+    assert host(tmp_path, metadata=metadata, given="auto") == ("g5.8xlarge", "metadata")
+    assert host(tmp_path, metadata=metadata, vendor="Amazon EC2") == ("g5.8xlarge", "metadata")
+    assert is_ec2(tmp_path)
+
+
+class Driver:
+    """NVML of two accelerators."""
+
+    is_broken = False
+
+    def nvmlInit(self) -> None:
+        if self.is_broken:
+            raise RuntimeError("driver not loaded")
+
+    def nvmlShutdown(self) -> None:
+        pass
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> object:
+        return index
+
+    def nvmlDeviceGetName(self, handle: object) -> str | bytes:
+        return b"NVIDIA A10G"
+
+
+class Broken(Driver):
+    is_broken = True
+
+
+def program(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "nvidia-smi"
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+def test_accelerators_are_counted_by_nvml_else_by_nvidia_smi(tmp_path: Path) -> None:
+    assert accelerators(nvml=Driver, smi="/none") == (2, "NVIDIA A10G")
+    smi = program(tmp_path, "echo 'NVIDIA L4'; echo 'NVIDIA L4'; echo 'NVIDIA L4'")
+    assert accelerators(nvml=Broken, smi=smi) == (3, "NVIDIA L4")
+    assert accelerators(nvml=lambda: None, smi=smi) == (3, "NVIDIA L4")
+
+
+def test_without_a_driver_the_accelerators_are_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert accelerators(nvml=lambda: None, smi="/none") == (None, None)
+    failing = program(tmp_path, "echo 'no devices were found'; exit 6")
+    assert accelerators(nvml=lambda: None, smi=failing) == (None, None)
+
+
+def test_the_cpu_is_named_as_the_kernel_spells_it(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nmodel name\t: AMD  EPYC 7R32\nflags : a\n")
+    assert cpu_model(file) == "AMD EPYC 7R32"
+    assert cpu_model(tmp_path / "none") is None
+
+
+RANK = RankResult(
+    rank=0,
+    world_size=1,
+    host="h",
+    vcpus=32,
+    ranks_on_host=1,
+    inventory=Inventory(
+        accelerators=1,
+        accelerator_model="NVIDIA A10G",
+        instance_type="g5.8xlarge",
+        source="metadata",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_named", "name"),
+    [
+        (None, True, "local.c2"),
+        (None, False, "g5.8xlarge"),
+        ("auto", True, "g5.8xlarge"),
+        ("g6.8xlarge", True, "g6.8xlarge"),
+    ],
+)
+def test_the_profiled_host_has_the_name_that_says_most(
+    given: str | None, is_named: bool, name: str
+) -> None:
+    found = host_of(
+        RANK,
+        group=TodaysGroup(instance_type="local.c2"),
+        settings=ProfileSettings(instance_type=given),
+        is_named=is_named,
+    )
+    assert (found.instance_type, found.vcpus, found.accelerators) == (name, 32, 1)
+    note = note_of_host(RANK, found)
+    assert (note is None) == (name == "g5.8xlarge")
+    if note:
+        assert "this host is a g5.8xlarge (metadata)" in note
+
+
+def test_a_host_that_nothing_is_known_of_keeps_the_name_of_its_group() -> None:
+    bare = msgspec.structs.replace(RANK, inventory=None)
+    group = TodaysGroup(instance_type="ml.g5.8xlarge")
+    found = host_of(bare, group=group, settings=ProfileSettings(), is_named=False)
+    assert found.instance_type == "ml.g5.8xlarge"
+    assert found.accelerators is None
+    assert note_of_host(bare, found) is None
+    assert note_of_host(RANK, found) is None
