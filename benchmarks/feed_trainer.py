@@ -32,10 +32,11 @@ def measure(
     device = torch.zeros((case.batch_size, *SAMPLE_SHAPE), dtype=torch.uint8)
     resident = torch.ones_like(device)
 
-    def step(batch: torch.Tensor) -> None:
+    def step(batch: torch.Tensor) -> int:
         device.copy_(batch)
         if case.step_seconds > 0:
             time.sleep(case.step_seconds)
+        return number_of(device)
 
     step(resident)
     count = _RESIDENT_STEPS if case.step_seconds > 0 else _RESIDENT_FLAT_STEPS
@@ -55,8 +56,7 @@ def measure(
         batch = next(iterator)
         if number == 0:
             first_batch_seconds = time.monotonic() - asked
-        is_in_order = is_in_order and number_of(batch) == number
-        step(batch)
+        is_in_order = (step(batch) == number) and is_in_order
     seconds = (time.monotonic() - started) / case.steps
     cpu = (time.process_time() - cpu) / case.steps
     beside = (cpu_beside() - beside) / case.steps
