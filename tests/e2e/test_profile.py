@@ -268,5 +268,5 @@ def test_a_command_that_fails_is_reported_with_its_traceback(tmp_path: Path) -> 
 
 
 def test_a_command_without_a_loader_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="never iterated a DataLoader"):
+    with pytest.raises(UsageError, match="never read from a DataLoader"):
         run_profile(tmp_path, [sys.executable, "-c", "import torch.utils.data"])

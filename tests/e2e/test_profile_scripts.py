@@ -168,3 +168,49 @@ def test_a_python_that_has_no_stoker_is_named_as_the_reason(tmp_path: Path) -> N
     found = run_profile(tmp_path, sys.executable, "code/train.py")
     assert found.code == 2
     assert "could not be put into the script: ModuleNotFoundError" in found.words
+
+
+TWO_LOADERS = """
+import time, torch
+from torch.utils.data import DataLoader
+class Slow:
+    def __len__(self): return 100000
+    def __getitem__(self, index): time.sleep(0.02); return torch.zeros(4)
+weight = torch.zeros(1, requires_grad=True)
+fast = DataLoader(torch.zeros(100000, 4), batch_size=4)
+slow = DataLoader(Slow(), batch_size=1, num_workers=1)
+for one, other in zip(fast, slow):
+    (weight * one.mean() * other.mean()).sum().backward()
+"""
+
+SLOW_STEPS = """
+import time, torch
+from torch.utils.data import DataLoader
+weight = torch.zeros(1, requires_grad=True)
+for batch in DataLoader(torch.zeros(1000, 4), batch_size=4):
+    (weight * batch.mean()).sum().backward()
+    time.sleep(1.5)
+"""
+
+
+@pytest.mark.soak
+def test_a_second_loader_of_the_steps_is_waited_for_and_replayed_too(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TWO_LOADERS)
+    found = run_profile(tmp_path, sys.executable, "train.py")
+    assert_measured(found)
+    step = found.record.timed_step
+    assert step.wait_seconds is not None
+    assert step.accelerator_step_seconds is not None
+    # All of a step is the second loader's: neither compute as is, nor there in the replay.
+    assert step.wait_seconds > 0.8 * step.step_seconds
+    assert step.accelerator_step_seconds < 0.2 * step.step_seconds
+    assert "more than one loader" in found.words
+
+
+@pytest.mark.soak
+def test_steps_of_a_large_part_of_the_budget_are_measured_within_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SLOW_STEPS)
+    found = run_profile(tmp_path, sys.executable, "train.py")
+    assert_measured(found)
+    assert found.record.timed_step.step_seconds > 1.4
+    assert (found.record.timed_step.accelerator_step_seconds or 0.0) > 1.4
