@@ -17,7 +17,12 @@ VARIANTS: dict[str, dict[str, object]] = {
     "sharded": {},
     "no workers asked for": {"num_workers": 1},
     "duplicated": {"kind": "duplicated"},
-    "unequal lengths": {"kind": "unequal", "num_workers": 3},
+    "unequal lengths, and reported too low": {
+        "kind": "unequal",
+        "num_workers": 3,
+        "length": 4,
+        "ask_length": True,
+    },
     "more shards than workers": {"num_workers": 5},
     "no automatic batching": {"loader": {"batch_size": None}},
     "last one dropped": {"samples": 30, "loader": {"batch_size": 4, "drop_last": True}},
@@ -29,7 +34,6 @@ VARIANTS: dict[str, dict[str, object]] = {
     "two loaders": {"loaders": 2},
     "sample raises": {"raise_at": 9},
     "sample raises, iterator goes on": {"kind": "resilient", "raise_at": 9},
-    "length reported too low": {"length": 4, "ask_length": True},
     "length reported": {"length": 40, "ask_length": True},
     "prefetch": {"loader": {"batch_size": 4, "prefetch_factor": 5}},
 }
@@ -49,7 +53,7 @@ def torchs(**given: object) -> list[Line]:
 # Each variant is a small cluster of its own; the others run with `make soak`.
 OFTEN = {
     "sharded",
-    "unequal lengths",
+    "unequal lengths, and reported too low",
     "no automatic batching",
     "sample raises, iterator goes on",
     "persistent",

@@ -1,6 +1,7 @@
 """A data host in small: agent and membership, without a launcher. Arguments: one JSON object."""
 
 import json
+import resource
 import secrets
 import signal
 import sys
@@ -16,6 +17,9 @@ from stoker.records import FeedSettings
 
 def main() -> None:
     given = json.loads(sys.argv[1])
+    if "max_files" in given:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (given["max_files"], hard))
     keys = Keys.from_token(read_token(Path(given["token_file"])))
     log = Log(run=given["run"], host=given["host"])
     feed = FeedSettings(**given["feed"])

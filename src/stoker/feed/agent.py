@@ -4,7 +4,9 @@ One thread, one poll loop: zmq, the workers' channels, the holders' channels and
 descriptor. What is done for the trainers is in `service`.
 """
 
+import contextlib
 import os
+import resource
 import threading
 import time
 from collections.abc import Sequence
@@ -88,8 +90,9 @@ class Agent:
         Raises:
             UsageError: If a port is taken.
         """
-        # First: no descriptor of zmq reaches the nursery.
+        # First: no descriptor of zmq reaches the nursery, nor does the limit that is raised below.
         nursery = Nursery(host=self._host)
+        _allow_all_files()
         try:
             self._specs = Specs(
                 nursery,
@@ -274,6 +277,13 @@ class Agent:
             self._drain_until = now + DRAIN_SECONDS
             self._service.drain()
         return self._service.num_begun > 0 and now < self._drain_until and self._specs.is_alive
+
+
+def _allow_all_files() -> None:
+    """Lets this process open what the host allows: each stranger's connection takes one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _send(
