@@ -1,4 +1,5 @@
 import math
+import re
 from collections.abc import Sequence
 from datetime import date
 from itertools import pairwise
@@ -655,7 +656,18 @@ def test_cluster_that_was_asked_for_is_in_the_text() -> None:
         Group(name="dnn", role="dnn", instance_type="ml.g5.8xlarge", count=1),
         Group(name="data", role="data", instance_type="ml.r5.24xlarge", count=7),
     )
-    assert "7 r5.24xlarge" in explain(_decide(_starved(), extra=[named]))
+    text = explain(_decide(_starved(), extra=[named]))
+    (row,) = [line for line in text.splitlines() if "7 r5.24xlarge" in line]
+    assert row.startswith("?heterogeneous")
+    assert "? asked for." in text
+    assert "? asked for." not in explain(_decide(_starved()))
+
+
+def test_table_shows_no_more_hosts_of_a_type_where_fewer_are_as_fast() -> None:
+    decision = _decide(_starved(accelerator_step_seconds=0.19))
+    types = re.findall(r"heterogeneous 1 \S+ \+ \d+ (\S+)", explain(decision))
+    assert types
+    assert len(types) == len(set(types))
 
 
 # Properties.

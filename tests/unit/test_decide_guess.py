@@ -62,6 +62,7 @@ def test_a_profile_and_a_guess_exclude_each_other() -> None:
 def test_step_accelerator_and_vcpus_make_a_whole_decision() -> None:
     decision = decided(*P4D, *STEP, *ACCELERATOR, "--vcpus-needed", "250")
     assert (decision.bottleneck, decision.action) == ("cpu", "heterogeneous")
+    assert "profile" in [advice.id for advice in decision.advice]
 
 
 def test_step_and_accelerator_are_enough_to_see_who_waits() -> None:

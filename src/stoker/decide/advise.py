@@ -28,12 +28,13 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
                 when="before any money is spent",
             )
         )
-    elif profile.check is None and profile.observed and profile.timed_step.wait_seconds is None:
+    elif profile.check is None and profile.timed_step.wait_seconds is None:
+        guessed = "guessed from how busy the hosts were" if profile.observed else "taken as given"
         advice.append(
             Advice(
                 id="profile",
-                text="Profile the training: here loading and computing are guessed from how busy "
-                "the hosts were.",
+                text=f"Profile the training: here loading and computing are {guessed}, and the "
+                "bands are wide.",
                 when="before any money is spent",
             )
         )

@@ -81,10 +81,7 @@ def _table(decision: Decision) -> list[str]:
     lines = [
         f"{'action':<14} {'cluster':<{_CLUSTER_WIDTH}} {'step':>7} {'speed':>6} {'$/h':>6} "
         f"{'$/1000':>6} limit",
-        *(
-            _row(plan, mark="*" if plan is rows[0] else "." if plan in front else " ")
-            for plan in rows
-        ),
+        *(_row(plan, mark="*" if plan is rows[0] else _mark(plan, front)) for plan in rows),
     ]
     hidden = len(shown) - len(rows)
     forbidden = sum(not p.feasible for p in decision.plans)
@@ -92,7 +89,8 @@ def _table(decision: Decision) -> list[str]:
         lines.append(f"({hidden} more plans, {forbidden} that may not be run: see the record)")
     if decision.bottleneck == "unexplained":
         lines.append("For orientation only: the profile does not bear these figures.")
-    lines.append(". no other plan is both faster and cheaper (the Pareto front).")
+    asked = " ? asked for." if any(plan.reason == ASKED_FOR for plan in shown) else ""
+    lines.append(f". no other plan is both faster and cheaper (the Pareto front).{asked}")
     return [*lines, *_wrapped(_prices(decision.prices))]
 
 
@@ -112,6 +110,12 @@ def _few(plans: Sequence[Plan], chosen: Plan, front: Sequence[Plan]) -> list[Pla
             first.append(plan)
     order = {id(plan): index for index, plan in enumerate(plans)}
     return sorted(first, key=lambda plan: order[id(plan)])
+
+
+def _mark(plan: Plan, front: Sequence[Plan]) -> str:
+    if plan.reason == ASKED_FOR:
+        return "?"
+    return "." if plan in front else " "
 
 
 def _is_more_of_it(plan: Plan, shown: Sequence[Plan]) -> bool:
