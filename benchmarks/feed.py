@@ -8,6 +8,7 @@ benchmarks/README.md says how to read each figure.
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -73,9 +74,15 @@ def main() -> int:
     started = time.monotonic()
     rows: list[Row] = []
     minutes: dict[str, float] = {}
+    failures: dict[str, str] = {}
     for part in arguments.only:
         begun = time.monotonic()
-        rows += rows_of(part, arguments)
+        try:
+            rows += list(rows_of(part, arguments))
+        except (OSError, RuntimeError, subprocess.SubprocessError) as err:
+            # The other parts are not lost for it; a part of which some is missing is not shown.
+            failures[part] = f"{type(err).__name__}: {err}"
+            print(f"error: part {part} failed: {failures[part]}", file=sys.stderr, flush=True)
         minutes[part] = round((time.monotonic() - begun) / 60, 1)
     about: dict[str, object] = {
         **environment(),
@@ -83,6 +90,7 @@ def main() -> int:
         "load_after": round(os.getloadavg()[0], 1),
         "minutes": round((time.monotonic() - started) / 60, 1),
         "minutes_by_part": minutes,
+        "failures": failures,
         "is_quick": arguments.quick,
         "data_hosts": "k hosts x 1 worker" if arguments.hosts else "1 host x k workers",
     }
@@ -97,7 +105,7 @@ def main() -> int:
     if arguments.markdown is not None:
         arguments.markdown.write_text(text)
     print(text)
-    return 0
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":
