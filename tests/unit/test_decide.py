@@ -665,9 +665,19 @@ def test_cluster_that_was_asked_for_is_in_the_text() -> None:
 
 def test_table_shows_no_more_hosts_of_a_type_where_fewer_are_as_fast() -> None:
     decision = _decide(_starved(accelerator_step_seconds=0.19))
-    types = re.findall(r"heterogeneous 1 \S+ \+ \d+ (\S+)", explain(decision))
-    assert types
-    assert len(types) == len(set(types))
+    rows = re.findall(r"heterogeneous 1 \S+ \+ (\d+) (\S+)", explain(decision))
+    for count, name in rows:
+        fewer = _of(decision, f"ml.{name}", int(count) - 1)
+        this = _of(decision, f"ml.{name}", int(count))
+        assert fewer is None or this is None or this.step_seconds < fewer.step_seconds
+    assert len({name for _, name in rows}) > 3
+
+
+def _of(decision: Decision, data_type: str, count: int) -> Predicted | None:
+    for plan in _plans(decision, "heterogeneous"):
+        if (plan.groups[1].instance_type, plan.groups[1].count) == (data_type, count):
+            return plan.predicted
+    return None
 
 
 # Properties.
