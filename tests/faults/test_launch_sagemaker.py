@@ -357,8 +357,8 @@ def test_a_profile_job_that_is_stopped_leaves_the_verdict_so_far(tmp_path: Path)
     ("code", "exit_code", "words"),
     [
         ("raise ValueError('no data today')", 1, "ValueError: no data today"),
-        ("print('done')", 2, "never iterated a DataLoader"),
-        ("import torch", 2, "never iterated a DataLoader"),
+        ("print('done')", 2, "never imported torch"),
+        ("import torch", 2, "never read from a DataLoader"),
     ],
 )
 def test_a_profile_job_without_a_profile_fails_with_the_words(

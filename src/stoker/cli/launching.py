@@ -6,8 +6,10 @@ so that its leader does: the profile lies where the platform keeps it when the j
 
 import contextlib
 import os
+import resource
 import signal
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,10 +26,11 @@ from stoker.profile.body import (
     no_verdict,
     what_of,
 )
+from stoker.profile.clocks import usable_vcpus
 from stoker.profile.grown_files import with_grown_files
 from stoker.profile.measure import combine
 from stoker.profile.raw import read_ranks
-from stoker.profile.unmeasured import read_seen, unmeasured
+from stoker.profile.unmeasured import Used, read_seen, unmeasured
 from stoker.records import ProfileSettings, TodaysGroup, Training, read_json, write_json
 from stoker.settings import ProcessSettings, from_environment
 
@@ -53,7 +56,9 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
     deadline = threading.Timer(wanted.budget_seconds + START_ALLOWANCE_SECONDS, _stop)
     deadline.daemon = True
     deadline.start()
+    began = time.monotonic()
     code = launch(command, environ)
+    used = _used(seconds=time.monotonic() - began, hosts=len(topology.dnn_hosts))
     has_passed = deadline.finished.is_set()
     deadline.cancel()
     try:
@@ -65,6 +70,7 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
             file=file,
             command=command,
             has_passed=has_passed,
+            used=used,
         )
     except StokerError as err:
         with contextlib.suppress(UsageError):
@@ -81,6 +87,7 @@ def _conclude(
     file: Path,
     command: Sequence[str],
     has_passed: bool,
+    used: Used | None,
 ) -> int:
     output = output_folder(settings, topology)
     ranks = read_ranks(output)
@@ -97,7 +104,7 @@ def _conclude(
     )
     what = what_of(words)
     reason = unmeasured(
-        ranks, seen=read_seen(output), used=None, command=words, group=group, what=what
+        ranks, seen=read_seen(output), used=used, command=words, group=group, what=what
     )
     if reason:
         raise reason
@@ -113,6 +120,19 @@ def _conclude(
     log = Log(run=settings.run_id, host=topology.host)
     log.event("profile_written", file=str(file), step_seconds=found.timed_step.step_seconds)
     return 0
+
+
+def _used(*, seconds: float, hosts: int) -> Used | None:
+    """What the command and all below it used; None where other hosts' commands are unknown."""
+    own = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if hosts > 1:
+        return None
+    return Used(
+        wall_seconds=seconds,
+        cpu_seconds=own.ru_utime + own.ru_stime,
+        vcpus=usable_vcpus(),
+        hosts=1,
+    )
 
 
 def _stop() -> None:
