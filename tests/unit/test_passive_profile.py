@@ -1,0 +1,289 @@
+"""A run that was not profiled says what its steps took: from usage and reports to the record."""
+
+import time
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+
+import pytest
+import torch
+
+from stoker.catalog import load_catalog
+from stoker.decide import decide
+from stoker.feed.messages import FeedWork, HostWork, Progress
+from stoker.feed.timeline import Timeline
+from stoker.feed.usage import LoaderUsage, RankUsage, Usage, read_usage
+from stoker.launch.measure import Step, measure
+from stoker.launch.passive import MIN_STEPS, Ran, passive_profile
+from stoker.records import Constraints, Group, Place, Profile, convert, to_document
+
+BATCH_BYTES = 4096
+
+
+def steps(count: int = 60, *, wait: float = 0.02, compute: float = 0.03) -> list[Step]:
+    return [
+        Step(loader=0, epoch=0, wait_seconds=wait, compute_seconds=compute, samples=64)
+        for _ in range(count)
+    ]
+
+
+def used(
+    *, steps: int = 100, trainer: float = 0.01, children: float = 0.0, feed: float = 0.0,
+    inside: float = 0.0, workers: int = 0, read: int | None = 0,
+) -> RankUsage:  # fmt: skip
+    """CPU-seconds are of a step."""
+    own = LoaderUsage(
+        steps=steps,
+        samples=64 * steps,
+        wall_seconds=0.05 * steps,
+        trainer_cpu_seconds=trainer * steps,
+        next_cpu_seconds=inside * steps,
+        span_steps=steps,
+        children_cpu_seconds=children * steps,
+        feed_cpu_seconds=feed * steps,
+        read_bytes=read if read is None else read * steps,
+        sized_batches=2,
+        batch_bytes=2 * BATCH_BYTES,
+        num_workers=workers,
+        spans=[(trainer, children, feed)] * 4,
+    )
+    looked_at = LoaderUsage(steps=1)
+    return RankUsage(rank=0, loaders={0: own, 1: looked_at})
+
+
+def report(rank: int, **cpu_seconds: float) -> Progress:
+    """What hosts made: a hundred batches each, at so many CPU-seconds a batch."""
+    hosts = tuple(
+        HostWork(host=name.replace("_", "-"), batches=100, cpu_seconds=100 * seconds)
+        for name, seconds in cpu_seconds.items()
+    )
+    return Progress(
+        rank=rank, steps=100, samples=6400, wait_seconds=1.0, compute_seconds=1.0,
+        feed=FeedWork(seconds=10.0, taken=100, hosts=hosts),
+    )  # fmt: skip
+
+
+def group(role: str, instance_type: str, *, count: int = 1, workers: int | None = None) -> Group:
+    return convert(
+        {"name": role, "role": role, "instance_type": instance_type, "count": count}
+        | ({} if workers is None else {"workers_per_host": workers}),
+        Group,
+        Place("group"),
+    )
+
+
+def passive(
+    *groups: Group,
+    usage: RankUsage | None = None,
+    progress: Mapping[int, Progress] | None = None,
+    count: int = 60,
+    platform: str = "sagemaker",
+    processes: int = 1,
+    host_types: Mapping[str, str] | None = None,
+) -> Profile | None:
+    timelines = {0: steps(count)}
+    return passive_profile(
+        Ran(
+            groups=groups or (group("dnn", "ml.g5.8xlarge"),),
+            host_types=host_types or {},
+            vcpus=32,
+            processes_per_host=processes,
+            workload_sha256="0" * 64,
+            what={"run": "r"},
+        ),
+        timelines=timelines,
+        usages=[usage] if usage else [],
+        measured=measure(timelines, {}),
+        progress=progress or {},
+        catalog=load_catalog(platform),
+    )
+
+
+def test_loading_in_workers_is_what_the_children_used() -> None:
+    found = passive(usage=used(children=0.08, workers=4, read=1_000_000), processes=2)
+    assert found is not None
+    step = found.timed_step
+    assert step.step_seconds == pytest.approx(0.05)
+    assert step.wait_seconds == pytest.approx(0.02)
+    assert step.loader_cpu_seconds == pytest.approx(0.16)
+    assert step.trainer_cpu_seconds == pytest.approx(0.02)
+    assert step.num_workers == 8
+    assert step.global_batch_size == 128
+    assert step.batch_bytes == 2 * BATCH_BYTES
+    assert step.read_bytes == pytest.approx(2_000_000)
+    assert step.accelerator_step_seconds is None
+    assert found.check is None
+    assert found.spread is not None
+    assert found.spread["loader_cpu_seconds"].samples == 4
+    assert "compute_seconds" not in found.spread
+    assert found.observed is not None
+    assert found.observed.cpu_utilization == pytest.approx((0.01 + 0.08) / 0.05 / 32)
+
+
+def test_loading_in_the_trainer_is_what_it_used_while_it_asked_for_a_batch() -> None:
+    found = passive(usage=used(trainer=0.03, inside=0.02))
+    assert found is not None
+    assert found.timed_step.loader_cpu_seconds == pytest.approx(0.02)
+    assert found.timed_step.trainer_cpu_seconds == pytest.approx(0.01)
+    assert found.timed_step.num_workers == 0
+
+
+def test_nothing_read_from_storage_is_not_a_rate_of_zero() -> None:
+    for read in (0, None):
+        found = passive(usage=used(children=0.1, workers=1, read=read))
+        assert found is not None
+        assert found.timed_step.read_bytes is None
+
+
+def test_loading_on_data_hosts_is_counted_in_seconds_of_the_dnn_hosts_cpu() -> None:
+    catalog = load_catalog("sagemaker")
+    data, dnn = catalog.get("ml.c7i.8xlarge"), catalog.get("ml.g5.8xlarge")
+    assert data.coremark_per_vcpu
+    assert dnn.coremark_per_vcpu
+    found = passive(
+        group("dnn", "ml.g5.8xlarge"),
+        group("data", "ml.c7i.8xlarge", count=2, workers=32),
+        usage=used(trainer=0.012, feed=0.002),
+        progress={0: report(0, algo_2=0.10, algo_3=0.14)},
+        host_types={"algo-2": "ml.c7i.8xlarge", "algo-3": "ml.c7i.8xlarge"},
+    )
+    assert found is not None
+    speed = data.coremark_per_vcpu / dnn.coremark_per_vcpu
+    assert found.timed_step.loader_cpu_seconds == pytest.approx(0.12 * speed)
+    assert found.timed_step.receive_cpu_seconds == pytest.approx(0.002)
+    assert found.timed_step.trainer_cpu_seconds == pytest.approx(0.010)
+    ((hosts),) = (found.data,)
+    assert [(each.instance_type, each.count, each.workers_per_host) for each in hosts] == [
+        ("ml.c7i.8xlarge", 2, 32)
+    ]
+    assert convert(to_document(found), Profile, Place("passive-profile.json")) == found
+
+
+def test_too_few_steps_give_no_profile() -> None:
+    assert passive(usage=used(), count=MIN_STEPS - 1) is None
+
+
+def test_without_usage_the_step_and_its_wait_are_all() -> None:
+    found = passive()
+    assert found is not None
+    assert found.timed_step.loader_cpu_seconds is None
+    assert found.timed_step.wait_seconds == pytest.approx(0.02)
+    assert found.observed is None
+
+
+def heterogeneous() -> Profile:
+    found = passive(
+        group("dnn", "ml.g5.8xlarge"),
+        group("data", "ml.c7i.8xlarge", count=2),
+        usage=used(trainer=0.012, feed=0.002),
+        progress={0: report(0, algo_2=1.2, algo_3=1.2)},
+        host_types={"algo-2": "ml.c7i.8xlarge", "algo-3": "ml.c7i.8xlarge"},
+    )
+    assert found is not None
+    return found
+
+
+def test_a_decision_on_it_keeps_the_whole_cluster_at_its_measured_step_and_price() -> None:
+    catalog = load_catalog("sagemaker")
+    decision = decide(
+        heterogeneous(),
+        catalog=catalog,
+        constraints=Constraints(max_data_hosts=4, allowed_instance_types=("ml.c7i.8xlarge",)),
+        today=date(2026, 10, 1),
+    )
+    (keep,) = [plan for plan in decision.plans if plan.action == "keep"]
+    assert [(each.role, each.instance_type, each.count) for each in keep.groups] == [
+        ("dnn", "ml.g5.8xlarge", 1),
+        ("data", "ml.c7i.8xlarge", 2),
+    ]
+    assert keep.predicted is not None
+    assert keep.predicted.step_seconds == pytest.approx(0.05)
+    dnn, data = catalog.get("ml.g5.8xlarge"), catalog.get("ml.c7i.8xlarge")
+    assert dnn.usd_per_hour
+    assert data.usd_per_hour
+    assert keep.predicted.usd_per_hour == pytest.approx(dnn.usd_per_hour + 2 * data.usd_per_hour)
+    assert keep.predicted.speedup == pytest.approx(1.0)
+    assert keep.predicted.cost_change == pytest.approx(0.0)
+    # Today's cluster stands there once; more and fewer data hosts of its type stand beside it.
+    same = [
+        sum(each.count for each in plan.groups if each.role == "data")
+        for plan in decision.plans
+        if plan.action == "heterogeneous" and plan.groups[1].instance_type == "ml.c7i.8xlarge"
+    ]
+    assert 2 not in same
+    assert {1, 3} <= set(same)
+
+
+def test_the_same_step_with_fewer_data_hosts_is_never_predicted_to_be_faster() -> None:
+    decision = decide(
+        heterogeneous(),
+        catalog=load_catalog("sagemaker"),
+        constraints=Constraints(max_data_hosts=4, allowed_instance_types=("ml.c7i.8xlarge",)),
+        today=date(2026, 10, 1),
+    )
+    by_count = {
+        plan.groups[1].count: plan.predicted.step_seconds
+        for plan in decision.plans
+        if len(plan.groups) == 2
+        and plan.groups[1].instance_type == "ml.c7i.8xlarge"
+        and plan.predicted
+    }
+    times = [by_count[count] for count in sorted(by_count)]
+    assert len(times) >= 3
+    assert times == sorted(times, reverse=True)
+
+
+def burn(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def test_the_books_tell_loading_in_the_trainer_from_its_steps(tmp_path: Path) -> None:
+    usage = Usage(tmp_path / "usage-rank3.json", rank=3)
+    timeline = Timeline(tmp_path / "timeline-rank3.csv", usage=usage)
+    for epoch in range(2):
+        pass_ = timeline.epoch(loader=0, epoch=epoch)
+        for _ in range(11):
+            pass_.ask()
+            burn(0.002)
+            pass_.got(8)
+            usage.saw({"images": torch.zeros(256), "label": 1})
+            burn(0.001)
+        pass_.end()
+    timeline.close()
+    (found,) = read_usage(tmp_path)
+    assert found.rank == 3
+    own = found.loaders[0]
+    # Ten of eleven: the first of a pass, or its last, is nobody's step.
+    assert own.steps == 20
+    assert own.samples == 160
+    assert own.next_cpu_seconds / own.steps == pytest.approx(0.002, rel=0.3)
+    assert own.trainer_cpu_seconds / own.steps == pytest.approx(0.003, rel=0.3)
+    assert own.batch_bytes == own.sized_batches * 1024
+    assert own.num_workers == 0
+
+
+def test_a_pass_that_was_dropped_is_not_counted_into_the_next(tmp_path: Path) -> None:
+    usage = Usage(tmp_path / "usage-rank0.json", rank=0)
+    timeline = Timeline(tmp_path / "timeline-rank0.csv", usage=usage)
+    dropped = timeline.epoch(loader=0, epoch=0)
+    for _ in range(3):
+        dropped.ask()
+        dropped.got(8)
+    dropped.drop()
+    burn(0.05)
+    after = timeline.epoch(loader=0, epoch=1)
+    for _ in range(3):
+        after.ask()
+        after.got(8)
+    after.end()
+    timeline.close()
+    (found,) = read_usage(tmp_path)
+    assert found.loaders[0].steps == 4
+    assert found.loaders[0].trainer_cpu_seconds < 0.04
+
+
+def test_a_file_that_is_cut_is_no_usage(tmp_path: Path) -> None:
+    (tmp_path / "usage-rank0.json").write_text('{"rank": 0, "loa')
+    assert read_usage(tmp_path) == []
