@@ -254,6 +254,17 @@ def test_a_workload_is_profiled_on_the_local_platform(tmp_path: Path) -> None:
     assert found.step.loader_cpu_seconds == pytest.approx(0.040, rel=0.25)
     assert found.step.trainer_cpu_seconds == pytest.approx(0.023, rel=0.25)
     assert found.check is not None
+    # Every sample burns; nothing is read; nothing is said of a storage.
+    parts = {each.name: each for each in found.transforms}
+    assert parts["getitem"].cpu_seconds == pytest.approx(0.005, rel=0.25)
+    assert parts["getitem"].share > 0.9
+    assert any("burn" in name for name in parts)
+    assert found.step.read_bytes is None
+    assert found.step.storage_bytes_per_second is None
+    measured = {name for name in found.step.__struct_fields__ if name.endswith("_seconds")}
+    known = {name for name in measured if getattr(found.step, name) is not None}
+    assert found.spread is not None
+    assert known | {"batch_bytes"} == set(found.spread)
     assert max(map(len, explain(found).splitlines())) <= 88
     assert (tmp_path / "burning-1" / "baseline-timeline.csv").is_file()
     assert processes_with(" ".join(command[1:])) == []

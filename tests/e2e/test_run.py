@@ -93,6 +93,26 @@ def test_a_run_leaves_records_logs_and_a_report_resumes_and_judges(tmp_path: Pat
     assert logs == {f"{host.group}-{host.host}.log" for host in training.hosts}
     assert_nothing_left(run, set())
 
+    # What was trained says of itself what the next decision needs.
+    passive = read_json(run / "passive-profile.json", Profile)
+    assert passive.workload_sha256 == profile.workload_sha256
+    assert passive.timed_step.step_seconds == training.measured.step_seconds
+    assert (passive.timed_step.loader_cpu_seconds or 0.0) > 0
+    assert (passive.timed_step.trainer_cpu_seconds or 0.0) > 0
+    assert passive.timed_step.global_batch_size == 64
+    data = [group for group in training.groups if group.role == "data"]
+    assert [(each.instance_type, each.count) for each in passive.data] == [
+        (each.instance_type, each.count) for each in data
+    ]
+    file = str(run / "passive-profile.json")
+    done = stoker("decide", file, "--workload", "mini.yaml", "--out", "again.json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    again = read_json(folder / "again.json", Decision)
+    (keep,) = [plan for plan in again.plans if plan.action == "keep"]
+    assert [(each.role, each.count) for each in keep.groups] == [
+        (each.role, each.count) for each in training.groups
+    ]
+
     profiled_at = (run / "profile.json").stat().st_mtime_ns
     again = stoker("run", "mini.yaml", "--from", "train", cwd=folder)
     assert again.returncode == 0, again.stderr
