@@ -302,4 +302,4 @@ def test_what_torchs_loader_promises_holds_under_a_data_group() -> None:
     with Cluster(agents=1) as cluster:
         trainer = cluster.train(script="feed_semantics.py")
         assert trainer.end() == 0, (trainer.lines, trainer.errors)
-        assert len(trainer.lines) == 15
+        assert len(trainer.lines) == 16

@@ -17,6 +17,11 @@ def tensor_on(landing: Landing) -> torch.Tensor:
     return torch.frombuffer(landing.take(SIZE), dtype=torch.uint8)
 
 
+def in_inference_mode(tensor: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return tensor[10:20]
+
+
 VIEWS: dict[str, Callable[[torch.Tensor], object]] = {
     "the tensor": lambda t: t,
     "detach": lambda t: t.detach(),
@@ -26,6 +31,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], object]] = {
     "numpy of a slice": lambda t: t[10:20].numpy()[2:3],
     "another dtype": lambda t: t.view(torch.float32)[4:8],
     "memoryview": lambda t: memoryview(t.numpy()),
+    "inference mode": in_inference_mode,
     "storage": lambda t: t.untyped_storage(),
 }
 
