@@ -24,16 +24,17 @@ from stoker.decide.plans import (
 )
 from stoker.decide.pricing import (
     Rules,
+    allowed_types,
     is_usable,
     measured,
     plan_of,
     predicted,
     problem_of,
+    refuse_foreign_prices,
     usd_per_hour,
 )
 from stoker.decide.states import mend_first
 from stoker.decide.work import Hosts, Shape, Work
-from stoker.errors import UsageError
 from stoker.records import (
     Bottleneck,
     Calibration,
@@ -82,7 +83,7 @@ def decide(
         UsageError: If a type is not in the catalog, a number is beyond any machine, or the
             prices are those of a region that the constraints do not allow.
     """
-    _refuse_foreign_prices(constraints, catalog)
+    refuse_foreign_prices(constraints, catalog)
     if profile.step is None:
         return decide_observed(
             profile,
@@ -114,7 +115,7 @@ def decide(
         constraints=constraints,
         catalog=catalog,
         today=now,
-        allowed=_allowed(constraints, catalog),
+        allowed=allowed_types(constraints, catalog),
         total_steps=training.total_steps(),
     )
     kept = keep(site)
@@ -274,30 +275,6 @@ def _bottleneck(work: Work, kept: Candidate) -> Bottleneck:
     if made.limit == "receive":
         return "network"
     return made.limit
-
-
-def _refuse_foreign_prices(constraints: Constraints, catalog: Catalog) -> None:
-    regions = constraints.regions
-    if regions is not None and catalog.region is not None and catalog.region not in regions:
-        raise UsageError(
-            f"the prices are those of {catalog.region}, and only those of "
-            f"{', '.join(regions) or 'no region'} may be used",
-            where="key constraints.regions",
-            fix="--prices FILE with prices of such a region, or allow this one",
-        )
-
-
-def _allowed(constraints: Constraints, catalog: Catalog) -> frozenset[str] | None:
-    if constraints.allowed_instance_types is None:
-        return None
-    names = set()
-    for index, name in enumerate(constraints.allowed_instance_types):
-        try:
-            names.add(catalog.get(name).type)
-        except UsageError as err:
-            where = f"key constraints.allowed_instance_types[{index}]"
-            raise UsageError(err.what, where=where, fix=err.fix) from None
-    return frozenset(names)
 
 
 def _distinct(plans: Iterable[Plan]) -> list[Plan]:

@@ -8,6 +8,7 @@ from stoker.decide.break_even import break_even_speedup
 from stoker.decide.model import Estimate
 from stoker.decide.plans import Candidate
 from stoker.decide.work import Doubt, Shape, Work
+from stoker.errors import UsageError
 from stoker.records import Constraints, Plan, Predicted, Profile
 
 # Reason of a feasible plan that the user named.
@@ -183,6 +184,36 @@ def plan_of(
         reason=problem or (ASKED_FOR if candidate.asked_for else ""),
         global_batch_size=wider,
     )
+
+
+def refuse_foreign_prices(constraints: Constraints, catalog: Catalog) -> None:
+    """UsageError where the prices are those of a region that the constraints do not allow."""
+    regions = constraints.regions
+    if regions is not None and catalog.region is not None and catalog.region not in regions:
+        raise UsageError(
+            f"the prices are those of {catalog.region}, and only those of "
+            f"{', '.join(regions) or 'no region'} may be used",
+            where="key constraints.regions",
+            fix="--prices FILE with prices of such a region, or allow this one",
+        )
+
+
+def allowed_types(constraints: Constraints, catalog: Catalog) -> frozenset[str] | None:
+    """The types that a plan may have, as the catalog spells them; None: all.
+
+    Raises:
+        UsageError: If one is not in the catalog.
+    """
+    if constraints.allowed_instance_types is None:
+        return None
+    names = set()
+    for index, name in enumerate(constraints.allowed_instance_types):
+        try:
+            names.add(catalog.get(name).type)
+        except UsageError as err:
+            where = f"key constraints.allowed_instance_types[{index}]"
+            raise UsageError(err.what, where=where, fix=err.fix) from None
+    return frozenset(names)
 
 
 def _doubts_of(work: Work, shape: Shape) -> list[Doubt]:
