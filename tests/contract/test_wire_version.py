@@ -9,16 +9,16 @@ import numpy as np
 import torch
 
 from stoker.feed import messages as m
-from stoker.feed import shipping, wire
+from stoker.feed import remote, shipping, wire
 from stoker.feed.layout import Tag
 
 # After a change that an older stoker would misread: a new PROTOCOL_VERSION, and the new digests.
 # After one that it would not (a limit that grew, say): the new digests alone.
 PINNED = {
-    "version": 5,
+    "version": 6,
     "messages": "18c335b4459f8138",
     "trees": "52c3607ba96c49c6",
-    "pickles": "713dd66a7d7c7e7f",
+    "pickles": "6f156b9d1c787465",
 }
 
 UNIONS = {
@@ -71,9 +71,19 @@ def digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def name_of(kind: type) -> str:
+    """As a pickle names it."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def test_what_crosses_the_wire_is_that_of_its_version() -> None:
     records = (shipping.Spec, shipping.Globals, shipping._PackedError)
-    pickles = {kind.__name__: [f.name for f in dataclasses.fields(kind)] for kind in records}
+    named = remote.remote("builtins:dict", a=1)
+    pickles = {
+        **{name_of(kind): [f.name for f in dataclasses.fields(kind)] for kind in records},
+        name_of(type(named)): named.__reduce__()[1],
+        name_of(remote.FactsOf): sorted(vars(remote.FactsOf(named))),
+    }
     schemas = {name: bare(msgspec.json.schema(kinds)) for name, kinds in UNIONS.items()}
     found = {
         "version": m.PROTOCOL_VERSION,
