@@ -19,7 +19,7 @@ from stoker_hosts import run_under_stoker
 
 HOSTS, WORKERS_EACH, RANKS = 4, 25, 4
 _SECONDS = 100.0
-_LOOK_SECONDS = 60.0
+_LOOK_SECONDS = 120.0
 _MB = 1e6
 _PLURALS = {"nursery": "nurseries"}
 
@@ -28,7 +28,7 @@ Look = dict[str, list[dict[str, float]]]
 
 def rows(*, is_quick: bool) -> Iterator[Row]:
     """One run: a row of the order, and one of each kind of process."""
-    num_batches = 2000 if is_quick else 6000
+    num_batches = 1200 if is_quick else 6000
     looks: list[Look] = []
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="feed-benchmark-") as name:
