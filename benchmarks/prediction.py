@@ -213,14 +213,14 @@ def _asked_for(decision: Mapping, case: Case) -> Mapping:  # type: ignore[type-a
 def markdown(rows: Sequence[Row]) -> str:
     """The table of docs/method.md."""
     lines = [
-        "| case | what changes | today | predicted | measured | ratio, predicted | measured "
+        "| case | what changes | its limit | step before | after | ratio, predicted | measured "
         "| error |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [
-        f"| {row.case}{'' if row.own_core else ' *'} | {row.about} "
-        f"| {statistics.median(row.steps_today) * 1000:.1f} ms | {row.predicted_step * 1000:.1f} ms"
-        f" | {statistics.median(row.steps_target) * 1000:.1f} ms | {row.predicted_ratio:.3f} "
+        f"| {row.case}{'' if row.own_core else ' \\*'} | {row.about} | {row.limit} "
+        f"| {statistics.median(row.steps_today) * 1000:.1f} ms "
+        f"| {statistics.median(row.steps_target) * 1000:.1f} ms | {row.predicted_ratio:.3f} "
         f"| {row.measured_ratio:.3f} | {row.error:+.1%} |"
         for row in rows
     ]
@@ -229,10 +229,14 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def summary(rows: Sequence[Row]) -> str:
     """Median and worst error, against what is promised."""
+    if not rows:
+        return "no case was run"
     errors = sorted(abs(row.error) for row in rows)
     median, worst = statistics.median(errors), errors[-1]
     met = "met" if median <= MEDIAN_TARGET and worst <= WORST_TARGET else "MISSED"
-    shared = "" if all(row.own_core for row in rows) else " * hosts share cores (costs are slept)."
+    shared = (
+        "" if all(row.own_core for row in rows) else " \\* Hosts share cores (costs are slept)."
+    )
     return (
         f"{len(rows)} cases: median error {median:.1%}, worst {worst:.1%} (targets "
         f"{MEDIAN_TARGET:.0%} and {WORST_TARGET:.0%}: {met}).{shared}"
@@ -318,7 +322,7 @@ def main() -> int:
         kept[case.name] = row
         _write(file, [kept[name] for name in names if name in kept])
         print(text(row), flush=True)
-    print(summary([kept[name] for name in names if name in kept]) if kept else "no case was run")
+    print(summary([kept[name] for name in names if name in kept]))
     print(f"rows: {file}")
     return 1 if failed else 0
 
