@@ -35,6 +35,8 @@ BUDGET_SECONDS = 18
 PAIRS = 3
 _RUN_SECONDS = 8.0
 _LEAST_STEPS, _MOST_STEPS = 82, 402
+# In a table: hosts of the case share cores.
+_SHARED = " (shared)"
 # A command that lasts longer has failed.
 _COMMAND_SECONDS = 240
 
@@ -218,7 +220,7 @@ def markdown(rows: Sequence[Row]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [
-        f"| {row.case}{'' if row.own_core else ' \\*'} | {row.about} | {row.limit} "
+        f"| {row.case}{'' if row.own_core else _SHARED} | {row.about} | {row.limit} "
         f"| {statistics.median(row.steps_today) * 1000:.1f} ms "
         f"| {statistics.median(row.steps_target) * 1000:.1f} ms | {row.predicted_ratio:.3f} "
         f"| {row.measured_ratio:.3f} | {row.error:+.1%} |"
@@ -235,7 +237,7 @@ def summary(rows: Sequence[Row]) -> str:
     median, worst = statistics.median(errors), errors[-1]
     met = "met" if median <= MEDIAN_TARGET and worst <= WORST_TARGET else "MISSED"
     shared = (
-        "" if all(row.own_core for row in rows) else " \\* Hosts share cores (costs are slept)."
+        "" if all(row.own_core for row in rows) else " Shared: hosts share cores, costs are slept."
     )
     return (
         f"{len(rows)} cases: median error {median:.1%}, worst {worst:.1%} (targets "
