@@ -21,6 +21,7 @@ VERBS = {
         "--budget",
         "--training-job",
         "--logs",
+        "--instance-type",
         "--region",
         "--platform",
         "--summary",
