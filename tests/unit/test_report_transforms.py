@@ -1,0 +1,63 @@
+"""The parts of loading in the report."""
+
+from pathlib import Path
+
+from stoker.records import Profile, ProfiledHost, StepTerms, Workload
+from stoker.records.profile import TransformCost
+from stoker.report.page import write_report
+from stoker.report.transforms import transform_rows
+
+COSTS = (
+    TransformCost(name="getitem", cpu_seconds=0.006, share=0.75, samples=36),
+    TransformCost(
+        name="Crop<b>", within="getitem", cpu_seconds=0.004, share=0.5, bytes_in=9e5, bytes_out=100,
+        samples=36,
+    ),
+    TransformCost(name="Flip", within="getitem", cpu_seconds=1e-6, share=0.001, samples=36),
+    TransformCost(name="collate", cpu_seconds=0.002, share=0.25, bytes_out=2048, samples=9),
+)  # fmt: skip
+
+
+def test_parts_that_cost_nothing_have_no_row() -> None:
+    rows = transform_rows(COSTS)
+    assert [(row.name, row.is_part) for row in rows] == [
+        ("getitem", False),
+        ("Crop<b>", True),
+        ("collate", False),
+    ]
+    assert [row.size for row in rows] == ["", "900 kB → 100 B", "2.05 kB"]
+
+
+def page(tmp_path: Path, profile: Profile) -> str:
+    write_report(
+        tmp_path / "report.html",
+        run_id="r",
+        workload=Workload(name="w", command=("python", "train.py")),
+        profile=profile,
+        decision=None,
+        training=None,
+        evaluation=None,
+        before_timeline=None,
+        after_timeline=None,
+        environment={},
+    )
+    return (tmp_path / "report.html").read_text()
+
+
+def profile_with(*costs: TransformCost, read_bytes: float | None = None) -> Profile:
+    step = StepTerms(step_seconds=0.1, read_bytes=read_bytes, storage_bytes_per_second=2e8)
+    return Profile(host=ProfiledHost(instance_type="local.c1"), step=step, transforms=costs)
+
+
+def test_the_table_stands_in_the_report_and_names_are_text(tmp_path: Path) -> None:
+    html = page(tmp_path, profile_with(*COSTS, read_bytes=4e6))
+    assert "Parts of loading" in html
+    assert "Crop&lt;b&gt;" in html
+    assert "Crop<b>" not in html
+    assert "A step reads 4.0 MB from storage, which gives a host 200 MB a second" in html
+
+
+def test_a_profile_without_parts_has_no_table(tmp_path: Path) -> None:
+    html = page(tmp_path, profile_with())
+    assert "Parts of loading" not in html
+    assert "from storage" not in html
