@@ -24,8 +24,8 @@ from stoker.profile.counters import (
 )
 from stoker.profile.evidence import Evidence, Pass
 
-# 50 knocks a second beside a busy interpreter take 0.3 % of a vCPU, and make its loop no slower than
-# it is from one second to the next, 0.5 %.
+# 50 knocks a second beside a busy interpreter take 0.3 % of a vCPU; its loop became no slower than
+# it differs from one second to the next, by 0.5 %.
 KNOCK_SECONDS = 0.02
 # Python code gives the lock up after 5 ms, if asked; torch's operations do not hold it. What a
 # knock waits otherwise is the timer's slack, 0.1 ms.
