@@ -8,6 +8,7 @@ import torch
 
 from stoker.profile import batches
 from stoker.profile.drain import Stamp, summarize
+from stoker.profile.loading import worker_counts
 
 Pair = namedtuple("Pair", "image label")
 
@@ -74,3 +75,33 @@ def test_costs_are_of_one_worker_from_batch_to_batch_and_the_rate_of_all() -> No
 
 def test_a_first_batch_alone_says_nothing() -> None:
     assert summarize([[[(1, 1.0, 1.0, 0.0)]]], workers=1) is None
+
+
+def test_a_rate_is_over_all_rounds_and_a_round_that_lacks_a_worker_gives_none() -> None:
+    def round_of(gap: float) -> list[list[Stamp]]:
+        return [[(1, 0.01 * n, gap * n, 0.0) for n in range(5)]]
+
+    drained = summarize([round_of(0.1), round_of(0.3)], workers=1)
+    assert drained is not None
+    assert drained.batches_per_second == pytest.approx(8 / 1.6)
+    assert drained.cpu_seconds.samples == 8
+    lacking = summarize([round_of(0.1), round_of(0.3)], workers=2)
+    assert lacking is not None
+    assert lacking.batches_per_second == 0.0
+
+
+@pytest.mark.parametrize(
+    ("script", "vcpus", "ranks", "counts"),
+    [
+        (4, 32, 1, [32, 1, 4, 16]),
+        (4, 32, 4, [8, 1, 4]),
+        (0, 1, 1, [1]),
+        (1, 2, 1, [2, 1]),
+        (6, 8, 1, [8, 1, 6, 4]),
+        (8, 2, 4, [1, 8]),
+    ],
+)
+def test_loaders_are_tried_at_one_at_todays_at_all_vcpus_and_at_half_of_them(
+    script: int, vcpus: int, ranks: int, counts: list[int]
+) -> None:
+    assert worker_counts(script=script, vcpus=vcpus, ranks_on_host=ranks) == counts

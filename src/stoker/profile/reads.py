@@ -54,9 +54,9 @@ class ReadPasses:
             return Passes(first=first)
         if not drop_cached(opened.paths()):
             return Passes(first=first)
-        # The same batches, however long they take: the first pass has limited their number.
-        cold = _read(source, until=float("inf"), most=len(first))
-        warm = _read(source, until=float("inf"), most=len(first))
+        # Where the first pass found all in memory, the storage may be much slower than it was.
+        cold = _read(source, until=until, most=len(first))
+        warm = _read(source, until=float("inf"), most=len(cold))
         return Passes(first=first, cold=cold, warm=warm)
 
 
@@ -148,7 +148,7 @@ def _read(source: Source, *, until: float, most: int | None = None) -> tuple[Bat
                 fetched=int(after[4] - before[4]),
             )
         )
-        if len(found) == most or (after[0] >= until and most is None):
+        if len(found) == most or after[0] >= until:
             break
         before = _now()
     return tuple(found)
