@@ -21,7 +21,7 @@ from stoker.platforms.kubernetes.api import Cluster
 from stoker.platforms.kubernetes.run import REPEAT_SECONDS, KubernetesRun
 from stoker.platforms.kubernetes.troubles import CAPACITY_SECONDS, IMAGE_SECONDS, QUOTA_SECONDS
 from stoker.profile import profile
-from stoker.profile.raw import RankResult
+from stoker.profile.raw import AcceleratorOnly, RankResult, quartiles
 from stoker.records import Cluster as TodaysCluster
 from stoker.records import Profile, TodaysGroup, Training, Workload, read_json, write_json
 from support.kubernetes_api import (
@@ -499,7 +499,16 @@ def test_a_profile_s_results_come_back_in_the_leader_s_log(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    result = RankResult(rank=0, world_size=1, host=LEADER, vcpus=8, ranks_on_host=1, steps=40)
+    took = quartiles([0.1])
+    result = RankResult(
+        rank=0,
+        world_size=1,
+        host=LEADER,
+        vcpus=8,
+        ranks_on_host=1,
+        steps=40,
+        accelerator=AcceleratorOnly(step_seconds=took, trainer_cpu_seconds=took, cached_batches=8),
+    )
     output = tmp_path / "leader"
     output.mkdir()
     (output / "profile-rank0.json").write_bytes(msgspec.json.encode(result))
