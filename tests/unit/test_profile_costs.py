@@ -10,10 +10,11 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from stoker.profile.closer import transforms_of
 from stoker.profile.compose import size_of, time_transforms
-from stoker.profile.costs import measure_costs
+from stoker.profile.costs import measure_costs, name_of
 from stoker.profile.raw import Cost, RankResult
 from stoker.profile.sampled import functions_of
 from stoker.profile.transform_words import transform_table
+from stoker.records import Place, Profile, ProfiledHost, StepTerms, convert, to_document
 
 Sample = torch.Tensor
 
@@ -278,3 +279,33 @@ def test_the_table_is_short_and_fits_88_columns() -> None:
     (crop,) = [line for line in transform_table(transforms_of([result(*ROWS)])) if "Crop" in line]
     assert "900.0 kB -> 100 B" in crop
     assert transform_table(()) == []
+
+
+def test_a_name_that_is_too_long_keeps_both_ends_and_the_record_can_be_read() -> None:
+    long = name_of(" > ".join(f"package.module{number}.Class.method" for number in range(30)))
+    assert len(long) == 200
+    assert long.startswith("package.module0.Class")
+    assert long.endswith("package.module29.Class.method")
+    assert "\u2026" in long
+    assert name_of("x" * 200) == "x" * 200
+
+
+def a_function_of_a_very_long_name(sample: Sample) -> Sample:
+    burn(0.012)
+    return sample
+
+
+a_function_of_a_very_long_name.__qualname__ = "f" * 300
+
+
+def test_a_transform_of_a_long_name_has_a_row_that_a_record_holds() -> None:
+    costs = measured(DataLoader(Pictures(Compose([a_function_of_a_very_long_name])), 2), looks=3)
+    (name,) = {name for _, name in costs if name.startswith("ff")}
+    profile = Profile(
+        host=ProfiledHost(instance_type="local.c1"),
+        step=StepTerms(step_seconds=1.0),
+        transforms=transforms_of([result(*costs.values())]),
+    )
+    assert name in {
+        row.name for row in convert(to_document(profile), Profile, Place("p")).transforms
+    }

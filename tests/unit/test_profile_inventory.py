@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.feed.cpu_quota import cpu_quota
+from stoker.feed.cpu_quota import cpu_quota, limiting_group, usable_vcpus, vcpu_capacity
+from stoker.launch import machine
 from stoker.profile.closer import host_of, note_of_host
 from stoker.profile.inventory import (
     accelerators,
@@ -69,6 +70,39 @@ def test_a_quota_is_the_tightest_of_the_groups_that_hold_this_process(
     tmp_path: Path, membership: str, files: dict[str, str], found: float | None
 ) -> None:
     assert quota(tmp_path, membership, files) == found
+
+
+@pytest.mark.parametrize(
+    ("quota_us", "capacity", "workers"),
+    [(150_000, 1.5, 2), (40_000, 0.4, 1), (0, 4.0, 4), (900_000, 4.0, 4), (200_000, 2.0, 2)],
+)
+def test_a_quota_is_no_more_than_it_is_and_workers_are_whole(
+    monkeypatch: pytest.MonkeyPatch, quota_us: int, capacity: float, workers: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)))
+    monkeypatch.setattr("stoker.feed.cpu_quota.cpu_quota", lambda: quota_us / 100_000 or None)
+    assert vcpu_capacity() == capacity
+    assert usable_vcpus() == workers
+    assert machine.usable_vcpus() == workers
+
+
+@pytest.mark.parametrize(
+    ("own", "above", "limiting"),
+    [("200000", "100000", "pod"), ("100000", "200000", "pod/app"), ("900000", "max", None)],
+)
+def test_the_group_that_limits_is_the_tightest_one_below_the_affinity(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own: str,
+    above: str,
+    limiting: str | None,
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)))
+    files = {"pod/app/cpu.max": f"{own} 100000", "pod/cpu.max": f"{above} 100000"}
+    quota(tmp_path, "0::/pod/app\n", files)
+    root = tmp_path / "cgroup"
+    found = limiting_group(root=root, membership=tmp_path / "membership")
+    assert found == (root / limiting if limiting else None)
 
 
 class Metadata(BaseHTTPRequestHandler):

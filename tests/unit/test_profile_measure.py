@@ -144,6 +144,18 @@ def test_what_others_took_of_the_cpus_is_accounted_for_and_said() -> None:
     assert "other processes kept 0.5 of the 1 vCPUs busy" in explain(profile).replace("\n  ", " ")
 
 
+def test_a_quota_of_one_and_a_half_is_divided_by_as_it_is() -> None:
+    # 62.5 ms of CPU a step: 42 ms on 1.5 vCPUs, where two would give 31.
+    limited = changed(ONE_CORE, vcpus=1.5, as_is=as_is_of(ONE_CORE, step_seconds=at(0.0417)))
+    profile = combined(limited)
+    assert profile.check is not None
+    assert profile.check.predicted_step_seconds == pytest.approx(0.0625 / 1.5)
+    assert profile.check.explained
+    assert (profile.host.vcpus, profile.host.quota_vcpus) == (1, 1.5)
+    assert "of 1.5 vCPUs" in explain(profile)
+    assert combined(ONE_CORE).host.quota_vcpus is None
+
+
 def test_another_rank_on_the_host_is_no_stranger() -> None:
     used = (0.0225 + 0.0405) / 0.063
     first = changed(ONE_CORE, world_size=2, vcpus=2, as_is=as_is_of(ONE_CORE, others_vcpus=used))

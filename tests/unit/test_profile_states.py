@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.feed.cpu_quota import cpu_groups, group_cpu_seconds, group_quota
+from stoker.profile.clocks import children_cpu_seconds, machine_cpu_seconds
 from stoker.profile.counters import (
     Throttling,
-    cpu_groups,
-    quota_vcpus,
     received_bytes,
     scheduled,
     storage_stall_seconds,
@@ -530,9 +530,9 @@ def test_both_versions_of_control_groups_say_the_same(tmp_path: Path) -> None:
     )
     second = group(tmp_path / "2", cpu__stat=V2, cpu__max="150000 100000")
     assert throttling(first) == throttling(second) == Throttling(10, 7, 0.356)
-    assert quota_vcpus(first) == quota_vcpus(second) == 1.5
+    assert group_quota(first) == group_quota(second) == 1.5
     free = group(tmp_path / "3", cpu__max="max 100000", cpu__cfs_quota_us="-1")
-    assert quota_vcpus(free) is None
+    assert group_quota(free) is None
     assert throttling(free) == Throttling()
 
 
@@ -550,13 +550,41 @@ def test_both_versions_of_control_groups_say_the_same(tmp_path: Path) -> None:
 def test_the_group_and_those_above_it_are_found(
     tmp_path: Path, words: str, folders: list[str]
 ) -> None:
-    is_v2 = words.startswith("0::")
-    root = group(tmp_path / "cgroup", **({"cgroup__controllers": "cpu"} if is_v2 else {}))
+    root = tmp_path / "cgroup"
     for folder in folders:
         group(root / folder, cpu__stat=V2)
     of = tmp_path / "of"
     of.write_text(words)
-    assert cpu_groups(root, of) == tuple(root / folder for folder in folders)
+    assert cpu_groups(root=root, membership=of) == tuple(root / folder for folder in folders)
+
+
+@pytest.mark.parametrize(
+    ("files", "seconds"),
+    [
+        ({"cpu__stat": "usage_usec 2500000\nnr_periods 10\n"}, 2.5),
+        ({"cpu__stat": V1, "cpuacct__usage": "2500000000\n"}, 2.5),
+        ({"cpu__stat": V1}, None),
+    ],
+    ids=["version 2", "version 1", "version 1, counted elsewhere"],
+)
+def test_what_a_group_used_is_read(
+    tmp_path: Path, files: dict[str, str], seconds: float | None
+) -> None:
+    assert group_cpu_seconds(group(tmp_path / "g", **files)) == seconds
+
+
+def test_neighbours_of_a_container_with_a_quota_are_none_of_its_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_quota = group(tmp_path / "g", cpu__stat="usage_usec 7000000\n", cpu__max="50000 100000")
+    monkeypatch.setattr("stoker.profile.clocks.limiting_group", lambda: with_quota)
+    assert machine_cpu_seconds() == 7.0
+    uncounted = group(tmp_path / "h", cpu__max="50000 100000")
+    monkeypatch.setattr("stoker.profile.clocks.limiting_group", lambda: uncounted)
+    own = machine_cpu_seconds()
+    assert own == pytest.approx(time.process_time() + children_cpu_seconds(), rel=0.1)
+    monkeypatch.setattr("stoker.profile.clocks.limiting_group", lambda: None)
+    assert machine_cpu_seconds() >= 0.5 * own
 
 
 def test_loopback_is_no_network(tmp_path: Path) -> None:

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from stoker.records import Profile, ProfiledHost, StepTerms, Workload
-from stoker.records.profile import TransformCost
+from stoker.records import Profile, ProfiledHost, State, StepTerms, TransformCost, Workload
 from stoker.report.page import write_report
 from stoker.report.transforms import transform_rows
 
@@ -61,3 +60,19 @@ def test_a_profile_without_parts_has_no_table(tmp_path: Path) -> None:
     html = page(tmp_path, profile_with())
     assert "Parts of loading" not in html
     assert "from storage" not in html
+
+
+def test_states_stand_in_the_report_with_their_shares(tmp_path: Path) -> None:
+    profile = Profile(
+        host=ProfiledHost(instance_type="local.c1"),
+        step=StepTerms(step_seconds=0.1),
+        states=(
+            State(id="network", text="network-bound: <8 Mbit/s", share=0.62),
+            State(id="gil", text="held"),
+        ),
+    )
+    html = page(tmp_path, profile)
+    assert "network-bound: &lt;8 Mbit/s" in html
+    assert "62\u00a0%" in html or "62%" in html
+    assert html.index("network-bound") < html.index("held")
+    assert "What state it is in" not in page(tmp_path, profile_with())

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stoker.errors import StokerError, UsageError
+from stoker.feed.cpu_quota import vcpu_capacity
 from stoker.launch import launch
 from stoker.launch.finish import write_failure
 from stoker.launch.run import output_folder
@@ -26,7 +27,6 @@ from stoker.profile.body import (
     no_verdict,
     what_of,
 )
-from stoker.profile.clocks import usable_vcpus
 from stoker.profile.grown_files import with_grown_files
 from stoker.profile.measure import combine
 from stoker.profile.raw import read_ranks
@@ -130,7 +130,7 @@ def _used(*, seconds: float, hosts: int) -> Used | None:
     return Used(
         wall_seconds=seconds,
         cpu_seconds=own.ru_utime + own.ru_stime,
-        vcpus=usable_vcpus(),
+        vcpus=vcpu_capacity(),
         hosts=1,
     )
 

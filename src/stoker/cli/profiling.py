@@ -9,11 +9,11 @@ from stoker.cli.delivery import Outputs, deliver
 from stoker.cli.progress import relative, say, step_line
 from stoker.cli.step_outputs import told_of_profile
 from stoker.cli.workloads import new_run_dir, region_of, resolve, todays_cluster
+from stoker.feed.cpu_quota import usable_vcpus
 from stoker.logs import parse_line
 from stoker.platforms import platform_named
 from stoker.platforms.base import LogLine
 from stoker.profile import explain, profile
-from stoker.profile.clocks import usable_vcpus
 from stoker.profile.unmeasured import UnmeasuredError, notebook_refusal
 from stoker.records import Cluster, Group, TodaysGroup, Workload, write_json
 

@@ -1,35 +1,88 @@
-"""The CPU quota of this process's control group, in vCPUs: v1 and v2, also of groups around it."""
+"""What control groups leave this process of the CPUs: v1 and v2, its own and those around it."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 
+# Version 1 has its controllers in folders of their own; two may share one.
+_V1_FOLDERS = ("cpu", "cpu,cpuacct")
+_FILES = ("cpu.stat", "cpu.max", "cpu.cfs_quota_us")
+
+
+def usable_vcpus() -> int:
+    """vCPUs that this process may use, as a number of workers: at least 1, a half is rounded."""
+    return max(1, round(vcpu_capacity()))
+
+
+def vcpu_capacity() -> float:
+    """vCPUs that this process may use: by its affinity and its groups' quota; not rounded."""
+    quota = cpu_quota()
+    return min(_affine(), quota) if quota else float(_affine())
+
 
 def cpu_quota(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | None:
-    """The smallest quota from this process's group up to the root; None: there is none.
+    """The smallest quota from this process's group up to the root, in vCPUs; None: there is none.
 
     Args:
         root: Where control groups are mounted.
         membership: The kernel's list of the groups that this process is in.
     """
-    quotas = [_quota_v2(folder) for folder in _folders_v2(root, membership)]
-    quotas += [_quota_v1(folder) for folder in _folders_v1(root, membership)]
+    quotas = [group_quota(group) for group in cpu_groups(root=root, membership=membership)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def _folders_v2(root: Path, membership: Path) -> Iterator[Path]:
+def limiting_group(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> Path | None:
+    """The group whose quota leaves this process less than its affinity does; None: none does."""
+    limited = [
+        (quota, index, group)
+        for index, group in enumerate(cpu_groups(root=root, membership=membership))
+        if (quota := group_quota(group)) is not None
+    ]
+    if not limited or min(limited)[0] >= _affine():
+        return None
+    return min(limited)[2]
+
+
+def cpu_groups(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> tuple[Path, ...]:
+    """The folders of this process's group for CPU and of those above it, as they are seen here.
+
+    In a container the group's name may be that of the host: then only the mounted root is known.
+    """
     # With version 1 beside it, version 2 is mounted below.
-    for top in (root, root / "unified"):
-        for path in _paths(membership, controller=""):
-            yield from _upwards(top, path)
+    tops = [(root, ""), (root / "unified", ""), *((root / name, "cpu") for name in _V1_FOLDERS)]
+    folders = [
+        folder
+        for top, controller in tops
+        for path in _paths(membership, controller=controller)
+        for folder in _upwards(top, path)
+    ]
+    found = (folder for folder in folders if any((folder / name).is_file() for name in _FILES))
+    return tuple(dict.fromkeys(found))
 
 
-def _folders_v1(root: Path, membership: Path) -> Iterator[Path]:
-    for name in ("cpu", "cpu,cpuacct"):
-        for path in _paths(membership, controller="cpu"):
-            yield from _upwards(root / name, path)
+def group_quota(folder: Path) -> float | None:
+    """vCPUs that the quota of one group allows; None: it has none."""
+    quota = _quota_v2(folder)
+    return _quota_v1(folder) if quota is None else quota
+
+
+def group_cpu_seconds(folder: Path) -> float | None:
+    """CPU-seconds of all processes of a group so far; None: the kernel does not say here."""
+    for line in _lines(folder / "cpu.stat"):
+        name, _, count = line.partition(" ")
+        if name == "usage_usec" and count.strip().isdigit():
+            return int(count) / 1e6
+    counted = _lines(folder / "cpuacct.usage")
+    return int(counted[0]) / 1e9 if counted and counted[0].isdigit() else None
+
+
+def _affine() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS
 
 
 def _paths(membership: Path, *, controller: str) -> list[str]:
@@ -45,7 +98,9 @@ def _paths(membership: Path, *, controller: str) -> list[str]:
 
 
 def _upwards(top: Path, path: str) -> Iterator[Path]:
-    parts = [part for part in path.split("/") if part not in ("", ".", "..")]
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        parts = []
     for depth in range(len(parts), -1, -1):
         yield top.joinpath(*parts[:depth])
 
@@ -54,7 +109,7 @@ def _quota_v2(folder: Path) -> float | None:
     for line in _lines(folder / "cpu.max"):
         quota, _, period = line.partition(" ")
         if quota.isdigit() and period.strip().isdigit() and int(period) > 0:
-            return int(quota) / int(period)
+            return int(quota) / int(period) or None
     return None
 
 

@@ -5,21 +5,15 @@ import re
 import socket
 from collections.abc import Mapping
 
-from stoker.feed import memory
-from stoker.feed.cpu_quota import cpu_quota
+from stoker.feed import cpu_quota, memory
 from stoker.feed.memory import lines_of, memory_groups
 
 _ACCELERATOR = re.compile(r"^nvidia\d+$")
 
 
 def usable_vcpus() -> int:
-    """vCPUs that this process may use: by its affinity and its cgroup's quota, at least 1."""
-    try:
-        count = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
-        count = os.cpu_count() or 1
-    quota = cpu_quota()
-    return max(1, min(count, round(quota)) if quota else count)
+    """vCPUs that this process may use, as a number of workers: at least 1."""
+    return cpu_quota.usable_vcpus()
 
 
 def num_accelerators(environ: Mapping[str, str]) -> int:

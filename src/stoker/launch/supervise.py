@@ -19,6 +19,7 @@ from typing import IO
 
 import psutil
 
+from stoker.feed.cpu_quota import vcpu_capacity
 from stoker.launch import machine
 from stoker.logs import Log
 from stoker.platforms import spawn
@@ -153,7 +154,7 @@ def supervise(
         returncode=code,
         wall_seconds=_now() - began,
         cpu_seconds=_cpu_seconds() - cpu_before,
-        vcpus=machine.usable_vcpus(),
+        vcpus=vcpu_capacity(),
     )
     return Ending(
         exit_code=code if code >= 0 else 128 - code,

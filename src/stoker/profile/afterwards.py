@@ -61,7 +61,7 @@ def measure_afterwards(
         loader,
         counts=worker_counts(
             script=loader.num_workers,
-            vcpus=findings.result.vcpus,
+            vcpus=round(findings.result.vcpus),
             ranks_on_host=findings.result.ranks_on_host,
         ),
         seconds=_LOADING_SHARE * budget_seconds,

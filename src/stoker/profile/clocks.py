@@ -1,4 +1,4 @@
-"""CPU clocks of processes and threads, and the number of vCPUs that this process may use."""
+"""CPU clocks of processes and threads, and of all that shares the vCPUs of this process."""
 
 import os
 import platform
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import psutil
 
-from stoker.feed.cpu_quota import cpu_quota
+from stoker.feed.cpu_quota import group_cpu_seconds, limiting_group
 
 # Linux names a process's CPU clock by its inverted pid and a thread's by its inverted tid: exact to
 # a nanosecond, where /proc counts in hundredths of a second.
@@ -39,7 +39,16 @@ def children_cpu_seconds() -> float:
 
 
 def machine_cpu_seconds() -> float:
-    """CPU-seconds of all processes of the machine on the vCPUs that this process may use."""
+    """CPU-seconds of all processes that share the vCPUs of this one.
+
+    Where a control group's quota limits it, only those of that group do: what neighbours on the
+    node use is none of what the quota allows. Where the kernel does not count the group, it is
+    those of this process and below it. Else all of the machine, on the same vCPUs.
+    """
+    group = limiting_group()
+    if group is not None:
+        seconds = group_cpu_seconds(group)
+        return time.process_time() + children_cpu_seconds() if seconds is None else seconds
     cpus = psutil.cpu_times(percpu=True)
     own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(cpus))
     return sum(_busy(cpus[cpu]._asdict()) for cpu in own if cpu < len(cpus))
@@ -86,10 +95,3 @@ def _thread_cpu_seconds(tid: int) -> float:
         return time.clock_gettime((~tid << 3) | _THREAD_CLOCK)
     except OSError:
         return 0.0
-
-
-def usable_vcpus() -> int:
-    """vCPUs that this process may use: its affinity, and its control groups' quota."""
-    affine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    quota = cpu_quota()
-    return max(1, min(affine or 1, round(quota)) if quota else affine or 1)

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from stoker.profile.raw import Cost, Quartiles, RankResult
-from stoker.records import ProfiledHost, ProfileSettings, TodaysGroup
-from stoker.records.profile import TransformCost
+from stoker.records import ProfiledHost, ProfileSettings, TodaysGroup, TransformCost
 
 # Rows of the table of parts.
 _MAX_ROWS = 20
@@ -80,7 +79,8 @@ def host_of(
     return ProfiledHost(
         instance_type=name,
         count=group.count,
-        vcpus=rank.vcpus,
+        vcpus=max(1, int(rank.vcpus)),
+        quota_vcpus=None if rank.vcpus == round(rank.vcpus) else rank.vcpus,
         accelerators=found.accelerators if found else None,
         accelerator_model=found.accelerator_model if found else None,
         cpu_model=found.cpu_model if found else None,

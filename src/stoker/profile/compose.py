@@ -168,8 +168,8 @@ def _children(value: object) -> list[object]:
 
 def _name_of(transform: object) -> str:
     if inspect.isroutine(transform) or inspect.isclass(transform):
-        return str(getattr(transform, "__qualname__", None) or transform)[:200]
-    return type(transform).__qualname__[:200]
+        return str(getattr(transform, "__qualname__", None) or transform)
+    return type(transform).__qualname__
 
 
 def _in_place(transform: object, timed: Timed) -> object:

@@ -16,6 +16,8 @@ _MAX_BATCHES = 64
 # Functions with less than this share of loading are not worth a row.
 _MIN_SHARE = 0.02
 _MAX_FUNCTIONS = 8
+# As long as a name in a record may be.
+_MAX_NAME = 200
 
 
 class CostTask:
@@ -111,6 +113,14 @@ def measure_costs(
     return costs, [] if costs else ["what loading is made of is not known: too few batches"]
 
 
+def name_of(text: str) -> str:
+    """As much of `text` as the name of a row holds: its beginning and its end tell most."""
+    if len(text) <= _MAX_NAME:
+        return text
+    rest = _MAX_NAME - 1
+    return f"{text[: rest // 2]}\u2026{text[-(rest - rest // 2) :]}"
+
+
 def _fetch(fetching: Iterator[object]) -> "tuple[Sequence[object]] | None":
     """The items of the next batch, in a tuple; None at the end."""
     for items in fetching:
@@ -125,7 +135,7 @@ def _collate(collate: Callable[[object], object], items: object) -> object:
 def _row_of(timed: Timed, *, samples: int) -> Cost:
     has_bytes = timed.has_bytes and timed.calls > 0
     return Cost(
-        name=timed.name,
+        name=name_of(timed.name),
         within="getitem",
         cpu_seconds=timed.cpu_seconds / samples,
         bytes_in=timed.bytes_in / timed.calls if has_bytes else None,
@@ -149,6 +159,6 @@ def _functions(
         spent = seconds_a_sample * sum(seconds[path] for path in paths) / whole
         if spent >= least:
             looks = sum(sampler.looks[row, path] for path in paths)
-            rows.append(Cost(name=name, within=row, cpu_seconds=spent, samples=looks))
+            rows.append(Cost(name=name_of(name), within=row, cpu_seconds=spent, samples=looks))
     rows.sort(key=lambda cost: -cost.cpu_seconds)
     return rows[:_MAX_FUNCTIONS]

@@ -1,11 +1,9 @@
-"""What the kernel counts of processes, control groups, interfaces, storage; 0 if it does not."""
+"""What the kernel counts of processes, quotas, interfaces, storage; 0 where it does not."""
 
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
-
-_NO_FILES: tuple[Path, ...] = ()
 
 
 class Scheduled(NamedTuple):
@@ -65,37 +63,6 @@ class OwnSchedule:
             self._file = None
 
 
-def cpu_groups(
-    root: Path = Path("/sys/fs/cgroup"), of: Path = Path("/proc/self/cgroup")
-) -> tuple[Path, ...]:
-    """The folders of this process's control group for CPU and of those above it, as seen here.
-
-    In a container the group's name may be that of the host: then only the mounted root is known.
-    """
-    try:
-        lines = of.read_text().splitlines()
-    except OSError:
-        return _NO_FILES
-    found: list[Path] = []
-    for line in lines:
-        number, _, rest = line.partition(":")
-        controllers, _, name = rest.partition(":")
-        if number == "0" and not controllers:
-            base = root if (root / "cgroup.controllers").exists() else root / "unified"
-        elif "cpu" in controllers.split(","):
-            base = root / "cpu" if (root / "cpu").exists() else root / controllers
-        else:
-            continue
-        below = Path(name.lstrip("/"))
-        folders = [] if ".." in below.parts else [base / below, *(base / below).parents]
-        found += [
-            folder
-            for folder in dict.fromkeys([*folders, base])
-            if folder.is_relative_to(base) and (folder / "cpu.stat").is_file()
-        ]
-    return tuple(found)
-
-
 def throttling(group: Path) -> Throttling:
     """How often the quota of `group` stopped it so far."""
     try:
@@ -106,22 +73,6 @@ def throttling(group: Path) -> Throttling:
     # Control groups of version 1 count in nanoseconds, those of version 2 in microseconds.
     seconds = counts.get("throttled_time", 0) / 1e9 + counts.get("throttled_usec", 0) / 1e6
     return Throttling(counts.get("nr_periods", 0), counts.get("nr_throttled", 0), seconds)
-
-
-def quota_vcpus(group: Path) -> float | None:
-    """vCPUs that the quota of `group` allows; None: there is none."""
-    for quota_file, period_file in (
-        (group / "cpu.max", None),
-        (group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us"),
-    ):
-        try:
-            words = quota_file.read_text().split()
-            words += period_file.read_text().split() if period_file else []
-            quota, period = (int(word) for word in words)
-        except (OSError, ValueError):
-            continue
-        return quota / period if quota > 0 and period > 0 else None
-    return None
 
 
 def received_bytes(table: Path = Path("/proc/self/net/dev")) -> int:

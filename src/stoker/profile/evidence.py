@@ -36,7 +36,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         worker_seconds: Seconds of the loader's workers together, of which
         worker_cpu_seconds: they had a CPU, and
         worker_queued_seconds: they were ready to run and others had it.
-        busy_vcpus: vCPUs of ours that were busy, whoever kept them so.
+        busy_vcpus: vCPUs of ours that were busy, whoever kept them so; under a quota, of its group.
         quota_vcpus: What the CPU quota of this control group, or of one above it, allows.
         periods: Of that quota; 0: there is none.
         throttled_periods: Of them, the group was stopped in.

@@ -79,7 +79,7 @@ def _verdict(profile: Profile) -> str:
 
 
 def _limit(profile: Profile) -> str | None:
-    step, vcpus = profile.timed_step, profile.host.vcpus
+    step, vcpus = profile.timed_step, profile.host.capacity
     if (
         step.loader_cpu_seconds is None
         or step.accelerator_step_seconds is None
@@ -125,7 +125,8 @@ def _table(profile: Profile) -> list[str]:
         lines.append(f"{title:<30}{value * 1e3:>11.2f}   {middle:>19}   {samples:>7}")
     step = profile.timed_step
     size = f", {step.batch_bytes / 1e6:.2f} MB" if step.batch_bytes else ""
-    vcpus = f" of {profile.host.vcpus} vCPUs" if profile.host.vcpus else ""
+    capacity = profile.host.capacity
+    vcpus = f" of {capacity:.3g} vCPUs" if capacity else ""
     known = [f"{profile.host.count} x {profile.host.instance_type}{vcpus}"]
     if step.num_workers is not None:
         known.insert(0, f"{step.num_workers} workers a host")

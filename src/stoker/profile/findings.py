@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.feed.cpu_quota import vcpu_capacity
 from stoker.profile.agree import Agreement
-from stoker.profile.clocks import usable_vcpus
 from stoker.profile.place import Place
 from stoker.profile.raw import RankResult
 from stoker.records import write_text
@@ -41,7 +41,7 @@ class Findings:
             rank=place.rank,
             world_size=place.world_size,
             host=host,
-            vcpus=usable_vcpus(),
+            vcpus=vcpu_capacity(),
             ranks_on_host=place.ranks_on_host or 1,
         )
 

@@ -99,19 +99,19 @@ def _waiting_workers(own: Signs, *, step: StepTerms) -> Fix | None:
 
 
 def _fewer_workers(own: Signs) -> Fix | None:
-    enough = max(1, own.rank.vcpus // own.rank.ranks_on_host)
+    enough = max(1, round(own.rank.vcpus) // own.rank.ranks_on_host)
     today, fewer = own.rate(own.workers), own.rate(enough)
     if own.workers <= enough or not today or fewer < _AS_FAST * today:
         return None
     return Fix(
         id="num_workers",
-        text=f"num_workers={enough} instead of {own.workers}: as fast on {own.rank.vcpus} vCPUs, "
-        "with less memory, and the main thread gets its turn sooner",
+        text=f"num_workers={enough} instead of {own.workers}: as fast on {own.rank.vcpus:.3g} "
+        "vCPUs, with less memory, and the main thread gets its turn sooner",
     )
 
 
 def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms) -> Fix | None:
-    most = max(int(parts.vcpus), len(ranks))
+    most = max(round(parts.vcpus), len(ranks))
     if parts.workers >= most:
         return None
     measured = _rate(ranks, workers=most // len(ranks))
@@ -134,7 +134,7 @@ def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms)
     return Fix(
         id="num_workers",
         text=f"num_workers={most // len(ranks)} instead of {parts.workers // len(ranks)}: "
-        f"{parts.vcpus:.0f} vCPUs are there, and the loader alone is faster with them",
+        f"{parts.vcpus:.3g} vCPUs are there, and the loader alone is faster with them",
         saves_seconds=saves,
     )
 

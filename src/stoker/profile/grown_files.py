@@ -97,7 +97,8 @@ def folders_of(words: Sequence[str], *, cwd: Path, outputs: Sequence[Path]) -> l
         if text and os.sep in text and path.is_dir() and len(path.resolve().parts) > 2:
             named.append(path)
     whole: list[Path] = []
-    for folder in sorted({folder.resolve() for folder in named}, key=lambda own: len(own.parts)):
+    resolved = {folder.resolve() for folder in named}
+    for folder in sorted(resolved, key=lambda own: (len(own.parts), own)):
         if not any(folder.is_relative_to(other) for other in whole):
             whole.append(folder)
     return whole

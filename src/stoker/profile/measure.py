@@ -161,7 +161,7 @@ def _busiest(rank: RankResult) -> Drain | None:
 
 
 def _loader_cpu(own: _Whole) -> Quartiles | None:
-    share = max(1, own.rank.vcpus // own.rank.ranks_on_host)
+    share = max(1, round(own.rank.vcpus) // own.rank.ranks_on_host)
     fitting = [drain for drain in own.rank.drains if drain.workers == share]
     drain = fitting[0] if fitting else _busiest(own.rank)
     if drain:
@@ -202,7 +202,7 @@ def _spread(part: Quartiles | None) -> Spread | None:
     return Spread(low=part.low, high=part.high, samples=part.samples) if part else None
 
 
-def _parts(whole: Sequence[_Whole], *, step: StepTerms, vcpus: int) -> Parts | None:
+def _parts(whole: Sequence[_Whole], *, step: StepTerms, vcpus: float) -> Parts | None:
     if step.loader_cpu_seconds is None or step.loader_wall_seconds is None:
         return None
     assert step.accelerator_step_seconds is not None
@@ -238,7 +238,7 @@ def _check(
     )
 
 
-def _cpu_share(whole: Sequence[_Whole], hosts: Mapping[str, int]) -> float:
+def _cpu_share(whole: Sequence[_Whole], hosts: Mapping[str, float]) -> float:
     used = sum(own.as_is.trainer_cpu_seconds + own.as_is.children_cpu_seconds for own in whole)
     seconds = whole[0].as_is.step_seconds.mean
     return min(1.0, used / (seconds * sum(hosts.values())))
@@ -257,7 +257,7 @@ def _others(whole: Sequence[_Whole], host: str) -> float:
 
 def _circumstances(
     whole: Sequence[_Whole],
-    hosts: Mapping[str, int],
+    hosts: Mapping[str, float],
     others: Mapping[str, float],
     *,
     note: str | None,
@@ -267,7 +267,7 @@ def _circumstances(
     for host, vcpus in hosts.items():
         if others[host] > _MAX_OTHERS * vcpus:
             notes.append(
-                f"other processes kept {others[host]:.1f} of the {vcpus} vCPUs busy on {host}: "
+                f"other processes kept {others[host]:.1f} of the {vcpus:.3g} vCPUs busy on {host}: "
                 "profile again when it is quiet"
             )
     first = whole[0].rank

@@ -123,7 +123,7 @@ def oversubscribed(own: Signs) -> State | None:
     queued = seen.worker_queued_seconds / seen.worker_seconds if seen.worker_seconds else 0.0
     if workers < MIN_WORKERS_A_VCPU * here.vcpus or workers < 2 or queued < MIN_QUEUED:
         return None
-    enough = max(1, here.vcpus // here.ranks_on_host)
+    enough = max(1, round(here.vcpus) // here.ranks_on_host)
     today, best = own.rate(own.workers), own.rate(enough)
     loses = 1 - today / best if today and best else 0.0
     main = seen.queued_seconds / seen.seconds if seen.seconds else 0.0
@@ -134,7 +134,7 @@ def oversubscribed(own: Signs) -> State | None:
     )
     return State(
         id="oversubscribed",
-        text=f"oversubscribed workers: {workers} on {here.vcpus} vCPUs, ready to run while others "
-        f"have the CPU {queued:.0%} of their time, the main thread {main:.0%} of its{rates}",
+        text=f"oversubscribed workers: {workers} on {here.vcpus:.3g} vCPUs, ready to run while "
+        f"others have the CPU {queued:.0%} of their time, the main thread {main:.0%} of its{rates}",
         share=min(1.0, max(0.0, loses, main)),
     )

@@ -175,7 +175,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         missing: Why the profile is not complete; empty where it is.
-        vcpus: vCPUs that this process may use.
+        vcpus: That this process may use: 1.5 under a quota of one and a half.
         ranks_on_host: Trainer processes that share them.
         notes: What a reader of the numbers should know.
         has_ended: The profile ended the process, not the script.
@@ -186,7 +186,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     host: str
     missing: str = ""
-    vcpus: int
+    vcpus: float
     ranks_on_host: int
     uses_cuda: bool = False
     steps: int = 0

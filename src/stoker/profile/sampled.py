@@ -139,7 +139,7 @@ def _name_of(frame: FrameType) -> str:
     code = frame.f_code
     module = str(frame.f_globals.get("__name__", ""))
     name = code.co_qualname.replace(".<locals>", "")
-    return (name if module in ("", "__main__", "__mp_main__") else f"{module}.{name}")[:200]
+    return name if module in ("", "__main__", "__mp_main__") else f"{module}.{name}"
 
 
 def _library_folders() -> tuple[str, ...]:

@@ -138,15 +138,14 @@ def vcpus_of(signs: Sequence[Signs]) -> float:
 
 
 def busy_share(signs: Sequence[Signs], *, vcpus: float) -> float:
-    """Of all hosts' vCPUs; with those that others keep busy where no quota is what we may use."""
+    """Of all hosts' vCPUs, whoever keeps them busy."""
     machines = {own.rank.host: own.evidence.busy_vcpus for own in signs}
-    has_quota = any(own.evidence.quota_vcpus for own in signs)
     used = sum(
         (own.as_is.trainer_cpu_seconds + own.as_is.children_cpu_seconds)
         / own.as_is.step_seconds.mean
         for own in signs
     )
-    return min(1.0, max(used, 0.0 if has_quota else sum(machines.values())) / vcpus)
+    return min(1.0, max(used, sum(machines.values())) / vcpus)
 
 
 def where(own: Signs, signs: Sequence[Signs]) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from stoker.records.profile import TransformCost
+from stoker.records import TransformCost
 
 _ROWS = 8
 _NAME = 44

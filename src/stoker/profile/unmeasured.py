@@ -63,12 +63,12 @@ class Used:
 
     Attributes:
         wall_seconds: Of the host that took longest.
-        vcpus: Of one host.
+        vcpus: That it may use of one host.
     """
 
     wall_seconds: float
     cpu_seconds: float
-    vcpus: int
+    vcpus: float
     hosts: int
 
     @property
@@ -81,7 +81,7 @@ class Heard:
     """Takes from log lines what each host's launcher says of its command's end."""
 
     def __init__(self) -> None:
-        self._hosts: dict[str, tuple[float, float, int]] = {}
+        self._hosts: dict[str, tuple[float, float, float]] = {}
 
     def line(self, text: str) -> None:
         """One line of the log."""
@@ -93,7 +93,7 @@ class Heard:
         values = event.values
         with contextlib.suppress(KeyError, ValueError):
             wall, cpu = float(values["wall_seconds"]), float(values["cpu_seconds"])
-            self._hosts[event.host] = (wall, cpu, int(values["vcpus"]))
+            self._hosts[event.host] = (wall, cpu, float(values["vcpus"]))
 
     @property
     def used(self) -> Used | None:
@@ -218,7 +218,7 @@ def _too_soon(ranks: Sequence[RankResult]) -> str:
 def _observations(ranks: Sequence[RankResult], used: Used | None) -> list[str]:
     found = []
     if used:
-        on = f"{used.hosts} hosts of {used.vcpus}" if used.hosts > 1 else f"{used.vcpus}"
+        on = f"{used.hosts} hosts of {used.vcpus:g}" if used.hosts > 1 else f"{used.vcpus:g}"
         found.append(
             f"it ran {used.wall_seconds:.1f} s and used {used.cpu_seconds:.1f} CPU-seconds: "
             f"{used.utilization:.0%} of {on} vCPUs"
@@ -247,7 +247,7 @@ def _observed(
         return None
     return Profile(
         host=ProfiledHost(
-            instance_type=group.instance_type, count=group.count, vcpus=max(1, used.vcpus)
+            instance_type=group.instance_type, count=group.count, vcpus=max(1, int(used.vcpus))
         ),
         observed=Observed(cpu_utilization=used.utilization, hosts=used.hosts),
         what={

@@ -9,13 +9,12 @@ from types import FrameType
 
 import msgspec
 
+from stoker.feed.cpu_quota import cpu_groups, cpu_quota
 from stoker.profile.clocks import descendants, machine_cpu_seconds, threads_cpu_seconds
 from stoker.profile.counters import (
     OwnSchedule,
     Scheduled,
     Throttling,
-    cpu_groups,
-    quota_vcpus,
     read_bytes,
     received_bytes,
     scheduled,
@@ -146,7 +145,6 @@ class _Watched:
             for group, before in zip(self._groups, self._throttled, strict=True)
         ]
         worst = max(periods, key=lambda each: each.throttled_seconds, default=Throttling())
-        quotas = [quota for quota in map(quota_vcpus, self._groups) if quota]
         stall = storage_stall_seconds()
         return Evidence(
             seconds=seconds,
@@ -162,7 +160,7 @@ class _Watched:
             worker_cpu_seconds=knocker.worker_cpu_seconds,
             worker_queued_seconds=knocker.worker_queued_seconds,
             busy_vcpus=machine / seconds if seconds else 0.0,
-            quota_vcpus=min(quotas, default=None),
+            quota_vcpus=cpu_quota(),
             periods=worst.periods,
             throttled_periods=worst.throttled_periods,
             throttled_seconds=worst.throttled_seconds,

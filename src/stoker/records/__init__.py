@@ -52,10 +52,12 @@ from stoker.records.profile import (
     Fix,
     Observed,
     Profile,
+    ProfiledData,
     ProfiledHost,
     Spread,
     State,
     StepTerms,
+    TransformCost,
 )
 from stoker.records.sagemaker import (
     ControlSettings,
@@ -126,6 +128,7 @@ __all__ = [
     "Prices",
     "Profile",
     "ProfileSettings",
+    "ProfiledData",
     "ProfiledHost",
     "Ready",
     "Record",
@@ -142,6 +145,7 @@ __all__ = [
     "Toleration",
     "Training",
     "TrainingSize",
+    "TransformCost",
     "Vpc",
     "Workload",
     "convert",

@@ -26,7 +26,8 @@ class ProfiledHost(Record, frozen=True, kw_only=True):
     """The hosts that were measured; vcpus and accelerators of one host, else the catalog's.
 
     Attributes:
-        vcpus: That the training may use: by affinity and control group's quota.
+        vcpus: That the training may use, by affinity and control group's quota; whole ones.
+        quota_vcpus: What the quota allows, where that is no whole number: 1.5.
         accelerators: As NVML or the driver counts them.
         accelerator_model: Their name, as the driver spells it.
         cpu_model: As the kernel spells it.
@@ -35,9 +36,15 @@ class ProfiledHost(Record, frozen=True, kw_only=True):
     instance_type: Name
     count: PositiveInt = 1
     vcpus: PositiveInt | None = None
+    quota_vcpus: PositiveFloat | None = None
     accelerators: NonNegativeInt | None = None
     accelerator_model: Name | None = None
     cpu_model: Name | None = None
+
+    @property
+    def capacity(self) -> float | None:
+        """vCPUs of one host to divide by; None: the catalog's."""
+        return self.vcpus if self.quota_vcpus is None else self.quota_vcpus
 
 
 class ProfiledData(Record, frozen=True, kw_only=True):

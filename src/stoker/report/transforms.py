@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stoker.records.profile import TransformCost
+from stoker.records import TransformCost
 
 # Parts with less than this share are left to the record.
 _MIN_SHARE = 0.005
