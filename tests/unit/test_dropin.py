@@ -28,7 +28,7 @@ def found_by(kind: str) -> dict[str, object]:
     return {str(line["claim"]): line["found"] for line in lines}
 
 
-@pytest.mark.parametrize("name", [*(CLAIMS.keys() - OURS_ALONE), *VALUED])
+@pytest.mark.parametrize("name", [*(name for name in CLAIMS if name not in OURS_ALONE), *VALUED])
 def test_what_torchs_loader_promises_holds(name: str) -> None:
     expected = found_by("torch")[name]
     assert "Traceback (most recent call last):\n" not in str(expected)

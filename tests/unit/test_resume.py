@@ -428,7 +428,7 @@ def test_an_empty_state_changes_nothing() -> None:
         (Drawing(), {"generator": seeded(1)}, r"generators: \[\] in the state, \['generator'\]"),
         (Drawing(23), {"batch_size": 4}, "dataset length.*; batch size"),
     ],
-    ids=str,
+    ids=["length", "batch-size", "drop-last", "shuffle", "generator", "two"],
 )
 def test_a_state_of_another_loader_is_refused_with_what_differs(
     dataset: Drawing, options: dict[str, object], words: str
