@@ -224,7 +224,16 @@ def test_two_loaders_interleaved(num_workers: int) -> None:
 def test_two_ranks_share_the_agents() -> None:
     with Cluster(agents=2) as cluster:
         cluster.wait_for_agents()
-        ranks = [cluster.train(rank=rank, world=2) for rank in range(2)]
+        ranks = [cluster.train(rank=rank, world=2, pause_at=2) for rank in range(2)]
+        for trainer in ranks:
+            trainer.until("pause")
+        for number in range(2):
+            # The dataset is a class of the script: it is held, and has workers, once for both.
+            (nursery,) = psutil.Process(cluster.hosts[number].pid).children()
+            assert len(nursery.children()) == 1
+            assert cluster.log_of(number).read_text().count("spec_arrives") == 1
+        for trainer in ranks:
+            trainer.go_on()
         found = [trainer.finish() for trainer in ranks]
     seen = [
         sample

@@ -46,7 +46,8 @@ class Images(torch.utils.data.Dataset):
     """Lives in __main__: it travels by value."""
 
     def __init__(self, given: dict, salt: int) -> None:
-        self.given = given
+        # The same in all ranks: data hosts then hold it once.
+        self.given = {key: value for key, value in given.items() if key != "rank"}
         self.salt = salt
 
     def __len__(self) -> int:

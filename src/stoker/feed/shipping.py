@@ -17,11 +17,10 @@ import cloudpickle
 
 from stoker.errors import ShippingError, StokerError
 from stoker.feed.remote import FactsOf, Remote
+from stoker.feed.spec_pickle import SpecPickler, SpecUnpickler
 
 # A larger spec is sent, but named: it delays the start and is held once a host.
 LARGE_SPEC_BYTES = 64 << 20
-# They pickle what they hold by plain pickle: functions of the training script would not travel.
-_PIPE_WRAPPERS = ("_IterDataPipeSerializationWrapper", "_MapDataPipeSerializationWrapper")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ def pack_spec(spec: Spec, *, max_bytes: int) -> PackedSpec:
     """
     buffer = io.BytesIO()
     buffer.write(pickle.dumps([os.path.abspath(path) for path in sys.path]))
-    pickler = _SpecPickler(buffer)
+    pickler = SpecPickler(buffer)
     try:
         pickler.dump(spec)
     except ShippingError:
@@ -146,7 +145,7 @@ def unpack_spec(data: bytes | memoryview) -> Spec:
         for path in pickle.load(file):
             if path not in sys.path and os.path.exists(path):
                 sys.path.append(path)
-        spec = pickle.load(file)
+        spec = SpecUnpickler(file).load()
     except Exception as err:
         raise ShippingError(
             f"the dataset cannot be rebuilt on this host: {type(err).__name__}: {err}",
@@ -243,40 +242,6 @@ class _Text(str):
 
     def __repr__(self) -> str:
         return str(self)
-
-
-class _SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Refuses what would travel silently and be of no use there."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5)
-
-    def persistent_id(self, obj: object) -> None:
-        """Looks at each object on its way; names none."""
-        if type(obj).__module__.startswith("torch"):
-            _refuse_accelerator(obj)
-
-    def reducer_override(self, obj: object) -> object:
-        """Has what is in torch's wrapper of data pipes pickled as everything else is."""
-        if type(obj) is Remote:
-            # cloudpickle looks at what it is, which would have to be asked for.
-            return obj.__reduce__()
-        inner = getattr(obj, "_datapipe", None)
-        if inner is not None and type(obj).__name__ in _PIPE_WRAPPERS:
-            return (type(obj), (inner,))
-        reduced: object = super().reducer_override(obj)
-        return reduced
-
-
-def _refuse_accelerator(obj: object) -> None:
-    import torch
-
-    if isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
-        raise ShippingError(
-            f"the dataset or collate function holds a tensor on {obj.device} "
-            f"(shape {tuple(obj.shape)}, {obj.dtype}), perhaps a model among its globals",
-            fix="keep it on the CPU, and move batches to the accelerator in the training loop",
-        )
 
 
 def _culprit(spec: Spec) -> str:
