@@ -381,6 +381,60 @@ def test_a_first_epoch_is_told_from_later_ones(passes: tuple[float, ...], is_nam
         assert "waits 60.0 ms, of the 2 later ones 11.0 ms" in states["first-epoch"].text
 
 
+# The model takes 95 ms of a lone worker for two: 48 ms a step, where 100 were measured.
+@pytest.mark.parametrize(
+    ("received", "state", "words"),
+    [
+        (100 * 900_000, "network", "the limit is the network, which all workers share"),
+        (0, "storage", "the limit is the storage, which all workers share"),
+    ],
+)
+def test_a_step_that_only_a_shared_ceiling_explains_is_said_to_be_in_that_state(
+    received: int, state: str, words: str
+) -> None:
+    profile = profile_of(rank_of(**WAITING, drains=SHARED, received_bytes=received))
+    assert profile.check is not None
+    assert profile.check.error == pytest.approx(-0.525, abs=0.01)
+    assert (profile.check.explained, profile.check.state) == (False, state)
+    text = " ".join(explain(profile).split())
+    assert words in text
+    assert "unexplained" not in text
+    assert f"what they miss is the state {state}, which no other host mends" in text
+    assert convert(to_document(profile), Profile, Place("profile.json")) == profile
+
+
+def test_a_first_epoch_explains_steps_that_are_like_no_single_one() -> None:
+    # 100 ms in the first epoch, 30 in later ones: the median lies where the parts do not.
+    epochs = (
+        Pass(batches=60, wait_seconds=0.080, step_seconds=0.100),
+        Pass(batches=50, wait_seconds=0.002, step_seconds=0.030),
+    )
+    mixed = rank_of(wait=0.080, accelerator=0.030, passes=epochs)
+    check = profile_of(mixed).check
+    assert check is not None
+    assert (check.explained, check.state) == (False, "first-epoch")
+    assert "the first epoch is not like the later ones" in explain(profile_of(mixed))
+
+
+def test_a_late_rank_explains_the_step_of_all() -> None:
+    usual = rank_of(world_size=2, accelerator=0.020, wait=0.001, collective_knocks=160)
+    late = msgspec.structs.replace(
+        rank_of(rank=1, world_size=2, accelerator=0.020, wait=0.080, collective_knocks=0),
+        drains=(drained(1, cpu=0.005, wall=0.010, rate=90.0),),
+    )
+    check = profile_of(usual, late).check
+    assert check is not None
+    assert (check.explained, check.state) == (False, "straggler")
+
+
+def test_a_state_that_costs_less_than_the_misfit_does_not_explain_it() -> None:
+    # The ceiling would give 50 ms: what the other 50 are, nobody knows.
+    fast = tuple(msgspec.structs.replace(own, batches_per_second=20.0) for own in SHARED)
+    check = profile_of(rank_of(**WAITING, drains=fast, received_bytes=100 * 900_000)).check
+    assert check is not None
+    assert (check.explained, check.state) == (False, None)
+
+
 THROTTLED = {"quota_vcpus": 1.5, "periods": 100, "throttled_periods": 80, "throttled_seconds": 6.0}
 
 

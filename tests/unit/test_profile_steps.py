@@ -90,6 +90,18 @@ def test_cpu_of_workers_and_of_others_is_told_apart() -> None:
     assert result.others_vcpus == pytest.approx(1.1)
 
 
+def test_what_is_looked_at_between_steps_is_none_of_them() -> None:
+    steps = as_is()
+    for index in range(WARM_UP_STEPS + 6):
+        now = 3.0 * index
+        steps.got(now=now, cpu=2.0 * index, wait=0.5, receive=0.0)
+        steps.goes_on(now=now + 1.0, cpu=2.0 * index + 0.5)
+    steps.epoch_ended()
+    result = steps.result()
+    assert result.step_seconds.mean == pytest.approx(2.0)
+    assert result.trainer_cpu_seconds == pytest.approx(1.5)
+
+
 def test_a_phase_ends_sooner_when_steps_are_slow_and_never_without_any() -> None:
     def holds(steps: int, elapsed: float) -> bool:
         return AS_IS_ENOUGH.holds(steps=steps, elapsed_seconds=elapsed, budget_seconds=100.0)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stoker.records import Profile, ProfiledHost, State, StepTerms, TransformCost, Workload
+from stoker.records import Check, Profile, ProfiledHost, State, StepTerms, TransformCost, Workload
 from stoker.report.page import write_report
 from stoker.report.transforms import transform_rows
 
@@ -66,12 +66,14 @@ def test_states_stand_in_the_report_with_their_shares(tmp_path: Path) -> None:
     profile = Profile(
         host=ProfiledHost(instance_type="local.c1"),
         step=StepTerms(step_seconds=0.1),
+        check=Check(predicted_step_seconds=0.05, error=-0.5, explained=False, state="network"),
         states=(
             State(id="network", text="network-bound: <8 Mbit/s", share=0.62),
             State(id="gil", text="held"),
         ),
     )
     html = page(tmp_path, profile)
+    assert "not by the parts but by the state network" in html
     assert "network-bound: &lt;8 Mbit/s" in html
     assert "62\u00a0%" in html or "62%" in html
     assert html.index("network-bound") < html.index("held")

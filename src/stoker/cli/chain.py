@@ -208,10 +208,12 @@ def profile_words(record: Profile) -> str:
     if step.wait_seconds is None:
         return f"a step takes {step.step_seconds * 1000:.1f} ms"
     share = min(1.0, step.wait_seconds / step.step_seconds)
-    unexplained = record.check is not None and not record.check.explained
-    return f"a step takes {step.step_seconds * 1000:.1f} ms, {share:.0%} of it waiting for data" + (
-        ", unexplained" if unexplained else ""
-    )
+    check = record.check
+    unexplained = ""
+    if check is not None and not check.explained:
+        unexplained = f", in the state {check.state}" if check.state else ", unexplained"
+    took = f"a step takes {step.step_seconds * 1000:.1f} ms"
+    return f"{took}, {share:.0%} of it waiting for data{unexplained}"
 
 
 def decision_words(record: Decision) -> str:

@@ -245,6 +245,7 @@ def _unexplained(profile: Profile, modelled: float) -> str:
     if check is not None:
         # The profile judged it where it was measured, and knows what else kept the CPUs busy.
         missed = f"the parts of the profile miss the measured step by {abs(check.error):.0%}"
+        missed += f", which its state explains: {check.state}" if check.state else ""
         return "" if check.explained else missed
     known = (step.loader_cpu_seconds, step.accelerator_step_seconds, step.wait_seconds)
     if all(value is None for value in (*known, step.loader_wall_seconds, profile.observed)):

@@ -27,6 +27,11 @@ RequestT = TypeVar("RequestT")
 # From the job's first line to the first batch: imports, data sets, models; and the end of it all.
 START_ALLOWANCE_SECONDS = 120.0
 _GIT_SECONDS = 5.0
+_FIX = "make the command run by itself first"
+_FIX_OF_REPLAY = (
+    f"{_FIX}; if it does, it may not bear the same batch twice: leave checks of indices, labels or "
+    "order out of the profiled command"
+)
 
 
 def profile(
@@ -88,7 +93,7 @@ def profile(
     if deadline.has_passed and not has_verdict(ranks):
         raise no_verdict(ranks, budget_seconds=budget)
     if end.status == "failed" and not deadline.has_passed:
-        raise _failure(end)
+        raise _failure(end, ranks)
     what = what_of(workload.command)
     reason = unmeasured(
         ranks,
@@ -200,7 +205,12 @@ def _job(workload: Workload, *, group: TodaysGroup, run_dir: Path, name: str | N
 def _progress(ranks: Sequence[RankResult]) -> str:
     if not ranks:
         return "before the first batch of a DataLoader"
-    return f"after {ranks[0].steps} steps of rank {ranks[0].rank}"
+    first = ranks[0]
+    words = f"after {first.steps} steps of rank {first.rank}"
+    if first.as_is:
+        step, wait = first.as_is.step_seconds.median, first.as_is.wait_seconds.median
+        words += f": one took {step:.3g} s, {min(1.0, wait / step):.0%} of it waiting for data"
+    return words
 
 
 class _Failure(msgspec.Struct):
@@ -211,7 +221,14 @@ class _Failure(msgspec.Struct):
     traceback: str = ""
 
 
-def _failure(end: JobEnd) -> StokerError:
+def _failure(end: JobEnd, ranks: Sequence[RankResult]) -> StokerError:
+    replayed = max((rank.replayed_steps for rank in ranks), default=0)
+    again = (
+        f"; the profile was replaying cached batches by then, {replayed} steps long"
+        if replayed
+        else ""
+    )
+    fix = _FIX_OF_REPLAY if replayed else _FIX
     code = "" if end.exit_code is None else f" with exit code {end.exit_code}"
     for failure in _failures(end):
         place = [line for line in failure.traceback.splitlines() if line.startswith("  File ")]
@@ -219,14 +236,16 @@ def _failure(end: JobEnd) -> StokerError:
             f"the command failed{code}: {failure.type}: {failure.message}",
             where=", ".join(
                 [f"rank {failure.rank}, host {failure.host}", *map(str.strip, place[-1:])]
-            ),
-            fix="make the command run by itself first",
+            )
+            + again,
+            fix=fix,
         )
         error.add_note(failure.traceback)
         return error
     return WorkloadError(
         f"the command failed{code}" + (f": {end.failure}" if end.failure else ""),
-        fix="read its log, and make the command run by itself first",
+        where=again.removeprefix("; "),
+        fix=f"read its log: {fix}",
     )
 
 

@@ -28,6 +28,13 @@ _LIMITS = {
     "workers": "too few loader workers",
     "serial": "loading in the trainer itself (num_workers=0)",
 }
+# Of steps that the parts do not give, and a state does.
+_OF_STATES = {
+    "network": "the limit is the network, which all workers share",
+    "storage": "the limit is the storage, which all workers share",
+    "straggler": "all ranks wait for one that is late",
+    "first-epoch": "the first epoch is not like the later ones",
+}
 
 
 def explain(profile: Profile) -> str:
@@ -70,12 +77,19 @@ def _verdict(profile: Profile) -> str:
         if lost > share + _MIN_WAIT:
             said += f", and {lost - share:.0%} is lost to loading on the same CPUs"
             share = lost
+    if profile.check and profile.check.state:
+        return f"{said}: {of_state(profile.check.state)}."
     if profile.check and not profile.check.explained:
         return f"{said}, but the parts do not explain the whole: unexplained."
     if share < _MIN_WAIT:
         return f"{said}: stoker does not help here; the accelerator sets the pace."
     binding = _limit(profile)
     return f"{said}: the limit is {binding}." if binding else f"{said}."
+
+
+def of_state(state: str) -> str:
+    """What sets the pace in a state that the parts do not show."""
+    return _OF_STATES.get(state, f"it is in the state {state}")
 
 
 def _limit(profile: Profile) -> str | None:
@@ -110,7 +124,14 @@ def _check(profile: Profile) -> str:
         f"self-check: the parts give {_ms(check.predicted_step_seconds)} a step, measured were "
         f"{_ms(check.predicted_step_seconds / (1 + check.error))} ({check.error:+.0%})"
     )
-    return text if check.explained else f"{text}: unexplained, so nothing is advised that costs"
+    if check.explained:
+        return text
+    if check.state:
+        return (
+            f"{text}: what they miss is the state {check.state}, which no other host mends, so "
+            "nothing is advised that costs"
+        )
+    return f"{text}: unexplained, so nothing is advised that costs"
 
 
 def _table(profile: Profile) -> list[str]:

@@ -13,8 +13,10 @@ from stoker.profile.closer import (
     transforms_of,
 )
 from stoker.profile.fixes import find_fixes
+from stoker.profile.misfit import explaining_state
 from stoker.profile.predict import Parts, step_seconds
 from stoker.profile.raw import AcceleratorOnly, AsIs, BatchFacts, Drain, Quartiles, RankResult
+from stoker.profile.signs import signs_of
 from stoker.profile.states import find_states
 from stoker.records import (
     Check,
@@ -22,6 +24,7 @@ from stoker.records import (
     Profile,
     ProfileSettings,
     Spread,
+    State,
     StepTerms,
     TodaysGroup,
 )
@@ -108,7 +111,7 @@ def combine(
         step=step,
         observed=Observed(cpu_utilization=_cpu_share(whole, hosts), hosts=len(hosts)),
         spread={name: own for name, own in spread.items() if own is not None},
-        check=_check(parts, whole, others=sum(others.values()), settings=settings)
+        check=_check(parts, whole, states, others=sum(others.values()), settings=settings)
         if parts
         else None,
         states=states,
@@ -222,7 +225,12 @@ def _parts(whole: Sequence[_Whole], *, step: StepTerms, vcpus: float) -> Parts |
 
 
 def _check(
-    parts: Parts, whole: Sequence[_Whole], *, others: float, settings: ProfileSettings
+    parts: Parts,
+    whole: Sequence[_Whole],
+    states: Sequence[State],
+    *,
+    others: float,
+    settings: ProfileSettings,
 ) -> Check:
     """Whether the parts explain the step as it was, with what others left of the vCPUs."""
     left = replace(parts, vcpus=max(_MIN_VCPUS, parts.vcpus - others))
@@ -230,11 +238,18 @@ def _check(
     # Others come and go: what they took is a mean over the steps, to be held against a mean.
     step = whole[0].as_is.step_seconds
     is_disturbed = others > _MAX_OTHERS * parts.vcpus
-    error = predicted / (step.mean if is_disturbed else step.median) - 1
+    measured = step.mean if is_disturbed else step.median
+    error = predicted / measured - 1
+    tolerance = settings.max_unexplained
+    is_explained = abs(error) <= tolerance
+    signs = [signs_of(own.rank) for own in whole]
     return Check(
         predicted_step_seconds=predicted,
         error=error,
-        explained=abs(error) <= settings.max_unexplained,
+        explained=is_explained,
+        state=None
+        if is_explained
+        else explaining_state(states, signs, left, measured_seconds=measured, tolerance=tolerance),
     )
 
 

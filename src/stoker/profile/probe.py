@@ -1,6 +1,7 @@
 """Puts the profiler into a trainer process: replaces how DataLoaders are iterated."""
 
 import atexit
+import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -149,6 +150,10 @@ def _handler(
         elif callable(previous):
             previous(received, frame)
         elif previous is signal.SIG_DFL or previous is None:
+            # The process ends here, without its exit handlers.
+            if session.is_here:
+                with contextlib.suppress(Exception):
+                    session.leave_word()
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(received)
 

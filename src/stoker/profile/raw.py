@@ -178,6 +178,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
         vcpus: That this process may use: 1.5 under a quota of one and a half.
         ranks_on_host: Trainer processes that share them.
         notes: What a reader of the numbers should know.
+        replayed_steps: That got cached batches so far.
         has_ended: The profile ended the process, not the script.
         grown_files: Seen by rank 0.
     """
@@ -190,6 +191,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     ranks_on_host: int
     uses_cuda: bool = False
     steps: int = 0
+    replayed_steps: int = 0
     loaders: int = 0
     as_is: AsIs | None = None
     evidence: Evidence | None = None

@@ -106,6 +106,11 @@ class AsIsSteps:
             self._begun = (self.children_cpu(), self.machine_cpu())
         self._last = (now, cpu) if self._is_warm(now) else None
 
+    def goes_on(self, *, now: float, cpu: float) -> None:
+        """The script has its batch: what was done since `got` is none of its step."""
+        if self._last is not None:
+            self._last = (now, cpu)
+
     def _is_warm(self, now: float) -> bool:
         if self.batches > WARM_UP_STEPS:
             return True
@@ -160,6 +165,11 @@ class ReplaySteps:
     def count(self) -> int:
         """Steps that count."""
         return len(self._steps) * self.block
+
+    @property
+    def given(self) -> int:
+        """Batches that were handed out."""
+        return self._given
 
     def is_block_end(self) -> bool:
         """Whether the step that ends now ends a block: wait for the accelerator, then `asked`."""

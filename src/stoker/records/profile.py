@@ -136,11 +136,13 @@ class Check(Record, frozen=True, kw_only=True):
         predicted_step_seconds: The step that the parts give.
         error: predicted / measured - 1.
         explained: Whether the error is small enough to advise spending.
+        state: Where it is not: the state that explains the step, which the parts do not show.
     """
 
     predicted_step_seconds: NonNegativeFloat
     error: float
     explained: bool
+    state: Name | None = None
 
 
 class TransformCost(Record, frozen=True, kw_only=True):

@@ -1,0 +1,71 @@
+"""Which state explains that the parts do not give the step: a limit that no part shows. Pure."""
+
+from collections.abc import Sequence
+
+from stoker.profile.predict import Parts, step_seconds
+from stoker.profile.signs import Signs
+from stoker.records import State
+
+# A pass of fewer steps is hardly one.
+_MIN_PASS = 5
+
+
+def explaining_state(
+    states: Sequence[State],
+    signs: Sequence[Signs],
+    parts: Parts,
+    *,
+    measured_seconds: float,
+    tolerance: float,
+) -> str | None:
+    """The state with which the parts give the measured step; None: no state found does.
+
+    Args:
+        states: That were found, the strongest first.
+        signs: Of all ranks.
+        parts: Of the cost model, on what others left of the vCPUs.
+        measured_seconds: The step.
+        tolerance: As for an explained step.
+    """
+    predicted = step_seconds(parts, ranks=len(signs))
+    for state in states:
+        if state.id == "first-epoch":
+            fastest, slowest = _passes(signs)
+            is_it = fastest * (1 - tolerance) <= predicted <= slowest * (1 + tolerance)
+        else:
+            with_it = _with_limit(state.id, signs, parts)
+            is_it = with_it is not None and abs(with_it / measured_seconds - 1) <= tolerance
+        if is_it:
+            return state.id
+    return None
+
+
+def _with_limit(state: str, signs: Sequence[Signs], parts: Parts) -> float | None:
+    """The step that the parts give below what all workers share, or where all wait for one rank."""
+    predicted = step_seconds(parts, ranks=len(signs))
+    if state in ("network", "storage"):
+        shared = max((_shared_seconds(own) for own in signs), default=0.0)
+        return max(predicted, shared) if shared else None
+    if state == "straggler":
+        return max(predicted, *(own.own_seconds for own in signs))
+    return None
+
+
+def _shared_seconds(own: Signs) -> float:
+    """Seconds a batch of this rank takes where workers get no more together than a few of them."""
+    workers = max(1, own.workers)
+    rate = own.rate(workers) or (own.many.batches_per_second if own.many else 0.0)
+    reads = own.rank.reads
+    cold = reads.cold_seconds.mean / max(1, reads.workers) if reads else 0.0
+    return max(1 / rate if rate else 0.0, cold)
+
+
+def _passes(signs: Sequence[Signs]) -> tuple[float, float]:
+    """The fastest and the slowest pass's step, of all ranks."""
+    seconds = [
+        each.step_seconds
+        for own in signs
+        for each in own.evidence.passes
+        if each.batches >= _MIN_PASS
+    ]
+    return (min(seconds), max(seconds)) if seconds else (0.0, 0.0)
