@@ -1,6 +1,7 @@
 """Scripts of known cost are profiled as they are: real processes, real loaders."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,8 +19,9 @@ from stoker.profile import explain, profile
 from stoker.profile.drain import drain
 from stoker.profile.raw import Drain, RankResult, read_ranks
 from stoker.records import Cluster, Profile, ProfileSettings, TodaysGroup, Workload
+from support.local_job import until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "support" / "burning.py"
@@ -84,7 +86,8 @@ def processes_with(text: str) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+# With a worker they are those of the local platform's test, too.
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_burnt_costs_are_found(start: Start, tmp_path: Path, workers: int) -> None:
     # An odd number of milliseconds makes the command of this test unlike any other's.
     command = burning(loading=40, model=21 + workers, workers=workers, batches=30, epochs=100)
@@ -119,7 +122,7 @@ def test_two_ranks_change_phase_together_and_both_end_with_0(start: Start, tmp_p
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     script = burning(loading=10, model=5, workers=1, batches=40, epochs=500)[1:]
     child = start(*torchrun, "--master-port=0", "--rdzv-endpoint=127.0.0.1:0",
-                  "--rdzv-backend=c10d", *script)  # fmt: skip
+                  "--rdzv-backend=c10d", *script, budget=6.0)  # fmt: skip
     output = end_of(child)
     assert child.returncode == 0, output
     results = read_ranks(tmp_path / "out")
@@ -150,11 +153,13 @@ def wait_for(child: "subprocess.Popen[str]", event: str) -> None:
     pytest.fail(f"the script ended without {event}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)]
+)
 def test_an_interrupted_profile_gives_the_verdict_so_far(
     start: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
-    child = start(*burning(loading=10, model=5, workers=1, batches=50, epochs=500), budget=60.0)
+    child = start(*burning(loading=10, model=5, workers=1, batches=50, epochs=500), budget=20.0)
     wait_for(child, "profile_accelerator")
     child.send_signal(number)
     end_of(child)
@@ -175,6 +180,45 @@ def test_a_profile_that_is_interrupted_too_early_ends_as_the_script_would(
     assert child.returncode != 0
     assert "KeyboardInterrupt" in output
     assert rank_0(tmp_path).accelerator is None
+
+
+def test_a_profile_that_is_stopped_before_its_replay_leaves_what_it_had(
+    start: Start, tmp_path: Path
+) -> None:
+    child = start(*burning(loading=2, model=2, workers=0, batches=50, epochs=5000), budget=60.0)
+    file = tmp_path / "out" / "profile-rank0.json"
+    until(file.exists, what="the first batch is there")
+    # Its default action, as a deadline's: no exit handler runs.
+    child.send_signal(signal.SIGTERM)
+    output = end_of(child)
+    assert child.returncode == -signal.SIGTERM, output
+    found = rank_0(tmp_path)
+    assert found.steps >= 1
+    assert found.accelerator is None
+    (batches,) = re.findall(r"ended after (\d+) batches", found.missing)
+    # The signal may come between the two counts of a step.
+    assert int(batches) - found.steps in (0, 1)
+
+
+TWICE = """
+import torch
+from torch.utils.data import DataLoader
+weight, before = torch.zeros(1, requires_grad=True), set()
+for batch in DataLoader(torch.arange(4000000.), batch_size=4):
+    if batch[0].item() in before:
+        raise ValueError("a batch came twice")
+    before.add(batch[0].item())
+    (weight * batch.mean()).sum().backward()
+"""
+
+
+def test_a_script_that_does_not_bear_a_batch_twice_is_told_that_it_got_one(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="ValueError: a batch came twice") as caught:
+        run_profile(tmp_path, [sys.executable, "-c", TWICE], budget=5.0)
+    assert "the profile was replaying cached batches by then" in caught.value.where
+    assert "it may not bear the same batch twice" in caught.value.fix
+    log = "".join(path.read_text() for path in tmp_path.glob("burning-1/logs/*.log"))
+    assert "profile_cut_off" in log
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -233,12 +277,12 @@ def test_a_dataset_that_raises_ends_the_drain_with_its_error() -> None:
         drained(DataLoader(Raising()))
 
 
-def run_profile(tmp_path: Path, command: list[str]) -> Profile:
+def run_profile(tmp_path: Path, command: list[str], *, budget: float = 8.0) -> Profile:
     workload = Workload(
         name="burning",
         command=tuple(command),
         cluster=Cluster(dnn=TodaysGroup(instance_type="local.c1")),
-        profile=ProfileSettings(budget_seconds=8.0),
+        profile=ProfileSettings(budget_seconds=budget),
     )
     run_dir = tmp_path / "burning-1"
     run_dir.mkdir()
@@ -254,6 +298,11 @@ def test_a_workload_is_profiled_on_the_local_platform(tmp_path: Path) -> None:
     assert found.step.loader_cpu_seconds == pytest.approx(0.040, rel=0.25)
     assert found.step.trainer_cpu_seconds == pytest.approx(0.023, rel=0.25)
     assert found.check is not None
+    (file,) = tmp_path.glob("**/profile-rank0.json")
+    (rank,) = read_ranks(file.parent)
+    assert rank.as_is is not None
+    assert rank.as_is.children_cpu_seconds == pytest.approx(0.040, rel=0.35)
+    assert rank.as_is.trainer_cpu_seconds == pytest.approx(0.024, rel=0.25)
     # Every sample burns; nothing is read; nothing is said of a storage.
     parts = {each.name: each for each in found.transforms}
     assert parts["getitem"].cpu_seconds == pytest.approx(0.005, rel=0.25)

@@ -13,7 +13,7 @@ import pytest
 
 from stoker.records import Profile, read_json
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(240)]
 
 SUPPORT = Path(__file__).parents[1] / "support"
 SCRIPT = str(SUPPORT / "profiled_script.py")

@@ -18,7 +18,7 @@ from support.cpu_quota import cpu_quota
 from support.narrow_network import narrow_network
 from support.states_script import BATCH, SAMPLE_BYTES
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "support" / "states_script.py"
