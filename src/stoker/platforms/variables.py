@@ -27,6 +27,8 @@ def job_variables(job: JobSpec, *, feed: FeedSettings | None = None) -> dict[str
     decided = job.groups[0].processes_per_host
     if decided is not None:
         variables["STOKER_PROCESSES_PER_HOST"] = str(decided)
+    if job.engine.name != "feed":
+        variables["STOKER_ENGINE"] = json.dumps(to_document(job.engine))
     if job.profile:
         variables["STOKER_PROFILE"] = json.dumps(to_document(job.profile))
     if job.workload_sha256:
