@@ -91,6 +91,7 @@ class LocalJob:
         feed: FeedSettings = QUICK,
         replace_dataloader: bool = False,
         engine: EngineSettings | None = None,
+        strategy: str = "auto",
     ) -> None:
         self.tmp_path = tmp_path
         if isinstance(script, str):
@@ -129,6 +130,7 @@ class LocalJob:
             environment={"STOKER_TEST_DIR": str(tmp_path)},
             feed=feed,
             replace_dataloader=replace_dataloader,
+            strategy=strategy,
             engine=engine or EngineSettings(),
         )
         self.pids: set[int] = set()

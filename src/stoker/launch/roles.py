@@ -135,10 +135,12 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
             engine.outlast(membership)
         engine.stop()
         failure = _failure_of(run, ending) if ending.exit_code else ""
-        if engine.failure and not verdicts:
+        has_failed = bool(engine.failure) and not verdicts
+        if has_failed:
             ending = dataclasses.replace(ending, exit_code=HOST_LOST, decided="")
             failure = engine.failure
-        membership.leave(exit_code=ending.exit_code, reason=failure)
+        # The training itself has no code of its own then.
+        membership.leave(exit_code=None if has_failed else ending.exit_code, reason=failure)
         if failure and not ending.decided:
             _write_failure(run, failure)
         return _follower_code(ending, verdicts)
