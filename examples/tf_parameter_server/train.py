@@ -8,13 +8,14 @@ on each data host, and hands TF_CONFIG to all of them. On other dnn hosts there 
 import argparse
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
 WEIGHTS = np.linspace(-1.0, 1.0, 32, dtype=np.float32)
+LEARNING_RATE = 0.1
 
 
 def batches(batch_size: int, seed: int) -> tf.data.Dataset:
@@ -38,13 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> float:
     options = parser.parse_args(arguments)
     tf.keras.utils.set_random_seed(options.seed)
 
-    strategy = tf.distribute.get_strategy()
-    if "TF_CONFIG" in os.environ:
-        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        if resolver.task_type != "chief":
-            print(f"the chief trains; {resolver.task_type} {resolver.task_id} has its server")
-            return 0.0
-        strategy = tf.distribute.ParameterServerStrategy(resolver)
+    if "TF_CONFIG" not in os.environ:
+        parser.error("there is no TF_CONFIG: run it under stoker, with a data group")
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if resolver.task_type != "chief":
+        print(f"the chief trains; {resolver.task_type} {resolver.task_id} has its server")
+        return 0.0
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
         model = tf.keras.Sequential(
             [
@@ -53,20 +55,33 @@ def main(arguments: Sequence[str] | None = None) -> float:
                 tf.keras.layers.Dense(1),
             ]
         )
-        model.compile(
-            tf.keras.optimizers.Adam(1e-2),
-            tf.keras.losses.BinaryCrossentropy(from_logits=True),
-            metrics=[tf.keras.metrics.BinaryAccuracy(threshold=0.0, name="accuracy")],
-        )
-    history = model.fit(
-        batches(options.batch_size, options.seed),
-        epochs=options.epochs,
-        steps_per_epoch=options.steps,
-        verbose=2,
+
+    @tf.function
+    def step(iterator: Iterator[tuple[tf.Tensor, tf.Tensor]]) -> tf.Tensor:
+        points, sides = next(iterator)
+        with tf.GradientTape() as tape:
+            logits = model(points, training=True)[:, 0]
+            losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=sides, logits=logits)
+            loss = tf.reduce_mean(losses)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        # Keras 3 has no optimizer for parameter servers; each step is added where the variable is.
+        for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
+            variable.value.assign_sub(LEARNING_RATE * gradient)
+        return tf.reduce_mean(tf.cast((logits > 0.0) == (sides > 0.5), tf.float32))
+
+    per_worker = coordinator.create_per_worker_dataset(
+        lambda: batches(options.batch_size, options.seed)
     )
-    accuracy = float(history.history["accuracy"][-1])
-    places = sorted({str(variable.value.device) for variable in model.trainable_variables})
-    print(f"accuracy {accuracy:.4f}, variables on {', '.join(places)}", flush=True)
+    iterator = iter(per_worker)
+    accuracy = 0.0
+    for epoch in range(options.epochs):
+        # Whichever worker is free takes the next step.
+        steps = [coordinator.schedule(step, args=(iterator,)) for _ in range(options.steps)]
+        coordinator.join()
+        accuracy = float(np.mean([each.fetch() for each in steps]))
+        print(f"epoch {epoch + 1}/{options.epochs}  accuracy {accuracy:.4f}", flush=True)
+    places = sorted({variable.value.device for variable in model.trainable_variables})
+    print(f"variables on {', '.join(places)}", flush=True)
     if options.metrics:
         Path(options.metrics).write_text(json.dumps({"accuracy": accuracy}))
     return accuracy

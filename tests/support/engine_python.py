@@ -1,4 +1,4 @@
-"""Engines that need a heavy package of their own: the interpreter that has it, and runs under it."""
+"""Engines that need a heavy package: the interpreter that has it, and runs under it."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ LIMIT_SECONDS = 300
 
 
 def python_with(package: str, *, variable: str, venv: str) -> str:
-    """The interpreter that `variable` names, else that of the folder `venv`; else skips the test."""
+    """The interpreter that `variable` names, else that in `venv`; else skips the test."""
     python = os.environ.get(variable) or str(REPO / venv / "bin" / "python")
     command = (
         python,
