@@ -12,10 +12,13 @@ from stoker.launch.engines.order import EngineOrder, order_of
 from stoker.launch.hostrun import HostRun
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
+from stoker.platforms.base import JobSpec
+from stoker.platforms.variables import job_variables
 from stoker.records import (
     EngineCommand,
     EngineSettings,
     FeedSettings,
+    Group,
     Json,
     Ready,
     to_document,
@@ -305,3 +308,19 @@ def test_stop_seconds_and_readiness_have_their_defaults() -> None:
     assert own.data is not None
     assert own.data.ready == Ready(port="server", path=None, seconds=120)
     assert FeedSettings().start_deadline_seconds > 120
+
+
+def job_of(engine: Json, tmp_path: Path) -> JobSpec:
+    workload = workload_from({"name": "w", "command": ["x"], "engine": engine})
+    group = Group(name="dnn", role="dnn", instance_type="local.c1", count=1)
+    return JobSpec.of(workload, groups=[group], run_dir=tmp_path)
+
+
+def test_launchers_are_told_of_an_engine_but_not_of_the_feed(tmp_path: Path) -> None:
+    assert "STOKER_ENGINE" not in job_variables(job_of("feed", tmp_path))
+    told = job_variables(job_of("tf.data.service", tmp_path))["STOKER_ENGINE"]
+    assert told == '{"name":"tf.data.service"}'
+    engine: Json = {"name": "command", "data": {"command": ["x", "{host}"]}, "stop_seconds": 3}
+    job = job_of(engine, tmp_path)
+    told = job_variables(job)["STOKER_ENGINE"]
+    assert from_environment({"STOKER_ENGINE": told}).engine == job.engine

@@ -30,7 +30,7 @@ class StrategySettings(Record, frozen=True, kw_only=True):
     mpi_arguments: tuple[str, ...] = ()
 
 
-class Ready(Record, frozen=True, kw_only=True):
+class Ready(Record, frozen=True, kw_only=True, omit_defaults=True):
     """How it is known that an engine's server takes work.
 
     Attributes:
@@ -45,7 +45,7 @@ class Ready(Record, frozen=True, kw_only=True):
     seconds: PositiveFloat = 120.0
 
 
-class EngineCommand(Record, frozen=True, kw_only=True):
+class EngineCommand(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A command that an engine runs beside the training, on each host of a group or on the leader.
 
     It stays in the foreground: where it ends before the training, whatever its code, it has failed.
@@ -66,7 +66,7 @@ class EngineCommand(Record, frozen=True, kw_only=True):
     needs_workers: bool = False
 
 
-class EngineSettings(Record, frozen=True, kw_only=True):
+class EngineSettings(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What makes data on the hosts of the data group.
 
     In a run without a data group no engine runs, whatever stands here.
