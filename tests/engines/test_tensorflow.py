@@ -34,10 +34,10 @@ def engine_run(tmp_path: Path) -> EngineRun:
 def test_each_element_comes_once_an_epoch_from_data_hosts_and_a_local_worker(
     engine_run: EngineRun, tmp_path: Path
 ) -> None:
-    (tmp_path / "numbers.py").write_text(NUMBERS)
+    (tmp_path / "squares.py").write_text(NUMBERS)
     workload = {
         "name": "numbers",
-        "command": ["python", "numbers.py"],
+        "command": ["python", "squares.py"],
         "strategy": "none",
         "engine": "tf.data.service",
         "feed": {"local_workers": 1},
