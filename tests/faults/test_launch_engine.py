@@ -250,6 +250,16 @@ def test_stop_ends_the_training_first_and_all_servers_with_it(tmp_path: Path) ->
         assert "[engine data] good night" in job.log("algo-1")
 
 
+def test_stop_does_not_wait_for_servers_that_are_not_ready(tmp_path: Path) -> None:
+    server = "import time; print('thinking', flush=True); time.sleep(300)"
+    with LocalJob(tmp_path, STAY, data=1, engine=engine(tmp_path, server=server)) as job:
+        job.wait_for_log(job.leader, "thinking")
+        job.run.stop()
+        assert job.end().status == "stopped"
+        assert job.training().status == "stopped"
+        assert not (tmp_path / "training").exists()
+
+
 def test_servers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     with LocalJob(tmp_path, STAY, data=1, engine=engine(tmp_path)) as job:
         job.wait_for_file("training")
