@@ -74,6 +74,7 @@ def engine(
     dnn: bool = False,
     ready: Ready | None = None,
     stop_seconds: float = 10.0,
+    needs_all: bool = False,
 ) -> EngineSettings:
     """A server on each data host, and where asked for on dnn hosts."""
     (tmp_path / "server.py").write_text(server)
@@ -96,6 +97,7 @@ def engine(
         ports={part: 5050 + index for index, part in enumerate(parts)},
         environment={"ALL": ",".join(places[part] for part in parts)},
         stop_seconds=stop_seconds,
+        needs_all=needs_all,
     )
 
 
@@ -178,6 +180,17 @@ def test_a_dying_server_of_a_data_host_is_said_and_the_training_decides(tmp_path
         assert "ended with signal 9 though the run goes on" in job.log("algo-1")
         said = [event.what for event in job.training().events if event.host == "algo-1"]
         assert any("failed: the engine's command for data" in what for what in said)
+        wait_for_servers(job, ["data-algo-1", "data-algo-2"])
+
+
+def test_an_engine_that_needs_all_its_hosts_fails_without_one(tmp_path: Path) -> None:
+    own = engine(tmp_path, leader=False, needs_all=True)
+    with LocalJob(tmp_path, STAY, data=2, engine=own) as job:
+        job.wait_for_file("training")
+        job.kill(int(job.wait_for_file("server-data-algo-1")))
+        failure = job.end().failure or ""
+        assert "the engine cannot go on without data host algo-1: failed" in failure
+        assert "ended with signal 9" in failure
         wait_for_servers(job, ["data-algo-1", "data-algo-2"])
 
 

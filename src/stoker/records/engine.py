@@ -80,6 +80,9 @@ class EngineSettings(Record, frozen=True, kw_only=True, omit_defaults=True):
         ports: By name, the same on every host (local hosts, which share an address, get free ones).
         environment: More variables for the training command, with the places of EngineCommand.
         stop_seconds: From the end of the training until what still runs is killed.
+        needs_all: The run fails when a data host or its command is lost before the training ends,
+            unless lost hosts are started again (Kubernetes); else the training goes on, or fails by
+            itself. Absent: as the preset says, else no.
     """
 
     name: EngineName = "feed"
@@ -89,6 +92,7 @@ class EngineSettings(Record, frozen=True, kw_only=True, omit_defaults=True):
     ports: dict[Name, Port] = msgspec.field(default_factory=dict)
     environment: dict[Name, str] = msgspec.field(default_factory=dict)
     stop_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 10.0
+    needs_all: bool | None = None
 
 
 class EngineHost(Record, frozen=True, kw_only=True):

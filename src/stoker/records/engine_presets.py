@@ -28,6 +28,8 @@ PRESETS: Mapping[EngineName, EngineSettings] = {
         ports={"dispatcher": 5050, "worker": 5051},
         # What a training gives to tf.data.experimental.service.distribute.
         environment={"TF_DATA_SERVICE_ADDRESS": "grpc://{leader:dispatcher}"},
+        # A training that had asked a worker waits for it for ever (measured with 2.21).
+        needs_all=True,
     ),
 }
 
@@ -44,4 +46,5 @@ def completed(settings: EngineSettings) -> EngineSettings:
         data=settings.data or preset.data,
         ports={**preset.ports, **settings.ports},
         environment={**preset.environment, **settings.environment},
+        needs_all=preset.needs_all if settings.needs_all is None else settings.needs_all,
     )

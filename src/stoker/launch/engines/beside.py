@@ -1,18 +1,23 @@
 """An engine's commands on a dnn host: there before the training starts, gone when the run ends."""
 
 import queue
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from stoker.launch.coordinator import Coordinator
+from stoker.launch.engines.data_host import ASKED_TO_STOP
 from stoker.launch.engines.order import EngineOrder, order_of
 from stoker.launch.engines.server import Server, stop_servers
 from stoker.launch.hostrun import HostRun
 from stoker.launch.membership import Membership
-from stoker.launch.supervise import Decided, Ending, SignalReceived
+from stoker.launch.supervise import GRACE_SECONDS, Decided, Ending, SignalReceived
 
 _POLL_SECONDS = 0.05
+_WATCH_SECONDS = 0.2
+# What the coordinator says of a host that gave no reason: the run has ended.
+LEFT_IN_GOOD_ORDER = "left"
 # Of a process that a signal ended, as a shell counts.
 _STOPPED = 128
 
@@ -102,7 +107,7 @@ class _Commands:
             for server, ordered in zip(self._servers, order.servers, strict=True)
             if ordered.part == "leader"
         ]
-        self._is_stopped = False
+        self._is_stopped = threading.Event()
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -141,6 +146,11 @@ class _Commands:
         coordinator.announce("ready")
         seconds = time.monotonic() - self._begun_at
         self._run.log.event("engine_serves", engine=self._order.name, after_seconds=seconds)
+        if self._order.needs_all:
+            watch = threading.Thread(
+                target=self._watch, args=(coordinator,), name="engine watch", daemon=True
+            )
+            watch.start()
         return None
 
     def follow(self, membership: Membership) -> Ending | None:
@@ -164,9 +174,9 @@ class _Commands:
                     continue
 
     def stop(self) -> None:
-        if self._is_stopped:
+        if self._is_stopped.is_set():
             return
-        self._is_stopped = True
+        self._is_stopped.set()
         stop_servers(self._servers, seconds=self._order.stop_seconds, is_urgent=self._has_signal)
 
     def _start(self, servers: list[Server]) -> Ending | None:
@@ -197,6 +207,20 @@ class _Commands:
                 if time.monotonic() - self._begun_at > limit:
                     self._fail(f"the engine was not ready within {limit:g} s: {of_whom()}")
             time.sleep(_POLL_SECONDS)
+
+    def _watch(self, coordinator: Coordinator) -> None:
+        """Fails the run when a data host is lost that the training may wait for for ever."""
+        asked_at: dict[str, float] = {}
+        while not self._is_stopped.wait(_WATCH_SECONDS):
+            now = time.monotonic()
+            for host, reason in coordinator.gone_agents.items():
+                # Where all hosts are asked to stop, the training may still be saving its state.
+                is_asked = reason == ASKED_TO_STOP
+                if is_asked and now - asked_at.setdefault(host, now) < GRACE_SECONDS:
+                    continue
+                if reason != LEFT_IN_GOOD_ORDER:
+                    self._fail(f"the engine cannot go on without data host {host}: {reason}")
+                    return
 
     def _fail(self, words: str) -> None:
         if not self._words:

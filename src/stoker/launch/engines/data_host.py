@@ -16,6 +16,8 @@ from stoker.platforms import spawn
 # Asked to stop, a data host may still be needed by trainers that save their state.
 DRAIN_SECONDS = 5.0
 _POLL_SECONDS = 0.05
+# What the leader hears of a host that got a signal.
+ASKED_TO_STOP = "asked to stop"
 
 
 def serve_command(run: HostRun) -> int:
@@ -130,4 +132,4 @@ class _DataHost:
     def _goodbye(self) -> str:
         if self._failures:
             return f"failed: {self._failures[0]}"
-        return "" if self._verdicts else "asked to stop"
+        return "" if self._verdicts else ASKED_TO_STOP

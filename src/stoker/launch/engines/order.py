@@ -48,12 +48,14 @@ class EngineOrder:
         servers: In the order in which they are started.
         environment: More variables for the training command.
         stop_seconds: From the end of the training until what still runs is killed.
+        needs_all: The training cannot go on without one of the data hosts.
     """
 
     name: str
     servers: tuple[ServerOrder, ...]
     environment: Mapping[str, str]
     stop_seconds: float
+    needs_all: bool
 
 
 def order_of(run: HostRun) -> EngineOrder | None:
@@ -81,6 +83,8 @@ def order_of(run: HostRun) -> EngineOrder | None:
         ),
         environment=environment,
         stop_seconds=engine.stop_seconds,
+        # Those that are started again are waited for.
+        needs_all=bool(engine.needs_all) and not run.settings.comes_back,
     )
 
 
