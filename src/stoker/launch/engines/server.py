@@ -1,5 +1,6 @@
 """One command of an engine on this host, from its start to its end with all that it started."""
 
+import contextlib
 import http.client
 import os
 import signal
@@ -85,6 +86,8 @@ class Server:
             self._fail(f"command not found: {order.command[0]} (PATH {path})")
             self._has_ended.set()
             return
+        # What outlives its first process must be this process's to end.
+        spawn.adopt_orphans()
         self._process = subprocess.Popen(
             spawn.wrapped(command, signal_number=signal.SIGKILL),
             env=dict(order.environ),
@@ -126,7 +129,15 @@ class Server:
         """Ends its threads, once its processes have ended; may be called twice."""
         for thread in self._threads:
             thread.join(PROBE_SECONDS)
-        if self._process and self._process.stdout:
+        if self._process and any(thread.is_alive() for thread in self._threads):
+            # Where orphans are not adopted: those that stayed in its group hold its output open.
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            for thread in self._threads:
+                thread.join(PROBE_SECONDS)
+        # A reader that still waits holds the pipe, and would hold whoever closes it.
+        has_read = not any(thread.is_alive() for thread in self._threads)
+        if has_read and self._process and self._process.stdout:
             self._process.stdout.close()
 
     def _thread(self, target: Callable[[], None]) -> threading.Thread:
