@@ -9,6 +9,8 @@ The environment is read here and in `launch.topology`, nowhere else.
 | STOKER_TOKEN_FILE | platform | file with the run's token: 32 bytes as hexadecimal digits |
 | STOKER_FEED | platform | FeedSettings as JSON |
 | STOKER_WORKERS | platform | JSON {"dnn": N, "data": N}: workers a host, where decided |
+| STOKER_ENGINE | platform | EngineSettings as JSON, where something else than the feed makes data |
+| STOKER_ENGINE_HOSTS | platform | local hosts: JSON {host: {address, ports}}; else as named |
 | STOKER_STRATEGY | platform | auto, torchrun or none |
 | STOKER_PROCESSES_PER_HOST | platform | trainer processes of a dnn host, where decided |
 | STOKER_ADVERTISE | platform | address under which others reach this host; else its own name |
@@ -46,8 +48,19 @@ import yaml
 from msgspec.structs import replace
 
 from stoker.errors import UsageError
-from stoker.records import FeedSettings, Json, Place, ProfileSettings, Workload, convert, read_text
+from stoker.records import (
+    EngineSettings,
+    FeedSettings,
+    Json,
+    Place,
+    ProfileSettings,
+    Workload,
+    convert,
+    read_text,
+)
 from stoker.records.base import Record
+from stoker.records.engine import EngineHost
+from stoker.records.engine_check import check_engine
 
 _RecordT = TypeVar("_RecordT", bound=Record)
 # In STOKER_OUTPUT: the profile ended the command, however its processes ended thereby.
@@ -66,6 +79,8 @@ class ProcessSettings:
         local_rank: Rank within the host.
         local_world_size: Trainer processes of this host.
         workers: Workers a host by role, where decided.
+        engine: What makes data on the data group.
+        engine_hosts: Hosts that are reached otherwise than under their names and fixed ports.
         coordinator: `host:port`, or None outside a launched run.
     """
 
@@ -78,6 +93,8 @@ class ProcessSettings:
     workers: Mapping[str, int]
     strategy: str
     processes_per_host: int | None
+    engine: EngineSettings
+    engine_hosts: Mapping[str, EngineHost]
     advertise: str | None
     port: int | None
     coordinator: str | None
@@ -115,6 +132,8 @@ def from_environment(environ: Mapping[str, str] | None = None) -> ProcessSetting
         workers=_workers(env),
         strategy=env.get("STOKER_STRATEGY", "auto"),
         processes_per_host=_number(env, "STOKER_PROCESSES_PER_HOST"),
+        engine=_record(env, "STOKER_ENGINE", EngineSettings) or EngineSettings(),
+        engine_hosts=_engine_hosts(env),
         advertise=env.get("STOKER_ADVERTISE") or None,
         port=_number(env, "STOKER_PORT"),
         coordinator=env.get("STOKER_COORDINATOR") or None,
@@ -293,6 +312,7 @@ def _check_workload(workload: Workload, place: Place) -> None:
                 f"gate {gate.metric}: min {gate.min} is above max {gate.max}",
                 where=place.at(f"gate[{index}]"),
             )
+    check_engine(workload.engine_settings, feed=workload.feed, place=place)
     if workload.constraints.deadline_hours and workload.training.total_steps() is None:
         raise UsageError(
             "a deadline needs the number of steps",
@@ -379,6 +399,18 @@ def _command(env: Mapping[str, str]) -> tuple[str, ...] | None:
     except msgspec.DecodeError as err:
         raise UsageError(
             f"expected a JSON list of words: {err}", where="variable STOKER_COMMAND"
+        ) from None
+
+
+def _engine_hosts(env: Mapping[str, str]) -> Mapping[str, EngineHost]:
+    text = env.get("STOKER_ENGINE_HOSTS")
+    if not text:
+        return {}
+    try:
+        return msgspec.json.decode(text, type=dict[str, EngineHost])
+    except msgspec.DecodeError as err:
+        raise UsageError(
+            f"expected a JSON object of hosts: {err}", where="variable STOKER_ENGINE_HOSTS"
         ) from None
 
 

@@ -17,7 +17,7 @@ from stoker.feed.layout import Tag
 # After one that it would not (a limit that grew, say): the new digests alone.
 PINNED = {
     "version": 7,
-    "messages": "18c335b4459f8138",
+    "messages": "3112d8f2b204a83e",
     "trees": "52c3607ba96c49c6",
     "pickles": "4559f61125a90469",
 }

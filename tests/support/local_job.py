@@ -14,7 +14,7 @@ import psutil
 
 from stoker.platforms.base import JobEnd, JobSpec
 from stoker.platforms.local import LocalPlatform
-from stoker.records import Channel, FeedSettings, Group, Training, read_json
+from stoker.records import Channel, EngineSettings, FeedSettings, Group, Training, read_json
 
 DEADLINE_SECONDS = 60.0
 # Short, so that a lost launcher is noticed soon.
@@ -90,6 +90,8 @@ class LocalJob:
         channel_groups: Mapping[str, tuple[str, ...]] | None = None,
         feed: FeedSettings = QUICK,
         replace_dataloader: bool = False,
+        engine: EngineSettings | None = None,
+        strategy: str = "auto",
     ) -> None:
         self.tmp_path = tmp_path
         if isinstance(script, str):
@@ -128,6 +130,8 @@ class LocalJob:
             environment={"STOKER_TEST_DIR": str(tmp_path)},
             feed=feed,
             replace_dataloader=replace_dataloader,
+            strategy=strategy,
+            engine=engine or EngineSettings(),
         )
         self.pids: set[int] = set()
 

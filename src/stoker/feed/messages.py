@@ -37,6 +37,14 @@ Word = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Words = Annotated[tuple[Word, ...], msgspec.Meta(max_length=1 << 20)]
 
 
+# An engine's commands on one host: `ready`: they take work; `done`: so is the training there, and
+# they stay until the run ends.
+HostStage = Literal["begun", "ready", "done"]
+# And of all hosts: `led`: the leader's take work, so that the others may start theirs; `ready`: all
+# do, so that the training may start.
+RunStage = Literal["begun", "led", "ready"]
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Base of all messages."""
 
@@ -78,10 +86,15 @@ class Refused(Message, frozen=True, kw_only=True):
 
 
 class Beat(Message, frozen=True, kw_only=True):
-    """Renews the lease of a launcher."""
+    """Renews the lease of a launcher.
+
+    Attributes:
+        stage: How far this host is with the engine's commands.
+    """
 
     host: Identifier
     incarnation: Identifier
+    stage: HostStage = "begun"
 
 
 class State(Message, frozen=True, kw_only=True):
@@ -91,12 +104,14 @@ class State(Message, frozen=True, kw_only=True):
         outcome: absent while the run goes on.
         reason: Why, where it failed.
         unknown: The sender is not (any more) a member: join again.
+        stage: How far the engine's commands are.
     """
 
     outcome: Literal["succeeded", "failed", "stopped"] | None = None
     exit_code: int | None = None
     reason: str = ""
     unknown: bool = False
+    stage: RunStage = "begun"
 
 
 class Leave(Message, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from stoker.feed.messages import (
     Message,
     Progress,
     Refused,
+    RunStage,
     State,
     ToCoordinator,
     Unpacker,
@@ -110,6 +111,9 @@ class Coordinator:
         self._progress: dict[int, Progress] = {}
         self._ending: queue.SimpleQueue[State] = queue.SimpleQueue()
         self._end: _End | None = None
+        self._stage: RunStage = "begun"
+        self._told_stage: RunStage = "begun"
+        self._gone_agents: dict[str, str] = {}
         self._ended_agents: dict[str, float] = {}
         self._is_closing = threading.Event()
         self._unpack = Unpacker(ToCoordinator)
@@ -135,6 +139,16 @@ class Coordinator:
     def expected_agents(self) -> frozenset[str]:
         """All data hosts of the run."""
         return self._agents
+
+    @property
+    def unready(self) -> tuple[str, ...]:
+        """Hosts that have not said that the engine's commands take work there."""
+        return self._members.unready
+
+    @property
+    def gone_agents(self) -> dict[str, str]:
+        """Data hosts that have left or were lost, and why."""
+        return dict(self._gone_agents)
 
     @property
     def release_seconds(self) -> float | None:
@@ -171,6 +185,10 @@ class Coordinator:
     def end(self, outcome: Outcome, *, exit_code: int | None, reason: str) -> None:
         """Tells every launcher how the run ended; returns at once, only the first call counts."""
         self._ending.put(State(outcome=outcome, exit_code=exit_code, reason=reason[:4000]))
+
+    def announce(self, stage: RunStage) -> None:
+        """Tells every launcher how far the engine's commands are; returns at once."""
+        self._stage = stage
 
     def followers(self, *, live_only: bool) -> tuple[str, ...]:
         """dnn hosts that are neither done nor lost; without `live_only` those to come, too."""
@@ -215,6 +233,7 @@ class Coordinator:
                 if socket in ready:
                     self._receive(socket)
                 self._apply_end(socket)
+                self._apply_stage(socket)
                 self._note(socket, self._members.expire(self._clock()))
         except Exception as err:  # the edge of a thread: the run must not wait for it
             self._log.event("coordinator_failed", error=repr(err))
@@ -266,11 +285,14 @@ class Coordinator:
                 self._send(socket, sender, answer)
                 if self._end and not isinstance(answer, Refused):
                     self._send(socket, sender, self._end.state)
+                elif self._stage != "begun" and not isinstance(answer, Refused):
+                    self._send(socket, sender, State(stage=self._stage))
                 self._note(socket, [change] if change else [])
             case Beat():
                 if self._members.beat(message, now):
                     self._launchers[message.host] = sender
-                    self._send(socket, sender, self._end.state if self._end else State())
+                    state = self._end.state if self._end else State(stage=self._stage)
+                    self._send(socket, sender, state)
                 else:
                     self._send(socket, sender, State(unknown=True))
             case Leave():
@@ -311,6 +333,9 @@ class Coordinator:
             )
             if change.kind == "agent" and change.what in ("left", "lost"):
                 self._ended_agents[change.host] = self._clock()
+                self._gone_agents[change.host] = change.reason or change.what
+            elif change.kind == "agent":
+                self._gone_agents.pop(change.host, None)
             if change.fails_the_run and self._end is None:
                 self._on_failure(change)
         if any(change.kind == "agent" and change.what != "absent" for change in changes):
@@ -324,6 +349,13 @@ class Coordinator:
         self._end = _End(state=self._ending.get(), at=self._clock())
         for sender in self._launchers.values():
             self._send(socket, sender, self._end.state)
+
+    def _apply_stage(self, socket: "zmq.Socket[bytes]") -> None:
+        if self._end is not None or self._told_stage == self._stage:
+            return
+        self._told_stage = self._stage
+        for sender in self._launchers.values():
+            self._send(socket, sender, State(stage=self._told_stage))
 
     def _send(self, socket: "zmq.Socket[bytes]", receiver: bytes, message: Message) -> None:
         # A receiver that is gone is no error: its lease tells.

@@ -12,6 +12,7 @@ from typing import Literal
 from stoker.feed.messages import (
     PROTOCOL_VERSION,
     Beat,
+    HostStage,
     Join,
     Leave,
     Member,
@@ -61,6 +62,7 @@ class _Seat:
     is_live: bool = False
     has_left: bool = False
     is_absent: bool = False
+    stage: HostStage = "begun"
 
 
 class Members:
@@ -103,17 +105,24 @@ class Members:
         """Hosts that have never come."""
         return tuple(host for host, seat in self._seats.items() if seat.join is None)
 
+    @property
+    def unready(self) -> tuple[str, ...]:
+        """Hosts whose commands of the engine do not take work, or that are not there."""
+        return tuple(
+            host for host, seat in self._seats.items() if not seat.is_live or seat.stage == "begun"
+        )
+
     def awaited_followers(self) -> tuple[str, ...]:
         """dnn hosts that are there or may still come: neither done nor lost."""
         return tuple(
             host
             for host, seat in self._seats.items()
-            if _follows(seat) and (seat.is_live or (seat.join is None and not seat.is_absent))
+            if _trains(seat) and (seat.is_live or (seat.join is None and not seat.is_absent))
         )
 
     def live_followers(self) -> tuple[str, ...]:
         """dnn hosts whose lease runs."""
-        return tuple(h for h, seat in self._seats.items() if seat.is_live and _follows(seat))
+        return tuple(h for h, seat in self._seats.items() if seat.is_live and _trains(seat))
 
     def join(self, message: Join, now: float) -> tuple[Welcome | Refused, Change | None]:
         """Lets a launcher in, or refuses it; joining again renews the lease."""
@@ -124,6 +133,7 @@ class Members:
         change = self._change_of(seat, message)
         if seat.join and seat.join.incarnation != message.incarnation:
             self._superseded.add((message.host, seat.join.incarnation))
+            seat.stage = "begun"
         seat.join, seat.heard_at, seat.is_live, seat.has_left = message, now, True, False
         welcome = Welcome(
             beat_seconds=self._lease_seconds / BEATS_PER_LEASE, lease_seconds=self._lease_seconds
@@ -135,7 +145,7 @@ class Members:
         seat = self._seats.get(message.host)
         if seat is None or not _speaks_for(seat, message.incarnation) or not seat.is_live:
             return False
-        seat.heard_at = now
+        seat.heard_at, seat.stage = now, message.stage
         return True
 
     def leave(self, message: Leave) -> Change | None:
@@ -214,6 +224,11 @@ class Members:
 
 def _follows(seat: _Seat) -> bool:
     return seat.kind == "follower"
+
+
+def _trains(seat: _Seat) -> bool:
+    """Whether it is a dnn host whose training has not come to its end."""
+    return _follows(seat) and seat.stage != "done"
 
 
 def _speaks_for(seat: _Seat, incarnation: str) -> bool:

@@ -16,10 +16,12 @@ from stoker.errors import ProtocolError
 from stoker.feed.messages import (
     Beat,
     FromCoordinator,
+    HostStage,
     Join,
     Leave,
     Message,
     Refused,
+    RunStage,
     State,
     Unpacker,
     Welcome,
@@ -91,6 +93,9 @@ class Membership:
         self._is_closing = threading.Event()
         self._is_welcome = threading.Event()
         self._verdict: Verdict | None = None
+        self._stage: HostStage = "begun"
+        self._said_stage: HostStage = "begun"
+        self._run_stage: RunStage = "begun"
         self._has_left = False
         self._leader_ip: str | None = None
         self._unpack = Unpacker(FromCoordinator)
@@ -101,6 +106,15 @@ class Membership:
     def leader_ip(self) -> str | None:
         """The leader's address as last resolved."""
         return self._leader_ip
+
+    @property
+    def run_stage(self) -> RunStage:
+        """How far the engine's commands are, as the leader last said."""
+        return self._run_stage
+
+    def tell(self, stage: HostStage) -> None:
+        """Tells the leader how far this host is with the engine's commands; returns at once."""
+        self._stage = stage
 
     def start(self) -> None:
         """Begins to join."""
@@ -195,9 +209,10 @@ class Membership:
             if self._is_closing.is_set():
                 return heard_at
             now = self._clock()
+            if is_member and self._said_stage != self._stage:
+                next_at = now
             if now >= next_at and not self._has_left and not self._is_refused():
-                beat = Beat(host=self._join.host, incarnation=self._join.incarnation)
-                self._send(connection, beat if is_member else self._join)
+                self._send(connection, self._beat() if is_member else self._join)
                 next_at = now + (self._beat_seconds if is_member else JOIN_SECONDS)
             if connection.poll(_POLL_MS):
                 for message in self._received(connection):
@@ -209,6 +224,12 @@ class Membership:
             patience = max(RECONNECT_SECONDS, 2 * self._beat_seconds)
             if self._clock() - max(connected_at, heard_at or 0.0) > patience:
                 return heard_at
+
+    def _beat(self) -> Beat:
+        self._said_stage = self._stage
+        return Beat(
+            host=self._join.host, incarnation=self._join.incarnation, stage=self._said_stage
+        )
 
     def _is_refused(self) -> bool:
         return self._verdict is not None and self._verdict.kind == "refused"
@@ -241,6 +262,8 @@ class Membership:
                 self._decide(Verdict(kind="decided", reason=reason, state=message))
             case State() if message.unknown:
                 return False
+            case State():
+                self._run_stage = message.stage
             case _:
                 pass
         return is_member

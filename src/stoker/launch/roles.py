@@ -11,6 +11,7 @@ from functools import partial
 from stoker.errors import PlatformError, UsageError
 from stoker.launch import failures
 from stoker.launch.coordinator import Coordinator
+from stoker.launch.engines.beside import Beside, beside
 from stoker.launch.feed_log import FeedLog
 from stoker.launch.finish import Outcome, write_failure, write_training
 from stoker.launch.hostrun import HostRun
@@ -55,6 +56,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
             decided()
 
     coordinator = _coordinator(run, fail)
+    engine = beside(run, lambda words: fail(_engine_failure(run, words)))
     events = [Event(when=now_utc(), what="training started", host=run.topology.host)]
     if coordinator:
         coordinator.start()
@@ -63,18 +65,23 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         with metrics_served(
             run.settings.feed, coordinator, run_id=run.settings.run_id, log=run.log
         ):
-            ending = _train(run, command, trainer, leader_ip=None, coordinator=coordinator)
+            ending = engine.lead(coordinator) or _train(
+                run, command, trainer, engine, leader_ip=None, coordinator=coordinator
+            )
         if coordinator:
             ending = _await_followers(run, coordinator, ending, causes)
         outcome, code = _judge(run, ending, causes)
     except BaseException as err:
         if coordinator:
             coordinator.end("failed", exit_code=None, reason=repr(err))
+        engine.stop()
+        if coordinator:
             coordinator.close()
         raise
     events.append(Event(when=now_utc(), what=f"training {outcome.status}", host=run.topology.host))
     if coordinator:
         coordinator.end(outcome.status, exit_code=code, reason=(outcome.failure or "")[:1000])
+    engine.stop()
     if outcome.failure:
         run.log.event("training_failed", reason=outcome.failure.partition("\n")[0])
         _write_failure(run, outcome.failure)
@@ -90,7 +97,8 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
     """Trains on another dnn host, and ends when the leader says so or is lost."""
     if run.keys is None:
         trainer = Trainer.of(run.settings, run.topology, run.environ)
-        ending = _train(run, command, trainer, leader_ip=None)
+        alone = beside(run, lambda _: None)
+        ending = _train(run, command, trainer, alone, leader_ip=None)
         if ending.exit_code:
             _write_failure(run, _failure_of(run, ending))
         return ending.exit_code
@@ -110,6 +118,7 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
         log=run.log,
         on_verdict=decide,
     )
+    engine = beside(run, lambda words: run.inbox.put(Decided(words.partition("\n")[0])))
     membership.start()
     try:
         # The leader's name may resolve late; torchrun is started once it does.
@@ -119,13 +128,24 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
             run.log.event("training_not_started", reason=verdicts[0].reason if verdicts else "")
             return HOST_LOST if verdicts else 143
         trainer = Trainer.of(run.settings, run.topology, run.environ)
-        ending = _train(run, command, trainer, leader_ip=membership.leader_ip)
+        ending = engine.follow(membership) or _train(
+            run, command, trainer, engine, leader_ip=membership.leader_ip
+        )
+        if not ending.exit_code:
+            engine.outlast(membership)
+        engine.stop()
         failure = _failure_of(run, ending) if ending.exit_code else ""
-        membership.leave(exit_code=ending.exit_code, reason=failure)
+        has_failed = bool(engine.failure) and not verdicts
+        if has_failed:
+            ending = dataclasses.replace(ending, exit_code=HOST_LOST, decided="")
+            failure = engine.failure
+        # The training itself has no code of its own then.
+        membership.leave(exit_code=None if has_failed else ending.exit_code, reason=failure)
         if failure and not ending.decided:
             _write_failure(run, failure)
         return _follower_code(ending, verdicts)
     finally:
+        engine.stop()
         membership.close()
 
 
@@ -182,6 +202,7 @@ def _train(
     run: HostRun,
     command: Sequence[str],
     trainer: Trainer,
+    engine: Beside,
     *,
     leader_ip: str | None,
     coordinator: Coordinator | None = None,
@@ -198,6 +219,7 @@ def _train(
         launcher_pid=os.getpid(),
         folder=run.folder,
     )
+    environ |= engine.environment
     found = resolve_program((*command, *trainer.arguments), environ, folder=run.folder)
     if found is None:
         words = (
@@ -224,6 +246,7 @@ def _train(
         log=run.log,
         on_tick=tick,
         folder=run.folder,
+        beside=engine.pids,
     )
     progress.close()
     if feed:
@@ -280,6 +303,11 @@ def _write_failure(run: HostRun, failure: str) -> None:
     except UsageError as err:
         # The end must be told to the other hosts, on a full disk, too.
         run.log.event("failure_not_written", reason=err.what)
+
+
+def _engine_failure(run: HostRun, words: str) -> Change:
+    """What a failing engine is to the leader: as if a follower had ended because of it."""
+    return Change(what="left", host=run.topology.host, kind="follower", reason=words)
 
 
 def _words_of(change: Change) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stoker.errors import StokerError, UsageError
 from stoker.launch.command import check_words, order_of
+from stoker.launch.engines.data_host import serve_command
 from stoker.launch.finish import leave_in_pod, write_failure
 from stoker.launch.hostrun import HostRun, keys_of
 from stoker.launch.roles import follow, lead
@@ -93,6 +94,8 @@ def _announce(topology: Topology, log: Log) -> None:
 
 def _play(run: HostRun, command: Sequence[str]) -> int:
     if run.topology.role == "data":
+        if run.settings.engine.name != "feed":
+            return serve_command(run)
         # Only there: it brings the worker side of the feed along.
         from stoker.launch.serve import serve
 

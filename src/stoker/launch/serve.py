@@ -8,16 +8,15 @@ from collections.abc import Collection
 
 import psutil
 
-from stoker.errors import FeedLostError, StokerError
+from stoker.errors import StokerError
 from stoker.feed.agent import Agent
 from stoker.launch import machine
 from stoker.launch.hostrun import HostRun
 from stoker.launch.membership import Membership, Verdict
+from stoker.launch.serve_end import exit_code_of
 from stoker.launch.supervise import Decided, SignalReceived, end_descendants, reap_orphans
 from stoker.platforms import spawn
 
-NEVER_CAME = FeedLostError.exit_code
-ASKED_TO_STOP = 143
 # Batches that are under way when the first SIGTERM comes may still be sent; trainers ask elsewhere.
 DRAIN_SECONDS = 10.0
 
@@ -88,7 +87,7 @@ def serve(run: HostRun) -> int:
             raise failure
         # The training goes on without this host: the dnn group decides the outcome.
         return 0
-    return _exit_code(run, verdicts, is_asked=is_asked.is_set())
+    return exit_code_of(run, verdicts, is_asked=is_asked.is_set())
 
 
 def _goodbye(agent: Agent, failure: StokerError | None, verdicts: list[Verdict]) -> str:
@@ -129,32 +128,3 @@ def _steward(
         if time.monotonic() >= stop_at:
             agent.stop()
             return
-
-
-def _exit_code(run: HostRun, verdicts: list[Verdict], *, is_asked: bool) -> int:
-    comes_back = run.settings.comes_back
-    # A pod that is evicted as the run ends, or is moved with all others, must not count as done.
-    if not verdicts or (comes_back and is_asked):
-        return ASKED_TO_STOP
-    verdict = verdicts[0]
-    match verdict.kind:
-        case "lost" if comes_back:
-            # Perhaps only this host cannot reach the leader: started again, it joins again.
-            run.log.event("data_host_comes_back", reason=verdict.reason)
-            return NEVER_CAME
-        case "decided" | "lost":
-            return 0
-        case "never":
-            error: StokerError = FeedLostError(
-                f"no trainer came: {verdict.reason}",
-                where=f"data host {run.topology.host}",
-                fix="look at the dnn group's logs, or raise feed.start_deadline_seconds",
-            )
-        case "refused":
-            error = FeedLostError(
-                f"the leader refused this host: {verdict.reason}",
-                where=f"data host {run.topology.host}",
-                fix="use the same image, run id and token on all hosts",
-            )
-    run.log.event("data_host_failed", reason=error.what)
-    return NEVER_CAME

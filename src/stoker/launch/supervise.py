@@ -103,6 +103,7 @@ def supervise(
     log: Log,
     on_tick: Callable[[], None] | None = None,
     folder: Path | None = None,
+    beside: Collection[int] = (),
 ) -> Ending:
     """Runs `command` to its end and ends everything it left behind.
 
@@ -116,6 +117,7 @@ def supervise(
         log: Of this host.
         on_tick: Called about twice a second.
         folder: Where it runs; None: here.
+        beside: Children of this process that are none of the command's, and stay.
     """
     spawn.adopt_orphans()
     kills_before = machine.num_memory_kills()
@@ -140,9 +142,9 @@ def supervise(
         _thread(partial(_pump, process.stderr, sys.stderr.fileno(), tail)),
     ]
     waiter = _thread(partial(_wait_for, process, inbox))
-    signals, decided = _follow(process, inbox, log, on_tick)
+    signals, decided = _follow(process, inbox, log, on_tick, beside)
     waiter.join()
-    end_descendants()
+    end_descendants(spared=beside)
     for pump in pumps:
         pump.join(LEFTOVER_SECONDS)
     process.stdout.close()
@@ -182,13 +184,16 @@ def resolve_program(
     return (found, *command[1:]) if found else None
 
 
-def end_descendants() -> None:
+def end_descendants(*, spared: Collection[int] = ()) -> None:
     """Ends all descendants of this process, adopted orphans too: first asks, then kills.
 
     Blocks for at most two times LEFTOVER_SECONDS.
+
+    Args:
+        spared: Children that stay, with all of theirs.
     """
     for attempt in (signal.SIGTERM, signal.SIGKILL):
-        children = psutil.Process().children(recursive=True)
+        children = _descendants(spared)
         if not children:
             return
         for child in children:
@@ -196,9 +201,19 @@ def end_descendants() -> None:
                 child.send_signal(attempt)
         psutil.wait_procs(children, timeout=LEFTOVER_SECONDS)
     # Killed processes may have left orphans that were not seen before.
-    for child in psutil.Process().children(recursive=True):
+    for child in _descendants(spared):
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
+
+
+def _descendants(spared: Collection[int]) -> list[psutil.Process]:
+    """All descendants of this process but the children `spared` and theirs."""
+    found = []
+    for child in psutil.Process().children():
+        if child.pid not in spared:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [child, *child.children(recursive=True)]
+    return found
 
 
 def _follow(
@@ -206,6 +221,7 @@ def _follow(
     inbox: Inbox,
     log: Log,
     on_tick: Callable[[], None] | None,
+    beside: Collection[int],
 ) -> tuple[tuple[int, ...], str]:
     signals: list[int] = []
     decided = ""
@@ -232,11 +248,11 @@ def _follow(
             case _:
                 if on_tick:
                     on_tick()
-                reap_orphans(spared=(process.pid,))
+                reap_orphans(spared=(process.pid, *beside))
         if _now() >= kill_at:
             kill_at = float("inf")
             log.event("command_is_killed", pid=process.pid)
-            _kill_tree(process)
+            _kill_tree(process, beside)
 
 
 def _send(process: "subprocess.Popen[bytes]", number: int) -> None:
@@ -246,8 +262,8 @@ def _send(process: "subprocess.Popen[bytes]", number: int) -> None:
         process.send_signal(number)
 
 
-def _kill_tree(process: "subprocess.Popen[bytes]") -> None:
-    for child in psutil.Process().children(recursive=True):
+def _kill_tree(process: "subprocess.Popen[bytes]", spared: Collection[int]) -> None:
+    for child in _descendants(spared):
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
     with contextlib.suppress(ProcessLookupError):

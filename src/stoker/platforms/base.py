@@ -9,6 +9,7 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 from stoker.errors import UsageError
 from stoker.records import (
     Channel,
+    EngineSettings,
     FeedSettings,
     Group,
     Json,
@@ -52,6 +53,7 @@ class JobSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     strategy: str = "auto"
     feed: FeedSettings = field(default_factory=FeedSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
     profile: ProfileSettings | None = None
     workload_sha256: str | None = None
     replace_dataloader: bool = False
@@ -82,6 +84,7 @@ class JobSpec:
             hyperparameters=workload.hyperparameters,
             strategy=workload.strategy_settings.name,
             feed=workload.feed,
+            engine=workload.engine_settings,
             profile=profile,
             workload_sha256=workload.digest(),
             replace_dataloader=replace_dataloader,

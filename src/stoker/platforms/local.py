@@ -81,6 +81,7 @@ class LocalPlatform:
     def describe(self, request: LocalRequest) -> dict[str, Json]:
         """The request as `--dry-run` prints it."""
         job = request.job
+        engine = {"engine": to_document(job.engine)} if job.engine.name != "feed" else {}
         return {
             "platform": self.name,
             "name": job.name,
@@ -101,6 +102,7 @@ class LocalPlatform:
             "hyperparameters": hyperparameters(job.hyperparameters),
             "strategy": job.strategy,
             "feed": to_document(job.feed),
+            **engine,
             "comparable": not request.not_comparable,
             "not_comparable_because": request.not_comparable or None,
         }

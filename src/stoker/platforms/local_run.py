@@ -16,7 +16,13 @@ from stoker.logs import now_utc
 from stoker.platforms import processes, spawn
 from stoker.platforms.base import JobEnd, LogLine
 from stoker.platforms.local_plan import LocalRequest, make_job_folder
-from stoker.platforms.local_start import StartedHost, host_variables, start_host, write_secret
+from stoker.platforms.local_start import (
+    StartedHost,
+    engine_hosts,
+    host_variables,
+    start_host,
+    write_secret,
+)
 from stoker.platforms.tail import Tail
 from stoker.records import Event, Training, read_json, write_json
 
@@ -117,10 +123,16 @@ class LocalRun:
             write_secret(self._token_file, secrets.token_hex(32))
             taken: set[int] = set()
             ports = {host.name: processes.free_ports(taken) for host in request.hosts}
+            engine = engine_hosts(request, taken)
             spawn.adopt_orphans()
             for host in request.hosts:
                 variables = host_variables(
-                    request, host, environ=environ, ports=ports, token_file=self._token_file
+                    request,
+                    host,
+                    environ=environ,
+                    ports=ports,
+                    engine=engine,
+                    token_file=self._token_file,
                 )
                 self._hosts.append(start_host(request, host, variables))
         except BaseException as err:

@@ -1,5 +1,6 @@
 """Starting a host of a local run: its environment, its token, its launcher."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,10 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.platforms import spawn
+from stoker.platforms import processes, spawn
 from stoker.platforms.local_plan import LocalHost, LocalRequest
 from stoker.platforms.variables import job_variables
+from stoker.records import to_document
+from stoker.records.engine import EngineHost
+from stoker.records.engine_presets import completed
 
+LOOPBACK = "127.0.0.1"
 _FOREIGN = ("STOKER_", "SM_", "TORCHELASTIC_", "MASTER_")
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _FOREIGN_NAMES = frozenset((*_TORCHRUN, "TRAINING_JOB_NAME", "SAGEMAKER_BASE_DIR"))
@@ -57,6 +62,7 @@ def host_variables(
     *,
     environ: Mapping[str, str],
     ports: Mapping[str, int],
+    engine: Mapping[str, EngineHost],
     token_file: Path,
 ) -> dict[str, str]:
     """The environment of a host's launcher.
@@ -66,6 +72,7 @@ def host_variables(
         host: One of its hosts.
         environ: To start from; variables of an outer run are left out.
         ports: Host to the first of its ports.
+        engine: How the servers of the engine are reached.
         token_file: With the run's token.
     """
     job = request.job
@@ -75,19 +82,43 @@ def host_variables(
         "STOKER_RUN_ID": job.name,
         "STOKER_BASE_DIR": str(request.base_dir(host)),
         "STOKER_TOKEN_FILE": str(token_file),
-        "STOKER_ADVERTISE": "127.0.0.1",
+        "STOKER_ADVERTISE": LOOPBACK,
         "STOKER_PORT": str(ports[host.name]),
-        "STOKER_COORDINATOR": f"127.0.0.1:{leader_port}",
+        "STOKER_COORDINATOR": f"{LOOPBACK}:{leader_port}",
         "STOKER_HOST": host.name,
         "STOKER_GROUP": host.group,
         "OMP_NUM_THREADS": str(max(1, host.num_cores // host.processes)),
     }
+    if engine:
+        documents = {name: to_document(reached) for name, reached in engine.items()}
+        variables["STOKER_ENGINE_HOSTS"] = json.dumps(documents)
     inherited = {
         name: value
         for name, value in environ.items()
         if not name.startswith(_FOREIGN) and name not in _FOREIGN_NAMES
     }
     return {**inherited, **job.environment, **variables}
+
+
+def engine_hosts(request: LocalRequest, taken: set[int]) -> dict[str, EngineHost]:
+    """How each host's servers of the engine are reached: they share an address, so not the ports.
+
+    Args:
+        request: The run.
+        taken: Ports of this run; those of the engine are added.
+
+    Raises:
+        OSError: If there are no free ports.
+    """
+    names = sorted(completed(request.job.engine).ports)
+    if not names:
+        return {}
+    found = {}
+    for host in request.hosts:
+        first = processes.free_ports(taken, count=len(names))
+        numbers = {name: first + index for index, name in enumerate(names)}
+        found[host.name] = EngineHost(address=LOOPBACK, ports=numbers)
+    return found
 
 
 def write_secret(path: Path, text: str) -> None:

@@ -48,15 +48,15 @@ def kill_all(session: int, marker: bytes) -> bool:
         time.sleep(0.02)
 
 
-def free_ports(taken: set[int]) -> int:
-    """The first of PORTS_PER_HOST neighbouring free ports on loopback; they are added to `taken`.
+def free_ports(taken: set[int], *, count: int = PORTS_PER_HOST) -> int:
+    """The first of `count` neighbouring free ports on loopback; they are added to `taken`.
 
     Raises:
         OSError: If none are found.
     """
     # Not for secrets: two runs that draw the same ports would only have to draw again.
     for first in random.sample(PORTS, 200):
-        ports = set(range(first, first + PORTS_PER_HOST))
+        ports = set(range(first, first + count))
         if not ports & taken and all(_is_free(port) for port in ports):
             taken |= ports
             return first

@@ -2,6 +2,8 @@
 
 import json
 
+import msgspec
+
 from stoker.platforms.base import JobSpec
 from stoker.records import FeedSettings, to_document
 
@@ -27,6 +29,9 @@ def job_variables(job: JobSpec, *, feed: FeedSettings | None = None) -> dict[str
     decided = job.groups[0].processes_per_host
     if decided is not None:
         variables["STOKER_PROCESSES_PER_HOST"] = str(decided)
+    if job.engine.name != "feed":
+        # Without what is as it is by default: SageMaker allows 512 characters.
+        variables["STOKER_ENGINE"] = msgspec.json.encode(job.engine).decode()
     if job.profile:
         variables["STOKER_PROFILE"] = json.dumps(to_document(job.profile))
     if job.workload_sha256:

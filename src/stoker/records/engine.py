@@ -30,7 +30,7 @@ class StrategySettings(Record, frozen=True, kw_only=True):
     mpi_arguments: tuple[str, ...] = ()
 
 
-class Ready(Record, frozen=True, kw_only=True):
+class Ready(Record, frozen=True, kw_only=True, omit_defaults=True):
     """How it is known that an engine's server takes work.
 
     Attributes:
@@ -45,23 +45,31 @@ class Ready(Record, frozen=True, kw_only=True):
     seconds: PositiveFloat = 120.0
 
 
-class EngineCommand(Record, frozen=True, kw_only=True):
+class EngineCommand(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A command that an engine runs beside the training, on each host of a group or on the leader.
 
+    It stays in the foreground: where it ends before the training, whatever its code, it has failed.
+
     Attributes:
-        command: Program and arguments. `{NAME}` in an argument stands for one of the engine's
-            ports, `{host}`, `{address}`, `{leader}`, `{data_hosts}`, `{workers}`, `{output}`.
+        command: Program and arguments. `{PLACE}` in an argument stands for what the host knows: one
+            of the engine's ports by its name, `{host}`, `{address}`, `{leader}`, `{data_hosts}`,
+            `{workers}`, `{output}`, ...; `stoker.records.engine_places` has the list.
         ready: When it counts as started; absent: at once.
-        environment: More variables for it.
+        environment: More variables for it, with the same places.
+        needs_workers: Runs only on hosts that have data workers, as `feed.local_workers` or the
+            plan say: of dnn hosts, those that help the data group.
     """
 
     command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     ready: Ready | None = None
     environment: dict[Name, str] = msgspec.field(default_factory=dict)
+    needs_workers: bool = False
 
 
-class EngineSettings(Record, frozen=True, kw_only=True):
+class EngineSettings(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What makes data on the hosts of the data group.
+
+    In a run without a data group no engine runs, whatever stands here.
 
     Attributes:
         name: `feed`: stoker's own; `command`: the commands below; `tf.data.service` and `ray`: the
@@ -69,9 +77,12 @@ class EngineSettings(Record, frozen=True, kw_only=True):
         leader: Runs beside the training on the first dnn host only: a dispatcher, a head.
         dnn: Runs beside the training on every dnn host.
         data: Runs on every data host.
-        ports: By name, the same on every host; see `stoker.feed.port` for stoker's own.
+        ports: By name, the same on every host (local hosts, which share an address, get free ones).
         environment: More variables for the training command, with the places of EngineCommand.
         stop_seconds: From the end of the training until what still runs is killed.
+        needs_all: The run fails when a data host or its command is lost before the training ends,
+            unless lost hosts are started again (Kubernetes); else the training goes on, or fails by
+            itself. Absent: as the preset says, else no.
     """
 
     name: EngineName = "feed"
@@ -80,4 +91,17 @@ class EngineSettings(Record, frozen=True, kw_only=True):
     data: EngineCommand | None = None
     ports: dict[Name, Port] = msgspec.field(default_factory=dict)
     environment: dict[Name, str] = msgspec.field(default_factory=dict)
-    stop_seconds: PositiveFloat = 10.0
+    stop_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 10.0
+    needs_all: bool | None = None
+
+
+class EngineHost(Record, frozen=True, kw_only=True):
+    """How the others reach one host's servers of an engine.
+
+    Attributes:
+        address: Name or address.
+        ports: Instead of the engine's own.
+    """
+
+    address: Name
+    ports: dict[Name, Port] = msgspec.field(default_factory=dict)

@@ -1,0 +1,82 @@
+"""Engines that need a heavy package: the interpreter that has it, and runs under it."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import stoker
+from stoker.records import Training, read_json
+from support.local_job import assert_nothing_left, is_running, marked_processes
+
+REPO = Path(__file__).parents[2]
+SOURCES = Path(stoker.__file__).parents[1]
+# A busy machine imports TensorFlow for half a minute, three times one after the other.
+LIMIT_SECONDS = 300
+
+
+def python_with(package: str, *, variable: str, venv: str) -> str:
+    """The interpreter that `variable` names, else that in `venv`; else skips the test."""
+    python = os.environ.get(variable) or str(REPO / venv / "bin" / "python")
+    command = (
+        python,
+        "-c",
+        f"import importlib.util as u, sys; sys.exit(not u.find_spec({package!r}))",
+    )
+    try:
+        found = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        found = False
+    if not found:
+        pytest.skip(f"{python} has no {package}: make test-engines, or set {variable}")
+    return python
+
+
+class EngineRun:
+    """`stoker train` of a workload under another interpreter, with nothing left behind."""
+
+    def __init__(self, python: str, tmp_path: Path) -> None:
+        self._python = python
+        self._tmp_path = tmp_path
+        self.output = ""
+
+    def train(
+        self, workload: str | Path, *, groups: Sequence[str], settings: Sequence[str] = ()
+    ) -> Training:
+        """Its record, once it has ended; it must have succeeded."""
+        command = [self._python, "-P", "-m", "stoker.cli", "train", str(workload), "--yes"]
+        command += ["--out", str(self._tmp_path / "training.json"), "--name", "run"]
+        for group in groups:
+            command += ["--group", group]
+        for setting in settings:
+            command += ["--set", setting]
+        pids: set[int] = set()
+        with subprocess.Popen(
+            command,
+            cwd=self._tmp_path,
+            env={**os.environ, "PYTHONPATH": str(SOURCES)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        ) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    self.output += line
+                    if "engine_ready" in line or "listens" in line:
+                        pids |= marked_processes(self._tmp_path / "runs")
+                code = process.wait(LIMIT_SECONDS)
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+        assert code == 0, self.output[-5000:]
+        assert len(pids) > 2, "the run had processes"
+        assert not any(map(is_running, pids))
+        for run in (self._tmp_path / "runs").iterdir():
+            assert_nothing_left(run, pids)
+        return read_json(self._tmp_path / "training.json", Training)
