@@ -15,6 +15,7 @@ import zmq
 
 from stoker.errors import PlatformError, ProtocolError
 from stoker.feed.messages import (
+    MAX_START_ARGUMENTS,
     PROTOCOL_VERSION,
     Attend,
     Beat,
@@ -23,6 +24,7 @@ from stoker.feed.messages import (
     Message,
     Progress,
     Refused,
+    Start,
     State,
     ToCoordinator,
     Unpacker,
@@ -108,6 +110,9 @@ class Coordinator:
         self._warned: set[bytes] = set()
         self._events: list[Event] = []
         self._progress: dict[int, Progress] = {}
+        self._followers = frozenset(followers)
+        self._starts: dict[str, Start] = {}
+        self._to_start: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._ending: queue.SimpleQueue[State] = queue.SimpleQueue()
         self._end: _End | None = None
         self._ended_agents: dict[str, float] = {}
@@ -172,6 +177,24 @@ class Coordinator:
         """Tells every launcher how the run ended; returns at once, only the first call counts."""
         self._ending.put(State(outcome=outcome, exit_code=exit_code, reason=reason[:4000]))
 
+    def start_daemon(self, host: str, arguments: Sequence[str]) -> str:
+        """Has a follower start the daemon of the leader's mpirun, now or when it has come.
+
+        Returns at once; from any thread. Once a host and run: a daemon that ends ends the run.
+
+        Returns:
+            Why not, for people; empty: it will.
+        """
+        if host not in self._followers:
+            return f"{host} is no dnn host of this run, or the leader"
+        if host in self._starts:
+            return f"{host} has a daemon already"
+        if len(arguments) > MAX_START_ARGUMENTS:
+            return f"the daemon has {len(arguments)} arguments, at most {MAX_START_ARGUMENTS}"
+        self._starts[host] = Start(arguments=tuple(arguments))
+        self._to_start.put(host)
+        return ""
+
     def followers(self, *, live_only: bool) -> tuple[str, ...]:
         """dnn hosts that are neither done nor lost; without `live_only` those to come, too."""
         members = self._members
@@ -215,6 +238,8 @@ class Coordinator:
                 if socket in ready:
                     self._receive(socket)
                 self._apply_end(socket)
+                while not self._to_start.empty():
+                    self._send_start(socket, self._to_start.get())
                 self._note(socket, self._members.expire(self._clock()))
         except Exception as err:  # the edge of a thread: the run must not wait for it
             self._log.event("coordinator_failed", error=repr(err))
@@ -264,6 +289,8 @@ class Coordinator:
                 else:
                     self._launchers[message.host] = sender
                 self._send(socket, sender, answer)
+                if not isinstance(answer, Refused):
+                    self._send_start(socket, message.host)
                 if self._end and not isinstance(answer, Refused):
                     self._send(socket, sender, self._end.state)
                 self._note(socket, [change] if change else [])
@@ -271,6 +298,8 @@ class Coordinator:
                 if self._members.beat(message, now):
                     self._launchers[message.host] = sender
                     self._send(socket, sender, self._end.state if self._end else State())
+                    if not message.has_start:
+                        self._send_start(socket, message.host)
                 else:
                     self._send(socket, sender, State(unknown=True))
             case Leave():
@@ -324,6 +353,11 @@ class Coordinator:
         self._end = _End(state=self._ending.get(), at=self._clock())
         for sender in self._launchers.values():
             self._send(socket, sender, self._end.state)
+
+    def _send_start(self, socket: "zmq.Socket[bytes]", host: str) -> None:
+        start, launcher = self._starts.get(host), self._launchers.get(host)
+        if start is not None and launcher is not None:
+            self._send(socket, launcher, start)
 
     def _send(self, socket: "zmq.Socket[bytes]", receiver: bytes, message: Message) -> None:
         # A receiver that is gone is no error: its lease tells.

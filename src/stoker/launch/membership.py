@@ -20,6 +20,7 @@ from stoker.feed.messages import (
     Leave,
     Message,
     Refused,
+    Start,
     State,
     Unpacker,
     Welcome,
@@ -90,6 +91,7 @@ class Membership:
         self._leaving: queue.SimpleQueue[Leave] = queue.SimpleQueue()
         self._is_closing = threading.Event()
         self._is_welcome = threading.Event()
+        self._start: Start | None = None
         self._verdict: Verdict | None = None
         self._has_left = False
         self._leader_ip: str | None = None
@@ -101,6 +103,11 @@ class Membership:
     def leader_ip(self) -> str | None:
         """The leader's address as last resolved."""
         return self._leader_ip
+
+    @property
+    def start_order(self) -> Start | None:
+        """What the leader had this follower start, once it has said so."""
+        return self._start
 
     def start(self) -> None:
         """Begins to join."""
@@ -196,7 +203,11 @@ class Membership:
                 return heard_at
             now = self._clock()
             if now >= next_at and not self._has_left and not self._is_refused():
-                beat = Beat(host=self._join.host, incarnation=self._join.incarnation)
+                beat = Beat(
+                    host=self._join.host,
+                    incarnation=self._join.incarnation,
+                    has_start=self._start is not None,
+                )
                 self._send(connection, beat if is_member else self._join)
                 next_at = now + (self._beat_seconds if is_member else JOIN_SECONDS)
             if connection.poll(_POLL_MS):
@@ -241,6 +252,9 @@ class Membership:
                 self._decide(Verdict(kind="decided", reason=reason, state=message))
             case State() if message.unknown:
                 return False
+            case Start():
+                # The first one counts; the next beat says that it is here.
+                self._start = self._start or message
             case _:
                 pass
         return is_member

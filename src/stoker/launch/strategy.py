@@ -1,6 +1,5 @@
-"""How the training command is started on a dnn host: by itself, or under torchrun."""
+"""How the training command is started on a dnn host: by itself, under torchrun, or by mpirun."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,13 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 import stoker
-from stoker.errors import UsageError
-from stoker.launch import exports, machine
+from stoker.launch import exports, machine, mpi, smddp
 from stoker.launch.topology import Topology
-from stoker.records import FeedSettings
+from stoker.logs import Log
+from stoker.records import FeedSettings, StrategySettings
 from stoker.settings import ProcessSettings
 
 SITE_DIR = Path(stoker.__file__).parent / "site"
+Strategy = Literal["none", "torchrun", "smddp", "mpi"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,26 +22,43 @@ class Trainer:
     """What is started on each dnn host.
 
     Attributes:
-        strategy: none: the command itself; torchrun: one process a rank.
+        strategy: none: the command itself; torchrun: one process a rank; smddp: the same with
+            SageMaker's library; mpi: mpirun on the leader.
+        settings: Of the strategy.
         processes_per_host: Ranks of one host.
         arguments: Behind the command: the job's hyperparameters.
         variables: What SageMaker's toolkit would export, and the network interface for NCCL and
             gloo.
     """
 
-    strategy: Literal["none", "torchrun"]
+    strategy: Strategy
+    settings: StrategySettings
     processes_per_host: int
     arguments: tuple[str, ...]
     variables: Mapping[str, str]
 
     @classmethod
     def of(
-        cls, settings: ProcessSettings, topology: Topology, environ: Mapping[str, str]
+        cls,
+        settings: ProcessSettings,
+        topology: Topology,
+        environ: Mapping[str, str],
+        *,
+        log: Log | None = None,
     ) -> "Trainer":
         """The trainer of this host.
 
+        Blocks for as long as torch's import takes where SageMaker's library is tried.
+
+        Args:
+            settings: Of this launcher.
+            topology: Of the run.
+            environ: Of this launcher.
+            log: Of this host, told where another backend is used; None: nobody is.
+
         Raises:
-            UsageError: If the strategy is not known, or a file of the job folder is malformed.
+            UsageError: If this host is not one for the strategy, or a file of the job folder is
+                malformed.
         """
         num_accelerators = machine.num_accelerators(environ)
         processes = settings.processes_per_host or max(1, num_accelerators)
@@ -55,10 +72,28 @@ class Trainer:
             environ=environ,
         )
         interface = topology.network_interface
-        if interface and machine.has_interface(interface):
+        if interface and not machine.has_interface(interface):
+            interface = None
+        if interface:
             variables |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
+        strategy = _strategy(settings.strategy, processes * len(topology.dnn_hosts))
+        if strategy == "mpi":
+            variables |= mpi.variables(interface)
+        if strategy == "smddp":
+            backend = smddp.backend_of(
+                settings.strategy,
+                instance_type=topology.dnn.instance_type,
+                host=topology.host,
+                environ=environ,
+            )
+            variables["STOKER_BACKEND"] = backend.name
+            if backend.reason:
+                strategy = "torchrun"
+                if log:
+                    log.event("backend_falls_back", to=backend.name, reason=backend.reason)
         return cls(
-            strategy=_strategy(settings.strategy, processes * len(topology.dnn_hosts)),
+            strategy=strategy,
+            settings=settings.strategy,
             processes_per_host=processes,
             arguments=tuple(exports.arguments(values)),
             variables=variables,
@@ -113,17 +148,36 @@ class Trainer:
         *,
         master: tuple[str, int],
         feed: FeedSettings,
+        environ: Mapping[str, str] | None = None,
+        mpi_socket: Path | None = None,
     ) -> tuple[str, ...]:
-        """The command as it is started on this host.
+        """The command as it is started on this host; of mpi, on the leader.
 
         Args:
             command: With its program found, and all arguments.
             topology: Of the run.
             master: Address and port of torchrun's store on the leader.
-            feed: For the start deadline, which torchrun's rendezvous keeps, too.
+            feed: For the start deadline, which torchrun's rendezvous and mpirun keep, too.
+            environ: Of the command; needed for mpi.
+            mpi_socket: Where mpirun's starts are asked for; needed for mpi.
+
+        Raises:
+            UsageError: For mpi, if it is not installed.
         """
         if self.strategy == "none":
             return tuple(command)
+        if self.strategy == "mpi":
+            assert mpi_socket is not None
+            assert environ is not None
+            return mpi.command_of(
+                command,
+                hosts=topology.dnn_hosts,
+                processes_per_host=self.processes_per_host,
+                agent_socket=mpi_socket,
+                more=self.settings.mpi_arguments,
+                environ=environ,
+                start_deadline_seconds=feed.start_deadline_seconds,
+            )
         nodes = len(topology.dnn_hosts)
         if nodes == 1:
             where = ["--standalone", "--local-addr=127.0.0.1"]
@@ -141,21 +195,13 @@ class Trainer:
             *(sys.executable, "-P", "-m", "stoker.launch.elastic"),
             *where,
             f"--nproc-per-node={self.processes_per_host}",
-            "--max-restarts=0",
+            f"--max-restarts={self.settings.max_restarts}",
             "--no-python",
             *command,
         )
 
 
-def _strategy(wanted: str, num_processes: int) -> Literal["none", "torchrun"]:
-    match wanted:
-        case "auto":
-            return "torchrun" if num_processes > 1 else "none"
-        case "none" | "torchrun":
-            return wanted
-        case _:
-            raise UsageError(
-                f"unknown strategy {json.dumps(wanted)}",
-                where="variable STOKER_STRATEGY",
-                fix="use auto, torchrun or none",
-            )
+def _strategy(wanted: StrategySettings, num_processes: int) -> Strategy:
+    if wanted.name == "auto":
+        return "torchrun" if num_processes > 1 else "none"
+    return wanted.name

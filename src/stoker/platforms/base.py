@@ -17,6 +17,7 @@ from stoker.records import (
     Role,
     SageMakerSettings,
     Scalar,
+    StrategySettings,
     Workload,
     nearest,
 )
@@ -50,7 +51,7 @@ class JobSpec:
     channels: Mapping[str, Channel] = field(default_factory=dict)
     hyperparameters: Mapping[str, Scalar] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    strategy: str = "auto"
+    strategy: StrategySettings = field(default_factory=StrategySettings)
     feed: FeedSettings = field(default_factory=FeedSettings)
     profile: ProfileSettings | None = None
     workload_sha256: str | None = None
@@ -80,7 +81,7 @@ class JobSpec:
             run_dir=run_dir,
             channels=workload.channels,
             hyperparameters=workload.hyperparameters,
-            strategy=workload.strategy_settings.name,
+            strategy=workload.strategy_settings,
             feed=workload.feed,
             profile=profile,
             workload_sha256=workload.digest(),

@@ -5,6 +5,7 @@ torchrun's life, and puts stoker's loader into torch's where that is asked for. 
 here is one line on stderr: it must never break a process that is not ours.
 """
 
+import contextlib
 import os
 import sys
 
@@ -49,6 +50,10 @@ def _keep_failures() -> None:
     output = os.environ.get("STOKER_OUTPUT")
     if not output:
         return
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        # What an earlier attempt of this rank wrote is no cause of this one's end.
+        with contextlib.suppress(OSError):
+            os.remove(os.path.join(output, f"failure-rank{int(os.environ.get('RANK') or 0)}.json"))
     previous = sys.excepthook
 
     def keep(
@@ -182,6 +187,19 @@ def _install_loader(loader: type) -> None:
     install(loader)
 
 
+def _choose_backend() -> None:
+    """For the strategy smddp."""
+    backend = os.environ.get("STOKER_BACKEND")
+    if backend:
+        sys.meta_path.insert(0, _TorchFinder(lambda _: _install_backend(backend)))
+
+
+def _install_backend(backend: str) -> None:
+    from stoker.launch.backend import install
+
+    install(backend)
+
+
 def _guarded(function: "Callable[[], None]") -> None:
     try:
         function()
@@ -197,3 +215,4 @@ if _is_rank():
 if os.environ.get("STOKER_LAUNCHER_PID"):
     # At any depth: who trains may be started by a script that is started by a script.
     _guarded(_replace_loader)
+    _guarded(_choose_backend)
