@@ -7,15 +7,16 @@ backend takes it. A backend that the script names is the script's decision; it i
 import functools
 import importlib
 import sys
-from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 from torch import distributed
 from torch.distributed import distributed_c10d
 
 from stoker.launch import smddp
 
-_Init = Callable[..., None]
+
+class _Init(Protocol):
+    def __call__(self, *values: object, **named: object) -> None: ...
 
 
 def install(backend: str) -> None:
@@ -25,7 +26,9 @@ def install(backend: str) -> None:
     init = cast(_Init, distributed.init_process_group)
 
     @functools.wraps(init)
-    def init_process_group(named: str | None = None, *others: object, **named_others: object) -> None:
+    def init_process_group(
+        named: str | None = None, *others: object, **named_others: object
+    ) -> None:
         asked = named_others.pop("backend", named)
         if asked is not None and str(asked).lower() != backend:
             sys.stderr.write(

@@ -19,7 +19,7 @@ from stoker.errors import UsageError
 from stoker.launch import mpi_agent, mpi_rank
 from stoker.logs import Log
 
-DAEMON = "orted"
+MPIRUN, DAEMON = "mpirun", "orted"
 MAX_REQUEST_BYTES = 1 << 20
 _OPTIONS = ("-mca", "--mca")
 _LOCAL_INTERFACE = "lo"
@@ -51,6 +51,7 @@ def command_of(
     Raises:
         UsageError: If there is no Open MPI with an orted.
     """
+    find_program(MPIRUN, environ)
     python = (sys.executable, "-I", "-S")
     agent = (*python, mpi_agent.__file__, str(agent_socket))
     if any(" " in word or ":" in word for word in agent):
@@ -70,7 +71,8 @@ def command_of(
         "orte_abort_on_non_zero_status": "1",
     }
     return (
-        find_program("mpirun", environ),
+        # Not by its path, which would make it give the daemons a shell's line with a path, too.
+        MPIRUN,
         *(word for name, value in settings.items() for word in ("--mca", name, value)),
         *("--host", ",".join(f"{place}:{processes_per_host}" for place in places)),
         *("-np", str(len(places) * processes_per_host), "--map-by", "slot", "--bind-to", "none"),

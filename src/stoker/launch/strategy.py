@@ -148,36 +148,17 @@ class Trainer:
         *,
         master: tuple[str, int],
         feed: FeedSettings,
-        environ: Mapping[str, str] | None = None,
-        mpi_socket: Path | None = None,
     ) -> tuple[str, ...]:
-        """The command as it is started on this host; of mpi, on the leader.
+        """The command as it is started on this host; see MpiHost for mpi.
 
         Args:
             command: With its program found, and all arguments.
             topology: Of the run.
             master: Address and port of torchrun's store on the leader.
-            feed: For the start deadline, which torchrun's rendezvous and mpirun keep, too.
-            environ: Of the command; needed for mpi.
-            mpi_socket: Where mpirun's starts are asked for; needed for mpi.
-
-        Raises:
-            UsageError: For mpi, if it is not installed.
+            feed: For the start deadline, which torchrun's rendezvous keeps, too.
         """
         if self.strategy == "none":
             return tuple(command)
-        if self.strategy == "mpi":
-            assert mpi_socket is not None
-            assert environ is not None
-            return mpi.command_of(
-                command,
-                hosts=topology.dnn_hosts,
-                processes_per_host=self.processes_per_host,
-                agent_socket=mpi_socket,
-                more=self.settings.mpi_arguments,
-                environ=environ,
-                start_deadline_seconds=feed.start_deadline_seconds,
-            )
         nodes = len(topology.dnn_hosts)
         if nodes == 1:
             where = ["--standalone", "--local-addr=127.0.0.1"]

@@ -8,8 +8,8 @@ from stoker.records.base import Name, NonNegativeInt, PositiveFloat, Record
 
 StrategyName = Literal["auto", "torchrun", "smddp", "mpi", "none"]
 EngineName = Literal["feed", "command", "tf.data.service", "ray"]
-# What SageMaker's data-parallel library runs on; the p3 types are no longer developed. No type newer
-# than these is supported, nor PyTorch beyond 2.4.1 (library 2.5.0 of October 2024, the last one).
+# What SageMaker's data-parallel library runs on; p3 types are no longer developed. No newer type is
+# supported, nor PyTorch beyond 2.4.1 (library 2.5.0 of October 2024, the last one).
 SMDDP_TYPES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge", "ml.p3dn.24xlarge", "ml.p3.16xlarge")
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 

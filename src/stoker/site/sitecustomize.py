@@ -187,6 +187,49 @@ def _install_loader(loader: type) -> None:
     install(loader)
 
 
+def _fail_at_once() -> None:
+    """Under mpirun: a rank that fails ends without MPI_Finalize, which would wait for the others.
+
+    mpi4py calls it when Python ends, whatever the reason; mpirun then never hears of the failure.
+    """
+    if "OMPI_COMM_WORLD_RANK" not in os.environ:
+        return
+    import _thread
+
+    previous, leave, main = sys.excepthook, sys.exit, _thread.get_ident()
+
+    def end(kind: type[BaseException], error: BaseException, trace: "TracebackType | None") -> None:
+        previous(kind, error, trace)
+        _end_now(1)
+
+    class RankExit(SystemExit):
+        @property
+        def code(self) -> object:  # type: ignore[override]
+            status = self.args[0] if self.args else None
+            try:
+                sys._getframe(1)
+            except ValueError:
+                # Nobody's frame asks, so it is the interpreter, as it ends.
+                if isinstance(status, int) and status:
+                    _end_now(status & 0xFF)
+            return status
+
+    def leave_rank(status: "str | int | None" = None, /) -> None:
+        if isinstance(status, int) and status and _thread.get_ident() == main:
+            raise RankExit(status)
+        leave(status)
+
+    sys.excepthook = end
+    setattr(sys, "exit", leave_rank)  # noqa: B010
+
+
+def _end_now(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
+
+
 def _choose_backend() -> None:
     """For the strategy smddp."""
     backend = os.environ.get("STOKER_BACKEND")
@@ -212,6 +255,7 @@ _guarded(_chain_on)
 if _is_rank():
     _guarded(_keep_failures)
     _guarded(_end_with_torchrun)
+    _guarded(_fail_at_once)
 if os.environ.get("STOKER_LAUNCHER_PID"):
     # At any depth: who trains may be started by a script that is started by a script.
     _guarded(_replace_loader)
