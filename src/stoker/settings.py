@@ -304,6 +304,7 @@ def _check_workload(workload: Workload, place: Place) -> None:
                 where=place.at(f"gate[{index}]"),
             )
     _check_strategy(workload, place)
+    _check_replicas(workload.feed, place)
     if workload.constraints.deadline_hours and workload.training.total_steps() is None:
         raise UsageError(
             "a deadline needs the number of steps",
@@ -331,6 +332,21 @@ def _check_strategy(workload: Workload, place: Place) -> None:
     if refusal is not None:
         what, fix = refusal
         raise UsageError(what, where=place.at("strategy"), fix=fix)
+
+
+def _check_replicas(feed: FeedSettings, place: Place) -> None:
+    if feed.replicas is None:
+        return
+    if feed.model_parallel_size != 1:
+        raise UsageError(
+            "replicas and model_parallel_size say the same thing",
+            where=place.at("feed.replicas"),
+            fix="keep one of them",
+        )
+    ranks = [rank for replica in feed.replicas for rank in replica]
+    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    if twice:
+        raise UsageError(f"rank {twice[0]} is in two replicas", where=place.at("feed.replicas"))
 
 
 def _override(document: dict[str, Json], override: str) -> None:

@@ -159,18 +159,7 @@ class Trainer:
         """
         if self.strategy == "none":
             return tuple(command)
-        nodes = len(topology.dnn_hosts)
-        if nodes == 1:
-            where = ["--standalone", "--local-addr=127.0.0.1"]
-        else:
-            seconds = round(feed.start_deadline_seconds)
-            where = [
-                f"--nnodes={nodes}",
-                f"--node-rank={topology.dnn_hosts.index(topology.host)}",
-                f"--master-addr={master[0]}",
-                f"--master-port={master[1]}",
-                f"--rdzv-conf=timeout={seconds}",
-            ]
+        where = self._rendezvous(topology, master, round(feed.start_deadline_seconds))
         return (
             # -P: a module in the working directory must not stand in for one of ours.
             *(sys.executable, "-P", "-m", "stoker.launch.elastic"),
@@ -179,6 +168,40 @@ class Trainer:
             f"--max-restarts={self.settings.max_restarts}",
             "--no-python",
             *command,
+        )
+
+    def _rendezvous(
+        self, topology: Topology, master: tuple[str, int], seconds: int
+    ) -> tuple[str, ...]:
+        """How the torchruns of the hosts find each other."""
+        nodes, rank = len(topology.dnn_hosts), topology.dnn_hosts.index(topology.host)
+        if nodes == 1:
+            return "--standalone", "--local-addr=127.0.0.1"
+        if not self.settings.max_restarts:
+            return (
+                f"--nnodes={nodes}",
+                f"--node-rank={rank}",
+                f"--master-addr={master[0]}",
+                f"--master-port={master[1]}",
+                f"--rdzv-conf=timeout={seconds}",
+            )
+        # The static rendezvous above has one store for all attempts: ranks started again would find
+        # the addresses of the dead. This one has a store for each, and hosts agree when to begin.
+        conf = {
+            "is_host": int(topology.is_leader),
+            "join_timeout": seconds,
+            "last_call_timeout": 1,
+            "timeout": seconds,
+        }
+        # Hosts are numbered in the order of these names; only the leader's is ever connected to.
+        name = master[0] if topology.is_leader else f"~{rank:05d}"
+        return (
+            f"--nnodes={nodes}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-id={topology.leader}",
+            f"--rdzv-endpoint={master[0]}:{master[1]}",
+            "--rdzv-conf=" + ",".join(f"{key}={value}" for key, value in conf.items()),
+            f"--local-addr={name}",
         )
 
 
