@@ -1,17 +1,22 @@
 """Strategies of the dnn group, run for real: several hosts, several processes, and data hosts."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stoker.records import FeedSettings, StrategySettings
-from support.local_job import LocalJob
+from support.local_job import LocalJob, resource_config
 
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "strategy_script.py"
 RANKS = 4
+# Eight processes that import torch on two cores: launchers may not be heard for seconds.
+PATIENT = FeedSettings(lease_seconds=20)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -27,7 +32,7 @@ def run_job(
     """A whole run of the script on RANKS ranks."""
     folder.mkdir()
     command = ("python", str(SCRIPT), str(folder), *arguments)
-    job = LocalJob(folder, command, dnn=dnn, data=data, processes=RANKS // dnn)
+    job = LocalJob(folder, command, dnn=dnn, data=data, processes=RANKS // dnn, feed=PATIENT)
     job.spec = replace(job.spec, strategy=strategy)
     with job:
         end = job.end()
@@ -85,6 +90,65 @@ def test_without_restarts_a_killed_rank_ends_the_job_with_its_code(tmp_path: Pat
     assert (job.training().failure or "").startswith("rank 1 on ")
 
 
+SMDDP = """
+import json, os
+from pathlib import Path
+import torch, torch.distributed as dist
+dist.init_process_group(timeout=__import__("datetime").timedelta(seconds=60))
+total = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(total)
+told = [dist.get_backend(), os.environ["STOKER_BACKEND"], total.item()]
+Path(os.environ["STOKER_TEST_DIR"], f"told-{dist.get_rank()}").write_text(json.dumps(told))
+dist.destroy_process_group()
+"""
+# Stands for SageMaker's library: importing it registers the backend, which is gloo below.
+LIBRARY = """
+import torch.distributed as dist
+def make(store, rank, size, timeout):
+    return dist.ProcessGroupGloo(store, rank, size, timeout)
+dist.Backend.register_backend("smddp", make, devices=["cpu", "cuda"])
+"""
+
+
+@pytest.mark.parametrize("has_library", [True, False], ids=["library", "fallback"])
+def test_the_script_gets_the_backend_of_smddp_or_the_one_to_fall_back_to(
+    tmp_path: Path, has_library: bool
+) -> None:
+    base = tmp_path / "ml"
+    (base / "input" / "config").mkdir(parents=True)
+    config = json.loads(resource_config("algo-1", {"gpu": ["algo-1"]}))
+    config["instance_groups"][0]["instance_type"] = "ml.p4d.24xlarge"
+    (base / "input" / "config" / "resourceconfig.json").write_text(json.dumps(config))
+    library = tmp_path / "lib" / "smdistributed" / "dataparallel" / "torch"
+    library.mkdir(parents=True)
+    (library / "torch_smddp.py").write_text(LIBRARY)
+    strategy = {"name": "smddp"} if has_library else {"name": "smddp", "fallback": "gloo"}
+    environ = {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))},
+        "STOKER_BASE_DIR": str(base),
+        "STOKER_STRATEGY": json.dumps(strategy),
+        "STOKER_PROCESSES_PER_HOST": "2",
+        "STOKER_TEST_DIR": str(tmp_path),
+    }
+    if has_library:
+        places = filter(None, [str(tmp_path / "lib"), os.environ.get("PYTHONPATH")])
+        environ["PYTHONPATH"] = ":".join(places)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "stoker.launch", "--", "python", "-c", SMDDP],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    name = "smddp" if has_library else "gloo"
+    for rank in range(2):
+        assert json.loads((tmp_path / f"told-{rank}").read_text()) == [name, name, 3.0]
+    record = json.loads((base / "output/data/stoker/training.json").read_text())
+    assert record["strategy"] == ("smddp" if has_library else "torchrun")
+    assert ("backend_falls_back" in done.stdout + done.stderr) == (not has_library)
+
+
 REPLICAS = """
 import hashlib, json, os, sys
 from pathlib import Path
@@ -130,8 +194,8 @@ dist.destroy_process_group()
 @pytest.mark.parametrize(
     ("who", "feed"),
     [
-        ("both", FeedSettings(lease_seconds=2.0, model_parallel_size=2)),
-        ("first", FeedSettings(lease_seconds=2.0, replicas=((0, 1), (2, 3)))),
+        ("both", FeedSettings(lease_seconds=20, model_parallel_size=2)),
+        ("first", FeedSettings(lease_seconds=20, replicas=((0, 1), (2, 3)))),
     ],
 )
 def test_ranks_of_a_replica_share_batches_or_leave_loading_to_one_of_them(

@@ -2,8 +2,8 @@
 
 Arguments: OUT [KILL_RANK KILL_STEP]. Each rank's batches (epoch, sample numbers, a digest of the
 noise in them) and the losses of all ranks together go to OUT/rank-R.json and OUT/losses.json. With
-a rank to kill, that one ends by signal 9 before that step, in the first attempt; each step is saved,
-and later attempts go on from it.
+a rank to kill, that one ends by signal 9 before that step, in the first attempt; each step is
+saved, and later attempts go on from it.
 """
 
 import hashlib

@@ -77,6 +77,9 @@ class Trainer:
         if interface:
             variables |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
         strategy = _strategy(settings.strategy, processes * len(topology.dnn_hosts))
+        if settings.strategy.max_restarts:
+            # Else ranks of all attempts share a store, and find the addresses of the dead.
+            variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         if strategy == "mpi":
             variables |= mpi.variables(interface)
         if strategy == "smddp":
@@ -185,8 +188,8 @@ class Trainer:
                 f"--master-port={master[1]}",
                 f"--rdzv-conf=timeout={seconds}",
             )
-        # The static rendezvous above has one store for all attempts: ranks started again would find
-        # the addresses of the dead. This one has a store for each, and hosts agree when to begin.
+        # The static rendezvous above has one store for all attempts. With this one, hosts agree when
+        # the next attempt begins, even where their ranks do not notice a death elsewhere.
         conf = {
             "is_host": int(topology.is_leader),
             "join_timeout": seconds,
