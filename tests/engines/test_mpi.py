@@ -13,6 +13,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from stoker.launch import mpi
@@ -100,13 +101,16 @@ class MpiJob(LocalJob):
 
     def wait_for_ranks(self) -> list[int]:
         pids = [int(self.wait_for_file(f"pid-{rank}")) for rank in range(RANKS)]
-        self.daemons = {
-            pid
-            for pid in self.pids
-            if Path(f"/proc/{pid}/comm").read_text().strip() in (mpi.DAEMON, "mpirun")
-        }
+        self.daemons = {pid for pid in self.pids if _name(pid) in (mpi.DAEMON, mpi.MPIRUN)}
         assert len(self.daemons) == 2
         return pids
+
+
+def _name(pid: int) -> str:
+    try:
+        return psutil.Process(pid).name()
+    except psutil.Error:
+        return ""
 
 
 @pytest.fixture(autouse=True)

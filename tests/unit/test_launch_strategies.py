@@ -21,7 +21,7 @@ from stoker.platforms.local import LocalPlatform
 from stoker.platforms.strategies import check_strategy
 from stoker.platforms.variables import job_variables
 from stoker.records import FeedSettings, Group, StrategySettings
-from stoker.settings import from_environment, workload_from
+from stoker.settings import from_environment, read_workload, workload_from
 
 HOSTS = ("algo-3", "algo-2")
 TOPOLOGY = Topology(
@@ -305,3 +305,11 @@ def test_a_rank_of_mpirun_gets_what_torchrun_would_give_it(tmp_path: Path) -> No
         "MASTER_PORT": "7602",
     }.items() <= environ.items()
     assert not {"TMPDIR", "STOKER_MPI"} & set(environ)
+
+
+def test_the_example_of_several_hosts_restarts_torchrun() -> None:
+    file = Path(__file__).resolve().parents[2] / "configs" / "mnist-ddp.yaml"
+    found = read_workload(file)
+    assert found.strategy_settings == StrategySettings(name="torchrun", max_restarts=2)
+    assert found.cluster is not None
+    assert (found.cluster.dnn.count, found.cluster.dnn.processes_per_host) == (2, 2)

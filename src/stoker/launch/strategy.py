@@ -188,15 +188,15 @@ class Trainer:
                 f"--master-port={master[1]}",
                 f"--rdzv-conf=timeout={seconds}",
             )
-        # The static rendezvous above has one store for all attempts. With this one, hosts agree when
-        # the next attempt begins, even where their ranks do not notice a death elsewhere.
+        # With the rendezvous above, each host would begin the next attempt by itself. With this one
+        # they agree when, even where ranks do not notice a death elsewhere.
         conf = {
             "is_host": int(topology.is_leader),
             "join_timeout": seconds,
             "last_call_timeout": 1,
             "timeout": seconds,
         }
-        # Hosts are numbered in the order of these names; only the leader's is ever connected to.
+        # Hosts are numbered in the order of these names; only the leader's is connected to.
         name = master[0] if topology.is_leader else f"~{rank:05d}"
         return (
             f"--nnodes={nodes}",
