@@ -5,20 +5,23 @@ its own, started by its launcher, and ranks of two hosts meet over TCP. Needs op
 Python with mpi4py and stoker's packages: STOKER_TEST_MPI_PYTHON, else this one.
 """
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from stoker.feed.security import new_token
 from stoker.launch import mpi
 from stoker.records import FeedSettings, StrategySettings
-from support.local_job import LocalJob, is_running, until
+from support.local_job import LocalJob, is_running, resource_config, until
 
 PYTHON = os.environ.get("STOKER_TEST_MPI_PYTHON", sys.executable)
 RANKS = 4
@@ -183,3 +186,84 @@ def test_all_ranks_may_save_their_state_when_the_run_is_stopped(tmp_path: Path) 
         job.run.stop()
         assert job.end().status == "stopped"
         assert all((tmp_path / f"saved-{rank}").exists() for rank in range(RANKS))
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[dict[str, list[str]]]:
+    """Two machines in small, by address: what to put before a command that runs on them.
+
+    Each has a network, a host name, and shared memory of its own.
+    """
+    if os.geteuid() or not shutil.which("ip"):
+        pytest.skip("namespaces are made by root, with iproute2")
+    holders = []
+    for number in (1, 2):
+        inside = (
+            f"hostname machine-{number} && mount -t tmpfs none /dev/shm && ip link set lo up"
+            " && echo ready && exec sleep 600"
+        )
+        unshared = ["unshare", "--net", "--uts", "--mount", "--kill-child", "--fork"]
+        holder = subprocess.Popen(
+            [*unshared, "sh", "-c", inside], stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert holder.stdout is not None
+        holders.append(holder)
+        assert holder.stdout.readline() == b"ready\n"
+    pids = [psutil.Process(holder.pid).children()[0].pid for holder in holders]
+    wire = f"ip link add eth0 netns {pids[0]} type veth peer name eth0 netns {pids[1]}"
+    subprocess.run(wire.split(), check=True)
+    entered = {}
+    for number, pid in enumerate(pids, start=1):
+        enter = ["nsenter", "--net", "--uts", "--mount", f"--target={pid}"]
+        address = f"10.99.0.{number}"
+        for word in (f"ip addr add {address}/24 dev eth0", "ip link set eth0 up"):
+            subprocess.run([*enter, *word.split()], check=True)
+        entered[address] = enter
+    yield entered
+    for holder in holders:
+        holder.kill()
+        holder.wait()
+        assert holder.stdout is not None
+        holder.stdout.close()
+
+
+@pytest.mark.root
+def test_two_machines_with_networks_of_their_own_meet(
+    tmp_path: Path, machines: dict[str, list[str]]
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "token").write_text(new_token())
+    leader = next(iter(machines))
+    started = []
+    for address, enter in machines.items():
+        base = tmp_path / address
+        (base / "input" / "config").mkdir(parents=True)
+        config = json.loads(resource_config(address, {"gpu": list(machines)}))
+        config["network_interface_name"] = "eth0"
+        (base / "input" / "config" / "resourceconfig.json").write_text(json.dumps(config))
+        environ = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))},
+            "STOKER_BASE_DIR": str(base),
+            "STOKER_TOKEN_FILE": str(tmp_path / "token"),
+            "STOKER_STRATEGY": "mpi",
+            "STOKER_PROCESSES_PER_HOST": "2",
+            "STOKER_COORDINATOR": f"{leader}:7600",
+            "STOKER_TEST_DIR": str(tmp_path),
+        }
+        words = [sys.executable, "-P", "-m", "stoker.launch", "--"]
+        command = [*enter, *words, PYTHON, str(tmp_path / "script.py"), "end"]
+        with (base / "log").open("wb") as log:
+            started.append(
+                subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT)
+            )
+    try:
+        codes = [process.wait(120) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    logs = "\n".join((tmp_path / address / "log").read_text() for address in machines)
+    assert codes == [0, 0], logs
+    for rank in range(RANKS):
+        told = (tmp_path / f"seen-{rank}").read_text()
+        assert f"'10.99.0.{rank // 2 + 1}', '{rank % 2}', '2'] [6, 6]" in told
