@@ -11,7 +11,8 @@ The environment is read here and in `launch.topology`, nowhere else.
 | STOKER_WORKERS | platform | JSON {"dnn": N, "data": N}: workers a host, where decided |
 | STOKER_ENGINE | platform | EngineSettings as JSON, where something else than the feed makes data |
 | STOKER_ENGINE_HOSTS | platform | local hosts: JSON {host: {address, ports}}; else as named |
-| STOKER_STRATEGY | platform | auto, torchrun or none |
+| STOKER_STRATEGY | platform | name of the strategy, or StrategySettings as JSON |
+| STOKER_BACKEND | launcher | smddp only: the process group backend to use |
 | STOKER_PROCESSES_PER_HOST | platform | trainer processes of a dnn host, where decided |
 | STOKER_ADVERTISE | platform | address under which others reach this host; else its own name |
 | STOKER_PORT | platform | port of this host's coordinator or agent; else FeedSettings.port |
@@ -54,6 +55,7 @@ from stoker.records import (
     Json,
     Place,
     ProfileSettings,
+    StrategySettings,
     Workload,
     convert,
     read_text,
@@ -91,7 +93,7 @@ class ProcessSettings:
     token_file: Path | None
     feed: FeedSettings
     workers: Mapping[str, int]
-    strategy: str
+    strategy: StrategySettings
     processes_per_host: int | None
     engine: EngineSettings
     engine_hosts: Mapping[str, EngineHost]
@@ -130,7 +132,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> ProcessSetting
         token_file=_path(env, "STOKER_TOKEN_FILE"),
         feed=_record(env, "STOKER_FEED", FeedSettings) or FeedSettings(),
         workers=_workers(env),
-        strategy=env.get("STOKER_STRATEGY", "auto"),
+        strategy=_strategy(env),
         processes_per_host=_number(env, "STOKER_PROCESSES_PER_HOST"),
         engine=_record(env, "STOKER_ENGINE", EngineSettings) or EngineSettings(),
         engine_hosts=_engine_hosts(env),
@@ -313,12 +315,50 @@ def _check_workload(workload: Workload, place: Place) -> None:
                 where=place.at(f"gate[{index}]"),
             )
     check_engine(workload.engine_settings, feed=workload.feed, place=place)
+    _check_strategy(workload, place)
+    _check_replicas(workload.feed, place)
     if workload.constraints.deadline_hours and workload.training.total_steps() is None:
         raise UsageError(
             "a deadline needs the number of steps",
             where=place.at("constraints.deadline_hours"),
             fix="set training.steps, or epochs with samples_per_epoch and global_batch_size",
         )
+
+
+def _check_strategy(workload: Workload, place: Place) -> None:
+    strategy = workload.strategy_settings
+    misfit = strategy.misfit()
+    if misfit is not None:
+        key, takers = misfit
+        raise UsageError(
+            f"strategy {strategy.name} has no {key}",
+            where=place.at(f"strategy.{key}"),
+            fix=f"leave it out, or use {takers}",
+        )
+    if workload.cluster is None:
+        return
+    dnn = workload.cluster.dnn
+    refusal = strategy.refusal(
+        instance_type=dnn.instance_type, processes_per_host=dnn.processes_per_host or 1
+    )
+    if refusal is not None:
+        what, fix = refusal
+        raise UsageError(what, where=place.at("strategy"), fix=fix)
+
+
+def _check_replicas(feed: FeedSettings, place: Place) -> None:
+    if feed.replicas is None:
+        return
+    if feed.model_parallel_size != 1:
+        raise UsageError(
+            "replicas and model_parallel_size say the same thing",
+            where=place.at("feed.replicas"),
+            fix="keep one of them",
+        )
+    ranks = [rank for replica in feed.replicas for rank in replica]
+    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    if twice:
+        raise UsageError(f"rank {twice[0]} is in two replicas", where=place.at("feed.replicas"))
 
 
 def _override(document: dict[str, Json], override: str) -> None:
@@ -388,6 +428,13 @@ def _record(env: Mapping[str, str], name: str, kind: type[_RecordT]) -> _RecordT
     except msgspec.DecodeError as err:
         raise UsageError(f"not JSON: {err}", where=f"variable {name}") from None
     return convert(document, kind, Place(f"variable {name}"))
+
+
+def _strategy(env: Mapping[str, str]) -> StrategySettings:
+    text = env.get("STOKER_STRATEGY") or "auto"
+    if not text.lstrip().startswith("{"):
+        return convert({"name": text}, StrategySettings, Place("variable STOKER_STRATEGY"))
+    return _record(env, "STOKER_STRATEGY", StrategySettings) or StrategySettings()
 
 
 def _command(env: Mapping[str, str]) -> tuple[str, ...] | None:

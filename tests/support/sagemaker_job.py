@@ -13,6 +13,7 @@ from stoker.records import (
     ProfileSettings,
     Role,
     SageMakerSettings,
+    StrategySettings,
     Vpc,
 )
 
@@ -77,7 +78,7 @@ def full_job() -> JobSpec:
             "vocabulary": Channel(uri="s3://bucket/vocabulary"),
         },
         environment={"NCCL_DEBUG": "WARN"},
-        strategy="torchrun",
+        strategy=StrategySettings(name="torchrun"),
         replace_dataloader=True,
         sagemaker=settings(
             source="s3://bucket/code/mnist-7.tar.gz",

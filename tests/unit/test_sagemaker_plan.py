@@ -18,7 +18,7 @@ from stoker.logs import Log
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform, plan_body
 from stoker.platforms.sagemaker.request import PROGRESS_METRICS, REQUEST_TAG, WORKLOAD_TAG
-from stoker.records import Channel, FeedSettings, Json
+from stoker.records import Channel, FeedSettings, Json, StrategySettings
 from stoker.settings import from_environment
 from support.sagemaker_job import (
     DATA,
@@ -203,12 +203,14 @@ def test_code_in_the_image_needs_no_channel() -> None:
 def test_the_launcher_reads_what_the_request_tells_it() -> None:
     feed = FeedSettings(credits=4, lease_seconds=20.0)
     dnn = msgspec.structs.replace(DNN, processes_per_host=4, workers_per_host=0)
-    spec = job(dnn, DATA, feed=feed, strategy="torchrun", replace_dataloader=True)
+    spec = job(
+        dnn, DATA, feed=feed, strategy=StrategySettings(name="torchrun"), replace_dataloader=True
+    )
     told = from_environment({**environment(spec), "TRAINING_JOB_NAME": spec.name})
     assert told.run_id == "mnist-1"
     assert told.feed == feed
     assert told.workers == {"dnn": 0}
-    assert (told.strategy, told.processes_per_host) == ("torchrun", 4)
+    assert (told.strategy.name, told.processes_per_host) == ("torchrun", 4)
     assert told.replace_dataloader
     assert told.workload_sha256 == DIGEST
     assert told.profile is None

@@ -1,6 +1,6 @@
 """torch's own iterators, with numbered and seeded batches and a timeline: no data group needed.
 
-The only difference to torch: batch n is made from random states that depend on (base seed, rank,
+The only difference to torch: batch n is made from random states that depend on (base seed, replica,
 epoch, n) and not on which worker makes it, or on what that worker did before. With no workers the
 trainer's own random state is restored after each batch. `seeding: torch` and iterable datasets
 are torch's own in every respect.
@@ -163,8 +163,9 @@ class Pass:
         """The next index of the sampler, numbered and counted."""
         self._sizes.append(len(index) if isinstance(index, list | tuple) else 1)
         self._number += 1
-        rank = self._process.settings.rank
-        words: tuple[int, ...] = (base_seed, rank, self.epoch, self._number - 1)
+        settings = self._process.settings
+        replica = settings.feed.replica(settings.rank)
+        words: tuple[int, ...] = (base_seed, replica, self.epoch, self._number - 1)
         if self.order.occurrences is not None:
             if isinstance(index, Iterator):
                 index = list(index)

@@ -4,7 +4,7 @@ Each message is one zmq multipart: the packed message first, then its frames (at
 Two services, both ROUTER sockets with CURVE, one fixed port a host:
 
 coordinator (in the dnn leader's launcher)
-    launchers  Join → Welcome | Refused;  Beat → State;  Leave
+    launchers  Join → Welcome | Refused;  Beat → State;  Leave;  unasked to followers: Start
     ranks      Attend → Roster, and a Roster again whenever it changes;  Progress
 
 agent (on a data host)
@@ -25,11 +25,14 @@ from stoker.errors import ProtocolError
 
 # Raised with every change that an older peer would misread: of these messages, of a batch's tree
 # (layout), of what travels pickled (shipping). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
 
+# Of a daemon that a follower starts.
+MAX_START_ARGUMENTS = 500
+Argument = Annotated[str, msgspec.Meta(max_length=8000)]
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 # A base seed of torch has 63 bits.
@@ -90,11 +93,23 @@ class Beat(Message, frozen=True, kw_only=True):
 
     Attributes:
         stage: How far this host is with the engine's commands.
+        has_start: The follower has got its Start.
     """
 
     host: Identifier
     incarnation: Identifier
     stage: HostStage = "begun"
+    has_start: bool = False
+
+
+class Start(Message, frozen=True, kw_only=True):
+    """A follower is to start the daemon of mpirun, which runs on the leader; repeated until known.
+
+    Attributes:
+        arguments: Of the daemon; which program that is, the follower knows.
+    """
+
+    arguments: Annotated[tuple[Argument, ...], msgspec.Meta(max_length=MAX_START_ARGUMENTS)]
 
 
 class State(Message, frozen=True, kw_only=True):
@@ -418,7 +433,7 @@ class WrongHost(Message, frozen=True, kw_only=True):
 
 
 ToCoordinator = Join | Beat | Leave | Attend | Progress
-FromCoordinator = Welcome | Refused | State | Roster
+FromCoordinator = Welcome | Refused | State | Roster | Start
 ToAgent = Open | Ship | Make | Forget | Close
 FromAgent = Need | Ready | Failed | Credits | Made | Ended | Raised | Dropped | Leaving | WrongHost
 

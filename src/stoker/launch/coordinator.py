@@ -15,6 +15,7 @@ import zmq
 
 from stoker.errors import PlatformError, ProtocolError
 from stoker.feed.messages import (
+    MAX_START_ARGUMENTS,
     PROTOCOL_VERSION,
     Attend,
     Beat,
@@ -24,6 +25,7 @@ from stoker.feed.messages import (
     Progress,
     Refused,
     RunStage,
+    Start,
     State,
     ToCoordinator,
     Unpacker,
@@ -109,6 +111,9 @@ class Coordinator:
         self._warned: set[bytes] = set()
         self._events: list[Event] = []
         self._progress: dict[int, Progress] = {}
+        self._followers = frozenset(followers)
+        self._starts: dict[str, Start] = {}
+        self._to_start: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._ending: queue.SimpleQueue[State] = queue.SimpleQueue()
         self._end: _End | None = None
         self._stage: RunStage = "begun"
@@ -190,6 +195,24 @@ class Coordinator:
         """Tells every launcher how far the engine's commands are; returns at once."""
         self._stage = stage
 
+    def start_daemon(self, host: str, arguments: Sequence[str]) -> str:
+        """Has a follower start the daemon of the leader's mpirun, now or when it has come.
+
+        Returns at once; from any thread. Once a host and run: a daemon that ends ends the run.
+
+        Returns:
+            Why not, for people; empty: it will.
+        """
+        if host not in self._followers:
+            return f"{host} is no dnn host of this run, or the leader"
+        if host in self._starts:
+            return f"{host} has a daemon already"
+        if len(arguments) > MAX_START_ARGUMENTS:
+            return f"the daemon has {len(arguments)} arguments, at most {MAX_START_ARGUMENTS}"
+        self._starts[host] = Start(arguments=tuple(arguments))
+        self._to_start.put(host)
+        return ""
+
     def followers(self, *, live_only: bool) -> tuple[str, ...]:
         """dnn hosts that are neither done nor lost; without `live_only` those to come, too."""
         members = self._members
@@ -234,6 +257,8 @@ class Coordinator:
                     self._receive(socket)
                 self._apply_end(socket)
                 self._apply_stage(socket)
+                while not self._to_start.empty():
+                    self._send_start(socket, self._to_start.get())
                 self._note(socket, self._members.expire(self._clock()))
         except Exception as err:  # the edge of a thread: the run must not wait for it
             self._log.event("coordinator_failed", error=repr(err))
@@ -283,6 +308,8 @@ class Coordinator:
                 else:
                     self._launchers[message.host] = sender
                 self._send(socket, sender, answer)
+                if not isinstance(answer, Refused):
+                    self._send_start(socket, message.host)
                 if self._end and not isinstance(answer, Refused):
                     self._send(socket, sender, self._end.state)
                 elif self._stage != "begun" and not isinstance(answer, Refused):
@@ -293,6 +320,8 @@ class Coordinator:
                     self._launchers[message.host] = sender
                     state = self._end.state if self._end else State(stage=self._stage)
                     self._send(socket, sender, state)
+                    if not message.has_start:
+                        self._send_start(socket, message.host)
                 else:
                     self._send(socket, sender, State(unknown=True))
             case Leave():
@@ -356,6 +385,11 @@ class Coordinator:
         self._told_stage = self._stage
         for sender in self._launchers.values():
             self._send(socket, sender, State(stage=self._told_stage))
+
+    def _send_start(self, socket: "zmq.Socket[bytes]", host: str) -> None:
+        start, launcher = self._starts.get(host), self._launchers.get(host)
+        if start is not None and launcher is not None:
+            self._send(socket, launcher, start)
 
     def _send(self, socket: "zmq.Socket[bytes]", receiver: bytes, message: Message) -> None:
         # A receiver that is gone is no error: its lease tells.

@@ -102,7 +102,7 @@ def write_training(
         groups=_groups(settings, topology, processes_per_host),
         hosts=_hosts(topology, processes_per_host),
         strategy=strategy,
-        measured=measure(timelines, progress),
+        measured=measure(timelines, progress, replica_of=settings.feed.replica),
         metrics=_metrics(settings, output, log),
         job=Job(platform=platform, name=settings.run_id),
         data_group_release_seconds=release_seconds,

@@ -107,20 +107,27 @@ def read_timelines(output: Path) -> dict[int, list[Step]]:
 
 
 def measure(
-    ranks: Mapping[int, Sequence[Step]], progress: Mapping[int, Progress]
+    ranks: Mapping[int, Sequence[Step]],
+    progress: Mapping[int, Progress],
+    *,
+    replica_of: Callable[[int], int] = int,
 ) -> Measured | None:
     """What the ranks' timelines say; None where there is none.
 
     Args:
         ranks: The main loader's steps of this host's ranks.
         progress: Last reports of ranks on all hosts, for those without a timeline here.
+        replica_of: Of a rank; the samples that ranks of one replica share count once.
     """
     if not ranks:
         return None
     first = min(ranks)
     kept = steady(ranks[first])
-    rates = [_rate(steady(steps)) for steps in ranks.values()]
-    rates += [_reported_rate(report) for rank, report in progress.items() if rank not in ranks]
+    rates = {replica_of(rank): _rate(steady(steps)) for rank, steps in ranks.items()}
+    for rank, report in progress.items():
+        rates.setdefault(replica_of(rank), 0.0)
+        if rank not in ranks:
+            rates[replica_of(rank)] = max(rates[replica_of(rank)], _reported_rate(report))
     fields = {
         "step_seconds": block_means(kept, lambda step: step.seconds),
         "wait_seconds": block_means(kept, lambda step: step.wait_seconds),
@@ -130,7 +137,7 @@ def measure(
         step_seconds=statistics.median(fields["step_seconds"]),
         wait_seconds=statistics.median(fields["wait_seconds"]),
         compute_seconds=statistics.median(fields["compute_seconds"]),
-        samples_per_second=sum(rates),
+        samples_per_second=sum(rates.values()),
         steps=len(ranks[first]),
         spread={name: spread_of(values) for name, values in fields.items()},
         timeline_file=_NAME.format(rank=first),

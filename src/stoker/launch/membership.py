@@ -22,6 +22,7 @@ from stoker.feed.messages import (
     Message,
     Refused,
     RunStage,
+    Start,
     State,
     Unpacker,
     Welcome,
@@ -92,6 +93,7 @@ class Membership:
         self._leaving: queue.SimpleQueue[Leave] = queue.SimpleQueue()
         self._is_closing = threading.Event()
         self._is_welcome = threading.Event()
+        self._start: Start | None = None
         self._verdict: Verdict | None = None
         self._stage: HostStage = "begun"
         self._said_stage: HostStage = "begun"
@@ -115,6 +117,11 @@ class Membership:
     def tell(self, stage: HostStage) -> None:
         """Tells the leader how far this host is with the engine's commands; returns at once."""
         self._stage = stage
+
+    @property
+    def start_order(self) -> Start | None:
+        """What the leader had this follower start, once it has said so."""
+        return self._start
 
     def start(self) -> None:
         """Begins to join."""
@@ -228,7 +235,10 @@ class Membership:
     def _beat(self) -> Beat:
         self._said_stage = self._stage
         return Beat(
-            host=self._join.host, incarnation=self._join.incarnation, stage=self._said_stage
+            host=self._join.host,
+            incarnation=self._join.incarnation,
+            stage=self._said_stage,
+            has_start=self._start is not None,
         )
 
     def _is_refused(self) -> bool:
@@ -264,6 +274,9 @@ class Membership:
                 return False
             case State():
                 self._run_stage = message.stage
+            case Start():
+                # The first one counts; the next beat says that it is here.
+                self._start = self._start or message
             case _:
                 pass
         return is_member

@@ -1,5 +1,6 @@
 """The roles of a dnn host: leader and follower."""
 
+import contextlib
 import dataclasses
 import os
 import queue
@@ -18,6 +19,7 @@ from stoker.launch.hostrun import HostRun
 from stoker.launch.members import Change
 from stoker.launch.membership import Membership, Verdict
 from stoker.launch.metrics_port import metrics_served
+from stoker.launch.mpi_host import MpiHost
 from stoker.launch.progress import ProgressLog
 from stoker.launch.strategy import Trainer
 from stoker.launch.supervise import (
@@ -61,7 +63,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
     if coordinator:
         coordinator.start()
     try:
-        trainer = Trainer.of(run.settings, run.topology, run.environ)
+        trainer = Trainer.of(run.settings, run.topology, run.environ, log=run.log)
         with metrics_served(
             run.settings.feed, coordinator, run_id=run.settings.run_id, log=run.log
         ):
@@ -127,9 +129,14 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
         if not membership.wait_until_welcome(0):
             run.log.event("training_not_started", reason=verdicts[0].reason if verdicts else "")
             return HOST_LOST if verdicts else 143
-        trainer = Trainer.of(run.settings, run.topology, run.environ)
+        trainer = Trainer.of(run.settings, run.topology, run.environ, log=run.log)
         ending = engine.follow(membership) or _train(
-            run, command, trainer, engine, leader_ip=membership.leader_ip
+            run,
+            command,
+            trainer,
+            engine,
+            leader_ip=membership.leader_ip,
+            membership=membership,
         )
         if not ending.exit_code:
             engine.outlast(membership)
@@ -206,6 +213,7 @@ def _train(
     *,
     leader_ip: str | None,
     coordinator: Coordinator | None = None,
+    membership: Membership | None = None,
 ) -> Ending:
     failures.forget_failures(run.output)
     profile_ended = run.output / PROFILE_ENDED_FILE
@@ -239,18 +247,35 @@ def _train(
         if feed:
             feed.tick()
 
-    ending = supervise(
-        trainer.command(found, run.topology, master=master, feed=run.settings.feed),
-        environ=environ,
-        inbox=run.inbox,
-        log=run.log,
-        on_tick=tick,
-        folder=run.folder,
-        beside=engine.pids,
-    )
-    progress.close()
-    if feed:
-        feed.close()
+    with contextlib.ExitStack() as closed:
+        closed.callback(progress.close)
+        if feed:
+            closed.callback(feed.close)
+        line: tuple[str, ...] | Ending
+        mpi_host = None
+        if trainer.strategy == "mpi":
+            mpi_host = MpiHost(
+                run, environ, coordinator=coordinator, membership=membership, master=master
+            )
+            closed.callback(mpi_host.close)
+            environ = mpi_host.environ
+            line = mpi_host.line(trainer, found)
+        else:
+            line = trainer.command(found, run.topology, master=master, feed=run.settings.feed)
+        if isinstance(line, Ending):
+            return line
+        ending = supervise(
+            line,
+            environ=environ,
+            inbox=run.inbox,
+            log=run.log,
+            on_tick=tick,
+            folder=run.folder,
+            asks_children=mpi_host is not None,
+            beside=engine.pids,
+        )
+        if mpi_host:
+            ending = mpi_host.judged(ending)
     # A profile cuts off what the command would do after its training: that is no failure.
     return dataclasses.replace(ending, exit_code=0) if profile_ended.exists() else ending
 
@@ -268,6 +293,9 @@ def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[Outc
         return Outcome(status="stopped", exit_code=ending.exit_code), ending.exit_code
     own = _failure_of(run, ending) if ending.exit_code else ""
     is_consequence = bool(ending.decided) or failures.says_peer_is_gone(own) or not own
+    if run.settings.strategy.name == "mpi" and not failures.read_failures(run.output):
+        # mpirun's words about a rank elsewhere: that host has the rank's own.
+        is_consequence = True
     if causes and is_consequence:
         change = causes[0]
         code = change.exit_code or HOST_LOST

@@ -1,6 +1,5 @@
-"""How the training command is started on a dnn host: by itself, or under torchrun."""
+"""How the training command is started on a dnn host: by itself, under torchrun, or by mpirun."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,13 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 import stoker
-from stoker.errors import UsageError
-from stoker.launch import exports, machine
+from stoker.launch import exports, machine, mpi, smddp
 from stoker.launch.topology import Topology
-from stoker.records import FeedSettings
+from stoker.logs import Log
+from stoker.records import FeedSettings, StrategySettings
 from stoker.settings import ProcessSettings
 
 SITE_DIR = Path(stoker.__file__).parent / "site"
+Strategy = Literal["none", "torchrun", "smddp", "mpi"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,26 +22,43 @@ class Trainer:
     """What is started on each dnn host.
 
     Attributes:
-        strategy: none: the command itself; torchrun: one process a rank.
+        strategy: none: the command itself; torchrun: one process a rank; smddp: the same with
+            SageMaker's library; mpi: mpirun on the leader.
+        settings: Of the strategy.
         processes_per_host: Ranks of one host.
         arguments: Behind the command: the job's hyperparameters.
         variables: What SageMaker's toolkit would export, and the network interface for NCCL and
             gloo.
     """
 
-    strategy: Literal["none", "torchrun"]
+    strategy: Strategy
+    settings: StrategySettings
     processes_per_host: int
     arguments: tuple[str, ...]
     variables: Mapping[str, str]
 
     @classmethod
     def of(
-        cls, settings: ProcessSettings, topology: Topology, environ: Mapping[str, str]
+        cls,
+        settings: ProcessSettings,
+        topology: Topology,
+        environ: Mapping[str, str],
+        *,
+        log: Log | None = None,
     ) -> "Trainer":
         """The trainer of this host.
 
+        Blocks for as long as torch's import takes where SageMaker's library is tried.
+
+        Args:
+            settings: Of this launcher.
+            topology: Of the run.
+            environ: Of this launcher.
+            log: Of this host, told where another backend is used; None: nobody is.
+
         Raises:
-            UsageError: If the strategy is not known, or a file of the job folder is malformed.
+            UsageError: If this host is not one for the strategy, or a file of the job folder is
+                malformed.
         """
         num_accelerators = machine.num_accelerators(environ)
         processes = settings.processes_per_host or max(1, num_accelerators)
@@ -55,10 +72,31 @@ class Trainer:
             environ=environ,
         )
         interface = topology.network_interface
-        if interface and machine.has_interface(interface):
+        if interface and not machine.has_interface(interface):
+            interface = None
+        if interface:
             variables |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
+        strategy = _strategy(settings.strategy, processes * len(topology.dnn_hosts))
+        if settings.strategy.max_restarts:
+            # Else ranks of all attempts share a store, and find the addresses of the dead.
+            variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        if strategy == "mpi":
+            variables |= mpi.variables(interface)
+        if strategy == "smddp":
+            backend = smddp.backend_of(
+                settings.strategy,
+                instance_type=topology.dnn.instance_type,
+                host=topology.host,
+                environ=environ,
+            )
+            variables["STOKER_BACKEND"] = backend.name
+            if backend.reason:
+                strategy = "torchrun"
+                if log:
+                    log.event("backend_falls_back", to=backend.name, reason=backend.reason)
         return cls(
-            strategy=_strategy(settings.strategy, processes * len(topology.dnn_hosts)),
+            strategy=strategy,
+            settings=settings.strategy,
             processes_per_host=processes,
             arguments=tuple(exports.arguments(values)),
             variables=variables,
@@ -114,7 +152,7 @@ class Trainer:
         master: tuple[str, int],
         feed: FeedSettings,
     ) -> tuple[str, ...]:
-        """The command as it is started on this host.
+        """The command as it is started on this host; see MpiHost for mpi.
 
         Args:
             command: With its program found, and all arguments.
@@ -124,38 +162,53 @@ class Trainer:
         """
         if self.strategy == "none":
             return tuple(command)
-        nodes = len(topology.dnn_hosts)
-        if nodes == 1:
-            where = ["--standalone", "--local-addr=127.0.0.1"]
-        else:
-            seconds = round(feed.start_deadline_seconds)
-            where = [
-                f"--nnodes={nodes}",
-                f"--node-rank={topology.dnn_hosts.index(topology.host)}",
-                f"--master-addr={master[0]}",
-                f"--master-port={master[1]}",
-                f"--rdzv-conf=timeout={seconds}",
-            ]
+        where = self._rendezvous(topology, master, round(feed.start_deadline_seconds))
         return (
             # -P: a module in the working directory must not stand in for one of ours.
             *(sys.executable, "-P", "-m", "stoker.launch.elastic"),
             *where,
             f"--nproc-per-node={self.processes_per_host}",
-            "--max-restarts=0",
+            f"--max-restarts={self.settings.max_restarts}",
             "--no-python",
             *command,
         )
 
-
-def _strategy(wanted: str, num_processes: int) -> Literal["none", "torchrun"]:
-    match wanted:
-        case "auto":
-            return "torchrun" if num_processes > 1 else "none"
-        case "none" | "torchrun":
-            return wanted
-        case _:
-            raise UsageError(
-                f"unknown strategy {json.dumps(wanted)}",
-                where="variable STOKER_STRATEGY",
-                fix="use auto, torchrun or none",
+    def _rendezvous(
+        self, topology: Topology, master: tuple[str, int], seconds: int
+    ) -> tuple[str, ...]:
+        """How the torchruns of the hosts find each other."""
+        nodes, rank = len(topology.dnn_hosts), topology.dnn_hosts.index(topology.host)
+        if nodes == 1:
+            return "--standalone", "--local-addr=127.0.0.1"
+        if not self.settings.max_restarts:
+            return (
+                f"--nnodes={nodes}",
+                f"--node-rank={rank}",
+                f"--master-addr={master[0]}",
+                f"--master-port={master[1]}",
+                f"--rdzv-conf=timeout={seconds}",
             )
+        # With the rendezvous above, each host would begin the next attempt by itself. With this one
+        # they agree when, even where ranks do not notice a death elsewhere.
+        conf = {
+            "is_host": int(topology.is_leader),
+            "join_timeout": seconds,
+            "last_call_timeout": 1,
+            "timeout": seconds,
+        }
+        # Hosts are numbered in the order of these names; only the leader's is connected to.
+        name = master[0] if topology.is_leader else f"~{rank:05d}"
+        return (
+            f"--nnodes={nodes}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-id={topology.leader}",
+            f"--rdzv-endpoint={master[0]}:{master[1]}",
+            "--rdzv-conf=" + ",".join(f"{key}={value}" for key, value in conf.items()),
+            f"--local-addr={name}",
+        )
+
+
+def _strategy(wanted: StrategySettings, num_processes: int) -> Strategy:
+    if wanted.name == "auto":
+        return "torchrun" if num_processes > 1 else "none"
+    return wanted.name

@@ -104,6 +104,7 @@ def supervise(
     on_tick: Callable[[], None] | None = None,
     folder: Path | None = None,
     beside: Collection[int] = (),
+    asks_children: bool = False,
 ) -> Ending:
     """Runs `command` to its end and ends everything it left behind.
 
@@ -118,6 +119,8 @@ def supervise(
         on_tick: Called about twice a second.
         folder: Where it runs; None: here.
         beside: Children of this process that are none of the command's, and stay.
+        asks_children: A first signal goes to the command's children: to ranks of mpirun, which
+            itself would kill them a second later.
     """
     spawn.adopt_orphans()
     kills_before = machine.num_memory_kills()
@@ -142,7 +145,7 @@ def supervise(
         _thread(partial(_pump, process.stderr, sys.stderr.fileno(), tail)),
     ]
     waiter = _thread(partial(_wait_for, process, inbox))
-    signals, decided = _follow(process, inbox, log, on_tick, beside)
+    signals, decided = _follow(process, inbox, log, on_tick, beside, asks_children=asks_children)
     waiter.join()
     end_descendants(spared=beside)
     for pump in pumps:
@@ -222,6 +225,8 @@ def _follow(
     log: Log,
     on_tick: Callable[[], None] | None,
     beside: Collection[int],
+    *,
+    asks_children: bool,
 ) -> tuple[tuple[int, ...], str]:
     signals: list[int] = []
     decided = ""
@@ -238,7 +243,9 @@ def _follow(
                 signals.append(happening.number)
                 log.event("signal_received", number=happening.number, count=len(signals))
                 kill_at = _now() + GRACE_SECONDS if len(signals) == 1 else _now()
-                if len(signals) == 1:
+                if len(signals) == 1 and not (
+                    asks_children and _send_to_children(process, happening.number)
+                ):
                     _send(process, happening.number)
             case Decided() if not decided:
                 decided = happening.reason
@@ -260,6 +267,17 @@ def _send(process: "subprocess.Popen[bytes]", number: int) -> None:
     # and a rank that got it twice would take the second one as "at once".
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(number)
+
+
+def _send_to_children(process: "subprocess.Popen[bytes]", number: int) -> bool:
+    """Whether there were any."""
+    children: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        children = psutil.Process(process.pid).children()
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.send_signal(number)
+    return bool(children)
 
 
 def _kill_tree(process: "subprocess.Popen[bytes]", spared: Collection[int]) -> None:

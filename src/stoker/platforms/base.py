@@ -18,6 +18,7 @@ from stoker.records import (
     Role,
     SageMakerSettings,
     Scalar,
+    StrategySettings,
     Workload,
     nearest,
 )
@@ -51,7 +52,7 @@ class JobSpec:
     channels: Mapping[str, Channel] = field(default_factory=dict)
     hyperparameters: Mapping[str, Scalar] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    strategy: str = "auto"
+    strategy: StrategySettings = field(default_factory=StrategySettings)
     feed: FeedSettings = field(default_factory=FeedSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     profile: ProfileSettings | None = None
@@ -82,7 +83,7 @@ class JobSpec:
             run_dir=run_dir,
             channels=workload.channels,
             hyperparameters=workload.hyperparameters,
-            strategy=workload.strategy_settings.name,
+            strategy=workload.strategy_settings,
             feed=workload.feed,
             engine=workload.engine_settings,
             profile=profile,

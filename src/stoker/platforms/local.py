@@ -15,6 +15,7 @@ from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec, groups_of_channel, hyperparameters
 from stoker.platforms.local_plan import LocalHost, LocalRequest
 from stoker.platforms.local_run import LocalRun
+from stoker.platforms.strategies import check_strategy
 from stoker.records import Group, Json, to_document
 
 _TYPE = re.compile(r"^(?:ml\.)?local\.c(\d+)$")
@@ -100,7 +101,7 @@ class LocalPlatform:
             ],
             "channels": {name: channel.uri for name, channel in job.channels.items()},
             "hyperparameters": hyperparameters(job.hyperparameters),
-            "strategy": job.strategy,
+            "strategy": job.strategy.name,
             "feed": to_document(job.feed),
             **engine,
             "comparable": not request.not_comparable,
@@ -144,6 +145,7 @@ def _check(job: JobSpec) -> None:
     dnn = [group for group in job.groups if group.role == "dnn"]
     if len(dnn) != 1 or job.groups[0].role != "dnn":
         raise UsageError("a job has exactly one dnn group, and it comes first", where=job.name)
+    check_strategy(job.strategy, job.groups)
     names = [group.name for group in job.groups]
     if len(set(names)) != len(names):
         raise UsageError("two groups have one name: " + ", ".join(names), where=job.name)

@@ -5,7 +5,7 @@ import json
 import msgspec
 
 from stoker.platforms.base import JobSpec
-from stoker.records import FeedSettings, to_document
+from stoker.records import FeedSettings, StrategySettings, to_document
 
 
 def job_variables(job: JobSpec, *, feed: FeedSettings | None = None) -> dict[str, str]:
@@ -23,7 +23,7 @@ def job_variables(job: JobSpec, *, feed: FeedSettings | None = None) -> dict[str
     variables = {
         "STOKER_FEED": json.dumps(to_document(feed or job.feed)),
         "STOKER_WORKERS": json.dumps(workers),
-        "STOKER_STRATEGY": job.strategy,
+        "STOKER_STRATEGY": _strategy(job.strategy),
         "STOKER_ROLES": json.dumps({group.name: group.role for group in job.groups}),
     }
     decided = job.groups[0].processes_per_host
@@ -39,3 +39,10 @@ def job_variables(job: JobSpec, *, feed: FeedSettings | None = None) -> dict[str
     if job.replace_dataloader:
         variables["STOKER_REPLACE_DATALOADER"] = "1"
     return variables
+
+
+def _strategy(strategy: StrategySettings) -> str:
+    """Its name, where all else is as it is by default."""
+    if strategy == StrategySettings(name=strategy.name):
+        return strategy.name
+    return json.dumps(to_document(strategy))

@@ -8,6 +8,9 @@ from stoker.records.base import Name, NonNegativeInt, PositiveFloat, Record
 
 StrategyName = Literal["auto", "torchrun", "smddp", "mpi", "none"]
 EngineName = Literal["feed", "command", "tf.data.service", "ray"]
+# What SageMaker's data-parallel library runs on; p3 types are no longer developed. No newer type is
+# supported, nor PyTorch beyond 2.4.1 (library 2.5.0 of October 2024, the last one).
+SMDDP_TYPES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge", "ml.p3dn.24xlarge", "ml.p3.16xlarge")
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
@@ -28,6 +31,40 @@ class StrategySettings(Record, frozen=True, kw_only=True):
     max_restarts: NonNegativeInt = 0
     fallback: Literal["nccl", "gloo"] | None = None
     mpi_arguments: tuple[str, ...] = ()
+
+    def misfit(self) -> tuple[str, str] | None:
+        """The key that this strategy has no use for, and the ones that have; None: there is none.
+
+        `auto` may turn out to be torchrun, so it may be given what torchrun takes.
+        """
+        if self.max_restarts and self.name not in ("auto", "torchrun", "smddp"):
+            return "max_restarts", "torchrun and smddp"
+        if self.fallback and self.name != "smddp":
+            return "fallback", "smddp"
+        if self.mpi_arguments and self.name != "mpi":
+            return "mpi_arguments", "mpi"
+        return None
+
+    def refusal(self, *, instance_type: str, processes_per_host: int) -> tuple[str, str] | None:
+        """Why a dnn group of such hosts cannot train so, and what to do; None: it can.
+
+        Args:
+            instance_type: With or without `ml.`.
+            processes_per_host: As far as it is known; else 1.
+        """
+        if self.name == "none" and processes_per_host > 1:
+            return (
+                f"strategy none is one process a host, not {processes_per_host}",
+                "use torchrun or mpi",
+            )
+        is_smddp = self.name == "smddp" and self.fallback is None
+        if is_smddp and f"ml.{instance_type.removeprefix('ml.')}" not in SMDDP_TYPES:
+            return (
+                f"SageMaker's data-parallel library does not support {instance_type}, only "
+                + ", ".join(SMDDP_TYPES),
+                "use torchrun, or strategy: {name: smddp, fallback: nccl}",
+            )
+        return None
 
 
 class Ready(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -127,6 +127,11 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         seeding: What the random state of a sample is made from: `batch` (seed, replica, epoch,
             batch number), `sample` (..., index, occurrence), `torch` (torch's own, not independent
             of placement).
+        model_parallel_size: Ranks that one replica of the model is spread over: ranks 0 to N - 1
+            are the first replica, N to 2 N - 1 the second. Those of a replica that load get the
+            same batches, byte for byte, if their samplers and generators are the same.
+        replicas: The same for any other layout: the ranks of each replica. A rank in none of them
+            is one by itself.
         lease_seconds: A launcher that is silent for longer is lost.
         start_deadline_seconds: How long hosts wait for the first sign of each other; on Kubernetes
             trainers wait as long for a data pod to come back where all are gone.
@@ -144,12 +149,23 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     receive_threads: Annotated[int, msgspec.Meta(ge=1, le=16)] | None = None
     encrypt_batches: bool = True
     seeding: Literal["batch", "sample", "torch"] = "batch"
+    model_parallel_size: PositiveInt = 1
+    replicas: tuple[tuple[NonNegativeInt, ...], ...] | None = None
     lease_seconds: Annotated[float, msgspec.Meta(ge=1)] = 12.0
     start_deadline_seconds: PositiveFloat = 1800.0
     max_dataset_bytes: PositiveInt = 1 << 30
     port: Annotated[int, msgspec.Meta(ge=1024, le=65534)] = 7600
     metrics_port: Annotated[int, msgspec.Meta(ge=1024, le=65535)] | None = None
     metrics_address: Name | None = None
+
+    def replica(self, rank: int) -> int:
+        """Number of the replica that a rank is part of."""
+        if self.replicas is None:
+            return rank // self.model_parallel_size
+        for number, ranks in enumerate(self.replicas):
+            if rank in ranks:
+                return number
+        return len(self.replicas) + rank
 
 
 class ProfileSettings(Record, frozen=True, kw_only=True):

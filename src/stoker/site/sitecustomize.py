@@ -5,6 +5,7 @@ torchrun's life, and puts stoker's loader into torch's where that is asked for. 
 here is one line on stderr: it must never break a process that is not ours.
 """
 
+import contextlib
 import os
 import sys
 
@@ -49,6 +50,10 @@ def _keep_failures() -> None:
     output = os.environ.get("STOKER_OUTPUT")
     if not output:
         return
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        # What an earlier attempt of this rank wrote is no cause of this one's end.
+        with contextlib.suppress(OSError):
+            os.remove(os.path.join(output, f"failure-rank{int(os.environ.get('RANK') or 0)}.json"))
     previous = sys.excepthook
 
     def keep(
@@ -182,6 +187,62 @@ def _install_loader(loader: type) -> None:
     install(loader)
 
 
+def _fail_at_once() -> None:
+    """Under mpirun: a rank that fails ends without MPI_Finalize, which would wait for the others.
+
+    mpi4py calls it when Python ends, whatever the reason; mpirun then never hears of the failure.
+    """
+    if "OMPI_COMM_WORLD_RANK" not in os.environ:
+        return
+    import _thread
+
+    previous, leave, main = sys.excepthook, sys.exit, _thread.get_ident()
+
+    def end(kind: type[BaseException], error: BaseException, trace: "TracebackType | None") -> None:
+        previous(kind, error, trace)
+        _end_now(1)
+
+    class RankExit(SystemExit):
+        @property
+        def code(self) -> object:  # type: ignore[override]
+            status = self.args[0] if self.args else None
+            try:
+                sys._getframe(1)
+            except ValueError:
+                # Nobody's frame asks, so it is the interpreter, as it ends.
+                if isinstance(status, int) and status:
+                    _end_now(status & 0xFF)
+            return status
+
+    def leave_rank(status: "str | int | None" = None, /) -> None:
+        if isinstance(status, int) and status and _thread.get_ident() == main:
+            raise RankExit(status)
+        leave(status)
+
+    sys.excepthook = end
+    setattr(sys, "exit", leave_rank)  # noqa: B010
+
+
+def _end_now(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
+
+
+def _choose_backend() -> None:
+    """For the strategy smddp."""
+    backend = os.environ.get("STOKER_BACKEND")
+    if backend:
+        sys.meta_path.insert(0, _TorchFinder(lambda _: _install_backend(backend)))
+
+
+def _install_backend(backend: str) -> None:
+    from stoker.launch.backend import install
+
+    install(backend)
+
+
 def _guarded(function: "Callable[[], None]") -> None:
     try:
         function()
@@ -194,6 +255,8 @@ _guarded(_chain_on)
 if _is_rank():
     _guarded(_keep_failures)
     _guarded(_end_with_torchrun)
+    _guarded(_fail_at_once)
 if os.environ.get("STOKER_LAUNCHER_PID"):
     # At any depth: who trains may be started by a script that is started by a script.
     _guarded(_replace_loader)
+    _guarded(_choose_backend)

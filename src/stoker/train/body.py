@@ -217,7 +217,7 @@ def _written_by_leader(job: JobSpec, end: JobEnd, *, ran: Job) -> Training:
     return Training(
         status="failed",
         groups=job.groups,
-        strategy=job.strategy,
+        strategy=job.strategy.name,
         job=ran,
         events=(lost,),
     )

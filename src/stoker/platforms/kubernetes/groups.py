@@ -11,6 +11,7 @@ from stoker.platforms.kubernetes.names import (
     is_dns_label,
     object_name,
 )
+from stoker.platforms.strategies import check_strategy
 from stoker.records import Group, KubernetesSettings, NodePool, PodSettings, Toleration
 from stoker.records.quantities import amount, written
 
@@ -126,6 +127,7 @@ def settings_of(job: JobSpec) -> KubernetesSettings:
             fix="leave them out there",
         )
     _check_roles(job.groups)
+    check_strategy(job.strategy, job.groups)
     return settings
 
 

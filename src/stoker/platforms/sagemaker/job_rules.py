@@ -4,6 +4,7 @@ import re
 
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec
+from stoker.platforms.strategies import check_strategy
 from stoker.records import Channel, Framework, Group, MetricDefinition, SageMakerSettings
 
 TOKEN_CHANNEL = "stoker_token"
@@ -42,6 +43,7 @@ def settings_of(job: JobSpec) -> SageMakerSettings:
             fix="let its last word be --",
         )
     _check_groups(job.groups, settings.framework)
+    check_strategy(job.strategy, job.groups)
     for name, channel in job.channels.items():
         _check_channel(name, channel)
     _check_source(settings.source)

@@ -1,0 +1,234 @@
+"""Strategy mpi: mpirun on the leader, its daemons started by the launchers of the other hosts.
+
+mpirun would log in to each host with ssh. In its place it gets a small program of ours (mpi_agent),
+which asks the leader's launcher through a socket; the launcher tells the follower's launcher over
+the coordinator, where every connection is authenticated, and that one starts the daemon (orted) of
+its own Open MPI. So there is no sshd, no key and no root, and only mpirun of this run can ask.
+"""
+
+import json
+import shutil
+import socketserver
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from stoker.errors import UsageError
+from stoker.launch import mpi_agent, mpi_rank
+from stoker.logs import Log
+
+MPIRUN, DAEMON = "mpirun", "orted"
+MAX_REQUEST_BYTES = 1 << 20
+_OPTIONS = ("-mca", "--mca")
+_LOCAL_INTERFACE = "lo"
+
+StartDaemon = Callable[[str, Sequence[str]], str]
+
+
+def command_of(
+    command: Sequence[str],
+    *,
+    hosts: Sequence[str],
+    processes_per_host: int,
+    agent_socket: Path,
+    more: Sequence[str],
+    environ: Mapping[str, str],
+    start_deadline_seconds: float,
+) -> tuple[str, ...]:
+    """mpirun over the hosts of the dnn group, as the leader starts it.
+
+    Args:
+        command: Of a rank, with its program found.
+        hosts: The leader first.
+        processes_per_host: Ranks of a host; they are numbered host by host.
+        agent_socket: See Daemons.
+        more: Arguments of the user's, behind ours.
+        environ: Of the command.
+        start_deadline_seconds: After which mpirun gives up on a host's daemon.
+
+    Raises:
+        UsageError: If there is no Open MPI with an orted.
+    """
+    find_program(MPIRUN, environ)
+    python = (sys.executable, "-I", "-S")
+    agent = (*python, mpi_agent.__file__, str(agent_socket))
+    if any(" " in word or ":" in word for word in agent):
+        raise UsageError(
+            "mpirun cannot start a program whose path has a blank or a colon",
+            where=" ".join(agent),
+            fix="install Python and stoker, and set TMPDIR, without them",
+        )
+    # The leader's own name need not resolve on it; `localhost` does, and needs no daemon.
+    places = ["localhost", *hosts[1:]]
+    settings = {
+        "plm": "rsh",
+        "plm_rsh_agent": " ".join(agent),
+        "plm_rsh_no_tree_spawn": "1",
+        "orte_leave_session_attached": "1",
+        "orte_startup_timeout": str(max(1, round(start_deadline_seconds))),
+        "orte_abort_on_non_zero_status": "1",
+    }
+    return (
+        # Not by its path, which would make it give the daemons a shell's line with a path, too.
+        MPIRUN,
+        *(word for name, value in settings.items() for word in ("--mca", name, value)),
+        *("--host", ",".join(f"{place}:{processes_per_host}" for place in places)),
+        *("-np", str(len(places) * processes_per_host), "--map-by", "slot", "--bind-to", "none"),
+        *more,
+        *(*python, mpi_rank.__file__, *command),
+    )
+
+
+def variables(interface: str | None) -> dict[str, str]:
+    """What Open MPI has to know on every host; what the user has set is kept."""
+    found = {
+        # Containers run as root, and alone.
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        # A container may not read another process's memory.
+        "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+    }
+    if interface:
+        found |= {
+            "OMPI_MCA_btl_tcp_if_include": interface,
+            "OMPI_MCA_oob_tcp_if_include": interface,
+        }
+    if interface == _LOCAL_INTERFACE:
+        # Hosts that are one machine: Open MPI's shared memory would take them for one host.
+        found["OMPI_MCA_btl"] = "self,tcp"
+    return found
+
+
+def daemon_command(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The daemon as a follower starts it.
+
+    Raises:
+        UsageError: If there is no orted.
+    """
+    return (find_program(DAEMON, environ), *arguments)
+
+
+def daemon_arguments(words: Sequence[str]) -> tuple[str, ...]:
+    """The arguments of the daemon in the command line that mpirun has for a host.
+
+    Raises:
+        ValueError: If it is anything but orted with settings.
+    """
+    if not words or Path(words[0]).name != DAEMON:
+        raise ValueError(f"expected {DAEMON}, found {' '.join(words[:3])!r}")
+    rest = list(words[1:])
+    for place in range(0, len(rest), 3):
+        if rest[place] not in _OPTIONS or place + 2 >= len(rest):
+            raise ValueError(f"{DAEMON} takes settings only, found {' '.join(rest[place:][:3])!r}")
+    return tuple(rest)
+
+
+def find_program(name: str, environ: Mapping[str, str]) -> str:
+    """The path of one of Open MPI's programs.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    path = environ.get("PATH")
+    found = shutil.which(name, path=path)
+    if found is None or shutil.which(DAEMON, path=path) is None:
+        lacking = name if found is None else DAEMON
+        raise UsageError(
+            f"strategy mpi needs Open MPI 4, and there is no {lacking}",
+            where=f"PATH {path or ''}",
+            fix="apt-get install openmpi-bin in the image (Debian 12, Ubuntu 22.04 or 24.04)",
+        )
+    return found
+
+
+class Session:
+    """What Open MPI has on this host while it runs: a folder of its own, deleted with `close`.
+
+    On the leader also the socket that mpirun's starts come through.
+
+    Args:
+        start: Has a host's launcher start its daemon; gives why not. None: not the leader.
+        log: Of this host.
+    """
+
+    def __init__(self, start: StartDaemon | None, log: Log) -> None:
+        # Sockets have short paths: not in the job's folder, which may lie deep.
+        self.folder = Path(tempfile.mkdtemp(prefix="stoker-mpi-"))
+        self._server: _Server | None = None
+        if start is not None:
+            self._server = _Server(self.socket, start, log)
+            threading.Thread(
+                target=self._server.serve_forever, args=(0.1,), name="mpi", daemon=True
+            ).start()
+
+    @property
+    def socket(self) -> Path:
+        """Where mpi_agent asks."""
+        return self.folder / "starts"
+
+    def variables(
+        self,
+        *,
+        master: tuple[str, int],
+        folder: Path | None,
+        environ: Mapping[str, str],
+    ) -> dict[str, str]:
+        """What mpi_rank needs, and where Open MPI keeps its files.
+
+        Args:
+            master: Address and port of rank 0's store.
+            folder: Where the command runs; None: where the launcher was started.
+            environ: Of the command, with the TMPDIR that ranks are to have.
+        """
+        told = {
+            "master_addr": master[0],
+            "master_port": master[1],
+            "folder": str(folder or Path.cwd()),
+            "tmpdir": environ.get("TMPDIR", ""),
+        }
+        return {"STOKER_MPI": json.dumps(told), "TMPDIR": str(self.folder)}
+
+    def close(self) -> None:
+        """Ends the socket and deletes the folder; may be called twice."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class _Server(socketserver.ThreadingUnixStreamServer):
+    """Answers mpi_agent: one line of JSON, one line of text."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, path: Path, start: StartDaemon, log: Log) -> None:
+        self.start, self.log = start, log
+        super().__init__(str(path), _Handler)
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    timeout = mpi_agent.ANSWER_SECONDS
+
+    def handle(self) -> None:
+        """Answers one request."""
+        assert isinstance(self.server, _Server)
+        try:
+            request: object = json.loads(self.rfile.readline(MAX_REQUEST_BYTES))
+            host, words = _request(request)
+            reason = self.server.start(host, daemon_arguments(words))
+        except (OSError, ValueError) as err:
+            host, reason = "", str(err)
+        self.server.log.event("daemon_asked_for", about=host, refused=reason or None)
+        self.wfile.write((reason or "ok").encode(errors="replace") + b"\n")
+
+
+def _request(document: object) -> tuple[str, list[str]]:
+    match document:
+        case {"host": str(host), "words": list(words)} if all(isinstance(w, str) for w in words):
+            return host, [str(word) for word in words]
+        case _:
+            raise ValueError("no request of mpi_agent")

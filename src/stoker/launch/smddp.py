@@ -1,0 +1,88 @@
+"""SageMaker's data-parallel library: whether this host has it, and what is used where it has not.
+
+Legacy: its last release (2.5.0, October 2024) is for PyTorch 2.4.1 and no type newer than p4de.
+"""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stoker.errors import UsageError
+from stoker.records import StrategySettings
+
+BACKEND = "smddp"
+MODULE = "smdistributed.dataparallel.torch.torch_smddp"
+# Torch's import takes 5 to 20 s on a host that has not read it yet.
+PROBE_SECONDS = 120.0
+# As the one rank of a job: what the library reads of these is there.
+_LONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """The process group backend of a run.
+
+    Attributes:
+        name: smddp, nccl or gloo.
+        reason: Why it is not smddp; empty where it is.
+    """
+
+    name: str
+    reason: str = ""
+
+
+def backend_of(
+    strategy: StrategySettings, *, instance_type: str, host: str, environ: Mapping[str, str]
+) -> Backend:
+    """The backend that the dnn group's processes are to use; blocks while the library is tried.
+
+    Args:
+        strategy: smddp.
+        instance_type: Of the dnn group; empty where it is not known.
+        host: This one's name, for errors.
+        environ: Of the training command.
+
+    Raises:
+        UsageError: Where the library is absent, or not for this type, and there is no fallback.
+    """
+    refusal = strategy.refusal(instance_type=instance_type, processes_per_host=1)
+    if refusal is None and strategy.fallback and instance_type:
+        refusal = StrategySettings(name="smddp").refusal(
+            instance_type=instance_type, processes_per_host=1
+        )
+    reason = refusal[0] if refusal and instance_type else _lack(environ)
+    if not reason:
+        return Backend(name=BACKEND)
+    if strategy.fallback:
+        return Backend(name=strategy.fallback, reason=reason)
+    raise UsageError(
+        reason,
+        where=f"host {host}, strategy smddp",
+        fix="run in SageMaker's PyTorch image that has the library, use torchrun, or "
+        "strategy: {name: smddp, fallback: nccl}",
+    )
+
+
+def _lack(environ: Mapping[str, str]) -> str:
+    """Why the library cannot be used here; empty if it can."""
+    code = f"import torch, {MODULE}"
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-P", "-c", code],
+            env={**environ, **_LONE_RANK},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PROBE_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return f"SageMaker's data-parallel library was not imported within {PROBE_SECONDS:g} s"
+    if tried.returncode == 0:
+        return ""
+    words = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+    return (
+        f"SageMaker's data-parallel library cannot be imported: {words[:300]} (its last release, "
+        "2.5.0, is for PyTorch 2.4.1)"
+    )

@@ -1,0 +1,214 @@
+"""Strategies of the dnn group, run for real: several hosts, several processes, and data hosts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stoker.records import FeedSettings, StrategySettings
+from support.local_job import LocalJob, resource_config
+
+SCRIPT = Path(__file__).resolve().parents[1] / "support" / "strategy_script.py"
+RANKS = 4
+# Eight processes that import torch on two cores: launchers may not be heard for seconds.
+PATIENT = FeedSettings(lease_seconds=20)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+def run_job(
+    folder: Path,
+    *arguments: str,
+    dnn: int,
+    data: int,
+    strategy: StrategySettings,
+    fails: bool = False,
+) -> LocalJob:
+    """A whole run of the script on RANKS ranks."""
+    folder.mkdir()
+    command = ("python", str(SCRIPT), str(folder), *arguments)
+    job = LocalJob(folder, command, dnn=dnn, data=data, processes=RANKS // dnn, feed=PATIENT)
+    job.spec = replace(job.spec, strategy=strategy)
+    with job:
+        end = job.end()
+        assert end.status == ("failed" if fails else "succeeded"), end.failure
+    return job
+
+
+def losses(folder: Path) -> list[float]:
+    found: list[float] = json.loads((folder / "losses.json").read_text())
+    return found
+
+
+def seen(folder: Path) -> list[object]:
+    """What each rank saw."""
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+@pytest.fixture(scope="module")
+def homogeneous(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One host with all ranks, no data group."""
+    folder = tmp_path_factory.mktemp("homogeneous") / "run"
+    run_job(folder, dnn=1, data=0, strategy=StrategySettings())
+    assert len(losses(folder)) == 12
+    return folder
+
+
+def test_two_hosts_of_two_processes_and_two_data_hosts_have_the_homogeneous_curve(
+    tmp_path: Path, homogeneous: Path
+) -> None:
+    job = run_job(tmp_path / "run", dnn=2, data=2, strategy=StrategySettings())
+    assert seen(tmp_path / "run") == seen(homogeneous)
+    assert losses(tmp_path / "run") == pytest.approx(losses(homogeneous), rel=1e-6)
+    record = job.training()
+    assert record.strategy == "torchrun"
+    assert [host.rank for host in record.hosts] == [0, 2, None, None]
+    assert {e.host for e in record.events if e.what == "agent joined"} == {"algo-1", "algo-2"}
+
+
+def test_ranks_started_again_go_on_from_their_state_with_the_same_batches(
+    tmp_path: Path, homogeneous: Path
+) -> None:
+    strategy = StrategySettings(name="torchrun", max_restarts=2)
+    job = run_job(tmp_path / "run", "3", "8", dnn=2, data=1, strategy=strategy)
+    # The rank died in the second epoch, and all were started again on both hosts.
+    assert "exitcode: -9" in job.log(job.request.hosts[1].name)
+    assert job.log(job.leader).count("is done") == 2
+    assert seen(tmp_path / "run") == seen(homogeneous)
+    assert losses(tmp_path / "run") == pytest.approx(losses(homogeneous), rel=1e-6)
+
+
+def test_without_restarts_a_killed_rank_ends_the_job_with_its_code(tmp_path: Path) -> None:
+    job = run_job(
+        tmp_path / "run", "1", "3", dnn=1, data=1, strategy=StrategySettings(), fails=True
+    )
+    assert job.training().exit_code == 128 + signal.SIGKILL
+    assert (job.training().failure or "").startswith("rank 1 on ")
+
+
+SMDDP = """
+import json, os
+from pathlib import Path
+import torch, torch.distributed as dist
+dist.init_process_group(timeout=__import__("datetime").timedelta(seconds=60))
+total = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(total)
+told = [dist.get_backend(), os.environ["STOKER_BACKEND"], total.item()]
+Path(os.environ["STOKER_TEST_DIR"], f"told-{dist.get_rank()}").write_text(json.dumps(told))
+dist.destroy_process_group()
+"""
+# Stands for SageMaker's library: importing it registers the backend, which is gloo below.
+LIBRARY = """
+import torch.distributed as dist
+def make(store, rank, size, timeout):
+    return dist.ProcessGroupGloo(store, rank, size, timeout)
+dist.Backend.register_backend("smddp", make, devices=["cpu", "cuda"])
+"""
+
+
+@pytest.mark.parametrize("has_library", [True, False], ids=["library", "fallback"])
+def test_the_script_gets_the_backend_of_smddp_or_the_one_to_fall_back_to(
+    tmp_path: Path, has_library: bool
+) -> None:
+    base = tmp_path / "ml"
+    (base / "input" / "config").mkdir(parents=True)
+    config = json.loads(resource_config("algo-1", {"gpu": ["algo-1"]}))
+    config["instance_groups"][0]["instance_type"] = "ml.p4d.24xlarge"
+    (base / "input" / "config" / "resourceconfig.json").write_text(json.dumps(config))
+    library = tmp_path / "lib" / "smdistributed" / "dataparallel" / "torch"
+    library.mkdir(parents=True)
+    (library / "torch_smddp.py").write_text(LIBRARY)
+    strategy = {"name": "smddp"} if has_library else {"name": "smddp", "fallback": "gloo"}
+    environ = {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))},
+        "STOKER_BASE_DIR": str(base),
+        "STOKER_STRATEGY": json.dumps(strategy),
+        "STOKER_PROCESSES_PER_HOST": "2",
+        "STOKER_TEST_DIR": str(tmp_path),
+    }
+    if has_library:
+        places = filter(None, [str(tmp_path / "lib"), os.environ.get("PYTHONPATH")])
+        environ["PYTHONPATH"] = ":".join(places)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "stoker.launch", "--", "python", "-c", SMDDP],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    name = "smddp" if has_library else "gloo"
+    for rank in range(2):
+        assert json.loads((tmp_path / f"told-{rank}").read_text()) == [name, name, 3.0]
+    record = json.loads((base / "output/data/stoker/training.json").read_text())
+    assert record["strategy"] == ("smddp" if has_library else "torchrun")
+    assert ("backend_falls_back" in done.stdout + done.stderr) == (not has_library)
+
+
+REPLICAS = """
+import hashlib, json, os, sys
+from pathlib import Path
+import torch, torch.distributed as dist
+from torch.utils.data import Dataset, DistributedSampler
+from stoker import DataLoader
+
+class Noisy(Dataset):
+    def __len__(self):
+        return 24
+    def __getitem__(self, index):
+        return torch.randn(4), index
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+replica, part = divmod(rank, 2)
+inside = [dist.new_group([0, 1]), dist.new_group([2, 3])][replica]
+across = [dist.new_group([0, 2]), dist.new_group([1, 3])][part]
+sampler = DistributedSampler(Noisy(), 2, replica, shuffle=False)
+batches = DataLoader(Noisy(), batch_size=3, sampler=sampler, num_workers=0,
+                     generator=torch.Generator().manual_seed(7))
+loads = sys.argv[1] == "both" or part == 0
+source = iter(batches) if loads else None
+weight = torch.full((4,), float(part + 1), requires_grad=True)
+digests, ids = [], []
+for _ in range(len(batches)):
+    numbers, wanted = next(source) if loads else (torch.empty(3, 4), torch.empty(3).long())
+    if sys.argv[1] == "first":
+        dist.broadcast(numbers, src=2 * replica, group=inside)
+        dist.broadcast(wanted, src=2 * replica, group=inside)
+    # Each rank has half of the model: its outputs are summed inside the replica.
+    output = numbers @ weight.detach()
+    dist.all_reduce(output, group=inside)
+    gradient = numbers.sum(0)
+    dist.all_reduce(gradient, group=across)
+    digests.append(hashlib.sha256(numbers.numpy().tobytes()).hexdigest())
+    ids += wanted.tolist()
+Path(os.environ["STOKER_TEST_DIR"], f"rank-{rank}.json").write_text(json.dumps([ids, digests]))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("who", "feed"),
+    [
+        ("both", FeedSettings(lease_seconds=20, model_parallel_size=2)),
+        ("first", FeedSettings(lease_seconds=20, replicas=((0, 1), (2, 3)))),
+    ],
+)
+def test_ranks_of_a_replica_share_batches_or_leave_loading_to_one_of_them(
+    tmp_path: Path, who: str, feed: FeedSettings
+) -> None:
+    with LocalJob(tmp_path, REPLICAS, arguments=(who,), data=1, processes=4, feed=feed) as job:
+        end = job.end()
+        assert end.status == "succeeded", end.failure
+    found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(4)]
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+    assert sorted(found[0][0] + found[2][0]) == list(range(24))
+    assert not set(found[0][1]) & set(found[2][1]), "replicas have random states of their own"
+    opened = {rank for rank in range(4) if f"session=r{rank}-l" in job.log("algo-1")}
+    assert opened == ({0, 1, 2, 3} if who == "both" else {0, 2})

@@ -1,0 +1,269 @@
+"""Strategy mpi for real: Open MPI over two hosts, with mpi4py, torch's gloo and the feed.
+
+The hosts are process trees of this machine, which Open MPI knows by name only: each has a daemon of
+its own, started by its launcher, and ranks of two hosts meet over TCP. Needs openmpi-bin, and a
+Python with mpi4py and stoker's packages: STOKER_TEST_MPI_PYTHON, else this one.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stoker.feed.security import new_token
+from stoker.launch import mpi
+from stoker.records import FeedSettings, StrategySettings
+from support.local_job import LocalJob, is_running, resource_config, until
+
+PYTHON = os.environ.get("STOKER_TEST_MPI_PYTHON", sys.executable)
+RANKS = 4
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
+
+SCRIPT = """
+import os, pathlib, signal, sys, time
+from mpi4py import MPI
+import torch, torch.distributed as dist
+from torch.utils.data import Dataset, DistributedSampler
+from stoker import DataLoader
+
+def tell(name, text):
+    path = pathlib.Path(os.environ["STOKER_TEST_DIR"]) / name
+    path.with_suffix(".new").write_text(str(text))
+    path.with_suffix(".new").rename(path)
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 24
+    def __getitem__(self, index):
+        return index, os.getppid()
+
+world, rank = MPI.COMM_WORLD, int(os.environ["RANK"])
+assert (world.rank, world.size) == (rank, int(os.environ["WORLD_SIZE"]))
+sums = [world.allreduce(rank)]
+dist.init_process_group("gloo")
+total = torch.tensor([rank])
+dist.all_reduce(total)
+sums.append(total.item())
+sampler = DistributedSampler(Numbers(), world.size, rank, shuffle=False)
+seen = []
+for ids, _ in DataLoader(Numbers(), sampler=sampler, batch_size=2, num_workers=0):
+    seen += ids.tolist()
+told = [os.environ[n] for n in ("STOKER_HOST", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+tell(f"seen-{rank}", f"{told} {sums} {seen}")
+
+def save(*_):
+    # Longer than mpirun itself would wait.
+    time.sleep(2)
+    tell(f"saved-{rank}", 1)
+    sys.exit(0)
+
+def end(mode):
+    if mode == "raise" and rank == 3:
+        raise LookupError("rank three is ill")
+    if mode == "exit" and rank == 1:
+        sys.exit(7)
+    if mode == "wait":
+        signal.signal(signal.SIGTERM, save)
+        tell(f"pid-{rank}", os.getpid())
+        time.sleep(300)
+    world.barrier()
+
+end(sys.argv[1])
+dist.destroy_process_group()
+"""
+
+
+def lacking() -> str:
+    if not shutil.which("mpirun") or not shutil.which(mpi.DAEMON):
+        return "openmpi-bin is not installed"
+    tried = subprocess.run([PYTHON, "-c", "import mpi4py.MPI"], capture_output=True, text=True)
+    return f"{PYTHON} has no mpi4py" if tried.returncode else ""
+
+
+class MpiJob(LocalJob):
+    def __init__(self, tmp_path: Path, mode: str) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT)
+        command = (PYTHON, str(script), mode)
+        feed = FeedSettings(lease_seconds=10)
+        super().__init__(tmp_path, command, dnn=2, data=1, processes=2, feed=feed)
+        self.spec = replace(self.spec, strategy=StrategySettings(name="mpi"))
+
+    @property
+    def follower(self) -> str:
+        return self.request.hosts[1].name
+
+    def wait_for_ranks(self) -> list[int]:
+        pids = [int(self.wait_for_file(f"pid-{rank}")) for rank in range(RANKS)]
+        self.daemons = {pid for pid in self.pids if _name(pid) in (mpi.DAEMON, mpi.MPIRUN)}
+        assert len(self.daemons) == 2
+        return pids
+
+
+def _name(pid: int) -> str:
+    try:
+        return psutil.Process(pid).name()
+    except psutil.Error:
+        return ""
+
+
+@pytest.fixture(autouse=True)
+def open_mpi() -> None:
+    reason = lacking()
+    if reason:
+        pytest.skip(reason)
+
+
+def folders_of_sessions() -> set[str]:
+    return {name for name in os.listdir("/tmp") if name.startswith(("stoker-mpi-", "ompi."))}
+
+
+def test_ranks_of_two_hosts_meet_in_mpi_and_in_torch_and_are_fed(tmp_path: Path) -> None:
+    before = folders_of_sessions()
+    with MpiJob(tmp_path, "end") as job:
+        end = job.end()
+        assert end.status == "succeeded", end.failure
+    for rank in range(RANKS):
+        host = (job.leader, job.follower)[rank // 2]
+        seen = list(range(rank, 24, RANKS))
+        told = (tmp_path / f"seen-{rank}").read_text()
+        assert told == f"{[host, str(rank % 2), '2']} [6, 6] {seen}"
+    record = job.training()
+    assert record.strategy == "mpi"
+    assert [host.rank for host in record.hosts] == [0, 2, None]
+    assert "batches=0" not in job.log("algo-1").split("agent_ends")[1]
+    assert folders_of_sessions() <= before
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "words"),
+    [("raise", 1, "rank 3 on {follower}: LookupError: rank three is ill"), ("exit", 7, "")],
+)
+def test_a_rank_that_fails_ends_all_hosts_with_its_code_and_words(
+    tmp_path: Path, mode: str, code: int, words: str
+) -> None:
+    with MpiJob(tmp_path, mode) as job:
+        end = job.end()
+        assert (end.status, end.exit_code) == ("failed", code)
+        assert (end.failure or "").startswith(words.format(follower=job.follower))
+
+
+def test_a_killed_rank_of_a_follower_ends_all_hosts(tmp_path: Path) -> None:
+    with MpiJob(tmp_path, "wait") as job:
+        job.kill(job.wait_for_ranks()[3])
+        end = job.end()
+        assert (end.status, end.exit_code) == ("failed", 128 + signal.SIGKILL)
+        assert "rank 3" in (end.failure or "")
+        assert f"on node {job.follower} exited on signal 9" in (end.failure or "")
+
+
+@pytest.mark.parametrize("whose", ["leader", "follower"])
+def test_no_daemon_and_no_rank_outlives_a_launcher_that_is_killed(
+    tmp_path: Path, whose: str
+) -> None:
+    with MpiJob(tmp_path, "wait") as job:
+        ranks = job.wait_for_ranks()
+        job.kill(job.run.launchers[job.leader if whose == "leader" else job.follower])
+        until(
+            lambda: not any(map(is_running, {*ranks, *job.daemons})),
+            what="ranks and daemons of both hosts end",
+        )
+        assert job.end().status == "failed"
+
+
+def test_all_ranks_may_save_their_state_when_the_run_is_stopped(tmp_path: Path) -> None:
+    with MpiJob(tmp_path, "wait") as job:
+        job.wait_for_ranks()
+        job.run.stop()
+        assert job.end().status == "stopped"
+        assert all((tmp_path / f"saved-{rank}").exists() for rank in range(RANKS))
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[dict[str, list[str]]]:
+    """Two machines in small, by address: what to put before a command that runs on them.
+
+    Each has a network, a host name, and shared memory of its own.
+    """
+    if os.geteuid() or not shutil.which("ip"):
+        pytest.skip("namespaces are made by root, with iproute2")
+    holders = []
+    for number in (1, 2):
+        inside = (
+            f"hostname machine-{number} && mount -t tmpfs none /dev/shm && ip link set lo up"
+            " && echo ready && exec sleep 600"
+        )
+        unshared = ["unshare", "--net", "--uts", "--mount", "--kill-child", "--fork"]
+        holder = subprocess.Popen(
+            [*unshared, "sh", "-c", inside], stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert holder.stdout is not None
+        holders.append(holder)
+        assert holder.stdout.readline() == b"ready\n"
+    pids = [psutil.Process(holder.pid).children()[0].pid for holder in holders]
+    wire = f"ip link add eth0 netns {pids[0]} type veth peer name eth0 netns {pids[1]}"
+    subprocess.run(wire.split(), check=True)
+    entered = {}
+    for number, pid in enumerate(pids, start=1):
+        enter = ["nsenter", "--net", "--uts", "--mount", f"--target={pid}"]
+        address = f"10.99.0.{number}"
+        for word in (f"ip addr add {address}/24 dev eth0", "ip link set eth0 up"):
+            subprocess.run([*enter, *word.split()], check=True)
+        entered[address] = enter
+    yield entered
+    for holder in holders:
+        holder.kill()
+        holder.wait()
+        assert holder.stdout is not None
+        holder.stdout.close()
+
+
+@pytest.mark.root
+def test_two_machines_with_networks_of_their_own_meet(
+    tmp_path: Path, machines: dict[str, list[str]]
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "token").write_text(new_token())
+    leader = next(iter(machines))
+    started = []
+    for address, enter in machines.items():
+        base = tmp_path / address
+        (base / "input" / "config").mkdir(parents=True)
+        config = json.loads(resource_config(address, {"gpu": list(machines)}))
+        config["network_interface_name"] = "eth0"
+        (base / "input" / "config" / "resourceconfig.json").write_text(json.dumps(config))
+        environ = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))},
+            "STOKER_BASE_DIR": str(base),
+            "STOKER_TOKEN_FILE": str(tmp_path / "token"),
+            "STOKER_STRATEGY": "mpi",
+            "STOKER_PROCESSES_PER_HOST": "2",
+            "STOKER_COORDINATOR": f"{leader}:7600",
+            "STOKER_TEST_DIR": str(tmp_path),
+        }
+        words = [sys.executable, "-P", "-m", "stoker.launch", "--"]
+        command = [*enter, *words, PYTHON, str(tmp_path / "script.py"), "end"]
+        with (base / "log").open("wb") as log:
+            started.append(
+                subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT)
+            )
+    try:
+        codes = [process.wait(120) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    logs = "\n".join((tmp_path / address / "log").read_text() for address in machines)
+    assert codes == [0, 0], logs
+    for rank in range(RANKS):
+        told = (tmp_path / f"seen-{rank}").read_text()
+        assert f"'10.99.0.{rank // 2 + 1}', '{rank % 2}', '2'] [6, 6]" in told

@@ -1,0 +1,111 @@
+"""A training for tests of strategies: what each rank saw, the loss curve, and a rank that dies.
+
+Arguments: OUT [KILL_RANK KILL_STEP]. Each rank's batches (epoch, sample numbers, a digest of the
+noise in them) and the losses of all ranks together go to OUT/rank-R.json and OUT/losses.json. With
+a rank to kill, that one ends by signal 9 before that step, in the first attempt; each step is
+saved, and later attempts go on from it.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import Dataset, DistributedSampler
+
+from stoker import DataLoader
+
+EPOCHS = 2
+SAMPLES, BATCH = 48, 2
+
+
+class Noisy(Dataset[tuple[torch.Tensor, int]]):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.randn(8) + index % 3, index
+
+
+def write(path: Path, text: str) -> None:
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").replace(path)
+
+
+def main(out: Path, kill_rank: int = -1, kill_step: int = -1) -> None:
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    network = torch.nn.Linear(8, 3)
+    model = torch.nn.parallel.DistributedDataParallel(network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    sampler = DistributedSampler(Noisy(), world_size, rank, seed=5)
+    batches = DataLoader(
+        Noisy(),
+        batch_size=BATCH,
+        sampler=sampler,
+        num_workers=0,
+        generator=torch.Generator().manual_seed(7),
+    )
+    seen: list[object] = []
+    losses: list[float] = []
+    first_epoch, is_first_attempt = 0, True
+    checkpoint = out / "checkpoint.pt"
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True)
+        network.load_state_dict(state["network"])
+        losses, first_epoch, is_first_attempt = state["losses"], state["epoch"], False
+        seen = state["seen"][rank]
+        batches.load_state_dict(state["batches"][rank])
+    for epoch in range(first_epoch, EPOCHS):
+        sampler.set_epoch(epoch)
+        for numbers, ids in batches:
+            if is_first_attempt and (rank, len(losses)) == (kill_rank, kill_step):
+                os.kill(os.getpid(), signal.SIGKILL)
+            loss = torch.nn.functional.cross_entropy(model(numbers), ids % 3)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total = loss.detach().clone()
+            dist.all_reduce(total)
+            losses.append(total.item() / world_size)
+            digest = hashlib.sha256(numbers.numpy().tobytes()).hexdigest()
+            seen.append([epoch, ids.tolist(), digest])
+            if kill_rank >= 0:
+                save(checkpoint, epoch, network, losses, seen, batches)
+    write(out / f"rank-{rank}.json", json.dumps(seen))
+    if rank == 0:
+        write(out / "losses.json", json.dumps(losses))
+    print(f"rank {rank} of {world_size} on {os.environ['STOKER_HOST']} is done", flush=True)
+    dist.destroy_process_group()
+
+
+def save(
+    path: Path,
+    epoch: int,
+    network: torch.nn.Module,
+    losses: list[float],
+    seen: list[object],
+    batches: DataLoader[tuple[torch.Tensor, int]],
+) -> None:
+    gathered: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, (seen, batches.state_dict()))
+    if dist.get_rank() == 0:
+        state = {
+            "network": network.state_dict(),
+            "losses": losses,
+            "epoch": epoch,
+            "seen": [each for each, _ in gathered],
+            "batches": [each for _, each in gathered],
+        }
+        torch.save(state, path.with_suffix(".new"))
+        path.with_suffix(".new").replace(path)
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

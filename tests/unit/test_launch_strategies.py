@@ -1,0 +1,315 @@
+"""Strategies: what is refused at load and plan, smddp's choice of a backend, mpirun's command."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import UsageError
+from stoker.launch import mpi, mpi_agent, mpi_rank, smddp
+from stoker.launch.strategy import Trainer
+from stoker.launch.topology import HostGroup, Topology
+from stoker.logs import Log
+from stoker.platforms.base import JobSpec
+from stoker.platforms.local import LocalPlatform
+from stoker.platforms.strategies import check_strategy
+from stoker.platforms.variables import job_variables
+from stoker.records import FeedSettings, Group, StrategySettings
+from stoker.settings import from_environment, read_workload, workload_from
+
+HOSTS = ("algo-3", "algo-2")
+TOPOLOGY = Topology(
+    host="algo-3",
+    groups=(HostGroup(name="gpu", role="dnn", instance_type="ml.p4d.24xlarge", hosts=HOSTS),),
+)
+
+
+def group(name: str = "dnn", **changes: object) -> Group:
+    fields: dict[str, object] = {"role": "dnn", "instance_type": "local.c1", "count": 1}
+    return Group(name=name, **(fields | changes))  # type: ignore[arg-type]
+
+
+def workload(strategy: object, **more: object) -> object:
+    return workload_from(
+        {"name": "w", "command": ["python", "t.py"], "strategy": strategy, **more},  # type: ignore[dict-item]
+        source="w.yaml",
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ({"name": "mpi", "max_restarts": 2}, "strategy mpi has no max_restarts"),
+        ({"name": "torchrun", "fallback": "nccl"}, "strategy torchrun has no fallback"),
+        ({"name": "torchrun", "mpi_arguments": ["-v"]}, "strategy torchrun has no mpi_arguments"),
+        ("horovod", "horovod"),
+    ],
+)
+def test_settings_of_another_strategy_are_refused_at_load(strategy: object, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        workload(strategy)
+
+
+def test_smddp_on_a_type_that_it_is_not_for_is_refused_at_load_unless_it_may_fall_back() -> None:
+    cluster = {"dnn": {"instance_type": "g5.48xlarge"}}
+    with pytest.raises(UsageError, match=r"does not support g5.48xlarge, only ml.p4d"):
+        workload("smddp", cluster=cluster)
+    workload({"name": "smddp", "fallback": "nccl"}, cluster=cluster)
+    workload("smddp", cluster={"dnn": {"instance_type": "p4d.24xlarge"}})
+
+
+def test_replicas_are_said_once_and_no_rank_is_in_two() -> None:
+    for feed in (
+        {"replicas": [[0, 1]], "model_parallel_size": 2},
+        {"replicas": [[0, 1], [1, 2]]},
+    ):
+        with pytest.raises(UsageError, match="replica"):
+            workload("auto", feed=feed)
+
+
+def test_the_replica_of_a_rank() -> None:
+    assert [FeedSettings().replica(rank) for rank in range(3)] == [0, 1, 2]
+    assert [FeedSettings(model_parallel_size=2).replica(r) for r in range(4)] == [0, 0, 1, 1]
+    listed = FeedSettings(replicas=((0, 2), (1, 3)))
+    assert [listed.replica(rank) for rank in range(5)] == [0, 1, 0, 1, 6]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "groups", "words"),
+    [
+        ("mpi", [group("a"), group("b")], "a strategy is of one group, and here train: a, b"),
+        ("none", [group(processes_per_host=2)], "one process a host, not 2"),
+        ("smddp", [group()], r"does not support local.c1"),
+    ],
+)
+def test_what_cannot_train_so_is_refused_at_plan(
+    strategy: str, groups: Sequence[Group], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        check_strategy(StrategySettings(name=strategy), groups)  # type: ignore[arg-type]
+
+
+def test_the_local_platform_checks_the_strategy(tmp_path: Path) -> None:
+    job = JobSpec(
+        name="j",
+        command=("true",),
+        groups=(group(),),
+        run_dir=tmp_path,
+        strategy=StrategySettings(name="smddp"),
+    )
+    with pytest.raises(UsageError, match="does not support"):
+        LocalPlatform().plan(job)
+
+
+def test_a_launcher_learns_the_whole_strategy(tmp_path: Path) -> None:
+    for strategy in (
+        StrategySettings(),
+        StrategySettings(name="torchrun", max_restarts=3),
+        StrategySettings(name="mpi", mpi_arguments=("-x", "A=b c")),
+    ):
+        job = JobSpec(
+            name="j", command=("true",), groups=(group(),), run_dir=tmp_path, strategy=strategy
+        )
+        assert from_environment(job_variables(job)).strategy == strategy
+    assert job_variables(job)["STOKER_STRATEGY"].startswith("{")
+
+
+def trainer(strategy: StrategySettings, base_dir: Path) -> Trainer:
+    environ = {
+        "STOKER_BASE_DIR": str(base_dir),
+        "STOKER_PROCESSES_PER_HOST": "2",
+        "STOKER_STRATEGY": json.dumps(
+            {"name": strategy.name, "max_restarts": strategy.max_restarts}
+        ),
+    }
+    return Trainer.of(from_environment(environ), TOPOLOGY, environ)
+
+
+def test_restarts_over_hosts_have_a_store_for_each_attempt(tmp_path: Path) -> None:
+    made = trainer(StrategySettings(name="torchrun", max_restarts=2), tmp_path)
+    command = made.command(("a",), TOPOLOGY, master=("10.0.0.3", 7602), feed=FeedSettings())
+    assert {"--max-restarts=2", "--rdzv-backend=c10d", "--local-addr=10.0.0.3"} < set(command)
+    assert made.variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    plain = trainer(StrategySettings(name="torchrun"), tmp_path)
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in plain.variables
+
+
+# SageMaker's library as far as torch sees it: importing it registers a backend.
+FAKE = """
+import torch.distributed as dist
+from torch.distributed import ProcessGroupGloo
+def make(store, rank, size, timeout):
+    return ProcessGroupGloo(store, rank, size, timeout)
+dist.Backend.register_backend("smddp", make, devices=["cpu", "cuda"])
+"""
+
+
+@pytest.fixture
+def fake_library(tmp_path: Path) -> Path:
+    package = tmp_path / "lib" / "smdistributed" / "dataparallel" / "torch"
+    package.mkdir(parents=True)
+    (package / "torch_smddp.py").write_text(FAKE)
+    return tmp_path / "lib"
+
+
+def backend(
+    environ: Mapping[str, str], *, instance_type: str = "ml.p4d.24xlarge", fallback: bool = False
+) -> smddp.Backend:
+    strategy = StrategySettings(name="smddp", fallback="gloo" if fallback else None)
+    return smddp.backend_of(strategy, instance_type=instance_type, host="algo-3", environ=environ)
+
+
+def test_smddp_is_used_where_its_library_can_be_imported(fake_library: Path) -> None:
+    assert backend({"PYTHONPATH": str(fake_library)}) == smddp.Backend(name="smddp")
+
+
+def test_without_its_library_smddp_is_refused_or_falls_back() -> None:
+    with pytest.raises(UsageError, match=r"(?s)No module named 'smdistributed'.*algo-3"):
+        backend({})
+    found = backend({}, fallback=True)
+    assert found.name == "gloo"
+    assert "No module named 'smdistributed'" in found.reason
+
+
+def test_on_a_type_that_it_is_not_for_smddp_is_refused_or_falls_back(fake_library: Path) -> None:
+    environ = {"PYTHONPATH": str(fake_library)}
+    with pytest.raises(UsageError, match=r"does not support ml\.p5\.48xlarge"):
+        backend(environ, instance_type="ml.p5.48xlarge")
+    assert backend(environ, instance_type="ml.p5.48xlarge", fallback=True).name == "gloo"
+
+
+def open_mpi(folder: Path, *names: str) -> dict[str, str]:
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text("#!/bin/sh\n")
+        (folder / name).chmod(0o755)
+    return {"PATH": str(folder)}
+
+
+def test_mpirun_spans_the_dnn_group_and_starts_daemons_through_the_agent(tmp_path: Path) -> None:
+    command = mpi.command_of(
+        ("/usr/bin/python3", "t.py", "--lr", "0.1"),
+        hosts=HOSTS,
+        processes_per_host=2,
+        agent_socket=Path("/tmp/s/starts"),
+        more=("-x", "NCCL_DEBUG=INFO"),
+        environ=open_mpi(tmp_path / "bin", "mpirun", "orted"),
+        start_deadline_seconds=60,
+    )
+    assert command[0] == "mpirun"
+    assert "localhost:2,algo-2:2" in command
+    agent = command[command.index("plm_rsh_agent") + 1]
+    assert agent.endswith(f"{mpi_agent.__file__} /tmp/s/starts")
+    assert command[command.index("-np") + 1] == "4"
+    assert command[-5:] == (mpi_rank.__file__, "/usr/bin/python3", "t.py", "--lr", "0.1")
+
+
+@pytest.mark.parametrize("names", [(), ("mpirun",), ("orted",)])
+def test_a_host_without_open_mpi_4_is_told_what_to_install(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    with pytest.raises(UsageError, match=r"(?s)needs Open MPI 4.*openmpi-bin"):
+        mpi.find_program("mpirun", open_mpi(tmp_path / "bin", *names))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "sh -c reboot", "orted -mca a b; reboot", "orted --prefix /x", "orted -mca a", "ortedx"],
+)
+def test_only_the_daemon_with_settings_is_started(line: str) -> None:
+    with pytest.raises(ValueError, match="orted"):
+        mpi.daemon_arguments(shlex.split(line))
+
+
+def test_the_daemons_arguments_are_handed_on() -> None:
+    assert mpi.daemon_arguments(["/usr/bin/orted", "-mca", "ess", "env"]) == ("-mca", "ess", "env")
+
+
+@pytest.fixture
+def asked() -> list[tuple[str, Sequence[str]]]:
+    return []
+
+
+@pytest.fixture
+def session(asked: list[tuple[str, Sequence[str]]]) -> Iterator[mpi.Session]:
+    def start(host: str, arguments: Sequence[str]) -> str:
+        asked.append((host, arguments))
+        return "" if host == "algo-2" else "no such host"
+
+    session = mpi.Session(start, Log(run="r", host="algo-3", stream=StringIO()))
+    yield session
+    session.close()
+    assert not session.folder.exists()
+
+
+def ask(session: mpi.Session, *words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-I", "-S", mpi_agent.__file__, str(session.socket), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_the_agent_hands_mpiruns_words_to_the_launcher(
+    session: mpi.Session, asked: list[tuple[str, Sequence[str]]]
+) -> None:
+    assert ask(session, "algo-2", " orted", "-mca", "a", '"b c;d"').returncode == 0
+    assert asked == [("algo-2", ("-mca", "a", "b c;d"))]
+
+
+def test_the_agent_fails_with_the_launchers_reason(session: mpi.Session) -> None:
+    refused = ask(session, "algo-9", "orted", "-mca", "a", "b")
+    assert refused.returncode == 1
+    assert "not started on algo-9: no such host" in refused.stderr
+    assert "expected orted" in ask(session, "algo-2", "sh -c 'reboot'").stderr
+    session.close()
+    assert "cannot be reached" in ask(session, "algo-2", "orted").stderr
+
+
+def test_only_this_user_reaches_the_socket(session: mpi.Session) -> None:
+    assert session.folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_rank_of_mpirun_gets_what_torchrun_would_give_it(tmp_path: Path) -> None:
+    told = {"master_addr": "10.0.0.3", "master_port": 7602, "folder": str(tmp_path), "tmpdir": ""}
+    theirs = {
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    }
+    show = "import json, os; print(json.dumps([os.getcwd(), dict(os.environ)]))"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", mpi_rank.__file__, sys.executable, "-c", show],
+        env={
+            **theirs,
+            "STOKER_MPI": json.dumps(told),
+            "TMPDIR": "/gone",
+            "PATH": os.environ["PATH"],
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    folder, environ = json.loads(done.stdout)
+    assert folder == str(tmp_path)
+    assert {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "10.0.0.3",
+        "MASTER_PORT": "7602",
+    }.items() <= environ.items()
+    assert not {"TMPDIR", "STOKER_MPI"} & set(environ)
+
+
+def test_the_example_of_several_hosts_restarts_torchrun() -> None:
+    file = Path(__file__).resolve().parents[2] / "configs" / "mnist-ddp.yaml"
+    found = read_workload(file)
+    assert found.strategy_settings == StrategySettings(name="torchrun", max_restarts=2)
+    assert found.cluster is not None
+    assert (found.cluster.dnn.count, found.cluster.dnn.processes_per_host) == (2, 2)
