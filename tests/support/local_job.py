@@ -14,7 +14,16 @@ import psutil
 
 from stoker.platforms.base import JobEnd, JobSpec
 from stoker.platforms.local import LocalPlatform
-from stoker.records import Channel, EngineSettings, FeedSettings, Group, Training, read_json
+from stoker.records import (
+    Channel,
+    EngineSettings,
+    FeedSettings,
+    Group,
+    StrategyName,
+    StrategySettings,
+    Training,
+    read_json,
+)
 
 DEADLINE_SECONDS = 60.0
 # Short, so that a lost launcher is noticed soon.
@@ -91,7 +100,7 @@ class LocalJob:
         feed: FeedSettings = QUICK,
         replace_dataloader: bool = False,
         engine: EngineSettings | None = None,
-        strategy: str = "auto",
+        strategy: StrategyName = "auto",
     ) -> None:
         self.tmp_path = tmp_path
         if isinstance(script, str):
@@ -130,7 +139,7 @@ class LocalJob:
             environment={"STOKER_TEST_DIR": str(tmp_path)},
             feed=feed,
             replace_dataloader=replace_dataloader,
-            strategy=strategy,
+            strategy=StrategySettings(name=strategy),
             engine=engine or EngineSettings(),
         )
         self.pids: set[int] = set()
