@@ -169,6 +169,9 @@ def test_a_narrow_network_is_what_a_loader_waits_for(jobs: Jobs) -> None:
             # 8 Mbit/s carry a batch of 49 kB in 49 ms.
             step = job.result().timed_step.step_seconds
             assert step == pytest.approx(BATCH * SAMPLE_BYTES * 8 / 8e6, rel=0.3)
+            check = job.result().check
+            assert check is not None
+            assert (check.explained, check.state) == (False, "network")
 
 
 @pytest.mark.root

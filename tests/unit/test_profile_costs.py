@@ -172,6 +172,7 @@ def slow_collate(samples: list[Sample]) -> Sample:
     return torch.stack(samples)
 
 
+@pytest.mark.alone
 def test_a_compose_is_taken_apart_in_a_worker_and_the_trainer_keeps_its_own() -> None:
     dataset = Pictures(everything())
     loader = DataLoader(dataset, batch_size=4, collate_fn=slow_collate, num_workers=2)
@@ -210,6 +211,7 @@ class Stream(IterableDataset[Sample]):
             yield augment(decode())
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "loader",
     [

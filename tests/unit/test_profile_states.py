@@ -530,6 +530,7 @@ def watched(steps: int = 12) -> Evidence:
     return watch.result()
 
 
+@pytest.mark.alone
 def test_a_knock_waits_where_another_thread_holds_the_interpreter_lock_and_not_else() -> None:
     with beside(spin):
         held = watched()

@@ -18,6 +18,7 @@ def as_is(
     children: float = 0.0,
     machine: float = 0.0,
     warm_up_seconds: float = float("inf"),
+    clock_batches: int = 1,
 ) -> AsIsSteps:
     clock = {"children": 0.0, "machine": 0.0}
 
@@ -34,6 +35,7 @@ def as_is(
         children_cpu=children_cpu,
         machine_cpu=machine_cpu,
         warm_up_seconds=warm_up_seconds,
+        clock_batches=clock_batches,
     )
 
 
@@ -122,6 +124,17 @@ def test_the_warm_up_of_slow_steps_ends_by_the_clock() -> None:
     take(steps, count=4, every=6.0)
     # The first batch begins the clock; 12 s later steps count.
     assert steps.count == 1
+
+
+def test_ranks_whose_first_batches_come_apart_count_from_the_same_step_on() -> None:
+    counts = []
+    for first in (0.0, 5.0):
+        steps = as_is(warm_up_seconds=2.0, clock_batches=2)
+        # The first batch when its own workers are there; then all-reduce holds the ranks together.
+        for now in (first, 6.0, 7.0, 8.0, 9.0):
+            steps.got(now=now, cpu=0.0, wait=0.0, receive=0.0)
+        counts.append(steps.count)
+    assert counts == [1, 1]
 
 
 def test_fewer_replays_of_slow_steps_are_left_out() -> None:

@@ -49,8 +49,8 @@ class Reading:
         """Since the first batch of the main loader was asked for."""
         return time.monotonic() - self._began if self.steps else 0.0
 
-    def begin(self, loader: "DataLoader[object]") -> AsIsSteps:
-        """The main loader is read from now on."""
+    def begin(self, loader: "DataLoader[object]", *, ranks: int) -> AsIsSteps:
+        """The main loader is read from now on, by so many ranks in step."""
         self.steps = AsIsSteps(
             workers=loader.num_workers,
             children_cpu=children_cpu_seconds,
@@ -58,6 +58,7 @@ class Reading:
             batches=self._seen_before,
             epoch_batches=length_of(loader),
             warm_up_seconds=_WARM_UP_SHARE * self._budget,
+            clock_batches=min(2, ranks),
         )
         self._began = time.monotonic()
         return self.steps

@@ -203,7 +203,7 @@ class Session:
     def _begin_as_is(self, loader: Loader) -> AsIsSteps:
         self._settle(place_of(self._settings))
         self._agreement.come_from(self._settings.host)
-        steps = self._reading.begin(loader)
+        steps = self._reading.begin(loader, ranks=self._findings.result.world_size)
         self._findings.learn(
             seed=torch.initial_seed(), versions=versions(), loader=facts_of(loader)
         )

@@ -57,6 +57,8 @@ class AsIsSteps:
             and end of an epoch only, for it takes milliseconds.
         machine_cpu: CPU-seconds so far of all processes of the machine, on the vCPUs of this one.
         warm_up_seconds: After so long the warm-up is over, however few steps it had.
+        clock_batches: With this batch its clock begins. Ranks get their first ones seconds apart,
+            the second ones together: where it is 2, their warm-ups end together, too.
     """
 
     workers: int
@@ -65,6 +67,7 @@ class AsIsSteps:
     batches: int = 0
     epoch_batches: int | None = None
     warm_up_seconds: float = float("inf")
+    clock_batches: int = 1
     _first: float | None = None
     _steps: list[float] = field(default_factory=list)
     _waits: list[float] = field(default_factory=list)
@@ -92,7 +95,7 @@ class AsIsSteps:
             receive: CPU-seconds of this thread in next().
         """
         self.batches += 1
-        if self._first is None:
+        if self._first is None and self.batches >= self.clock_batches:
             self._first = now
         if self._is_first:
             self._first_waits.append(wait)
