@@ -10,13 +10,17 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 BUILD := hatchling editables
 # Processes that share the tests: most tests of faults wait.
 JOBS ?= 2
-BENCHMARKS := benchmarks/feed_overhead.py
+BENCHMARKS := benchmarks/feed.py benchmarks/prediction.py
 
 # Stamps: what running needs, and what developing needs on top of it.
 RUN := .venv/.installed-run
 DEV := .venv/.installed-dev
 
-.PHONY: help setup run test check fmt faults bench soak image image-control clean
+# Environments that agree with nobody's: as the examples lock them.
+TF := .venv-tf/.installed
+OWN = $(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off
+
+.PHONY: help setup run test test-engines check fmt faults bench soak image image-control clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -29,6 +33,9 @@ run: $(RUN)  ## the example, end to end: profile, decide, train, evaluate, repor
 test: $(DEV)  ## all tests: unit, contract, faults, end to end; in two processes, or JOBS
 	@$(BIN)/pytest -q tests -n $(JOBS)
 
+test-engines: $(DEV) $(TF)  ## TensorFlow, Ray and MPI for real, in environments of their own
+	@$(BIN)/pytest -q tests/engines -m engine -n $(JOBS)
+
 check: $(DEV)  ## format, lint, types, import layers
 	@$(BIN)/ruff format --check -q . && $(BIN)/ruff check -q . && $(BIN)/mypy \
 	  && MYPYPATH=src $(BIN)/mypy --explicit-package-bases -p components -p pipelines \
@@ -40,7 +47,7 @@ fmt: $(DEV)  ## format, and mend what the linter can mend
 faults: $(DEV)  ## only the tests that kill, stop and cut real processes
 	@$(BIN)/pytest -q tests -m 'fault and not soak'
 
-bench: $(DEV)  ## beside the alternatives, 20 minutes; a short look: make bench BENCH=--quick
+bench: $(DEV)  ## beside the alternatives, 45 minutes; a short look: make bench BENCH=--quick
 	@for file in $(BENCHMARKS); do \
 	  echo "== $$file"; $(BIN)/python "$$file" $(BENCH) || exit 1; done
 
@@ -55,8 +62,13 @@ image-control: | .venv/bin/python  ## the same without torch, for the steps that
 	@PYTHON=$(BIN)/python containers/build/image control
 
 clean:  ## removes .venv, runs and caches
-	@rm -rf .venv runs dist .cache .*_cache .hypothesis
+	@rm -rf .venv .venv-* runs dist .cache .*_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(TF): examples/tf_mnist/requirements.txt
+	@echo "set-up: TensorFlow in .venv-tf (1.6 GB)"
+	@$(OWN) --no-deps -r $<
+	@touch $@
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
