@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from stoker.feed.loader import DataLoader as DataLoader
     from stoker.feed.metrics import log_metrics as log_metrics
     from stoker.feed.remote import remote as remote
+    from stoker.feed.timed import timed as timed
 
-__all__ = ["DataLoader", "__version__", "log_metrics", "remote", "to_device"]
+__all__ = ["DataLoader", "__version__", "log_metrics", "remote", "timed", "to_device"]
 
 _HOMES = {
     "DataLoader": "stoker.feed.loader",
     "log_metrics": "stoker.feed.metrics",
     "remote": "stoker.feed.remote",
+    "timed": "stoker.feed.timed",
     "to_device": "stoker.feed.device",
 }
 

@@ -30,6 +30,7 @@ from stoker.profile.body import (
 from stoker.profile.grown_files import with_grown_files
 from stoker.profile.measure import combine
 from stoker.profile.raw import read_ranks
+from stoker.profile.timed_profile import keep_timed_timeline, timed_profile, too_few
 from stoker.profile.unmeasured import Used, read_seen, unmeasured
 from stoker.records import ProfileSettings, TodaysGroup, Training, read_json, write_json
 from stoker.settings import ProcessSettings, from_environment
@@ -91,20 +92,33 @@ def _conclude(
 ) -> int:
     output = output_folder(settings, topology)
     ranks = read_ranks(output)
+    log = Log(run=settings.run_id, host=topology.host)
+    words = (settings.command or command) if len(command) == 1 else command
+    what = what_of(words)
+    timed = timed_profile(output, ranks, what=what)
+    if timed and (not code or has_passed):
+        write_json(file, timed)
+        keep_timed_timeline(output, file.parent)
+        log.event("profile_written", file=str(file), step_seconds=timed.timed_step.step_seconds)
+        return 0
     if has_passed and not has_verdict(ranks):
         raise no_verdict(ranks, budget_seconds=wanted.budget_seconds)
     is_failed = read_json(output / "training.json", Training).status == "failed"
     if code and ((is_failed and not has_passed) or not has_verdict(ranks)):
         return code
-    words = (settings.command or command) if len(command) == 1 else command
     group = TodaysGroup(
         instance_type=topology.dnn.instance_type or "unknown",
         count=len(topology.dnn_hosts),
         processes_per_host=settings.processes_per_host,
     )
-    what = what_of(words)
     reason = unmeasured(
-        ranks, seen=read_seen(output), used=used, command=words, group=group, what=what
+        ranks,
+        seen=read_seen(output),
+        used=used,
+        command=words,
+        group=group,
+        what=what,
+        timed=too_few(output),
     )
     if reason:
         raise reason
@@ -117,7 +131,6 @@ def _conclude(
     )
     write_json(file, with_grown_files(found, ranks))
     keep_timeline(output, file.parent)
-    log = Log(run=settings.run_id, host=topology.host)
     log.event("profile_written", file=str(file), step_seconds=found.timed_step.step_seconds)
     return 0
 

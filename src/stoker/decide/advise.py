@@ -20,7 +20,16 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
     ]
     advice += advice_of_states(profile)
     work = found.work
-    if found.bottleneck == "unexplained":
+    if profile.unmeasured:
+        advice.append(
+            Advice(
+                id="compare",
+                text="Train on the cluster in question, stoker train --group ..., and hold the run "
+                "against this profile: stoker evaluate.",
+                when="a plan for it cannot be predicted",
+            )
+        )
+    elif found.bottleneck == "unexplained":
         advice.append(
             Advice(
                 id="profile-again",

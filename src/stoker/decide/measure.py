@@ -242,6 +242,9 @@ def _corrected(work: Work, ratio: float, limit: str, shape: Shape) -> Work:
 
 def _unexplained(profile: Profile, modelled: float) -> str:
     step, check = profile.timed_step, profile.check
+    if profile.unmeasured:
+        parts = " and ".join(profile.unmeasured)
+        return f"not measured, as no DataLoader of torch makes the batches: {parts} alone"
     if check is not None:
         # The profile judged it where it was measured, and knows what else kept the CPUs busy.
         missed = f"the parts of the profile miss the measured step by {abs(check.error):.0%}"

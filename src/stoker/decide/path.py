@@ -59,7 +59,7 @@ def _is_explained(found: Walk) -> Answer:
     work = found.work
     question = "Do the measured parts explain the step?"
     if work.unexplained:
-        known = "only the time" not in work.unexplained
+        known = not work.unexplained.startswith(("only the time", "not measured"))
         reply: _Reply = "no" if known else "unknown"
         return Answer(question=question, answer=reply, because=work.unexplained)
     modelled = work.step_seconds / work.correction

@@ -136,6 +136,15 @@ class Steps:
         if self._timeline.usage is not None:
             self._timeline.usage.got(samples)
 
+    def took(self, *, seconds: float, wait: float, samples: int) -> None:
+        """A whole step that ends now, of which `wait` was waiting for its batch."""
+        now = self._clock()
+        self._asked = now - seconds
+        self._open = (self._asked, self._asked + wait, samples)
+        if self._timeline.usage is not None:
+            self._timeline.usage.got(samples)
+        self.ask()
+
     def end(self) -> None:
         """The pass is over, or dropped; may be called twice."""
         self._complete(self._clock())

@@ -41,6 +41,8 @@ class LoaderUsage(msgspec.Struct, kw_only=True):
         sized_batches: Batches whose tensors were counted.
         batch_bytes: Of those together.
         num_workers: Children that made batches, the most seen.
+        is_elsewhere: Whether something else than a DataLoader made them: in threads, in processes
+            of its own or on other hosts. Then all processes below this one count as children.
         spans: A step of single spans: trainer's CPU-seconds, the children's, the feed's.
     """
 
@@ -56,6 +58,7 @@ class LoaderUsage(msgspec.Struct, kw_only=True):
     sized_batches: int = 0
     batch_bytes: int = 0
     num_workers: int = 0
+    is_elsewhere: bool = False
     spans: list[tuple[float, float, float]] = msgspec.field(default_factory=list)
 
 
@@ -82,6 +85,10 @@ class Usage:
         self._next_cpu = 0.0
         self._span: _Span | None = None
         self._written = 0.0
+
+    def is_made_elsewhere(self, loader: int) -> None:
+        """The batches of `loader` are none of a DataLoader."""
+        self._books.loaders.setdefault(loader, LoaderUsage()).is_elsewhere = True
 
     def asked(self, loader: int, epoch: int) -> None:
         """A batch is asked for: the step before is complete."""
@@ -171,6 +178,8 @@ class _Span:
         self.trainer_cpu = own.trainer_cpu_seconds
         self.began = time.monotonic()
         pids = [child.pid for child in multiprocessing.active_children() if child.pid]
+        if own.is_elsewhere:
+            pids = _below("self")
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.num_children = len(pids)
         self.children_cpu = ended.ru_utime + ended.ru_stime
@@ -188,6 +197,18 @@ def read_usage(folder: Path) -> list[RankUsage]:
         with contextlib.suppress(OSError, msgspec.DecodeError):
             found.append(msgspec.json.decode(path.read_bytes(), type=RankUsage))
     return sorted(found, key=lambda usage: usage.rank)
+
+
+def _below(pid: str) -> list[int]:
+    """Pids of all processes below one; none where the kernel does not tell."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                    for child in file.read().split():
+                        found += [int(child), *_below(child)]
+    return found
 
 
 def _feed_threads() -> list[int]:

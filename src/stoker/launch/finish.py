@@ -14,7 +14,7 @@ from stoker.feed.messages import Progress
 from stoker.feed.usage import read_usage
 from stoker.launch import machine
 from stoker.launch.measure import Step, measure, read_timelines
-from stoker.launch.passive import FILE, Ran, passive_profile
+from stoker.launch.passive import FILE, Ran, is_elsewhere, passive_profile
 from stoker.launch.topology import Topology
 from stoker.logs import Log, now_utc
 from stoker.platforms.output_lines import log_files
@@ -102,6 +102,7 @@ def write_training(
         groups=_groups(settings, topology, processes_per_host),
         hosts=_hosts(topology, processes_per_host),
         strategy=strategy,
+        engine=settings.engine.name,
         measured=measure(timelines, progress, replica_of=settings.feed.replica),
         metrics=_metrics(settings, output, log),
         job=Job(platform=platform, name=settings.run_id),
@@ -139,7 +140,9 @@ def _write_passive(
     progress: Mapping[int, Progress],
 ) -> None:
     """Writes output/data/stoker/passive-profile.json, where enough steps were taken."""
-    if settings.profile is not None or record.measured is None:
+    usages = read_usage(output)
+    if record.measured is None or (settings.profile is not None and not is_elsewhere(usages)):
+        # A profile measures loaders itself; of what it cannot, this is all that is known.
         return
     ran = Ran(
         groups=record.groups,
@@ -157,7 +160,7 @@ def _write_passive(
     found = passive_profile(
         ran,
         timelines=timelines,
-        usages=read_usage(output),
+        usages=usages,
         measured=record.measured,
         progress=progress,
         catalog=load_catalog(record.job.platform),

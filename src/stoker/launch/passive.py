@@ -28,6 +28,8 @@ from stoker.records.base import Value
 from stoker.records.profile import ProfiledData
 
 FILE = "passive-profile.json"
+# What stays unknown where batches are none of a DataLoader: `Profile.unmeasured`.
+UNMEASURED = ("accelerator", "loader")
 # Fewer steps say nothing that money may rest on.
 MIN_STEPS = 10
 
@@ -108,6 +110,7 @@ def passive_profile(
         ),
         step=step,
         observed=_observed(usage, ran),
+        unmeasured=UNMEASURED if is_elsewhere(usages) else (),
         spread={name: each for name, each in spread.items() if name in known},
         what={**ran.what, "passive": True, "ranks": world, "steps": measured.steps},
     )
@@ -135,6 +138,9 @@ def _loading(
 ) -> _Loading:
     """Who loads decides where its cost is to be found: the feed, children, or the trainer."""
     trainer = [own.trainer_cpu_seconds / own.steps for own in usage]
+    if any(own.is_elsewhere for own in usage):
+        # The trainer's threads may make batches, and so may hosts that nobody here can see.
+        return _Loading(spread={})
     spans = [span for own in usage for span in own.spans]
     feed = [own.feed_cpu_seconds / own.span_steps for own in usage if own.span_steps]
     made = _made_by_feed(progress, ran=ran, world=world, catalog=catalog)
@@ -207,6 +213,12 @@ def _speed(catalog: Catalog, instance_type: str, *, over: str) -> float:
     except UsageError:
         return 1.0
     return one / other if one and other else 1.0
+
+
+def is_elsewhere(usages: Sequence[RankUsage]) -> bool:
+    """Whether the batches of the training are none of a DataLoader."""
+    mains = [_main(each) for each in usages]
+    return any(own is not None and own.is_elsewhere for own in mains)
 
 
 def _main(usage: RankUsage) -> LoaderUsage | None:

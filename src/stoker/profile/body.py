@@ -18,6 +18,7 @@ from stoker.platforms.base import JobEnd, JobSpec, LogLine, Platform, Run
 from stoker.profile.grown_files import with_grown_files
 from stoker.profile.measure import combine
 from stoker.profile.raw import RankResult, read_ranks
+from stoker.profile.timed_profile import keep_timed_timeline, timed_profile, too_few
 from stoker.profile.unmeasured import Heard, read_seen, unmeasured
 from stoker.records import Cluster, Group, Profile, TodaysGroup, Workload
 from stoker.records.base import Value
@@ -90,11 +91,15 @@ def profile(
     ranks = read_ranks(output) if output else []
     if interrupted and not (verdict_on_interrupt and has_verdict(ranks)):
         raise interrupted
+    what = what_of(workload.command)
+    timed = timed_profile(output, ranks, what=what) if output else None
+    if timed and output and (end.status != "failed" or deadline.has_passed):
+        keep_timed_timeline(output, run_dir)
+        return timed
     if deadline.has_passed and not has_verdict(ranks):
         raise no_verdict(ranks, budget_seconds=budget)
     if end.status == "failed" and not deadline.has_passed:
         raise _failure(end, ranks)
-    what = what_of(workload.command)
     reason = unmeasured(
         ranks,
         seen=read_seen(output) if output else [],
@@ -102,6 +107,7 @@ def profile(
         command=workload.command,
         group=group,
         what=what,
+        timed=too_few(output) if output else "",
     )
     if reason:
         raise reason

@@ -28,6 +28,12 @@ _OTHER_LOADERS = {
     "sklearn": "scikit-learn",
 }
 _NOTEBOOK_PROGRAMS = ("jupyter", "jupyter-nbconvert", "jupyter-execute", "papermill", "ipython")
+_LONGER = "profile a command that trains longer: more epochs, or more data"
+# Of other loaders the step can be known, and its wait.
+_TIMED = (
+    "have the script iterate over stoker.timed(batches), or stoker.keras.timed in model.fit: then "
+    "the step, its wait and the CPU are measured, though not what loading alone costs"
+)
 _AS_SCRIPT = "jupyter nbconvert --to script NOTEBOOK, then: stoker profile -- python SCRIPT"
 
 
@@ -139,6 +145,7 @@ def unmeasured(
     command: Sequence[str],
     group: TodaysGroup,
     what: dict[str, Value],
+    timed: str = "",
 ) -> UnmeasuredError | None:
     """Why there is no profile of a command that ended by itself; None if there is one.
 
@@ -149,12 +156,15 @@ def unmeasured(
         command: As it was given.
         group: Today's.
         what: Of the record.
+        timed: Why what `stoker.timed` saw does not do; empty where it saw nothing.
     """
     if ranks and all(rank.accelerator for rank in ranks):
         return None
     packages = {name for process in seen for name in process.packages}
     notes = [*_observations(ranks, used)]
     problem, fix = _problem(ranks, seen=seen, packages=packages, command=command)
+    if timed and not ranks:
+        problem, fix = timed, _LONGER
     where = "; ".join(notes)
     return UnmeasuredError(
         problem,
@@ -178,7 +188,7 @@ def _problem(
     if ranks:
         return (
             f"the script ended too soon: {_too_soon(ranks)}",
-            "profile a command that trains longer: more epochs, or more data",
+            _LONGER,
         )
     problems = [process.problem for process in seen if process.problem]
     if problems:
@@ -196,14 +206,15 @@ def _problem(
         reads = f"; it uses {', '.join(others)}" if others else ""
         return (
             f"the script never imported torch{reads}",
-            "stoker profiles training with a DataLoader of torch; of a job on SageMaker "
-            "--training-job NAME reads the load",
+            f"{_TIMED}; of a job on SageMaker --training-job NAME reads the load",
         )
     reads = f", but uses {', '.join(others)}" if others else ""
     return (
         f"the script imported torch and never read from a DataLoader of it{reads}",
-        "profile a script that trains with a DataLoader of torch or stoker; a loop over a dataset "
-        "gets one with DataLoader(dataset, batch_size=..., num_workers=...)",
+        _TIMED
+        if others
+        else "profile a script that trains with a DataLoader of torch or stoker; a loop over a "
+        "dataset gets one with DataLoader(dataset, batch_size=..., num_workers=...)",
     )
 
 

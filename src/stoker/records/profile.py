@@ -201,6 +201,8 @@ class Profile(Record, frozen=True, kw_only=True):
         data: Data hosts that made batches for this step; none where the dnn hosts loaded alone.
             The step is that of the whole cluster, `loader_cpu_seconds` those of the dnn hosts' CPU.
         transforms: What loading a sample is made of, the dearest first.
+        unmeasured: Parts that cannot be measured where batches are none of a DataLoader of torch:
+            `accelerator`, `loader`. No spending is advised then.
     """
 
     schema: Literal["stoker.profile/v1"] = "stoker.profile/v1"
@@ -214,6 +216,7 @@ class Profile(Record, frozen=True, kw_only=True):
     states: tuple[State, ...] = ()
     fixes: tuple[Fix, ...] = ()
     transforms: tuple[TransformCost, ...] = ()
+    unmeasured: tuple[Name, ...] = ()
     what: dict[str, Value] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:

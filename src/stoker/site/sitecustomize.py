@@ -97,12 +97,12 @@ def _end_with_torchrun() -> None:
         os._exit(128 + _SIGKILL)
 
 
-class _TorchFinder:
-    """Calls back once torch and torch.utils.data are both wholly imported; imports neither."""
+class _Finder:
+    """Calls back once some modules are all wholly imported; imports none."""
 
-    def __init__(self, callback: "Callable[[type], None]") -> None:
+    def __init__(self, names: "set[str]", callback: "Callable[[], None]") -> None:
         self._callback = callback
-        self._missing = {"torch", "torch.utils.data"}
+        self._missing = names
         self._is_looking = False
 
     def find_spec(
@@ -129,16 +129,27 @@ class _TorchFinder:
             self._missing.discard(name)
             if not self._missing and self in sys.meta_path:
                 sys.meta_path.remove(self)
-                _guarded(lambda: self._callback(sys.modules["torch.utils.data"].DataLoader))
+                _guarded(self._callback)
 
         # On the loader at hand, whose type stays what it was: others look at it.
         setattr(spec.loader, "exec_module", execute_and_tell)  # noqa: B010
         return spec
 
 
+class _TorchFinder(_Finder):
+    """Calls back with torch's DataLoader."""
+
+    def __init__(self, callback: "Callable[[type], None]") -> None:
+        super().__init__(
+            {"torch", "torch.utils.data"},
+            lambda: callback(sys.modules["torch.utils.data"].DataLoader),
+        )
+
+
 def _replace_loader() -> None:
     if os.environ.get("STOKER_PROFILE"):
         sys.meta_path.insert(0, _TorchFinder(_install_probe))
+        sys.meta_path.insert(0, _Finder({"stoker.feed.timed"}, _install_timed_probe))
         _leave_word_of_modules()
     elif os.environ.get("STOKER_REPLACE_DATALOADER") == "1":
         sys.meta_path.insert(0, _TorchFinder(_install_loader))
@@ -152,6 +163,12 @@ def _install_probe(loader: type) -> None:
     except Exception as err:
         _leave_word(problem=f"{type(err).__name__}: {err}")
         raise
+
+
+def _install_timed_probe() -> None:
+    from stoker.profile.timed_probe import install
+
+    install(sys.modules["stoker.feed.timed"].TimedPass)
 
 
 def _leave_word_of_modules() -> None:

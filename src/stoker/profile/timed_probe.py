@@ -1,0 +1,102 @@
+"""A profile of batches that are none of a DataLoader: the steps as they are, and then the end.
+
+Replaying such batches would say nothing of what makes them, so that there are no other phases. The
+steps are in the timeline that `stoker.timed` writes, and the launcher makes the profile of them.
+"""
+
+import os
+import time
+from typing import NoReturn
+
+from stoker.feed.process import this_process
+from stoker.feed.timed import TimedPass
+from stoker.logs import Log
+from stoker.profile.agree import LEAD_STEPS_CUDA, Agreement, FileBoard
+from stoker.profile.ending import end_process
+from stoker.profile.steps import AS_IS_ENOUGH, WARM_UP_STEPS
+from stoker.settings import ProcessSettings, from_environment
+
+_MEET_SECONDS = 30.0
+
+
+def install(pass_class: type[TimedPass]) -> None:
+    """Ends this process where STOKER_PROFILE asks for a profile and enough steps are known.
+
+    Only on the host of rank 0: the others end with it. Does nothing where no profile is asked for.
+    """
+    settings = from_environment()
+    on_leader = settings.rank == settings.local_rank
+    if settings.profile is None or settings.output is None or not on_leader:
+        return
+    session = _Session(settings)
+    ask, took = pass_class.ask, pass_class.took
+
+    def ask_and_look(self: TimedPass) -> None:
+        ask(self)
+        session.asked()
+
+    def took_and_look(self: TimedPass, *, seconds: float, wait: float, samples: int) -> None:
+        took(self, seconds=seconds, wait=wait, samples=samples)
+        session.asked()
+
+    pass_class.ask = ask_and_look  # type: ignore[method-assign]
+    pass_class.took = took_and_look  # type: ignore[method-assign]
+
+
+class _Session:
+    """Counts the steps of this rank; all ranks of the host end at the same one."""
+
+    def __init__(self, settings: ProcessSettings) -> None:
+        assert settings.profile is not None
+        assert settings.output is not None
+        self._settings = settings
+        self._folder = settings.output
+        self._budget = settings.profile.budget_seconds
+        self._log = Log(run=settings.run_id, host=settings.host)
+        self._process = os.getpid()
+        self._asked = 0
+        self._began = 0.0
+        self._agreement = Agreement(
+            FileBoard(self._folder),
+            rank=settings.local_rank,
+            world_size=settings.local_world_size,
+            # Devices may run behind their host.
+            lead_steps=LEAD_STEPS_CUDA,
+        )
+
+    def asked(self) -> None:
+        """A batch was asked for."""
+        if os.getpid() != self._process:
+            return
+        self._asked += 1
+        if self._asked == 1:
+            self._began = time.monotonic()
+            self._log.event("profile_begins", budget_seconds=self._budget, pid=self._process)
+        if AS_IS_ENOUGH.holds(
+            steps=self._asked - 1 - WARM_UP_STEPS,
+            elapsed_seconds=time.monotonic() - self._began,
+            budget_seconds=self._budget,
+        ):
+            self._agreement.propose("timed", at_step=self._asked)
+        if self._agreement.is_due("timed", at_step=self._asked):
+            self._end()
+
+    def _end(self) -> NoReturn:
+        settings, timeline = self._settings, this_process().timeline
+        timeline.close()
+        whole = timeline.wait_seconds + timeline.compute_seconds
+        self._log.event(
+            "profile_as_is",
+            rank=settings.rank,
+            steps=timeline.steps,
+            step_seconds=whole / max(1, timeline.steps),
+            wait_share=timeline.wait_seconds / whole if whole else 0.0,
+        )
+        leads = settings.local_rank == 0
+        if leads:
+            self._agreement.meet(
+                "timed-end", deadline_seconds=_MEET_SECONDS, is_stopped=lambda: False
+            )
+        else:
+            self._agreement.arrive("timed-end")
+        end_process(folder=self._folder, launcher_pid=settings.launcher_pid if leads else None)
