@@ -81,6 +81,8 @@ def _verdict(profile: Profile) -> str:
         return f"{said}: {of_state(profile.check.state)}."
     if profile.check and not profile.check.explained:
         return f"{said}, but the parts do not explain the whole: unexplained."
+    if profile.unmeasured:
+        return f"{said}; what making it costs on the same CPUs is not known."
     if share < _MIN_WAIT:
         return f"{said}: stoker does not help here; the accelerator sets the pace."
     binding = _limit(profile)

@@ -56,6 +56,8 @@ class _Session:
         self._process = os.getpid()
         self._asked = 0
         self._began = 0.0
+        # Steps, waited and computed seconds when the warm-up was over.
+        self._warm = (0, 0.0, 0.0)
         self._agreement = Agreement(
             FileBoard(self._folder),
             rank=settings.local_rank,
@@ -72,6 +74,8 @@ class _Session:
         if self._asked == 1:
             self._began = time.monotonic()
             self._log.event("profile_begins", budget_seconds=self._budget, pid=self._process)
+        if self._asked == 1 + WARM_UP_STEPS:
+            self._warm = self._totals()
         if AS_IS_ENOUGH.holds(
             steps=self._asked - 1 - WARM_UP_STEPS,
             elapsed_seconds=time.monotonic() - self._began,
@@ -81,16 +85,22 @@ class _Session:
         if self._agreement.is_due("timed", at_step=self._asked):
             self._end()
 
+    def _totals(self) -> tuple[int, float, float]:
+        timeline = this_process().timeline
+        return timeline.steps, timeline.wait_seconds, timeline.compute_seconds
+
     def _end(self) -> NoReturn:
-        settings, timeline = self._settings, this_process().timeline
-        timeline.close()
-        whole = timeline.wait_seconds + timeline.compute_seconds
+        settings = self._settings
+        this_process().timeline.close()
+        steps, waited, computed = (
+            now - then for now, then in zip(self._totals(), self._warm, strict=True)
+        )
         self._log.event(
             "profile_as_is",
             rank=settings.rank,
-            steps=timeline.steps,
-            step_seconds=whole / max(1, timeline.steps),
-            wait_share=timeline.wait_seconds / whole if whole else 0.0,
+            steps=round(steps),
+            step_seconds=(waited + computed) / max(1, steps),
+            wait_share=waited / max(1e-9, waited + computed),
         )
         leads = settings.local_rank == 0
         if leads:
