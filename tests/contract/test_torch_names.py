@@ -34,6 +34,7 @@ NAMES = [
     (dataloader, "_BaseDataLoaderIter", "the base of the iterator under a data group"),
     (dataloader, "_SingleProcessDataLoaderIter", "no data group, no workers"),
     (dataloader, "_MultiProcessingDataLoaderIter", "no data group, with workers"),
+    (torch._C._autograd, "_profiler_enabled", "whether torch's own way to the batch is taken"),
     (dataloader, "_DatasetKind", "map-style or iterable; makes the fetchers of workers"),
     (dataloader, "_get_distributed_settings", "data pipes: their shards among ranks"),
     (dataloader, "_share_dist_seed", "data pipes: their shared seed"),

@@ -314,3 +314,23 @@ def test_flipped_and_cut_bytes_raise_nothing_but_protocol_errors(data: st.DataOb
 def test_random_bytes_raise_nothing_but_protocol_errors(junk: bytes) -> None:
     with contextlib.suppress(ProtocolError):
         wire.unpack_value(junk, allow_pickle=False)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        [3, 1, 2],
+        [0],
+        [-5],
+        list(range(300)),
+        [(1 << 64) - 1],
+        [-(1 << 63)],
+        [1 << 70, 1],
+        [True, 1],
+    ],
+)
+def test_a_list_of_whole_numbers_is_packed_the_short_way_alike(index: list[int]) -> None:
+    tree = wire.encode(index, allow_pickle=True).tree
+    packed = wire.pack_value(index, allow_pickle=True)
+    assert packed == len(tree).to_bytes(8, "little") + tree
+    assert wire.unpack_value(packed, allow_pickle=False) == index

@@ -27,6 +27,9 @@ MAX_PAUSE_SECONDS = 2.0
 # At the end of the process: what is still to be sent (a goodbye) may take so long.
 GOODBYE_SECONDS = 0.2
 
+# As plain numbers: zmq's own are enumerations, which are slow to combine.
+_IN, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
 _UP = zmq.EVENT_HANDSHAKE_SUCCEEDED
 _DOWN = (
     zmq.EVENT_DISCONNECTED
@@ -100,9 +103,16 @@ class Connection:
         """Whether there is a socket: up, or on its way."""
         return self._socket is not None
 
+    @property
+    def monitor(self) -> ZmqSocket | None:
+        """Where libzmq says what becomes of the socket."""
+        return self._monitor
+
     def sockets(self) -> Sequence[ZmqSocket]:
         """What to poll for reading."""
-        return [s for s in (self._socket, self._monitor) if s is not None]
+        if self._socket is None or self._monitor is None:
+            return ()
+        return (self._socket, self._monitor)
 
     def dial(self, endpoint: str, *, identity: bytes = b"") -> None:
         """Connects; `watch` tells what becomes of it.
@@ -156,20 +166,35 @@ class Connection:
             return
         with contextlib.suppress(zmq.Again):
             if frame is None:
-                self._socket.send(pack(message), zmq.NOBLOCK)
+                self._socket.send(pack(message), _NOBLOCK)
             else:
-                self._socket.send_multipart([pack(message), frame], zmq.NOBLOCK, copy=False)
+                self._socket.send(pack(message), _NOBLOCK | _MORE)
+                self._socket.send(frame, _NOBLOCK, copy=False)
 
-    def receive(self, take: Callable[[Sequence[zmq.Frame]], None], *, at_most: int) -> None:
-        """Hands the frames of the messages that are there to `take`, one message at a time."""
+    def receive(
+        self,
+        take: Callable[[Sequence[zmq.Frame]], None],
+        *,
+        at_most: int,
+        at_most_bytes: float,
+    ) -> None:
+        """Hands the frames of the messages that are there to `take`, one message at a time.
+
+        What is left after so many, or so many bytes and more, is there at the next poll.
+        """
+        taken = 0
         for _ in range(at_most):
-            if self._socket is None:
+            # An exception costs more than the question.
+            if self._socket is None or not int(self._socket.get(_EVENTS)) & _IN:
                 return
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = self._socket.recv_multipart(_NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            taken += len(frames[-1])
             take(frames)
+            if taken >= at_most_bytes:
+                return
 
     def close(self, *, linger_seconds: float = 0.0) -> None:
         """Closes the sockets; may be called twice."""

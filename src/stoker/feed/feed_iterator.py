@@ -7,6 +7,7 @@ from itertools import repeat
 from typing import cast
 
 import torch
+from torch._C._autograd import _profiler_enabled
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -71,7 +72,13 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
         return self._session.schedule.head
 
     def __next__(self) -> object:
-        return self._counted(super().__next__)
+        return self._counted(super().__next__ if _profiler_enabled() else self._unnamed_next)
+
+    def _unnamed_next(self) -> object:
+        """As torch's, but that it names itself to no profiler: 10 us a batch."""
+        batch = self._next_data()
+        self._num_yielded += 1
+        return batch
 
     def _own_seeding(self, process: Process) -> Seeding:
         return process.settings.feed.seeding

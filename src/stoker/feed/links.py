@@ -1,5 +1,6 @@
 """A trainer's links: to the coordinator, and to the agent of each data host."""
 
+import math
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -12,6 +13,8 @@ from stoker.feed.security import Keys
 
 # Messages taken from one socket before the others have their turn.
 _AT_MOST = 16
+# And bytes: who waits for the first batch is told when all that was taken together is copied.
+_AT_MOST_BYTES = 1 << 20
 # A roster is small.
 MAX_ROSTER_BYTES = 16 << 20
 
@@ -75,6 +78,10 @@ class Link:
         """What to poll for reading."""
         return [s for connection in self.connections for s in connection.sockets()]
 
+    def monitors(self) -> list[ZmqSocket]:
+        """Those of them that say what becomes of the connections."""
+        return [c.monitor for c in self.connections if c.monitor is not None]
+
     def wait_seconds(self, now: float) -> float | None:
         """Seconds until `tick` has something to do; None: nothing before an event."""
         connection = self.connections[0]
@@ -115,10 +122,18 @@ class Link:
         """Queues a message on the encrypted connection."""
         self.connections[0].send(message, frame)
 
-    def receive(self, take: Take, take_plain: Take) -> None:
-        """Hands over what has come."""
+    def receive(self, take: Take, take_plain: Take, *, is_last: bool) -> None:
+        """Hands over what has come.
+
+        Args:
+            is_last: There may be no next time.
+        """
         for number, connection in enumerate(self.connections):
-            connection.receive(take_plain if number else take, at_most=_AT_MOST)
+            connection.receive(
+                take_plain if number else take,
+                at_most=_AT_MOST,
+                at_most_bytes=math.inf if is_last else _AT_MOST_BYTES,
+            )
 
     def close(self, *, linger_seconds: float = 0.0) -> None:
         """Closes it for good; may be called twice."""

@@ -1,9 +1,8 @@
 """The pump: the one thread of a trainer that owns the feed's sockets, so that the thread that
 trains only takes finished batches."""
 
-import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import cast
 
 import zmq
@@ -14,6 +13,7 @@ from stoker.feed import messages as m
 from stoker.feed.answers import Answers, forget_peer
 from stoker.feed.asking import Asking
 from stoker.feed.connection import GOODBYE_SECONDS, ZmqContext, ZmqSocket
+from stoker.feed.landing import keep_freed_memory
 from stoker.feed.links import MAX_ROSTER_BYTES, AgentLink, Link
 from stoker.feed.observe import Observer, Standing
 from stoker.feed.receiving import num_receive_threads, quietest
@@ -25,6 +25,8 @@ from stoker.settings import ProcessSettings
 
 # Progress to the coordinator, and a look at what no event tells.
 _TICK_SECONDS = 1.0
+# As plain numbers: zmq's own are enumerations, which are slow to combine.
+_IN, _OUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 
 
 class Pump:
@@ -40,6 +42,7 @@ class Pump:
         self._feed = settings.feed
         self._keys = keys
         self._num_threads = num_receive_threads(self._feed, processes=settings.local_world_size)
+        keep_freed_memory()
         self._context: ZmqContext = zmq.Context(self._num_threads)
         self._unpack_coordinator = m.Unpacker(m.FromCoordinator)
         now = time.monotonic()
@@ -80,9 +83,9 @@ class Pump:
     def _turn(self) -> None:
         now = time.monotonic()
         shared = self._shared
-        targets: list[tuple[ZmqSocket | int, int]] = [(shared.wake_fd, zmq.POLLIN)]
+        targets: list[tuple[ZmqSocket | int, int]] = [(shared.wake_fd, _IN)]
         links = [self._coordinator, *self._links.values()]
-        targets += [(socket, zmq.POLLIN) for link in links for socket in link.sockets()]
+        targets += [(socket, _IN) for link in links for socket in link.sockets()]
         waits = [_TICK_SECONDS, *(link.wait_seconds(now) for link in links)]
         children: dict[int, Session] = {}
         with shared.lock:
@@ -92,32 +95,33 @@ class Pump:
                 if session.local is not None:
                     for fileno, wants_write in session.local.sockets().items():
                         children[fileno] = session
-                        flags = zmq.POLLIN | zmq.POLLOUT if wants_write else zmq.POLLIN
-                        targets.append((fileno, flags))
+                        targets.append((fileno, _IN | _OUT if wants_write else _IN))
         seconds = min(wait for wait in waits if wait is not None)
-        polled = zmq.zmq_poll(cast("list[tuple[ZmqSocket, int]]", targets), int(seconds * 1000) + 1)
+        milliseconds = int(seconds * 1000) + 1 if shared.sleeps() else 0
+        polled = zmq.zmq_poll(cast("list[tuple[ZmqSocket, int]]", targets), milliseconds)
         ready = {cast("ZmqSocket | int", source) for source, _ in polled}
-        if shared.wake_fd in ready:
-            os.eventfd_read(shared.wake_fd)
+        shared.is_up(is_rung=shared.wake_fd in ready)
         shared.run_posted()
         for fileno, session in children.items():
             if fileno in ready:
                 self._answers.take_local(session, fileno)
         for link in links:
-            if any(socket in ready for socket in link.sockets()):
-                self._serve(link)
+            if not ready.isdisjoint(link.sockets()):
+                self._serve(link, ready)
         self._tick(time.monotonic())
 
-    def _serve(self, link: Link) -> None:
+    def _serve(self, link: Link, ready: Collection[ZmqSocket | int]) -> None:
+        has_events = any(monitor in ready for monitor in link.monitors())
         # First what came, then what became of the connection: the last words count.
         if isinstance(link, AgentLink):
             link.receive(
                 lambda frames: self._answers.take(link, frames),
                 lambda frames: self._answers.take_plain(link, frames),
+                is_last=has_events,
             )
         else:
-            link.receive(self._take_roster, self._take_roster)
-        if not link.watch(time.monotonic()):
+            link.receive(self._take_roster, self._take_roster, is_last=has_events)
+        if not has_events or not link.watch(time.monotonic()):
             return
         if not isinstance(link, AgentLink):
             if link.is_up:
@@ -196,6 +200,8 @@ class Pump:
                 if session.is_busy:
                     self._asking.ask(session, now)
                     self._asking.judge(session, now)
+                if session.is_due:
+                    session.ring()
         for session in retired:
             for agent in self._links.values():
                 agent.opened.pop(session.name, None)

@@ -17,7 +17,8 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice
+from operator import sub
 
 from stoker.feed.memory import UNKNOWN_BATCH_BYTES
 from stoker.feed.observe import Standing
@@ -80,6 +81,8 @@ class Schedule:
         self._takes: deque[float] = deque(maxlen=_MEMORY + 1)
         self._interval_seconds: float | None = None
         self._sizes: deque[int] = deque(maxlen=_MEMORY)
+        # What is expected of the next batch: the largest of the last ones.
+        self._batch_bytes = UNKNOWN_BATCH_BYTES
         self._taken = 0
         self._ready_at_takes = 0
         self._moved: Counter[Peer] = Counter()
@@ -186,6 +189,7 @@ class Schedule:
         if frame_bytes:
             # Nothing is an error's size; it says nothing of the next batch's.
             self._sizes.append(frame_bytes)
+            self._batch_bytes = max(self._sizes)
         return True
 
     def dropped(self, peer: Peer, number: int) -> bool:
@@ -210,6 +214,8 @@ class Schedule:
     def assign(self, now: float) -> list[tuple[Peer, int]]:
         """The batches to ask for now, and of whom; they count as asked."""
         asks: list[tuple[Peer, int]] = []
+        if not any(state.free() > 0 for state in self._peers.values()):
+            return asks
         limit = self._head + max(self.window(now), 1)
         skipped: list[int] = []
         while True:
@@ -285,16 +291,12 @@ class Schedule:
                 window += math.ceil(slowest / interval)
         begun = self._next_new - self._head
         free_bytes = self.max_bytes - self.committed_bytes
-        return max(min(max(window, total), begun + max(free_bytes, 0) // self._batch_bytes()), 1)
+        return max(min(max(window, total), begun + max(free_bytes, 0) // self._batch_bytes), 1)
 
     @property
     def committed_bytes(self) -> int:
         """Of the batches that wait to be taken, and of those asked for, as large as the last."""
-        return self._held_bytes + len(self._holders) * self._batch_bytes()
-
-    def _batch_bytes(self) -> int:
-        """What is expected of the next batch: the largest of the last ones."""
-        return max(self._sizes, default=UNKNOWN_BATCH_BYTES)
+        return self._held_bytes + len(self._holders) * self._batch_bytes
 
     def observe(self, now: float, *, name: Callable[[Peer], str]) -> Standing:
         """How the session stands; what is counted between two looks is counted anew.
@@ -400,17 +402,17 @@ class Schedule:
 
     def _latency(self, state: _PeerState, now: float) -> float:
         """Of one peer: what it usually takes, or what it is taking now if that is more."""
-        ages = [
-            now - asked_at
-            for number, (asked_at, _) in state.asked.items()
-            if len(self._holders.get(number, ())) == 1
-        ]
-        return max(state.p95_seconds or 0.0, max(ages, default=0.0))
+        usual = state.p95_seconds or 0.0
+        # What was asked for first comes first.
+        for number, (asked_at, _) in state.asked.items():
+            if len(self._holders.get(number, ())) == 1:
+                return max(usual, now - asked_at)
+        return usual
 
 
 def _mean_interval(takes: deque[float]) -> float | None:
     """Mean seconds between two takes, the longest left out (a checkpoint, a validation)."""
     if len(takes) < 4:
         return None
-    longest = max(later - earlier for earlier, later in pairwise(takes))
+    longest: float = max(map(sub, islice(takes, 1, None), takes))
     return max(takes[-1] - takes[0] - longest, 0.0) / (len(takes) - 2)

@@ -71,6 +71,7 @@ class Session:
         abandoned_epoch: Of a pass whose iterator is gone.
         pins_on: Index of the accelerator for which batches land in pinned memory.
         is_waiting: Nobody makes batches for it, for longer than a lost host is waited for.
+        is_due: The thread that iterates waits, and has something to do.
         has_news: The pump has to tell the agents of a new pass, or of a new spec.
     """
 
@@ -104,6 +105,8 @@ class Session:
         self.outcomes: dict[int, Outcome] = {}
         self._lock = lock
         self._arrival = threading.Condition(lock)
+        self._num_waiting = 0
+        self.is_due = False
         self._wake = wake
         self._indices: Iterator[Numbered] = iter(())
         self._sampler_error: BaseException | None = None
@@ -181,14 +184,14 @@ class Session:
         """
         deadline = time.monotonic() + timeout_seconds if timeout_seconds > 0 else None
         while True:
-            self._supply(epoch)
             with self._lock:
                 if self.epoch != epoch:
                     raise StopIteration
                 outcome = self._await_head(deadline, timeout_seconds)
+            # Also after a batch that was there: its place in the window is free.
+            self._supply(epoch)
             if outcome is not None:
                 break
-        self._supply(epoch)
         if outcome.error is not None:
             raise outcome.error
         return outcome.value
@@ -221,8 +224,12 @@ class Session:
             if self.schedule.wanted(time.monotonic()):
                 return None
             wait = None if deadline is None else deadline - time.monotonic()
-            if (wait is not None and wait <= 0) or not self._arrival.wait(wait):
-                raise RuntimeError(f"DataLoader timed out after {timeout_seconds} seconds")
+            self._num_waiting += 1
+            try:
+                if (wait is not None and wait <= 0) or not self._arrival.wait(wait):
+                    raise RuntimeError(f"DataLoader timed out after {timeout_seconds} seconds")
+            finally:
+                self._num_waiting -= 1
 
     def _end_pass(self) -> None:
         self.is_busy = False
@@ -241,8 +248,14 @@ class Session:
         """Draws from the sampler, outside the lock: it is the user's code."""
         with self._lock:
             is_ours = self.is_busy and self.epoch == epoch
-            wanted = self.schedule.wanted(time.monotonic()) if is_ours else 0
+            now = time.monotonic()
+            wanted = self.schedule.wanted(now) if is_ours else 0
             first = self.schedule.supplied
+            has_work = self.has_news or self.schedule.has_work(now)
+        if not wanted:
+            if has_work:
+                self._wake()
+            return
         fresh: dict[int, Asked] = {}
         is_last = False
         while len(fresh) < wanted and not is_last:
@@ -256,7 +269,7 @@ class Session:
                 self._sampler_error = err
                 is_last = True
         with self._lock:
-            if wanted and self.epoch == epoch and self.is_busy:
+            if self.epoch == epoch and self.is_busy:
                 self.asked.update(fresh)
                 self.schedule.supply(len(fresh))
                 if is_last:
@@ -273,9 +286,14 @@ class Session:
         self.stir(number == self.schedule.head)
 
     def stir(self, is_head: bool = False) -> None:
-        """Wakes the thread that iterates, if there is something for it to do."""
-        if is_head or self.schedule.wanted(time.monotonic()):
-            self._arrival.notify_all()
+        """Has the thread that iterates woken by `ring`, if there is something for it to do."""
+        if self._num_waiting and not self.is_due:
+            self.is_due = is_head or self.schedule.wanted(time.monotonic()) > 0
+
+    def ring(self) -> None:
+        """Wakes it: the last that the pump does before it sleeps, or both would want the locks."""
+        self.is_due = False
+        self._arrival.notify_all()
 
     def fail(self, error: BaseException) -> None:
         """Nothing will come any more."""

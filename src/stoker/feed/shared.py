@@ -18,7 +18,7 @@ class Shared:
         lock: Over the sessions and all that is theirs; held for microseconds.
         sessions: Name to session.
         failure: Ends every session, later ones too.
-        wake_fd: An eventfd for the pump's poll.
+        wake_fd: An eventfd for the pump's poll; see `sleeps`.
     """
 
     def __init__(self, *, timeline: Timeline, log: Log) -> None:
@@ -29,6 +29,7 @@ class Shared:
         self.timeline = timeline
         self.log = log
         self._pid = os.getpid()
+        self._is_asleep = self._is_called = False
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Appended to by finalizers and threads, emptied by the pump: atomic operations only.
         self._retired: deque[Session] = deque()
@@ -42,11 +43,33 @@ class Shared:
                 session.fail(error)
 
     def wake(self) -> None:
-        """Ends the pump's wait; safe in a finalizer, and after the end."""
+        """Ends the pump's wait, or its next one; safe in a finalizer, and after the end."""
+        self._is_called = True
+        if not self._is_asleep:
+            # It looks at what it is called for before it sleeps.
+            return
+        self._is_asleep = False
         with contextlib.suppress(OSError):
             # Not in a forked child, where the number may be another file's.
             if self.wake_fd >= 0 and os.getpid() == self._pid:
                 os.eventfd_write(self.wake_fd, 1)
+
+    def sleeps(self) -> bool:
+        """For the pump, before it polls: False if it was called, and must not wait."""
+        # In this order: who calls between the two finds it asleep, and writes.
+        self._is_asleep = True
+        return not self._is_called
+
+    def is_up(self, *, is_rung: bool) -> None:
+        """For the pump, after it polled and before it looks at anything.
+
+        Args:
+            is_rung: `wake_fd` was readable.
+        """
+        self._is_asleep = False
+        self._is_called = False
+        if is_rung:
+            os.eventfd_read(self.wake_fd)
 
     def post(self, action: Callable[[], None]) -> None:
         """Has the pump run `action`."""

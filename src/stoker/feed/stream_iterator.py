@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
     _get_distributed_settings,
     _sharding_worker_init_fn,
     _share_dist_seed,
@@ -32,6 +33,10 @@ class StreamIterator(FeedIterator):
         if isinstance(loader.dataset, IterDataPipe) and loader.num_workers > 0:
             # Torch's iterator with workers draws a second one, for the pass that it "resets" to.
             _share_dist_seed(loader.generator, self._pg)  # type: ignore[no-untyped-call]
+
+    def _unnamed_next(self) -> object:
+        # torch's warns of more samples than the dataset said.
+        return _BaseDataLoaderIter.__next__(self)
 
     def _own_seeding(self, process: Process) -> Seeding:
         # A stream is seeded once, as one of torch's workers is; batches follow from it.

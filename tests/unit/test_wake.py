@@ -1,0 +1,53 @@
+"""Whoever calls the pump is heard, and pays for it only where the pump is asleep."""
+
+import os
+import select
+import sys
+
+from stoker.feed.shared import Shared
+from stoker.feed.timeline import Timeline
+from stoker.logs import Log
+
+
+def shared() -> Shared:
+    return Shared(timeline=Timeline(None), log=Log(run="r", host="h", stream=sys.stderr))
+
+
+def is_rung(feed: Shared) -> bool:
+    return bool(select.select([feed.wake_fd], [], [], 0)[0])
+
+
+def test_a_call_before_the_pump_sleeps_keeps_it_awake() -> None:
+    feed = shared()
+    feed.wake()
+    assert not is_rung(feed)
+    assert not feed.sleeps()
+    feed.is_up(is_rung=False)
+    assert feed.sleeps()
+    feed.close()
+
+
+def test_a_call_while_it_sleeps_rings_once() -> None:
+    feed = shared()
+    assert feed.sleeps()
+    feed.wake()
+    feed.wake()
+    assert is_rung(feed)
+    assert os.eventfd_read(feed.wake_fd) == 1
+    feed.close()
+
+
+def test_a_ring_that_came_too_late_ends_the_next_sleep() -> None:
+    feed = shared()
+    done: list[int] = []
+    assert feed.sleeps()
+    # It woke for something else, when somebody called.
+    feed.post(lambda: done.append(1))
+    feed.is_up(is_rung=False)
+    feed.run_posted()
+    assert done == [1]
+    assert feed.sleeps()
+    assert is_rung(feed)
+    feed.is_up(is_rung=True)
+    assert not is_rung(feed)
+    feed.close()
