@@ -62,6 +62,8 @@ PRESETS: Mapping[EngineName, EngineSettings] = {
         },
         # `ray.init()` finds the cluster with it.
         environment={"RAY_ADDRESS": "{leader:gcs}", "RAY_USAGE_STATS_ENABLED": "0", **_RAY_TOKEN},
+        # Tasks that no node can run any more wait for one for ever.
+        needs_all=True,
     ),
 }
 

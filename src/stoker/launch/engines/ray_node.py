@@ -112,7 +112,9 @@ def node_command(options: argparse.Namespace, *, folder: Path, store: int) -> tu
     if options.role == "head":
         port = options.gcs.rpartition(":")[2]
         place: tuple[str, ...] = ("--head", f"--port={port}", "--include-dashboard=false")
-        place += (f"--ray-client-server-port={client}",)
+        # Ray refuses the port where it has no server for it.
+        if importlib.util.find_spec("grpc"):
+            place += (f"--ray-client-server-port={client}",)
     else:
         place = (f"--address={options.gcs}",)
     return (
@@ -207,7 +209,7 @@ def _run(command: Sequence[str], variables: Mapping[str, str], *, folder: Path, 
         while not is_asked.wait(_POLL_SECONDS) and node.poll() is None:
             if listener is None and (folder / _JOINED_FILE).exists():
                 listener = socket.create_server(("", joined))
-                print("the Ray node has joined", flush=True)
+                print("a node of Ray has joined and listens", flush=True)
     finally:
         if listener:
             listener.close()
@@ -216,7 +218,7 @@ def _run(command: Sequence[str], variables: Mapping[str, str], *, folder: Path, 
         if listener is None or not is_asked.is_set():
             print(said.read_text(errors="replace"), flush=True)
     if is_asked.is_set():
-        print("the Ray node ends", flush=True)
+        print("the node of Ray ends", flush=True)
         return 0
     return node.returncode if node.returncode > 0 else 1
 
