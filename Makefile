@@ -18,7 +18,8 @@ DEV := .venv/.installed-dev
 
 # Environments that agree with nobody's: as the examples lock them.
 TF := .venv-tf/.installed
-OWN = $(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off
+RAY := .venv-ray/.installed
+OWN_PIP = $(@D)/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off
 
 .PHONY: help setup run test test-engines check fmt faults bench soak image image-control clean
 
@@ -33,7 +34,7 @@ run: $(RUN)  ## the example, end to end: profile, decide, train, evaluate, repor
 test: $(DEV)  ## all tests: unit, contract, faults, end to end; in two processes, or JOBS
 	@$(BIN)/pytest -q tests -n $(JOBS)
 
-test-engines: $(DEV) $(TF)  ## TensorFlow, Ray and MPI for real, in environments of their own
+test-engines: $(DEV) $(TF) $(RAY)  ## TensorFlow, Ray and MPI for real, in environments of their own
 	@$(BIN)/pytest -q tests/engines -m engine -n $(JOBS)
 
 check: $(DEV)  ## format, lint, types, import layers
@@ -67,7 +68,16 @@ clean:  ## removes .venv, runs and caches
 
 $(TF): examples/tf_mnist/requirements.txt
 	@echo "set-up: TensorFlow in .venv-tf (1.6 GB)"
-	@$(OWN) --no-deps -r $<
+	@$(PYTHON) -m venv .venv-tf
+	@$(OWN_PIP) --no-deps -r $<
+	@touch $@
+
+# What .venv has of the right version, torch above all, is not installed again.
+$(RAY): examples/ray_digits/requirements.txt examples/rl_simulators/requirements.txt | $(DEV)
+	@echo "set-up: Ray and gymnasium in .venv-ray (0.3 GB)"
+	@$(PYTHON) -m venv .venv-ray
+	@echo "$(abspath .venv)/lib/$$(ls .venv/lib)/site-packages" >"$$(ls -d .venv-ray/lib/*/site-packages)/beside.pth"
+	@$(OWN_PIP) $(patsubst %,-r %,$^)
 	@touch $@
 
 .venv/bin/python:

@@ -44,9 +44,27 @@ class EngineRun:
         self.output = ""
 
     def train(
-        self, workload: str | Path, *, groups: Sequence[str], settings: Sequence[str] = ()
+        self,
+        workload: str | Path,
+        *,
+        groups: Sequence[str],
+        settings: Sequence[str] = (),
+        exit_code: int = 0,
     ) -> Training:
-        """Its record, once it has ended; it must have succeeded."""
+        """Its record, once it has ended with that code."""
+        self.run(workload, groups=groups, settings=settings, exit_code=exit_code)
+        return read_json(self._tmp_path / "training.json", Training)
+
+    def run(
+        self,
+        workload: str | Path,
+        *,
+        groups: Sequence[str],
+        settings: Sequence[str] = (),
+        exit_code: int,
+        stop_at: str | None = None,
+    ) -> None:
+        """From start to end; SIGTERM comes at a line with `stop_at`."""
         command = [self._python, "-P", "-m", "stoker.cli", "train", str(workload), "--yes"]
         command += ["--out", str(self._tmp_path / "training.json"), "--name", "run"]
         for group in groups:
@@ -70,13 +88,14 @@ class EngineRun:
                     self.output += line
                     if "engine_ready" in line or "listens" in line:
                         pids |= marked_processes(self._tmp_path / "runs")
+                    if stop_at and stop_at in line:
+                        process.terminate()
                 code = process.wait(LIMIT_SECONDS)
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
-        assert code == 0, self.output[-5000:]
+        assert code == exit_code, self.output[-5000:]
         assert len(pids) > 2, "the run had processes"
         assert not any(map(is_running, pids))
         for run in (self._tmp_path / "runs").iterdir():
             assert_nothing_left(run, pids)
-        return read_json(self._tmp_path / "training.json", Training)

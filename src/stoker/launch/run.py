@@ -9,6 +9,7 @@ from pathlib import Path
 from stoker.errors import StokerError, UsageError
 from stoker.launch.command import check_words, order_of
 from stoker.launch.engines.data_host import serve_command
+from stoker.launch.engines.secret import forget_secret
 from stoker.launch.finish import leave_in_pod, write_failure
 from stoker.launch.hostrun import HostRun, keys_of
 from stoker.launch.roles import follow, lead
@@ -52,7 +53,10 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
                 keys=keys_of(settings, topology, log),
                 folder=order.folder,
             )
-            code = _play(run, order.command)
+            try:
+                code = _play(run, order.command)
+            finally:
+                forget_secret(run)
             if topology.role == "dnn" and is_job_pod(environ):
                 leave_in_pod(
                     base_dir=settings.base_dir,

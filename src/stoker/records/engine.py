@@ -95,12 +95,14 @@ class EngineCommand(Record, frozen=True, kw_only=True, omit_defaults=True):
         environment: More variables for it, with the same places.
         needs_workers: Runs only on hosts that have data workers, as `feed.local_workers` or the
             plan say: of dnn hosts, those that help the data group.
+        followers_only: Of the dnn hosts, not on the leader, which has a command of its own.
     """
 
     command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     ready: Ready | None = None
     environment: dict[Name, str] = msgspec.field(default_factory=dict)
     needs_workers: bool = False
+    followers_only: bool = False
 
 
 class EngineSettings(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,6 +10,7 @@
 | {data_addresses}, {dnn_addresses} | their addresses, with commas |
 | {workers} | data workers of this host: the plan's, else its cores; on dnn hosts local workers |
 | {input}, {output} | folders: of the channels, and for what is to be kept |
+| {secret_file} | a file with a secret of this run, which all its hosts have: 64 hex digits |
 | {tf_config:TASK} | TensorFlow's TF_CONFIG; chief: leader, worker: dnn hosts, ps: data hosts |
 
 `{address:PORT}`, `{leader:PORT}`, `{data_addresses:PORT}` and `{dnn_addresses:PORT}` put a port
@@ -20,7 +21,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-PLAIN = ("host", "index", "data_hosts", "dnn_hosts", "workers", "input", "output")
+PLAIN = ("host", "index", "data_hosts", "dnn_hosts", "workers", "input", "output", "secret_file")
 WITH_PORT = ("address", "leader", "data_addresses", "dnn_addresses")
 TF_CONFIG = "tf_config"
 TF_TASKS = ("chief", "worker", "ps")

@@ -16,6 +16,23 @@ _TF_DATA_WORKER = EngineCommand(
     needs_workers=True,
 )
 
+_RAY_NODE = (
+    *("--gcs", "{leader:gcs}", "--address", "{address}", "--cpus", "{workers}"),
+    *("--ports", "{node_manager},{object_manager},{client}", "--joined", "{joined}"),
+)
+# Ray has no encryption by default, but a token it has.
+_RAY_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "{secret_file}"}
+
+
+def _ray(role: str, *, followers_only: bool = False) -> EngineCommand:
+    return EngineCommand(
+        command=("python", "-P", "-m", "stoker.launch.engines.ray_node", role, *_RAY_NODE),
+        ready=Ready(port="joined"),
+        environment=_RAY_TOKEN,
+        followers_only=followers_only,
+    )
+
+
 PRESETS: Mapping[EngineName, EngineSettings] = {
     "tf.data.service": EngineSettings(
         name="tf.data.service",
@@ -29,6 +46,23 @@ PRESETS: Mapping[EngineName, EngineSettings] = {
         # What a training gives to tf.data.experimental.service.distribute.
         environment={"TF_DATA_SERVICE_ADDRESS": "grpc://{leader:dispatcher}"},
         # A training that had asked a worker waits for it for ever (measured with 2.21).
+        needs_all=True,
+    ),
+    "ray": EngineSettings(
+        name="ray",
+        leader=_ray("head"),
+        dnn=_ray("node", followers_only=True),
+        data=_ray("node"),
+        ports={
+            "gcs": 6379,
+            "node_manager": 6380,
+            "object_manager": 6381,
+            "client": 6382,
+            "joined": 6383,
+        },
+        # `ray.init()` finds the cluster with it.
+        environment={"RAY_ADDRESS": "{leader:gcs}", "RAY_USAGE_STATS_ENABLED": "0", **_RAY_TOKEN},
+        # Tasks that no node can run any more wait for one for ever.
         needs_all=True,
     ),
 }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stoker.launch import exports, machine
+from stoker.launch.engines.secret import secret_file
 from stoker.launch.hostrun import HostRun
 from stoker.records import EngineCommand, EngineSettings
 from stoker.records.engine_places import TF_CONFIG, TF_TASKS, EnginePlace, fill
@@ -79,7 +80,9 @@ def order_of(run: HostRun) -> EngineOrder | None:
         servers=tuple(
             known.server(part, command, base)
             for part, command in chosen
-            if command and (known.num_workers or not command.needs_workers)
+            if command
+            and (known.num_workers or not command.needs_workers)
+            and not (part == "dnn" and command.followers_only and topology.is_leader)
         ),
         environment=environment,
         stop_seconds=engine.stop_seconds,
@@ -130,6 +133,8 @@ class _Known:
                 return str(self._run.settings.base_dir / "input" / "data")
             case "output":
                 return str(self._run.output)
+            case "secret_file":
+                return str(secret_file(self._run))
             case "data_hosts":
                 return ",".join(topology.data_hosts)
             case "dnn_hosts":

@@ -1,0 +1,115 @@
+"""Ray for real: a cluster over the groups of a local run, which leaves nothing behind."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.engine_python import REPO, EngineRun, python_with
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+# Who is there when the training starts, where tasks run, what comes back; then the script breaks.
+ROWS = """
+import collections, os, ray
+ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
+alive = [node for node in ray.nodes() if node["Alive"]]
+print("nodes", len(alive), "cpus", ray.cluster_resources().get("CPU"), flush=True)
+if os.environ["STOKER_HOST"] != os.environ["THE_LEADER"]:
+    raise SystemExit(0)
+def squared(batch):
+    return {"n": batch["id"] ** 2, "host": [os.environ["STOKER_HOST"]] * len(batch["id"])}
+rows = ray.data.range(600, override_num_blocks=30).map_batches(squared).iter_rows()
+found = [(int(row["n"]), row["host"]) for row in rows]
+print("exact", sorted(n for n, _ in found) == [n * n for n in range(600)], flush=True)
+print("hosts", sorted({host for _, host in found}), flush=True)
+raise ValueError("a script that breaks")
+"""
+# Tasks run, and would for long.
+STAY = """
+import os, ray, time
+ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
+@ray.remote
+def work():
+    print(time.sleep(300))
+@ray.remote
+def ping():
+    return "at work"
+works = [work.options(num_cpus=0.1).remote() for _ in range(2)]
+print("ray is", ray.get(ping.options(num_cpus=0.1).remote()), flush=True)
+ray.get(works)
+"""
+
+
+@pytest.fixture
+def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where Ray's sockets are, gone at the end; pytest's own folder has too long a path."""
+    folder = Path(tempfile.mkdtemp(prefix="sr-", dir="/tmp"))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield folder
+    left = list(folder.glob("ray*"))
+    shutil.rmtree(folder)
+    assert not left
+    assert not list(Path("/dev/shm").glob("plasma*"))
+
+
+@pytest.fixture
+def engine_run(tmp_path: Path, sockets: Path) -> EngineRun:
+    python = python_with("ray", variable="STOKER_ENGINE_PYTHON_RAY", venv=".venv-ray")
+    return EngineRun(python, tmp_path)
+
+
+def write_workload(tmp_path: Path, script: str) -> None:
+    (tmp_path / "rows.py").write_text(script)
+    workload = {
+        "name": "rows",
+        "command": ["python", "rows.py"],
+        "strategy": "none",
+        "engine": "ray",
+    }
+    (tmp_path / "workload.yaml").write_text(json.dumps(workload))
+
+
+def test_all_nodes_are_there_and_tasks_run_on_data_hosts_only(
+    engine_run: EngineRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_workload(tmp_path, ROWS)
+    monkeypatch.setenv("THE_LEADER", "algo-3")
+    training = engine_run.train(
+        "workload.yaml", groups=("dnn=local.c1:2", "data=local.c1:2"), exit_code=6
+    )
+    assert engine_run.output.count("nodes 4 cpus 2.0") == 2
+    assert "exact True" in engine_run.output
+    assert "hosts ['algo-1', 'algo-2']" in engine_run.output
+    assert "a script that breaks" in (training.failure or "")
+    assert engine_run.output.count("the node of Ray ends") == 4
+
+
+def test_a_stopped_run_ends_its_cluster_with_the_tasks_that_run(
+    engine_run: EngineRun, tmp_path: Path
+) -> None:
+    write_workload(tmp_path, STAY)
+    engine_run.run(
+        "workload.yaml",
+        groups=("dnn=local.c1:1", "data=local.c1:1"),
+        exit_code=143,
+        stop_at="ray is at work",
+    )
+    logs = [path.read_text(errors="replace") for path in (tmp_path / "runs").rglob("*.log")]
+    assert sum("the node of Ray ends" in log for log in logs) == 2
+
+
+def test_the_example_learns_from_batches_of_the_cluster(engine_run: EngineRun) -> None:
+    script = REPO / "examples" / "ray_digits" / "train.py"
+    command = ["python", str(script), "--epochs", "2", "--samples", "1536"]
+    training = engine_run.train(
+        REPO / "configs" / "mnist-ray.yaml",
+        groups=("dnn=local.c1:1", "data=local.c1:1"),
+        settings=(f"command={json.dumps(command)}",),
+    )
+    assert "batches are made on 1 CPUs of 2 nodes" in engine_run.output
+    # A guess is right one time in ten.
+    assert training.metrics["accuracy"] > 0.5

@@ -1,0 +1,67 @@
+"""Reinforcement learning for real: simulators on the data group, by `engine: command`."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from support.engine_python import REPO, EngineRun, python_with
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+EXAMPLE = REPO / "examples" / "rl_simulators"
+
+
+@pytest.fixture
+def engine_run(tmp_path: Path) -> EngineRun:
+    python = python_with("gymnasium", variable="STOKER_ENGINE_PYTHON_RAY", venv=".venv-ray")
+    return EngineRun(python, tmp_path)
+
+
+def test_a_policy_learns_from_the_simulators_of_two_data_hosts(engine_run: EngineRun) -> None:
+    simulator = ["python", str(EXAMPLE / "simulator.py"), "--listen={address:simulator}"]
+    simulator += ["--secret-file={secret_file}", "--processes={workers}"]
+    learner = ["python", str(EXAMPLE / "learner.py"), "--updates", "40"]
+    training = engine_run.train(
+        REPO / "configs" / "rl-simulators.yaml",
+        groups=("dnn=local.c1:1", "data=local.c1:2"),
+        settings=(
+            f"command={json.dumps(learner)}",
+            f"engine.data.command={json.dumps(simulator)}",
+        ),
+    )
+    assert "2 simulators, on 127.0.0.1:" in engine_run.output
+    returns = [float(found) for found in re.findall(r"return ([\d.]+)", engine_run.output)]
+    # Who acts at random keeps the pole up for 20 steps or so, of 500.
+    assert len(returns) == 4
+    assert training.metrics["return"] == pytest.approx(returns[-1], abs=0.1)
+    assert returns[-1] > max(150, 1.5 * returns[0])
+
+
+def test_who_does_not_know_the_secret_is_refused(engine_run: EngineRun, tmp_path: Path) -> None:
+    script = (
+        "import multiprocessing, os\n"
+        "from multiprocessing.connection import Client\n"
+        "host, port = os.environ['SIMULATORS'].split(':')\n"
+        "try:\n"
+        "    Client((host, int(port)), authkey=b'a guess')\n"
+        "except multiprocessing.AuthenticationError:\n"
+        "    print('refused', flush=True)\n"
+        "secret = open(os.environ['SIMULATORS_SECRET_FILE'], 'rb').read()\n"
+        "print('offered', Client((host, int(port)), authkey=secret).recv(), flush=True)\n"
+    )
+    (tmp_path / "guess.py").write_text(script)
+    simulator = ["python", str(EXAMPLE / "simulator.py"), "--listen={address:simulator}"]
+    simulator += ["--secret-file={secret_file}"]
+    engine_run.train(
+        REPO / "configs" / "rl-simulators.yaml",
+        groups=("dnn=local.c1:1", "data=local.c1:1"),
+        settings=(
+            f"command={json.dumps(['python', 'guess.py'])}",
+            f"engine.data.command={json.dumps(simulator)}",
+        ),
+    )
+    assert "refused" in engine_run.output
+    assert "offered 1" in engine_run.output
+    assert not list((tmp_path / "runs").rglob("engine-secret"))
