@@ -55,6 +55,7 @@ class Process:
     timeline: Timeline
     # By id: a subclass may say of its loaders that they are equal, or have no hash.
     _books: dict[int, LoaderBooks] = field(default_factory=dict)
+    _sources: dict[str, LoaderBooks] = field(default_factory=dict)
 
     def books(self, loader: "DataLoader[object]") -> LoaderBooks:
         """The books of `loader`, opened at its first iter()."""
@@ -62,6 +63,13 @@ class Process:
         if known is None:
             known = self._books[id(loader)] = LoaderBooks(self.timeline.new_loader())
             weakref.finalize(loader, self._books.pop, id(loader), None).atexit = False
+        return known
+
+    def books_of_source(self, name: str) -> LoaderBooks:
+        """The books of batches that no DataLoader gives, opened at their first iter()."""
+        known = self._sources.get(name)
+        if known is None:
+            known = self._sources[name] = LoaderBooks(self.timeline.new_loader())
         return known
 
     def known_books(self, loader: "DataLoader[object]") -> LoaderBooks | None:

@@ -3,6 +3,7 @@
 Needs no torch: TensorFlow's environments have none.
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Generic, TypeVar, cast
@@ -17,7 +18,9 @@ Samples = Callable[[_T], int] | int
 _MAX_DEPTH = 4
 
 
-def timed(batches: Iterable[_T], *, samples: Samples[_T] | None = None) -> "TimedBatches[_T]":
+def timed(
+    batches: Iterable[_T], *, samples: Samples[_T] | None = None, name: str | None = None
+) -> "TimedBatches[_T]":
     """The same batches; in a run, how long each was waited for and computed with is written down.
 
         for batch in stoker.timed(dataset.iter_torch_batches(batch_size=64)):
@@ -36,39 +39,40 @@ def timed(batches: Iterable[_T], *, samples: Samples[_T] | None = None) -> "Time
         batches: Any iterable; its errors, and those of its iterators, are passed on.
         samples: In a batch: a number, or a function of the batch. Absent: the first dimension of
             the first array in it, else its length.
+        name: Batches of one name are those of one loader, which a new source may give each epoch.
+            Absent: its name is the line of the script that this is called on.
     """
+    if name is None:
+        caller = sys._getframe(1)
+        name = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     kind = _SizedBatches if isinstance(batches, Sized) else TimedBatches
-    return kind(batches, samples=samples)
+    return kind(batches, name=name, samples=samples)
 
 
 class TimedBatches(Generic[_T]):
     """See `timed`."""
 
-    def __init__(self, batches: Iterable[_T], *, samples: Samples[_T] | None = None) -> None:
+    def __init__(
+        self, batches: Iterable[_T], *, name: str, samples: Samples[_T] | None = None
+    ) -> None:
         self._batches = batches
+        self._name = name
         self._samples = samples
-        self._books: tuple[int, int, int] | None = None
 
     def __iter__(self) -> Iterator[_T]:
         process = this_process()
         source = iter(self._batches)
         if process.settings.output is None or _is_timed_already(self._batches, process):
             return source
-        return _TimedIterator(source, self._next_pass(process), self._samples)
+        books = process.books_of_source(self._name)
+        pass_ = TimedPass(process, loader=books.number, epoch=books.next_epoch())
+        return _TimedIterator(source, pass_, self._samples)
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
             raise AttributeError(name)
         value: object = getattr(self._batches, name)
         return value
-
-    def _next_pass(self, process: Process) -> "TimedPass":
-        # A fork is a process of its own, with a timeline of its own.
-        if self._books is None or self._books[0] != id(process):
-            self._books = (id(process), process.timeline.new_loader(), 0)
-        _, loader, epoch = self._books
-        self._books = (id(process), loader, epoch + 1)
-        return TimedPass(process, loader=loader, epoch=epoch)
 
 
 class _SizedBatches(TimedBatches[_T]):
@@ -172,14 +176,13 @@ def _rows(batch: object, *, depth: int) -> int | None:
 
 def _is_timed_already(batches: object, process: Process) -> bool:
     """Whether it is a loader whose iterators write the timeline themselves, or a profile's."""
-    # `stoker.to_device` around a loader.
-    inner = getattr(batches, "_batches", None) if _home(type(batches)) else None
-    own = type(batches if inner is None else inner)
-    if _home(getattr(own, "_get_iterator", None)) or issubclass(own, TimedBatches):
+    # Of `stoker.to_device`, its loader.
+    inner = getattr(batches, "_batches", batches) if _home(type(batches)) else batches
+    if isinstance(batches, TimedBatches) or _home(getattr(type(inner), "_get_iterator", None)):
         return True
     is_torchs = any(
         (each.__module__, each.__name__) == ("torch.utils.data.dataloader", "DataLoader")
-        for each in own.__mro__
+        for each in type(inner).__mro__
     )
     return is_torchs and process.settings.profile is not None
 

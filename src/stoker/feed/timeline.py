@@ -138,12 +138,13 @@ class Steps:
 
     def took(self, *, seconds: float, wait: float, samples: int) -> None:
         """A whole step that ends now, of which `wait` was waiting for its batch."""
-        now = self._clock()
-        self._asked = now - seconds
-        self._open = (self._asked, self._asked + wait, samples)
-        if self._timeline.usage is not None:
-            self._timeline.usage.got(samples)
-        self.ask()
+        usage, start = self._timeline.usage, self._clock() - seconds
+        if usage is not None:
+            usage.got(samples)
+        self._open = (start, start + wait, samples)
+        self._complete(start + seconds)
+        if usage is not None:
+            usage.asked(self._loader, self._epoch)
 
     def end(self) -> None:
         """The pass is over, or dropped; may be called twice."""
