@@ -22,6 +22,7 @@ from stoker.feed.security import new_token
 from stoker.launch import mpi
 from stoker.records import FeedSettings, StrategySettings
 from support.local_job import LocalJob, is_running, resource_config, until
+from support.short_run import short_run
 
 PYTHON = os.environ.get("STOKER_TEST_MPI_PYTHON", sys.executable)
 RANKS = 4
@@ -142,6 +143,12 @@ def test_ranks_of_two_hosts_meet_in_mpi_and_in_torch_and_are_fed(tmp_path: Path)
     assert [host.rank for host in record.hosts] == [0, 2, None]
     assert "batches=0" not in job.log("algo-1").split("agent_ends")[1]
     assert folders_of_sessions() <= before
+
+
+def test_the_example_trains_on_four_ranks_of_two_hosts_beside_a_data_host(tmp_path: Path) -> None:
+    training = short_run("mnist-mpi.yaml", tmp_path, groups=("dnn=local.c1:2", "data=local.c1:1"))
+    assert training.strategy == "mpi"
+    assert [host.rank for host in training.hosts] == [0, 2, None]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker.launch.passive import UNMEASURED
+from stoker.records import Profile, read_json
 from support.engine_python import REPO, EngineRun, python_with
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -50,7 +52,9 @@ def test_each_element_comes_once_an_epoch_from_data_hosts_and_a_local_worker(
     assert training.data_group_release_seconds is not None
 
 
-def test_the_keras_example_learns_from_batches_of_the_service(engine_run: EngineRun) -> None:
+def test_the_keras_example_learns_from_batches_of_the_service(
+    engine_run: EngineRun, tmp_path: Path
+) -> None:
     script = REPO / "examples" / "tf_mnist" / "train.py"
     command = ["python", str(script), "--epochs", "2", "--samples", "1024"]
     training = engine_run.train(
@@ -61,6 +65,12 @@ def test_the_keras_example_learns_from_batches_of_the_service(engine_run: Engine
     assert "batches are made by grpc://" in engine_run.output
     # A guess is right one time in ten.
     assert training.metrics["accuracy"] > 0.4
+    # Two epochs of 1024 digits; each of the one worker's batches was asked for inside of the graph.
+    assert training.measured is not None
+    assert training.measured.steps == 2 * 16
+    assert 0 < training.measured.wait_seconds < training.measured.step_seconds
+    (passive,) = tmp_path.glob("runs/*/hosts/*/output/data/stoker/passive-profile.json")
+    assert read_json(passive, Profile).unmeasured == UNMEASURED
 
 
 def test_parameter_servers_on_the_data_group_hold_the_variables(engine_run: EngineRun) -> None:

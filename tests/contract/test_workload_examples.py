@@ -1,0 +1,85 @@
+"""configs/*.yaml: each is run for real by a test, or why not is said, and each is a request."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from stoker.cli.app import app
+from stoker.settings import read_workload
+
+ROOT = Path(__file__).parents[2]
+
+
+class Covered(NamedTuple):
+    """Where a workload is run, and words that stand there.
+
+    Attributes:
+        by: A file of the repository.
+        words: In it.
+        runs: False: only its request is made, for it needs a service.
+    """
+
+    by: str
+    words: str
+    runs: bool = True
+
+
+COVERED = {
+    "mnist.yaml": Covered(".ci/run", "make run"),
+    "mnist-ddp.yaml": Covered("tests/e2e/test_example_workloads.py", "mnist-ddp.yaml"),
+    "mnist-kubeflow.yaml": Covered(
+        "tests/contract/test_kubeflow_config.py", "mnist-kubeflow.yaml", runs=False
+    ),
+    "mnist-mpi.yaml": Covered("tests/engines/test_mpi.py", "mnist-mpi.yaml"),
+    "mnist-ray.yaml": Covered("tests/engines/test_ray.py", "mnist-ray.yaml"),
+    "mnist-sagemaker.yaml": Covered(
+        "tests/contract/test_policies.py", "mnist-sagemaker.yaml", runs=False
+    ),
+    "mnist-smddp.yaml": Covered(
+        "tests/contract/test_workload_examples.py", "mnist-smddp.yaml", runs=False
+    ),
+    "mnist-tf.yaml": Covered("tests/engines/test_tensorflow.py", "mnist-tf.yaml"),
+    "parameter-server.yaml": Covered("tests/engines/test_tensorflow.py", "parameter-server.yaml"),
+    "rl-simulators.yaml": Covered("tests/engines/test_rl.py", "rl-simulators.yaml"),
+    # The same script and strategy; the file differs in the number of epochs.
+    "spoken-digits.yaml": Covered("tests/e2e/test_frameworks.py", '"spoken_digits" / "train.py"'),
+}
+FILES = sorted(file.name for file in (ROOT / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_workload_is_run_by_a_test_or_needs_a_service(name: str) -> None:
+    covered = COVERED[name]
+    assert covered.words in (ROOT / covered.by).read_text()
+    workload = read_workload(ROOT / "configs" / name)
+    assert covered.runs == (workload.platform == "local")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_workload_is_a_request_that_its_platform_takes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    shown = CliRunner().invoke(app, ["train", f"configs/{name}", "--dry-run"])
+    assert shown.exit_code == 0, shown.output
+
+
+def test_the_dry_run_that_smddps_workload_names_shows_the_strategy() -> None:
+    text = (ROOT / "configs" / "mnist-smddp.yaml").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith("#   stoker train ")]
+    words = line.removeprefix("#   stoker ").split()
+    done = subprocess.run(
+        [sys.executable, "-m", "stoker.cli", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert '\\"name\\": \\"smddp\\"' in done.stdout
+    assert '"ml.c7i.4xlarge"' in done.stdout

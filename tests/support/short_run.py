@@ -1,0 +1,47 @@
+"""`stoker train` of a workload of configs/ with a shorter command: its record, and nothing left."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from stoker.records import Training, read_json
+from support.local_job import assert_nothing_left
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+def short_run(workload: str, folder: Path, *, groups: Sequence[str], epochs: int = 1) -> Training:
+    """Trains the MNIST example on 1,024 digits as the workload says; the run must succeed.
+
+    Args:
+        workload: Name of a file in configs/.
+        folder: To run in; must be empty.
+        groups: As `--group`.
+        epochs: Of the training.
+    """
+    script = REPO / "examples" / "mnist" / "train.py"
+    command = ["python", str(script), "--workers", "0", "--samples", "1024"]
+    command += ["--epochs", str(epochs)]
+    words = ["train", str(REPO / "configs" / workload), "--yes", "--out", "training.json"]
+    for group in groups:
+        words += ["--group", group]
+    done = subprocess.run(
+        [sys.executable, "-m", "stoker.cli", *words, "--set", f"command={json.dumps(command)}"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    (run,) = (folder / "runs").iterdir()
+    assert_nothing_left(run, set())
+    training = read_json(folder / "training.json", Training)
+    assert training.measured is not None
+    # 64 images a step, of all ranks together.
+    assert training.measured.steps == epochs * 1024 // 64
+    # A guess is right one time in ten.
+    assert training.metrics["accuracy"] > 0.15
+    return training
