@@ -63,6 +63,10 @@ def measure(
         processes=processes,
     )
     modelled = estimate(raw, shape)
+    # What the trainer needs for itself may be a guess: with nothing for it, this is left.
+    guesses_trainer = profile.timed_step.trainer_cpu_seconds is None
+    free = replace(raw, reserved_vcpus=0.0, trainer_cpu_seconds=0.0) if guesses_trainer else raw
+    at_least = min(modelled.step_seconds, estimate(free, shape).step_seconds)
     ratio = raw.step_seconds / modelled.step_seconds
     work = replace(_corrected(raw, ratio, modelled.limit, shape), correction=ratio)
     doubts = work.doubts
@@ -76,7 +80,7 @@ def measure(
     return replace(
         work,
         doubts=doubts,
-        unexplained=_unexplained(profile, modelled.step_seconds),
+        unexplained=_unexplained(profile, modelled.step_seconds, at_least=at_least),
         is_checked=profile.check is not None,
         receive_cpu_seconds=work.receive_cpu_seconds * calibration.receive,
         efficiency=calibration.efficiency,
@@ -240,7 +244,7 @@ def _corrected(work: Work, ratio: float, limit: str, shape: Shape) -> Work:
     )
 
 
-def _unexplained(profile: Profile, modelled: float) -> str:
+def _unexplained(profile: Profile, modelled: float, *, at_least: float) -> str:
     step, check = profile.timed_step, profile.check
     if profile.unmeasured:
         parts = " and ".join(profile.unmeasured)
@@ -253,7 +257,7 @@ def _unexplained(profile: Profile, modelled: float) -> str:
     known = (step.loader_cpu_seconds, step.accelerator_step_seconds, step.wait_seconds)
     if all(value is None for value in (*known, step.loader_wall_seconds, profile.observed)):
         return "only the time of a step is known, not what it waits for"
-    if not 1 / _FAR <= step.step_seconds / modelled <= _FAR:
+    if not at_least / _FAR <= step.step_seconds <= modelled * _FAR:
         return f"the parts give {ms(modelled)} a step, and {ms(step.step_seconds)} were measured"
     return ""
 
