@@ -21,6 +21,8 @@ from PIL import Image
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import stoker
+
 EXAMPLES = str(Path(__file__).resolve().parents[1])
 sys.path.insert(0, EXAMPLES)
 from mnist import train as mnist  # noqa: E402
@@ -117,14 +119,16 @@ def main(arguments: Sequence[str] | None = None) -> float:
     for epoch in range(options.epochs):
         started = time.monotonic()
         losses: list[float] = []
-        for pixels, labels in batches_of(
+        batches = batches_of(
             rows,
             epoch=epoch,
             batch_size=options.batch_size // world_size,
             rank=rank,
             world_size=world_size,
             seed=options.seed,
-        ):
+        )
+        # In a run, what each step waits is written down.
+        for pixels, labels in stoker.timed(batches):
             guesses = model(mnist.normalise(pixels, device))
             loss = nn.functional.cross_entropy(guesses, labels.to(device))
             optimizer.zero_grad()

@@ -20,6 +20,8 @@ import torch
 from simulator import Simulation, Weights
 from torch import nn
 
+import stoker
+
 Rollout = dict[str, np.ndarray]
 DISCOUNT, TRACE = 0.99, 0.95
 CLIP = 0.2
@@ -152,6 +154,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def steps_of(rollouts: list[Rollout]) -> int:
+    """Steps of all environments together."""
+    return sum(rollout["rewards"].size for rollout in rollouts)
+
+
 def main(arguments: Sequence[str] | None = None) -> float:
     """Learns, prints a line every ten updates, and returns the mean return of the last episodes."""
     options = parse(arguments)
@@ -170,11 +177,13 @@ def main(arguments: Sequence[str] | None = None) -> float:
     returns: deque[float] = deque(maxlen=EPISODES)
     num_steps = 0
     started = time.monotonic()
+    # In a run, what each update waits for its trajectories is written down; its samples are steps.
+    batches = iter(stoker.timed(source, samples=steps_of))
     for update in range(1, options.updates + 1):
-        rollouts = next(source)
+        rollouts = next(batches)
         for rollout in rollouts:
             returns.extend(rollout["returns"].tolist())
-            num_steps += rollout["rewards"].size
+        num_steps += steps_of(rollouts)
         learn(policy, optimizer, rollouts, epochs=options.epochs, batch_size=options.batch_size)
         if update % 10 == 0 or update == options.updates:
             seconds = time.monotonic() - started

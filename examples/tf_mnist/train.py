@@ -1,8 +1,8 @@
 """Trains a small Keras network on handwritten digits, with the heavy augmentation of an image job.
 
 A plain Keras script. By itself it augments in its own process; where TF_DATA_SERVICE_ADDRESS is
-set, as under `engine: tf.data.service`, the workers of tf.data service do. stoker.keras.timed writes
-down what each step waited for; outside of a run it does nothing.
+set, as under `engine: tf.data.service`, the workers of tf.data service do. `stoker.keras.timed`
+writes down how long each step waited; outside of a run it does nothing.
 """
 
 import argparse

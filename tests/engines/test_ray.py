@@ -113,3 +113,7 @@ def test_the_example_learns_from_batches_of_the_cluster(engine_run: EngineRun) -
     assert "batches are made on 1 CPUs of 2 nodes" in engine_run.output
     # A guess is right one time in ten.
     assert training.metrics["accuracy"] > 0.5
+    # Two epochs, each with a dataset of its own.
+    assert training.measured is not None
+    assert training.measured.steps == 2 * 1536 // 64
+    assert training.measured.wait_seconds > 0

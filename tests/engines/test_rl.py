@@ -32,11 +32,15 @@ def test_a_policy_learns_from_the_simulators_of_two_data_hosts(engine_run: Engin
         ),
     )
     assert "2 simulators, on 127.0.0.1:" in engine_run.output
-    returns = [float(found) for found in re.findall(r"return ([\d.]+)", engine_run.output)]
+    returns = [float(found) for found in re.findall(r"update .* return ([\d.]+)", engine_run.output)]
     # Who acts at random keeps the pole up for 20 steps or so, of 500.
     assert len(returns) == 4
     assert training.metrics["return"] == pytest.approx(returns[-1], abs=0.1)
     assert returns[-1] > max(150, 1.5 * returns[0])
+    # A step is an update; waiting is for trajectories.
+    assert training.measured is not None
+    assert training.measured.steps == 40
+    assert training.measured.samples_per_second > 0
 
 
 def test_who_does_not_know_the_secret_is_refused(engine_run: EngineRun, tmp_path: Path) -> None:
