@@ -1,6 +1,7 @@
 """A script without torch under `engine: command`: stoker.timed gives the run its figures."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -128,3 +129,48 @@ def test_the_chain_measures_the_steps_advises_nothing_and_evaluates(tmp_path: Pa
     evaluation = read_json(run / "evaluation.json", Evaluation)
     assert evaluation.passed
     assert evaluation.performance is not None
+
+
+RANKS = """
+import time
+import torch, torch.distributed as dist
+import stoker
+
+dist.init_process_group("gloo")
+
+def batches():
+    for _ in range(10000):
+        time.sleep(0.002)
+        yield torch.zeros(4, 2)
+
+for batch in stoker.timed(batches()):
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_ranks_of_two_hosts_end_their_profile_together_and_fail_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RANKS)
+    workload = {
+        "name": "ranks",
+        "command": ["python", "train.py"],
+        "cluster": {"dnn": {"instance_type": "local.c1", "count": 2}},
+        "profile": {"budget_seconds": 5},
+    }
+    (tmp_path / "ranks.yaml").write_text(json.dumps(workload))
+    done = subprocess.run(
+        [sys.executable, "-m", "stoker.cli", "profile", "ranks.yaml", "--yes"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    profile = read_json(tmp_path / "profile.json", Profile)
+    assert profile.unmeasured == UNMEASURED
+    assert profile.timed_step.global_batch_size == 8
+    logs = [file.read_text() for file in tmp_path.glob("runs/*/logs/*")]
+    ended = [re.findall(r"profile_as_is rank=\d steps=(\d+)", log) for log in logs]
+    assert len(ended) == 2
+    assert ended[0] == ended[1] != []
+    assert not any("Traceback" in log for log in logs)

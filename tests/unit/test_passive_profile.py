@@ -128,6 +128,38 @@ def test_loading_in_the_trainer_is_what_it_used_while_it_asked_for_a_batch() -> 
     assert found.timed_step.num_workers == 0
 
 
+def elsewhere() -> Profile:
+    usage = used(trainer=0.03, inside=0.001, children=0.02, workers=2)
+    usage.loaders[0].is_elsewhere = True
+    found = passive(usage=usage)
+    assert found is not None
+    return found
+
+
+def test_of_batches_that_no_loader_makes_the_parts_are_not_guessed() -> None:
+    found = elsewhere()
+    step = found.timed_step
+    assert (step.loader_cpu_seconds, step.trainer_cpu_seconds, step.num_workers) == (None,) * 3
+    assert step.wait_seconds == pytest.approx(0.02)
+    assert found.unmeasured == ("accelerator", "loader")
+    assert found.observed is not None
+    # All of the script's CPU, its children's with it.
+    assert found.observed.cpu_utilization == pytest.approx((0.03 + 0.02) / 0.05 / 32)
+
+
+def test_no_spending_is_advised_on_what_was_not_measured() -> None:
+    decision = decide(
+        elsewhere(),
+        catalog=load_catalog("sagemaker"),
+        constraints=Constraints(max_data_hosts=4),
+        today=date(2026, 10, 1),
+    )
+    assert (decision.action, decision.bottleneck) == ("keep", "unexplained")
+    assert "accelerator and loader" in decision.plan.reason
+    assert decision.path[0].answer == "unknown"
+    assert [advice.id for advice in decision.advice] == ["compare"]
+
+
 def test_nothing_read_from_storage_is_not_a_rate_of_zero() -> None:
     for read in (0, None):
         found = passive(usage=used(children=0.1, workers=1, read=read))

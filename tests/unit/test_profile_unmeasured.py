@@ -3,9 +3,14 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from stoker.feed.usage import LoaderUsage, RankUsage
+from stoker.launch.passive import FILE, MIN_STEPS, UNMEASURED
+from stoker.profile import explain
 from stoker.profile.raw import LoaderFacts, RankResult
+from stoker.profile.timed_profile import _CPU_NOTE, NOTE, timed_profile, too_few
 from stoker.profile.unmeasured import (
     Heard,
     Seen,
@@ -15,7 +20,7 @@ from stoker.profile.unmeasured import (
     read_seen,
     unmeasured,
 )
-from stoker.records import TodaysGroup
+from stoker.records import Profile, ProfiledHost, StepTerms, TodaysGroup, write_json
 
 TORCH = Seen(packages=("torch", "json"))
 USED = Used(wall_seconds=10.0, cpu_seconds=5.0, vcpus=2, hosts=1)
@@ -131,3 +136,60 @@ def test_a_notebook_given_as_a_script_is_refused(
     assert (refused is not None) == is_refused
     if refused:
         assert "--to script train.ipynb, then: stoker profile -- python train.py" in refused.fix
+
+
+@pytest.mark.parametrize("packages", [("tensorflow",), ("torch", "ray")])
+def test_users_of_other_loaders_are_told_of_stoker_timed(packages: tuple[str, ...]) -> None:
+    fix = reason(seen=(Seen(packages=packages),)).fix
+    assert "stoker.timed(batches)" in fix
+    assert "stoker.keras.timed" in fix
+
+
+def left(folder: Path, *, steps: int) -> Path:
+    """What a script that uses stoker.timed leaves."""
+    own = LoaderUsage(steps=steps, is_elsewhere=True)
+    content = msgspec.json.encode(RankUsage(rank=0, loaders={0: own}))
+    (folder / "usage-rank0.json").write_bytes(content)
+    return folder
+
+
+def test_a_script_that_ended_after_a_few_timed_batches_is_told_so(tmp_path: Path) -> None:
+    words = too_few(left(tmp_path, steps=3))
+    error = unmeasured(
+        [],
+        seen=[Seen(packages=("tensorflow",))],
+        used=USED,
+        command=("python", "train.py"),
+        group=TodaysGroup(instance_type="local.c2"),
+        what={},
+        timed=words,
+    )
+    assert error is not None
+    assert "after 4 batches of stoker.timed" in error.what
+    assert "longer" in error.fix
+    assert too_few(left(tmp_path, steps=MIN_STEPS)) == ""
+
+
+def passive(*, unmeasured: tuple[str, ...]) -> Profile:
+    return Profile(
+        host=ProfiledHost(instance_type="local.c2"),
+        step=StepTerms(step_seconds=0.1, wait_seconds=0.05),
+        unmeasured=unmeasured,
+        what={"passive": True, "steps": 40, "status": "failed"},
+    )
+
+
+def test_the_timed_steps_are_the_profile_where_no_loader_was_measured(tmp_path: Path) -> None:
+    write_json(tmp_path / FILE, passive(unmeasured=UNMEASURED))
+    found = timed_profile(tmp_path, [rank()], what={"when": "now"})
+    assert found is not None
+    assert found.what == {"steps": 40, "when": "now", "notes": [NOTE, _CPU_NOTE]}
+    verdict = explain(found)
+    assert verdict.startswith("50% of a step is waiting for data; what making it costs")
+    assert "note: only the steps as they are" in verdict
+
+
+def test_a_passive_profile_of_a_loader_is_no_profile_of_timed_steps(tmp_path: Path) -> None:
+    assert timed_profile(tmp_path, [], what={}) is None
+    write_json(tmp_path / FILE, passive(unmeasured=()))
+    assert timed_profile(tmp_path, [], what={}) is None

@@ -30,7 +30,7 @@ from stoker.profile.body import (
 from stoker.profile.grown_files import with_grown_files
 from stoker.profile.measure import combine
 from stoker.profile.raw import read_ranks
-from stoker.profile.timed_profile import keep_timed_timeline, timed_profile, too_few
+from stoker.profile.timed_profile import keep_timed_timeline, timed_profile, too_few, was_cut_off
 from stoker.profile.unmeasured import Used, read_seen, unmeasured
 from stoker.records import ProfileSettings, TodaysGroup, Training, read_json, write_json
 from stoker.settings import ProcessSettings, from_environment
@@ -96,7 +96,7 @@ def _conclude(
     words = (settings.command or command) if len(command) == 1 else command
     what = what_of(words)
     timed = timed_profile(output, ranks, what=what)
-    if timed and (not code or has_passed):
+    if timed and (not code or has_passed or was_cut_off(output)):
         write_json(file, timed)
         keep_timed_timeline(output, file.parent)
         log.event("profile_written", file=str(file), step_seconds=timed.timed_step.step_seconds)

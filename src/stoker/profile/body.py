@@ -18,7 +18,7 @@ from stoker.platforms.base import JobEnd, JobSpec, LogLine, Platform, Run
 from stoker.profile.grown_files import with_grown_files
 from stoker.profile.measure import combine
 from stoker.profile.raw import RankResult, read_ranks
-from stoker.profile.timed_profile import keep_timed_timeline, timed_profile, too_few
+from stoker.profile.timed_profile import keep_timed_timeline, timed_profile, too_few, was_cut_off
 from stoker.profile.unmeasured import Heard, read_seen, unmeasured
 from stoker.records import Cluster, Group, Profile, TodaysGroup, Workload
 from stoker.records.base import Value
@@ -93,7 +93,8 @@ def profile(
         raise interrupted
     what = what_of(workload.command)
     timed = timed_profile(output, ranks, what=what) if output else None
-    if timed and output and (end.status != "failed" or deadline.has_passed):
+    is_whole = end.status != "failed" or deadline.has_passed
+    if timed and output and (is_whole or was_cut_off(output)):
         keep_timed_timeline(output, run_dir)
         return timed
     if deadline.has_passed and not has_verdict(ranks):

@@ -42,7 +42,7 @@ def install(dataloader_class: type[Loader]) -> None:
         return Session(
             settings,
             folder=folder,
-            board=_LateBoard(FileBoard(folder)),
+            board=LateBoard(FileBoard(folder)),
             lead_steps=LEAD_STEPS_CUDA if torch.cuda.is_available() else LEAD_STEPS,
             iterate=original,
         )
@@ -110,13 +110,14 @@ class ProfiledIterator:
         return getattr(self._inner, name)
 
 
-class _LateBoard:
+class LateBoard:
     """Notes through torch's store once there is one (it spans hosts), else through files."""
 
     def __init__(self, files: Board) -> None:
         self._files = files
 
     def post(self, name: str, text: str) -> None:
+        """Leaves a note."""
         shared = store()
         if shared is None:
             self._files.post(name, text)
@@ -124,6 +125,7 @@ class _LateBoard:
             shared.set(f"stoker/{name}", text)
 
     def read(self, name: str) -> str | None:
+        """The note, or None; RuntimeError if the store is gone."""
         shared = store()
         if shared is None:
             return self._files.read(name)

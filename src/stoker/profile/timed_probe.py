@@ -5,28 +5,31 @@ steps are in the timeline that `stoker.timed` writes, and the launcher makes the
 """
 
 import os
+import sys
 import time
 from typing import NoReturn
 
 from stoker.feed.process import this_process
 from stoker.feed.timed import TimedPass
 from stoker.logs import Log
-from stoker.profile.agree import LEAD_STEPS_CUDA, Agreement, FileBoard
+from stoker.profile.agree import LEAD_STEPS_CUDA, Agreement, Board, FileBoard
 from stoker.profile.ending import end_process
 from stoker.profile.steps import AS_IS_ENOUGH, WARM_UP_STEPS
 from stoker.settings import ProcessSettings, from_environment
 
-_MEET_SECONDS = 30.0
+# Ranks in lockstep are a step apart.
+_MEET_SECONDS = 10.0
 
 
 def install(pass_class: type[TimedPass]) -> None:
     """Ends this process where STOKER_PROFILE asks for a profile and enough steps are known.
 
-    Only on the host of rank 0: the others end with it. Does nothing where no profile is asked for.
+    All ranks end at a step that they agree on. Ranks on other hosts hear of it by torch's store; in
+    jobs without one they end with the run, which ends with the host of rank 0. Does nothing where
+    no profile is asked for.
     """
     settings = from_environment()
-    on_leader = settings.rank == settings.local_rank
-    if settings.profile is None or settings.output is None or not on_leader:
+    if settings.profile is None or settings.output is None:
         return
     session = _Session(settings)
     ask, took = pass_class.ask, pass_class.took
@@ -43,8 +46,28 @@ def install(pass_class: type[TimedPass]) -> None:
     pass_class.took = took_and_look  # type: ignore[method-assign]
 
 
+class _Board:
+    """Notes by torch's store where the script has one, else by files, which a host's ranks see."""
+
+    def __init__(self, files: FileBoard) -> None:
+        self._files = files
+
+    def post(self, name: str, text: str) -> None:
+        self._board().post(name, text)
+
+    def read(self, name: str) -> str | None:
+        return self._board().read(name)
+
+    def _board(self) -> Board:
+        if "torch.distributed" not in sys.modules:
+            return self._files
+        from stoker.profile.probe import LateBoard
+
+        return LateBoard(self._files)
+
+
 class _Session:
-    """Counts the steps of this rank; all ranks of the host end at the same one."""
+    """Counts the steps of this rank; all ranks end at the same one."""
 
     def __init__(self, settings: ProcessSettings) -> None:
         assert settings.profile is not None
@@ -59,9 +82,9 @@ class _Session:
         # Steps, waited and computed seconds when the warm-up was over.
         self._warm = (0, 0.0, 0.0)
         self._agreement = Agreement(
-            FileBoard(self._folder),
-            rank=settings.local_rank,
-            world_size=settings.local_world_size,
+            _Board(FileBoard(self._folder)),
+            rank=settings.rank,
+            world_size=settings.world_size,
             # Devices may run behind their host.
             lead_steps=LEAD_STEPS_CUDA,
         )

@@ -11,6 +11,7 @@ from stoker.launch.passive import FILE, MIN_STEPS
 from stoker.profile.raw import RankResult
 from stoker.records import Profile, read_json
 from stoker.records.base import Value
+from stoker.settings import PROFILE_ENDED_FILE
 
 _TIMELINE = "timeline-rank0.csv"
 NOTE = (
@@ -40,8 +41,13 @@ def timed_profile(
     if not found.unmeasured:
         return None
     whole = {**found.what, **what, "notes": [NOTE, _CPU_NOTE]}
-    whole.pop("passive", None)
+    whole = {name: value for name, value in whole.items() if name not in ("passive", "status")}
     return msgspec.structs.replace(found, what=whole)
+
+
+def was_cut_off(output: Path) -> bool:
+    """Whether the profile ended the leader's ranks: how others ended after that says nothing."""
+    return (output / PROFILE_ENDED_FILE).exists()
 
 
 def too_few(output: Path) -> str:
