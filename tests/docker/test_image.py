@@ -69,7 +69,8 @@ def test_a_change_of_stokers_code_is_one_small_layer(engine: Engine) -> None:
     size = stokers.split("|")[0]
     print(f"the layer of stoker's own code: {size}")
     assert size.endswith("MB")
-    assert float(size.removesuffix("MB")) < 10
+    # With the examples, of which recordings and digits are 4 MB.
+    assert float(size.removesuffix("MB")) < 15
 
 
 def test_the_control_image_decides_without_torch(engine: Engine) -> None:

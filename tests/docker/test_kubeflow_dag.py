@@ -21,6 +21,8 @@ from support.docker import ROOT, Engine
 pytestmark = [
     pytest.mark.docker,
     pytest.mark.timeout(400),
+    # What it decides follows from what it measures.
+    pytest.mark.alone,
     # A step's name in the console.
     pytest.mark.filterwarnings("ignore:Task .*'display_name'.* no effect:UserWarning"),
 ]

@@ -197,6 +197,10 @@ class Engine:
         until(answers, what="dockerd answers")
 
 
+# Four containers that import torch at once, on few cores.
+CONTAINER_SECONDS = 180.0
+
+
 class Cluster:
     """Hosts of one training job on a network of their own, each with SageMaker's /opt/ml.
 
@@ -295,7 +299,11 @@ class Cluster:
         return found
 
     def wait_for_log(self, host: str, words: str) -> None:
-        until(lambda: re.search(words, self.log(host)) is not None, what=f"{host} logs {words}")
+        until(
+            lambda: re.search(words, self.log(host)) is not None,
+            what=f"{host} logs {words}",
+            seconds=CONTAINER_SECONDS,
+        )
 
     def base_dir(self, host: str) -> Path:
         """What the container sees as /opt/ml."""

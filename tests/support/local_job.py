@@ -30,9 +30,9 @@ DEADLINE_SECONDS = 60.0
 QUICK = FeedSettings(lease_seconds=2.0)
 
 
-def until(condition: Callable[[], bool], *, what: str) -> None:
-    """Waits for a condition; fails with `what` after DEADLINE_SECONDS."""
-    end = time.monotonic() + DEADLINE_SECONDS
+def until(condition: Callable[[], bool], *, what: str, seconds: float = DEADLINE_SECONDS) -> None:
+    """Waits for a condition; fails with `what` after so many seconds."""
+    end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"in vain: {what}"
         time.sleep(0.02)

@@ -185,6 +185,16 @@ class ProfileSettings(Record, frozen=True, kw_only=True):
     instance_type: Name | None = None
 
 
+class _Identity(Record, frozen=True, kw_only=True):
+    """What makes a workload the same one."""
+
+    name: str
+    command: tuple[str, ...]
+    cluster: Cluster | None
+    strategy: StrategyName
+    engine: EngineName
+
+
 class Workload(Record, frozen=True, kw_only=True):
     """The user's training command with its inputs, gate and today's cluster.
 
@@ -244,7 +254,8 @@ class Workload(Record, frozen=True, kw_only=True):
         Of what is trained and where it trains today. How long and on which day's data, constraints,
         gate and settings are left out: a profile holds for another budget or number of epochs, too.
         """
-        identity = Workload(
+        # Not a whole workload: a key that a later stoker knows must not make a profile another's.
+        identity = _Identity(
             name=self.name,
             command=self.command,
             cluster=self.cluster,
