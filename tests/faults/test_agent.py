@@ -137,9 +137,13 @@ class Client:
 
     def ask(self, number: int, index: object, *, epoch: int = 0) -> None:
         make = messages.Make(
-            session=self.name, epoch=epoch, number=number, seed=(7, 0, epoch, number)
+            session=self.name,
+            epoch=epoch,
+            number=number,
+            index=wire.pack_value(index, allow_pickle=True),
+            seed=(7, 0, epoch, number),
         )
-        self.send(make, wire.pack_value(index, allow_pickle=True))
+        self.send(make)
 
     def batch(self) -> tuple[int, object]:
         message, frame = self.expect(messages.Made)
@@ -305,7 +309,8 @@ def test_batches_that_are_not_encrypted_carry_a_mac_and_never_a_pickle(agent: Ag
         client.open()
         client.ask(0, 0)
         assert plain.poll(5000)
-        mac, header, payload = plain.recv_multipart()
+        signed, payload = plain.recv_multipart()
+        mac, header = signed[: security.MAC_BYTES], signed[security.MAC_BYTES :]
         assert security.verify(KEYS.mac_key, header, mac)
         assert not security.verify(KEYS.mac_key, header + b" ", mac)
         assert len(payload) == 800_000
@@ -375,8 +380,8 @@ def test_garbage_does_not_disturb_the_others(agent: Agent) -> None:
 def test_garbage_as_index_is_an_error_of_that_batch_only(agent: Agent) -> None:
     with client_of(agent.port, spec_of(Images())) as client:
         client.open()
-        make = messages.Make(session=client.name, epoch=0, number=0, seed=(1,))
-        client.send(make, b"\xff" * 40)
+        index = b"\xff" * 40
+        client.send(messages.Make(session=client.name, epoch=0, number=0, index=index, seed=(1,)))
         client.expect(messages.Raised)
         client.ask(1, [1])
         assert client.batch()[0] == 1

@@ -36,7 +36,7 @@ VALID: list[m.Message] = [
     m.Roster(agents=(MEMBER,) * 3, expected=4, lost=(MEMBER,), awaited=("d4",)),
     m.State(outcome="failed", exit_code=1, reason="x"),
     m.Open(protocol=1, session="s", rank=0, spec="d", spec_bytes=3, versions={"torch": "2"}),
-    m.Make(session="s", epoch=1, number=2, seed=(1, 2, 3)),
+    m.Make(session="s", epoch=1, number=2, index=b"4", seed=(1, 2, 3)),
     m.Made(
         session="s", epoch=1, number=2, tree=b"xyz", cpu_seconds=1.0, wall_seconds=2.0, worker=0
     ),

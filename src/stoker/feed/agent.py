@@ -160,11 +160,11 @@ class Agent:
         return _send(self._router, identity, frames)
 
     def send_plain(self, identity: bytes, frames: Sequence[bytes | memoryview]) -> bool:
-        """The same, unencrypted and with a MAC of the first frame."""
+        """The same, unencrypted, the first frame behind its MAC."""
         if not self.plain_port:
             return False
         mac = security.sign(self._keys.mac_key, frames[0])
-        return _send(self._plain, identity, [mac, *frames])
+        return _send(self._plain, identity, [mac + bytes(frames[0]), *frames[1:]])
 
     def close(self) -> None:
         """Ends workers, nursery and sockets; may be called twice. 10 s at most."""

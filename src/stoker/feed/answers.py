@@ -6,7 +6,7 @@ pooled or pinned memory, and decoded there into views.
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -20,14 +20,14 @@ from stoker.feed.jobs import Result
 from stoker.feed.landing import Bytes, Landing
 from stoker.feed.links import AgentLink
 from stoker.feed.observe import Observer
+from stoker.feed.plans import Plans
 from stoker.feed.schedule import Schedule
-from stoker.feed.security import Keys, verify
+from stoker.feed.security import MAC_BYTES, Keys, verify
 from stoker.feed.session import LOCAL, Outcome, Session
 from stoker.feed.shared import Shared
 from stoker.feed.shipping import unpack_error
 from stoker.feed.stream_answers import StreamAnswer
 from stoker.feed.streams import Streams
-from stoker.feed.wire import decode
 
 _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 
@@ -40,6 +40,7 @@ class Answers:
         self._observer = observer
         self._keys = keys
         self._landing = Landing()
+        self._plans = Plans()
         self._pins_on: int | None = None
         self._unpack_agent = m.Unpacker(m.FromAgent)
 
@@ -55,30 +56,30 @@ class Answers:
             forget_peer(self._shared, link)
 
     def take_plain(self, link: AgentLink, frames: Sequence[zmq.Frame]) -> None:
-        """A batch that is not encrypted: MAC of the message, message, payload if there is one."""
-        is_ours = len(frames) in (2, 3) and verify(
-            self._keys.mac_key, frames[1].buffer, frames[0].buffer
-        )
-        if not is_ours:
+        """A batch that is not encrypted: a message behind its MAC, the payload if there is one."""
+        signed = frames[0].bytes
+        packed = signed[MAC_BYTES:]
+        if len(frames) > 2 or not verify(self._keys.mac_key, packed, signed[:MAC_BYTES]):
             self._shared.log.event("plain_batch_refused", agent=link.member.host)
             return
-        message = self._unpack_agent(frames[1].buffer)
+        message = self._unpack_agent(packed)
         if isinstance(message, m.Made):
-            self._handle(link, message, frames[2] if len(frames) == 3 else None, is_encrypted=False)
+            self._handle(link, message, frames[1] if len(frames) == 2 else None, is_encrypted=False)
 
     def _handle(
         self, link: AgentLink, message: m.Message, frame: zmq.Frame | None, *, is_encrypted: bool
     ) -> None:
+        if isinstance(message, m.Made) and not message.generation:
+            self._take_batch(link, message, frame, is_encrypted=is_encrypted)
+            return
         answer = stream_answers.in_message(message, 0 if frame is None else len(frame.buffer))
         if answer is not None:
             self._take_of_stream(link, message, answer, frame, is_encrypted=is_encrypted)
             return
         match message:
-            case m.Made():
-                self._take_batch(link, message, frame, is_encrypted=is_encrypted)
             case m.Raised():
                 error = _error_in(None if frame is None else frame.buffer)
-                self._settle(link, message, lambda _: Outcome(error=error), frame_bytes=0)
+                self._take_error(link, message, error)
             case m.Dropped():
                 self._take_dropped(link, message)
             case m.Need():
@@ -110,15 +111,18 @@ class Answers:
         self, link: AgentLink, made: m.Made, frame: zmq.Frame | None, *, is_encrypted: bool
     ) -> None:
         source = _NOTHING if frame is None else np.frombuffer(frame.buffer, dtype=np.uint8)
-
-        def land(session: Session) -> Outcome:
+        host = link.member.host
+        session = self._session_of(made)
+        if session is None:
+            return
+        is_wanted = self._arrived(session, host, made, frame_bytes=source.nbytes)
+        if is_wanted:
             payload = self._landed(source, session.pins_on)
-            return _decoded(made.tree, payload, allow_pickle=is_encrypted)
-
-        is_wanted = self._settle(link, made, land, frame_bytes=source.nbytes)
+            outcome = self._decoded(made.tree, payload, allow_pickle=is_encrypted)
+            self._deliver(session, made, outcome)
         if is_wanted is not None:
             self._observer.came(
-                link.member.host,
+                host,
                 worker=made.worker,
                 frame_bytes=source.nbytes,
                 cpu_seconds=made.cpu_seconds,
@@ -146,7 +150,7 @@ class Answers:
                 return Outcome(error=_error_in(None if frame is None else frame.buffer))
             source = _NOTHING if frame is None else np.frombuffer(frame.buffer, dtype=np.uint8)
             payload = self._landed(source, session.pins_on)
-            return _decoded(message.tree, payload, allow_pickle=is_encrypted)
+            return self._decoded(message.tree, payload, allow_pickle=is_encrypted)
 
         with self._shared.lock:
             session = self._shared.sessions.get(message.session)
@@ -173,33 +177,50 @@ class Answers:
         np.copyto(payload, source)
         return payload
 
-    def _settle(
+    def _session_of(self, message: m.Made | m.Raised | m.Dropped) -> Session | None:
+        # No lock: whether it is still wanted is looked at under it.
+        return self._shared.sessions.get(message.session)
+
+    def _arrived(
         self,
-        link: AgentLink,
+        session: Session,
+        host: str,
         message: m.Made | m.Raised | m.Dropped,
-        make: Callable[[Session], Outcome],
         *,
         frame_bytes: int,
     ) -> bool | None:
-        """Delivers what `make` gives, unless it is late, a duplicate, or not wanted any more.
+        """Whether to make the batch and `_deliver` it: it is not late, and is wanted.
 
         Gives False for a duplicate, None for what is of another pass.
         """
+        now = time.monotonic()
         with self._shared.lock:
-            session = self._shared.sessions.get(message.session)
-            if session is None or session.epoch != message.epoch or not session.is_busy:
+            if session.epoch != message.epoch or not session.is_busy:
                 return None
             if isinstance(session.schedule, Streams):
                 raise ProtocolError("an answer without its stream")
-            is_wanted = session.schedule.arrived(
-                link.member.host, message.number, frame_bytes=frame_bytes, now=time.monotonic()
-            )
-        if is_wanted:
-            outcome = make(session)
-            with self._shared.lock:
-                if session.epoch == message.epoch and session.is_busy:
-                    session.deliver(message.number, outcome)
-        return is_wanted
+            return session.schedule.arrived(host, message.number, frame_bytes=frame_bytes, now=now)
+
+    def _deliver(
+        self, session: Session, message: m.Made | m.Raised | m.Dropped, outcome: Outcome
+    ) -> None:
+        with self._shared.lock:
+            if session.epoch == message.epoch and session.is_busy:
+                session.deliver(message.number, outcome)
+
+    def _take_error(
+        self, link: AgentLink, message: m.Raised | m.Dropped, error: BaseException
+    ) -> None:
+        """In place of a batch."""
+        session = self._session_of(message)
+        if session is not None and self._arrived(session, link.member.host, message, frame_bytes=0):
+            self._deliver(session, message, Outcome(error=error))
+
+    def _decoded(self, tree: bytes, payload: Bytes | None, *, allow_pickle: bool) -> Outcome:
+        try:
+            return Outcome(self._plans.decode(tree, payload, allow_pickle=allow_pickle))
+        except FeedError as err:
+            return Outcome(error=err)
 
     def _take_dropped(self, link: AgentLink, message: m.Dropped) -> None:
         with self._shared.lock:
@@ -224,7 +245,7 @@ class Answers:
                 where=f"epoch {message.epoch}, last tried on host {link.member.host}",
                 fix="see that host's log; give it more memory, or fewer workers",
             )
-            self._settle(link, message, lambda _: Outcome(error=error), frame_bytes=0)
+            self._take_error(link, message, error)
 
     def _take_ready(self, link: AgentLink, message: m.Ready) -> None:
         with self._shared.lock:
@@ -283,7 +304,7 @@ class Answers:
             landed = payload
             if landed is not None and session.pins_on is not None:
                 landed = self._landed(landed, session.pins_on)
-            return _decoded(result.tree or b"", landed, allow_pickle=True)
+            return self._decoded(result.tree or b"", landed, allow_pickle=True)
 
         answer = stream_answers.in_result(result, size)
         is_wanted = stream_answers.settle(self._shared, session, LOCAL, answer, make)
@@ -327,7 +348,7 @@ class Answers:
         else:
             if payload is not None and session.pins_on is not None:
                 payload = self._landed(payload, session.pins_on)
-            outcome = _decoded(result.tree or b"", payload, allow_pickle=True)
+            outcome = self._decoded(result.tree or b"", payload, allow_pickle=True)
         with self._shared.lock:
             if session.epoch == epoch and session.is_busy:
                 session.deliver(number, outcome)
@@ -341,13 +362,6 @@ def forget_peer(shared: Shared, link: AgentLink) -> None:
     with shared.lock:
         for session in shared.sessions.values():
             session.schedule.lost(link.member.host)
-
-
-def _decoded(tree: bytes, payload: Bytes | None, *, allow_pickle: bool) -> Outcome:
-    try:
-        return Outcome(decode(tree, payload, allow_pickle=allow_pickle))
-    except FeedError as err:
-        return Outcome(error=err)
 
 
 def _error_in(data: bytes | memoryview | None) -> Exception:

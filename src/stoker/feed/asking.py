@@ -84,14 +84,13 @@ class Asking:
     def ask(self, session: Session, now: float) -> None:
         """Asks for the batches whose turn it is."""
         schedule = session.schedule
-        schedule.max_bytes = allowance(
-            session.max_bytes,
-            others=[
-                other.schedule
-                for other in self._shared.sessions.values()
-                if other is not session and other.is_busy
-            ],
-        )
+        sessions = self._shared.sessions
+        others = [
+            other.schedule
+            for other in (sessions.values() if len(sessions) > 1 else ())
+            if other is not session and other.is_busy
+        ]
+        schedule.max_bytes = allowance(session.max_bytes, others=others)
         for number in schedule.overdue(now):
             self._shared.log.event("batch_overdue", epoch=session.epoch, batch=number)
         if isinstance(schedule, Streams):
@@ -106,9 +105,12 @@ class Asking:
             elif isinstance(peer, str) and peer in self._links:
                 self._links[peer].send(
                     m.Make(
-                        session=session.name, epoch=session.epoch, number=number, seed=asked.seed
-                    ),
-                    asked.index,
+                        session=session.name,
+                        epoch=session.epoch,
+                        number=number,
+                        index=asked.index,
+                        seed=asked.seed,
+                    )
                 )
         if isinstance(session.local, LocalWorkers):
             for _ in session.local.hurry():
@@ -132,6 +134,7 @@ class Asking:
                 session=session.name,
                 epoch=session.epoch,
                 number=number,
+                index=source.index,
                 seed=(source.base_seed,),
                 stream=m.Stream(
                     shard=start.shard,
@@ -150,7 +153,7 @@ class Asking:
                 for result in lost:
                     lose(session, streams, LOCAL, in_result(result, 0))
             elif isinstance(peer, str) and peer in self._links:
-                self._links[peer].send(make, source.index)
+                self._links[peer].send(make)
         if session.local is not None:
             session.local.flush()
 

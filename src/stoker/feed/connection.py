@@ -8,7 +8,7 @@ listens starts afresh with each one.
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -29,7 +29,7 @@ GOODBYE_SECONDS = 0.2
 
 # As plain numbers: zmq's own are enumerations, which are slow to combine.
 _IN, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
-_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
+_NOBLOCK, _MORE, _RCVMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE), int(zmq.MORE)
 _UP = zmq.EVENT_HANDSHAKE_SUCCEEDED
 _DOWN = (
     zmq.EVENT_DISCONNECTED
@@ -93,6 +93,9 @@ class Connection:
         self._max_message_bytes = max_message_bytes
         self._socket: ZmqSocket | None = None
         self._monitor: ZmqSocket | None = None
+        self._filenos: Sequence[int] = ()
+        # Found empty, and not touched since: then its descriptor tells of what comes.
+        self._is_drained = self._is_quiet = False
         self._pause = FIRST_PAUSE_SECONDS
         self.is_up = False
         self.down_since = now
@@ -103,16 +106,36 @@ class Connection:
         """Whether there is a socket: up, or on its way."""
         return self._socket is not None
 
-    @property
-    def monitor(self) -> ZmqSocket | None:
-        """Where libzmq says what becomes of the socket."""
-        return self._monitor
+    def filenos(self) -> Sequence[int]:
+        """What to poll for reading, where `has_input` says no: none, or of socket and monitor.
 
-    def sockets(self) -> Sequence[ZmqSocket]:
-        """What to poll for reading."""
-        if self._socket is None or self._monitor is None:
-            return ()
-        return (self._socket, self._monitor)
+        libzmq's own poll asks every socket each time, by two system calls.
+        """
+        return self._filenos
+
+    def has_input(self) -> bool:
+        """Whether there is something to read that no descriptor tells of; ask before you wait."""
+        return self._has_messages() or self.has_events(())
+
+    def has_events(self, ready: Container[int]) -> bool:
+        """Whether `watch` has something to read.
+
+        Args:
+            ready: Descriptors that can be read from.
+        """
+        if self._monitor is None:
+            return False
+        if self._is_quiet:
+            return self._filenos[1] in ready
+        self._is_quiet = not int(self._monitor.get(_EVENTS)) & _IN
+        return not self._is_quiet
+
+    def _has_messages(self) -> bool:
+        if self._socket is None or self._is_drained:
+            return False
+        # An exception would cost more than the question.
+        self._is_drained = not int(self._socket.get(_EVENTS)) & _IN
+        return not self._is_drained
 
     def dial(self, endpoint: str, *, identity: bytes = b"") -> None:
         """Connects; `watch` tells what becomes of it.
@@ -135,12 +158,15 @@ class Connection:
             made.routing_id = identity
         self._monitor = made.get_monitor_socket(_UP | _DOWN)
         self._socket = made
+        self._filenos = (int(made.get(zmq.FD)), int(self._monitor.get(zmq.FD)))
+        self._is_drained = self._is_quiet = False
         made.connect(endpoint)
 
     def watch(self, now: float) -> bool:
         """Reads the monitor; True if `is_up` changed."""
         was_up = self.is_up
         while self._monitor is not None:
+            self._is_quiet = True
             try:
                 event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
             except zmq.Again:
@@ -164,6 +190,7 @@ class Connection:
         """Queues a message; silent without a connection, whose loss the monitor tells."""
         if self._socket is None:
             return
+        self._is_drained = False
         with contextlib.suppress(zmq.Again):
             if frame is None:
                 self._socket.send(pack(message), _NOBLOCK)
@@ -177,28 +204,39 @@ class Connection:
         *,
         at_most: int,
         at_most_bytes: float,
+        ready: Container[int] = (),
     ) -> None:
         """Hands the frames of the messages that are there to `take`, one message at a time.
 
         What is left after so many, or so many bytes and more, is there at the next poll.
+
+        Args:
+            ready: Descriptors that can be read from.
         """
         taken = 0
-        for _ in range(at_most):
-            # An exception costs more than the question.
-            if self._socket is None or not int(self._socket.get(_EVENTS)) & _IN:
-                return
+        if self._filenos and self._filenos[0] not in ready and not self._has_messages():
+            return
+        while self._socket is not None:
+            self._is_drained = True
             try:
-                frames = self._socket.recv_multipart(_NOBLOCK, copy=False)
+                frame = self._socket.recv(_NOBLOCK, copy=False)
+                frames = [frame]
+                while frame.get(_RCVMORE):
+                    frame = self._socket.recv(_NOBLOCK, copy=False)
+                    frames.append(frame)
             except zmq.Again:
                 return
-            taken += len(frames[-1])
+            self._is_drained = False
+            at_most -= 1
+            taken += len(frame)
             take(frames)
-            if taken >= at_most_bytes:
+            if at_most <= 0 or taken >= at_most_bytes or not self._has_messages():
                 return
 
     def close(self, *, linger_seconds: float = 0.0) -> None:
         """Closes the sockets; may be called twice."""
         self.is_up = False
+        self._filenos = ()
         if self._socket is not None:
             with contextlib.suppress(zmq.ZMQError):
                 self._socket.disable_monitor()

@@ -45,7 +45,7 @@ class Fetcher(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Numbered:
     """What the sampler gave, and the words that its batch is seeded from."""
 
@@ -144,6 +144,8 @@ class Pass:
         self.order = Order(loader, self._books, is_inline=is_inline)
         if seeding == "sample" and not hasattr(loader.dataset, "__getitems__"):
             self.order.occurrences = Occurrences(is_batched=loader._auto_collation)
+        settings = process.settings
+        self._replica = settings.feed.replica(settings.rank)
         self._begin()
 
     def begin(self) -> None:
@@ -163,9 +165,7 @@ class Pass:
         """The next index of the sampler, numbered and counted."""
         self._sizes.append(len(index) if isinstance(index, list | tuple) else 1)
         self._number += 1
-        settings = self._process.settings
-        replica = settings.feed.replica(settings.rank)
-        words: tuple[int, ...] = (base_seed, replica, self.epoch, self._number - 1)
+        words: tuple[int, ...] = (base_seed, self._replica, self.epoch, self._number - 1)
         if self.order.occurrences is not None:
             if isinstance(index, Iterator):
                 index = list(index)
@@ -189,8 +189,9 @@ class Pass:
             self._next_size()
             raise
         self.steps.got(self._next_size())
-        if self._process.timeline.usage is not None:
-            self._process.timeline.usage.saw(batch)
+        usage = self._process.timeline.usage
+        if usage is not None:
+            usage.saw(batch)
         return batch
 
     def drop(self) -> None:

@@ -3,11 +3,11 @@
 import math
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import zmq
 
-from stoker.feed.connection import Connection, ZmqContext, ZmqSocket, is_address, resolve
+from stoker.feed.connection import Connection, ZmqContext, is_address, resolve
 from stoker.feed.messages import Member, Message
 from stoker.feed.security import Keys
 
@@ -74,13 +74,24 @@ class Link:
         """When it was last lost, or made; monotonic seconds."""
         return self.connections[0].down_since
 
-    def sockets(self) -> list[ZmqSocket]:
-        """What to poll for reading."""
-        return [s for connection in self.connections for s in connection.sockets()]
+    def filenos(self) -> list[int]:
+        """What to poll for reading, where `has_input` says no."""
+        found: list[int] = []
+        for connection in self.connections:
+            found += connection.filenos()
+        return found
 
-    def monitors(self) -> list[ZmqSocket]:
-        """Those of them that say what becomes of the connections."""
-        return [c.monitor for c in self.connections if c.monitor is not None]
+    def has_input(self) -> bool:
+        """Whether there is something to read that no descriptor tells of; ask before you wait."""
+        return any(map(Connection.has_input, self.connections))
+
+    def has_events(self, ready: Container[int]) -> bool:
+        """Whether `watch` has something to read.
+
+        Args:
+            ready: Descriptors that can be read from.
+        """
+        return any(connection.has_events(ready) for connection in self.connections)
 
     def wait_seconds(self, now: float) -> float | None:
         """Seconds until `tick` has something to do; None: nothing before an event."""
@@ -122,10 +133,13 @@ class Link:
         """Queues a message on the encrypted connection."""
         self.connections[0].send(message, frame)
 
-    def receive(self, take: Take, take_plain: Take, *, is_last: bool) -> None:
+    def receive(
+        self, take: Take, take_plain: Take, *, ready: Container[int], is_last: bool
+    ) -> None:
         """Hands over what has come.
 
         Args:
+            ready: Descriptors that can be read from.
             is_last: There may be no next time.
         """
         for number, connection in enumerate(self.connections):
@@ -133,6 +147,7 @@ class Link:
                 take_plain if number else take,
                 at_most=_AT_MOST,
                 at_most_bytes=math.inf if is_last else _AT_MOST_BYTES,
+                ready=ready,
             )
 
     def close(self, *, linger_seconds: float = 0.0) -> None:

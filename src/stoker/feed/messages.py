@@ -9,7 +9,7 @@ coordinator (in the dnn leader's launcher)
 
 agent (on a data host)
     trainers   Open → Need | Ready | Failed | Leaving | WrongHost;  Ship + frame → Ready | Failed
-               Make + frame → Made + frame | Raised + frame | Ended;  Forget;  Close
+               Make → Made + frame | Raised + frame | Ended;  Forget;  Close
                and unasked: Credits, Leaving
 
 A *session* is one loader of one trainer process. A *spec* is what makes batches: dataset, collate
@@ -25,7 +25,7 @@ from stoker.errors import ProtocolError
 
 # Raised with every change that an older peer would misread: of these messages, of a batch's tree
 # (layout), of what travels pickled (shipping). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -326,9 +326,10 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Make(Message, frozen=True, kw_only=True):
-    """Asks for batch `number`; the frame is the encoded index (see wire.encode).
+    """Asks for batch `number`.
 
     Attributes:
+        index: Encoded (see wire.pack_value).
         epoch: Counts the iter() calls of the session.
         seed: Seed words (base seed, replica, epoch, number); for `sample` seeding, behind them how
             often the epoch had each index of the batch before, if it had any. Of a stream: the
@@ -339,12 +340,15 @@ class Make(Message, frozen=True, kw_only=True):
     session: Identifier
     epoch: Count
     number: Count
+    index: bytes
     seed: Words
     stream: Stream | None = None
 
 
 class Made(Message, frozen=True, kw_only=True):
     """A batch; the frame is its payload, `tree` describes it (see wire).
+
+    Unencrypted, a MAC of the packed message stands before it, in the same frame.
 
     Attributes:
         generation: Of its stream.

@@ -36,7 +36,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])), blocking=False)
     # Here and not above: it imports torch, and an agent that dies meanwhile must be noticed.
-    importlib.import_module("stoker.feed.worker")
+    _import_ahead()
     children = _Children()
     while not channel.is_closed:
         select.select([channel.fileno(), children.fileno()], [], [])
@@ -49,6 +49,15 @@ def main() -> None:
             os.close(theirs)
             os.close(memory)
     children.end()
+
+
+def _import_ahead() -> None:
+    """What nearly every dataset's module imports, while nobody waits for its first batch."""
+    for name in ("stoker.feed.worker", "stoker.feed.stream_worker", "stoker.feed.loader"):
+        importlib.import_module(name)
+    for name in ("numpy.random", "PIL.Image"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 class _Children:

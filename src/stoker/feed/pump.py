@@ -1,9 +1,9 @@
 """The pump: the one thread of a trainer that owns the feed's sockets, so that the thread that
 trains only takes finished batches."""
 
+import select
 import time
-from collections.abc import Collection, Sequence
-from typing import cast
+from collections.abc import Container, Sequence
 
 import zmq
 
@@ -12,7 +12,7 @@ from stoker.feed import memory
 from stoker.feed import messages as m
 from stoker.feed.answers import Answers, forget_peer
 from stoker.feed.asking import Asking
-from stoker.feed.connection import GOODBYE_SECONDS, ZmqContext, ZmqSocket
+from stoker.feed.connection import GOODBYE_SECONDS, ZmqContext
 from stoker.feed.landing import keep_freed_memory
 from stoker.feed.links import MAX_ROSTER_BYTES, AgentLink, Link
 from stoker.feed.observe import Observer, Standing
@@ -25,8 +25,7 @@ from stoker.settings import ProcessSettings
 
 # Progress to the coordinator, and a look at what no event tells.
 _TICK_SECONDS = 1.0
-# As plain numbers: zmq's own are enumerations, which are slow to combine.
-_IN, _OUT = int(zmq.POLLIN), int(zmq.POLLOUT)
+_IN, _OUT = select.POLLIN, select.POLLOUT
 
 
 class Pump:
@@ -46,6 +45,8 @@ class Pump:
         self._context: ZmqContext = zmq.Context(self._num_threads)
         self._unpack_coordinator = m.Unpacker(m.FromCoordinator)
         now = time.monotonic()
+        self._targets: dict[int, int] = {}
+        self._poll = select.poll()
         self._links: dict[str, AgentLink] = {}
         self._observer = Observer(own_host=settings.host, clock=time.monotonic)
         self._ended: list[Standing] = []
@@ -83,10 +84,16 @@ class Pump:
     def _turn(self) -> None:
         now = time.monotonic()
         shared = self._shared
-        targets: list[tuple[ZmqSocket | int, int]] = [(shared.wake_fd, _IN)]
+        targets = dict.fromkeys([shared.wake_fd], _IN)
         links = [self._coordinator, *self._links.values()]
-        targets += [(socket, _IN) for link in links for socket in link.sockets()]
-        waits = [_TICK_SECONDS, *(link.wait_seconds(now) for link in links)]
+        waits: list[float | None] = [_TICK_SECONDS]
+        full: list[Link] = []
+        for link in links:
+            for fileno in link.filenos():
+                targets[fileno] = _IN
+            waits.append(link.wait_seconds(now))
+            if link.has_input():
+                full.append(link)
         children: dict[int, Session] = {}
         with shared.lock:
             sessions = list(shared.sessions.values())
@@ -95,32 +102,40 @@ class Pump:
                 if session.local is not None:
                     for fileno, wants_write in session.local.sockets().items():
                         children[fileno] = session
-                        targets.append((fileno, _IN | _OUT if wants_write else _IN))
-        seconds = min(wait for wait in waits if wait is not None)
-        milliseconds = int(seconds * 1000) + 1 if shared.sleeps() else 0
-        polled = zmq.zmq_poll(cast("list[tuple[ZmqSocket, int]]", targets), milliseconds)
-        ready = {cast("ZmqSocket | int", source) for source, _ in polled}
+                        targets[fileno] = _IN | _OUT if wants_write else _IN
+        seconds = min([wait for wait in waits if wait is not None])
+        milliseconds = int(seconds * 1000) + 1 if shared.sleeps() and not full else 0
+        ready = self._polled(targets, milliseconds)
         shared.is_up(is_rung=shared.wake_fd in ready)
         shared.run_posted()
         for fileno, session in children.items():
             if fileno in ready:
                 self._answers.take_local(session, fileno)
         for link in links:
-            if not ready.isdisjoint(link.sockets()):
+            if link in full or not ready.isdisjoint(link.filenos()):
                 self._serve(link, ready)
         self._tick(time.monotonic())
 
-    def _serve(self, link: Link, ready: Collection[ZmqSocket | int]) -> None:
-        has_events = any(monitor in ready for monitor in link.monitors())
+    def _polled(self, targets: dict[int, int], milliseconds: int) -> set[int]:
+        """The descriptors that are ready."""
+        if targets != self._targets:
+            self._poll, self._targets = select.poll(), targets
+            for fileno, flags in targets.items():
+                self._poll.register(fileno, flags)
+        return {fileno for fileno, _ in self._poll.poll(milliseconds)}
+
+    def _serve(self, link: Link, ready: Container[int]) -> None:
+        has_events = link.has_events(ready)
         # First what came, then what became of the connection: the last words count.
         if isinstance(link, AgentLink):
             link.receive(
                 lambda frames: self._answers.take(link, frames),
                 lambda frames: self._answers.take_plain(link, frames),
+                ready=ready,
                 is_last=has_events,
             )
         else:
-            link.receive(self._take_roster, self._take_roster, is_last=has_events)
+            link.receive(self._take_roster, self._take_roster, ready=ready, is_last=has_events)
         if not has_events or not link.watch(time.monotonic()):
             return
         if not isinstance(link, AgentLink):

@@ -17,8 +17,6 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from itertools import islice
-from operator import sub
 
 from stoker.feed.memory import UNKNOWN_BATCH_BYTES
 from stoker.feed.observe import Standing
@@ -79,6 +77,7 @@ class Schedule:
         self.max_bytes = max_bytes
         self._peers: dict[Peer, _PeerState] = {}
         self._takes: deque[float] = deque(maxlen=_MEMORY + 1)
+        self._gaps: deque[float] = deque(maxlen=_MEMORY)
         self._interval_seconds: float | None = None
         self._sizes: deque[int] = deque(maxlen=_MEMORY)
         # What is expected of the next batch: the largest of the last ones.
@@ -107,6 +106,7 @@ class Schedule:
         for state in self._peers.values():
             state.asked.clear()
         self._takes.clear()
+        self._gaps.clear()
         self._epoch_begins()
 
     def supply(self, count: int) -> None:
@@ -148,8 +148,15 @@ class Schedule:
         self._head += 1
         self._taken += 1
         self._ready_at_takes += len(self._arrived)
-        self._takes.append(now)
-        self._interval_seconds = _mean_interval(self._takes)
+        takes = self._takes
+        if takes:
+            self._gaps.append(now - takes[-1])
+        takes.append(now)
+        self._interval_seconds = None
+        if len(takes) >= 4:
+            # Mean seconds between two takes, the longest left out (a checkpoint, a validation).
+            rest = now - takes[0] - max(self._gaps)
+            self._interval_seconds = max(rest, 0.0) / (len(takes) - 2)
 
     # What peers do.
 
@@ -214,7 +221,7 @@ class Schedule:
     def assign(self, now: float) -> list[tuple[Peer, int]]:
         """The batches to ask for now, and of whom; they count as asked."""
         asks: list[tuple[Peer, int]] = []
-        if not any(state.free() > 0 for state in self._peers.values()):
+        if not self._has_free():
             return asks
         limit = self._head + max(self.window(now), 1)
         skipped: list[int] = []
@@ -225,12 +232,14 @@ class Schedule:
             number = self._next_number(limit)
             if number is None:
                 break
-            barred = self._holders.get(number, set()) | self._refused.get(number, set())
-            able = [peer for peer in free if peer not in barred]
-            if not able:
-                skipped.append(number)
-                continue
-            peer = min(able, key=self._preference)
+            able = free
+            if number in self._holders or number in self._refused:
+                barred = self._holders.get(number, set()) | self._refused.get(number, set())
+                able = [peer for peer in free if peer not in barred]
+                if not able:
+                    skipped.append(number)
+                    continue
+            peer = able[0] if len(able) == 1 else min(able, key=self._preference)
             if self._is_better_kept(peer, now):
                 skipped.append(number)
                 break
@@ -244,10 +253,27 @@ class Schedule:
 
     def has_work(self, now: float) -> bool:
         """Whether `assign` could hand out something."""
-        if not any(state.free() > 0 for state in self._peers.values()):
-            return False
-        limit = min(self._head + max(self.window(now), 1), self._supplied)
-        return bool(self._again) or self._next_new < limit
+        return self.look(now)[1]
+
+    def look(self, now: float) -> tuple[int, bool]:
+        """`wanted` and `has_work`."""
+        has_free = self._has_free()
+        if self._is_complete and not has_free:
+            return 0, False
+        limit = self._head + self.window(now)
+        wanted = 0 if self._is_complete else max(0, limit - self._supplied)
+        has_new = self._next_new < min(limit, self._supplied)
+        return wanted, has_free and (has_new or bool(self._again))
+
+    def may_assign(self) -> bool:
+        """Whether `assign` could hand out something, were the window large enough."""
+        return (self._next_new < self._supplied or bool(self._again)) and self._has_free()
+
+    def _has_free(self) -> bool:
+        for state in self._peers.values():
+            if len(state.asked) < state.credits and not state.is_leaving:
+                return True
+        return False
 
     def overdue(self, now: float) -> list[int]:
         """Numbers that are to be asked for elsewhere too, because the head of the line is late.
@@ -280,18 +306,25 @@ class Schedule:
 
     def window(self, now: float) -> int:
         """How many numbers from the head on may be made or under way."""
-        total = sum(state.credits for state in self._peers.values() if not state.is_leaving)
+        total, slowest = 0, 0.0
+        for state in self._peers.values():
+            if not state.is_leaving:
+                total += state.credits
+            latency = self._latency(state, now)
+            if latency > slowest:
+                slowest = latency
         interval = self._interval_seconds
         window = total + 2
         if interval is not None:
-            slowest = max((self._latency(s, now) for s in self._peers.values()), default=0.0)
             if slowest > interval * _MAX_WINDOW_PER_CREDIT * total:
                 window = _MAX_WINDOW_PER_CREDIT * total
             elif interval > 0:
                 window += math.ceil(slowest / interval)
-        begun = self._next_new - self._head
-        free_bytes = self.max_bytes - self.committed_bytes
-        return max(min(max(window, total), begun + max(free_bytes, 0) // self._batch_bytes), 1)
+        free_bytes = self.max_bytes - self._held_bytes - len(self._holders) * self._batch_bytes
+        if free_bytes < window * self._batch_bytes:
+            begun = self._next_new - self._head
+            window = min(window, begun + max(free_bytes, 0) // self._batch_bytes)
+        return window if window > 1 else 1
 
     @property
     def committed_bytes(self) -> int:
@@ -386,11 +419,12 @@ class Schedule:
             heapq.heappush(self._again, number)
 
     def _others(self, number: int) -> bool:
-        barred = self._holders.get(number, set()) | self._refused.get(number, set())
-        return any(
-            peer not in barred and not state.is_leaving and state.credits > 0
-            for peer, state in self._peers.items()
-        )
+        holders, refused = self._holders.get(number, ()), self._refused.get(number, ())
+        for peer, state in self._peers.items():
+            is_able = state.credits > 0 and not state.is_leaving
+            if is_able and peer not in holders and peer not in refused:
+                return True
+        return False
 
     def _due(self, peer: Peer, number: int) -> float:
         state = self._peers[peer]
@@ -408,11 +442,3 @@ class Schedule:
             if len(self._holders.get(number, ())) == 1:
                 return max(usual, now - asked_at)
         return usual
-
-
-def _mean_interval(takes: deque[float]) -> float | None:
-    """Mean seconds between two takes, the longest left out (a checkpoint, a validation)."""
-    if len(takes) < 4:
-        return None
-    longest: float = max(map(sub, islice(takes, 1, None), takes))
-    return max(takes[-1] - takes[0] - longest, 0.0) / (len(takes) - 2)

@@ -133,7 +133,7 @@ class Service:
             case messages.Ship(spec=spec):
                 self._ship(spec, frame)
             case messages.Make():
-                self._make(identity, message, frame)
+                self._make(identity, message)
             case messages.Forget(session=name, before_epoch=before_epoch):
                 self._forget(name, before_epoch)
             case messages.Close(session=name):
@@ -226,7 +226,7 @@ class Service:
         failed = messages.Failed(session=session.name, spec=session.spec, reason=reason)
         self._outbox.send(session, failed, packed)
 
-    def _make(self, identity: bytes, message: messages.Make, frame: memoryview) -> None:
+    def _make(self, identity: bytes, message: messages.Make) -> None:
         session = self._sessions.get(message.session)
         if session is None or self._is_draining or not session.is_ready:
             reason = "the agent knows no such session" if session is None else "the agent drains"
@@ -237,7 +237,7 @@ class Service:
         session.identity, session.unreachable_since = identity, None
         key = (message.epoch, message.number)
         if message.stream is not None:
-            self._make_of_stream(identity, session, message, message.stream, frame)
+            self._make_of_stream(identity, session, message, message.stream)
             return
         if message.epoch < session.before_epoch or key in session.requests:
             return
@@ -250,7 +250,7 @@ class Service:
             session.seeding,
             message.epoch,
             message.number,
-            bytes(frame),
+            message.index,
             message.seed,
         )
         was_active = session.is_active(time.monotonic())
@@ -266,7 +266,6 @@ class Service:
         session: Session,
         message: messages.Make,
         stream: messages.Stream,
-        frame: memoryview,
     ) -> None:
         """A stream's batches wait for nobody else's: its process makes one after the other."""
         held = self._specs.find(session.spec)
@@ -283,21 +282,20 @@ class Service:
             return
         if known is not None:
             known.is_dropped = True
-        index = bytes(frame)
         request = Request(
             session,
             session.spec,
             session.seeding,
             message.epoch,
             message.number,
-            index,
+            message.index,
             message.seed,
             generation=stream.generation,
         )
         session.requests[key] = request
         session.asked_at = time.monotonic()
         self._specs.ask_stream(
-            session.spec, session.name, *stream_job(message, stream, index, (request,))
+            session.spec, session.name, *stream_job(message, stream, message.index, (request,))
         )
 
     def _forget(self, name: str, before_epoch: int) -> None:

@@ -21,7 +21,7 @@ from stoker.feed.wire import pack_value
 LOCAL: Peer = ("local",)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """What became of a batch: its value, or the error to raise in its place."""
 
@@ -29,7 +29,7 @@ class Outcome:
     error: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
     """A batch that may be asked for: the packed index, and its seed words."""
 
@@ -188,8 +188,13 @@ class Session:
                 if self.epoch != epoch:
                     raise StopIteration
                 outcome = self._await_head(deadline, timeout_seconds)
-            # Also after a batch that was there: its place in the window is free.
-            self._supply(epoch)
+                # Also after a batch that was there: its place in the window is free.
+                wanted, has_work = self._look(epoch)
+                first = self.schedule.supplied
+            if wanted:
+                self._draw(epoch, first, wanted)
+            elif has_work:
+                self._wake()
             if outcome is not None:
                 break
         if outcome.error is not None:
@@ -245,17 +250,23 @@ class Session:
         self._indices = iter(())
 
     def _supply(self, epoch: int) -> None:
-        """Draws from the sampler, outside the lock: it is the user's code."""
         with self._lock:
-            is_ours = self.is_busy and self.epoch == epoch
-            now = time.monotonic()
-            wanted = self.schedule.wanted(now) if is_ours else 0
+            wanted, has_work = self._look(epoch)
             first = self.schedule.supplied
-            has_work = self.has_news or self.schedule.has_work(now)
-        if not wanted:
-            if has_work:
-                self._wake()
-            return
+        if wanted:
+            self._draw(epoch, first, wanted)
+        elif has_work:
+            self._wake()
+
+    def _look(self, epoch: int) -> tuple[int, bool]:
+        """How many indices to draw, and whether there is something for the pump to do."""
+        if not self.is_busy or self.epoch != epoch:
+            return 0, self.has_news
+        wanted, has_work = self.schedule.look(time.monotonic())
+        return wanted, has_work or self.has_news
+
+    def _draw(self, epoch: int, first: int, wanted: int) -> None:
+        """Draws from the sampler, outside the lock: it is the user's code."""
         fresh: dict[int, Asked] = {}
         is_last = False
         while len(fresh) < wanted and not is_last:
@@ -274,7 +285,7 @@ class Session:
                 self.schedule.supply(len(fresh))
                 if is_last:
                     self.schedule.finish()
-            has_work = self.has_news or self.schedule.has_work(time.monotonic())
+            has_work = self.has_news or self.schedule.may_assign()
         if has_work:
             self._wake()
 

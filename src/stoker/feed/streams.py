@@ -269,6 +269,14 @@ class Streams:
             persists=self.persists,
         )
 
+    def look(self, now: float) -> tuple[int, bool]:
+        """`wanted` and `has_work`."""
+        return 0, self.has_work(now)
+
+    def may_assign(self) -> bool:
+        """Whether `assign` could hand out something: it looks itself."""
+        return True
+
     def has_work(self, now: float) -> bool:
         """Whether `assign` could ask for something."""
         if self._is_finished or not self._peers:

@@ -43,7 +43,7 @@ class Timeline:
         self.compute_seconds = 0.0
         self._path = path
         self._clock = clock
-        self._rows: list[str] = []
+        self._rows: list[tuple[str, int, float, float, float, int]] = []
         self._zero: float | None = None
         self._flushed = 0.0
         self._loaders = 0
@@ -62,6 +62,7 @@ class Timeline:
         self,
         *,
         head: str,
+        batch: int,
         start: float,
         wait: float,
         compute: float,
@@ -76,7 +77,7 @@ class Timeline:
         self.wait_seconds += wait
         self.compute_seconds += compute
         if self._path is not None:
-            self._rows.append(f"{head},{start - self._zero:.6f},{wait:.6f},{compute:.6f},{samples}")
+            self._rows.append((head, batch, start - self._zero, wait, compute, samples))
             if may_write and start + wait + compute - self._flushed > _FLUSH_SECONDS:
                 self.flush()
 
@@ -84,9 +85,13 @@ class Timeline:
         """Writes what has been collected; a full disk ends the timeline, not the training."""
         with self._lock, contextlib.suppress(OSError):
             self._flushed = self._clock()
-            rows, self._rows = self._rows, []
-            if not rows or self._path is None:
+            steps, self._rows = self._rows, []
+            if not steps or self._path is None:
                 return
+            rows = [
+                f"{head}{batch},{start:.6f},{wait:.6f},{compute:.6f},{samples}"
+                for head, batch, start, wait, compute, samples in steps
+            ]
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
                 if file.tell() == 0:
@@ -164,7 +169,8 @@ class Steps:
             asked, got, samples = self._open
             self._open = None
             self._timeline.add(
-                head=f"{self._head}{self._batch}",
+                head=self._head,
+                batch=self._batch,
                 start=asked,
                 wait=got - asked,
                 compute=now - got,

@@ -1,0 +1,93 @@
+"""Batches that are described alike are read alike: what was judged once is not judged again.
+
+The trees of a loader's batches are mostly equal to the last byte: dtypes, shapes and offsets of
+tensors, and what holds them. From the second of a kind on, only the views are made.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stoker.feed.layout import TENSOR_DTYPES, Bytes1D, Tag
+from stoker.feed.wire import decode
+
+if TYPE_CHECKING:
+    import torch
+
+# Kinds that are remembered: full batches, the last one, those of a few loaders.
+MAX_PLANS = 16
+# Larger trees (texts, labels as numbers) are hardly ever equal.
+_MAX_TREE_BYTES = 4096
+
+_Plan = Callable[[Bytes1D], object]
+_decoder = msgspec.msgpack.Decoder()
+
+
+class Plans:
+    """Decodes the batches of a process; used by one thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, int], _Plan] = {}
+        self._last: tuple[bytes, int] | None = None
+
+    def decode(self, tree: bytes, payload: Bytes1D | None, *, allow_pickle: bool) -> object:
+        """As `wire.decode`, and raises what that raises."""
+        if payload is None or len(tree) > _MAX_TREE_BYTES:
+            return decode(tree, payload, allow_pickle=allow_pickle)
+        key = (tree, payload.nbytes)
+        plan = self._known.get(key)
+        if plan is not None:
+            return plan(payload)
+        value = decode(tree, payload, allow_pickle=allow_pickle)
+        if key == self._last:
+            # It fits a payload of this size, or `decode` had refused it.
+            plan = _plan(_decoder.decode(tree))
+            if plan is not None:
+                while len(self._known) >= MAX_PLANS:
+                    del self._known[next(iter(self._known))]
+                self._known[key] = plan
+        self._last = key
+        return value
+
+
+def _plan(node: object) -> _Plan | None:
+    """How to make the value of a node that was judged; None: as any other."""
+    if not isinstance(node, list):
+        return lambda _: node
+    match node:
+        case [Tag.TENSOR, str(name), [*shape], int(offset)]:
+            return _tensor_plan(name, tuple(shape), offset)
+        case [Tag.LIST | Tag.TUPLE | Tag.DICT as tag, *items]:
+            plans = [plan for plan in map(_plan, items) if plan is not None]
+            return _nested_plan(tag, plans) if len(plans) == len(items) else None
+    return None
+
+
+def _nested_plan(tag: int, plans: list[_Plan]) -> _Plan:
+    if tag == Tag.LIST:
+        return lambda payload: [plan(payload) for plan in plans]
+    if tag == Tag.TUPLE:
+        return lambda payload: tuple([plan(payload) for plan in plans])
+    pairs = list(zip(plans[::2], plans[1::2], strict=True))
+    return lambda payload: {key(payload): value(payload) for key, value in pairs}
+
+
+def _tensor_plan(name: str, shape: tuple[int, ...], offset: int) -> _Plan | None:
+    import torch
+
+    count = math.prod(shape)
+    if name not in TENSOR_DTYPES or not count:
+        return None
+    dtype: torch.dtype = getattr(torch, name)
+    end = offset + count * dtype.itemsize
+
+    def tensor(payload: Bytes1D) -> "torch.Tensor":
+        pinned: object = payload.base
+        if isinstance(pinned, torch.Tensor):
+            # Views of torch's own pinned memory: its allocator knows of copies under way.
+            return pinned[offset:end].view(dtype).view(shape)
+        return torch.frombuffer(payload, dtype=dtype, count=count, offset=offset).view(shape)
+
+    return tensor

@@ -1,0 +1,122 @@
+"""What the pump's wait rests on: no message is there that neither `has_input` nor poll tells of."""
+
+import math
+import select
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from stoker.feed import messages as m
+from stoker.feed.connection import Connection, ZmqContext
+
+SECONDS = 30.0
+ROUNDS = 300
+HIDDEN = 30
+ANSWER_BYTES = 70_000
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Of a peer that answers each message by one, two or three of 70 kB."""
+    context: ZmqContext = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    number = router.bind_to_random_port("tcp://127.0.0.1")
+    is_over = threading.Event()
+
+    def answer() -> None:
+        count = 0
+        while not is_over.is_set():
+            if not router.poll(100):
+                continue
+            identity, _ = router.recv_multipart()
+            count += 1
+            for _ in range(1 + count % 3):
+                router.send_multipart([identity, bytes(ANSWER_BYTES)], copy=False)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    yield number
+    is_over.set()
+    thread.join()
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def connection(port: int) -> Iterator[Connection]:
+    context: ZmqContext = zmq.Context()
+    made = Connection(context, None, now=time.monotonic(), max_message_bytes=1 << 20)
+    made.dial(f"tcp://127.0.0.1:{port}")
+    yield made
+    made.close()
+    context.term()
+
+
+def ready_of(connection: Connection) -> set[int]:
+    """As the pump waits, but that it wakes up once a second anyway."""
+    poll = select.poll()
+    for fileno in connection.filenos():
+        poll.register(fileno, select.POLLIN)
+    found = poll.poll(0 if connection.has_input() else SECONDS * 1000)
+    assert found or connection.has_input(), "nothing came, and nothing told of it"
+    return {fileno for fileno, _ in found}
+
+
+def come_up(connection: Connection) -> None:
+    while not connection.is_up:
+        if connection.has_events(ready_of(connection)):
+            connection.watch(time.monotonic())
+
+
+def num_answers(first: int, last: int) -> int:
+    return sum(1 + number % 3 for number in range(first, last + 1))
+
+
+@pytest.mark.parametrize("at_most", [1, 2, 16])
+def test_a_wait_ends_with_each_message(connection: Connection, at_most: int) -> None:
+    come_up(connection)
+    came: list[int] = []
+    for number in range(1, ROUNDS):
+        connection.send(m.Leaving())
+        while len(came) < num_answers(1, number):
+            connection.receive(
+                lambda frames: came.extend(map(len, frames)),
+                at_most=at_most,
+                at_most_bytes=math.inf,
+                ready=ready_of(connection),
+            )
+    assert came == [ANSWER_BYTES] * num_answers(1, ROUNDS - 1)
+
+
+def test_a_send_that_reads_the_wake_up_of_a_message_hides_it_from_no_wait(
+    connection: Connection,
+) -> None:
+    come_up(connection)
+    came: list[int] = []
+    for number in range(1, 2 * HIDDEN, 2):
+        connection.send(m.Leaving())
+        poll = select.poll()
+        poll.register(connection.filenos()[0], select.POLLIN)
+        assert poll.poll(SECONDS * 1000)
+        # libzmq looks for wake-ups at a send only where it did not within the last millisecond.
+        time.sleep(0.004)
+        connection.send(m.Leaving())
+        while len(came) < num_answers(1, number + 1):
+            connection.receive(
+                lambda frames: came.extend(map(len, frames)),
+                at_most=16,
+                at_most_bytes=math.inf,
+                ready=ready_of(connection),
+            )
+    assert came == [ANSWER_BYTES] * num_answers(1, 2 * HIDDEN)
+
+
+def test_a_connection_that_is_lost_has_nothing_to_read(connection: Connection) -> None:
+    come_up(connection)
+    assert not connection.has_input()
+    connection.lose(time.monotonic())
+    assert connection.filenos() == ()
+    assert not connection.has_input()
+    assert not connection.has_events({1, 2, 3})
