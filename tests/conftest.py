@@ -7,6 +7,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from support.moto import aws_server, moto_process
@@ -16,6 +17,10 @@ __all__ = ["aws_server", "moto_process"]
 # A shell starts what it puts in the background with SIGINT ignored, and children inherit that: the
 # tests that press Ctrl-C would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A busy machine is no counterexample.
+settings.register_profile("stoker", deadline=None)
+settings.load_profile("stoker")
 
 # The longest first: what begins last must not be what lasts.
 _ORDER = ("docker", "engine", "fault", "e2e", "browser")
