@@ -65,9 +65,12 @@ def test_two_hosts_are_received_on_two_threads_and_nothing_changes() -> None:
     given = {"shape": [3, 300, 300], "epochs": 1}
     with Cluster(agents=2, feed={"receive_threads": 2}) as cluster:
         cluster.wait_for_agents()
-        trainer = cluster.train(pause_at=10, **given)
+        trainer = cluster.train(pause_at=[1, 10], **given)
         trainer.until("pause")
-        wait_until(lambda: "agent_ready agent=algo-1" in trainer.errors, "both are ready")
+        for host in ("algo-0", "algo-1"):
+            wait_until(lambda host=host: f"agent_ready agent={host}" in trainer.errors, host)
+        trainer.go_on()
+        trainer.until("pause")
         tasks = Path(f"/proc/{trainer.process.pid}/task")
         names = {task: (task / "comm").read_text() for task in tasks.iterdir()}
         worked = [

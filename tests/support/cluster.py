@@ -276,9 +276,10 @@ class Cluster:
         )
 
     def workers_of(self, number: int) -> list[psutil.Process]:
-        """The data workers of a host: the leaves of its process tree."""
-        tree = psutil.Process(self.hosts[number].pid).children(recursive=True)
-        return [child for child in tree if not child.children()]
+        """The data workers of a host; not the nursery and the holders, which fork them."""
+        nurseries = psutil.Process(self.hosts[number].pid).children()
+        holders = [holder for nursery in nurseries for holder in nursery.children()]
+        return [worker for holder in holders for worker in holder.children()]
 
     def kill(self, number: int) -> None:
         """kill -9 of a whole host."""
