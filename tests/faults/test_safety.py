@@ -307,13 +307,15 @@ def test_nothing_secret_is_in_logs_arguments_or_environments(
         trainer = cluster.train(num_workers=1, **GIVEN)
         trainer.until("pause")
         hidden = secrets_of(cluster)
-        tree = [
-            process
-            for pid in (cluster.hosts[0].pid, trainer.process.pid)
-            for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))
-        ]
-        # Agent, nursery, holder, worker; trainer and its local worker.
-        assert len(tree) >= 6
+        roots = [psutil.Process(pid) for pid in (cluster.hosts[0].pid, trainer.process.pid)]
+        wait_until(
+            # Nursery, holder, worker; the local worker.
+            lambda: all(
+                len(r.children(recursive=True)) >= n for r, n in zip(roots, (3, 1), strict=True)
+            ),
+            "every kind of process runs",
+        )
+        tree = [process for root in roots for process in (root, *root.children(recursive=True))]
         shown = [
             Path(f"/proc/{process.pid}/{name}").read_bytes()
             for process in tree
