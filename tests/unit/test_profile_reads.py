@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from stoker.profile.page_cache import OpenedFiles, bytes_read, drop_cached
+from stoker.feed.process_io import bytes_read
+from stoker.profile.page_cache import OpenedFiles, drop_cached
 from stoker.profile.reads import BatchRead, Passes, measure_reads, summarize_reads
 
 FILE_BYTES = 128 << 10

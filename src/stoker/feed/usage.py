@@ -17,6 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.feed.process_io import bytes_read
+
 # Steps that are shorter have their CPU time read together.
 _READ_SECONDS = 0.01
 # Children and threads are asked, and the file is written, so often at most.
@@ -214,8 +216,8 @@ class _Span:
         self.children_cpu = ended.ru_utime + ended.ru_stime
         self.children_cpu += sum(_clock(pid, _PROCESS_CLOCK) for pid in pids)
         self.feed_cpu = sum(_clock(tid, _THREAD_CLOCK) for tid in _feed_threads())
-        read = [_read_bytes(pid) for pid in ("self", *map(str, pids))]
-        known = [each for each in read if each is not None]
+        read = [bytes_read(pid) for pid in (None, *pids)]
+        known = [each.fetched for each in read if each]
         self.read_bytes = sum(known) if len(known) == len(read) else None
 
 
@@ -261,18 +263,6 @@ def _clock(number: int, kind: int) -> float:
         return time.clock_gettime((~number << 3) | kind)
     except (OSError, AttributeError):
         return 0.0
-
-
-def _read_bytes(pid: str) -> int | None:
-    try:
-        with open(f"/proc/{pid}/io", encoding="ascii") as file:
-            for line in file:
-                name, _, value = line.partition(":")
-                if name == "read_bytes":
-                    return int(value)
-    except (OSError, ValueError):
-        return None
-    return None
 
 
 def _num_bytes(batch: object, *, depth: int = 0) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import psutil
 
 from stoker.feed.cpu_quota import group_cpu_seconds, limiting_group
+from stoker.profile.counters import scheduled
 
 # Linux names a process's CPU clock by its inverted pid and a thread's by its inverted tid: exact to
 # a nanosecond, where /proc counts in hundredths of a second.
@@ -62,11 +63,8 @@ def _busy(times: Mapping[str, float]) -> float:
 
 def queued_seconds() -> float:
     """Seconds that this process's first thread was ready to run while others had the CPU; or 0."""
-    try:
-        with open("/proc/self/schedstat", encoding="ascii") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
+    own = scheduled("/proc/self")
+    return own.queued if own else 0.0
 
 
 def descendants() -> list[psutil.Process]:

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from stoker.feed.process_io import bytes_read
+
 
 class Scheduled(NamedTuple):
     """Seconds that a thread had a CPU, and that it was ready to run while others had it."""
@@ -89,15 +91,8 @@ def received_bytes(table: Path = Path("/proc/self/net/dev")) -> int:
 
 def read_bytes(pids: Iterable[int]) -> int:
     """Bytes from storage so far, by this process, its ended children, and `pids`."""
-    return sum(_read_bytes(pid) for pid in (os.getpid(), *pids))
-
-
-def _read_bytes(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
-    except (OSError, ValueError, IndexError, StopIteration):
-        return 0
+    books = [bytes_read(pid) for pid in (None, *pids)]
+    return sum(book.fetched for book in books if book)
 
 
 def storage_stall_seconds(pressure: Path = Path("/proc/pressure/io")) -> float | None:

@@ -1,11 +1,10 @@
-"""Which files a process reads, how many bytes of them, and making the next read a cold one."""
+"""Which files a process reads, and making the next read of them a cold one."""
 
 import contextlib
 import os
 import stat
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 # A program's own files are no data.
@@ -14,32 +13,6 @@ _MAX_FILES = 20_000
 # Of a file beyond that, dropping what others may have cached of it is more than a look costs.
 _MAX_FILE_BYTES = 16 << 30
 _MODE_ARGUMENT = 1
-
-
-@dataclass(frozen=True, slots=True)
-class BytesRead:
-    """So far, of this process.
-
-    Attributes:
-        asked: Through the system's read calls, whether or not the page cache had it.
-        fetched: From storage.
-    """
-
-    asked: int
-    fetched: int
-
-
-def bytes_read() -> BytesRead | None:
-    """The kernel's books of this process; None where it does not tell."""
-    found = {}
-    try:
-        with open("/proc/self/io", encoding="ascii") as file:
-            for line in file:
-                name, _, value = line.partition(":")
-                found[name] = int(value)
-        return BytesRead(asked=found["rchar"], fetched=found["read_bytes"])
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 class OpenedFiles:

@@ -7,8 +7,9 @@ from typing import cast
 
 from torch.utils.data import DataLoader
 
+from stoker.feed.process_io import bytes_read
 from stoker.profile.clocks import queued_seconds
-from stoker.profile.page_cache import OpenedFiles, bytes_read, drop_cached
+from stoker.profile.page_cache import OpenedFiles, drop_cached
 from stoker.profile.raw import Quartiles, Reads, quartiles
 from stoker.profile.worker_task import Source, run_in_workers
 

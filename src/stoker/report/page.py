@@ -24,6 +24,7 @@ from stoker.report.pictures import (
 )
 from stoker.report.quantities import TimeUnit, time_unit
 from stoker.report.strips import describe_windows
+from stoker.report.templating import templates
 from stoker.report.transforms import transform_rows
 from stoker.report.verdict import judge
 
@@ -151,20 +152,14 @@ def write_report(
         "terms": _terms(profile) if profile else [],
         "transforms": transform_rows(profile.transforms) if profile else [],
     }
-    page = _environment(unit).get_template("report.html.jinja").render(context)
+    page = _filled(unit).get_template("report.html.jinja").render(context)
     # A name from a broken log may hold half a character, which no file can.
     write_text(path, page.encode("utf-8", "replace").decode("utf-8"))
 
 
-def _environment(unit: TimeUnit) -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("stoker.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
+def _filled(unit: TimeUnit) -> jinja2.Environment:
+    filled = templates()
+    filled.filters.update(
         time=unit.show,
         bare=unit.bare,
         usd=quantities.usd,
@@ -175,7 +170,7 @@ def _environment(unit: TimeUnit) -> jinja2.Environment:
         whole=quantities.whole,
         count=quantities.count,
     )
-    return environment
+    return filled
 
 
 def _is_nominal(workload: Workload, decision: Decision | None) -> bool:

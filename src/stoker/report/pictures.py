@@ -18,7 +18,7 @@ from stoker.report.timeline import flat_timeline, read_timeline
 
 # Two drawings of each picture: text in a picture shrinks with it, so one size cannot serve a
 # desk and a telephone. The style sheet shows one of them.
-_WIDE, _NARROW = 960.0, 360.0
+WIDE, NARROW = 960.0, 360.0
 _FLAT_STEPS = 200
 
 
@@ -72,8 +72,8 @@ def picture_of_strips(strips: Sequence[Strip], unit: TimeUnit) -> Picture | None
     if not strips:
         return None
     return Picture(
-        draw_strips(strips, unit=unit, width=_WIDE, name="strips-wide"),
-        draw_strips(strips, unit=unit, width=_NARROW, name="strips-narrow"),
+        draw_strips(strips, unit=unit, width=WIDE, name="strips-wide"),
+        draw_strips(strips, unit=unit, width=NARROW, name="strips-narrow"),
     )
 
 
@@ -83,8 +83,8 @@ def picture_of_series(strips: Sequence[Strip], unit: TimeUnit) -> Picture | None
     if not kept:
         return None
     return Picture(
-        draw_series(kept, unit=unit, width=_WIDE, name="series-wide"),
-        draw_series(kept, unit=unit, width=_NARROW, name="series-narrow"),
+        draw_series(kept, unit=unit, width=WIDE, name="series-wide"),
+        draw_series(kept, unit=unit, width=NARROW, name="series-narrow"),
     )
 
 
@@ -92,8 +92,8 @@ def picture_of_plans(decision: Decision | None, unit: TimeUnit) -> Picture | Non
     """The plans by time and money, and by data hosts; None where there is one plan only."""
     if decision is None:
         return None
-    wide = draw_plans(decision, unit=unit, width=_WIDE, name="plans-wide")
-    narrow = draw_plans(decision, unit=unit, width=_NARROW, name="plans-narrow")
+    wide = draw_plans(decision, unit=unit, width=WIDE, name="plans-wide")
+    narrow = draw_plans(decision, unit=unit, width=NARROW, name="plans-narrow")
     return Picture(wide, narrow) if wide and narrow else None
 
 
@@ -103,8 +103,8 @@ def picture_of_intervals(figures: Figures, unit: TimeUnit) -> Picture | None:
     if len(rows) < 2:
         return None
     return Picture(
-        draw_intervals(rows, unit=unit, width=_WIDE, name="intervals-wide"),
-        draw_intervals(rows, unit=unit, width=_NARROW, name="intervals-narrow"),
+        draw_intervals(rows, unit=unit, width=WIDE, name="intervals-wide"),
+        draw_intervals(rows, unit=unit, width=NARROW, name="intervals-narrow"),
     )
 
 
@@ -113,8 +113,8 @@ def picture_of_feed(story: FeedStory | None) -> Picture | None:
     if story is None:
         return None
     return Picture(
-        draw_feed(story, width=_WIDE, name="feed-wide"),
-        draw_feed(story, width=_NARROW, name="feed-narrow"),
+        draw_feed(story, width=WIDE, name="feed-wide"),
+        draw_feed(story, width=NARROW, name="feed-narrow"),
     )
 
 

@@ -5,14 +5,12 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-import jinja2
-
 from stoker.records import Training, write_text
+from stoker.report.pictures import NARROW, WIDE
 from stoker.report.quantities import digits, percent, usd
 from stoker.report.scaling import ScalingOfRuns
 from stoker.report.scaling_picture import draw_scaling
-
-_WIDE, _NARROW = 960.0, 360.0
+from stoker.report.templating import templates
 
 
 def write_scaling(path: Path, *, scaling: ScalingOfRuns, runs: Mapping[str, Training]) -> None:
@@ -26,19 +24,13 @@ def write_scaling(path: Path, *, scaling: ScalingOfRuns, runs: Mapping[str, Trai
     Raises:
         UsageError: If the file cannot be written.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("stoker.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(digits=partial(digits, figures=3), percent=percent, usd=usd)
-    page = environment.get_template("scaling.html.jinja").render(
+    filled = templates()
+    filled.filters.update(digits=partial(digits, figures=3), percent=percent, usd=usd)
+    page = filled.get_template("scaling.html.jinja").render(
         scaling=scaling,
         headline=headline(scaling),
-        wide=draw_scaling(scaling, width=_WIDE, name="scaling-wide"),
-        narrow=draw_scaling(scaling, width=_NARROW, name="scaling-narrow"),
+        wide=draw_scaling(scaling, width=WIDE, name="scaling-wide"),
+        narrow=draw_scaling(scaling, width=NARROW, name="scaling-narrow"),
         runs=[(name, _words(training)) for name, training in runs.items()],
         names=shlex.join(runs),
     )
