@@ -213,9 +213,10 @@ def test_data_hosts_end_with_the_training_and_their_release_is_measured(tmp_path
 
 
 @pytest.mark.parametrize(("dnn", "processes"), [(1, 2), (2, 1)])
-def test_ranks_of_one_and_of_two_hosts_meet_in_a_collective(
-    tmp_path: Path, dnn: int, processes: int
+def test_ranks_of_one_and_of_two_hosts_meet_in_a_collective_and_leave_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dnn: int, processes: int
 ) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with LocalJob(tmp_path, COLLECTIVE + GOOD_END, dnn=dnn, processes=processes) as job:
         end = job.end()
         assert end.status == "succeeded", end.failure
@@ -224,12 +225,14 @@ def test_ranks_of_one_and_of_two_hosts_meet_in_a_collective(
         assert "rank 1 of 2 sums 3" in logs
         assert job.training().strategy == "torchrun"
         assert [host.rank for host in job.training().hosts] == list(range(dnn))
+    assert not list(tmp_path.rglob("torchelastic*"))
 
 
 @pytest.mark.parametrize(("dnn", "processes"), [(1, 2), (2, 1)])
 def test_the_rank_that_failed_first_gives_the_code_and_the_traceback(
-    tmp_path: Path, dnn: int, processes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dnn: int, processes: int
 ) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     script = COLLECTIVE + (
         "if rank == 1:\n"
         "    import traceback\n"
@@ -247,6 +250,7 @@ def test_the_rank_that_failed_first_gives_the_code_and_the_traceback(
         assert (end.status, end.exit_code) == ("failed", 7)
         assert "LookupError: only rank one" in (end.failure or "")
         assert (end.failure or "").startswith("rank 1 on ")
+    assert not list(tmp_path.rglob("torchelastic*"))
 
 
 def test_an_uncaught_error_of_one_rank_is_told_from_its_consequences(tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ torchrun itself exits 1 whatever its ranks did. Started by the launcher as
 """
 
 import sys
+import tempfile
+from argparse import Namespace
+from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -17,8 +20,9 @@ from stoker.launch.failures import Cause, RankEnd, first_cause, read_failure, wr
 def main(arguments: list[str]) -> int:
     """Runs the ranks of this host; gives the exit code of the one that failed first."""
     output = settings.from_environment().output
+    options = get_args_parser().parse_args(arguments)
     try:
-        run(get_args_parser().parse_args(arguments))  # type: ignore[no-untyped-call]
+        _run(options, output)
     except ChildFailedError as err:
         failures = sorted(err.failures.items(), key=lambda item: item[1].timestamp)
         ends = [
@@ -36,6 +40,23 @@ def main(arguments: list[str]) -> int:
     except SignalException as err:
         return 128 + int(err.sigval)
     return 0
+
+
+def _run(options: Namespace, output: Path | None) -> None:
+    """Runs the ranks; torchrun's files about them are gone when they end.
+
+    It would leave a folder in the temporary one. The run's own goes with the run, should this
+    process be killed.
+    """
+    if options.log_dir:
+        # PET_LOG_DIR: the user wants to keep them.
+        run(options)  # type: ignore[no-untyped-call]
+        return
+    with tempfile.TemporaryDirectory(
+        prefix="torchelastic-", dir=output, ignore_cleanup_errors=True
+    ) as folder:
+        options.log_dir = folder
+        run(options)  # type: ignore[no-untyped-call]
 
 
 def _shell_code(code: int) -> int:
