@@ -12,7 +12,8 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -333,6 +334,36 @@ def test_nothing_secret_is_in_logs_arguments_or_environments(
             assert secret not in text
 
 
+@contextlib.contextmanager
+def flood(address: tuple[str, int], agent: psutil.Process, *, connections: int) -> Iterator[None]:
+    """Holds that many connections that never say a word; new ones for those that were cut."""
+    before = agent.num_fds()
+    opened: deque[socket.socket] = deque()
+    stop = threading.Event()
+    is_full = threading.Event()
+
+    def keep() -> None:
+        while not stop.wait(0.01):
+            if agent.num_fds() >= before + connections:
+                is_full.set()
+                continue
+            for _ in range(50):
+                opened.append(socket.create_connection(address, 30))
+            while len(opened) > 2 * connections:
+                opened.popleft().close()
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    try:
+        assert is_full.wait(120), f"{agent.num_fds() - before} of {connections} connections held"
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        for connection in opened:
+            connection.close()
+
+
 @pytest.mark.skipif(
     resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 4096, reason="too few file descriptors"
 )
@@ -342,22 +373,21 @@ def test_worker_that_dies_amid_a_thousand_half_open_connections_is_replaced(
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
     try:
-        with Cluster(agents=1, late=True) as cluster, contextlib.ExitStack() as stack:
-            # As most systems have it; the agent takes what it may.
-            cluster.start_agent(0, max_files=1024)
+        with Cluster(agents=1, late=True) as cluster:
+            # The limit as most systems have it; the agent takes what it may. What it opens has
+            # numbers that `select` cannot take.
+            cluster.start_agent(0, held_files=1010, max_files=1024)
             address = ("127.0.0.1", cluster.agent_port(0))
-            for _ in range(1200):
-                stack.enter_context(socket.create_connection(address, 10))
             agent = psutil.Process(cluster.hosts[0].pid)
-            wait_until(lambda: agent.num_fds() > 1200, "all are accepted")
-            assert agent.num_threads() < 12
-            # What is opened now has numbers that `select` cannot take.
-            trainer = cluster.train(**GIVEN)
-            trainer.until("pause")
-            cluster.kill_worker(0)
-            trainer.go_on()
-            trainer.until("pause")
-            trainer.go_on()
-            assert trainer.finish() == reference
+            assert agent.num_fds() > 1024
+            with flood(address, agent, connections=1000):
+                assert agent.num_threads() < 12
+                trainer = cluster.train(**GIVEN)
+                trainer.until("pause")
+                cluster.kill_worker(0)
+                trainer.go_on()
+                trainer.until("pause")
+                trainer.go_on()
+                assert trainer.finish() == reference
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

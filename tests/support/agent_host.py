@@ -1,6 +1,7 @@
 """A data host in small: agent and membership, without a launcher. Arguments: one JSON object."""
 
 import json
+import os
 import resource
 import secrets
 import signal
@@ -17,6 +18,10 @@ from stoker.records import FeedSettings
 
 def main() -> None:
     given = json.loads(sys.argv[1])
+    # Held from the start, so that what is opened later has higher numbers.
+    held = os.open(os.devnull, os.O_RDONLY)
+    for _ in range(given.get("held_files", 0)):
+        os.dup(held)
     if "max_files" in given:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (given["max_files"], hard))

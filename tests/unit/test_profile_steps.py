@@ -93,7 +93,7 @@ def test_cpu_of_workers_and_of_others_is_told_apart() -> None:
 
 
 def test_what_is_looked_at_between_steps_is_none_of_them() -> None:
-    steps = as_is()
+    steps = as_is(machine=26.5)
     for index in range(WARM_UP_STEPS + 6):
         now = 3.0 * index
         steps.got(now=now, cpu=2.0 * index, wait=0.5, receive=0.0)
@@ -102,6 +102,8 @@ def test_what_is_looked_at_between_steps_is_none_of_them() -> None:
     result = steps.result()
     assert result.step_seconds.mean == pytest.approx(2.0)
     assert result.trainer_cpu_seconds == pytest.approx(1.5)
+    # 26.5 CPU-seconds of the machine in 16 s, of which 10.5 the trainer's, looks included.
+    assert result.others_vcpus == pytest.approx(1.0)
 
 
 def test_a_phase_ends_sooner_when_steps_are_slow_and_never_without_any() -> None:

@@ -1,18 +1,25 @@
 """States by their figures, and the evidence by real locks and real files of the kernel's form."""
 
 import contextlib
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.feed.cpu_quota import cpu_groups, group_cpu_seconds, group_quota
-from stoker.profile.clocks import children_cpu_seconds, machine_cpu_seconds
+from stoker.profile.clocks import (
+    children_cpu_seconds,
+    descendant_pids,
+    machine_cpu_seconds,
+)
 from stoker.profile.counters import (
     Throttling,
     received_bytes,
@@ -23,6 +30,7 @@ from stoker.profile.counters import (
 from stoker.profile.evidence import Evidence, Pass
 from stoker.profile.explain import explain
 from stoker.profile.measure import combine
+from stoker.profile.process_states import MIN_KNOCKS
 from stoker.profile.raw import (
     AcceleratorOnly,
     AsIs,
@@ -43,6 +51,7 @@ from stoker.records import (
     convert,
     to_document,
 )
+from support.cluster import wait_until
 
 
 def at(value: float) -> Quartiles:
@@ -520,13 +529,17 @@ def rest(stop: threading.Event) -> None:
     stop.wait()
 
 
-def watched(steps: int = 12) -> Evidence:
+def watched(*, knocks: int = MIN_KNOCKS) -> Evidence:
+    """What a watch sees in passes of 12 steps, as many as it takes for so many knocks."""
     watch = Watch()
-    for _ in range(steps):
-        watch.asked()
-        watch.got(now=time.monotonic(), wait=0.0, receive=0.0, is_counted=True)
-        time.sleep(2 * KNOCK_SECONDS)
-    watch.pass_ended()
+    deadline = time.monotonic() + 60.0
+    while watch.result().knocks < knocks:
+        assert time.monotonic() < deadline, f"{watch.result().knocks} knocks"
+        for _ in range(12):
+            watch.asked()
+            watch.got(now=time.monotonic(), wait=0.0, receive=0.0, is_counted=True)
+            time.sleep(2 * KNOCK_SECONDS)
+        watch.pass_ended()
     return watch.result()
 
 
@@ -640,6 +653,29 @@ def test_neighbours_of_a_container_with_a_quota_are_none_of_its_others(
     assert own == pytest.approx(time.process_time() + children_cpu_seconds(), rel=0.1)
     monkeypatch.setattr("stoker.profile.clocks.limiting_group", lambda: None)
     assert machine_cpu_seconds() >= 0.5 * own
+
+
+def test_all_below_are_found_the_children_of_other_threads_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    started: list[subprocess.Popen[bytes]] = []
+    begin = threading.Thread(
+        target=lambda: started.append(
+            subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
+        )
+    )
+    begin.start()
+    begin.join()
+    with started[0] as child:
+        below = psutil.Process(child.pid)
+        wait_until(lambda: bool(below.children()), "it has a child")
+        pids = {child.pid, below.children()[0].pid}
+        assert pids <= set(descendant_pids())
+        monkeypatch.setattr("stoker.profile.clocks._TELLS_CHILDREN", False)
+        assert pids <= set(descendant_pids())
+        child.communicate(timeout=60)
+    assert not pids & set(descendant_pids())
 
 
 def test_loopback_is_no_network(tmp_path: Path) -> None:

@@ -110,10 +110,11 @@ class Reading:
 
     def end_pass(self) -> None:
         """The pass is over, or was given up; may be called twice."""
-        self._watch.pass_ended()
-        self._first_words.pass_ended()
+        # What follows takes time, too, and must not count.
         if self.steps is not None:
             self.steps.epoch_ended()
+        self._watch.pass_ended()
+        self._first_words.pass_ended()
         self.beside.take_waited()
         if self._rows is not None:
             self._rows.end()

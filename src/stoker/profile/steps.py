@@ -75,8 +75,9 @@ class AsIsSteps:
     _cpu_seconds: list[float] = field(default_factory=list)
     _first_waits: list[float] = field(default_factory=list)
     _children_seconds: float = 0.0
-    _machine_seconds: float = 0.0
-    _begun: tuple[float, float] = (0.0, 0.0)
+    _others_seconds: float = 0.0
+    _epochs_seconds: float = 0.0
+    _begun: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     _last: tuple[float, float] | None = None
     _is_first: bool = True
 
@@ -106,7 +107,7 @@ class AsIsSteps:
             self._waits.append(wait)
             self._receives.append(receive)
         elif self._is_warm(now):
-            self._begun = (self.children_cpu(), self.machine_cpu())
+            self._begun = (now, cpu, self.children_cpu(), self.machine_cpu())
         self._last = (now, cpu) if self._is_warm(now) else None
 
     def goes_on(self, *, now: float, cpu: float) -> None:
@@ -122,9 +123,13 @@ class AsIsSteps:
     def epoch_ended(self) -> None:
         """What follows is not part of a step; may be called twice."""
         if self._last is not None:
-            children, machine = self._begun
-            self._children_seconds += self.children_cpu() - children
-            self._machine_seconds += self.machine_cpu() - machine
+            # What was done between steps is in what the machine counts, so it is in these, too.
+            began, cpu, children, machine = self._begun
+            children = self.children_cpu() - children
+            own = self._last[1] - cpu
+            self._children_seconds += children
+            self._others_seconds += self.machine_cpu() - machine - children - own
+            self._epochs_seconds += self._last[0] - began
         self._last = None
         self._is_first = True
 
@@ -132,7 +137,6 @@ class AsIsSteps:
         """The numbers of at least one step; the children's are those of the epochs that ended."""
         count = len(self._steps)
         waits = self._first_waits[1:] or self._first_waits
-        others = self._machine_seconds - self._children_seconds - sum(self._cpu_seconds)
         return AsIs(
             step_seconds=quartiles(block_means(self._steps, workers=self.workers), samples=count),
             wait_seconds=quartiles(block_means(self._waits, workers=self.workers), samples=count),
@@ -140,7 +144,9 @@ class AsIsSteps:
             children_cpu_seconds=self._children_seconds / count,
             receive_seconds=sum(self._receives) / count,
             first_wait_seconds=quartiles(waits).median if waits else None,
-            others_vcpus=max(0.0, others / sum(self._steps)),
+            others_vcpus=max(0.0, self._others_seconds / self._epochs_seconds)
+            if self._epochs_seconds
+            else 0.0,
             epoch_batches=self.epoch_batches,
         )
 
