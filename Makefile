@@ -21,7 +21,7 @@ TF := .venv-tf/.installed
 RAY := .venv-ray/.installed
 OWN_PIP = $(@D)/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off
 
-.PHONY: help setup run test test-engines check fmt faults bench soak image image-control clean
+.PHONY: help setup run test test-failed test-engines check fmt faults bench soak image image-control clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -33,6 +33,9 @@ run: $(RUN)  ## the example, end to end: profile, decide, train, evaluate, repor
 
 test: $(DEV)  ## all tests: unit, contract, faults, end to end; in two processes, or JOBS
 	@$(BIN)/pytest -q tests -n $(JOBS)
+
+test-failed: $(DEV)  ## what failed last, one after the other
+	@$(BIN)/pytest -q tests --last-failed --last-failed-no-failures none
 
 test-engines: $(DEV) $(TF) $(RAY)  ## TensorFlow, Ray and MPI for real, in environments of their own
 	@$(BIN)/pytest -q tests/engines -m engine -n $(JOBS)

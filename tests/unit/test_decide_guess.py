@@ -70,6 +70,24 @@ def test_step_and_accelerator_are_enough_to_see_who_waits() -> None:
     assert (decision.bottleneck, decision.action) == ("cpu", "heterogeneous")
 
 
+def test_a_workload_says_which_hosts_train_today() -> None:
+    Path("w.yaml").write_text(
+        "schema: stoker.workload/v1\nname: w\ncommand: [python, train.py]\nplatform: sagemaker\n"
+        "image: an.image/w:1\n"
+        "cluster: {dnn: {instance_type: ml.g5.12xlarge, count: 2, processes_per_host: 4}}\n"
+        "training: {steps: 1000, global_batch_size: 256}\n"
+    )
+    made = decided("--workload", "w.yaml", *STEP, *ACCELERATOR)
+    keep = next(plan for plan in made.plans if plan.action == "keep")
+    assert [(g.instance_type, g.count, g.processes_per_host) for g in keep.groups] == [
+        ("ml.g5.12xlarge", 2, 4)
+    ]
+    assert keep.predicted is not None
+    assert keep.predicted.total_hours == pytest.approx(1000 * 0.192 / 3600)
+    other = decided("--workload", "w.yaml", "--instance-type", "ml.g5.24xlarge", *STEP)
+    assert other.plan.groups[0].instance_type == "ml.g5.24xlarge"
+
+
 def test_a_step_alone_buys_nothing() -> None:
     decision = decided(*P4D, *STEP)
     assert (decision.bottleneck, decision.action) == ("unexplained", "keep")
