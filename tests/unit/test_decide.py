@@ -5,6 +5,7 @@ from datetime import date
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -567,6 +568,23 @@ def test_profile_wins_over_the_catalog_with_a_warning() -> None:
     assert any("has 16 vCPUs" in warning for warning in decision.warnings)
 
 
+def test_a_quota_of_one_and_a_half_vcpus_is_divided_by_as_it_is() -> None:
+    terms = {"loader_cpu_seconds": 0.060, "trainer_cpu_seconds": 0.015, "num_workers": 2}
+    profile = _one_core(step_seconds=0.050, **terms)
+    host = msgspec.structs.replace(profile.host, vcpus=1, quota_vcpus=1.5)
+    made = _decide(
+        msgspec.structs.replace(profile, host=host),
+        catalog=LOCAL,
+        constraints=_local_constraints(),
+    )
+    assert made.path[0].because.endswith("they give 50 ms, measured 50 ms")
+    assert "on 1.5 vCPUs: 50 ms" in made.path[1].because
+    assert any("has 1.5 vCPUs, the catalog's local.c1 1" in text for text in made.warnings)
+    # A data host of one core makes all batches, or both kinds of hosts make some.
+    beside = _predicted(_of_types(made, "local.c1", "local.c1")).step_seconds
+    assert 0.075 / (1.5 + 0.93) < beside < 0.050
+
+
 def test_stale_prices_are_said_to_be_stale() -> None:
     decision = decide(_starved(), catalog=AWS, constraints=Constraints(), today=date(2027, 6, 1))
     assert decision.prices.stale
@@ -639,7 +657,7 @@ def test_text_names_the_verdict_first_then_limits_plans_prices_and_path() -> Non
     text = explain(decision)
     lines = text.splitlines()
     assert lines[0].startswith("heterogeneous: 1 ml.g5.8xlarge + ")
-    assert "Today the limit is cpu: 200 ms a step" in text
+    assert "Today the limit is the CPU: 200 ms a step" in text
     assert "Is the CPU the limit? yes: " in text
     assert "* chosen. Prices of 2026-09-27, us-east-1, on-demand" in text
     assert sum(line.startswith("*heterogeneous") for line in lines) == 1
@@ -665,7 +683,7 @@ def test_cluster_that_was_asked_for_is_in_the_text() -> None:
 
 def test_table_shows_no_more_hosts_of_a_type_where_fewer_are_as_fast() -> None:
     decision = _decide(_starved(accelerator_step_seconds=0.19))
-    rows = re.findall(r"heterogeneous 1 \S+ \+ (\d+) (\S+)", explain(decision))
+    rows = re.findall(r"heterogeneous today \+ (\d+) (\S+)", explain(decision))
     for count, name in rows:
         fewer = _of(decision, f"ml.{name}", int(count) - 1)
         this = _of(decision, f"ml.{name}", int(count))

@@ -355,7 +355,8 @@ def test_text_shows_both_ends_of_the_front() -> None:
     front = pareto_front(decision.plans)
     text = explain(decision)
     for plan in (front[0], front[-1]):
-        words = " + ".join(f"{g.count} {g.instance_type.removeprefix('ml.')}" for g in plan.groups)
+        assert [group.role for group in plan.groups] == ["dnn", "data"]
+        words = f"today + {plan.groups[1].count} {plan.groups[1].instance_type[3:]} "
         assert words in text
     marked = [line for line in text.splitlines() if line.startswith((".", "*"))]
     assert len(marked) >= 2

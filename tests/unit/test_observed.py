@@ -4,6 +4,7 @@ import json
 from datetime import date
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stoker.catalog import load_catalog
@@ -227,6 +228,21 @@ def test_a_log_adds_the_step_with_its_spread() -> None:
     assert "250.0 ms" in text
     assert "None" not in text
     assert "probably CPU-bound" in text
+
+
+def test_what_is_not_known_of_a_load_is_said_in_words_and_no_gpus_are_made_up() -> None:
+    text = explain(profile(0.9, None)).splitlines()[0]
+    assert "vCPUs 90% busy, GPUs: load not known; that does not tell" in text
+    made = profile(0.9, None, "ml.c5.xlarge")
+    without = msgspec.structs.replace(made, host=msgspec.structs.replace(made.host, accelerators=0))
+    assert "GPU" not in explain(without).splitlines()[0]
+
+
+def test_where_steps_were_seen_to_wait_no_guess_from_the_load_stands_beside_it() -> None:
+    steps = StepTerms(step_seconds=0.2, wait_seconds=0.1)
+    text = explain(msgspec.structs.replace(profile(0.9, 0.2), step=steps))
+    assert "vCPUs 90% busy, GPUs 20% busy" in text
+    assert "probably" not in text
 
 
 @pytest.mark.parametrize("observed", [None, {}, {"hosts": 2}])

@@ -183,6 +183,49 @@ def test_without_workers_the_loader_is_what_the_trainer_used_more() -> None:
 
 
 @pytest.mark.parametrize(
+    ("wait", "alone", "words"),
+    [
+        # Two threads of the main process wait for each other, on vCPUs that others keep busy.
+        (0.136, 0.007, "many threads wait for each other"),
+        # Eight threads of it do together what a worker does with one.
+        (0.010, 0.060, "a worker, which gives torch's operations one thread, takes 60.0 ms"),
+    ],
+)
+def test_loading_by_the_main_process_explains_what_one_worker_alone_does_not(
+    wait: float, alone: float, words: str
+) -> None:
+    serial = changed(
+        ONE_CORE,
+        vcpus=8,
+        drains=(drained(8, alone, rate=7 / alone), drained(1, alone, rate=1 / alone)),
+        loader=loader_of(ONE_CORE, num_workers=0),
+        as_is=as_is_of(ONE_CORE, step_seconds=at(wait + 0.021), wait_seconds=at(wait)),
+    )
+    profile = combined(serial)
+    assert profile.check is not None
+    assert (profile.check.explained, profile.check.state) == (False, "serial")
+    text = " ".join(explain(profile).split())
+    assert words in text
+    assert "unexplained" not in text
+    assert "the limit is loading in the trainer itself" in text
+    saved = [fix.saves_seconds for fix in profile.fixes if fix.id == "num_workers"]
+    assert saved == [pytest.approx(wait - 0.001, abs=0.001)]
+
+
+def test_a_step_that_is_longer_than_loading_and_training_in_turn_is_not_explained_by_that() -> None:
+    serial = changed(
+        ONE_CORE,
+        vcpus=8,
+        drains=(drained(8, 0.040, rate=180.0), drained(1, 0.040, rate=25.0)),
+        loader=loader_of(ONE_CORE, num_workers=0),
+        as_is=as_is_of(ONE_CORE, step_seconds=at(0.100), wait_seconds=at(0.040)),
+    )
+    check = combined(serial).check
+    assert check is not None
+    assert (check.explained, check.state) == (False, None)
+
+
+@pytest.mark.parametrize(
     ("ranks", "words"),
     [
         ([], "never iterated a DataLoader"),

@@ -29,6 +29,7 @@ class Instance:
         usd_per_hour: Of one host on the catalog's platform; None: the type cannot be used.
         priced_on: Date of that price.
         in_training_enum: Whether a SageMaker training job takes the type.
+        quota_vcpus: What a container's CPU quota leaves of one host, where that is no whole number.
     """
 
     type: str
@@ -44,6 +45,12 @@ class Instance:
     usd_per_hour: float | None = None
     priced_on: date | None = None
     in_training_enum: bool = True
+    quota_vcpus: float | None = None
+
+    @property
+    def capacity(self) -> float:
+        """vCPUs of one host to divide CPU-seconds by."""
+        return self.vcpus if self.quota_vcpus is None else self.quota_vcpus
 
     @property
     def sustained_gbps(self) -> float | None:
@@ -162,6 +169,8 @@ def _shown(number: float | None) -> str:
 
 def _document(instance: Instance) -> dict[str, Json]:
     document: dict[str, Json] = asdict(instance)
+    # Of a container that was profiled, not of a type.
+    del document["quota_vcpus"]
     document["priced_on"] = instance.priced_on.isoformat() if instance.priced_on else None
     return document
 

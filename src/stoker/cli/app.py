@@ -114,14 +114,17 @@ def profile_verb(
             raise typer.BadParameter("belongs to --training-job", param_hint="--logs, --region")
         observe_command(
             training_job,
-            has_words=bool(words or platform or budget),
+            has_words=bool(words or platform or budget is not None),
             logs=logs,
             region=region,
             outputs=outputs_of(out=out, summary=summary, executor_input=executor_input),
             as_json=as_json,
         )
         return
-    sets = [*(overrides or ()), *([f"profile.budget_seconds={budget}"] if budget else ())]
+    sets = [
+        *(overrides or ()),
+        *([f"profile.budget_seconds={budget}"] if budget is not None else ()),
+    ]
     sets += [f"platform={platform}"] if platform else []
     sets += [f"profile.instance_type={instance_type}"] if instance_type else []
     profile_command(

@@ -76,9 +76,13 @@ def decide_command(
     from stoker.cli.calibrating import calibration_of
     from stoker.decide import decide, explain
 
-    profile = _profile_of(profile_file, guess)
-    if workload_file:
-        workload = read_with_params(workload_file, overrides=overrides, params=params)
+    workload = (
+        read_with_params(workload_file, overrides=overrides, params=params)
+        if workload_file
+        else None
+    )
+    profile = _profile_of(profile_file, guess, workload=workload)
+    if workload_file and workload:
         # An override asks "what if"; the profile belongs to the workload without it.
         profiled = read_with_params(workload_file, overrides=(), params=params)
         if profile.workload_sha256 not in (None, profiled.digest()):
@@ -267,7 +271,8 @@ def _is_feeds(training: Training) -> bool:
     )
 
 
-def _profile_of(file: Path | None, guess: Guess) -> Profile:
+def _profile_of(file: Path | None, guess: Guess, *, workload: Workload | None) -> Profile:
+    """The profile that was handed over, or what a guess says of the workload's cluster of today."""
     given = _given(guess)
     if file:
         if given:
@@ -277,8 +282,11 @@ def _profile_of(file: Path | None, guess: Guess) -> Profile:
             )
         return read_json(file, Profile)
     step, accelerator = guess.step_seconds, guess.accelerator_step_seconds
-    if not guess.instance_type or step is None:
-        lacking = "--step-seconds" if guess.instance_type else "--instance-type"
+    is_named = workload and (workload.cluster or workload.platform == "local")
+    today = todays_cluster(workload).dnn if workload and is_named else None
+    instance_type = guess.instance_type or (today.instance_type if today else None)
+    if not instance_type or step is None:
+        lacking = "--step-seconds" if instance_type else "--instance-type"
         what = f"no profile, and no {lacking} either" if given else "no profile to decide on"
         raise UsageError(
             what, fix="stoker decide profile.json, or --instance-type T --step-seconds S"
@@ -298,12 +306,12 @@ def _profile_of(file: Path | None, guess: Guess) -> Profile:
         )
     cpu = needed * accelerator if needed is not None and accelerator is not None else None
     return Profile(
-        host=ProfiledHost(instance_type=guess.instance_type),
+        host=ProfiledHost(instance_type=instance_type, count=today.count if today else 1),
         step=StepTerms(
             step_seconds=step,
             accelerator_step_seconds=accelerator,
             loader_cpu_seconds=cpu,
-            global_batch_size=1,
+            global_batch_size=(workload.training.global_batch_size if workload else None) or 1,
         ),
     )
 

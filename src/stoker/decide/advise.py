@@ -14,9 +14,13 @@ _WORTH_A_LINE = 0.1
 
 def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
     """Free fixes first, then what needs work on the training."""
+    # Where the plan is to tune, it says the number of workers.
+    said = [
+        fix for fix in profile.fixes if (fix.id, found.chosen.action) != ("num_workers", "tune")
+    ]
     advice = [
         Advice(id=fix.id, text=fix.text, when=None if fix.cost == "none" else f"{fix.cost} work")
-        for fix in profile.fixes
+        for fix in said
     ]
     advice += advice_of_states(profile)
     work = found.work
@@ -48,13 +52,15 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
             )
         )
     tuned = best_of(found, ("tune",))
-    if tuned is not None and tuned.predicted is not None:
-        workers = tuned.groups[0].workers_per_host
+    is_said = any(fix.id == "num_workers" for fix in said)
+    if tuned is not None and tuned.predicted is not None and not is_said:
+        workers = tuned.groups[0].workers_per_host or 0
         advice.append(
             Advice(
                 id="num-workers",
-                text=f"Give the loaders {workers} workers a host instead of {work.num_workers}: "
-                f"{tuned.predicted.speedup:.2f}x as fast, at no cost.",
+                text=f"Give the loaders {workers} worker{'s' if workers > 1 else ''} a host "
+                f"instead of {work.num_workers}: {tuned.predicted.speedup:.2f}x as fast, at no "
+                "cost.",
             )
         )
     utilization = work.accelerator_seconds / work.step_seconds
@@ -91,7 +97,7 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
             )
         )
     if found.chosen.action == "scale_up":
-        workers = found.chosen.groups[0].workers_per_host
+        workers = found.chosen.groups[0].workers_per_host or 0
         advice.append(
             Advice(
                 id="num-workers",
@@ -110,12 +116,12 @@ def warnings_of(found: Walk, profile: Profile, rules: Rules, prices: Prices) -> 
     ]
     listed = rules.catalog.get(profile.host.instance_type)
     for name, measured, known in (
-        ("vCPUs", profile.host.vcpus, listed.vcpus),
+        ("vCPUs", profile.host.capacity, listed.vcpus),
         ("accelerators", profile.host.accelerators, listed.accelerators),
     ):
         if measured is not None and measured != known:
             warnings.append(
-                f"the profiled host has {measured} {name}, the catalog's {listed.type} {known}: "
+                f"the profiled host has {measured:g} {name}, the catalog's {listed.type} {known}: "
                 "the profile is used for today's type"
             )
     warnings += warnings_of_prices(prices, platform=rules.catalog.platform)

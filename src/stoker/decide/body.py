@@ -150,6 +150,9 @@ def decide(
         chosen=chosen,
         plans=plans,
         constraints=constraints,
+        free_fixes=tuple(
+            fix.text for fix in profile.fixes if fix.cost == "none" and fix.saves_seconds
+        ),
     )
     used = [catalog.get(g.instance_type) for plan in (keep_plan, chosen) for g in plan.groups]
     prices = catalog.prices(used, today=today)

@@ -125,7 +125,7 @@ def _is_like(run: Run, like: Profile, catalog: Catalog) -> bool:
     return (
         run.training.job.platform == catalog.platform
         and host.instance_type.removeprefix("ml.") == other.instance_type.removeprefix("ml.")
-        and (host.vcpus or other.vcpus) == (other.vcpus or host.vcpus)
+        and (host.capacity or other.capacity) == (other.capacity or host.capacity)
     )
 
 

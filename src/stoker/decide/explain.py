@@ -2,23 +2,31 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from stoker.decide.calibrate import LEAST_RUNS
 from stoker.decide.choose import error_band
 from stoker.decide.front import pareto_front
 from stoker.decide.pricing import ASKED_FOR
 from stoker.decide.words import cluster, limits, ms, pays
-from stoker.records import Decision, Plan, Prices
+from stoker.records import Bottleneck, Decision, Group, Plan, Prices
 
-_WIDTH = 88
+_WIDTH = 80
 _MOST_ROWS = 12
 _MOST_OF_FRONT = 6
 _CLUSTER_WIDTH = 32
+_BOTTLENECKS: Mapping[Bottleneck, str] = {
+    "cpu": "the CPU",
+    "accelerator": "the accelerator",
+    "storage": "what loading waits for",
+    "network": "the network",
+    "none": "the training itself: loading costs nothing",
+    "unexplained": "not explained",
+}
 
 
 def explain(decision: Decision) -> str:
-    """The decision as text of at most 88 columns."""
+    """The decision as text of at most 80 columns, but for long names of clusters."""
     lines = _wrapped(_verdict(decision))
     lines += ["", *_limits(decision), "", *_table(decision), "", "How it was decided"]
     for answer in decision.path:
@@ -36,7 +44,7 @@ def explain(decision: Decision) -> str:
 
 def _verdict(decision: Decision) -> str:
     plan, outcome = decision.plan, decision.plan.predicted
-    if plan.action == "keep" and outcome is None and decision.bottleneck == "unexplained":
+    if plan.action == "keep" and decision.bottleneck == "unexplained":
         return f"No advice that costs: keep today's cluster for now. {_sentence(plan.reason)}"
     if plan.action == "keep":
         return f"stoker does not help here: keep today's cluster. {_sentence(plan.reason)}"
@@ -49,7 +57,8 @@ def _verdict(decision: Decision) -> str:
 def _limits(decision: Decision) -> list[str]:
     keep = next((p.predicted for p in decision.plans if p.action == "keep" and p.predicted), None)
     is_known = decision.bottleneck != "unexplained" or keep is not None
-    lines = [f"Today the limit is {decision.bottleneck if is_known else 'not known'}"]
+    limit = _BOTTLENECKS[decision.bottleneck] if is_known else "not known"
+    lines = [f"Today the limit is {limit}"]
     if keep is not None:
         lines[0] += f": {ms(keep.step_seconds)} a step, {keep.usd_per_1000_steps:.4g} $/1000 steps"
     outcome = decision.plan.predicted
@@ -78,17 +87,26 @@ def _table(decision: Decision) -> list[str]:
     if not shown:
         return _wrapped(_prices(decision.prices).removeprefix("* chosen. "))
     rows = _few(shown, decision.plan, front)
+    today = next((p.groups for p in decision.plans if p.action == "keep"), ())
+    names = [_named(plan, today)[:_CLUSTER_WIDTH] for plan in rows]
+    wide = max(map(len, [*names, "cluster"]))
     lines = [
-        f"{'action':<14} {'cluster':<{_CLUSTER_WIDTH}} {'step':>7} {'speed':>6} {'$/h':>6} "
+        f"{'action':<14} {'cluster':<{wide}} {'step':>7} {'speed':>6} {'$/h':>6} "
         f"{'$/1000':>6} limit",
-        *(_row(plan, mark="*" if plan is rows[0] else _mark(plan, front)) for plan in rows),
+        *(
+            _row(plan, f"{name:<{wide}}", mark="*" if plan is rows[0] else _mark(plan, front))
+            for plan, name in zip(rows, names, strict=True)
+        ),
     ]
     hidden = len(shown) - len(rows)
     forbidden = sum(not p.feasible for p in decision.plans)
-    if hidden or forbidden:
-        lines.append(f"({hidden} more plans, {forbidden} that may not be run: see the record)")
+    more = [f"{hidden} more plans"] if hidden else []
+    more += [f"{forbidden} plans that may not be run"] if forbidden else []
+    if more:
+        lines.append(f"({' and '.join(more)}: see the record)")
     if decision.bottleneck == "unexplained":
         lines.append("For orientation only: the profile does not bear these figures.")
+    lines.append("$/1000: dollars for 1000 steps of today's global batch.")
     asked = " ? asked for." if any(plan.reason == ASKED_FOR for plan in shown) else ""
     lines.append(f". no other plan is both faster and cheaper (the Pareto front).{asked}")
     return [*lines, *_wrapped(_prices(decision.prices))]
@@ -130,19 +148,34 @@ def _is_more_of_it(plan: Plan, shown: Sequence[Plan]) -> bool:
     )
 
 
-def _row(plan: Plan, *, mark: str) -> str:
+def _row(plan: Plan, name: str, *, mark: str) -> str:
     outcome = plan.predicted
     assert outcome is not None
     return (
-        f"{mark}{plan.action:<13} {_bare(plan)[:_CLUSTER_WIDTH]:<{_CLUSTER_WIDTH}} "
+        f"{mark}{plan.action:<13} {name} "
         f"{_short(outcome.step_seconds):>7} {_times(outcome.speedup):>6} "
         f"{_money(outcome.usd_per_hour):>6} {_money(outcome.usd_per_1000_steps):>6} "
         f"{outcome.limit}"
     ).rstrip()
 
 
-def _bare(plan: Plan) -> str:
-    return cluster(plan).replace(" ml.", " ")
+def _named(plan: Plan, today: Sequence[Group]) -> str:
+    """The cluster, short: what it has beside today's hosts, where it has all of them."""
+    words = cluster(plan)
+    if plan.action == "keep":
+        words = f"today: {words}"
+    elif (
+        today
+        and len(plan.groups) > len(today)
+        and _hosts(plan.groups[: len(today)]) == _hosts(today)
+    ):
+        more = [f"{group.count} {group.instance_type}" for group in plan.groups[len(today) :]]
+        words = " + ".join(["today", *more])
+    return words.replace(" ml.", " ")
+
+
+def _hosts(groups: Sequence[Group]) -> list[tuple[str, int]]:
+    return [(group.instance_type, group.count) for group in groups]
 
 
 def _prices(prices: Prices) -> str:

@@ -34,6 +34,7 @@ def today_of(profile: Profile, listed: Instance) -> Instance:
     return replace(
         listed,
         vcpus=listed.vcpus if host.vcpus is None else host.vcpus,
+        quota_vcpus=host.quota_vcpus,
         accelerators=listed.accelerators if host.accelerators is None else host.accelerators,
     )
 
@@ -106,7 +107,7 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
     else:
         doubts.append(Doubt(width=0.23, text="the trainer's own CPU use was not measured"))
         if today.accelerators:
-            reserved = min(today.accelerators + 1, today.vcpus / 2)
+            reserved = min(today.accelerators + 1, today.capacity / 2)
         else:
             trainer = (step.accelerator_step_seconds or 0.0) * ranks
     return Work(
@@ -194,7 +195,7 @@ def _loading(
     hosts = _todays(work)
     free = max(0.0, seconds * free_vcpus(work, hosts) - work.trainer_cpu_seconds)
     if evidence.cpu_utilization is not None:
-        vcpus = hosts.instance.vcpus * hosts.count
+        vcpus = hosts.instance.capacity * hosts.count
         trainer = work.trainer_cpu_seconds + work.reserved_vcpus * hosts.count * seconds
         cpu = max(0.0, evidence.cpu_utilization * vcpus * seconds - trainer)
         doubts.append(Doubt(width=0.15, text="loading is taken from the hosts' CPU utilization"))
@@ -267,6 +268,7 @@ def _refuse_absurd(profile: Profile, today: Instance) -> None:
     fields = ("step.step_seconds", step.step_seconds, _SHORTEST_STEP, _LONGEST_STEP)
     bounds = [fields, ("host.count", profile.host.count, 1, 1e6)]
     bounds.append(("host.vcpus", today.vcpus, 1, 1e6))
+    bounds.append(("host.quota_vcpus", today.capacity, 1e-2, 1e6))
     bounds.append(("host.accelerators", today.accelerators, 0, 1e6))
     for name in step.__struct_fields__:
         value = getattr(step, name)

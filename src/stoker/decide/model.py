@@ -117,7 +117,7 @@ def free_vcpus(work: Work, hosts: Hosts) -> float:
     reserved = work.reserved_vcpus
     if work.reference.accelerators:
         reserved *= instance.accelerators / work.reference.accelerators
-    free = max(instance.vcpus - reserved, instance.vcpus * _LEAST_FREE)
+    free = max(instance.capacity - reserved, instance.capacity * _LEAST_FREE)
     return hosts.count * free * _speed(work, instance)
 
 
@@ -200,7 +200,7 @@ def _remote_rates(work: Work, data: Sequence[Hosts], *, efficiency: float) -> tu
     for index, hosts in enumerate(data):
         instance = hosts.instance
         agent = 1 if instance.vcpus >= 8 else 0
-        rated.append(((instance.vcpus - agent) * _speed(work, instance), index, hosts))
+        rated.append(((instance.capacity - agent) * _speed(work, instance), index, hosts))
     left, cpu, steps_a_second = MANY_HOSTS, 0.0, 0.0
     for vcpus, _, hosts in sorted(rated, key=lambda rate: (-rate[0], rate[1])):
         first = min(hosts.count, left)

@@ -84,7 +84,7 @@ def _path(observed: Observed) -> tuple[Answer, ...]:
         "cpu": f"probably: {seen}, as means over the job; waiting is seen in a profile only",
         "accelerator": f"probably not: {seen}; but GPUs that wait for each other count as busy",
         "neither": f"probably not: {seen}; steps wait for something else, or for one thread",
-        "unknown": f"{seen} does not tell",
+        "unknown": f"{seen}: that does not tell",
     }[observed.suspect]
     return (
         Answer(
@@ -107,8 +107,7 @@ def _advice(
     advice = [
         Advice(
             id="profile",
-            text="Profile the training, three minutes on today's cluster: stoker profile. A step's "
-            "time alone can be had from its log: --logs FILE.",
+            text=_again(profile),
             when="before any money is spent",
         )
     ]
@@ -148,6 +147,17 @@ def _advice(
             )
         )
     return tuple(advice)
+
+
+def _again(profile: Profile) -> str:
+    """How to get a profile with steps."""
+    notes = profile.what.get("notes")
+    if profile.what.get("source") != "process tree" or not isinstance(notes, list) or not notes:
+        return (
+            "Profile the training, three minutes on today's cluster: stoker profile. A step's "
+            "time alone can be had from its log: --logs FILE."
+        )
+    return f"Profile the training so that its steps are seen. Last time: {notes[0]}."
 
 
 def _best_data_type(catalog: Catalog, constraints: Constraints) -> Instance | None:

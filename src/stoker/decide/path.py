@@ -15,7 +15,12 @@ _Reply = Literal["yes", "no", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
-    """What the flow chart is walked with. estimate: today's cluster, as the model sees it."""
+    """What the flow chart is walked with.
+
+    Attributes:
+        estimate: Today's cluster, as the model sees it.
+        free_fixes: What the profile found to cost nothing, in words.
+    """
 
     work: Work
     estimate: Estimate
@@ -24,6 +29,7 @@ class Walk:
     chosen: Plan
     plans: tuple[Plan, ...]
     constraints: Constraints
+    free_fixes: tuple[str, ...] = ()
 
 
 def walk(found: Walk) -> tuple[Answer, ...]:
@@ -81,7 +87,7 @@ def _is_cpu_the_limit(found: Walk) -> Answer:
     text = f"loading takes {work.loader_cpu_seconds:.3g} CPU-s a step"
     if work.trainer_cpu_seconds:
         text += f", the trainer {work.trainer_cpu_seconds:.3g}"
-    text += f", on {work.hosts * work.reference.vcpus} vCPUs"
+    text += f", on {work.hosts * work.reference.capacity:g} vCPUs"
     today = Hosts(instance=work.reference, count=work.hosts)
     cpu = (work.loader_cpu_seconds + work.trainer_cpu_seconds) / free_vcpus(work, today)
     text += f": {ms(cpu)}"
@@ -101,7 +107,12 @@ def _is_there(found: Walk, action: Action, question: str) -> Answer:
     if plan is None:
         infeasible = next((p for p in found.plans if p.action == action), None)
         because = infeasible.reason if infeasible else _why_none(found, action)
-        return Answer(question=question, answer="no", because=because)
+        reply: _Reply = "no"
+        if action == "tune" and found.free_fixes:
+            reply, because = "yes", found.free_fixes[0]
+        elif action == "tune" and found.work.num_workers is None:
+            reply = "unknown"
+        return Answer(question=question, answer=reply, because=because)
     because = _figures(plan)
     rival = best_of(found, ("heterogeneous",))
     if action == "scale_up" and rival and rival.predicted and plan.predicted:

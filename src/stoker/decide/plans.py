@@ -84,7 +84,7 @@ def scale_up(site: Site) -> Iterator[Candidate]:
     for instance in site.catalog.instances:
         if (
             instance.family == site.today.family
-            and instance.vcpus > site.today.vcpus
+            and instance.vcpus > site.today.capacity
             and _has_same_accelerators(instance, site.today)
         ):
             shape = Shape(dnn=_dnn(site, instance), processes=site.processes)
@@ -210,7 +210,7 @@ def _dnn(site: Site, instance: Instance, *, count: int | None = None) -> Hosts:
         waits = max(1.0, work.loader_wall_seconds / work.loader_cpu_seconds)
     elif work.loader_wall_seconds > 0:
         waits = _MOST_WORKERS_PER_VCPU
-    workers = math.ceil(instance.vcpus * min(waits, _MOST_WORKERS_PER_VCPU))
+    workers = math.ceil(instance.capacity * min(waits, _MOST_WORKERS_PER_VCPU))
     return Hosts(instance=instance, count=count or work.hosts, workers=workers)
 
 

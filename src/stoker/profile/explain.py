@@ -33,6 +33,8 @@ _OF_STATES = {
     "network": "the limit is the network, which all workers share",
     "storage": "the limit is the storage, which all workers share",
     "straggler": "all ranks wait for one that is late",
+    "serial": "the limit is loading in the trainer itself (num_workers=0), which takes another "
+    "time than in a worker",
     "first-epoch": "the first epoch is not like the later ones",
 }
 

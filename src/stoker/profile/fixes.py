@@ -118,6 +118,9 @@ def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms)
     today = _rate(ranks, workers=max(1, parts.workers // len(ranks)))
     is_faster = measured > 1.1 * today or parts.workers == 0
     before = step_seconds(parts, ranks=len(ranks))
+    if parts.workers == 0 and step.wait_seconds is not None:
+        # Loading in the main process was seen: with torch's threads, that no worker has.
+        before = parts.accelerator_seconds + step.wait_seconds
     after = step_seconds(
         replace(
             parts,

@@ -33,19 +33,28 @@ def explaining_state(
             fastest, slowest = _passes(signs)
             is_it = fastest * (1 - tolerance) <= predicted <= slowest * (1 + tolerance)
         else:
-            with_it = _with_limit(state.id, signs, parts)
+            with_it = _with_limit(state.id, signs, parts, measured_seconds=measured_seconds)
             is_it = with_it is not None and abs(with_it / measured_seconds - 1) <= tolerance
         if is_it:
             return state.id
     return None
 
 
-def _with_limit(state: str, signs: Sequence[Signs], parts: Parts) -> float | None:
-    """The step that the parts give below what all workers share, or where all wait for one rank."""
+def _with_limit(
+    state: str, signs: Sequence[Signs], parts: Parts, *, measured_seconds: float
+) -> float | None:
+    """The step that the parts give below what all workers share, or where all wait for one rank.
+
+    Without workers the main process loads as long as it was seen to: torch's operations have more
+    threads there than in a worker, with which loading alone was timed.
+    """
     predicted = step_seconds(parts, ranks=len(signs))
     if state in ("network", "storage"):
         shared = max((_shared_seconds(own) for own in signs), default=0.0)
         return max(predicted, shared) if shared else None
+    if state == "serial":
+        waits = max(own.wait_share for own in signs)
+        return parts.accelerator_seconds + waits * measured_seconds
     if state == "straggler":
         return max(predicted, *(own.own_seconds for own in signs))
     return None

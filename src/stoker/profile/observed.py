@@ -80,11 +80,15 @@ def observed_words(profile: Profile) -> list[str]:
     assert observed is not None
     what = profile.what
     hosts = f"{profile.host.count} x {profile.host.instance_type}"
-    said = (
-        f"{hosts}: CPU {_percent(observed.cpu_utilization)} of all vCPUs, "
-        f"GPU {_percent(observed.gpu_utilization)} of all GPUs"
-    )
-    lines = _wrapped(f"{said}; {_SUSPECTS[observed.suspect]}.")
+    said = [
+        f"{name}s {_percent(load)} busy" if load is not None else f"{name}s: load not known"
+        for name, load in (("vCPU", observed.cpu_utilization), ("GPU", observed.gpu_utilization))
+        if load is not None or name == "vCPU" or profile.host.accelerators != 0
+    ]
+    # Where steps were seen to wait or not, a guess from the load is no news.
+    is_seen = profile.step is not None and profile.step.wait_seconds is not None
+    guess = "" if is_seen else f"; {_SUSPECTS[observed.suspect]}"
+    lines = _wrapped(f"{hosts}: {', '.join(said)}{guess}.")
     groups, members = _mapping(what.get("groups")), _mapping(what.get("host_group"))
     cpu, gpu = _mapping(what.get("host_cpu")), _mapping(what.get("host_gpu"))
     if not members:

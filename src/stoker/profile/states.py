@@ -32,6 +32,8 @@ MIN_RECEIVED = 0.05
 MIN_COLD_RATIO = 1.5
 # vCPUs that are so busy have nothing left for more workers, and from here on they are the limit.
 BUSY = 0.75
+# Beyond what the same loading differs by, from one process to another.
+MIN_THREADS_RATIO = 1.5
 # Beyond what one epoch differs from another.
 MIN_FIRST_RATIO = 1.5
 MIN_PASS = 5
@@ -164,8 +166,25 @@ def _serial(own: Signs) -> State | None:
     return State(
         id="serial",
         text=f"no workers: the main process loads by itself (num_workers=0), "
-        f"{in_ms(own.as_is.wait_seconds.median)} of each step of {in_ms(own.step_seconds)}",
+        f"{in_ms(own.as_is.wait_seconds.median)} of each step of {in_ms(own.step_seconds)}"
+        + _threads(own),
         share=own.wait_share,
+    )
+
+
+def _threads(own: Signs) -> str:
+    """What sets the main process apart from a worker; empty where both load alike."""
+    if own.alone is None or own.alone.workers != 1:
+        return ""
+    wait, wall = own.as_is.wait_seconds.median, own.alone.wall_seconds.median
+    if 1 / MIN_THREADS_RATIO <= wait / max(wall, 1e-9) <= MIN_THREADS_RATIO:
+        return ""
+    said = f"; a worker, which gives torch's operations one thread, takes {in_ms(wall)} for it"
+    if wait < wall:
+        return said
+    return (
+        f"{said}: the main process's many threads wait for each other "
+        "(torch.set_num_threads(1) shows it)"
     )
 
 
