@@ -20,7 +20,7 @@ import pytest
 
 from stoker.feed.security import new_token
 from stoker.launch import mpi
-from stoker.records import FeedSettings, StrategySettings
+from stoker.records import EngineCommand, EngineSettings, FeedSettings, Ready, StrategySettings
 from support.local_job import LocalJob, is_running, resource_config, until
 from support.short_run import short_run
 
@@ -90,13 +90,43 @@ def lacking() -> str:
     return f"{PYTHON} has no mpi4py" if tried.returncode else ""
 
 
+# Instead of the feed: a server on the data host, and ranks that ask it for numbers.
+SERVER = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(str(int(self.path[1:]) ** 2).encode())
+host, port = sys.argv[1].rsplit(":", 1)
+http.server.ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
+"""
+ASKING = """
+import os, urllib.request
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+url = f"http://{os.environ['SERVERS']}/{world.rank}"
+with urllib.request.urlopen(url, timeout=60) as answer:
+    total = world.allreduce(int(answer.read()))
+print(f"rank {world.rank} sums {total}", flush=True)
+"""
+
+
 class MpiJob(LocalJob):
-    def __init__(self, tmp_path: Path, mode: str) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        mode: str,
+        *,
+        text: str = SCRIPT,
+        engine: EngineSettings | None = None,
+    ) -> None:
         script = tmp_path / "script.py"
-        script.write_text(SCRIPT)
+        script.write_text(text)
         command = (PYTHON, str(script), mode)
         feed = FeedSettings(lease_seconds=10)
-        super().__init__(tmp_path, command, dnn=2, data=1, processes=2, feed=feed)
+        engine = engine or EngineSettings()
+        super().__init__(tmp_path, command, dnn=2, data=1, processes=2, feed=feed, engine=engine)
         self.spec = replace(self.spec, strategy=StrategySettings(name="mpi"))
 
     @property
@@ -143,6 +173,26 @@ def test_ranks_of_two_hosts_meet_in_mpi_and_in_torch_and_are_fed(tmp_path: Path)
     assert [host.rank for host in record.hosts] == [0, 2, None]
     assert "batches=0" not in job.log("algo-1").split("agent_ends")[1]
     assert folders_of_sessions() <= before
+
+
+def test_ranks_of_two_hosts_ask_the_server_of_a_data_host(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(SERVER)
+    engine = EngineSettings(
+        name="command",
+        data=EngineCommand(
+            command=(sys.executable, str(tmp_path / "server.py"), "{address:server}"),
+            ready=Ready(port="server"),
+        ),
+        ports={"server": 6000},
+        environment={"SERVERS": "{data_addresses:server}"},
+    )
+    with MpiJob(tmp_path, "end", text=ASKING, engine=engine) as job:
+        end = job.end()
+        assert end.status == "succeeded", end.failure
+        logs = job.log(job.leader)
+        for rank in range(RANKS):
+            assert f"rank {rank} sums {0 + 1 + 4 + 9}" in logs
+        assert (job.training().strategy, job.training().engine) == ("mpi", "command")
 
 
 def test_the_example_trains_on_four_ranks_of_two_hosts_beside_a_data_host(tmp_path: Path) -> None:

@@ -62,21 +62,21 @@ def engine_run(tmp_path: Path, sockets: Path) -> EngineRun:
     return EngineRun(python, tmp_path)
 
 
-def write_workload(tmp_path: Path, script: str) -> None:
+def write_workload(tmp_path: Path, script: str, *, strategy: str) -> None:
     (tmp_path / "rows.py").write_text(script)
     workload = {
         "name": "rows",
         "command": ["python", "rows.py"],
-        "strategy": "none",
+        "strategy": strategy,
         "engine": "ray",
     }
     (tmp_path / "workload.yaml").write_text(json.dumps(workload))
 
 
-def test_all_nodes_are_there_and_tasks_run_on_data_hosts_only(
+def test_all_nodes_are_there_for_torchruns_ranks_and_tasks_run_on_data_hosts_only(
     engine_run: EngineRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_workload(tmp_path, ROWS)
+    write_workload(tmp_path, ROWS, strategy="torchrun")
     monkeypatch.setenv("THE_LEADER", "algo-3")
     training = engine_run.train(
         "workload.yaml", groups=("dnn=local.c1:2", "data=local.c1:2"), exit_code=6
@@ -84,6 +84,7 @@ def test_all_nodes_are_there_and_tasks_run_on_data_hosts_only(
     assert engine_run.output.count("nodes 4 cpus 2.0") == 2
     assert "exact True" in engine_run.output
     assert "hosts ['algo-1', 'algo-2']" in engine_run.output
+    assert training.strategy == "torchrun"
     assert "a script that breaks" in (training.failure or "")
     assert engine_run.output.count("the node of Ray ends") == 4
 
@@ -91,7 +92,7 @@ def test_all_nodes_are_there_and_tasks_run_on_data_hosts_only(
 def test_a_stopped_run_ends_its_cluster_with_the_tasks_that_run(
     engine_run: EngineRun, tmp_path: Path
 ) -> None:
-    write_workload(tmp_path, STAY)
+    write_workload(tmp_path, STAY, strategy="none")
     engine_run.run(
         "workload.yaml",
         groups=("dnn=local.c1:1", "data=local.c1:1"),
