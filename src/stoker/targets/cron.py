@@ -3,16 +3,15 @@
 import calendar
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from functools import partial
 from typing import NoReturn
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from stoker.errors import UsageError
 from stoker.records import nearest
+from stoker.targets.cron_field import DAYS, HORIZON_DAYS, MONTHS, CronField, refuse
 
-_MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
-_DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 _MACROS = {
     "@hourly": "0 * * * ? *",
     "@daily": "0 0 * * ? *",
@@ -26,63 +25,16 @@ _EXAMPLE = "six fields: minute hour day-of-month month day-of-week year, as '0 6
 _UNITS = {"m": "minute", "h": "hour", "d": "day"}
 _EVERY = re.compile(r"([1-9][0-9]{0,4})\s*(m|h|d)(?:in|our|ay)?(?:ute)?s?", re.ASCII)
 _RATE = re.compile(r"rate\(([1-9][0-9]{0,4}) (minute|hour|day)s?\)", re.ASCII)
-# A year of days and a leap day: a schedule that is not met in four of them has no next run.
-_HORIZON_DAYS = 4 * 366
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """A field of a cron expression: its name, bounds, words, and the extra letters it may have."""
-
-    name: str
-    low: int
-    high: int
-    words: tuple[str, ...] = ()
-    special: str = ""
-
-    def number(self, text: str, *, expression: str) -> int:
-        """The number of a text or a word, within the field's bounds."""
-        if text.upper() in self.words:
-            return self.low + self.words.index(text.upper())
-        if not (text.isascii() and text.isdigit()) or not self.low <= int(text) <= self.high:
-            _refuse(
-                expression,
-                f"{self.name} {text} is not from {self.low} to {self.high}",
-                fix=_EXAMPLE,
-            )
-        return int(text)
-
-    def values(self, text: str, *, expression: str) -> frozenset[int]:
-        """All numbers that the field's text stands for."""
-        found: set[int] = set()
-        for part in text.split(","):
-            span, slash, step = part.partition("/")
-            if slash and not (step.isdigit() and int(step) > 0):
-                _refuse(expression, f"{self.name} {part}: / needs a number behind it")
-            first, dash, last = span.partition("-")
-            if span == "*":
-                low, high = self.low, self.high
-            else:
-                low = self.number(first, expression=expression)
-                high = self.number(last, expression=expression) if dash else low
-                high = self.high if slash and not dash else high
-            if low > high:
-                _refuse(expression, f"{self.name} {part} runs backwards", fix="as 1,2,7")
-            found.update(range(low, high + 1, int(step) if slash else 1))
-        return frozenset(found)
-
-    def is_special(self, text: str) -> bool:
-        """Whether the text uses AWS's L, W or #, which are checked by the service alone."""
-        return any(letter in text for letter in self.special) and text not in self.words
-
-
+_field = partial(CronField, example=_EXAMPLE)
 _FIELDS = (
-    _Field("minute", 0, 59),
-    _Field("hour", 0, 23),
-    _Field("day-of-month", 1, 31, special="LW"),
-    _Field("month", 1, 12, _MONTHS),
-    _Field("day-of-week", 1, 7, _DAYS, special="L#"),
-    _Field("year", 1970, 2199),
+    _field("minute", 0, 59),
+    _field("hour", 0, 23),
+    _field("day-of-month", 1, 31, special="LW"),
+    _field("month", 1, 12, MONTHS),
+    _field("day-of-week", 1, 7, DAYS, special="L#"),
+    _field("year", 1970, 2199),
 )
 
 
@@ -174,7 +126,7 @@ def _next_cron(fields: Sequence[str], *, now: datetime, zone: ZoneInfo) -> datet
         for field, text in zip(_FIELDS, fields, strict=True)
     )
     today = now.astimezone(zone).date()
-    for offset in range(_HORIZON_DAYS):
+    for offset in range(HORIZON_DAYS):
         day = today + timedelta(days=offset)
         if (
             day.year in years
@@ -218,11 +170,11 @@ def _from_unix(fields: Sequence[str], *, expression: str) -> list[str]:
 
 def _unix_weekdays(text: str, *, expression: str) -> str:
     """Unix counts days from 0 or 7 for Sunday; AWS from 1: so they go by their names."""
-    field = _Field("day-of-week", 0, 7, _DAYS)
+    field = _field("day-of-week", 0, 7, DAYS)
     if text == "1-5":
         return "MON-FRI"
     numbers = {number % 7 for number in field.values(text, expression=expression)}
-    return ",".join(_DAYS[number] for number in sorted(numbers))
+    return ",".join(DAYS[number] for number in sorted(numbers))
 
 
 def _check(fields: Sequence[str], *, expression: str) -> None:
@@ -240,8 +192,8 @@ def _check(fields: Sequence[str], *, expression: str) -> None:
             _refuse(expression, f"{field.name} cannot be ?", fix=_EXAMPLE)
 
 
-def _refuse(expression: str, why: str, *, fix: str = "") -> NoReturn:
-    raise UsageError(f"--cron '{expression}': {why}", fix=fix or _EXAMPLE)
+def _refuse(expression: str, why: str, *, fix: str = _EXAMPLE) -> NoReturn:
+    refuse(expression, why, fix)
 
 
 __all__ = ["checked_zone", "cron_expression", "next_run", "period", "rate_expression"]

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from stoker.platforms.kubernetes.api import Cluster
 from stoker.platforms.kubernetes.api_errors import ApiError
-from stoker.platforms.kubernetes.connection import Stream
 from stoker.platforms.kubernetes.log_position import LogPosition
 from stoker.platforms.kubernetes.pod_state import PodState
 from stoker.platforms.kubernetes.resources import PODS
+from stoker.platforms.kubernetes.stream_slot import StreamSlot
 
 # A training may be silent for long; a connection that has died without a word is found out so.
 SILENT_SECONDS = 300.0
@@ -61,8 +61,7 @@ class PodLog(threading.Thread):
         self._is_closed = threading.Event()
         self._is_changed = threading.Event()
         self._position = LogPosition()
-        self._stream: Stream | None = None
-        self._lock = threading.Lock()
+        self._slot = StreamSlot()
         self._told = False
 
     def update(self, pod: PodState) -> None:
@@ -74,9 +73,7 @@ class PodLog(threading.Thread):
         """Ends the reading; may be called twice, by any thread."""
         self._is_closed.set()
         self._is_changed.set()
-        with self._lock:
-            if self._stream:
-                self._stream.close()
+        self._slot.close()
 
     def run(self) -> None:
         """Reads until the pod's end."""
@@ -126,23 +123,16 @@ class PodLog(threading.Thread):
         stream = self._cluster.open(
             PODS, self._pod.name, part="log", query=query, read_seconds=SILENT_SECONDS
         )
-        with self._lock:
-            self._stream = stream
-            if self._is_closed.is_set():
-                stream.close()
         try:
-            for line, is_whole in stream.lines():
-                # Half a line of a log that goes on comes again as a whole one.
-                if is_whole or is_final:
-                    self._take(line)
+            with self._slot.reading(stream):
+                for line, is_whole in stream.lines():
+                    # Half a line of a log that goes on comes again as a whole one.
+                    if is_whole or is_final:
+                        self._take(line)
         except ApiError as err:
             if not err.is_passing:
                 raise
             return False
-        finally:
-            with self._lock:
-                self._stream = None
-            stream.release()
         return True
 
     def _take(self, line: str) -> None:

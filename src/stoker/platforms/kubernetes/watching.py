@@ -11,9 +11,9 @@ from json import JSONDecodeError, loads
 
 from stoker.platforms.kubernetes.api import Cluster
 from stoker.platforms.kubernetes.api_errors import Action, ApiError, failed
-from stoker.platforms.kubernetes.connection import Stream
 from stoker.platforms.kubernetes.reading import Document, mapping, text
 from stoker.platforms.kubernetes.resources import Resource
+from stoker.platforms.kubernetes.stream_slot import StreamSlot
 
 # After it the server ends a watch, and a connection that has died without a word is found out.
 WATCH_SECONDS = 60
@@ -94,16 +94,13 @@ class ObjectWatch(threading.Thread):
         self._query = dict(query)
         self._tell = tell
         self._is_closed = threading.Event()
-        self._stream: Stream | None = None
-        self._lock = threading.Lock()
+        self._slot = StreamSlot()
         self._has_news = False
 
     def close(self) -> None:
         """Ends the watch; may be called twice, by any thread."""
         self._is_closed.set()
-        with self._lock:
-            if self._stream:
-                self._stream.close()
+        self._slot.close()
 
     def run(self) -> None:
         """Watches until it is closed, or the cluster refuses."""
@@ -143,24 +140,17 @@ class ObjectWatch(threading.Thread):
             "timeoutSeconds": str(WATCH_SECONDS),
         }
         stream = self._cluster.open(self._resource, query=query, read_seconds=SILENT_SECONDS)
-        with self._lock:
-            self._stream = stream
-            if self._is_closed.is_set():
-                stream.close()
         try:
-            for line, is_whole in stream.lines():
-                if not is_whole or not line:
-                    continue
-                self._has_news = True
-                version = self._take(line) or version
+            with self._slot.reading(stream):
+                for line, is_whole in stream.lines():
+                    if not is_whole or not line:
+                        continue
+                    self._has_news = True
+                    version = self._take(line) or version
         except ApiError as err:
             # Broken off: what came so far counts, and it goes on from there.
             if not err.is_passing:
                 raise
-        finally:
-            with self._lock:
-                self._stream = None
-            stream.release()
         return version
 
     def _take(self, line: str) -> str:

@@ -2,14 +2,13 @@
 
 import calendar
 import re
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from functools import partial
 from typing import NoReturn
 
 from stoker.errors import UsageError
+from stoker.targets.cron_field import DAYS, HORIZON_DAYS, MONTHS, CronField, refuse
 
-_MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
-_DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 _MACROS = {
     "@hourly": "0 0 * * * *",
     "@daily": "0 0 0 * * *",
@@ -22,58 +21,20 @@ _MACROS = {
 _EXAMPLE = "five fields: minute hour day month weekday; or six with seconds first: '0 30 6 * * 1-5'"
 _EVERY = re.compile(r"([1-9][0-9]{0,6})\s*(s|m|h|d)(?:ec|in|our|ay)?(?:ond|ute)?s?", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-# A year of days and a leap day: a schedule that is not met in four of them has no next run.
-_HORIZON_DAYS = 4 * 366
 # The scheduler looks at what is due every few seconds; runs take minutes.
 MIN_PERIOD_SECONDS = 60
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """A field: its name, bounds and words; `?` means the same as `*` where `may_ask`."""
-
-    name: str
-    low: int
-    high: int
-    words: tuple[str, ...] = ()
-    may_ask: bool = False
-
-    def number(self, text: str, *, expression: str) -> int:
-        if text.upper() in self.words:
-            return self.low + self.words.index(text.upper())
-        if not (text.isascii() and text.isdigit()) or not self.low <= int(text) <= self.high:
-            _refuse(expression, f"{self.name} {text} is not from {self.low} to {self.high}")
-        return int(text)
-
-    def values(self, text: str, *, expression: str) -> frozenset[int]:
-        """All numbers that the field's text stands for."""
-        found: set[int] = set()
-        for part in text.split(","):
-            span, slash, step = part.partition("/")
-            if slash and not (step.isascii() and step.isdigit() and int(step) > 0):
-                _refuse(expression, f"{self.name} {part}: / needs a number behind it")
-            first, dash, last = span.partition("-")
-            if span == "*" or (span == "?" and self.may_ask):
-                low, high = self.low, self.high
-            else:
-                low = self.number(first, expression=expression)
-                high = self.number(last, expression=expression) if dash else low
-                high = self.high if slash and not dash else high
-            if low > high:
-                _refuse(expression, f"{self.name} {part} runs backwards", fix="as 1,2,5")
-            found.update(range(low, high + 1, int(step) if slash else 1))
-        return frozenset(found)
-
-
+_field = partial(CronField, example=_EXAMPLE)
 _FIELDS = (
-    _Field("second", 0, 59),
-    _Field("minute", 0, 59),
-    _Field("hour", 0, 23),
-    _Field("day", 1, 31, may_ask=True),
-    _Field("month", 1, 12, _MONTHS),
-    _Field("weekday", 0, 6, _DAYS, may_ask=True),
+    _field("second", 0, 59),
+    _field("minute", 0, 59),
+    _field("hour", 0, 23),
+    _field("day", 1, 31, may_ask=True),
+    _field("month", 1, 12, MONTHS),
+    _field("weekday", 0, 6, DAYS, may_ask=True),
 )
-_UNIX_WEEKDAY = _Field("weekday", 0, 7, _DAYS)
+_UNIX_WEEKDAY = _field("weekday", 0, 7, DAYS)
 
 
 def cron_fields(text: str) -> str:
@@ -98,7 +59,7 @@ def cron_fields(text: str) -> str:
         _refuse(bare, f"it has {len(fields)} fields")
     if fields[2] == "?" or fields[4] == "?":
         _refuse(bare, "that is AWS's form: its first field is the minute, here it is the second")
-    if re.search(r"[LW#]", re.sub("|".join(_MONTHS + _DAYS), "", " ".join(fields).upper())):
+    if re.search(r"[LW#]", re.sub("|".join(MONTHS + DAYS), "", " ".join(fields).upper())):
         _refuse(bare, "L, W and # are AWS's: Kubeflow's scheduler has no last or nearest days")
     for field, part in zip(_FIELDS, fields, strict=True):
         field.values(part, expression=bare)
@@ -146,7 +107,7 @@ def next_start(expression: str, *, now: datetime) -> datetime | None:
     # Where both days and weekdays are named, one of them is enough, as in Unix's cron.
     is_either = not any(_has_star(fields[place]) for place in (3, 5))
     today = now.astimezone(UTC).date()
-    for offset in range(_HORIZON_DAYS):
+    for offset in range(HORIZON_DAYS):
         day = today + timedelta(days=offset)
         of_days = (day.day in days, _weekday(day) in weekdays)
         if day.month not in months or not (any(of_days) if is_either else all(of_days)):
@@ -177,8 +138,8 @@ def _unix_weekday(text: str, *, expression: str) -> str:
     return ",".join(str(number) for number in sorted(numbers))
 
 
-def _refuse(expression: str, why: str, *, fix: str = "") -> NoReturn:
-    raise UsageError(f"--cron '{expression}': {why}", fix=fix or _EXAMPLE)
+def _refuse(expression: str, why: str, *, fix: str = _EXAMPLE) -> NoReturn:
+    refuse(expression, why, fix)
 
 
 __all__ = ["cron_fields", "next_start", "period_seconds", "period_text"]
