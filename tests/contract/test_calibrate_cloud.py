@@ -1,5 +1,7 @@
 """`stoker decide --calibrate s3://...`: runs that others left in a bucket."""
 
+import io
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,30 @@ def test_whole_runs_of_a_bucket_are_read_and_the_others_left(
     assert found == calibration_of(
         f"{PLACE}/", like=sample_records.profile(), catalog=LOCAL, region=REGION
     )
+
+
+def test_a_file_in_the_cloud_may_hold_the_folder(aws_server: AwsServer, tmp_path: Path) -> None:
+    aws_server.make_bucket("bucket")
+    aws = Aws(region=REGION)
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name in ("one", "two", "three"):
+            for record, value in (
+                ("profile", sample_records.profile()),
+                ("decision", sample_records.decision()),
+                ("training", sample_records.training()),
+            ):
+                text = to_json(value)
+                if '"workload_sha256": "' not in text:
+                    text = text.replace("{", '{"workload_sha256": "%s",' % ("a" * 64), 1)
+                member = tarfile.TarInfo(f"runs/{name}/{record}.json")
+                member.size = len(text.encode())
+                archive.addfile(member, io.BytesIO(text.encode()))
+    aws.write_object(f"{PLACE}.tgz", packed.getvalue())
+    found = calibration_of(
+        f"{PLACE}.tgz", like=sample_records.profile(), catalog=LOCAL, region=REGION
+    )
+    assert found.runs == 3
 
 
 def test_a_bucket_without_runs_is_an_error(aws_server: AwsServer) -> None:

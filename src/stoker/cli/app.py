@@ -173,7 +173,9 @@ def decide_verb(
     calibrate: Annotated[
         str | None,
         typer.Option(
-            "--calibrate", metavar="DIR", help="Learns from the runs in it: a folder, or s3://."
+            "--calibrate",
+            metavar="DIR",
+            help="Learns from the runs in it: a folder or a tar file, here or at s3://.",
         ),
     ] = None,
     report: Annotated[

@@ -1,9 +1,11 @@
 """`stoker decide --calibrate PLACE`: the records of earlier runs, read and weighed."""
 
+import tarfile
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING
 
 from stoker.catalog import Catalog
 from stoker.decide import Run, calibrate
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
 _FILES = ("profile.json", "decision.json", "training.json")
 # Of many runs in the cloud the newest: each is three small objects to be fetched.
 MOST_CLOUD_RUNS = 100
+# One file that holds a folder of runs: tar czf runs.tgz runs
+_ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
+# A decision of a thousand plans takes 2 MB.
+_LARGEST_RECORD = 1 << 24
 
 
 def calibration_of(
@@ -26,26 +32,36 @@ def calibration_of(
     A run that was not finished, or whose records cannot be read, says nothing.
 
     Args:
-        place: A folder, or s3://BUCKET/FOLDER; there, the newest MOST_CLOUD_RUNS count.
+        place: A folder, a tar file of one, or either at s3://; there, of a folder the newest
+            MOST_CLOUD_RUNS count.
         like: The profile that is to be decided on.
         catalog: Of the platform that it will run on.
         region: Of the bucket.
 
     Raises:
-        UsageError: If there is no such folder, or nothing of a run is in the cloud's.
+        UsageError: If there is no such folder, a file is no archive, or nothing of a run is in the
+            cloud's.
         AwsError: If the cloud's cannot be read.
     """
     if "://" in place:
         from stoker.platforms.aws import Aws
 
-        found = [*_cloud_runs(place, aws=Aws(region=region))]
+        aws = Aws(region=region)
+        if place.endswith(_ARCHIVES):
+            with aws.open_object(place) as content:
+                found = [*_archived_runs(content, place=place)]
+        else:
+            found = [*_cloud_runs(place, aws=aws)]
+    elif Path(place).is_file():
+        with Path(place).open("rb") as content:
+            found = [*_archived_runs(content, place=place)]
     else:
         folder = Path(place)
         if not folder.is_dir():
             raise UsageError(
                 f"no runs in {folder}",
                 where="--calibrate",
-                fix="name the folder of the runs: runs, or s3://BUCKET/FOLDER",
+                fix="name the folder of the runs, runs or s3://BUCKET/FOLDER, or a tar file of it",
             )
         found = [
             _run(*(each / name for name in _FILES))
@@ -84,9 +100,35 @@ def _cloud_runs(place: str, *, aws: "Aws") -> Iterator[Run | None]:
         yield _run(*(_text(aws, f"s3://{bucket}/{folder}/{name}") for name in _FILES))
 
 
+def _archived_runs(content: IO[bytes], *, place: str) -> Iterator[Run | None]:
+    """Runs of a tar file, read as a stream; nothing is unpacked onto the disk."""
+    runs: dict[str, dict[str, bytes]] = defaultdict(dict)
+    try:
+        with tarfile.open(fileobj=content, mode="r|*") as archive:
+            for member in archive:
+                path = PurePosixPath(member.name)
+                if path.name in _FILES and member.isfile() and member.size <= _LARGEST_RECORD:
+                    file = archive.extractfile(member)
+                    if file:
+                        runs[str(path.parent)][path.name] = file.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as err:
+        raise UsageError(
+            f"no tar file of runs: {err}",
+            where=f"--calibrate {place}",
+            fix="make one of their folder: tar czf runs.tgz runs",
+        ) from None
+    for _, texts in sorted(runs.items()):
+        if len(texts) == len(_FILES):
+            yield _run(*(_record_text(texts[name]) for name in _FILES))
+
+
 def _text(aws: "Aws", uri: str) -> str:
+    return _record_text(aws.read_object(uri))
+
+
+def _record_text(content: bytes) -> str:
     """The record's text, as `read_json` takes it; what is no record is none with a brace, too."""
-    text = aws.read_object(uri).decode(errors="replace").lstrip()
+    text = content.decode(errors="replace").lstrip()
     return text if text.startswith("{") else f"{{{text}"
 
 

@@ -254,7 +254,9 @@ def _keep_plan(profile: Profile, kept: Candidate, rules: Rules) -> Plan:
         profile, kept, today_usd=usd_per_hour(kept.shape), total_steps=rules.total_steps
     )
     plan = plan_of(kept, outcome, "", global_batch_size=None)
-    return msgspec.structs.replace(plan, reason="today's cluster, as it was measured")
+    is_given = profile.spread is None and profile.check is None
+    seen = "as its step was given" if is_given else "as it was measured"
+    return msgspec.structs.replace(plan, reason=f"today's cluster, {seen}")
 
 
 def _usd_today(work: Work, rules: Rules) -> float | None:

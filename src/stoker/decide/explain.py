@@ -164,6 +164,9 @@ def _named(plan: Plan, today: Sequence[Group]) -> str:
     words = cluster(plan)
     if plan.action == "keep":
         words = f"today: {words}"
+    elif plan.action == "tune" and _hosts(plan.groups) == _hosts(today):
+        workers = plan.groups[0].workers_per_host or 0
+        words = f"today, {workers} worker{'s' if workers > 1 else ''} a host"
     elif (
         today
         and len(plan.groups) > len(today)

@@ -73,7 +73,8 @@ def measure(
     doubts = work.doubts
     if abs(ratio - 1) > 0.05:
         text = (
-            f"the parts give {modelled.step_seconds:.4g} s a step, measured {raw.step_seconds:.4g}"
+            f"the parts give {ms(modelled.step_seconds)} a step, and {ms(raw.step_seconds)} were "
+            "measured"
         )
         doubts += (Doubt(width=min(abs(ratio - 1), 0.5), text=text),)
     if profile.check is None:

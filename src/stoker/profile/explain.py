@@ -154,7 +154,8 @@ def _table(profile: Profile) -> list[str]:
     vcpus = f" of {capacity:.3g} vCPUs" if capacity else ""
     known = [f"{profile.host.count} x {profile.host.instance_type}{vcpus}"]
     if step.num_workers is not None:
-        known.insert(0, f"{step.num_workers} workers a host")
+        workers = "worker" if step.num_workers == 1 else "workers"
+        known.insert(0, f"{step.num_workers} {workers} a host")
     if step.global_batch_size is not None:
         known.insert(0, f"{step.global_batch_size} samples a step{size}")
     lines.append("; ".join(known))

@@ -169,13 +169,13 @@ def _draw_curve(
         text = fit(text, 12, plane.right - plane.left)
         room: list[Place] = [(plane.left + 4, y + 16, "start"), (plane.right, y + 16, "end")]
         room += [(plane.right, y - 7, "end"), (plane.left + 4, y - 7, "start")]
-        put(drawing, text, places=room, plane=plane, taken=taken, lines=lines, css="quiet")
+        put(drawing, text, places=room, plane=plane, taken=taken, lines=lines, css="over")
     named = [rung for rung in rungs if rung.is_chosen or not rung.data_hosts]
     for rung in named:
         text = unit.show(rung.step_seconds)
         at = plane.x(rung.data_hosts), plane.y(rung.step_seconds)
         text = f"{text}, chosen" if rung.is_chosen and rung.data_hosts else text
-        css = "head" if rung.is_chosen else ""
+        css = "head over" if rung.is_chosen else "over"
         label(drawing, text, at=at, plane=plane, taken=taken, lines=lines, css=css)
 
 
