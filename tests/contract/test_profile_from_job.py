@@ -393,6 +393,16 @@ def test_a_log_without_steps_is_refused_before_aws_is_asked(tmp_path: Path) -> N
         )
 
 
+def test_a_log_of_odd_bytes_is_read_and_what_is_no_file_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_bytes(b"\xff\xfe 10% |\x88\r" * 30)
+    for file, words in ((log, "20 lines"), (tmp_path, "the log cannot be read: Is a directory")):
+        with pytest.raises(UsageError, match=words):
+            observe_command(
+                NAME, has_words=False, logs=file, region=None, outputs=Outputs(), as_json=False
+            )
+
+
 def test_a_command_beside_a_job_is_refused() -> None:
     with pytest.raises(UsageError, match="nothing to run"):
         observe_command(

@@ -83,6 +83,8 @@ def repeated(line: str, times: int = MIN_SAMPLES) -> list[str]:
         (" 42%|####2     | 42/100 [00:08<00:11,  1.50s/it]", 1.5),
         ("250/250 [====] - 48s 190ms/step - loss: 0.3", 0.19),
         ("throughput 5.0 steps/sec", 0.2),
+        (" iteration 10/ 100 | elapsed time per iteration (ms): 190.0 | learning rate: 1", 0.19),
+        ("time per step: 0.19", 0.19),
     ],
 )
 def test_a_common_form_gives_the_step(line: str, seconds: float) -> None:
@@ -101,6 +103,8 @@ def test_a_common_form_gives_the_step(line: str, seconds: float) -> None:
         "timestep_time_left=4",
         "step_time=0.0",
         "step_time=nan",
+        "step_time=1,900 ms",
+        "eta: 1:00:00 time: 1:02 data_time: 0.01",
         "version 1.5.it/s",
         "multistep_times=3",
     ],
@@ -129,6 +133,19 @@ def test_stokers_own_lines_win_and_tell_the_wait() -> None:
 
 def test_the_published_imagenet_script_tells_the_wait_too() -> None:
     found = steps_in(repeated("Epoch: [0][1/9]\tTime  0.400 ( 0.5)\tData  0.300 ( 0.3)\tLoss 2"))
+    assert (found.step_seconds, found.wait_seconds) == (0.4, 0.3)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "eta: 0:10:00  iter: 19  total_loss: 1  time: 0.4000  data_time: 0.3000  lr: 0.001",
+        "Epoch(train) [1][50/100] lr: 1e-3 eta: 1:00 time: 0.4000  data_time: 0.3000 memory: 3",
+        "Epoch [1][50/100] lr: 1e-3, eta: 1:00:00, time: 0.400, data_time: 0.300, memory: 3000",
+    ],
+)
+def test_lines_of_openmmlab_and_detectron_tell_the_wait_too(line: str) -> None:
+    found = steps_in(repeated(line))
     assert (found.step_seconds, found.wait_seconds) == (0.4, 0.3)
 
 

@@ -8,7 +8,6 @@ from stoker.cli.delivery import Outputs, deliver
 from stoker.cli.progress import say
 from stoker.cli.step_outputs import told_of_profile
 from stoker.errors import UsageError
-from stoker.records import read_text
 
 
 def observe_command(
@@ -47,7 +46,7 @@ def observe_command(
             where="command line",
             fix=f"stoker profile --training-job {name}",
         )
-    lines = read_text(logs).splitlines() if logs else None
+    lines = _lines_of(logs) if logs else None
     steps = steps_in(lines, source=str(logs)) if lines is not None else None
     aws = Aws(region=region)
     say(f"profile of training job {name}: from CloudWatch", quiet=as_json)
@@ -67,3 +66,15 @@ def observe_command(
         as_json=as_json,
         told=told_of_profile(record),
     )
+
+
+def _lines_of(file: Path) -> list[str]:
+    """Of a log; bytes that are no text, as progress bars leave some, are replaced."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as err:
+        raise UsageError(
+            f"the log cannot be read: {err.strerror or err}",
+            where=f"--logs {file}",
+            fix="name a text file with the job's log",
+        ) from None

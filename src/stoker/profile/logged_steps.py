@@ -69,7 +69,8 @@ _FORMS = (
             r"(?<![A-Za-z0-9])(?:step|iteration|iter|batch)[_ ](?:time|seconds|secs?)"
             r"(?:_(?P<named>ms|s))?[\"']?\s*[=:]\s*"
             + _NUMBER
-            + r"\s*(?P<unit>ms|s|secs?|seconds)?(?![\w.])",
+            # Neither half a number, nor what stands before a separator of thousands.
+            + r"(?!,\d{3}\b)\s*(?P<unit>ms|s|secs?|seconds)?(?![\w.])",
             re.IGNORECASE,
         ),
     ),
@@ -78,6 +79,21 @@ _FORMS = (
         re.compile(
             r"\bTime\s+" + _NUMBER + r"\s*\(\s*[\d.]+\s*\)"
             r"(?:.*?\bData\s+(?P<wait>\d+(?:\.\d*)?)\s*\()?"
+        ),
+    ),
+    _Form(
+        "time: 0.190  data_time: 0.010",
+        re.compile(
+            r"\btime:\s*" + _NUMBER + r"(?![\w.:]).*?\bdata_time:\s*(?P<wait>\d+(?:\.\d*)?)"
+        ),
+    ),
+    _Form(
+        "time per iteration (ms): 190.0",
+        re.compile(
+            r"\btime per (?:iteration|step)\s*(?:\((?P<named>ms|s)\))?\s*[=:]\s*"
+            + _NUMBER
+            + r"\s*(?P<unit>ms|s|secs?|seconds)?(?![\w.])",
+            re.IGNORECASE,
         ),
     ),
     _Form(
