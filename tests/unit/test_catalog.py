@@ -170,6 +170,12 @@ def test_wrong_price_file_names_line_and_column(
     assert str(file) in caught.value.where
 
 
+def test_another_separator_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_catalog("sagemaker", _prices(tmp_path, "instance_type;usd_per_hour\nx.y;1\n"))
+    assert caught.value.fix == "part the columns by commas"
+
+
 def test_missing_price_file_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file"):
         load_catalog("sagemaker", tmp_path / "none.csv")

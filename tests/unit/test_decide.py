@@ -484,7 +484,7 @@ def test_asking_for_a_type_that_cannot_train_says_why_it_is_infeasible() -> None
     decision = _decide(_starved(), extra=[named])
     plan = _of_types(decision, "ml.g5.8xlarge", "ml.c5.12xlarge")
     assert not plan.feasible
-    assert plan.reason == "a SageMaker training job cannot use ml.c5.12xlarge"
+    assert plan.reason == "asked for, yet a SageMaker training job cannot use ml.c5.12xlarge"
     assert decision.plans[-1] == plan
 
 

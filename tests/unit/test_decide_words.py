@@ -3,6 +3,7 @@
 import dataclasses
 from datetime import date
 from itertools import permutations
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from stoker.records import (
     Check,
     Constraints,
     Decision,
+    Fix,
     Group,
     Plan,
     Predicted,
@@ -259,7 +261,40 @@ def test_six_instance_groups_are_too_many_for_a_sagemaker_job() -> None:
     plans = decided(profile(), extra=((dnn, *data),)).plans
     plan = next(plan for plan in plans if len(plan.groups) == 6)
     assert not plan.feasible
-    assert plan.reason == "a SageMaker training job has at most 5 instance groups, not 6"
+    assert (
+        plan.reason
+        == "asked for, yet a SageMaker training job has at most 5 instance groups, not 6"
+    )
+
+
+def test_a_cluster_that_was_asked_for_and_may_not_run_says_why_in_the_text() -> None:
+    cluster = (Group(name="dnn", role="dnn", instance_type="ml.c5.9xlarge", count=1),)
+    text = unwrapped(explain(decided(profile(), extra=(cluster,))))
+    assert "? 1 ml.c5.9xlarge: asked for, yet the accelerators differ (A10G today, none" in text
+
+
+def test_more_data_hosts_than_are_searched_are_an_error_and_no_wait() -> None:
+    with pytest.raises(UsageError, match="256 at most") as caught:
+        decided(profile(), Constraints(max_data_hosts=1_000_000))
+    assert caught.value.where == "key constraints.max_data_hosts"
+
+
+def test_a_price_of_tomorrow_is_said_to_be_of_no_known_age(tmp_path: Path) -> None:
+    file = tmp_path / "prices.csv"
+    file.write_text("instance_type,usd_per_hour,priced_on\nml.g5.8xlarge,3,2062-09-27\n")
+    decision = decided(profile(), catalog=load_catalog("sagemaker", prices=file))
+    said = "the price of ml.g5.8xlarge is dated 2062-09-27, in the future: its age is not known"
+    assert said in decision.warnings
+
+
+def test_profiles_fix_that_costs_nothing_is_the_charts_free_fix() -> None:
+    fix = Fix(id="persistent_workers", text="keep the workers", saves_seconds=0.02)
+    made = replace(profile(), fixes=(fix,))
+    (turn,) = [each for each in decided(made).path if each.question == "Is there a free fix?"]
+    assert (turn.answer, turn.because) == ("yes", "keep the workers")
+    step = replace(profile().timed_step, num_workers=None)
+    unknown = decided(replace(profile(), step=step)).path[2]
+    assert (unknown.question, unknown.answer) == ("Is there a free fix?", "unknown")
 
 
 def test_deadline_and_budget_that_contradict_each_other_are_named_with_what_is_needed() -> None:

@@ -196,9 +196,9 @@ def _rows(lines: Iterator[list[str]], source: str) -> Iterator[list[str]]:
 def _check_header(header: Sequence[str], source: str) -> None:
     for column in header:
         if column not in _COLUMNS and not _PRICE.match(column):
-            raise UsageError(
-                f"unknown column {column!r}", where=f"{source}:1", fix=nearest(column, _COLUMNS)
-            )
+            is_joined = ";" in column or "\t" in column
+            fix = "part the columns by commas" if is_joined else nearest(column, _COLUMNS)
+            raise UsageError(f"unknown column {column!r}", where=f"{source}:1", fix=fix)
         if header.count(column) > 1:
             raise UsageError(f"column {column} stands there twice", where=f"{source}:1")
     if "instance_type" not in header:

@@ -30,6 +30,7 @@ from stoker.decide.pricing import (
     plan_of,
     predicted,
     problem_of,
+    refuse_endless_search,
     refuse_foreign_prices,
     usd_per_hour,
 )
@@ -80,10 +81,12 @@ def decide(
         calibration: What earlier runs on such a machine say of the model's constants.
 
     Raises:
-        UsageError: If a type is not in the catalog, a number is beyond any machine, or the
-            prices are those of a region that the constraints do not allow.
+        UsageError: If a type is not in the catalog, a number is beyond any machine, more data
+            hosts are allowed than are searched, or the prices are those of a region that the
+            constraints do not allow.
     """
     refuse_foreign_prices(constraints, catalog)
+    refuse_endless_search(constraints)
     if profile.step is None:
         return decide_observed(
             profile,
@@ -164,7 +167,7 @@ def decide(
         plans=plans,
         path=walk(found),
         advice=advice_of(found, profile),
-        warnings=warnings_of(found, profile, rules, prices),
+        warnings=(*warnings_of(found, profile, rules, prices), *_dated_later(used, today)),
         prices=prices,
         objective=constraints.objective,
         constraints=constraints,
@@ -257,6 +260,14 @@ def _keep_plan(profile: Profile, kept: Candidate, rules: Rules) -> Plan:
     is_given = profile.spread is None and profile.check is None
     seen = "as its step was given" if is_given else "as it was measured"
     return msgspec.structs.replace(plan, reason=f"today's cluster, {seen}")
+
+
+def _dated_later(used: Iterable[Instance], today: date) -> list[str]:
+    return [
+        f"the price of {name} is dated {priced_on}, in the future: its age is not known"
+        for name, priced_on in sorted({(i.type, i.priced_on) for i in used if i.priced_on})
+        if priced_on > today
+    ]
 
 
 def _usd_today(work: Work, rules: Rules) -> float | None:

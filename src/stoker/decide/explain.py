@@ -104,6 +104,9 @@ def _table(decision: Decision) -> list[str]:
     more += [f"{forbidden} plans that may not be run"] if forbidden else []
     if more:
         lines.append(f"({' and '.join(more)}: see the record)")
+    for plan in decision.plans:
+        if not plan.feasible and plan.reason.startswith(ASKED_FOR):
+            lines += _wrapped(f"? {cluster(plan)}: {plan.reason}")
     if decision.bottleneck == "unexplained":
         lines.append("For orientation only: the profile does not bear these figures.")
     lines.append("$/1000: dollars for 1000 steps of today's global batch.")

@@ -11,8 +11,10 @@ from stoker.decide.work import Doubt, Shape, Work
 from stoker.errors import UsageError
 from stoker.records import Constraints, Plan, Predicted, Profile
 
-# Reason of a feasible plan that the user named.
+# Reason of a feasible plan that the user named; of one that may not be run, its begin.
 ASKED_FOR = "asked for"
+# Beyond any data group; each of them is a plan, of each type.
+_MOST_DATA_HOSTS = 256
 # Of a prediction that lacks nothing: the model against the published runs (mean error 7 %).
 _BAND = 0.10
 # More where the next limit is within 15 %: two limits at once are slower than either.
@@ -181,9 +183,26 @@ def plan_of(
         remote_share=made.remote_share if made else 0.0,
         predicted=outcome,
         feasible=not problem,
-        reason=problem or (ASKED_FOR if candidate.asked_for else ""),
+        reason=_reason(problem, is_asked=candidate.asked_for),
         global_batch_size=wider,
     )
+
+
+def _reason(problem: str, *, is_asked: bool) -> str:
+    if not is_asked:
+        return problem
+    return f"{ASKED_FOR}, yet {problem}" if problem else ASKED_FOR
+
+
+def refuse_endless_search(constraints: Constraints) -> None:
+    """UsageError where more data hosts are to be looked at than any training has."""
+    if constraints.max_data_hosts > _MOST_DATA_HOSTS:
+        raise UsageError(
+            f"{constraints.max_data_hosts} data hosts are beyond what is searched, "
+            f"{_MOST_DATA_HOSTS} at most",
+            where="key constraints.max_data_hosts",
+            fix="the default is 8; a larger cluster is priced with --group",
+        )
 
 
 def refuse_foreign_prices(constraints: Constraints, catalog: Catalog) -> None:
