@@ -734,6 +734,7 @@ def profiles(draw: st.DrawFn, types: Sequence[str] = TYPES) -> Profile:
         instance_type=draw(st.sampled_from(types)),
         count=draw(st.integers(min_value=1, max_value=4)),
         vcpus=draw(st.none() | st.integers(min_value=1, max_value=300)),
+        quota_vcpus=draw(st.none() | st.floats(min_value=0.1, max_value=300)),
     )
     return Profile(host=host, step=step, check=check, observed=observed)
 
@@ -770,6 +771,7 @@ def test_any_profile_gives_a_whole_decision(
         assert plan.feasible or plan.reason
         if plan.predicted is not None:
             _check_numbers(plan.predicted)
+            _check_money(plan, keeps[0])
     order = [plan.feasible for plan in decision.plans[1:]]
     assert order == sorted(order, reverse=True)
     assert max(map(len, explain(decision).splitlines())) <= 88
@@ -786,6 +788,20 @@ def _check_numbers(outcome: Predicted) -> None:
     cost = outcome.step_seconds * outcome.usd_per_hour * 1000 / 3600
     assert outcome.usd_per_1000_steps == cost
     assert 0 <= outcome.accelerator_utilization <= 1
+
+
+def _check_money(plan: Plan, keep: Plan) -> None:
+    """Each host is paid once, at its price; what follows is of today's step and price."""
+    outcome, today = _predicted(plan), _predicted(keep)
+    prices = [AWS.get(group.instance_type).usd_per_hour for group in plan.groups]
+    usd = sum(g.count * (price or math.nan) for g, price in zip(plan.groups, prices, strict=True))
+    assert outcome.usd_per_hour == pytest.approx(usd, rel=1e-12)
+    assert outcome.speedup == pytest.approx(today.step_seconds / outcome.step_seconds)
+    ratio = outcome.usd_per_1000_steps / today.usd_per_1000_steps
+    assert outcome.cost_change == pytest.approx(ratio - 1, abs=1e-9)
+    assert outcome.break_even_speedup == pytest.approx(usd / today.usd_per_hour)
+    if outcome.total_hours is not None:
+        assert outcome.total_usd == pytest.approx(outcome.total_hours * usd)
 
 
 @_property
@@ -818,6 +834,41 @@ def test_more_data_hosts_are_never_predicted_slower(profile: Profile, data_type:
         _predicted(plan).step_seconds for plan in sorted(plans, key=lambda p: p.groups[1].count)
     ]
     assert all(more <= fewer * (1 + 1e-9) for fewer, more in pairwise(steps))
+
+
+@_property
+@given(
+    step=st.floats(min_value=0.5, max_value=50),
+    accelerator=st.floats(min_value=0.001, max_value=0.05),
+    waits=st.floats(min_value=1, max_value=3),
+    data_type=st.sampled_from(["ml.c5.9xlarge", "ml.c7i.large", "ml.c6i.2xlarge"]),
+    local_workers=st.sampled_from([0, 4, "auto"]),
+)
+def test_each_data_host_of_a_starved_step_makes_it_faster(
+    step: float, accelerator: float, waits: float, data_type: str, local_workers: int | str
+) -> None:
+    # Loading is all of the step, and the network carries it: no other limit is near.
+    profile = _starved(
+        step_seconds=step,
+        accelerator_step_seconds=accelerator * step,
+        loader_cpu_seconds=step * 30,
+        loader_wall_seconds=step * 30 * waits,
+        batch_bytes=1e5 * step,
+        receive_cpu_seconds=1e-4 * step,
+        trainer_cpu_seconds=0.1 * step,
+    )
+    made = _decide(
+        profile,
+        constraints=Constraints(max_data_hosts=20, allowed_instance_types=(data_type,)),
+        feed=FeedSettings(local_workers=local_workers),  # type: ignore[arg-type]
+    )
+    plans = sorted(_plans(made, "heterogeneous"), key=lambda plan: plan.groups[1].count)
+    outcomes = [_predicted(plan) for plan in plans]
+    assert len(outcomes) == 20
+    for fewer, more in pairwise(outcomes):
+        if more.limit != "accelerator":
+            assert more.step_seconds < fewer.step_seconds
+        assert more.step_seconds <= fewer.step_seconds * (1 + 1e-9)
 
 
 @_property

@@ -12,11 +12,11 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from stoker.feed.batch_bytes import num_bytes
 from stoker.feed.process_io import bytes_read
 
 # Steps that are shorter have their CPU time read together.
@@ -27,7 +27,6 @@ _SPAN_SECONDS = 1.0
 _PROCESS_CLOCK, _THREAD_CLOCK = 0b010, 0b110
 # Batches that are looked at for their size, of each loader.
 _SIZED_BATCHES = 8
-_MAX_DEPTH = 4
 _MAX_SPANS = 256
 
 
@@ -135,7 +134,7 @@ class Usage:
         own = self._books.loaders.get(self._key[0]) if self._key else None
         if own is not None and own.sized_batches < _SIZED_BATCHES:
             own.sized_batches += 1
-            own.batch_bytes += _num_bytes(batch)
+            own.batch_bytes += num_bytes(batch)
 
     def ended(self) -> None:
         """The pass is over; may be called twice."""
@@ -263,16 +262,3 @@ def _clock(number: int, kind: int) -> float:
         return time.clock_gettime((~number << 3) | kind)
     except (OSError, AttributeError):
         return 0.0
-
-
-def _num_bytes(batch: object, *, depth: int = 0) -> int:
-    size, each = getattr(batch, "nbytes", None), getattr(batch, "element_size", None)
-    if isinstance(size, int) and (each is not None or hasattr(batch, "dtype")):
-        return size
-    if depth >= _MAX_DEPTH:
-        return 0
-    if isinstance(batch, Mapping):
-        return sum(_num_bytes(item, depth=depth + 1) for item in batch.values())
-    if isinstance(batch, Sequence) and not isinstance(batch, str | bytes | bytearray):
-        return sum(_num_bytes(item, depth=depth + 1) for item in batch)
-    return 0

@@ -6,8 +6,8 @@ from typing import TypeVar
 import msgspec
 from torch.utils.data import DataLoader
 
+from stoker.feed.batch_bytes import num_bytes
 from stoker.logs import Log
-from stoker.profile import batches
 from stoker.profile.costs import measure_costs
 from stoker.profile.drain import shut_down
 from stoker.profile.findings import Findings
@@ -73,7 +73,7 @@ def measure_afterwards(
     findings.learn(drains=tuple(drains))
     facts = findings.result.batch
     if facts is not None:
-        sizes = quartiles([batches.num_bytes(batch) for batch in cached])
+        sizes = quartiles([num_bytes(batch) for batch in cached])
         findings.learn(batch=msgspec.structs.replace(facts, sizes=sizes))
     findings.write()
     if not findings.is_stopped():

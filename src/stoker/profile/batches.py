@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
+from stoker.feed.batch_bytes import num_bytes
 from stoker.profile.raw import BatchFacts
 
 # Of a large batch only this many values are looked at: enough to tell bytes from real numbers.
@@ -46,11 +47,6 @@ def leaves(batch: object) -> Iterator[torch.Tensor]:
         for value in vars(batch).values():
             if isinstance(value, torch.Tensor):
                 yield value
-
-
-def num_bytes(batch: object) -> int:
-    """Bytes of its tensors and arrays."""
-    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(batch))
 
 
 def num_samples(batch: object) -> int:

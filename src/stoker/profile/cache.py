@@ -6,6 +6,7 @@ from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader
 
+from stoker.feed.batch_bytes import num_bytes
 from stoker.profile import batches
 from stoker.profile.facts import length_of
 
@@ -23,7 +24,7 @@ class Cache:
         """Keeps a copy, where there is room for one."""
         if len(self.batches) >= CACHED_BATCHES:
             return
-        if self.batches and batches.num_bytes(batch) * (len(self.batches) + 1) > _CACHED_BYTES:
+        if self.batches and num_bytes(batch) * (len(self.batches) + 1) > _CACHED_BYTES:
             return
         self.batches.append(batches.clone(batch))
 

@@ -6,6 +6,7 @@ from typing import Literal, cast
 
 from torch.utils.data import DataLoader
 
+from stoker.feed.batch_bytes import num_bytes
 from stoker.profile import batches
 from stoker.profile.compose import Timed, size_of, time_transforms
 from stoker.profile.raw import Cost
@@ -66,7 +67,7 @@ class CostTask:
                     samples += count
                     item_bytes = None if item_bytes is None or size is None else item_bytes + size
                     num_batches += 1
-                    bytes_out.append(batches.num_bytes(batch))
+                    bytes_out.append(num_bytes(batch))
                     if time.monotonic() >= until:
                         break
                 if is_over:
