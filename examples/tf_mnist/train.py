@@ -20,6 +20,8 @@ import stoker.keras
 
 SIDE = 96
 SPLIT_SEED = 1998
+# Digits of a split: tf.data service hands out a source's elements one by one, a millisecond each.
+SPLIT = 64
 BUNDLED = Path(__file__).resolve().parents[1] / "mnist" / "data"
 
 
@@ -105,9 +107,16 @@ def batches_of(
     digits: tuple[np.ndarray, np.ndarray], *, batch_size: int, seed: int, service: str | None
 ) -> tf.data.Dataset:
     """Batches of augmented digits, made here or by the workers of tf.data service."""
+    images, labels = map(tf.constant, digits)
+
+    def split(start: tf.Tensor) -> tf.data.Dataset:
+        rows = slice(start, start + SPLIT)
+        return tf.data.Dataset.from_tensor_slices((images[rows], labels[rows]))
+
     batches = (
-        tf.data.Dataset.from_tensor_slices(digits)
-        .shuffle(len(digits[0]), seed=seed)
+        tf.data.Dataset.range(0, len(images), SPLIT)
+        .flat_map(split)
+        .shuffle(len(images), seed=seed)
         .map(augmented, num_parallel_calls=tf.data.AUTOTUNE)
         # The last ones may be smaller: each worker of the service has its own last one.
         .batch(batch_size)

@@ -108,9 +108,11 @@ def wait_for_servers(job: LocalJob, names: Sequence[str]) -> list[int]:
 
 
 def test_all_servers_serve_before_the_training_starts_and_end_with_it(tmp_path: Path) -> None:
-    with LocalJob(tmp_path, TRAINING, dnn=1, data=2, engine=engine(tmp_path, dnn=True)) as job:
+    own = engine(tmp_path, dnn=True)
+    with LocalJob(tmp_path, TRAINING, dnn=1, processes=2, data=2, engine=own) as job:
         end = job.end()
         assert end.status == "succeeded", end.failure
+        assert job.training().strategy == "torchrun"
         log = job.log(job.leader)
         everyone = ["data-algo-1!", "data-algo-2!", "dnn-algo-3!", "leader-algo-3!"]
         assert f"answers {everyone}" in log
