@@ -610,6 +610,17 @@ def test_missing_trainer_cpu_widens_the_band() -> None:
     assert width(unknown) > width(_starved(accelerator_step_seconds=0.02))
 
 
+def test_two_limits_of_about_the_same_size_widen_the_band() -> None:
+    outcomes = [_predicted(plan) for plan in _plans(_decide(_starved()), "heterogeneous")]
+    bands: dict[bool, set[float]] = {True: set(), False: set()}
+    for outcome in outcomes:
+        assert outcome.second_limit_seconds is not None
+        is_near = outcome.second_limit_seconds >= 0.85 * outcome.step_seconds
+        band = outcome.step_seconds_high / outcome.step_seconds - 1
+        bands[is_near].add(round(band, 9))
+    assert bands == {True: {round(math.hypot(0.10, 0.23), 9)}, False: {0.1}}
+
+
 def test_spread_of_the_measured_step_is_the_band_of_keep() -> None:
     profile = Profile(
         host=_starved().host,

@@ -205,6 +205,7 @@ def _wrapped(text: str, *, indent: str = "") -> list[str]:
     return textwrap.wrap(
         text,
         width=_WIDTH,
+        break_on_hyphens=False,
         initial_indent=indent,
         subsequent_indent=f"{indent}  " if indent else "",
     )

@@ -88,6 +88,8 @@ def _is_cpu_the_limit(found: Walk) -> Answer:
     if work.trainer_cpu_seconds:
         text += f", the trainer {work.trainer_cpu_seconds:.3g}"
     text += f", on {work.hosts * work.reference.capacity:g} vCPUs"
+    if work.reserved_vcpus:
+        text += f" ({work.hosts * work.reserved_vcpus:g} of them taken for the trainer)"
     today = Hosts(instance=work.reference, count=work.hosts)
     cpu = (work.loader_cpu_seconds + work.trainer_cpu_seconds) / free_vcpus(work, today)
     text += f": {ms(cpu)}"
