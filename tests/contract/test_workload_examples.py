@@ -45,7 +45,7 @@ COVERED = {
     "mnist-tf.yaml": Covered("tests/engines/test_tensorflow.py", "mnist-tf.yaml"),
     "parameter-server.yaml": Covered("tests/engines/test_tensorflow.py", "parameter-server.yaml"),
     "rl-simulators.yaml": Covered("tests/engines/test_rl.py", "rl-simulators.yaml"),
-    # The same script and strategy; the file differs in the number of epochs.
+    # The same script, there on two ranks and for one epoch.
     "spoken-digits.yaml": Covered("tests/e2e/test_frameworks.py", '"spoken_digits" / "train.py"'),
 }
 FILES = sorted(file.name for file in (ROOT / "configs").glob("*.yaml"))
