@@ -1006,6 +1006,56 @@ def errors_of_a_start(load: Load) -> object:
 
 
 @claim
+def errors_that_come_of_others(load: Load) -> object:
+    def sample_that_fails(index: int) -> int:
+        try:
+            return {}["the first"]
+        except KeyError as err:
+            raise Broken("the second") from err
+
+    return raised(lambda: list(load(Each(sample_that_fails))), "the first", "the second", "direct")
+
+
+@claim
+def iterable_datasets(load: Load) -> object:
+    class Words(data.IterableDataset):
+        def __init__(self, length: int | None) -> None:
+            self.length = length
+
+        def __len__(self) -> int:
+            if self.length is None:
+                raise TypeError("no length")
+            return self.length
+
+        def __iter__(self) -> Iterator[object]:
+            info = data.get_worker_info()
+            inner = load(Plain(7), batch_size=2, num_workers=0)
+            yield from [[info.id, info.num_workers, *batch.tolist()] for batch in inner]
+
+    options: list[dict[str, object]] = [
+        {"batch_size": None},
+        {"batch_size": 3, "drop_last": True},
+        {"batch_size": None, "in_order": False},
+        {"batch_size": None, "timeout": 20, "prefetch_factor": 1},
+        {"batch_size": None, "persistent_workers": True},
+    ]
+    found: list[object] = []
+    for option in options:
+        loader = load(Words(None), **({"num_workers": 2, "collate_fn": same} | option))
+        passes = [list(loader) for _ in range(2)]
+        found.append([sorted(map(str, p)) if "in_order" in option else p for p in passes])
+        found.append(raised(lambda loader=loader: len(loader), "no length"))
+    sized = load(Words(3), batch_size=2, num_workers=2, collate_fn=same)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found += [len(sized), list(sized)]
+    found.append([str(w.message).split(" was reported")[-1] for w in caught])
+    for wrong in ({"shuffle": True}, {"sampler": [1]}, {"batch_sampler": [[1]]}):
+        found.append(raised(lambda wrong=wrong: load(Words(3), **wrong), "IterableDataset"))
+    return found
+
+
+@claim
 def errors_of_a_sampler(load: Load) -> object:
     class Failing(data.Sampler):
         def __iter__(self) -> Iterator[int]:
