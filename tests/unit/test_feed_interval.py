@@ -270,7 +270,7 @@ def test_the_mean_of_intervals_is_weighted_with_their_length() -> None:
             "slowest is data-2",
         ),
         (
-            # One batch of the slow host took longer than the interval: that is not the others' work.
+            # A batch of the slow host took longer than the interval: no work of the others.
             interval(
                 host_rate(busy_workers=1.6),
                 host_rate("slow", workers=1, busy_workers=4.0, batches_per_second=0.4),
