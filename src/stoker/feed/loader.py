@@ -53,7 +53,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         pass it is the state of the next one's start. Each rank has its own.
 
         Returns:
-            Plain types and tensors, about 80 kB: `torch.load` reads it with `weights_only=True`.
+            Plain types and tensors, about 50 kB: `torch.load` reads it with `weights_only=True`.
 
         Raises:
             UsageError: In the middle of a pass over an iterable dataset (except one with a
