@@ -5,6 +5,7 @@ One cluster serves all claims, for a trainer without local workers and for one w
 
 import functools
 import json
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -19,13 +20,17 @@ MIXES = [0, 2]
 Found = dict[str, object]
 
 
+# Where each mix of workers leaves the states of its loaders for the others.
+STATES = tempfile.TemporaryDirectory()
+
+
 def found_by(lines: list[dict[str, object]]) -> Found:
     return {str(line["claim"]): line["found"] for line in lines}
 
 
 @functools.cache
 def started(kind: str, workers: int, names: tuple[str, ...], seeding: str) -> Trainer:
-    given = {"kind": kind, "workers": workers, "only": list(names)}
+    given = {"kind": kind, "workers": workers, "only": list(names), "states": STATES.name}
     env = {"STOKER_FEED": json.dumps({"seeding": seeding})} if kind == "stoker" else {}
     return run_script(given, script=SCRIPT, env=env)
 
@@ -55,6 +60,7 @@ def fed() -> Iterator[dict[tuple[int, str], Found]]:
                     only=names,
                     env={"STOKER_FEED": json.dumps(cluster.settings | {"seeding": seeding})},
                     local=workers,
+                    states=STATES.name,
                 )
                 found[workers, seeding] = found_by(trainer.finish())
     return found
@@ -87,10 +93,10 @@ def test_values_of_every_kind_come_as_they_were_made(
 
 
 @pytest.mark.parametrize("workers", MIXES)
-def test_classes_of_the_script_are_the_scripts(
-    fed: dict[tuple[int, str], Found], workers: int
+@pytest.mark.parametrize("name", [name for name in VALUED if name != "values"])
+def test_what_comes_is_as_the_trainer_itself_makes_it(
+    fed: dict[tuple[int, str], Found], name: str, workers: int
 ) -> None:
-    name = "classes_of_the_script_are_the_scripts"
     assert fed[workers, "batch"][name] == alone("torch", 0, tuple(VALUED))[name]
 
 

@@ -24,7 +24,8 @@ class Numbers(Dataset):
     def __len__(self):
         return self.count
     def __getitem__(self, index):
-        assert get_worker_info().dataset is self
+        held = get_worker_info().dataset
+        assert self is (held.dataset.build() if hasattr(held, "dataset") else held)
         return index
 
 class Stream(IterableDataset):
@@ -65,13 +66,14 @@ def test_length_and_kind_come_from_a_data_host_and_the_trainer_builds_nothing(
             trainer.until("pid")
             cluster.start_agent(0)
         lines = trainer.finish()
-    start, facts, *passes, kind, sized, stream, no_length, broken, missing = lines
+    start, facts, *passes, split, kind, sized, stream, no_length, broken, missing = lines
     assert start["can_import"] is False
     assert str(start["pid"]) not in (tmp_path / "built").read_text().split()
     assert (facts["length"], facts["batches"]) == (10, 3)
     # The order is the sampler's, which draws in the trainer.
     assert [sorted(line["ids"]) for line in passes] == [list(range(10))] * 2
     assert passes[0]["ids"] != passes[1]["ids"]
+    assert sorted(split["ids"]) == list(range(10))
     assert kind["is_iterable"] is True
     assert (sized["batches"], sized["ids"]) == (2, list(range(6)))
     assert stream["ids"] == [0, 1, 2]

@@ -1,7 +1,8 @@
 """What torch's DataLoader promises, as observations that are to be the same for every loader.
 
 A script. Argument: {"kind": "torch" or "stoker", "workers" or "local": num_workers,
-"pool": workers of all hosts, "only": names}.
+"pool": workers of all hosts, "only": names,
+"states": folder}.
 Prints a JSON line a claim: its name and what was observed. Who calls it compares.
 """
 
@@ -9,6 +10,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import io
 import json
 import os
 import pickle
@@ -24,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import date
 from decimal import Decimal
 from enum import Enum, IntEnum
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
@@ -61,10 +63,13 @@ def seeded(function: Claim) -> Claim:
 class Load:
     """Makes loaders of one kind."""
 
-    def __init__(self, cls: type[data.DataLoader], workers: int, pool: int) -> None:
+    def __init__(
+        self, cls: type[data.DataLoader], workers: int, pool: int, states: Path | None
+    ) -> None:
         self.cls = cls
         self.workers = workers
         self.pool = pool
+        self.states = states
 
     def __call__(self, dataset: object, **options: object) -> data.DataLoader:
         return self.cls(dataset, **({"num_workers": self.workers} | options))
@@ -642,6 +647,38 @@ def worker_init_fn_runs_once_a_worker_with_its_number(load: Load) -> object:
 
 
 @claim
+def seeds_of_workers(load: Load) -> object:
+    """As scripts lean on: for generators of their own, in worker_init_fn and with each sample."""
+
+    def begin(number: int) -> None:
+        info = data.get_worker_info()
+        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+        info.dataset.begun = number, torch.initial_seed(), drawn, info.seed
+
+    class Seeded(Plain):
+        def __getitem__(self, index: int) -> object:
+            return self.begun, data.get_worker_info().seed, data.get_worker_info().id
+
+    torch.manual_seed(6)
+    count = max(load.workers, 1)
+    loader = load(
+        Seeded(8), num_workers=count, worker_init_fn=begin, batch_size=None, collate_fn=same
+    )
+    found = []
+    for _ in range(3):
+        batches = list(loader)
+        begun = {number: (seed, drawn) for (number, seed, drawn, _), _, _ in batches}
+        found.append(
+            [
+                all(seed == told for (_, seed, _, told), _, _ in batches),
+                len({str(drawn) for _, drawn in begun.values()}) == len(begun),
+                sorted({seed - number for _, seed, number in batches}),
+            ]
+        )
+    return found
+
+
+@claim
 def no_worker_info_in_the_trainer(load: Load) -> object:
     list(load(Plain()))
     return data.get_worker_info() is None
@@ -697,6 +734,44 @@ def persistent_workers_stay(load: Load) -> object:
 
 
 @claim
+def persistent_workers_go_on_after_a_break(load: Load) -> object:
+    loader = load(Plain(), batch_size=2, num_workers=2, persistent_workers=True)
+    found: list[object] = []
+    for _ in range(3):
+        for batch in loader:
+            found.append(batch.tolist())
+            if len(found) % 2:
+                break
+    return [found, ids(loader)]
+
+
+@claim
+def persistent_workers_go_on_after_an_error(load: Load) -> object:
+    loader = load(
+        fail_at_two(lambda: ValueError("no")), num_workers=2, persistent_workers=True, batch_size=2
+    )
+    return [outcomes(iter(loader), 2), outcomes(iter(loader), 5)]
+
+
+@claim
+def pass_goes_on_after_a_timeout(load: Load) -> object:
+    def slow(index: int) -> int:
+        time.sleep(0.9 if index == 1 else 0)
+        return index
+
+    iterator = iter(load(Each(slow, 4), num_workers=max(load.workers, 1), timeout=0.3))
+    found: list[object] = []
+    timeouts = 0
+    while len(found) < 5 and timeouts < 100:
+        try:
+            batch = next(iterator, "end")
+            found.append(batch if batch == "end" else batch.tolist())
+        except RuntimeError:
+            timeouts += 1
+    return [found, timeouts > 0]
+
+
+@claim
 def timeout_of_a_slow_sample(load: Load) -> object:
     def slow(index: int) -> int:
         time.sleep(1.5 if index else 0)
@@ -747,6 +822,29 @@ def loaders_in_generators_closures_and_threads(load: Load) -> object:
     thread.start()
     thread.join(30)
     return [ids(stream()), ids(kept), found, ids(map(same, load(Plain(3))))]
+
+
+@claim
+def loader_in_a_dataset(load: Load) -> object:
+    def whole(index: int) -> object:
+        return [index, *ids(load(Plain(3, 10 * index), batch_size=2, num_workers=0))]
+
+    return ids(load(Each(whole, 4), batch_size=None, collate_fn=same))
+
+
+@claim
+def loader_in_a_child_process(load: Load) -> object:
+    def child(end: object) -> None:
+        end.send(ids(load(Plain(4), batch_size=2)))
+
+    before = ids(load(Plain(4), batch_size=2))
+    context = torch.multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    process = context.Process(target=child, args=(there,))
+    process.start()
+    found = here.recv() if here.poll(20) else "nothing"
+    process.join(20)
+    return [before, found, process.exitcode, ids(load(Plain(4), batch_size=2))]
 
 
 @claim
@@ -843,6 +941,22 @@ def errors_of_samples(load: Load) -> object:
     return found
 
 
+@valued
+def errors_with_other_arguments_keep_their_facts(load: Load) -> object:
+    made = [
+        lambda: UnicodeDecodeError("utf-8", b"ab", 1, 2, "the words"),
+        lambda: Demanding(7, "the words"),
+        lambda: ExceptionGroup("the words", [ValueError("one")]),
+    ]
+    found = []
+    for make in made:
+        try:
+            list(load(fail_at_two(make), batch_size=2))
+        except Exception as err:
+            found.append([type(err).__name__, repr(err.args)])
+    return found
+
+
 @claim
 def script_can_catch_its_own_error(load: Load) -> object:
     try:
@@ -889,6 +1003,56 @@ def errors_of_a_start(load: Load) -> object:
     count = max(load.workers, 1)
     loader = load(Plain(6), worker_init_fn=start_that_fails, num_workers=count)
     return raised(lambda: next(iter(loader)), "start words", "start_that_fails")
+
+
+@claim
+def errors_that_come_of_others(load: Load) -> object:
+    def sample_that_fails(index: int) -> int:
+        try:
+            return {}["the first"]
+        except KeyError as err:
+            raise Broken("the second") from err
+
+    return raised(lambda: list(load(Each(sample_that_fails))), "the first", "the second", "direct")
+
+
+@claim
+def iterable_datasets(load: Load) -> object:
+    class Words(data.IterableDataset):
+        def __init__(self, length: int | None) -> None:
+            self.length = length
+
+        def __len__(self) -> int:
+            if self.length is None:
+                raise TypeError("no length")
+            return self.length
+
+        def __iter__(self) -> Iterator[object]:
+            info = data.get_worker_info()
+            inner = load(Plain(7), batch_size=2, num_workers=0)
+            yield from [[info.id, info.num_workers, *batch.tolist()] for batch in inner]
+
+    options: list[dict[str, object]] = [
+        {"batch_size": None},
+        {"batch_size": 3, "drop_last": True},
+        {"batch_size": None, "in_order": False},
+        {"batch_size": None, "timeout": 20, "prefetch_factor": 1},
+        {"batch_size": None, "persistent_workers": True},
+    ]
+    found: list[object] = []
+    for option in options:
+        loader = load(Words(None), **({"num_workers": 2, "collate_fn": same} | option))
+        passes = [list(loader) for _ in range(2)]
+        found.append([sorted(map(str, p)) if "in_order" in option else p for p in passes])
+        found.append(raised(lambda loader=loader: len(loader), "no length"))
+    sized = load(Words(3), batch_size=2, num_workers=2, collate_fn=same)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found += [len(sized), list(sized)]
+    found.append([str(w.message).split(" was reported")[-1] for w in caught])
+    for wrong in ({"shuffle": True}, {"sampler": [1]}, {"batch_sampler": [[1]]}):
+        found.append(raised(lambda wrong=wrong: load(Words(3), **wrong), "IterableDataset"))
+    return found
 
 
 @claim
@@ -953,6 +1117,32 @@ def frozen_attributes(load: Load) -> object:
 
 
 @claim
+def attributes_that_may_be_set(load: Load) -> object:
+    loader = load(Plain(5), batch_size=2, num_workers=max(load.workers, 1))
+    found = [ids(loader)]
+    loader.timeout, loader.prefetch_factor, loader.in_order = 20, 3, True
+    loader.collate_fn = sum
+    found.append(ids(loader))
+    loader.worker_init_fn = lambda number: setattr(data.get_worker_info().dataset, "offset", 50)
+    found.append(ids(loader))
+    loader.num_workers = loader.timeout = 0
+    loader.worker_init_fn = None
+    found.append(ids(loader))
+    return found
+
+
+@claim
+def pin_memory_without_an_accelerator(load: Load) -> object:
+    if torch.accelerator.is_available():
+        return "there is one"
+    loader = load(Plain(3), pin_memory=True, pin_memory_device="cuda")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = ids(loader)
+    return [found, [(w.category.__name__, str(w.message)) for w in caught]]
+
+
+@claim
 def copies(load: Load) -> object:
     loader = load(Plain(4), batch_size=2)
     before = ids(loader)
@@ -996,6 +1186,47 @@ def library_that_makes_the_loader_again(load: Load) -> object:
     kwargs |= {"batch_sampler": data.BatchSampler([5, 4, 3], 2, drop_last=False)}
     again = type(loader)(**kwargs)
     return [ids(again), type(again) is type(loader)]
+
+
+@claim
+def library_that_never_ends_a_pass(load: Load) -> object:
+    """As Ultralytics' and timm's: one iterator for all epochs, over a sampler without an end."""
+
+    class Repeating:
+        def __init__(self, sampler: object) -> None:
+            self.sampler = sampler
+
+        def __iter__(self) -> Iterator[object]:
+            while True:
+                yield from iter(self.sampler)
+
+    class Infinite(load.cls):
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)
+            object.__setattr__(self, "batch_sampler", Repeating(self.batch_sampler))
+            self.iterator = super().__iter__()
+
+        def __len__(self) -> int:
+            return len(self.batch_sampler.sampler)
+
+        def __iter__(self) -> Iterator[object]:
+            for _ in range(len(self)):
+                yield next(self.iterator)
+
+    loader = Infinite(Plain(5), batch_size=2, num_workers=load.workers)
+    return [len(loader), ids(loader), ids(loader), ids(loader)]
+
+
+@claim
+def ranks_that_shuffle_by_epoch(load: Load) -> object:
+    found = []
+    for rank in range(2):
+        sampler = data.DistributedSampler(Plain(9), num_replicas=2, rank=rank, seed=3)
+        loader = load(Plain(9), batch_size=2, sampler=sampler)
+        for epoch in (0, 1, 1):
+            sampler.set_epoch(epoch)
+            found.append(ids(loader))
+    return found
 
 
 @claim
@@ -1093,6 +1324,72 @@ def draws_after_an_error(load: Load) -> object:
     return outcomes(iterator, 6)
 
 
+@seeded
+def draws_of_subsets(load: Load) -> object:
+    subset = data.Subset(data.Subset(Each(draws, 9), range(1, 9)), [5, 1, 1, 3])
+    stack = data.StackDataset(Each(draws, 4), data.Subset(Each(draws, 9), range(4)))
+    return [
+        content(load(dataset, batch_size=3, collate_fn=same, shuffle=True))
+        for dataset in (subset, stack)
+    ]
+
+
+@seeded
+def draws_of_a_loader_in_a_dataset(load: Load) -> object:
+    def whole(index: int) -> object:
+        inner = load(Each(draws, 4), batch_size=2, shuffle=True, num_workers=0, collate_fn=same)
+        return [*inner, draws(index), *inner]
+
+    return content(load(Each(whole, 4), batch_size=2, collate_fn=same), 2)
+
+
+@seeded
+def draws_of_a_data_pipe_with_indices(load: Load) -> object:
+    pipe = data.datapipes.map.SequenceWrapper(range(5)).map(draws)
+    return content(load(pipe, batch_size=2, collate_fn=same))
+
+
+SAMPLERS: dict[str, Callable[[], dict[str, object]]] = {
+    "shuffled": lambda: {"shuffle": True},
+    "weighted": lambda: {"sampler": data.WeightedRandomSampler([1, 2, 3] * 5, 14)},
+    "by a generator": lambda: {
+        "shuffle": True,
+        "generator": torch.Generator().manual_seed(4),
+        "batch_size": None,
+    },
+}
+
+
+@seeded
+def states_are_taken_up_wherever(load: Load) -> object:
+    """A state of this mix of workers, and those that other mixes have left, give the same."""
+    found = []
+    for name, options in SAMPLERS.items():
+        for stop in (0, 2, 99):
+            torch.manual_seed(21)
+            random.seed(21)
+            np.random.seed(21)
+            loader = load(Each(draws, 15), **({"batch_size": 4, "collate_fn": same} | options()))
+            iterator = iter(loader)
+            for _ in range(stop):
+                next(iterator, None)
+            buffer = io.BytesIO()
+            torch.save(loader.state_dict(), buffer)
+            states = [buffer.getvalue()]
+            if load.states is not None:
+                states += [file.read_bytes() for file in load.states.glob(f"{name}-{stop}@*")]
+                mine = load.states / f"{os.getpid()}"
+                mine.write_bytes(states[0])
+                mine.rename(load.states / f"{name}-{stop}@{os.getpid()}")
+            results = []
+            for state in states:
+                again = load(Each(draws, 15), **({"batch_size": 4, "collate_fn": same} | options()))
+                again.load_state_dict(torch.load(io.BytesIO(state), weights_only=True))
+                results.append([shown(batch) for _ in range(2) for batch in again])
+            found.append([results[0], all(result == results[0] for result in results)])
+    return found
+
+
 def give_up(*_: object) -> None:
     raise TimeoutError(f"not within {MAX_SECONDS} s")
 
@@ -1106,7 +1403,8 @@ def main() -> None:
         import stoker
 
         cls = stoker.DataLoader
-    load = Load(cls, given.get("local", given.get("workers", 0)), given.get("pool", 0))
+    states = Path(given["states"]) if "states" in given else None
+    load = Load(cls, given.get("local", given.get("workers", 0)), given.get("pool", 0), states)
     signal.signal(signal.SIGALRM, give_up)
     for name, function in (CLAIMS | VALUED | SEEDED).items():
         if name not in given.get("only", [name]):

@@ -29,6 +29,9 @@ def main() -> None:
     say(name="map", length=len(numbers), batches=len(loader), is_map=True)
     for _ in range(2):
         say(name="map", ids=[index for batch in loader for index in batch.tolist()])
+    halves = torch.utils.data.random_split(numbers, [6, 4])
+    loaders = [stoker.DataLoader(half, batch_size=4, num_workers=2) for half in halves]
+    say(name="split", ids=[index for load in loaders for b in load for index in b.tolist()])
     sized = stoker.remote("only_there:sized", count=6)
     say(name="sized", is_iterable=isinstance(sized, IterableDataset))
     loader = stoker.DataLoader(sized, batch_size=4, num_workers=2)

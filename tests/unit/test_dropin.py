@@ -51,9 +51,10 @@ import numpy as np, torch, stoker
 from support.dropin_claims import Each, content, draws, same
 given = json.loads(sys.argv[1])
 torch.manual_seed(11)
-loader = stoker.DataLoader(
-    Each(lambda i: (i, draws(i)), 99), collate_fn=same, **given.get("loader", {{}})
-)
+dataset = Each(lambda i: (i, draws(i)), 99)
+if given.get("subset"):
+    dataset = torch.utils.data.Subset(torch.utils.data.Subset(dataset, range(1, 99)), range(50))
+loader = stoker.DataLoader(dataset, collate_fn=same, **given.get("loader", {{}}))
 state = given.get("state")
 found = []
 for epoch in range(given.get("epochs", 1)):
@@ -108,6 +109,15 @@ def repeated_alone() -> str:
 def test_sample_seeding_survives_other_batches_and_workers(options: dict[str, object]) -> None:
     found = samples("sample", loader={"sampler": REPEATED, **options}, epochs=2)
     assert json.dumps(found) == repeated_alone()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_sample_seeding_of_a_subset_survives_other_batches(num_workers: int) -> None:
+    """torch's Subset and random_split ask their dataset for many samples at once."""
+    options: dict[str, object] = {"sampler": REPEATED, "num_workers": num_workers}
+    alone = samples("sample", subset=True, loader=options | {"batch_size": 1})
+    assert len({str(draws) for _, _, draws in alone}) == len(REPEATED)
+    assert samples("sample", subset=True, loader=options | {"batch_size": 4}) == alone
 
 
 def test_sample_seeding_draws_anew_each_time_that_an_index_comes() -> None:

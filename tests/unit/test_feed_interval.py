@@ -269,6 +269,16 @@ def test_the_mean_of_intervals_is_weighted_with_their_length() -> None:
             "order",
             "slowest is data-2",
         ),
+        (
+            # A batch of the slow host took longer than the interval: no work of the others.
+            interval(
+                host_rate(busy_workers=1.6),
+                host_rate("slow", workers=1, busy_workers=4.0, batches_per_second=0.4),
+                ready=48.5,
+            ),
+            "order",
+            "slowest is slow",
+        ),
         (interval(host_rate()), "connection", "8 of 8 batches asked for"),
         (interval(host_rate(in_flight=1)), "hand-out", "1 of 8 batches asked for"),
     ],

@@ -291,6 +291,22 @@ def test_timeline_is_written_without_a_launcher(tmp_path: Path) -> None:
     ] + [("0", "2", "0", "4")]
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_loader_that_a_dataset_goes_through_is_no_part_of_the_timeline(
+    tmp_path: Path, num_workers: int
+) -> None:
+    script = (
+        "import sys, torch; sys.path.insert(0, 'tests/unit'); import stoker\n"
+        "from test_loader import Plain\n"
+        "class Outer(Plain):\n"
+        "    def __getitem__(self, i): return sum(map(int, stoker.DataLoader(Plain())))\n"
+        f"list(stoker.DataLoader(Outer(), batch_size=5, num_workers={num_workers}))\n"
+    )
+    run(script, STOKER_OUTPUT=str(tmp_path))
+    rows = [row.split(",") for row in (tmp_path / "timeline-rank0.csv").read_text().splitlines()]
+    assert [row[:3] for row in rows[1:]] == [["0", "0", "0"], ["0", "0", "1"]]
+
+
 def test_replacement_catches_torchs_class(tmp_path: Path) -> None:
     script = (
         "import sys, torch; sys.path.insert(0, 'tests/unit')\n"

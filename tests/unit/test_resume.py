@@ -309,6 +309,20 @@ def test_a_resumed_loader_can_be_saved_and_resumed_again() -> None:
         assert found == second.found[second.after :], name
 
 
+def test_a_dataset_need_not_have_a_length() -> None:
+    class Endless(Drawing):
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    loader = stoker.DataLoader(Endless(), sampler=range(5), batch_size=2)
+    first = next(iter(loader))
+    state = loader.state_dict()
+    again = stoker.DataLoader(Endless(), sampler=range(5), batch_size=2)
+    again.load_state_dict(state)
+    rest = torch.cat(list(again))
+    assert [*first[:, 0].tolist(), *rest[:, 0].tolist()] == [0, 1, 2, 3, 4]
+
+
 def test_a_state_may_be_loaded_in_the_middle_of_another_pass() -> None:
     whole = saved((1, 2), {"shuffle": True, **KEPT})
     script = Script({"shuffle": True, **KEPT})

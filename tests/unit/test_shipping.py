@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import Subset, default_collate
 
 from stoker.errors import FeedLostError, ShippingError, UsageError
 from stoker.feed import shipping
-from stoker.feed.remote import remote
+from stoker.feed.remote import remote, remotes_in
 from stoker.feed.shipping import (
     Spec,
     built,
@@ -138,6 +138,16 @@ def test_a_remote_dataset_is_built_when_it_is_asked_for() -> None:
     assert len(dataset) == 2
     assert built(spec(dataset)).dataset == {"a": 1, "b": 2}
     assert unpack_spec(pack_spec(spec(dataset), max_bytes=1 << 20).data).dataset == {"a": 1, "b": 2}
+
+
+def test_a_remote_dataset_within_others_is_built_with_the_spec() -> None:
+    numbers = remote("builtins:list")
+    parts = Numbers(datasets=[Subset(numbers, []), Numbers(datasets={"a": numbers})])
+    packed = pack_spec(spec(parts), max_bytes=1 << 20)
+    assert not numbers._is_built
+    here = list(remotes_in(unpack_spec(packed.data).dataset))
+    assert [each._is_built for each in here] == [True, True]
+    assert not list(remotes_in(Subset([1], [0])))
 
 
 @pytest.mark.parametrize("name", ["nonsense", "a:", ":b", "a:b.c", ""])

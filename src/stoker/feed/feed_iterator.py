@@ -17,7 +17,7 @@ from stoker.feed.iterators import Counted, Numbered, Pass, Seeding
 from stoker.feed.local import LocalWorkers
 from stoker.feed.local_streams import LocalStreams
 from stoker.feed.process import Process
-from stoker.feed.remote import Remote
+from stoker.feed.remote import remotes_in
 from stoker.feed.session import Session
 from stoker.feed.shipping import Globals, PackedSpec, Spec, pack_spec
 from stoker.logs import Log
@@ -123,8 +123,7 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
 
 def num_local_workers(loader: "DataLoader[object]", process: Process) -> int:
     """How many children of this process join the pool, whoever decided it."""
-    dataset: object = loader.dataset
-    if type(dataset) is Remote:
+    if next(remotes_in(loader.dataset), None) is not None:
         # Its data, and perhaps its code, are on the data hosts only.
         return 0
     settings = process.settings

@@ -6,14 +6,16 @@ trainer's own random state is restored after each batch. `seeding: torch` and it
 are torch's own in every respect.
 """
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
-from torch.utils.data import DataLoader, _DatasetKind
+from torch.utils.data import DataLoader, _DatasetKind, get_worker_info
 from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
@@ -23,6 +25,8 @@ from stoker.feed.resume import Order, yielded
 from stoker.feed.seeding import (
     BATCH_WORDS,
     Occurrences,
+    OneByOne,
+    makes_many,
     preserved_random_state,
     seed_batch,
     seed_each,
@@ -59,6 +63,11 @@ class SeededFetcher:
     def __init__(self, fetcher: Fetcher, seeding: Seeding) -> None:
         self._fetcher = fetcher
         self._seeding = seeding
+        if seeding == "sample" and fetcher.auto_collation and not makes_many(fetcher.dataset):
+            fetcher.dataset = OneByOne(fetcher.dataset)
+        # There may be one around another.
+        self.dataset = fetcher.dataset
+        self.auto_collation = fetcher.auto_collation
 
     def fetch(self, index: object) -> object:
         """The batch, the same wherever it is made."""
@@ -70,10 +79,10 @@ class SeededFetcher:
         return self._fetcher.fetch(index.index)
 
     def _fetch_samples(self, words: tuple[int, ...], index: object) -> object:
-        if not self._fetcher.auto_collation:
+        if not self.auto_collation:
             seed_place(words, index, 0)
             return self._fetcher.fetch(index)
-        if getattr(self._fetcher.dataset, "__getitems__", None):
+        if makes_many(self.dataset):
             return self._fetcher.fetch(index)
         return self._fetcher.fetch(seed_each(words, cast("Iterable[object]", index)))
 
@@ -142,7 +151,8 @@ class Pass:
         self._process = process
         self._books = process.books(loader)
         self.order = Order(loader, self._books, is_inline=is_inline)
-        if seeding == "sample" and not hasattr(loader.dataset, "__getitems__"):
+        is_many = loader._auto_collation and makes_many(loader.dataset)
+        if seeding == "sample" and not is_many:
             self.order.occurrences = Occurrences(is_batched=loader._auto_collation)
         settings = process.settings
         self._replica = settings.feed.replica(settings.rank)
@@ -261,6 +271,14 @@ class SingleProcessIterator(Counted, _SingleProcessDataLoaderIter):  # type: ign
         index: object = super()._next_index()  # type: ignore[no-untyped-call]
         return self._pass.for_fetcher(int(self._base_seed), index)
 
+    def _next_data(self) -> object:  # type: ignore[override]
+        before, _here.is_making = _is_making_here(), True
+        try:
+            batch: object = super()._next_data()  # type: ignore[no-untyped-call]
+            return batch
+        finally:
+            _here.is_making = before
+
     def _num_taken(self) -> int:
         position = self._pass.order.position
         return position.num_handed - position.first
@@ -306,6 +324,27 @@ class MultiProcessingIterator(Counted, _MultiProcessingDataLoaderIter):  # type:
 
 
 TorchIterator = SingleProcessIterator | MultiProcessingIterator
+
+_here = threading.local()
+
+
+def _is_making_here() -> bool:
+    return bool(getattr(_here, "is_making", False))
+
+
+def is_making() -> bool:
+    """Whether a batch is being made here: a loader that is iterated over now is a part of it."""
+    return _is_making_here() or get_worker_info() is not None
+
+
+def part_iterator(loader: "DataLoader[object]") -> _BaseDataLoaderIter:
+    """torch's own iterator, for a loader that another one's dataset goes through.
+
+    It draws from the random states of the batch that it is a part of, wherever that is made.
+    """
+    if loader.num_workers == 0:
+        return _SingleProcessDataLoaderIter(loader)
+    return _MultiProcessingDataLoaderIter(loader)
 
 
 def torch_iterator(

@@ -13,7 +13,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stoker.errors import UsageError
 from stoker.feed import state
-from stoker.feed.iterators import torch_iterator
+from stoker.feed.iterators import is_making, part_iterator, torch_iterator
 from stoker.feed.process import this_process
 from stoker.settings import from_environment
 
@@ -53,7 +53,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         pass it is the state of the next one's start. Each rank has its own.
 
         Returns:
-            Plain types and tensors, about 80 kB: `torch.load` reads it with `weights_only=True`.
+            Plain types and tensors, about 50 kB: `torch.load` reads it with `weights_only=True`.
 
         Raises:
             UsageError: In the middle of a pass over an iterable dataset (except one with a
@@ -95,11 +95,15 @@ def _import_ahead() -> None:
 def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
     """A new iterator for `loader`: over the feed under a data group, else torch's own.
 
+    Where it is iterated over by the dataset of another loader it is always torch's own.
+
     Raises:
         UsageError: If a STOKER_* variable is malformed.
         ShippingError: If the dataset cannot travel to the data hosts.
         FeedLostError: If no data worker came in time (from the first `next`).
     """
+    if is_making():
+        return part_iterator(loader)
     process = this_process()
     is_iterable = loader._dataset_kind == _DatasetKind.Iterable
     if process.settings.has_data_group and process.settings.coordinator:

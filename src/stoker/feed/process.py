@@ -3,8 +3,9 @@
 import atexit
 import functools
 import os
+import sys
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from stoker.feed.timeline import Timeline
@@ -94,6 +95,10 @@ def this_process() -> Process:
 @functools.lru_cache(maxsize=1)
 def _process(pid: int) -> Process:
     settings = from_environment()
+    torch_data = sys.modules.get("torch.utils.data")
+    if torch_data is not None and torch_data.get_worker_info() is not None:
+        # What a data worker goes through is no step of the training.
+        settings = replace(settings, output=None)
     path = settings.output and settings.output / f"timeline-rank{settings.rank}.csv"
     file = settings.output and settings.output / f"usage-rank{settings.rank}.json"
     usage = Usage(file, rank=settings.rank) if file else None

@@ -1,7 +1,7 @@
 """Datasets that are built where they are read: trainers have a name, and ask for the length."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -127,6 +127,23 @@ class FactsOf:
         """The facts as a batch; the dataset is built for them, and not kept."""
         facts = facts_of(self._remote.make())
         return facts.is_iterable, facts.length
+
+
+def remotes_in(dataset: object, depth: int = 8) -> Iterator[Remote]:
+    """The remote datasets that `dataset` is, or that it wraps as torch's own wrappers do.
+
+    Those hold what they wrap as `dataset` (Subset) or `datasets` (ConcatDataset, StackDataset).
+    """
+    if type(dataset) is Remote:
+        yield dataset
+        return
+    held = getattr(dataset, "__dict__", {}) if depth else {}
+    several = held.get("datasets")
+    parts = several.values() if isinstance(several, dict) else several
+    if "dataset" in held:
+        yield from remotes_in(held["dataset"], depth - 1)
+    for part in parts if isinstance(parts, Iterable) else ():
+        yield from remotes_in(part, depth - 1)
 
 
 def facts_of(dataset: object) -> Facts:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch.utils.data import StackDataset, Subset
 
 # Base seed, replica, epoch, number of the batch.
 BATCH_WORDS = 4
@@ -59,6 +60,27 @@ def seed_each(words: Sequence[int], indices: Iterable[object]) -> Iterator[objec
         seed_place(words, index, place)
         yield index
     seed_batch(words[:BATCH_WORDS])
+
+
+def makes_many(dataset: object) -> bool:
+    """Whether the samples of a batch are made by one call, and so cannot be seeded one by one."""
+    if type(dataset) is Subset:
+        return makes_many(dataset.dataset)
+    if type(dataset) is StackDataset:
+        parts = dataset.datasets
+        return any(map(makes_many, parts.values() if isinstance(parts, dict) else parts))
+    return bool(getattr(dataset, "__getitems__", None))
+
+
+class OneByOne:
+    """A dataset for a fetcher that asks for one sample after the other."""
+
+    def __init__(self, dataset: object) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, index: object) -> object:
+        sample: object = self._dataset[index]  # type: ignore[index]
+        return sample
 
 
 class Occurrences:

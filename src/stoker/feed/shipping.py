@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import cloudpickle
 
 from stoker.errors import ShippingError, StokerError
-from stoker.feed.remote import FactsOf, Remote
+from stoker.feed.remote import FactsOf, Remote, remotes_in
 from stoker.feed.spec_pickle import SpecPickler, SpecUnpickler
 
 # A larger spec is sent, but named: it delays the start and is held once a host.
@@ -157,7 +157,7 @@ def unpack_spec(data: bytes | memoryview) -> Spec:
 
 
 def built(spec: Spec) -> Spec:
-    """The spec with the dataset itself in the place of a `Remote`.
+    """The spec with the dataset itself in the place of a `Remote`; those within it are built.
 
     Raises:
         UsageError: If there is no such factory.
@@ -166,6 +166,8 @@ def built(spec: Spec) -> Spec:
         return replace(spec, dataset=[spec.dataset.found()])
     if isinstance(spec.dataset, Remote):
         return replace(spec, dataset=spec.dataset.build())
+    for remote in remotes_in(spec.dataset):
+        remote.build()
     return spec
 
 

@@ -206,7 +206,7 @@ def _facts(loader: "DataLoader[object]", process: Process, parts: Parts) -> dict
     """What a state and the loader that takes it must have in common."""
     try:
         length = len(cast("Sized", loader.dataset))
-    except TypeError:
+    except (TypeError, NotImplementedError):
         length = None
     batch_sampler = parts.samplers.get("batch_sampler")
     return {

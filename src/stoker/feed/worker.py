@@ -237,6 +237,7 @@ class _Worker:
         self._host = host
         self._fetcher: _Fetcher | None = None
         self._init_error: bytes | None = None
+        self._makes_many = False
         self._at: object = None
 
     def run(self) -> None:
@@ -248,9 +249,13 @@ class _Worker:
             self._start_stream(self._base_seed)
             if self._spec.worker_init_fn is not None:
                 self._spec.worker_init_fn(self._id)
+            dataset = self._spec.dataset
+            self._makes_many = seeding.makes_many(dataset)
+            if self._seeding == "sample" and self._spec.auto_collation and not self._makes_many:
+                dataset = seeding.OneByOne(dataset)
             self._fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
                 _DatasetKind.Map,
-                self._spec.dataset,
+                dataset,
                 self._spec.auto_collation,
                 self._spec.collate_fn,
                 False,
@@ -298,6 +303,8 @@ class _Worker:
                 self._stream = job.seed[:3]
                 self._start_stream(job.seed[0] if job.seed else self._base_seed)
         else:
+            if job.seed and job.seed[0] != self._base_seed:
+                self._tell(job.seed[0])
             seeding.seed_batch(job.seed[: seeding.BATCH_WORDS])
         assert self._fetcher is not None
         if not self._spec.auto_collation:
@@ -305,7 +312,9 @@ class _Worker:
             if self._seeding == "sample":
                 seeding.seed_place(job.seed, index, 0)
             return self._fetcher.fetch(index)
-        if getattr(self._spec.dataset, "__getitems__", None):
+        if self._makes_many or (
+            self._seeding != "sample" and getattr(self._spec.dataset, "__getitems__", None)
+        ):
             return self._fetcher.fetch(index)
         indices = cast("Iterable[object]", index)
         if self._seeding == "sample":
@@ -320,11 +329,16 @@ class _Worker:
         self._at = None
 
     def _start_stream(self, base_seed: int) -> None:
-        seed = seeding.seed_as_torch(base_seed, self._id)
+        seeding.seed_as_torch(base_seed, self._id)
+        self._tell(base_seed)
+
+    def _tell(self, base_seed: int) -> None:
+        """get_worker_info() of a pass."""
+        self._base_seed = base_seed
         torch_worker._worker_info = torch_worker.WorkerInfo(
             id=self._id,
             num_workers=self._num_workers,
-            seed=seed,
+            seed=base_seed + self._id,
             dataset=cast("torch.utils.data.Dataset[object]", self._spec.dataset),
         )
 

@@ -62,13 +62,12 @@ def bottleneck_of(interval: FeedInterval) -> Bottleneck:
 
 def _of_the_feed(hosts: list[HostRate], *, wait: float, ready: float) -> Bottleneck:
     workers = sum(host.workers for host in hosts)
-    busy = sum(host.busy_workers for host in hosts)
-    cpus = sum(host.busy_cpus for host in hosts)
+    busy = sum(host.busy_workers * _counted(host) for host in hosts)
+    cpus = sum(host.busy_cpus * _counted(host) for host in hosts)
     asked = sum(host.in_flight for host in hosts)
     credits = sum(host.credits for host in hosts)
     waits = f"{wait:.0%} of a step is wait"
-    # A batch counts as work when it has come, so that a short interval may show more than all.
-    share = min(1.0, busy / workers) if workers else 0.0
+    share = busy / workers if workers else 0.0
     if share >= MIN_BUSY_SHARE:
         seen = f"the data workers: {share:.0%} of their time at work, {waits}"
         if cpus >= MIN_CPU_SHARE * busy:
@@ -98,6 +97,11 @@ def _of_the_feed(hosts: list[HostRate], *, wait: float, ready: float) -> Bottlen
         f"the hand-out: {asked} of {credits} batches asked for, {waits}",
         "raise feed.max_bytes; look at what the sampler costs",
     )
+
+
+def _counted(host: HostRate) -> float:
+    """A batch counts as work when it has come: a short interval may show more than all workers."""
+    return min(1.0, host.workers / host.busy_workers) if host.busy_workers else 1.0
 
 
 def _pace(host: HostRate) -> float:
