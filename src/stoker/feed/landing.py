@@ -16,7 +16,7 @@ import torch
 Bytes = npt.NDArray[np.uint8]
 
 # Below this, the allocator's own reuse is as good.
-_SMALL_BYTES = 64 << 10
+SMALL_BYTES = 64 << 10
 
 
 class _Lent(weakref.ref["Bytes"]):
@@ -50,7 +50,7 @@ class Landing:
         """
         if is_pinned:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-        if size < _SMALL_BYTES:
+        if size < SMALL_BYTES:
             return np.empty(size, dtype=np.uint8)
         size_class = _size_class(size)
         free = self._free.setdefault(size_class, deque())
