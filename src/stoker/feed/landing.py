@@ -1,4 +1,6 @@
-"""Memory that batches land in: blocks that are used again once their last view is gone.
+"""Memory of batches that cannot stay where they were received: small, badly placed, to be pinned.
+
+Blocks are used again once their last view is gone.
 
 Fresh memory for each batch costs its page faults (0.02 to 0.08 CPU-s/GB). A tensor's end says
 nothing about its memory: `detach()`, `numpy()` and slices outlive it. So the finalizer sits on the
