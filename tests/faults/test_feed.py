@@ -230,6 +230,14 @@ def test_two_ranks_share_the_agents() -> None:
         ranks = [cluster.train(rank=rank, world=2, pause_at=2) for rank in range(2)]
         for trainer in ranks:
             trainer.until("pause")
+            # One agent alone may have made what they have so far.
+            for host in ("algo-0", "algo-1"):
+                wait_until(
+                    lambda trainer=trainer, host=host: (
+                        f"agent_ready agent={host}" in trainer.errors
+                    ),
+                    host,
+                )
         for number in range(2):
             # The dataset is a class of the script: it is held, and has workers, once for both.
             (nursery,) = psutil.Process(cluster.hosts[number].pid).children()

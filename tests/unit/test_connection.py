@@ -57,7 +57,7 @@ def connection(port: int) -> Iterator[Connection]:
 def ready_of(connection: Connection) -> set[int]:
     """As the pump waits, but that it wakes up once a second anyway."""
     poll = select.poll()
-    for fileno in connection.filenos():
+    for fileno in connection.filenos:
         poll.register(fileno, select.POLLIN)
     found = poll.poll(0 if connection.has_input() else SECONDS * 1000)
     assert found or connection.has_input(), "nothing came, and nothing told of it"
@@ -98,7 +98,7 @@ def test_a_send_that_reads_the_wake_up_of_a_message_hides_it_from_no_wait(
     for number in range(1, 2 * HIDDEN, 2):
         connection.send(m.Leaving())
         poll = select.poll()
-        poll.register(connection.filenos()[0], select.POLLIN)
+        poll.register(connection.filenos[0], select.POLLIN)
         assert poll.poll(SECONDS * 1000)
         # libzmq looks for wake-ups at a send only where it did not within the last millisecond.
         time.sleep(0.004)
@@ -117,6 +117,6 @@ def test_a_connection_that_is_lost_has_nothing_to_read(connection: Connection) -
     come_up(connection)
     assert not connection.has_input()
     connection.lose(time.monotonic())
-    assert connection.filenos() == ()
+    assert connection.filenos == ()
     assert not connection.has_input()
     assert not connection.has_events({1, 2, 3})

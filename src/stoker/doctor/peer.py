@@ -78,7 +78,7 @@ def shakes_hands(address: str, port: int, token_file: Path | None) -> bool:
             f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
         )
         poller = zmq.Poller()
-        for monitored in connection.filenos()[1:]:
+        for monitored in connection.filenos[1:]:
             poller.register(monitored, zmq.POLLIN)
         while connection.is_open and not connection.is_up and time.monotonic() < deadline:
             poller.poll(_POLL_MS)

@@ -1,7 +1,8 @@
 """What the pump gets: batches, errors and grants, from agents and local workers, to sessions.
 
-A batch is copied once, off the thread that trains and with the interpreter's lock released, into
-pooled or pinned memory, and decoded there into views.
+A batch becomes views of the memory that libzmq received it into, which is free again with the last
+of them. Where it is to be pinned, it is copied, off the thread that trains and with the
+interpreter's lock released.
 """
 
 import time
@@ -17,7 +18,7 @@ from stoker.feed import messages as m
 from stoker.feed import stream_answers
 from stoker.feed.connection import MAX_PAUSE_SECONDS
 from stoker.feed.jobs import Result
-from stoker.feed.landing import Bytes, Landing
+from stoker.feed.landing import SMALL_BYTES, Bytes, Landing
 from stoker.feed.links import AgentLink
 from stoker.feed.observe import Observer
 from stoker.feed.plans import Plans
@@ -115,11 +116,16 @@ class Answers:
         session = self._session_of(made)
         if session is None:
             return
-        is_wanted = self._arrived(session, host, made, frame_bytes=source.nbytes)
-        if is_wanted:
-            payload = self._landed(source, session.pins_on)
-            outcome = self._decoded(made.tree, payload, allow_pickle=is_encrypted)
-            self._deliver(session, made, outcome)
+        if session.pins_on is None and _may_stay(source):
+            # Views cost less than to ask whether it is wanted before they are made.
+            outcome = self._decoded(made.tree, source, allow_pickle=is_encrypted)
+            is_wanted = self._arrived(session, host, made, source.nbytes, outcome)
+        else:
+            is_wanted = self._arrived(session, host, made, source.nbytes)
+            if is_wanted:
+                payload = self._landed(source, session.pins_on)
+                outcome = self._decoded(made.tree, payload, allow_pickle=is_encrypted)
+                self._deliver(session, made, outcome)
         if is_wanted is not None:
             self._observer.came(
                 host,
@@ -149,7 +155,7 @@ class Answers:
             if not isinstance(message, m.Made):
                 return Outcome(error=_error_in(None if frame is None else frame.buffer))
             source = _NOTHING if frame is None else np.frombuffer(frame.buffer, dtype=np.uint8)
-            payload = self._landed(source, session.pins_on)
+            payload = self._kept(source, session.pins_on)
             return self._decoded(message.tree, payload, allow_pickle=is_encrypted)
 
         with self._shared.lock:
@@ -166,6 +172,11 @@ class Answers:
                 busy_seconds=message.wall_seconds,
                 is_wanted=is_wanted,
             )
+
+    def _kept(self, source: Bytes, pins_on: int | None) -> Bytes:
+        """Where the batch will live: where it was received, if that may be."""
+        may_stay = pins_on is None and _may_stay(source)
+        return source if may_stay else self._landed(source, pins_on)
 
     def _landed(self, source: Bytes, pins_on: int | None) -> Bytes:
         """`source` copied, once, to where the batch will live."""
@@ -186,12 +197,13 @@ class Answers:
         session: Session,
         host: str,
         message: m.Made | m.Raised | m.Dropped,
-        *,
         frame_bytes: int,
+        outcome: Outcome | None = None,
     ) -> bool | None:
         """Whether to make the batch and `_deliver` it: it is not late, and is wanted.
 
-        Gives False for a duplicate, None for what is of another pass.
+        Gives False for a duplicate, None for what is of another pass. With an `outcome`, that is
+        delivered.
         """
         now = time.monotonic()
         with self._shared.lock:
@@ -199,7 +211,11 @@ class Answers:
                 return None
             if isinstance(session.schedule, Streams):
                 raise ProtocolError("an answer without its stream")
-            return session.schedule.arrived(host, message.number, frame_bytes=frame_bytes, now=now)
+            number = message.number
+            is_wanted = session.schedule.arrived(host, number, frame_bytes=frame_bytes, now=now)
+            if is_wanted and outcome is not None:
+                session.deliver(number, outcome)
+            return is_wanted
 
     def _deliver(
         self, session: Session, message: m.Made | m.Raised | m.Dropped, outcome: Outcome
@@ -213,7 +229,7 @@ class Answers:
     ) -> None:
         """In place of a batch."""
         session = self._session_of(message)
-        if session is not None and self._arrived(session, link.member.host, message, frame_bytes=0):
+        if session is not None and self._arrived(session, link.member.host, message, 0):
             self._deliver(session, message, Outcome(error=error))
 
     def _decoded(self, tree: bytes, payload: Bytes | None, *, allow_pickle: bool) -> Outcome:
@@ -362,6 +378,15 @@ def forget_peer(shared: Shared, link: AgentLink) -> None:
     with shared.lock:
         for session in shared.sessions.values():
             session.schedule.lost(link.member.host)
+
+
+def _may_stay(source: Bytes) -> bool:
+    """Whether the batch may live where it was received: the largest numbers lie well there."""
+    # A fifth of the time that its address takes.
+    return (
+        source.nbytes >= SMALL_BYTES
+        and np.frombuffer(source, dtype=np.uint64, count=1).flags.aligned
+    )
 
 
 def _error_in(data: bytes | memoryview | None) -> Exception:

@@ -85,12 +85,14 @@ class Asking:
         """Asks for the batches whose turn it is."""
         schedule = session.schedule
         sessions = self._shared.sessions
-        others = [
-            other.schedule
-            for other in (sessions.values() if len(sessions) > 1 else ())
-            if other is not session and other.is_busy
-        ]
-        schedule.max_bytes = allowance(session.max_bytes, others=others)
+        schedule.max_bytes = session.max_bytes
+        if len(sessions) > 1:
+            others = [
+                other.schedule
+                for other in sessions.values()
+                if other is not session and other.is_busy
+            ]
+            schedule.max_bytes = allowance(session.max_bytes, others=others)
         for number in schedule.overdue(now):
             self._shared.log.event("batch_overdue", epoch=session.epoch, batch=number)
         if isinstance(schedule, Streams):

@@ -29,7 +29,7 @@ GOODBYE_SECONDS = 0.2
 
 # As plain numbers: zmq's own are enumerations, which are slow to combine.
 _IN, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
-_NOBLOCK, _MORE, _RCVMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE), int(zmq.MORE)
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
 _UP = zmq.EVENT_HANDSHAKE_SUCCEEDED
 _DOWN = (
     zmq.EVENT_DISCONNECTED
@@ -73,6 +73,8 @@ class Connection:
         io_thread: Number of the context's I/O thread that reads, decrypts and sends.
 
     Attributes:
+        filenos: What to poll for reading, where `has_input` says no: none, or of socket and
+            monitor. libzmq's own poll asks every socket each time, by two system calls.
         is_up: The handshake is done, and the connection was not lost since.
         down_since: When it was last lost, or made; monotonic seconds.
         dial_at: When to dial, while there is no socket.
@@ -93,7 +95,7 @@ class Connection:
         self._max_message_bytes = max_message_bytes
         self._socket: ZmqSocket | None = None
         self._monitor: ZmqSocket | None = None
-        self._filenos: Sequence[int] = ()
+        self.filenos: tuple[int, ...] = ()
         # Found empty, and not touched since: then its descriptor tells of what comes.
         self._is_drained = self._is_quiet = False
         self._pause = FIRST_PAUSE_SECONDS
@@ -106,15 +108,10 @@ class Connection:
         """Whether there is a socket: up, or on its way."""
         return self._socket is not None
 
-    def filenos(self) -> Sequence[int]:
-        """What to poll for reading, where `has_input` says no: none, or of socket and monitor.
-
-        libzmq's own poll asks every socket each time, by two system calls.
-        """
-        return self._filenos
-
     def has_input(self) -> bool:
         """Whether there is something to read that no descriptor tells of; ask before you wait."""
+        if self._is_drained and self._is_quiet:
+            return False
         return self._has_messages() or self.has_events(())
 
     def has_events(self, ready: Container[int]) -> bool:
@@ -126,7 +123,7 @@ class Connection:
         if self._monitor is None:
             return False
         if self._is_quiet:
-            return self._filenos[1] in ready
+            return self.filenos[1] in ready
         self._is_quiet = not int(self._monitor.get(_EVENTS)) & _IN
         return not self._is_quiet
 
@@ -158,7 +155,7 @@ class Connection:
             made.routing_id = identity
         self._monitor = made.get_monitor_socket(_UP | _DOWN)
         self._socket = made
-        self._filenos = (int(made.get(zmq.FD)), int(self._monitor.get(zmq.FD)))
+        self.filenos = (int(made.get(zmq.FD)), int(self._monitor.get(zmq.FD)))
         self._is_drained = self._is_quiet = False
         made.connect(endpoint)
 
@@ -191,12 +188,15 @@ class Connection:
         if self._socket is None:
             return
         self._is_drained = False
-        with contextlib.suppress(zmq.Again):
+        # Not contextlib's `suppress`, which takes longer than the rest.
+        try:
             if frame is None:
                 self._socket.send(pack(message), _NOBLOCK)
             else:
                 self._socket.send(pack(message), _NOBLOCK | _MORE)
                 self._socket.send(frame, _NOBLOCK, copy=False)
+        except zmq.Again:
+            return
 
     def receive(
         self,
@@ -214,14 +214,14 @@ class Connection:
             ready: Descriptors that can be read from.
         """
         taken = 0
-        if self._filenos and self._filenos[0] not in ready and not self._has_messages():
+        if self.filenos and self.filenos[0] not in ready and not self._has_messages():
             return
         while self._socket is not None:
             self._is_drained = True
             try:
                 frame = self._socket.recv(_NOBLOCK, copy=False)
                 frames = [frame]
-                while frame.get(_RCVMORE):
+                while frame.more:
                     frame = self._socket.recv(_NOBLOCK, copy=False)
                     frames.append(frame)
             except zmq.Again:
@@ -236,7 +236,7 @@ class Connection:
     def close(self, *, linger_seconds: float = 0.0) -> None:
         """Closes the sockets; may be called twice."""
         self.is_up = False
-        self._filenos = ()
+        self.filenos = ()
         if self._socket is not None:
             with contextlib.suppress(zmq.ZMQError):
                 self._socket.disable_monitor()

@@ -1,4 +1,6 @@
-"""Memory that batches land in: blocks that are used again once their last view is gone.
+"""Memory of batches that cannot stay where they were received: small, badly placed, to be pinned.
+
+Blocks are used again once their last view is gone.
 
 Fresh memory for each batch costs its page faults (0.02 to 0.08 CPU-s/GB). A tensor's end says
 nothing about its memory: `detach()`, `numpy()` and slices outlive it. So the finalizer sits on the
@@ -16,7 +18,7 @@ import torch
 Bytes = npt.NDArray[np.uint8]
 
 # Below this, the allocator's own reuse is as good.
-_SMALL_BYTES = 64 << 10
+SMALL_BYTES = 64 << 10
 
 
 class _Lent(weakref.ref["Bytes"]):
@@ -50,7 +52,7 @@ class Landing:
         """
         if is_pinned:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-        if size < _SMALL_BYTES:
+        if size < SMALL_BYTES:
             return np.empty(size, dtype=np.uint8)
         size_class = _size_class(size)
         free = self._free.setdefault(size_class, deque())

@@ -74,13 +74,6 @@ class Link:
         """When it was last lost, or made; monotonic seconds."""
         return self.connections[0].down_since
 
-    def filenos(self) -> list[int]:
-        """What to poll for reading, where `has_input` says no."""
-        found: list[int] = []
-        for connection in self.connections:
-            found += connection.filenos()
-        return found
-
     def has_input(self) -> bool:
         """Whether there is something to read that no descriptor tells of; ask before you wait."""
         return any(map(Connection.has_input, self.connections))

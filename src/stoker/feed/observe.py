@@ -98,7 +98,9 @@ class Observer:
         books.frame_bytes += frame_bytes
         books.cpu_seconds += cpu_seconds
         books.busy_seconds += busy_seconds
-        mine = books.workers.setdefault(worker, _WorkerBooks())
+        mine = books.workers.get(worker)
+        if mine is None:
+            mine = books.workers[worker] = _WorkerBooks()
         mine.batches += 1
         mine.busy_seconds += busy_seconds
 
@@ -147,7 +149,10 @@ class Observer:
         )
 
     def _books(self, host: str) -> _HostBooks:
-        return self._hosts.setdefault(host, _HostBooks())
+        books = self._hosts.get(host)
+        if books is None:
+            books = self._hosts[host] = _HostBooks()
+        return books
 
     def _host_work(self, name: str, *, in_flight: int, credits: int, max_workers: int) -> HostWork:
         books = self._hosts[name]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from stoker.feed.layout import TENSOR_DTYPES, Bytes1D, Tag
 from stoker.feed.wire import decode
@@ -82,12 +83,27 @@ def _tensor_plan(name: str, shape: tuple[int, ...], offset: int) -> _Plan | None
         return None
     dtype: torch.dtype = getattr(torch, name)
     end = offset + count * dtype.itemsize
+    array_dtype = _array_dtype(name, dtype)
 
     def tensor(payload: Bytes1D) -> "torch.Tensor":
         pinned: object = payload.base
         if isinstance(pinned, torch.Tensor):
             # Views of torch's own pinned memory: its allocator knows of copies under way.
             return pinned[offset:end].view(dtype).view(shape)
+        if array_dtype is not None:
+            # Half of what `frombuffer` and `view` take.
+            return torch.from_numpy(np.ndarray(shape, array_dtype, payload, offset))
         return torch.frombuffer(payload, dtype=dtype, count=count, offset=offset).view(shape)
 
     return tensor
+
+
+def _array_dtype(name: str, dtype: "torch.dtype") -> "np.dtype[np.generic[object]] | None":
+    """NumPy's of that name, if it has one that this torch takes for `dtype`."""
+    import torch
+
+    try:
+        found: np.dtype[np.generic[object]] = np.dtype(name)
+        return found if torch.from_numpy(np.empty(0, found)).dtype == dtype else None
+    except TypeError:
+        return None

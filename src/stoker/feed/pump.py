@@ -27,6 +27,9 @@ from stoker.settings import ProcessSettings
 _TICK_SECONDS = 1.0
 _IN, _OUT = select.POLLIN, select.POLLOUT
 
+# Links, the descriptors of their connections, those of local workers with session and flags.
+_Polled = tuple[list[Link], list[tuple[int, ...]], dict[int, tuple[Session, int]]]
+
 
 class Pump:
     """Runs in a thread of its own, by `run`.
@@ -45,8 +48,9 @@ class Pump:
         self._context: ZmqContext = zmq.Context(self._num_threads)
         self._unpack_coordinator = m.Unpacker(m.FromCoordinator)
         now = time.monotonic()
-        self._targets: dict[int, int] = {}
+        self._polled: _Polled = ([], [], {})
         self._poll = select.poll()
+        self._link_of: dict[int, Link] = {}
         self._links: dict[str, AgentLink] = {}
         self._observer = Observer(own_host=settings.host, clock=time.monotonic)
         self._ended: list[Standing] = []
@@ -84,45 +88,57 @@ class Pump:
     def _turn(self) -> None:
         now = time.monotonic()
         shared = self._shared
-        targets = dict.fromkeys([shared.wake_fd], _IN)
         links = [self._coordinator, *self._links.values()]
-        waits: list[float | None] = [_TICK_SECONDS]
-        full: list[Link] = []
+        seconds = _TICK_SECONDS
+        served: set[Link] = set()
         for link in links:
-            for fileno in link.filenos():
-                targets[fileno] = _IN
-            waits.append(link.wait_seconds(now))
+            wait = link.wait_seconds(now)
+            if wait is not None and wait < seconds:
+                seconds = wait
             if link.has_input():
-                full.append(link)
-        children: dict[int, Session] = {}
+                served.add(link)
+        children: dict[int, tuple[Session, int]] = {}
         with shared.lock:
-            sessions = list(shared.sessions.values())
-            for session in sessions:
-                waits.append(session.schedule.next_check(now))
+            for session in shared.sessions.values():
+                wait = session.schedule.next_check(now)
+                if wait is not None and wait < seconds:
+                    seconds = wait
                 if session.local is not None:
                     for fileno, wants_write in session.local.sockets().items():
-                        children[fileno] = session
-                        targets[fileno] = _IN | _OUT if wants_write else _IN
-        seconds = min([wait for wait in waits if wait is not None])
-        milliseconds = int(seconds * 1000) + 1 if shared.sleeps() and not full else 0
-        ready = self._polled(targets, milliseconds)
+                        children[fileno] = (session, _IN | _OUT if wants_write else _IN)
+        self._watch(links, children)
+        milliseconds = int(seconds * 1000) + 1 if shared.sleeps() and not served else 0
+        ready = {fileno for fileno, _ in self._poll.poll(milliseconds)}
         shared.is_up(is_rung=shared.wake_fd in ready)
         shared.run_posted()
-        for fileno, session in children.items():
-            if fileno in ready:
-                self._answers.take_local(session, fileno)
+        for fileno in ready:
+            if fileno in self._link_of:
+                served.add(self._link_of[fileno])
+            elif fileno in children:
+                self._answers.take_local(children[fileno][0], fileno)
         for link in links:
-            if link in full or not ready.isdisjoint(link.filenos()):
+            if link in served:
                 self._serve(link, ready)
         self._tick(time.monotonic())
 
-    def _polled(self, targets: dict[int, int], milliseconds: int) -> set[int]:
-        """The descriptors that are ready."""
-        if targets != self._targets:
-            self._poll, self._targets = select.poll(), targets
-            for fileno, flags in targets.items():
-                self._poll.register(fileno, flags)
-        return {fileno for fileno, _ in self._poll.poll(milliseconds)}
+    def _watch(self, links: list[Link], children: dict[int, tuple[Session, int]]) -> None:
+        """Has `_poll` look at all that there is now."""
+        filenos = [connection.filenos for link in links for connection in link.connections]
+        polled = (links, filenos, children)
+        if polled == self._polled:
+            return
+        self._poll, self._polled = select.poll(), polled
+        self._poll.register(self._shared.wake_fd, _IN)
+        self._link_of = {
+            fileno: link
+            for link in links
+            for connection in link.connections
+            for fileno in connection.filenos
+        }
+        for fileno in self._link_of:
+            self._poll.register(fileno, _IN)
+        for fileno, (_, flags) in children.items():
+            self._poll.register(fileno, flags)
 
     def _serve(self, link: Link, ready: Container[int]) -> None:
         has_events = link.has_events(ready)
@@ -208,8 +224,9 @@ class Pump:
             self._ended += map(self._standing, retired)
             locals_ended = [s.local for s in retired if s.local is not None]
             for session in self._shared.sessions.values():
-                locals_ended += session.retired_locals
-                session.retired_locals = []
+                if session.retired_locals:
+                    locals_ended += session.retired_locals
+                    session.retired_locals = []
                 if session.has_news:
                     self._asking.tell_news(session)
                 if session.is_busy:

@@ -43,9 +43,6 @@ class _PeerState:
     p95_seconds: float | None = None
     service_seconds: float = 0.0
 
-    def free(self) -> int:
-        return 0 if self.is_leaving else self.credits - len(self.asked)
-
     def finish_seconds(self) -> float:
         """When one more batch would be ready, from now: its place in the queue times the pace."""
         return (len(self.asked) + 1) * self.service_seconds
@@ -79,6 +76,7 @@ class Schedule:
         self._takes: deque[float] = deque(maxlen=_MEMORY + 1)
         self._gaps: deque[float] = deque(maxlen=_MEMORY)
         self._interval_seconds: float | None = None
+        self._is_interval_old = False
         self._sizes: deque[int] = deque(maxlen=_MEMORY)
         # What is expected of the next batch: the largest of the last ones.
         self._batch_bytes = UNKNOWN_BATCH_BYTES
@@ -105,6 +103,8 @@ class Schedule:
         """Starts a new epoch: number 0 is next, nothing is in flight; peers stay known."""
         for state in self._peers.values():
             state.asked.clear()
+        # Until enough is taken, the pace is that of the pass before.
+        self._interval()
         self._takes.clear()
         self._gaps.clear()
         self._epoch_begins()
@@ -119,9 +119,9 @@ class Schedule:
 
     def wanted(self, now: float) -> int:
         """How many more numbers the window has room for: supply so many."""
-        if self._is_complete:
+        if self._is_complete or self._is_stocked():
             return 0
-        return max(0, self._head + max(self.window(now), 1) - self._supplied)
+        return max(0, self._head + self.window(now) - self._supplied)
 
     def is_over(self) -> bool:
         """Whether every number of the epoch was taken."""
@@ -152,11 +152,7 @@ class Schedule:
         if takes:
             self._gaps.append(now - takes[-1])
         takes.append(now)
-        self._interval_seconds = None
-        if len(takes) >= 4:
-            # Mean seconds between two takes, the longest left out (a checkpoint, a validation).
-            rest = now - takes[0] - max(self._gaps)
-            self._interval_seconds = max(rest, 0.0) / (len(takes) - 2)
+        self._is_interval_old = True
 
     # What peers do.
 
@@ -221,14 +217,16 @@ class Schedule:
     def assign(self, now: float) -> list[tuple[Peer, int]]:
         """The batches to ask for now, and of whom; they count as asked."""
         asks: list[tuple[Peer, int]] = []
-        if not self._has_free():
+        free = [
+            peer
+            for peer, state in self._peers.items()
+            if len(state.asked) < state.credits and not state.is_leaving
+        ]
+        if not free:
             return asks
-        limit = self._head + max(self.window(now), 1)
+        limit = self._head + self.window(now)
         skipped: list[int] = []
-        while True:
-            free = [peer for peer, state in self._peers.items() if state.free() > 0]
-            if not free:
-                break
+        while free:
             number = self._next_number(limit)
             if number is None:
                 break
@@ -240,13 +238,15 @@ class Schedule:
                     skipped.append(number)
                     continue
             peer = able[0] if len(able) == 1 else min(able, key=self._preference)
-            if self._is_better_kept(peer, now):
+            if self._is_complete and self._is_better_kept(peer, now):
                 skipped.append(number)
                 break
             state = self._peers[peer]
             state.asked[number] = (now, len(state.asked) + 1)
             self._holders.setdefault(number, set()).add(peer)
             asks.append((peer, number))
+            if len(state.asked) >= state.credits:
+                free.remove(peer)
         for number in skipped:
             self._hand_out_again(number)
         return asks
@@ -258,16 +258,26 @@ class Schedule:
     def look(self, now: float) -> tuple[int, bool]:
         """`wanted` and `has_work`."""
         has_free = self._has_free()
-        if self._is_complete and not has_free:
+        is_stocked = self._is_complete or self._is_stocked()
+        if is_stocked and not has_free:
             return 0, False
         limit = self._head + self.window(now)
-        wanted = 0 if self._is_complete else max(0, limit - self._supplied)
+        wanted = 0 if is_stocked else max(0, limit - self._supplied)
         has_new = self._next_new < min(limit, self._supplied)
         return wanted, has_free and (has_new or bool(self._again))
 
     def may_assign(self) -> bool:
         """Whether `assign` could hand out something, were the window large enough."""
         return (self._next_new < self._supplied or bool(self._again)) and self._has_free()
+
+    def _is_stocked(self) -> bool:
+        """Whether a number waits for each credit: more can come in at once than one at a time."""
+        stock = self._supplied - self._next_new
+        if stock <= 0:
+            return False
+        for state in self._peers.values():
+            stock -= state.credits
+        return stock >= 0
 
     def _has_free(self) -> bool:
         for state in self._peers.values():
@@ -313,7 +323,7 @@ class Schedule:
             latency = self._latency(state, now)
             if latency > slowest:
                 slowest = latency
-        interval = self._interval_seconds
+        interval = self._interval()
         window = total + 2
         if interval is not None:
             if slowest > interval * _MAX_WINDOW_PER_CREDIT * total:
@@ -325,6 +335,17 @@ class Schedule:
             begun = self._next_new - self._head
             window = min(window, begun + max(free_bytes, 0) // self._batch_bytes)
         return window if window > 1 else 1
+
+    def _interval(self) -> float | None:
+        """Mean seconds between two takes, the longest left out (a checkpoint, a validation)."""
+        if self._is_interval_old:
+            self._is_interval_old = False
+            takes = self._takes
+            self._interval_seconds = None
+            if len(takes) >= 4:
+                rest = takes[-1] - takes[0] - max(self._gaps)
+                self._interval_seconds = max(rest, 0.0) / (len(takes) - 2)
+        return self._interval_seconds
 
     @property
     def committed_bytes(self) -> int:
@@ -370,7 +391,7 @@ class Schedule:
         Without it a slow peer gets one of the last batches and the epoch waits for it.
         """
         left = self._supplied - self._next_new + len(self._again) + 1
-        if not self._is_complete or left > sum(s.credits for s in self._peers.values()):
+        if left > sum(s.credits for s in self._peers.values()):
             return False
         mine = self._peers[peer].finish_seconds()
         ends = [
