@@ -186,7 +186,7 @@ class Connection:
         self.dial_at = now + self._pause
         self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS)
 
-    def send(self, message: Message, frame: bytes | None = None) -> None:
+    def send(self, message: Message, frame: bytes | memoryview | None = None) -> None:
         """Queues a message; silent without a connection, whose loss the monitor tells."""
         if self._socket is None:
             return

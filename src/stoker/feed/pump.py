@@ -50,6 +50,7 @@ class Pump:
         self._links: dict[str, AgentLink] = {}
         self._observer = Observer(own_host=settings.host, clock=time.monotonic)
         self._ended: list[Standing] = []
+        self._has_begun = False
         self._answers = Answers(shared, keys, self._observer)
         self._asking = Asking(shared, settings, self._links)
         self._progress_at = now
@@ -204,6 +205,7 @@ class Pump:
             self._progress_at = now + _TICK_SECONDS
             self._report()
         with self._shared.lock:
+            self._has_begun = self._has_begun or bool(self._shared.sessions)
             retired = self._shared.take_retired()
             self._ended += map(self._standing, retired)
             locals_ended = [s.local for s in retired if s.local is not None]
@@ -226,7 +228,8 @@ class Pump:
             local.close()
 
     def _report(self) -> None:
-        if self._coordinator.is_up:
+        # A process that only made its loaders, and has children iterate, has nothing to say.
+        if self._coordinator.is_up and self._has_begun:
             timeline = self._shared.timeline
             with self._shared.lock:
                 standings = self._ended
