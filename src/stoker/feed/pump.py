@@ -12,7 +12,7 @@ from stoker.feed import memory
 from stoker.feed import messages as m
 from stoker.feed.answers import Answers, forget_peer
 from stoker.feed.asking import Asking
-from stoker.feed.connection import GOODBYE_SECONDS, ZmqContext
+from stoker.feed.connection import GOODBYE_SECONDS, ZmqContext, send_uncopied_ahead
 from stoker.feed.landing import keep_freed_memory
 from stoker.feed.links import MAX_ROSTER_BYTES, AgentLink, Link
 from stoker.feed.observe import Observer, Standing
@@ -69,6 +69,8 @@ class Pump:
         """Pumps until the feed is closed; a crash ends every session with its error."""
         shared = self._shared
         try:
+            self._turn()
+            send_uncopied_ahead()
             while not shared.is_closing:
                 self._turn()
         except BaseException as err:
