@@ -224,6 +224,25 @@ def test_two_loaders_interleaved(num_workers: int) -> None:
         assert cluster.train(loaders=2, num_workers=num_workers).finish() == expected
 
 
+def test_a_loader_connects_as_it_is_made_and_says_nothing_until_it_is_iterated() -> None:
+    with Cluster(agents=1) as cluster:
+        cluster.wait_for_agents()
+        trainer = cluster.train(pause_at=-1)
+        trainer.until("pause")
+        process = psutil.Process(trainer.process.pid)
+
+        def connected() -> int:
+            found = process.net_connections("tcp")
+            return sum(each.status == psutil.CONN_ESTABLISHED for each in found)
+
+        wait_until(lambda: connected() == 2, "connections to coordinator and agent")
+        assert "session_opens" not in cluster.log_of(0).read_text()
+        assert cluster.coordinator.progress == {}
+        trainer.go_on()
+        assert trainer.finish() == reference()
+        assert 0 in cluster.coordinator.progress
+
+
 def test_two_ranks_share_the_agents() -> None:
     with Cluster(agents=2) as cluster:
         cluster.wait_for_agents()
