@@ -80,8 +80,8 @@ def test_two_hosts_are_received_on_two_threads_and_nothing_changes() -> None:
         ]
         trainer.go_on()
         assert trainer.finish() == reference(**given)
-    assert len(worked) == 2
-    assert min(worked) > max(worked) / 10
+    # pyzmq has one more, which does next to nothing.
+    assert sum(each > max(worked) / 10 for each in worked) == 2
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
