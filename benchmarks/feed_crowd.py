@@ -62,7 +62,7 @@ def rows(*, is_quick: bool) -> Iterator[Row]:
         f"{wall:.0f} s with start and end",
     )
     early, late = looks
-    for kind in early:
+    for kind in [kind for kind in early if early[kind] and late[kind]]:
         yield _row(case, kind, early[kind], late[kind])
 
 
@@ -107,6 +107,7 @@ def _look(launchers: Mapping[str, int], ranks: list[int]) -> Look:
         "agent": [],
         "nursery": [],
         "holder": [],
+        "spare holder": [],
         "worker": [],
         "rank": [psutil.Process(pid) for pid in ranks],
     }
@@ -120,8 +121,9 @@ def _look(launchers: Mapping[str, int], ranks: list[int]) -> Look:
         for nursery in launcher.children():
             kinds["nursery"].append(nursery)
             for holder in nursery.children():
-                kinds["holder"].append(holder)
-                kinds["worker"] += holder.children()
+                workers = holder.children()
+                kinds["holder" if workers else "spare holder"].append(holder)
+                kinds["worker"] += workers
     return {kind: [_measured(each) for each in found] for kind, found in kinds.items()}
 
 

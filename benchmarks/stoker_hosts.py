@@ -153,6 +153,10 @@ def _tail(log: Path) -> str:
     return log.read_text(errors="replace")[-3000:]
 
 
+def _is_of_nursery(process: psutil.Process) -> bool:
+    return "stoker.feed.nursery" in process.cmdline()
+
+
 def wait_for_nurseries(root: psutil.Process, count: int, *, seconds: float = 60.0) -> None:
     """Waits until `count` data hosts below `root` have imported torch and wait for orders.
 
@@ -165,7 +169,9 @@ def wait_for_nurseries(root: psutil.Process, count: int, *, seconds: float = 60.
         before, used = used, {}
         for process in root.children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if "stoker.feed.nursery" in process.cmdline():
+                # What it forked has its command line, too.
+                parents = process.parents()[:1]
+                if _is_of_nursery(process) and not any(map(_is_of_nursery, parents)):
                     times = process.cpu_times()
                     used[process.pid] = times.user + times.system
         is_still = all(before.get(pid) == cpu > 0.5 for pid, cpu in used.items())

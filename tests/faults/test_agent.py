@@ -172,18 +172,21 @@ def make_agent(**kwargs: object) -> Agent:
 
 @contextlib.contextmanager
 def running(agent: Agent) -> Iterator[Agent]:
-    before = own_children()
+    before = set(psutil.Process().children())
     agent.open()
+    # Another agent's may fork meanwhile.
+    (nursery,) = set(psutil.Process().children()) - before
     thread = threading.Thread(target=agent.run)
     thread.start()
     try:
         yield agent
     finally:
+        family = [nursery, *nursery.children(recursive=True)]
         agent.stop()
         thread.join(DEADLINE_SECONDS)
         assert not thread.is_alive()
         agent.close()
-        wait_for(lambda: own_children() <= before, "its processes have ended")
+        wait_for(lambda: not any(map(is_running, family)), "its processes have ended")
 
 
 @contextlib.contextmanager
@@ -228,6 +231,109 @@ def test_a_dataset_is_shipped_once_a_host(agent: Agent) -> None:
         first.open()
         second.send(second.opening)
         assert isinstance(second.receive()[0], messages.Ready)
+
+
+def ship(client: Client, piece: bytes, *, offset: int = 0) -> None:
+    client.send(messages.Ship(spec=client.spec.digest, offset=offset), piece)
+
+
+def test_a_dataset_comes_in_pieces_of_one_trainer(agent: Agent) -> None:
+    spec = spec_of(Images(size=33))
+    middle = len(spec.data) // 2
+    with client_of(agent.port, spec) as first, client_of(agent.port, spec) as second:
+        first.send(first.opening)
+        first.expect(messages.Need)
+        ship(first, spec.data[:middle])
+        # Nobody asked the second one; what it sends is not mixed in.
+        second.send(second.opening)
+        ship(second, bytes(len(spec.data)))
+        ship(second, spec.data[middle:], offset=middle)
+        second.send(messages.Make(session="nobody", epoch=0, number=0, index=b"", seed=()))
+        second.expect(messages.Dropped)
+        ship(first, spec.data[middle:], offset=middle)
+        for client in (first, second):
+            client.expect(messages.Ready)
+        second.ask(0, [1])
+        assert same(second.batch()[1], expected(0, [1], size=33))
+
+
+def test_a_trainer_whose_connection_breaks_is_asked_for_the_dataset_again(agent: Agent) -> None:
+    spec = spec_of(Images(size=34))
+    middle = len(spec.data) // 2
+    with client_of(agent.port, spec) as lost:
+        lost.send(lost.opening)
+        lost.expect(messages.Need)
+        ship(lost, spec.data[:middle])
+        # So that the piece has arrived.
+        lost.send(messages.Make(session="nobody", epoch=0, number=0, index=b"", seed=()))
+        lost.expect(messages.Dropped)
+        # It goes without a word of its session.
+        lost.name = "nobody"
+    with client_of(agent.port, spec) as again:
+        again.name, again.opening = lost.opening.session, lost.opening
+        again.open()
+        again.ask(0, [1])
+        assert same(again.batch()[1], expected(0, [1], size=34))
+
+
+def test_what_is_not_the_dataset_that_was_named_is_not_used(agent: Agent) -> None:
+    spec = spec_of(Images(size=35))
+    with client_of(agent.port, spec) as client:
+        client.send(client.opening)
+        client.expect(messages.Need)
+        other = spec_of(Images(size=36)).data
+        assert len(other) == len(spec.data)
+        ship(client, other)
+        ship(client, spec.data)
+        client.expect(messages.Ready)
+        client.ask(0, [1])
+        assert same(client.batch()[1], expected(0, [1], size=35))
+
+
+def test_workers_start_with_the_dataset_where_the_base_seed_is_known(tmp_path: Path) -> None:
+    def begin(worker_id: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        (tmp_path / f"{worker_id} {info.seed}").touch()
+
+    with (
+        running(make_agent()) as own,
+        client_of(own.port, spec_of(Images(), worker_init_fn=begin)) as client,
+    ):
+        client.opening = msgspec.structs.replace(client.opening, base_seed=100)
+        client.open()
+        # Nothing was asked for yet.
+        wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "both workers have begun")
+        assert {path.name for path in tmp_path.iterdir()} == {"0 100", "1 101"}
+        client.ask(0, [1])
+        assert client.batch()[0] == 0
+
+
+def test_a_dataset_that_fails_costs_no_workers(capfd: pytest.CaptureFixture[str]) -> None:
+    broken = pickle.dumps([]) + b"cno_such_module\nThing\n."
+    from stoker.feed.shipping import digest
+
+    with (
+        running(make_agent()) as own,
+        client_of(own.port, PackedSpec(broken, digest(broken)), base_seed=1) as client,
+        pytest.raises(ShippingError, match="no_such_module"),
+    ):
+        client.open()
+    assert "data_worker_died" not in capfd.readouterr().err
+
+
+def test_a_holder_that_was_forked_ahead_may_die() -> None:
+    before = set(psutil.Process().children())
+    with running(make_agent()) as own:
+        (nursery,) = set(psutil.Process().children()) - before
+        wait_for(lambda: len(nursery.children()) == 1, "a holder is forked ahead")
+        (spare,) = nursery.children()
+        spare.kill()
+        wait_for(lambda: spare not in nursery.children(), "its end is seen")
+        with client_of(own.port, spec_of(Images())) as client:
+            client.open()
+            client.ask(0, [1])
+            assert client.batch()[0] == 0
 
 
 def test_an_error_of_a_sample_comes_back_with_its_type_index_and_host(agent: Agent) -> None:
@@ -554,7 +660,8 @@ def test_a_signal_to_the_agent_leaves_no_process(number: signal.Signals, tmp_pat
             client.ask(1, [1002])
             wait_for(lambda: (tmp_path / "1002").exists(), "a worker begins the batch")
             family = psutil.Process(process.pid).children(recursive=True)
-            assert len(family) == 4  # nursery, holder, two workers
+            # Nursery, holder, two workers; the next holder, if it was forked already.
+            assert len(family) in (4, 5)
             if number == signal.SIGTERM:
                 (tmp_path / "go").touch()
             process.send_signal(number)

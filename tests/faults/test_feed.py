@@ -80,8 +80,8 @@ def test_two_hosts_are_received_on_two_threads_and_nothing_changes() -> None:
         ]
         trainer.go_on()
         assert trainer.finish() == reference(**given)
-    assert len(worked) == 2
-    assert min(worked) > max(worked) / 10
+    # pyzmq has one more, which does next to nothing.
+    assert sum(each > max(worked) / 10 for each in worked) == 2
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
@@ -224,6 +224,25 @@ def test_two_loaders_interleaved(num_workers: int) -> None:
         assert cluster.train(loaders=2, num_workers=num_workers).finish() == expected
 
 
+def test_a_loader_connects_as_it_is_made_and_says_nothing_until_it_is_iterated() -> None:
+    with Cluster(agents=1) as cluster:
+        cluster.wait_for_agents()
+        trainer = cluster.train(pause_at=-1)
+        trainer.until("pause")
+        process = psutil.Process(trainer.process.pid)
+
+        def connected() -> int:
+            found = process.net_connections("tcp")
+            return sum(each.status == psutil.CONN_ESTABLISHED for each in found)
+
+        wait_until(lambda: connected() == 2, "connections to coordinator and agent")
+        assert "session_opens" not in cluster.log_of(0).read_text()
+        assert cluster.coordinator.progress == {}
+        trainer.go_on()
+        assert trainer.finish() == reference()
+        assert 0 in cluster.coordinator.progress
+
+
 def test_two_ranks_share_the_agents() -> None:
     with Cluster(agents=2) as cluster:
         cluster.wait_for_agents()
@@ -241,7 +260,8 @@ def test_two_ranks_share_the_agents() -> None:
         for number in range(2):
             # The dataset is a class of the script: it is held, and has workers, once for both.
             (nursery,) = psutil.Process(cluster.hosts[number].pid).children()
-            assert len(nursery.children()) == 1
+            # A holder without workers is one that was forked ahead.
+            assert len([holder for holder in nursery.children() if holder.children()]) == 1
             assert cluster.log_of(number).read_text().count("spec_arrives") == 1
         for trainer in ranks:
             trainer.go_on()

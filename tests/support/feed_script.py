@@ -1,10 +1,10 @@
 """A training script for tests of the feed. Argument: one JSON object, see `DEFAULTS`.
 
 Prints one JSON line a batch: loader, epoch, batch, hash over the bytes of every tensor, ids.
-With `pause_at`, it prints {"pause": n} before batch n is asked for and goes on after a line on
-stdin; with `gates`, a folder, after a file n is there. With `until`, a file, it takes up epochs
-until that is there. With `ddp`, ranks are torchrun's, and all
-take each step together.
+With `pause_at`, it prints {"pause": n} before batch n is asked for (-1: before the first iter())
+and goes on after a line on stdin; with `gates`, a folder, after a file n is there. With `until`, a
+file, it takes up epochs until that is there. With `ddp`, ranks are torchrun's, and all take each
+step together.
 """
 
 import hashlib
@@ -133,6 +133,8 @@ def main() -> None:
                 **given["loader"],
             )
         )
+    if -1 in pauses:
+        pause(given, -1)
     for epoch in range(given["epochs"]):
         iterators = [iter(loader) for loader in loaders]
         batch = 0

@@ -16,6 +16,7 @@ import zmq
 
 from stoker.errors import FeedLostError, ProtocolError, UsageError
 from stoker.feed import messages, security
+from stoker.feed.connection import send_uncopied_ahead
 from stoker.feed.holders import Nursery
 from stoker.feed.service import Service
 from stoker.feed.specs import Specs
@@ -130,6 +131,7 @@ class Agent:
         for source in (self._router, self._plain, self._allow.socket):
             self._poller.register(source, zmq.POLLIN)
         self._poller.register(self._wake_fd, zmq.POLLIN)
+        send_uncopied_ahead()
         self._log.event("agent_listens", port=self.port, workers=self._workers)
 
     def run(self) -> None:

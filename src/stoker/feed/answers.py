@@ -288,7 +288,7 @@ class Answers:
             specs = [s.spec for s in self._shared.sessions.values() if _has_spec(s, digest)]
         for spec in specs[:1]:
             if spec is not None:
-                link.send(m.Ship(spec=digest), spec.data)
+                link.ship(spec)
 
     def take_local(self, session: Session, fileno: int) -> None:
         """What came from a local worker."""

@@ -75,6 +75,7 @@ class Asking:
                         spec_bytes=len(session.spec.data),
                         plain_identity=link.plain_identity,
                         seeding=session.seeding,
+                        base_seed=session.base_seed,
                         versions=_VERSIONS,
                         host=link.member.host,
                     )

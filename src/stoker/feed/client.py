@@ -114,6 +114,12 @@ def feed_of(process: Process) -> Feed:
 
     A forked child gets one of its own: nothing of its parent's is used.
     """
+    _show_errors(os.getpid())
+    return connect(process)
+
+
+def connect(process: Process) -> Feed:
+    """The same for a process that may never ask for a batch: what it does is as it was."""
     return _feed(os.getpid(), process)
 
 
@@ -121,8 +127,12 @@ def feed_of(process: Process) -> Feed:
 def _feed(pid: int, process: Process) -> Feed:
     feed = Feed(process)
     atexit.register(feed.close)
-    sys.excepthook = functools.partial(_show_and_exit, sys.excepthook)
     return feed
+
+
+@functools.lru_cache(maxsize=1)
+def _show_errors(pid: int) -> None:
+    sys.excepthook = functools.partial(_show_and_exit, sys.excepthook)
 
 
 def _show_and_exit(

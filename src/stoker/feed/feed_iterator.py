@@ -54,6 +54,7 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
             # As torch: without workers, a sampler draws its own seed at the first batch.
             is_eager=self._loader.num_workers > 0,
             pins_on=torch.accelerator.current_device_index() if self._pin_memory else None,
+            base_seed=int(self._base_seed),
         )
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:

@@ -197,17 +197,17 @@ class Nursery:
         """Whether the process runs."""
         return self._process.poll() is None and not self.channel.is_closed
 
-    def hold(self, spec: str, data: bytes | memoryview) -> Holder:
+    def hold(self, spec: str, memory: int) -> Holder:
         """Starts a holder with a pickled spec; its `held` says later what became of it.
+
+        Args:
+            memory: Descriptor of the memory that the spec is in; the caller's.
 
         Raises:
             FeedLostError: If the nursery is gone.
-            OSError: If there is no memory for the spec.
         """
-        memory = os.memfd_create(f"stoker-spec-{spec}", os.MFD_CLOEXEC)
         ours, theirs = channel_pair()
         try:
-            _write_all(memory, data)
             self.channel.send(pack(Hold(spec, self._host)), [memory, theirs.fileno()])
             if not self._until(lambda: not self.channel.wants_write):
                 raise FeedLostError("the nursery takes no orders", where=f"host {self._host}")
@@ -215,7 +215,6 @@ class Nursery:
             ours.close()
             raise
         finally:
-            os.close(memory)
             theirs.close()
         return Holder(Channel(ours, blocking=False))
 
@@ -244,9 +243,3 @@ def _wait(channel: Channel, events: int, seconds: float) -> None:
     poller = select.poll()
     poller.register(channel, events)
     poller.poll(seconds * 1000)
-
-
-def _write_all(descriptor: int, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]

@@ -7,9 +7,11 @@ from collections.abc import Callable, Container, Sequence
 
 import zmq
 
+from stoker.feed.arrival import PIECE_BYTES
 from stoker.feed.connection import Connection, ZmqContext, is_address, resolve
-from stoker.feed.messages import Member, Message
+from stoker.feed.messages import Member, Message, Ship
 from stoker.feed.security import Keys
+from stoker.feed.shipping import PackedSpec
 
 # Messages taken from one socket before the others have their turn.
 _AT_MOST = 16
@@ -122,7 +124,7 @@ class Link:
             connection.lose(now)
             connection.dial_at = max(connection.dial_at, now + pause_seconds)
 
-    def send(self, message: Message, frame: bytes | None = None) -> None:
+    def send(self, message: Message, frame: bytes | memoryview | None = None) -> None:
         """Queues a message on the encrypted connection."""
         self.connections[0].send(message, frame)
 
@@ -216,6 +218,12 @@ class AgentLink(Link):
         self.ready: set[str] = set()
         self.is_leaving = False
         self.is_listed = True
+
+    def ship(self, spec: PackedSpec) -> None:
+        """Queues a spec, piece by piece, without a copy."""
+        whole = memoryview(spec.data)
+        for offset in range(0, len(whole), PIECE_BYTES):
+            self.send(Ship(spec=spec.digest, offset=offset), whole[offset : offset + PIECE_BYTES])
 
     def is_same(self, member: Member) -> bool:
         """Whether `member` is the very agent that this link goes to."""

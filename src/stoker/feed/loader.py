@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import multiprocessing
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
@@ -38,7 +39,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         @functools.wraps(torch.utils.data.DataLoader.__init__)
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
-            _import_ahead()
+            _connect_ahead()
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         return iterator_of(self)
@@ -81,8 +82,9 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             state.load(self, this_process(), dict(state_dict))
 
 
-def _import_ahead() -> None:
-    """What the first pass under a data group needs: 50 ms that nobody waits for yet."""
+def _connect_ahead() -> None:
+    """What the first pass under a data group needs, while nobody waits for it yet: 50 ms of
+    imports, and the connections."""
     if _FEED in sys.modules:
         return
     # What is malformed is said by the first pass.
@@ -90,6 +92,11 @@ def _import_ahead() -> None:
         settings = from_environment()
         if settings.has_data_group and settings.coordinator:
             importlib.import_module(_FEED)
+            # A child (a worker, perhaps) is to ask for batches before it is taken for a trainer.
+            if multiprocessing.parent_process() is None:
+                from stoker.feed.client import connect
+
+                connect(this_process())
 
 
 def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:

@@ -8,7 +8,7 @@ coordinator (in the dnn leader's launcher)
     ranks      Attend → Roster, and a Roster again whenever it changes;  Progress
 
 agent (on a data host)
-    trainers   Open → Need | Ready | Failed | Leaving | WrongHost;  Ship + frame → Ready | Failed
+    trainers   Open → Need | Ready | Failed | Leaving | WrongHost;  Ships + frames → Ready | Failed
                Make → Made + frame | Raised + frame | Ended;  Forget;  Close
                and unasked: Credits, Leaving
 
@@ -25,7 +25,7 @@ from stoker.errors import ProtocolError
 
 # Raised with every change that an older peer would misread: of these messages, of a batch's tree
 # (layout), of what travels pickled (shipping). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -251,6 +251,8 @@ class Open(Message, frozen=True, kw_only=True):
         spec_bytes: Its size.
         plain_identity: Routing id of the trainer's plain connection; empty: batches come here.
         seeding: How a worker seeds each batch.
+        base_seed: Of the pass that begins: workers start with it while the spec is on its way;
+            None: they start with the first batch that is asked for.
         host: Whom it is for; empty: whoever listens.
     """
 
@@ -261,6 +263,7 @@ class Open(Message, frozen=True, kw_only=True):
     spec_bytes: Count
     plain_identity: bytes = b""
     seeding: Literal["batch", "sample", "torch"] = "batch"
+    base_seed: Word | None = None
     versions: dict[str, str] = {}
     host: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
@@ -272,9 +275,10 @@ class Need(Message, frozen=True, kw_only=True):
 
 
 class Ship(Message, frozen=True, kw_only=True):
-    """The pickled spec, in the frame."""
+    """A piece of the pickled spec, in the frame: it begins at `offset`, pieces come in order."""
 
     spec: Identifier
+    offset: Count = 0
 
 
 class Ready(Message, frozen=True, kw_only=True):

@@ -1,15 +1,16 @@
 """The nursery: `python -m stoker.feed.nursery FD`, started by the agent.
 
 A clean process that has imported torch once (1.25 CPU-seconds, 223 MB) and has no threads, sockets
-of zmq or locks of others: what it forks is safe. It forks a holder for each spec; a holder
-unpickles the dataset and forks that spec's workers, copy on write. Death goes down the chain at
-once: agent → nursery → holders → workers (PR_SET_PDEATHSIG, and the end of their channels).
+of zmq or locks of others: what it forks is safe. It forks a holder for each spec, ahead of it where
+there is time; a holder unpickles the dataset and forks that spec's workers, copy on write. Death
+goes down the chain at once: agent → nursery → holders → workers (PR_SET_PDEATHSIG, and the end of
+their channels).
 """
 
 import contextlib
 import functools
+import gc
 import importlib
-import mmap
 import os
 import select
 import signal
@@ -21,13 +22,16 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-from stoker.feed.channel import Channel, Received, pack
+from stoker.feed.channel import Channel, Received, channel_pair, pack
 from stoker.feed.holders import Exited, Fork, ForkStream, Held, Hold, Kill, to_holder, to_nursery
 from stoker.feed.lifeline import die_with_parent
-from stoker.feed.shipping import Spec, pack_error, unpack_spec
+from stoker.feed.shipping import Spec, pack_error, read_spec
 
 # From the kill of its children to the end of a process of the nursery.
 END_SECONDS = 2.0
+# After the last order; then the next holder is forked (10 ms), which would have had to share a core
+# with the workers of the one before.
+SPARE_SECONDS = 2.0
 
 
 def main() -> None:
@@ -38,14 +42,20 @@ def main() -> None:
     # Here and not above: it imports torch, and an agent that dies meanwhile must be noticed.
     _import_ahead()
     children = _Children()
+    spare = _Spare(children, channel)
     while not channel.is_closed:
-        select.select([channel.fileno(), children.fileno()], [], [])
-        children.reap()
+        seconds = None if spare.is_there else SPARE_SECONDS
+        ready, _, _ = select.select([channel.fileno(), children.fileno()], [], [], seconds)
+        if not ready:
+            spare.fork()
+        if spare.pid in children.reap():
+            spare.close()
         waiting = deque(channel.receive())
         while waiting:
             data, (memory, theirs) = waiting.popleft()
-            order = to_nursery.decode(data)
-            _fork(children, channel, waiting, functools.partial(_hold, order, memory, theirs))
+            if not spare.give(data, memory, theirs):
+                run = functools.partial(_hold, to_nursery.decode(data), memory, theirs)
+                _fork(children, channel, waiting, run)
             os.close(theirs)
             os.close(memory)
     children.end()
@@ -55,9 +65,18 @@ def _import_ahead() -> None:
     """What nearly every dataset's module imports, while nobody waits for its first batch."""
     for name in ("stoker.feed.worker", "stoker.feed.stream_worker", "stoker.feed.loader"):
         importlib.import_module(name)
-    for name in ("numpy.random", "PIL.Image"):
+    for name in (
+        "numpy.random",
+        "PIL.Image",
+        "PIL.ImageEnhance",
+        "PIL.ImageFilter",
+        "PIL.ImageOps",
+    ):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    # What is there now is never garbage: looking at it would copy its pages, in each worker.
+    gc.collect()
+    gc.freeze()
 
 
 class _Children:
@@ -106,6 +125,50 @@ class _Children:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._readable.close()
         self._writable.close()
+
+
+class _Spare:
+    """A holder that was forked before there is a spec for it."""
+
+    def __init__(self, children: _Children, channel: Channel) -> None:
+        self._children = children
+        self._channel = channel
+        self._orders: Channel | None = None
+        self.pid = -1
+        self.fork()
+
+    @property
+    def is_there(self) -> bool:
+        return self._orders is not None
+
+    def fork(self) -> None:
+        ours, theirs = channel_pair()
+
+        def run() -> None:
+            ours.close()
+            with contextlib.closing(Channel(theirs, blocking=True)) as orders:
+                given = orders.receive()
+            for data, (memory, sock) in given:
+                _hold(to_nursery.decode(data), memory, sock)
+
+        self.pid = _fork(self._children, self._channel, (), run)
+        theirs.close()
+        self._orders = Channel(ours, blocking=False)
+
+    def give(self, data: bytes, memory: int, theirs: int) -> bool:
+        """Gives it its order; False if there is no spare."""
+        if self._orders is None:
+            return False
+        self._orders.send(data, [memory, theirs])
+        is_given = not (self._orders.wants_write or self._orders.is_closed)
+        self.close()
+        return is_given
+
+    def close(self) -> None:
+        """It is a holder now, or it is dead."""
+        if self._orders is not None:
+            self._orders.close()
+        self._orders, self.pid = None, -1
 
 
 def _fork(
@@ -180,8 +243,10 @@ def _hold(order: Hold, memory: int, theirs: int) -> None:
 
 def _unpack(order: Hold, memory: int, channel: Channel) -> Spec | None:
     try:
-        with mmap.mmap(memory, 0, prot=mmap.PROT_READ) as data:
-            spec = unpack_spec(data[:])
+        # The agent wrote it through the same descriptor.
+        os.lseek(memory, 0, os.SEEK_SET)
+        with open(memory, "rb", closefd=False) as file:
+            spec = read_spec(file)
     except Exception as err:
         packed = pack_error(err, host=order.host, where="the process that holds the dataset")
         channel.send(pack(Held(packed, f"{type(err).__name__}: {err}")))
@@ -189,6 +254,7 @@ def _unpack(order: Hold, memory: int, channel: Channel) -> Spec | None:
         return None
     finally:
         os.close(memory)
+    gc.freeze()
     channel.send(pack(Held()))
     return spec
 

@@ -12,7 +12,7 @@ from stoker.feed import memory
 from stoker.feed import messages as m
 from stoker.feed.answers import Answers, forget_peer
 from stoker.feed.asking import Asking
-from stoker.feed.connection import GOODBYE_SECONDS, ZmqContext
+from stoker.feed.connection import GOODBYE_SECONDS, ZmqContext, send_uncopied_ahead
 from stoker.feed.landing import keep_freed_memory
 from stoker.feed.links import MAX_ROSTER_BYTES, AgentLink, Link
 from stoker.feed.observe import Observer, Standing
@@ -54,6 +54,7 @@ class Pump:
         self._links: dict[str, AgentLink] = {}
         self._observer = Observer(own_host=settings.host, clock=time.monotonic)
         self._ended: list[Standing] = []
+        self._has_begun = False
         self._answers = Answers(shared, keys, self._observer)
         self._asking = Asking(shared, settings, self._links)
         self._progress_at = now
@@ -72,6 +73,8 @@ class Pump:
         """Pumps until the feed is closed; a crash ends every session with its error."""
         shared = self._shared
         try:
+            self._turn()
+            send_uncopied_ahead()
             while not shared.is_closing:
                 self._turn()
         except BaseException as err:
@@ -220,6 +223,7 @@ class Pump:
             self._progress_at = now + _TICK_SECONDS
             self._report()
         with self._shared.lock:
+            self._has_begun = self._has_begun or bool(self._shared.sessions)
             retired = self._shared.take_retired()
             self._ended += map(self._standing, retired)
             locals_ended = [s.local for s in retired if s.local is not None]
@@ -243,7 +247,8 @@ class Pump:
             local.close()
 
     def _report(self) -> None:
-        if self._coordinator.is_up:
+        # A process that only made its loaders, and has children iterate, has nothing to say.
+        if self._coordinator.is_up and self._has_begun:
             timeline = self._shared.timeline
             with self._shared.lock:
                 standings = self._ended

@@ -32,6 +32,7 @@ class Session:
     Attributes:
         identity: Routing id of its connection.
         spec: Digest of the spec it uses now.
+        base_seed: Of workers that start before they have a job; None: they start with one.
         is_ready: It was told Ready for that spec.
         credits: What it was told last.
         requests: Those that are queued or being made, by epoch and number.
@@ -44,6 +45,7 @@ class Session:
     spec: str
     seeding: str
     plain_identity: bytes
+    base_seed: int | None = None
     is_ready: bool = False
     credits: int = 0
     before_epoch: int = 0

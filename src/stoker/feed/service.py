@@ -7,12 +7,12 @@ number.
 import time
 from collections.abc import Iterable, Sequence
 
-from stoker.errors import FeedError, ProtocolError
+from stoker.errors import FeedError
 from stoker.feed import memory, messages
 from stoker.feed.jobs import Job, Result
 from stoker.feed.outbox import Outbox, Transport
 from stoker.feed.requests import Credits, Queue, Request, Session
-from stoker.feed.shipping import digest, pack_error
+from stoker.feed.shipping import pack_error
 from stoker.feed.specs import HeldSpec, Specs, compare_versions, own_versions
 from stoker.feed.stream_pool import MAX_OPEN, stream_job
 from stoker.logs import Log
@@ -130,8 +130,8 @@ class Service:
         match message:
             case messages.Open():
                 self._open_session(identity, message)
-            case messages.Ship(spec=spec):
-                self._ship(spec, frame)
+            case messages.Ship():
+                self._ship(identity, message, frame)
             case messages.Make():
                 self._make(identity, message)
             case messages.Forget(session=name, before_epoch=before_epoch):
@@ -160,8 +160,9 @@ class Service:
             self._log.event("session_opens", session=session.name, rank=session.rank)
         if session.spec != message.spec:
             self._specs.forget_streams(session.name)
-        session.identity, session.spec, session.seeding = identity, message.spec, message.seeding
-        session.plain_identity = message.plain_identity
+        before, session.identity = session.identity, identity
+        session.spec, session.seeding = message.spec, message.seeding
+        session.plain_identity, session.base_seed = message.plain_identity, message.base_seed
         session.is_ready, session.unreachable_since = False, None
         problem, warning = compare_versions(message, self._versions)
         if not problem and message.spec_bytes > self._feed.max_dataset_bytes:
@@ -177,24 +178,36 @@ class Service:
         self._sessions[session.name] = session
         held = self._specs.find(message.spec)
         if held is None:
-            self._specs.expect(message.spec, now=time.monotonic())
+            now, nbytes = time.monotonic(), message.spec_bytes
+            self._specs.expect(message.spec, nbytes=nbytes, shipper=identity, now=now)
             self._outbox.send(session, messages.Need(spec=message.spec))
         elif held.state == "ready":
             self._announce(held)
+        elif held.state == "expected" and before != identity and before == held.shipper:
+            # The connection that it was to come over is lost.
+            self._need(held)
         self._retire()
 
-    def _ship(self, spec: str, frame: memoryview) -> None:
-        held = self._specs.find(spec)
+    def _ship(self, identity: bytes, message: messages.Ship, piece: memoryview) -> None:
+        held = self._specs.find(message.spec)
         if held is None or held.state != "expected":
             return
-        if len(frame) > self._feed.max_dataset_bytes or digest(frame) != spec:
-            raise ProtocolError("a shipped spec that is not the one named")
-        self._log.event("spec_arrives", spec=spec, bytes=len(frame))
         try:
-            self._specs.hold(held, frame)
+            is_complete = self._specs.arrives(
+                held, piece, offset=message.offset, shipper=identity, now=time.monotonic()
+            )
         except OSError as err:
             held.state, held.reason = "failed", f"no memory for the dataset: {err.strerror}"
             self._announce(held)
+            return
+        if not is_complete:
+            return
+        self._log.event("spec_arrives", spec=held.digest, bytes=held.nbytes)
+        self._specs.hold(held)
+        for session in self._sessions.values():
+            if session.spec == held.digest and session.base_seed is not None:
+                self._specs.begin(held, seeding=session.seeding, base_seed=session.base_seed)
+        self._specs.check(held)
 
     def _announce(self, held: HeldSpec) -> None:
         """Tells the sessions of a spec what became of it."""
@@ -326,7 +339,8 @@ class Service:
 
     def _need(self, held: HeldSpec) -> None:
         """Asks for a spec again: who was asked first is gone, or silent."""
-        self._specs.expect(held.digest, now=time.monotonic())
+        now = time.monotonic()
+        self._specs.expect(held.digest, nbytes=held.nbytes, shipper=b"", now=now)
         for session in [s for s in self._sessions.values() if s.spec == held.digest]:
             self._outbox.send(session, messages.Need(spec=held.digest))
 

@@ -64,6 +64,7 @@ class Session:
     Attributes:
         schedule: Under the lock, as all that follows.
         epoch: Of the pass under way, or of the last one.
+        base_seed: With which the agents' workers start at once; None: when there is a batch.
         is_busy: A pass is under way.
         spec: What the workers of this pass are to have.
         local: Local workers, if any.
@@ -89,6 +90,7 @@ class Session:
         self.schedule: Schedule | Streams = streams or Schedule(max_bytes=max_bytes)
         self.source: StreamSource | None = None
         self.epoch = -1
+        self.base_seed: int | None = None
         self.is_busy = False
         self.spec: PackedSpec | None = None
         self.seeding: Seeding = "batch"
@@ -136,11 +138,13 @@ class Session:
         is_eager: bool,
         pins_on: int | None,
         source: StreamSource | None = None,
+        base_seed: int | None = None,
     ) -> None:
         """Starts a pass; what is left of the one before is dropped.
 
         Args:
             is_eager: Draws from the sampler now, not at the first `next`.
+            base_seed: With which the agents' workers start at once; None: when there is a batch.
         """
         with self._lock:
             is_new_spec = self.spec is None or self.spec.digest != spec.digest
@@ -149,7 +153,7 @@ class Session:
                     self.schedule.lost(peer)
             self.schedule.begin()
             self.spec, self.seeding, self.pins_on = spec, seeding, pins_on
-            self.source = source
+            self.source, self.base_seed = source, base_seed
             if local is not self.local:
                 if self.local is not None:
                     self.retired_locals.append(self.local)

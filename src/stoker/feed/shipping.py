@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import BinaryIO
 
 import cloudpickle
 
@@ -140,7 +141,15 @@ def unpack_spec(data: bytes | memoryview) -> Spec:
     Raises:
         ShippingError: If it cannot be rebuilt on this host.
     """
-    file = io.BytesIO(data)
+    return read_spec(io.BytesIO(data))
+
+
+def read_spec(file: BinaryIO) -> Spec:
+    """The same, from a file: its arrays are copied once, to where they live.
+
+    Raises:
+        ShippingError: If it cannot be rebuilt on this host.
+    """
     try:
         for path in pickle.load(file):
             if path not in sys.path and os.path.exists(path):

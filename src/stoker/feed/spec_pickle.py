@@ -10,7 +10,7 @@ import io
 import pickle
 from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
 
 import cloudpickle
 from cloudpickle import cloudpickle as inside
@@ -80,7 +80,7 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
 class SpecUnpickler(pickle.Unpickler):
     """Opens what SpecPickler wrote."""
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
         self._sets: dict[int, object] = {}
 

@@ -1,5 +1,6 @@
 """The specs of a data host: their holders and their pools of workers."""
 
+import contextlib
 import platform
 import socket
 import time
@@ -8,6 +9,8 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Literal
 
+from stoker.errors import ProtocolError
+from stoker.feed.arrival import Arrival
 from stoker.feed.endings import Process
 from stoker.feed.holders import Holder, Nursery
 from stoker.feed.jobs import Job, Result
@@ -27,7 +30,10 @@ class HeldSpec:
 
     Attributes:
         state: expected (a trainer was asked for it), held (its holder unpickles it), ready, failed.
-        since: Monotonic seconds of the last change.
+        since: Monotonic seconds of the last change, or of the last piece of it that came.
+        nbytes: Of its pickle.
+        shipper: Routing id of the trainer that was asked for it, or has begun to ship it; empty:
+            several were asked.
         reason: Why it failed.
         error: The same, for shipping.unpack_error; may be empty.
     """
@@ -35,6 +41,9 @@ class HeldSpec:
     digest: str
     state: Literal["expected", "held", "ready", "failed"]
     since: float
+    nbytes: int = 0
+    shipper: bytes = b""
+    arrival: Arrival | None = None
     reason: str = ""
     error: bytes = b""
     holder: Holder | None = None
@@ -82,23 +91,70 @@ class Specs:
         """The spec of that name."""
         return self._specs.get(digest)
 
-    def expect(self, digest: str, *, now: float) -> None:
-        """A trainer was asked for it."""
-        self._specs[digest] = HeldSpec(digest, "expected", now)
+    def expect(self, digest: str, *, nbytes: int, shipper: bytes, now: float) -> None:
+        """A trainer was asked for it; what came of it so far is dropped."""
+        known = self._specs.get(digest)
+        if known is not None and known.arrival is not None:
+            known.arrival.close()
+        self._specs[digest] = HeldSpec(digest, "expected", now, nbytes=nbytes, shipper=shipper)
+
+    def arrives(
+        self, spec: HeldSpec, piece: memoryview, *, offset: int, shipper: bytes, now: float
+    ) -> bool:
+        """Takes a piece of a spec that is expected; True if it is complete, and to be held.
+
+        Raises:
+            ProtocolError: If it is not the next piece.
+            OSError: If there is no memory for it.
+        """
+        if offset == 0 and (spec.arrival is None or spec.shipper == shipper):
+            if spec.arrival is not None:
+                spec.arrival.close()
+            spec.arrival, spec.shipper = Arrival(spec.digest, nbytes=spec.nbytes), shipper
+        if spec.arrival is None or spec.shipper != shipper:
+            # Another one's, who was asked, too, or was asked before.
+            return False
+        spec.since = now
+        try:
+            return spec.arrival.take(piece, offset=offset)
+        except BaseException:
+            spec.arrival.close()
+            spec.arrival = None
+            raise
 
     def overdue(self, before: float) -> list[HeldSpec]:
         """Those that were asked for before `before` and have not come."""
         return [s for s in self._specs.values() if s.state == "expected" and s.since < before]
 
-    def hold(self, spec: HeldSpec, data: bytes | memoryview) -> None:
-        """Has a holder unpickle it; `handle` says later what became of it.
+    def hold(self, spec: HeldSpec) -> None:
+        """Has a holder unpickle what has arrived; `handle` says later what became of it.
 
         Raises:
-            OSError: If there is no memory for it.
             FeedLostError: If the nursery is gone.
         """
-        spec.holder = self._nursery.hold(spec.digest, data)
+        assert spec.arrival is not None
+        spec.holder = self._nursery.hold(spec.digest, spec.arrival.descriptor)
         spec.state = "held"
+
+    def check(self, spec: HeldSpec) -> None:
+        """Forgets what arrived, if it is not what it is named; while its holder is at work.
+
+        Raises:
+            ProtocolError: If it is not.
+        """
+        arrival, spec.arrival = spec.arrival, None
+        assert arrival is not None
+        with contextlib.closing(arrival):
+            if not arrival.is_right():
+                self.forget(spec)
+                now = time.monotonic()
+                self.expect(spec.digest, nbytes=spec.nbytes, shipper=b"", now=now)
+                raise ProtocolError("a shipped spec that is not the one named")
+
+    def begin(self, spec: HeldSpec, *, seeding: str, base_seed: int) -> None:
+        """Starts workers before there is a job: the holder forks them once it has the spec."""
+        if seeding not in spec.pools:
+            spec.pools[seeding] = self._pool(spec, seeding, base_seed)
 
     def retire(self, used: set[str]) -> None:
         """Keeps those that are used and the last two others."""
@@ -120,6 +176,8 @@ class Specs:
             pool.close()
         if spec.holder is not None:
             spec.holder.close()
+        if spec.arrival is not None:
+            spec.arrival.close()
 
     def sockets(self) -> dict[int, bool]:
         """Descriptors to poll; True: for writing, too."""
@@ -141,6 +199,10 @@ class Specs:
                 continue
             if holder.channel.fileno() in filenos:
                 holder.handle()
+            if spec.state == "held" and _has_failed(holder):
+                # No worker has died: none was forked.
+                changed += [spec] if self._judge(spec, holder) else []
+                continue
             for pool in spec.all_pools():
                 for fileno in filenos & pool.sockets().keys():
                     self._results.extend(pool.handle(fileno))
@@ -179,9 +241,7 @@ class Specs:
         """Gives a job to a worker of a pool that `can_take` it."""
         digest, seeding = key
         spec = self._specs[digest]
-        if seeding not in spec.pools:
-            base_seed = job.seed[0] if job.seed else 0
-            spec.pools[seeding] = self._pool(spec, seeding, base_seed)
+        self.begin(spec, seeding=seeding, base_seed=job.seed[0] if job.seed else 0)
         spec.pools[seeding].assign(job)
 
     def ask_stream(self, digest: str, session: str, job: Job, opening: Opening) -> None:
@@ -223,6 +283,8 @@ class Specs:
                 spec.holder.close()
             for pool in spec.all_pools():
                 pool.close()
+            if spec.arrival is not None:
+                spec.arrival.close()
         self._nursery.close()
 
     def _judge(self, spec: HeldSpec, holder: Holder) -> bool:
@@ -277,6 +339,10 @@ class Specs:
             )
 
         return StreamPool(start, host=self._host, wake=self._wake, on_death=self._on_death)
+
+
+def _has_failed(holder: Holder) -> bool:
+    return holder.channel.is_closed or (holder.held is not None and bool(holder.held.error))
 
 
 def own_versions() -> dict[str, str]:
