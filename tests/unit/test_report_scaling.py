@@ -6,7 +6,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from stoker.cli.app import app
 from stoker.cli.reporting import scaling_command
 from stoker.errors import UsageError
 from stoker.records import Group, Training, write_json
@@ -134,3 +136,17 @@ def test_the_verb_prints_a_table_and_writes_a_page(
     assert [point["efficiency"] for point in document["points"]] == [1.0, 1.0]
     with pytest.raises(UsageError, match=r"no training in"):
         scaling_command([tmp_path / "none"], out=out, as_json=False)
+
+
+@pytest.mark.parametrize("words", [["scaling"], ["--scaling"]])
+def test_the_word_and_the_flag_draw_the_same_page(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, training in (("a", run(100)), ("b", run(190, processes=2))):
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / "training.json", training)
+    result = CliRunner().invoke(app, ["report", *words, "a", "b", "--out", "both.html"])
+    assert result.exit_code == 0, result.output
+    assert "95%" in result.output
+    assert "1.90 times" in (tmp_path / "both.html").read_text()

@@ -399,21 +399,27 @@ def evaluate_verb(
 
 @app.command("report")
 def report_verb(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders runs/ID.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="[scaling] RUN", help="Folders runs/ID."),
+    ],
     *,
     scaling: Annotated[
         bool,
-        typer.Option("--scaling", help="Throughput and cost of these runs over their sizes."),
+        typer.Option("--scaling", help="The same as the word: throughput and cost over sizes."),
     ] = False,
     out: Annotated[
-        Path, typer.Option("--out", help="Where --scaling writes its page.", metavar="F")
+        Path, typer.Option("--out", help="Where `report scaling` writes its page.", metavar="F")
     ] = Path("scaling.html"),
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Writes report.html of each run again; with --scaling one page over all of them."""
+    """Writes report.html of each run again; `report scaling` one page over all of them."""
     from stoker.cli.reporting import report_command, scaling_command
 
+    first, *others = runs
+    if others and str(first) == "scaling" and not first.exists():
+        runs, scaling = others, True
     if scaling:
         scaling_command(runs, out=out, as_json=as_json)
     else:

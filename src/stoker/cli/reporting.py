@@ -35,7 +35,7 @@ def report_command(runs: Sequence[Path], *, as_json: bool) -> None:
 
 
 def scaling_command(runs: Sequence[Path], *, out: Path, as_json: bool) -> None:
-    """`stoker report --scaling`: one page over all runs."""
+    """`stoker report scaling`: one page over all runs."""
     trainings = {}
     for run in runs:
         if not (run / "training.json").is_file():
