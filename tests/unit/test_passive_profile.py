@@ -287,9 +287,10 @@ def test_the_books_tell_loading_in_the_trainer_from_its_steps(tmp_path: Path) ->
     (found,) = read_usage(tmp_path)
     assert found.rank == 3
     own = found.loaders[0]
-    # Ten of eleven: the first of a pass, or its last, is nobody's step.
-    assert own.steps == 20
-    assert own.samples == 160
+    # Ten of eleven: the first of a pass, or its last, is nobody's step. Where others had the CPU at
+    # the end of a pass, the last ones before it are left out.
+    assert 10 <= own.steps <= 20
+    assert own.samples == 8 * own.steps
     assert own.next_cpu_seconds / own.steps == pytest.approx(0.002, rel=0.3)
     assert own.trainer_cpu_seconds / own.steps == pytest.approx(0.003, rel=0.3)
     assert own.batch_bytes == own.sized_batches * 1024

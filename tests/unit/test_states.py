@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from stoker.feed.cpu_quota import cpu_groups, group_cpu_seconds, group_quota
 from stoker.profile.clocks import (
     children_cpu_seconds,
-    descendant_pids,
     machine_cpu_seconds,
+    pids_below,
 )
 from stoker.profile.counters import (
     Throttling,
@@ -671,11 +671,11 @@ def test_all_below_are_found_the_children_of_other_threads_too(
         below = psutil.Process(child.pid)
         wait_until(lambda: bool(below.children()), "it has a child")
         pids = {child.pid, below.children()[0].pid}
-        assert pids <= set(descendant_pids())
-        monkeypatch.setattr("stoker.profile.clocks._TELLS_CHILDREN", False)
-        assert pids <= set(descendant_pids())
+        assert pids <= set(pids_below())
+        monkeypatch.setattr("stoker.profile.clocks.descendant_pids", lambda: None)
+        assert pids <= set(pids_below())
         child.communicate(timeout=60)
-    assert not pids & set(descendant_pids())
+    assert not pids & set(pids_below())
 
 
 def test_loopback_is_no_network(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.feed.batch_bytes import num_bytes
+from stoker.feed.descendants import descendant_pids
 from stoker.feed.process_io import bytes_read
 
 # Steps that are shorter have their CPU time read together.
@@ -209,7 +210,7 @@ class _Span:
         self.began = time.monotonic()
         pids = [child.pid for child in multiprocessing.active_children() if child.pid]
         if own.is_elsewhere:
-            pids = _below("self")
+            pids = descendant_pids() or []
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.num_children = len(pids)
         self.children_cpu = ended.ru_utime + ended.ru_stime
@@ -227,18 +228,6 @@ def read_usage(folder: Path) -> list[RankUsage]:
         with contextlib.suppress(OSError, msgspec.DecodeError):
             found.append(msgspec.json.decode(path.read_bytes(), type=RankUsage))
     return sorted(found, key=lambda usage: usage.rank)
-
-
-def _below(pid: str) -> list[int]:
-    """Pids of all processes below one; none where the kernel does not tell."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError):
-                with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
-                    for child in file.read().split():
-                        found += [int(child), *_below(child)]
-    return found
 
 
 def _feed_threads() -> list[int]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import psutil
 
 from stoker.feed.cpu_quota import group_cpu_seconds, limiting_group
+from stoker.feed.descendants import descendant_pids
 from stoker.profile.counters import scheduled
 
 # Linux names a process's CPU clock by its inverted pid and a thread's by its inverted tid: exact to
@@ -16,7 +17,6 @@ from stoker.profile.counters import scheduled
 _PROCESS_CLOCK = 0b010
 _THREAD_CLOCK = 0b110
 _HAS_CPU_CLOCKS = platform.system() == "Linux"
-_TELLS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
 
 def process_cpu_seconds(pid: int) -> float | None:
@@ -35,7 +35,7 @@ def process_cpu_seconds(pid: int) -> float | None:
 
 def children_cpu_seconds() -> float:
     """CPU-seconds of all processes below this one, those that have ended included."""
-    live = (process_cpu_seconds(pid) for pid in descendant_pids())
+    live = (process_cpu_seconds(pid) for pid in pids_below())
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return ended.ru_utime + ended.ru_stime + sum(seconds or 0.0 for seconds in live)
 
@@ -76,29 +76,10 @@ def descendants() -> list[psutil.Process]:
         return []
 
 
-def descendant_pids() -> list[int]:
-    """The pids of the processes below this one; one that begins or ends meanwhile may be left out.
-
-    Asks those processes only, where the kernel tells each thread's children: in a process whose
-    threads fight for the interpreter lock, every file that is read may take 5 ms.
-    """
-    if not _TELLS_CHILDREN:
-        return [child.pid for child in descendants()]
-    found = _children("self")
-    for pid in found:
-        found += _children(str(pid))
-    return found
-
-
-def _children(pid: str) -> list[int]:
-    pids: list[int] = []
-    try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children", "rb", buffering=0) as file:
-                pids += map(int, file.read().split())
-    except (OSError, ValueError):
-        pass
-    return pids
+def pids_below() -> list[int]:
+    """The pids of the processes below this one."""
+    told = descendant_pids()
+    return [child.pid for child in descendants()] if told is None else told
 
 
 def thread_ids() -> set[int]:

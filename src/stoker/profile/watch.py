@@ -10,7 +10,7 @@ from types import FrameType
 import msgspec
 
 from stoker.feed.cpu_quota import cpu_groups, cpu_quota
-from stoker.profile.clocks import descendant_pids, machine_cpu_seconds, threads_cpu_seconds
+from stoker.profile.clocks import machine_cpu_seconds, pids_below, threads_cpu_seconds
 from stoker.profile.counters import (
     OwnSchedule,
     Scheduled,
@@ -116,7 +116,7 @@ class _Watched:
         self._throttled = [throttling(group) for group in self._groups]
         self._received = received_bytes()
         self._stall = storage_stall_seconds()
-        self._pids = descendant_pids()
+        self._pids = pids_below()
         self._read = read_bytes(self._pids)
         self._machine = machine_cpu_seconds()
         self._thread = scheduled(self._task) or Scheduled(0.0, 0.0)
