@@ -7,8 +7,9 @@ import os
 from stoker.errors import ProtocolError
 from stoker.feed.shipping import digest
 
-# Smaller ones cost more messages; with larger ones sender and receiver wait for each other (6 MB,
-# encrypted, on one machine: 17 ms in one piece, 9 ms in pieces of this size).
+# Smaller ones are more messages; with larger ones sender and receiver wait for each other. 6 MB,
+# encrypted, on one busy machine: 29 ms from Need to the memory in one piece, its digest included;
+# 12 ms in pieces of this size, the digest taken later, beside the holder's work.
 PIECE_BYTES = 512 << 10
 
 
