@@ -276,6 +276,24 @@ def test_a_trainer_whose_connection_breaks_is_asked_for_the_dataset_again(agent:
         assert same(again.batch()[1], expected(0, [1], size=34))
 
 
+def test_a_dataset_that_a_trainer_left_before_it_shipped_is_asked_for_again(agent: Agent) -> None:
+    spec, other = spec_of(Images(size=37)), spec_of(Images(size=38))
+    with client_of(agent.port, spec) as mover, client_of(agent.port, spec) as stayer:
+        mover.send(mover.opening)
+        mover.expect(messages.Need)
+        stayer.send(stayer.opening)
+        # It has another dataset by the time it is asked, and ships nothing.
+        mover.send(msgspec.structs.replace(mover.opening, spec=other.digest))
+        need, _ = mover.expect(messages.Need)
+        assert need == messages.Need(spec=other.digest)
+        stayer.expect(messages.Need)
+        stayer.send(messages.Close(session=stayer.name))
+        # Nobody has the first one any more, until it comes back.
+        mover.open()
+        mover.ask(0, [1])
+        assert same(mover.batch()[1], expected(0, [1], size=37))
+
+
 def test_what_is_not_the_dataset_that_was_named_is_not_used(agent: Agent) -> None:
     spec = spec_of(Images(size=35))
     with client_of(agent.port, spec) as client:

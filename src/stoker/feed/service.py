@@ -158,7 +158,8 @@ class Service:
                 plain_identity=message.plain_identity,
             )
             self._log.event("session_opens", session=session.name, rank=session.rank)
-        if session.spec != message.spec:
+        left = session.spec
+        if left != message.spec:
             self._specs.forget_streams(session.name)
         before, session.identity = session.identity, identity
         session.spec, session.seeding = message.spec, message.seeding
@@ -186,6 +187,8 @@ class Service:
         elif held.state == "expected" and before != identity and before == held.shipper:
             # The connection that it was to come over is lost.
             self._need(held)
+        if left != message.spec:
+            self._is_left(left)
         self._retire()
 
     def _ship(self, identity: bytes, message: messages.Ship, piece: memoryview) -> None:
@@ -331,17 +334,25 @@ class Service:
         session.requests.clear()
         self._specs.forget_streams(name)
         self._log.event("session_ends", session=name, rank=session.rank, reason=reason)
-        held = self._specs.find(session.spec)
-        if held is not None and held.state == "expected":
-            self._need(held)
+        self._is_left(session.spec)
         self._retire()
         self._share_credits()
 
+    def _is_left(self, spec: str) -> None:
+        """A session has it no more: a trainer ships what it has, and it may be the one asked."""
+        held = self._specs.find(spec)
+        if held is not None and held.state == "expected":
+            self._need(held)
+
     def _need(self, held: HeldSpec) -> None:
-        """Asks for a spec again: who was asked first is gone, or silent."""
+        """Asks for a spec again, if it is wanted: who was asked first is gone, or silent."""
+        wanting = [s for s in self._sessions.values() if s.spec == held.digest]
+        if not wanting:
+            self._specs.forget(held)
+            return
         now = time.monotonic()
         self._specs.expect(held.digest, nbytes=held.nbytes, shipper=b"", now=now)
-        for session in [s for s in self._sessions.values() if s.spec == held.digest]:
+        for session in wanting:
             self._outbox.send(session, messages.Need(spec=held.digest))
 
     def _retire(self) -> None:
