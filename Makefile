@@ -10,7 +10,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 BUILD := hatchling editables
 # Processes that share the tests: most tests of faults wait.
 JOBS ?= 2
-BENCHMARKS := benchmarks/feed.py benchmarks/prediction.py
+BENCHMARKS := benchmarks/feed.py benchmarks/prediction.py benchmarks/engines.py
 
 # Stamps: what running needs, and what developing needs on top of it.
 RUN := .venv/.installed-run
@@ -51,7 +51,7 @@ fmt: $(DEV)  ## format, and mend what the linter can mend
 faults: $(DEV)  ## only the tests that kill, stop and cut real processes
 	@$(BIN)/pytest -q tests -m 'fault and not soak'
 
-bench: $(DEV)  ## beside the alternatives, 45 minutes; a short look: make bench BENCH=--quick
+bench: $(DEV)  ## beside the alternatives, an hour; a short look: make bench BENCH=--quick
 	@for file in $(BENCHMARKS); do \
 	  echo "== $$file"; $(BIN)/python "$$file" $(BENCH) || exit 1; done
 
