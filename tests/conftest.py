@@ -7,7 +7,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from support.moto import aws_server, moto_process
@@ -19,7 +19,7 @@ __all__ = ["aws_server", "moto_process"]
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no counterexample.
-settings.register_profile("stoker", deadline=None)
+settings.register_profile("stoker", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("stoker")
 
 # The longest first: what begins last must not be what lasts.

@@ -112,7 +112,9 @@ SCRIPT = """
 def run(folder: Path, *arguments: str, hash_seed: int = 0) -> "subprocess.Popen[str]":
     """The script, in a process whose strings have other hashes."""
     script = folder / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT))
+    if not script.exists():
+        # Others may be reading it.
+        script.write_text(textwrap.dedent(SCRIPT))
     return subprocess.Popen(
         [sys.executable, script, *arguments],
         stdout=subprocess.PIPE,
