@@ -23,7 +23,8 @@ from stoker.errors import FeedError
 from stoker.feed import seeding, wire
 from stoker.feed.channel import Batch, Channel, End, Error, Free, Next, pack, to_worker
 from stoker.feed.shipping import Spec, built, pack_error
-from stoker.feed.worker import Slots, become_worker
+from stoker.feed.slots import Slots
+from stoker.feed.worker import become_worker
 
 
 class _Fetcher(Protocol):
