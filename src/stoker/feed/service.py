@@ -13,8 +13,9 @@ from stoker.feed.jobs import Job, Result
 from stoker.feed.outbox import Outbox, Transport
 from stoker.feed.requests import Credits, Queue, Request, Session
 from stoker.feed.shipping import pack_error
-from stoker.feed.specs import HeldSpec, Specs, compare_versions, own_versions
+from stoker.feed.specs import HeldSpec, Specs
 from stoker.feed.stream_pool import MAX_OPEN, stream_job
+from stoker.feed.versions import compare_versions, own_versions
 from stoker.logs import Log
 from stoker.records import FeedSettings
 

@@ -1,12 +1,10 @@
 """The specs of a data host: their holders and their pools of workers."""
 
 import contextlib
-import platform
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Literal
 
 from stoker.errors import ProtocolError
@@ -14,7 +12,6 @@ from stoker.feed.arrival import Arrival
 from stoker.feed.endings import Process
 from stoker.feed.holders import Holder, Nursery
 from stoker.feed.jobs import Job, Result
-from stoker.feed.messages import PROTOCOL_VERSION, Open
 from stoker.feed.pool import WorkerPool
 from stoker.feed.stream_pool import Opening, StreamPool
 
@@ -343,39 +340,3 @@ class Specs:
 
 def _has_failed(holder: Holder) -> bool:
     return holder.channel.is_closed or (holder.held is not None and bool(holder.held.error))
-
-
-def own_versions() -> dict[str, str]:
-    """Versions of what the bytes of a batch or of a spec depend on."""
-    versions = {"python": platform.python_version()}
-    for name in ("torch", "numpy", "cloudpickle"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def compare_versions(message: Open, own: Mapping[str, str]) -> tuple[str, str]:
-    """Why a trainer cannot be served, and what it should know; both may be empty."""
-    if message.protocol != PROTOCOL_VERSION:
-        return (
-            f"the trainer speaks protocol {message.protocol}, this host {PROTOCOL_VERSION}: "
-            "install the same stoker everywhere"
-        ), ""
-    theirs = message.versions
-    if "python" in theirs and _minor(theirs["python"]) != _minor(own["python"]):
-        return (
-            f"the trainer runs Python {theirs['python']}, this host {own['python']}: functions "
-            "cannot travel; use one image"
-        ), ""
-    differing = [
-        f"{name} {theirs[name]} in the trainer, {version} here"
-        for name, version in own.items()
-        if name in theirs and theirs[name].partition("+")[0] != version.partition("+")[0]
-    ]
-    return "", "; ".join(differing)
-
-
-def _minor(version: str) -> list[str]:
-    return version.split(".")[:2]
