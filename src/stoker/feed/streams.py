@@ -19,62 +19,17 @@ passes before would go on differently: a process that is new begins as at the fi
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stoker.feed.observe import Standing
 from stoker.feed.schedule import Peer
+from stoker.feed.shard import Shard
 
 # At the first batch, hosts that are still on their way are waited for this long: a shard stays
 # where it begins.
 SETTLE_SECONDS = 2.0
 # A shard whose process dies this often in a row without one more batch is not started again.
 MAX_LOSSES_IN_A_ROW = 3
-
-
-@dataclass(slots=True)
-class _Shard:
-    """One shard in the pass under way.
-
-    Attributes:
-        generation: Counts its starts; an answer of another one is not taken.
-        asked: Positions below were asked for.
-        arrived: Positions below have come.
-        digest: Checksum of all that has arrived.
-        early: Checksums of positions that overtook others (there may be two connections).
-        taken: Positions below were delivered.
-        end: How many batches it has, once that is known.
-        losses: Deaths in a row without one more batch.
-    """
-
-    owner: Peer | None = None
-    generation: int = 0
-    asked: int = 0
-    arrived: int = 0
-    digest: int = 0
-    early: dict[int, int] = field(default_factory=dict)
-    taken: int = 0
-    end: int | None = None
-    losses: int = 0
-
-    def begin(self, *, is_kept: bool) -> None:
-        if not is_kept:
-            self.owner, self.generation = None, self.generation + 1
-        self.asked = self.arrived = self.digest = self.taken = self.losses = 0
-        self.end = None
-        self.early.clear()
-
-    def is_exhausted(self) -> bool:
-        return self.end is not None and self.taken >= self.end
-
-    def is_whole(self) -> bool:
-        return self.end is not None and self.arrived >= self.end
-
-    def lose(self) -> None:
-        self.owner, self.generation = None, self.generation + 1
-        self.asked = self.arrived
-        self.early.clear()
-        if not self.is_whole():
-            self.end = None
 
 
 @dataclass(slots=True)
@@ -117,7 +72,7 @@ class Streams:
         self.max_bytes = max_bytes
         self.persists = persists
         self._prefetch = prefetch
-        self._shards = [_Shard() for _ in range(num_shards)]
+        self._shards = [Shard() for _ in range(num_shards)]
         self._peers: dict[Peer, _Capacity] = {}
         self._cursor = 0
         self._is_finished = False
@@ -204,13 +159,8 @@ class Streams:
     ) -> bool:
         """A batch (or its exception) came; False if it is to be dropped."""
         position, shard = self._answered(peer, number, generation)
-        if shard is None or position < shard.arrived or position in shard.early:
+        if shard is None or not shard.arrives(position, digest=digest):
             return False
-        shard.early[position] = digest
-        while shard.arrived in shard.early:
-            shard.digest = shard.early.pop(shard.arrived)
-            shard.arrived += 1
-            shard.losses = 0
         self._mean_bytes = (
             frame_bytes if self._mean_bytes == 0 else 0.9 * self._mean_bytes + 0.1 * frame_bytes
         )
@@ -220,7 +170,7 @@ class Streams:
         """The shard has no batch of that number, and none after it."""
         position, shard = self._answered(peer, number, generation)
         if shard is not None:
-            shard.end = position if shard.end is None else min(position, shard.end)
+            shard.ends(position)
             self._skip()
 
     def dropped(self, peer: Peer, number: int, *, generation: int) -> bool:
@@ -281,7 +231,7 @@ class Streams:
         """Whether `assign` could ask for something."""
         if self._is_finished or not self._peers:
             return False
-        return self._next_ask() is not None or any(self._is_homeless(s) for s in self._shards)
+        return self._next_ask() is not None or any(s.is_homeless() for s in self._shards)
 
     def overdue(self, now: float) -> list[int]:
         """None: a slow stream is waited for."""
@@ -327,7 +277,7 @@ class Streams:
 
     def _place(self, now: float) -> None:
         """Gives each shard without a process to the peer with the fewest for its credits."""
-        homeless = [shard for shard in self._shards if self._is_homeless(shard)]
+        homeless = [shard for shard in self._shards if shard.is_homeless()]
         able = [peer for peer, capacity in self._peers.items() if not capacity.is_leaving]
         if not homeless or not able:
             return
@@ -345,9 +295,6 @@ class Streams:
             peer = min(able, key=lambda p: (owned[p] + 1) / max(1, self._peers[p].credits))
             shard.owner = peer
             owned[peer] += 1
-
-    def _is_homeless(self, shard: _Shard) -> bool:
-        return shard.owner is None and not shard.is_whole()
 
     def _next_ask(self) -> int | None:
         """The lowest number that may be asked for: the head's shard is not overtaken."""
@@ -371,12 +318,10 @@ class Streams:
             return len(self._shards) * self._prefetch
         return max(1, int(self.max_bytes / self._mean_bytes))
 
-    def _answered(self, peer: Peer, number: int, generation: int) -> tuple[int, _Shard | None]:
+    def _answered(self, peer: Peer, number: int, generation: int) -> tuple[int, Shard | None]:
         position, which = divmod(number, len(self._shards))
         shard = self._shards[which]
-        is_awaited = (
-            shard.owner == peer and shard.generation == generation and position < shard.asked
-        )
+        is_awaited = shard.is_awaited(position, peer=peer, generation=generation)
         return position, shard if is_awaited else None
 
     def _lose_all(self, peer: Peer) -> None:
