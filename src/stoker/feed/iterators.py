@@ -20,8 +20,8 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from stoker.feed.order import Order, yielded
 from stoker.feed.process import Process
-from stoker.feed.resume import Order, yielded
 from stoker.feed.seeding import (
     BATCH_WORDS,
     Occurrences,

@@ -15,7 +15,7 @@ from stoker.settings import ProcessSettings, from_environment
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from stoker.feed.resume import Position
+    from stoker.feed.order import Position
     from stoker.feed.session import Session
     from stoker.feed.state import LoaderState
 

@@ -1,321 +1,105 @@
-"""How a pass is counted, and how a pass of another process is gone on with.
+"""How a sampler is brought to where it was in another process.
 
-The pass that goes on runs the sampler again from where the pass began, and skips what was yielded;
-a digest of all that the sampler gave proves that it gives the same again.
+It is run again from where the pass began, and what was yielded is skipped; a digest of all that it
+gave proves that it gives the same again.
 """
 
-import copy
 import hashlib
 import re
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sized
-from dataclasses import dataclass, field
-from typing import cast
+from collections.abc import Iterable, Iterator
 
 import torch
-from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.errors import UsageError
 from stoker.feed import snapshots
-from stoker.feed.process import LoaderBooks
 from stoker.feed.seeding import Occurrences, index_bytes
-from stoker.feed.snapshots import Snapshot, Stateful
-from stoker.feed.state import Begun, LoaderState, stream_error
+from stoker.feed.snapshots import Parts, Snapshot
+from stoker.feed.state import Begun
 
 
-@dataclass(slots=True, kw_only=True)
-class Position:
-    """How far a pass is.
-
-    Attributes:
-        first: Batches that were yielded before this process took the pass up.
-        num_yielded: Batches that the script got in all; None: not known, they come out of order.
-        num_handed: Batches whose indices were handed out, to be made.
-        ahead: See Begun; and the last one yielded, which may be held back from the script.
-        resumed: What is still to be made good of a loaded state.
-        is_inline: Batches are made in this process.
-    """
-
-    epoch: int
-    base_seed: int | None = None
-    first: int = 0
-    num_yielded: int | None = 0
-    num_handed: int = 0
-    num_drawn: int = 0
-    is_drawn_out: bool = False
-    digest: str = ""
-    at_iter: Snapshot | None = None
-    at_draw: Snapshot | None = None
-    ahead: deque[object] = field(default_factory=deque)
-    resumed: LoaderState | None = None
-    is_inline: bool = False
-    is_over: bool = False
-
-    def ahead_of(self, num_held: int) -> list[object]:
-        """What was drawn and not yielded, and the last `num_held` (0 or 1) that were."""
-        count = self.num_drawn - (self.num_yielded or 0) + num_held
-        return list(self.ahead)[-count:] if count else []
-
-
-class Order:
-    """The index sampler of a loader as its iterators see it: what it gives is counted.
+def replay_sampler(
+    sampler: Iterable[object],
+    parts: Parts,
+    begun: Begun,
+    *,
+    now: Snapshot,
+    occurrences: Occurrences | None,
+    epoch: int,
+) -> tuple[Iterator[object], deque[object]]:
+    """Draws from `sampler` what `begun` says was drawn of it; sets random states to do so.
 
     Args:
-        loader: Whose sampler it is.
-        books: Of the loader.
-        is_inline: Batches are made in this process.
+        parts: The generators and samplers of the loader.
+        now: When the state was taken.
+        occurrences: Counts what was yielded, for `sample` seeding.
+        epoch: Of the pass, in errors.
+
+    Returns:
+        The rest of the sampler, and what was drawn and not yielded.
+
+    Raises:
+        UsageError: If it does not give the same again.
     """
-
-    def __init__(
-        self, loader: "DataLoader[object]", books: LoaderBooks, *, is_inline: bool
-    ) -> None:
-        self._books = books
-        self._is_inline = is_inline
-        self._sampler = loader._index_sampler
-        self._generator = loader.generator
-        self._dataset = loader.dataset
-        self._is_map_style = loader._dataset_kind == _DatasetKind.Map
-        self._parts = snapshots.parts_of(loader)
-        self._keeps_ahead = bool(self._parts.stateful())
-        # Of `sample` seeding; what is handed out is counted by who hands it out.
-        self.occurrences: Occurrences | None = None
-        self._before_seed = torch.empty(0)
-        self._draws_seed = False
-        self.begin(again=False)
-
-    def begin(self, *, again: bool) -> None:
-        """A new pass, or the one of a state that was loaded.
-
-        Args:
-            again: By an iterator that had passes before, whose base seed torch keeps.
-        """
-        books = self._books
-        last = books.position
-        state = books.loaded
-        if state is None and last is not None:
-            state = last.resumed  # Its iterator was dropped before it drew anything.
-        can_resume = self._is_map_style or (self._is_inline and isinstance(self._dataset, Stateful))
-        if state is not None and state["begun"] is not None and not can_resume:
-            raise stream_error(self._dataset)
-        books.loaded = None
-        self._draws_seed = False
-        if self.occurrences is not None:
-            self.occurrences.clear()
-        if state is not None:
-            books.epochs, books.keeps_seed = state["epoch"], state["keeps_seed"]
-            books.base_seed = state["base_seed"]
-        self.position = books.position = Position(
-            epoch=books.next_epoch(), is_inline=self._is_inline
-        )
-        if state is not None and state["begun"] is not None:
-            self.position.resumed = state
-            self.position.first = self.position.num_yielded = state["num_yielded"]
-            self.position.num_handed = state["num_yielded"]
-            self.position.base_seed = state["base_seed"]
-        elif again:
-            self._draws_seed = books.keeps_seed is False or books.base_seed is None
-            self.position.base_seed = books.base_seed
-
-    @property
-    def base_seed(self) -> int:
-        """Of the pass."""
-        return self.position.base_seed or 0
-
-    def drew_base_seed(self, seed: int) -> None:
-        """torch drew a base seed: it is the pass's, unless a state says another."""
-        books, position = self._books, self.position
-        is_kept = bool(books.keeps_seed) and books.base_seed is not None
-        if position.resumed is not None or is_kept:
-            position.base_seed = books.base_seed
-            self._set_seeding_state(self._before_seed)
-        else:
-            position.base_seed = books.base_seed = seed
-
-    def __len__(self) -> int:
-        return len(cast("Sized", self._sampler))
-
-    def __iter__(self) -> Iterator[object]:
-        """torch may ask twice for one pass, as at a first with workers: the last one counts."""
-        position = self.position
-        if position.resumed is not None:
-            iterator: Iterator[object] = iter(())
-            if not self._is_map_style:
-                self._resume_stream(position, position.resumed)
-                iterator = iter(self._sampler)
-            self._before_seed = self._seeding_state()
-            return _Draws(self, position, iterator)
-        position.num_handed, position.num_drawn, position.digest = 0, 0, ""
-        position.is_drawn_out = False
-        position.at_draw = None
-        position.ahead.clear()
-        if self._is_map_style:
-            position.at_iter = snapshots.take(self._parts)
-        iterator = iter(self._sampler)
-        self._before_seed = self._seeding_state()
-        if self._draws_seed:
-            drawn = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
-            position.base_seed = self._books.base_seed = int(drawn.item())
-        return _Draws(self, position, iterator)
-
-    def before_first(self, position: Position) -> None:
-        """The sampler is about to be asked for the first time."""
-        if self._is_map_style:
-            position.at_draw = snapshots.take(self._parts, with_own=False)
-
-    def count(self, position: Position, index: object) -> None:
-        """The sampler gave `index`."""
-        position.num_drawn += 1
-        if self._is_map_style:
-            position.digest = _digest(position.digest, index)
-            if self._keeps_ahead:
-                position.ahead.append(index)
-
-    def replay(self, position: Position) -> tuple[Iterator[object], deque[object]]:
-        """Brings the sampler to where it was; the rest of it, and what was drawn and not yielded.
-
-        The global random states are as before: `load_state_dict` has set them.
-
-        Raises:
-            UsageError: If the sampler does not give the same again.
-        """
-        state = position.resumed
-        assert state is not None
-        begun = state["begun"]
-        assert begun is not None
-        here = snapshots.take(self._parts, with_own=False)
-        try:
-            iterator, ahead = self._replay(begun, state["now"])
-            # Where the sampler draws while it is asked, it is the script's draws that are next.
-            snapshots.set_generators(self._parts, state["now"])
-        finally:
-            snapshots.set_globals(here)
-        position.num_drawn, position.digest = begun["num_drawn"], begun["digest"]
-        position.is_drawn_out = begun["is_drawn_out"]
-        position.at_iter, position.at_draw = begun["at_iter"], begun["at_draw"]
-        if self._keeps_ahead:
-            position.ahead = deque(ahead)
-        position.resumed = None
-        return iterator, ahead
-
-    def _replay(self, begun: Begun, now: Snapshot) -> tuple[Iterator[object], deque[object]]:
-        num_drawn, at_iter = begun["num_drawn"], begun["at_iter"]
-        assert at_iter is not None
-        own = bool(at_iter["own"])
-        # A sampler's own state may be stale at the start of a pass, and mended by its first draw:
-        # then it is taken as the script made it.
-        for with_own in (True, False) if own else (False,):
-            if with_own:
-                snapshots.set_own(self._parts, at_iter)
-            snapshots.set_epochs(self._parts, at_iter)
-            self._set_random(at_iter)
-            iterator = iter(self._sampler)
-            if begun["at_draw"] is not None:
-                self._set_random(begun["at_draw"])
-            digest, ahead = "", deque[object]()
-            if self.occurrences is not None:
-                self.occurrences.clear()
-            for number in range(num_drawn):
-                for index in iterator:
-                    digest = _digest(digest, index)
-                    if number >= begun["num_yielded"]:
-                        ahead.append(index)
-                    elif self.occurrences is not None:
-                        self.occurrences.of(index)
-                    break
-            if begun["is_drawn_out"]:
-                digest = "".join([digest, *("more" for _ in iterator)])
-            if digest == begun["digest"]:
-                return iterator, ahead
-        if now["own"] and not _equal(now["own"], at_iter["own"]):
-            # torchdata's convention: the state holds how far the sampler is.
-            snapshots.set_own(self._parts, now)
-            self._set_random(now)
-            iterator = iter(()) if begun["is_drawn_out"] else iter(self._sampler)
-            return iterator, deque(begun["ahead"])
-        names = ", ".join(type(sampler).__name__ for sampler in self._parts.samplers.values())
-        raise UsageError(
-            f"the sampler ({names}) did not give the same {num_drawn} batches again that it gave "
-            "before the state was taken",
-            where=f"epoch {self.position.epoch}, {begun['num_yielded']} batches yielded",
-            fix="build the dataset and the sampler as in the run that saved the state, with the "
-            "same set_epoch; a sampler with randomness of its own needs state_dict and "
-            "load_state_dict",
-        )
-
-    def _resume_stream(self, position: Position, state: LoaderState) -> None:
-        begun = state["begun"]
-        assert begun is not None
-        assert isinstance(self._dataset, Stateful)
-        self._dataset.load_state_dict(copy.deepcopy(begun["dataset"]))
-        position.num_drawn = begun["num_drawn"]
-        position.resumed = None
-
-    def _set_random(self, snapshot: Snapshot) -> None:
-        snapshots.set_globals(snapshot)
-        snapshots.set_generators(self._parts, snapshot)
-
-    def _seeding_state(self) -> torch.Tensor:
-        return torch.get_rng_state() if self._generator is None else self._generator.get_state()
-
-    def _set_seeding_state(self, state: torch.Tensor) -> None:
-        if self._generator is None:
-            torch.set_rng_state(state)
-        else:
-            self._generator.set_state(state)
+    num_drawn, at_iter = begun["num_drawn"], begun["at_iter"]
+    assert at_iter is not None
+    own = bool(at_iter["own"])
+    # A sampler's own state may be stale at the start of a pass, and mended by its first draw:
+    # then it is taken as the script made it.
+    for with_own in (True, False) if own else (False,):
+        if with_own:
+            snapshots.set_own(parts, at_iter)
+        snapshots.set_epochs(parts, at_iter)
+        _set_random(parts, at_iter)
+        iterator = iter(sampler)
+        if begun["at_draw"] is not None:
+            _set_random(parts, begun["at_draw"])
+        digest, ahead = "", deque[object]()
+        if occurrences is not None:
+            occurrences.clear()
+        for number in range(num_drawn):
+            for index in iterator:
+                digest = digest_with(index, before=digest)
+                if number >= begun["num_yielded"]:
+                    ahead.append(index)
+                elif occurrences is not None:
+                    occurrences.of(index)
+                break
+        if begun["is_drawn_out"]:
+            digest = "".join([digest, *("more" for _ in iterator)])
+        if digest == begun["digest"]:
+            return iterator, ahead
+    if now["own"] and not _equal(now["own"], at_iter["own"]):
+        # torchdata's convention: the state holds how far the sampler is.
+        snapshots.set_own(parts, now)
+        _set_random(parts, now)
+        iterator = iter(()) if begun["is_drawn_out"] else iter(sampler)
+        return iterator, deque(begun["ahead"])
+    names = ", ".join(type(each).__name__ for each in parts.samplers.values())
+    raise UsageError(
+        f"the sampler ({names}) did not give the same {num_drawn} batches again that it gave "
+        "before the state was taken",
+        where=f"epoch {epoch}, {begun['num_yielded']} batches yielded",
+        fix="build the dataset and the sampler as in the run that saved the state, with the "
+        "same set_epoch; a sampler with randomness of its own needs state_dict and "
+        "load_state_dict",
+    )
 
 
-class _Draws:
-    """The iterator of an `Order`; like the sampler's own it may go on after an error."""
-
-    def __init__(self, order: Order, position: Position, iterator: Iterator[object]) -> None:
-        self._order = order
-        self._position = position
-        self._iterator = iterator
-        self._ahead: deque[object] = deque()
-
-    def __iter__(self) -> Iterator[object]:
-        return self
-
-    def __next__(self) -> object:
-        position = self._position
-        if position.resumed is not None:
-            self._iterator, self._ahead = self._order.replay(position)
-        if self._ahead:
-            position.num_handed += 1
-            return self._ahead.popleft()
-        if position.at_draw is None:
-            self._order.before_first(position)
-        try:
-            index = next(self._iterator)
-        except StopIteration:
-            position.is_drawn_out = True
-            raise
-        self._order.count(position, index)
-        position.num_handed += 1
-        return index
-
-
-def yielded(position: Position, num_here: int | None) -> None:
-    """The script got batches.
-
-    Args:
-        num_here: Since this process took the pass up; None: it is not known which.
-    """
-    position.num_yielded = None if num_here is None else position.first + num_here
-    ahead = position.ahead
-    while ahead and len(ahead) > position.num_drawn - (position.num_yielded or 0) + 1:
-        ahead.popleft()
-
-
-def _digest(before: str, index: object) -> str:
-    """Of all that a sampler gave, the last one included; 2 us for 32 whole numbers."""
+def digest_with(index: object, *, before: str) -> str:
+    """Of all that a sampler gave, `index` being the last; 2 us for 32 whole numbers."""
     try:
         given = array("q", index if isinstance(index, list | tuple) else [index]).tobytes()
     except (TypeError, ValueError, OverflowError):
         # The address of an object is another in another process.
         given = re.sub(rb" at 0x[0-9a-f]+", b"", index_bytes(index))
     return hashlib.blake2b(before.encode() + given, digest_size=16).hexdigest()
+
+
+def _set_random(parts: Parts, snapshot: Snapshot) -> None:
+    snapshots.set_globals(snapshot)
+    snapshots.set_generators(parts, snapshot)
 
 
 def _equal(left: object, right: object) -> bool:

@@ -16,7 +16,7 @@ from stoker.feed.process import LoaderBooks, Process
 from stoker.feed.snapshots import Parts, Snapshot, Stateful
 
 if TYPE_CHECKING:
-    from stoker.feed.resume import Position
+    from stoker.feed.order import Position
 
 VERSION = 1
 
