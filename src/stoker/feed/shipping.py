@@ -10,13 +10,12 @@ import os
 import pickle
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
-import cloudpickle
-
 from stoker.errors import ShippingError, StokerError
+from stoker.feed.culprit import culprit, largest, pickle_of
 from stoker.feed.remote import FactsOf, Remote, remotes_in
 from stoker.feed.spec_pickle import SpecPickler, SpecUnpickler
 
@@ -115,7 +114,7 @@ def pack_spec(spec: Spec, *, max_bytes: int) -> PackedSpec:
         raise
     except Exception as err:
         raise ShippingError(
-            f"{_culprit(spec)} cannot travel to a data host: {type(err).__name__}: {err}",
+            f"{culprit(_parts(spec))} cannot travel to a data host: {type(err).__name__}: {err}",
             fix="make it in worker_init_fn or at first use, leave it out in __getstate__, "
             "or name the dataset by stoker.remote('module:function')",
         ) from err
@@ -123,14 +122,14 @@ def pack_spec(spec: Spec, *, max_bytes: int) -> PackedSpec:
     if len(data) > max_bytes:
         raise ShippingError(
             f"the pickled dataset has {len(data)} bytes, more than feed.max_dataset_bytes "
-            f"({max_bytes}); {_largest(spec)}",
+            f"({max_bytes}); {largest(_parts(spec))}",
             fix="build it on the data hosts: stoker.remote('module:function')",
         )
     warnings: tuple[str, ...] = ()
     if len(data) > LARGE_SPEC_BYTES:
         warnings = (
             f"the pickled dataset has {len(data) >> 20} MiB, sent once to each data host; "
-            f"{_largest(spec)}; stoker.remote('module:function') builds it there instead",
+            f"{largest(_parts(spec))}; stoker.remote('module:function') builds it there instead",
         )
     return PackedSpec(data, digest(data), warnings)
 
@@ -202,7 +201,7 @@ def pack_error(err: BaseException, *, host: str, where: str) -> bytes:
     text = "".join(traceback.format_exception(err))
     message = f"Caught {type(err).__name__} in {where} on host {host}.\nOriginal {text}"
     return pickle.dumps(
-        _PackedError(_try_pickle(type(err)), type(err).__name__, message, _try_pickle(err))
+        _PackedError(pickle_of(type(err)), type(err).__name__, message, pickle_of(err))
     )
 
 
@@ -255,64 +254,12 @@ class _Text(str):
         return str(self)
 
 
-def _culprit(spec: Spec) -> str:
-    """The part that cannot be pickled, as `dataset.lock (_thread.lock)`."""
-    for name, part in _parts(spec):
-        if part is None or _pickles(part):
-            continue
-        path, value = name, part
-        for _ in range(8):
-            inner = next(((n, v) for n, v in _attributes(value) if not _pickles(v)), None)
-            if inner is None:
-                break
-            path, value = path + inner[0], inner[1]
-        kind = type(value)
-        return f"{path} ({kind.__module__}.{kind.__qualname__})"
-    return "the dataset"
-
-
-def _parts(spec: Spec) -> Sequence[tuple[str, object]]:
-    return (
-        ("dataset", spec.dataset),
-        ("collate_fn", spec.collate_fn),
-        ("worker_init_fn", spec.worker_init_fn),
-    )
-
-
-def _attributes(value: object) -> Iterator[tuple[str, object]]:
-    if isinstance(value, dict):
-        yield from ((f"[{key!r}]", item) for key, item in value.items())
-    elif isinstance(value, list | tuple):
-        yield from ((f"[{number}]", item) for number, item in enumerate(value))
-    elif callable(value) and getattr(value, "__closure__", None):
-        names: Sequence[str] = value.__code__.co_freevars  # type: ignore[attr-defined]
-        for name, cell in zip(names, value.__closure__, strict=False):  # type: ignore[attr-defined]
-            yield f" variable {name}", cell.cell_contents
-    else:
-        yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
-
-
-def _largest(spec: Spec) -> str:
-    sizes = [
-        (len(_try_pickle(value) or b""), f"{name}{attribute}")
-        for name, part in _parts(spec)
-        for attribute, value in [("", part), *_attributes(part)]
-        if attribute or not hasattr(part, "__dict__")
-    ]
-    size, name = max(sizes, default=(0, "dataset"))
-    return f"its largest part is {name} with {size >> 20} MiB"
-
-
-def _pickles(value: object) -> bool:
-    return _try_pickle(value) is not None
-
-
-def _try_pickle(value: object) -> bytes | None:
-    try:
-        data: bytes = cloudpickle.dumps(value)
-    except Exception:
-        return None
-    return data
+def _parts(spec: Spec) -> Mapping[str, object]:
+    return {
+        "dataset": spec.dataset,
+        "collate_fn": spec.collate_fn,
+        "worker_init_fn": spec.worker_init_fn,
+    }
 
 
 def _try_unpickle(data: bytes | None) -> object:
