@@ -14,8 +14,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stoker.errors import UsageError
 from stoker.feed import state
-from stoker.feed.iterators import is_making, part_iterator, torch_iterator
 from stoker.feed.process import this_process
+from stoker.feed.torch_iterators import is_making, part_iterator, torch_iterator
 from stoker.settings import from_environment
 
 _FEED = "stoker.feed.feed_iterator"

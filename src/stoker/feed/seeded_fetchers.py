@@ -1,0 +1,89 @@
+"""What seeds a batch where torch's own iterators fetch it: in a torch worker, or in the trainer."""
+
+from collections.abc import Callable, Iterable
+from typing import Protocol, cast
+
+from torch.utils.data import _DatasetKind
+
+from stoker.feed.iterators import Numbered, Seeding
+from stoker.feed.seeding import (
+    BATCH_WORDS,
+    OneByOne,
+    makes_many,
+    preserved_random_state,
+    seed_batch,
+    seed_each,
+    seed_place,
+)
+
+WorkerInit = Callable[[int], object]
+
+
+class Fetcher(Protocol):
+    """Makes a batch of what a sampler gave."""
+
+    dataset: object
+    auto_collation: bool
+
+    def fetch(self, index: object) -> object:
+        """The batch."""
+        ...
+
+
+class SeededFetcher:
+    """Seeds before it fetches; indices without words (of other loaders) pass as they are."""
+
+    def __init__(self, fetcher: Fetcher, seeding: Seeding) -> None:
+        self._fetcher = fetcher
+        self._seeding = seeding
+        if seeding == "sample" and fetcher.auto_collation and not makes_many(fetcher.dataset):
+            fetcher.dataset = OneByOne(fetcher.dataset)
+        # There may be one around another.
+        self.dataset = fetcher.dataset
+        self.auto_collation = fetcher.auto_collation
+
+    def fetch(self, index: object) -> object:
+        """The batch, the same wherever it is made."""
+        if not isinstance(index, Numbered):
+            return self._fetcher.fetch(index)
+        seed_batch(index.words[:BATCH_WORDS])
+        if self._seeding == "sample":
+            return self._fetch_samples(index.words, index.index)
+        return self._fetcher.fetch(index.index)
+
+    def _fetch_samples(self, words: tuple[int, ...], index: object) -> object:
+        if not self.auto_collation:
+            seed_place(words, index, 0)
+            return self._fetcher.fetch(index)
+        if makes_many(self.dataset):
+            return self._fetcher.fetch(index)
+        return self._fetcher.fetch(seed_each(words, cast("Iterable[object]", index)))
+
+
+class PreservingFetcher(SeededFetcher):
+    """For the trainer's own process: its random state is as before after each batch."""
+
+    def fetch(self, index: object) -> object:
+        """The batch, the same wherever it is made."""
+        with preserved_random_state():
+            return super().fetch(index)
+
+
+class SeedingInit:
+    """A worker_init_fn that makes a torch worker seed its batches, after the user's own."""
+
+    def __init__(self, user: WorkerInit | None, seeding: Seeding) -> None:
+        self.user = user
+        self.seeding = seeding
+
+    def __call__(self, worker_id: int) -> None:
+        """Runs in the worker."""
+        if self.user is not None:
+            self.user(worker_id)
+        create = _DatasetKind.create_fetcher
+
+        def create_seeded(*args: object) -> SeededFetcher:
+            return SeededFetcher(create(*args), self.seeding)  # type: ignore[no-untyped-call]
+
+        # In the worker's own process; its loop asks for the fetcher right after this.
+        _DatasetKind.create_fetcher = staticmethod(create_seeded)  # type: ignore[method-assign]
