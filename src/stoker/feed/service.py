@@ -1,20 +1,18 @@
-"""What the agent does for its sessions: specs, requests, batches, credits; the loop is `agent`'s.
+"""What the agent does for its trainers: their sessions, and the specs that these use.
 
-At most `workers` batches are being made at a time, over all specs and ranks, in order of batch
-number.
+The loop is `agent`'s; how the batches of all sessions are made is in `dispatch`.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from stoker.errors import FeedError
-from stoker.feed import memory, messages
-from stoker.feed.jobs import Job, Result
+from stoker.feed import messages
+from stoker.feed.dispatch import Dispatch
 from stoker.feed.outbox import Outbox, Transport
-from stoker.feed.requests import Credits, Queue, Request, Session
+from stoker.feed.requests import Session
 from stoker.feed.shipping import pack_error
 from stoker.feed.specs import HeldSpec, Specs
-from stoker.feed.stream_pool import MAX_OPEN, stream_job
 from stoker.feed.versions import compare_versions, own_versions
 from stoker.logs import Log
 from stoker.records import FeedSettings
@@ -33,9 +31,6 @@ class Service:
     Args:
         workers: Batches made at a time.
         host: This host's name, in errors and logs.
-
-    Attributes:
-        num_begun: Batches that workers have, to make now or next.
     """
 
     def __init__(
@@ -55,14 +50,18 @@ class Service:
         self._log = log
         self._host = host
         self._sessions: dict[str, Session] = {}
-        self._queue = Queue()
-        self._credits = Credits(workers=workers, per_worker=feed.credits)
+        self._dispatch = Dispatch(
+            specs, self._outbox, sessions=self._sessions, workers=workers, feed=feed, log=log
+        )
         self._is_draining = False
-        self.num_begun = 0
-        self._max_bytes = memory.max_bytes(feed)
         self._warned: set[tuple[bytes, str]] = set()
         self._versions = own_versions()
         self._probed_at = time.monotonic()
+
+    @property
+    def num_begun(self) -> int:
+        """Batches that workers have, to make now or next."""
+        return self._dispatch.num_begun
 
     @property
     def num_sent(self) -> int:
@@ -78,23 +77,11 @@ class Service:
         """Takes what the workers and holders say on those descriptors, and keeps them busy."""
         for spec in self._specs.handle(ready):
             self._announce(spec)
-        self._outbox.settle()
-        results = list(self._specs.results())
-        self.num_begun -= sum(result.job.next is None for result in results)
-        # Before the batches are sent: their workers may be idle.
-        self._dispatch()
-        is_dry = self._specs.num_busy() < self._workers
-        for result in results:
-            self._deliver(result, is_dry=is_dry)
+        self._dispatch.work()
 
     def tick(self, now: float) -> None:
         """What is due once a second."""
-        for job in self._specs.hurry():
-            (late,) = job.key
-            assert isinstance(late, Request)
-            self._log.event("batch_overdue", epoch=late.epoch, batch=late.number)
-        self._credits.adapt()
-        self._share_credits()
+        self._dispatch.tick()
         if now - self._probed_at >= PROBE_SECONDS:
             self._probed_at = now
             for session in self._sessions.values():
@@ -111,10 +98,10 @@ class Service:
     def drain(self) -> None:
         """Begins nothing any more, and says so."""
         self._is_draining = True
-        self._log.event("agent_drains", begun=self.num_begun, queued=len(self._queue))
+        self._log.event("agent_drains", begun=self.num_begun, queued=self._dispatch.num_queued)
         for session in self._sessions.values():
             self._outbox.send(session, messages.Leaving())
-        self._drop(list(self._queue), "the agent drains")
+        self._dispatch.drop("the agent drains")
 
     def warn(self, identity: bytes, event: str, reason: str) -> None:
         """Logs what is wrong with a peer, once; not with every message."""
@@ -218,7 +205,7 @@ class Service:
         for session in [s for s in self._sessions.values() if s.spec == held.digest]:
             if held.state == "ready" and not session.is_ready:
                 session.is_ready = True
-                session.credits = self._share(session)
+                session.credits = self._dispatch.share(session)
                 ready = messages.Ready(
                     session=session.name,
                     spec=held.digest,
@@ -232,9 +219,7 @@ class Service:
         if held.state == "failed":
             self._log.event("spec_fails", spec=held.digest, reason=held.reason)
             self._specs.forget(held)
-            self._drop(
-                [r for r in self._queue if r.spec == held.digest], "the dataset failed on this host"
-            )
+            self._dispatch.drop("the dataset failed on this host", spec=held.digest)
 
     def _fail(self, session: Session, reason: str, error: bytes = b"") -> None:
         packed = error or pack_error(
@@ -252,68 +237,10 @@ class Service:
             self._outbox.refuse(identity, message, reason)
             return
         session.identity, session.unreachable_since = identity, None
-        key = (message.epoch, message.number)
-        if message.stream is not None:
-            self._make_of_stream(identity, session, message, message.stream)
-            return
-        if message.epoch < session.before_epoch or key in session.requests:
-            return
-        if len(session.requests) >= session.max_requests:
-            self._outbox.refuse(identity, message, "asked for far more than the credits")
-            return
-        request = Request(
-            session,
-            session.spec,
-            session.seeding,
-            message.epoch,
-            message.number,
-            message.index,
-            message.seed,
-        )
-        was_active = session.is_active(time.monotonic())
-        session.requests[key] = request
-        session.asked_at = time.monotonic()
-        self._queue.push(request)
-        if not was_active:
-            self._share_credits()
-
-    def _make_of_stream(
-        self,
-        identity: bytes,
-        session: Session,
-        message: messages.Make,
-        stream: messages.Stream,
-    ) -> None:
-        """A stream's batches wait for nobody else's: its process makes one after the other."""
-        held = self._specs.find(session.spec)
-        if held is None or held.state != "ready":
-            self._outbox.refuse(identity, message, "the dataset failed on this host")
-            return
-        key = (message.epoch, message.number)
-        known = session.requests.get(key)
-        is_known = known is not None and known.generation >= stream.generation
-        if message.epoch < session.before_epoch or is_known:
-            return
-        if len(session.requests) >= max(session.max_requests, MAX_OPEN * stream.num_shards):
-            self._outbox.refuse(identity, message, "asked for far more than the credits")
-            return
-        if known is not None:
-            known.is_dropped = True
-        request = Request(
-            session,
-            session.spec,
-            session.seeding,
-            message.epoch,
-            message.number,
-            message.index,
-            message.seed,
-            generation=stream.generation,
-        )
-        session.requests[key] = request
-        session.asked_at = time.monotonic()
-        self._specs.ask_stream(
-            session.spec, session.name, *stream_job(message, stream, message.index, (request,))
-        )
+        if message.stream is None:
+            self._dispatch.ask(identity, session, message)
+        else:
+            self._dispatch.ask_stream(identity, session, message, message.stream)
 
     def _forget(self, name: str, before_epoch: int) -> None:
         session = self._sessions.get(name)
@@ -337,7 +264,7 @@ class Service:
         self._log.event("session_ends", session=name, rank=session.rank, reason=reason)
         self._is_left(session.spec)
         self._retire()
-        self._share_credits()
+        self._dispatch.share_credits()
 
     def _is_left(self, spec: str) -> None:
         """A session has it no more: a trainer ships what it has, and it may be the one asked."""
@@ -360,66 +287,3 @@ class Service:
         used = {session.spec for session in self._sessions.values()}
         used.update(r.spec for s in self._sessions.values() for r in s.requests.values())
         self._specs.retire(used)
-
-    def _dispatch(self) -> None:
-        """Gives the first requests to the workers, as far as memory allows.
-
-        So many workers of the host are busy at a time, of whatever spec; a busy one gets one job
-        ahead. Nobody overtakes: where the first request has to wait, so do all.
-        """
-        self._specs.flush()
-        while self._has_memory():
-            request = self._queue.pop(specs=self._specs.ready())
-            if request is None:
-                return
-            key = (request.spec, request.seeding)
-            may_begin = self._specs.num_busy() < self._workers
-            if not self._specs.can_take(key, may_begin=may_begin):
-                self._queue.push(request)
-                return
-            self.num_begun += 1
-            self._specs.assign(key, Job((request,), request.index, request.seed))
-
-    def _has_memory(self) -> bool:
-        """Whether one more batch may be made: one always may."""
-        sent_bytes = self._outbox.sent_bytes
-        batch_bytes = self._outbox.batch_bytes or memory.UNKNOWN_BATCH_BYTES
-        waiting = sent_bytes + (self.num_begun + 1) * batch_bytes
-        return waiting <= self._max_bytes or not (self.num_begun or sent_bytes)
-
-    def _deliver(self, result: Result, *, is_dry: bool) -> None:
-        (request,) = result.job.key
-        assert isinstance(request, Request)
-        if not request.generation:
-            self._credits.count(is_dry=is_dry)
-            if result.tree is not None:
-                self._credits.measured(result.wall_seconds)
-        session = request.session
-        if session.requests.get((request.epoch, request.number)) is request:
-            del session.requests[request.epoch, request.number]
-        if request.is_dropped:
-            result.release()
-            return
-        if result.is_lost:
-            self._log.event("batch_lost", number=request.number, reason=result.summary)
-        self._outbox.result(request, result)
-
-    def _drop(self, requests: Sequence[Request], reason: str) -> None:
-        for request in requests:
-            session = request.session
-            request.is_dropped = True
-            session.requests.pop((request.epoch, request.number), None)
-            dropped = messages.Dropped(
-                session=session.name, epoch=request.epoch, number=request.number, reason=reason
-            )
-            self._outbox.send(session, dropped)
-
-    def _share(self, session: Session) -> int:
-        return self._credits.share(session, self._sessions.values(), time.monotonic())
-
-    def _share_credits(self) -> None:
-        for session in self._sessions.values():
-            share = self._share(session)
-            if session.is_ready and share != session.credits:
-                session.credits = share
-                self._outbox.send(session, messages.Credits(session=session.name, credits=share))
