@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from stoker.errors import FeedError
 from stoker.feed import messages
 from stoker.feed.dispatch import Dispatch
+from stoker.feed.held_spec import HeldSpec
 from stoker.feed.outbox import Outbox, Transport
 from stoker.feed.requests import Session
 from stoker.feed.shipping import pack_error
-from stoker.feed.specs import HeldSpec, Specs
+from stoker.feed.specs import Specs
 from stoker.feed.versions import compare_versions, own_versions
 from stoker.logs import Log
 from stoker.records import FeedSettings
@@ -184,8 +185,8 @@ class Service:
         if held is None or held.state != "expected":
             return
         try:
-            is_complete = self._specs.arrives(
-                held, piece, offset=message.offset, shipper=identity, now=time.monotonic()
+            is_complete = held.arrives(
+                piece, offset=message.offset, shipper=identity, now=time.monotonic()
             )
         except OSError as err:
             held.state, held.reason = "failed", f"no memory for the dataset: {err.strerror}"

@@ -1,16 +1,14 @@
-"""The specs of a data host: their holders and their pools of workers."""
+"""The specs of a data host, and the jobs that their pools of workers are given."""
 
 import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Literal
 
 from stoker.errors import ProtocolError
-from stoker.feed.arrival import Arrival
 from stoker.feed.endings import Process
-from stoker.feed.holders import Holder, Nursery
+from stoker.feed.held_spec import HeldSpec
+from stoker.feed.holders import Nursery
 from stoker.feed.jobs import Job, Result
 from stoker.feed.pool import WorkerPool
 from stoker.feed.stream_pool import Opening, StreamPool
@@ -19,37 +17,6 @@ from stoker.feed.stream_pool import Opening, StreamPool
 MAX_UNUSED_SPECS = 2
 
 PoolKey = tuple[str, str]
-
-
-@dataclass(eq=False)
-class HeldSpec:
-    """A spec on its way to usefulness.
-
-    Attributes:
-        state: expected (a trainer was asked for it), held (its holder unpickles it), ready, failed.
-        since: Monotonic seconds of the last change, or of the last piece of it that came.
-        nbytes: Of its pickle.
-        shipper: Routing id of the trainer that was asked for it, or has begun to ship it; empty:
-            several were asked.
-        reason: Why it failed.
-        error: The same, for shipping.unpack_error; may be empty.
-    """
-
-    digest: str
-    state: Literal["expected", "held", "ready", "failed"]
-    since: float
-    nbytes: int = 0
-    shipper: bytes = b""
-    arrival: Arrival | None = None
-    reason: str = ""
-    error: bytes = b""
-    holder: Holder | None = None
-    pools: dict[str, WorkerPool] = field(default_factory=dict)
-    streams: dict[str, StreamPool] = field(default_factory=dict)
-
-    def all_pools(self) -> list[WorkerPool | StreamPool]:
-        """Of workers, by seeding, and of streams, by session."""
-        return [*self.pools.values(), *self.streams.values()]
 
 
 class Specs:
@@ -94,30 +61,6 @@ class Specs:
         if known is not None and known.arrival is not None:
             known.arrival.close()
         self._specs[digest] = HeldSpec(digest, "expected", now, nbytes=nbytes, shipper=shipper)
-
-    def arrives(
-        self, spec: HeldSpec, piece: memoryview, *, offset: int, shipper: bytes, now: float
-    ) -> bool:
-        """Takes a piece of a spec that is expected; True if it is complete, and to be held.
-
-        Raises:
-            ProtocolError: If it is not the next piece.
-            OSError: If there is no memory for it.
-        """
-        if offset == 0 and (spec.arrival is None or spec.shipper == shipper):
-            if spec.arrival is not None:
-                spec.arrival.close()
-            spec.arrival, spec.shipper = Arrival(spec.digest, nbytes=spec.nbytes), shipper
-        if spec.arrival is None or spec.shipper != shipper:
-            # Another one's, who was asked, too, or was asked before.
-            return False
-        spec.since = now
-        try:
-            return spec.arrival.take(piece, offset=offset)
-        except BaseException:
-            spec.arrival.close()
-            spec.arrival = None
-            raise
 
     def overdue(self, before: float) -> list[HeldSpec]:
         """Those that were asked for before `before` and have not come."""
@@ -180,10 +123,7 @@ class Specs:
         """Descriptors to poll; True: for writing, too."""
         wanted: dict[int, bool] = {}
         for spec in self._specs.values():
-            if spec.holder is not None and not spec.holder.channel.is_closed:
-                wanted[spec.holder.channel.fileno()] = spec.holder.channel.wants_write
-            for pool in spec.all_pools():
-                wanted.update(pool.sockets())
+            wanted.update(spec.sockets())
         return wanted
 
     def handle(self, ready: Iterable[int]) -> list[HeldSpec]:
@@ -191,19 +131,8 @@ class Specs:
         filenos = set(ready)
         changed: list[HeldSpec] = []
         for spec in list(self._specs.values()):
-            holder = spec.holder
-            if holder is None:
-                continue
-            if holder.channel.fileno() in filenos:
-                holder.handle()
-            if spec.state == "held" and _has_failed(holder):
-                # No worker has died: none was forked.
-                changed += [spec] if self._judge(spec, holder) else []
-                continue
-            for pool in spec.all_pools():
-                for fileno in filenos & pool.sockets().keys():
-                    self._results.extend(pool.handle(fileno))
-            if self._judge(spec, holder):
+            self._results.extend(spec.handle(filenos))
+            if spec.judge():
                 changed.append(spec)
         return changed
 
@@ -284,24 +213,6 @@ class Specs:
                 spec.arrival.close()
         self._nursery.close()
 
-    def _judge(self, spec: HeldSpec, holder: Holder) -> bool:
-        """Whether the spec has become ready or failed."""
-        if spec.state == "held" and holder.held is not None:
-            spec.state = "failed" if holder.held.error else "ready"
-            spec.reason, spec.error = holder.held.summary, holder.held.error
-            spec.since = time.monotonic()
-            return True
-        if spec.state in ("held", "ready") and holder.channel.is_closed:
-            spec.state = "failed"
-            spec.reason = "the process that holds the dataset died, perhaps out of memory"
-            return True
-        dead = next((pool for pool in spec.pools.values() if not pool.num_alive), None)
-        if spec.state == "ready" and dead is not None:
-            spec.state = "failed"
-            spec.reason = f"its data workers die: {dead.last_death}"
-            return True
-        return False
-
     def _pool(self, spec: HeldSpec, seeding: str, base_seed: int) -> WorkerPool:
         holder = spec.holder
         assert holder is not None
@@ -336,7 +247,3 @@ class Specs:
             )
 
         return StreamPool(start, host=self._host, wake=self._wake, on_death=self._on_death)
-
-
-def _has_failed(holder: Holder) -> bool:
-    return holder.channel.is_closed or (holder.held is not None and bool(holder.held.error))
