@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.feed.batch_bytes import num_bytes
+from stoker.feed.cpu_clocks import process_clock, thread_clock
 from stoker.feed.descendants import descendant_pids
 from stoker.feed.process_io import bytes_read
 
@@ -24,8 +25,6 @@ from stoker.feed.process_io import bytes_read
 _READ_SECONDS = 0.01
 # Children and threads are asked, and the file is written, so often at most.
 _SPAN_SECONDS = 1.0
-# Linux names the CPU clock of a process by its inverted pid, that of a thread by its tid.
-_PROCESS_CLOCK, _THREAD_CLOCK = 0b010, 0b110
 # Batches that are looked at for their size, of each loader.
 _SIZED_BATCHES = 8
 _MAX_SPANS = 256
@@ -214,8 +213,8 @@ class _Span:
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.num_children = len(pids)
         self.children_cpu = ended.ru_utime + ended.ru_stime
-        self.children_cpu += sum(_clock(pid, _PROCESS_CLOCK) for pid in pids)
-        self.feed_cpu = sum(_clock(tid, _THREAD_CLOCK) for tid in _feed_threads())
+        self.children_cpu += sum(process_clock(pid) or 0.0 for pid in pids)
+        self.feed_cpu = sum(thread_clock(tid) or 0.0 for tid in _feed_threads())
         read = [bytes_read(pid) for pid in (None, *pids)]
         known = [each.fetched for each in read if each]
         self.read_bytes = sum(known) if len(known) == len(read) else None
@@ -244,10 +243,3 @@ def _feed_threads() -> list[int]:
                     if file.read().startswith("ZMQbg/IO"):
                         found.append(int(name))
     return found
-
-
-def _clock(number: int, kind: int) -> float:
-    try:
-        return time.clock_gettime((~number << 3) | kind)
-    except (OSError, AttributeError):
-        return 0.0

@@ -8,24 +8,18 @@ from collections.abc import Mapping
 
 import psutil
 
+from stoker.feed.cpu_clocks import process_clock, thread_clock
 from stoker.feed.cpu_quota import group_cpu_seconds, limiting_group
 from stoker.feed.descendants import descendant_pids
 from stoker.profile.counters import scheduled
 
-# Linux names a process's CPU clock by its inverted pid and a thread's by its inverted tid: exact to
-# a nanosecond, where /proc counts in hundredths of a second.
-_PROCESS_CLOCK = 0b010
-_THREAD_CLOCK = 0b110
 _HAS_CPU_CLOCKS = platform.system() == "Linux"
 
 
 def process_cpu_seconds(pid: int) -> float | None:
     """User and system seconds of another process; None if it has ended."""
     if _HAS_CPU_CLOCKS:
-        try:
-            return time.clock_gettime((~pid << 3) | _PROCESS_CLOCK)
-        except OSError:
-            return None
+        return process_clock(pid)
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -92,11 +86,4 @@ def thread_ids() -> set[int]:
 
 def threads_cpu_seconds(ids: set[int]) -> float:
     """CPU-seconds of these threads of this process."""
-    return sum(_thread_cpu_seconds(tid) for tid in ids)
-
-
-def _thread_cpu_seconds(tid: int) -> float:
-    try:
-        return time.clock_gettime((~tid << 3) | _THREAD_CLOCK)
-    except OSError:
-        return 0.0
+    return sum(thread_clock(tid) or 0.0 for tid in ids)
