@@ -43,6 +43,7 @@ class RawSocketLoader:
         self._sockets = [_connect(port) for port in ports]
         self._asked: list[dict[int, float]] = [{} for _ in ports]
         self._latencies: list[deque[float]] = [deque(maxlen=_MEMORY) for _ in ports]
+        self._reach = [0.0 for _ in ports]
         self._takes: deque[float] = deque(maxlen=_MEMORY)
         self._next = 0
         self._head = 0
@@ -103,6 +104,7 @@ class RawSocketLoader:
         (number,) = _NUMBER.unpack(header)
         with self._changed:
             self._latencies[worker].append(time.monotonic() - self._asked[worker].pop(number))
+            self._reach[worker] = _reach(self._latencies[worker])
             self._arrived[number] = batch
             self._hand_out()
             if number == self._head:
@@ -123,12 +125,19 @@ class RawSocketLoader:
 
     def _window(self) -> int:
         credits = CREDITS * len(self._sockets)
-        slowest = max((max(each) for each in self._latencies if each), default=0.0)
+        slowest = max(self._reach)
         if len(self._takes) < 4:
             return credits + 2
         interval = (self._takes[-1] - self._takes[0]) / (len(self._takes) - 1)
         ahead = math.ceil(slowest / max(interval, 1e-6))
         return min(credits + 2 + ahead, _MAX_WINDOW_PER_CREDIT * credits)
+
+
+def _reach(latencies: deque[float]) -> float:
+    """So long before its turn a batch is asked for; stoker's own does not keep the longest."""
+    ordered = sorted(latencies)
+    long = ordered[-2] if len(ordered) > 1 else ordered[-1]
+    return ordered[-1] + 2.0 * max(0.0, long - ordered[len(ordered) // 2])
 
 
 def serve(case: Case) -> None:
