@@ -119,17 +119,25 @@ def test_credits_follow_the_variation_of_what_batches_cost() -> None:
     assert credits_for([0.01] * 60 + [1.0] * 4, at_least=2) == MAX_CREDITS_PER_WORKER
 
 
-def test_credits_change_by_one_a_second_and_come_back() -> None:
+def test_credits_rise_at_once_and_come_back_one_by_one() -> None:
     credits = Credits(workers=2, per_worker=2)
-    for number in range(64):
-        credits.measured(1.0 if number % 16 == 0 else 0.01)
+    for number in range(65):
+        credits.measured(1.0 if number % 16 == 1 else 0.01, worker=0)
+    assert credits.adapt()
+    assert credits.per_worker == 8
+    for _ in range(64):
+        credits.measured(0.01, worker=0)
     seen = []
-    for _ in range(10):
+    for _ in range(40):
         credits.adapt()
         seen.append(credits.per_worker)
-    assert seen == [3, 4, 5, 6, 7, 8, 8, 8, 8, 8]
-    for _ in range(64):
-        credits.measured(0.01)
-    for _ in range(30):
-        credits.adapt()
+    assert [seen.count(each) for each in (8, 7, 6, 5, 4, 3)] == [4, 1, 1, 1, 1, 1]
+    assert credits.per_worker == 2
+
+
+def test_the_first_batch_of_each_worker_tells_nothing_of_what_batches_cost() -> None:
+    credits = Credits(workers=4, per_worker=2)
+    for number in range(40):
+        credits.measured(3.0 if number < 4 else 0.01, worker=number % 4)
+    assert not credits.adapt()
     assert credits.per_worker == 2

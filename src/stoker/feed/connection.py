@@ -81,6 +81,9 @@ class Connection:
     Attributes:
         filenos: What to poll for reading, where `has_input` says no: none, or of socket and
             monitor. libzmq's own poll asks every socket each time, by two system calls.
+        is_open: There is a socket: up, or on its way.
+        is_drained, is_quiet: Socket, and monitor, were found empty and not touched since: then
+            their descriptors tell of what comes.
         is_up: The handshake is done, and the connection was not lost since.
         down_since: When it was last lost, or made; monotonic seconds.
         dial_at: When to dial, while there is no socket.
@@ -102,21 +105,15 @@ class Connection:
         self._socket: ZmqSocket | None = None
         self._monitor: ZmqSocket | None = None
         self.filenos: tuple[int, ...] = ()
-        # Found empty, and not touched since: then its descriptor tells of what comes.
-        self._is_drained = self._is_quiet = False
+        self.is_open = self.is_drained = self.is_quiet = False
         self._pause = FIRST_PAUSE_SECONDS
         self.is_up = False
         self.down_since = now
         self.dial_at = now
 
-    @property
-    def is_open(self) -> bool:
-        """Whether there is a socket: up, or on its way."""
-        return self._socket is not None
-
     def has_input(self) -> bool:
         """Whether there is something to read that no descriptor tells of; ask before you wait."""
-        if self._is_drained and self._is_quiet:
+        if self.is_drained and self.is_quiet:
             return False
         return self._has_messages() or self.has_events(())
 
@@ -128,17 +125,17 @@ class Connection:
         """
         if self._monitor is None:
             return False
-        if self._is_quiet:
+        if self.is_quiet:
             return self.filenos[1] in ready
-        self._is_quiet = not int(self._monitor.get(_EVENTS)) & _IN
-        return not self._is_quiet
+        self.is_quiet = not int(self._monitor.get(_EVENTS)) & _IN
+        return not self.is_quiet
 
     def _has_messages(self) -> bool:
-        if self._socket is None or self._is_drained:
+        if self._socket is None or self.is_drained:
             return False
         # An exception would cost more than the question.
-        self._is_drained = not int(self._socket.get(_EVENTS)) & _IN
-        return not self._is_drained
+        self.is_drained = not int(self._socket.get(_EVENTS)) & _IN
+        return not self.is_drained
 
     def dial(self, endpoint: str, *, identity: bytes = b"") -> None:
         """Connects; `watch` tells what becomes of it.
@@ -160,16 +157,16 @@ class Connection:
         if identity:
             made.routing_id = identity
         self._monitor = made.get_monitor_socket(_UP | _DOWN)
-        self._socket = made
+        self._socket, self.is_open = made, True
         self.filenos = (int(made.get(zmq.FD)), int(self._monitor.get(zmq.FD)))
-        self._is_drained = self._is_quiet = False
+        self.is_drained = self.is_quiet = False
         made.connect(endpoint)
 
     def watch(self, now: float) -> bool:
         """Reads the monitor; True if `is_up` changed."""
         was_up = self.is_up
         while self._monitor is not None:
-            self._is_quiet = True
+            self.is_quiet = True
             try:
                 event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
             except zmq.Again:
@@ -193,7 +190,7 @@ class Connection:
         """Queues a message; silent without a connection, whose loss the monitor tells."""
         if self._socket is None:
             return
-        self._is_drained = False
+        self.is_drained = False
         # Not contextlib's `suppress`, which takes longer than the rest.
         try:
             if frame is None:
@@ -223,7 +220,7 @@ class Connection:
         if self.filenos and self.filenos[0] not in ready and not self._has_messages():
             return
         while self._socket is not None:
-            self._is_drained = True
+            self.is_drained = True
             try:
                 frame = self._socket.recv(_NOBLOCK, copy=False)
                 frames = [frame]
@@ -232,7 +229,7 @@ class Connection:
                     frames.append(frame)
             except zmq.Again:
                 return
-            self._is_drained = False
+            self.is_drained = False
             at_most -= 1
             taken += len(frame)
             take(frames)
@@ -247,7 +244,7 @@ class Connection:
             with contextlib.suppress(zmq.ZMQError):
                 self._socket.disable_monitor()
             self._socket.close(linger=round(linger_seconds * 1000))
-            self._socket = None
+            self._socket, self.is_open = None, False
         if self._monitor is not None:
             self._monitor.close(linger=0)
             self._monitor = None

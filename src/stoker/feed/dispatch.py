@@ -190,7 +190,7 @@ class Dispatch:
         if not request.generation:
             self._credits.count(is_dry=is_dry)
             if result.tree is not None:
-                self._credits.measured(result.wall_seconds)
+                self._credits.measured(result.wall_seconds, worker=result.worker)
         session = request.session
         if session.requests.get((request.epoch, request.number)) is request:
             del session.requests[request.epoch, request.number]

@@ -78,7 +78,11 @@ class Link:
 
     def has_input(self) -> bool:
         """Whether there is something to read that no descriptor tells of; ask before you wait."""
-        return any(map(Connection.has_input, self.connections))
+        # At every turn of the pump: a generator would take longer than the rest.
+        for connection in self.connections:
+            if not (connection.is_drained and connection.is_quiet) and connection.has_input():
+                return True
+        return False
 
     def has_events(self, ready: Container[int]) -> bool:
         """Whether `watch` has something to read.
@@ -86,7 +90,11 @@ class Link:
         Args:
             ready: Descriptors that can be read from.
         """
-        return any(connection.has_events(ready) for connection in self.connections)
+        # As above.
+        for connection in self.connections:  # noqa: SIM110
+            if connection.has_events(ready):
+                return True
+        return False
 
     def wait_seconds(self, now: float) -> float | None:
         """Seconds until `tick` has something to do; None: nothing before an event."""
@@ -138,6 +146,9 @@ class Link:
             is_last: There may be no next time.
         """
         for number, connection in enumerate(self.connections):
+            filenos = connection.filenos
+            if connection.is_drained and filenos and filenos[0] not in ready:
+                continue
             connection.receive(
                 take_plain if number else take,
                 at_most=_AT_MOST,

@@ -13,7 +13,6 @@ import torch.multiprocessing
 from stoker.feed.endings import Process
 from stoker.feed.jobs import Job, Result
 from stoker.feed.pool import WorkerPool
-from stoker.feed.requests import Credits
 from stoker.feed.shipping import PackedSpec, Spec, unpack_spec
 from stoker.feed.worker import worker_main
 
@@ -28,6 +27,7 @@ class LocalWorkers:
 
     Args:
         spec: What they make batches with; forked children share it, others get `packed`.
+        credits_each: Batches that each may be asked for at a time.
         context: How children are started; None: torch's default.
         wake: Called, from any thread, when the pump should call `flush`.
         on_death: Called by the pump with how a worker ended.
@@ -69,7 +69,7 @@ class LocalWorkers:
             return cast("Process", child)
 
         self.digest = packed.digest
-        self._credits = Credits(workers=num_workers, per_worker=credits_each)
+        self._credits_each = credits_each
         self._waiting: list[tuple[int, int, Job]] = []
         self._hurry_at = 0.0
         self._pool = WorkerPool(
@@ -78,8 +78,12 @@ class LocalWorkers:
 
     @property
     def credits(self) -> int:
-        """Batches that may be asked for at a time; 0: no worker is left."""
-        return self._credits.per_worker * self._pool.num_alive
+        """Batches that may be asked for at a time; 0: no worker is left.
+
+        They do not grow where costs vary: children are asked without a delay, so more would only
+        bind later batches to a worker that may be slow for want of a core.
+        """
+        return self._credits_each * self._pool.num_alive
 
     @property
     def last_death(self) -> str:
@@ -103,9 +107,6 @@ class LocalWorkers:
     def handle(self, fileno: int) -> list[Result]:
         """What came over that descriptor."""
         results = self._pool.handle(fileno)
-        for result in results:
-            if result.tree is not None:
-                self._credits.measured(result.wall_seconds)
         self._feed()
         return results
 
@@ -115,7 +116,6 @@ class LocalWorkers:
         if now < self._hurry_at:
             return []
         self._hurry_at = now + _HURRY_SECONDS
-        self._credits.adapt()
         return self._pool.hurry()
 
     def flush(self) -> None:

@@ -95,9 +95,10 @@ class Pump:
         seconds = _TICK_SECONDS
         served: set[Link] = set()
         for link in links:
-            wait = link.wait_seconds(now)
-            if wait is not None and wait < seconds:
-                seconds = wait
+            if not link.connections[0].is_open:
+                wait = link.wait_seconds(now)
+                if wait is not None and wait < seconds:
+                    seconds = wait
             if link.has_input():
                 served.add(link)
         children: dict[int, tuple[Session, int]] = {}
@@ -218,7 +219,8 @@ class Pump:
 
     def _tick(self, now: float) -> None:
         for link in [self._coordinator, *self._links.values()]:
-            link.tick(now)
+            if not link.connections[0].is_open:
+                link.tick(now)
         if now >= self._progress_at:
             self._progress_at = now + _TICK_SECONDS
             self._report()

@@ -131,6 +131,7 @@ class Credits:
         self._for_dry = per_worker
         self.per_worker = per_worker
         self._costs: deque[float] = deque(maxlen=_MAX_COSTS)
+        self._begun: set[int] = set()
         self._seconds_too_many = 0
         self._jobs = 0
         self._dry = 0
@@ -152,12 +153,17 @@ class Credits:
         self._jobs += 1
         self._dry += is_dry
 
-    def measured(self, seconds: float) -> None:
-        """A batch took a worker so long."""
-        self._costs.append(seconds)
+    def measured(self, seconds: float, *, worker: int) -> None:
+        """A batch took a worker so long; the first of each, which opens files, tells nothing."""
+        if worker in self._begun:
+            self._costs.append(seconds)
+        self._begun.add(worker)
 
     def adapt(self) -> bool:
-        """Once a second: True if `per_worker` has changed, by one."""
+        """Once a second: True if `per_worker` has changed.
+
+        It rises at once to what is wanted, for until then workers run dry, and falls one by one.
+        """
         # One in five: a worker that waits now and then costs nothing.
         ran_dry = self._jobs >= 5 and self._dry * 5 > self._jobs
         self._jobs = self._dry = 0
@@ -167,7 +173,7 @@ class Credits:
         is_less = wanted < self.per_worker
         self._seconds_too_many = self._seconds_too_many + 1 if is_less else 0
         if wanted > self.per_worker:
-            self.per_worker += 1
+            self.per_worker = wanted
             return True
         if self._seconds_too_many >= _SECONDS_BEFORE_FEWER:
             self.per_worker -= 1

@@ -4,8 +4,9 @@ A *peer* makes batches: the agent of a data host, or the local workers of this p
 credits: how many batches it may be asked for at a time. Numbers are handed out oldest first, within
 a window that starts at the next number to be delivered:
 
-    window = ceil(latency of the slowest peer / interval of consumption) + all credits + 2,
+    window = ceil(reach of the slowest peer / interval of consumption) + all credits + 2,
              as far as `max_bytes` allows, at least 1
+    reach  = p95 of its latency + twice what the long ones take more than the median
 
 so that a slow peer holds nobody up: while it works on number n, the others go on with later ones,
 and n is back when its turn comes (measured: with a window of 3 batches a worker, one worker that is
@@ -16,10 +17,10 @@ import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 
 from stoker.feed.memory import UNKNOWN_BATCH_BYTES
 from stoker.feed.observe import Standing
+from stoker.feed.peer import PeerState
 
 Peer = Hashable
 
@@ -28,36 +29,13 @@ _OVERDUE_SECONDS = 2.0
 # The first batch of all includes opening files and warm-up.
 _FIRST_OVERDUE_SECONDS = 10.0
 _OVERDUE_FACTOR = 4.0
-# Latencies and intervals that are remembered: enough for a p95, few enough to follow a change.
+# Intervals and sizes that are remembered: few enough to follow a change.
 _MEMORY = 32
+# Where batches are taken more quickly, hosts are asked for two at a time: to send a message takes
+# the trainer 15 to 20 us.
+_QUICK_SECONDS = 0.001
 # A hung peer must not let the window grow without end.
 _MAX_WINDOW_PER_CREDIT = 32
-
-
-@dataclass(slots=True)
-class _PeerState:
-    credits: int = 0
-    is_leaving: bool = False
-    asked: dict[int, tuple[float, int]] = field(default_factory=dict)
-    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_MEMORY))
-    p95_seconds: float | None = None
-    service_seconds: float = 0.0
-
-    def finish_seconds(self) -> float:
-        """When one more batch would be ready, from now: its place in the queue times the pace."""
-        return (len(self.asked) + 1) * self.service_seconds
-
-    def load(self) -> float:
-        return len(self.asked) / self.credits
-
-    def answered(self, asked_at: float, queued: int, now: float) -> None:
-        latency = max(now - asked_at, 0.0)
-        self.latencies.append(latency)
-        ordered = sorted(self.latencies)
-        self.p95_seconds = ordered[math.ceil(0.95 * len(ordered)) - 1]
-        service = latency / queued
-        known = self.service_seconds
-        self.service_seconds = service if known == 0.0 else 0.8 * known + 0.2 * service
 
 
 class Schedule:
@@ -68,15 +46,19 @@ class Schedule:
 
     Attributes:
         max_bytes: May be changed at any time.
+        head: The number that is delivered next.
+        supplied: Numbers that were supplied in this epoch.
     """
 
     def __init__(self, *, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self._peers: dict[Peer, _PeerState] = {}
+        self._peers: dict[Peer, PeerState] = {}
         self._takes: deque[float] = deque(maxlen=_MEMORY + 1)
         self._gaps: deque[float] = deque(maxlen=_MEMORY)
         self._interval_seconds: float | None = None
         self._is_interval_old = False
+        # Batches are taken so quickly that messages count.
+        self._is_quick = False
         self._sizes: deque[int] = deque(maxlen=_MEMORY)
         # What is expected of the next batch: the largest of the last ones.
         self._batch_bytes = UNKNOWN_BATCH_BYTES
@@ -86,8 +68,8 @@ class Schedule:
         self._epoch_begins()
 
     def _epoch_begins(self) -> None:
-        self._head = 0
-        self._supplied = 0
+        self.head = 0
+        self.supplied = 0
         self._next_new = 0
         self._is_complete = False
         self._again: list[int] = []
@@ -111,7 +93,7 @@ class Schedule:
 
     def supply(self, count: int) -> None:
         """`count` more numbers may be handed out."""
-        self._supplied += count
+        self.supplied += count
 
     def finish(self) -> None:
         """No more numbers will be supplied in this epoch."""
@@ -121,21 +103,11 @@ class Schedule:
         """How many more numbers the window has room for: supply so many."""
         if self._is_complete or self._is_stocked():
             return 0
-        return max(0, self._head + self.window(now) - self._supplied)
+        return max(0, self.head + self.window(now) - self.supplied)
 
     def is_over(self) -> bool:
         """Whether every number of the epoch was taken."""
-        return self._is_complete and self._head >= self._supplied
-
-    @property
-    def head(self) -> int:
-        """The number that is delivered next."""
-        return self._head
-
-    @property
-    def supplied(self) -> int:
-        """Numbers that were supplied in this epoch."""
-        return self._supplied
+        return self._is_complete and self.head >= self.supplied
 
     def is_there(self, number: int) -> bool:
         """Whether that batch has arrived and was not taken."""
@@ -143,9 +115,9 @@ class Schedule:
 
     def take(self, now: float) -> None:
         """The trainer has taken the head-of-line batch."""
-        self._held_bytes -= self._arrived.pop(self._head, 0)
-        self._refused.pop(self._head, None)
-        self._head += 1
+        self._held_bytes -= self._arrived.pop(self.head, 0)
+        self._refused.pop(self.head, None)
+        self.head += 1
         self._taken += 1
         self._ready_at_takes += len(self._arrived)
         takes = self._takes
@@ -158,7 +130,7 @@ class Schedule:
 
     def grant(self, peer: Peer, credits: int) -> None:
         """The peer may have `credits` batches in flight; an unknown one joins."""
-        state = self._peers.setdefault(peer, _PeerState())
+        state = self._peers.setdefault(peer, PeerState(is_remote=isinstance(peer, str)))
         state.credits = credits
         state.is_leaving = False
 
@@ -185,7 +157,7 @@ class Schedule:
             holders.discard(peer)
             if not holders:
                 del self._holders[number]
-        if number < self._head or number in self._arrived or number >= self._next_new:
+        if number < self.head or number in self._arrived or number >= self._next_new:
             return False
         self._arrived[number] = frame_bytes
         self._held_bytes += frame_bytes
@@ -217,14 +189,12 @@ class Schedule:
     def assign(self, now: float) -> list[tuple[Peer, int]]:
         """The batches to ask for now, and of whom; they count as asked."""
         asks: list[tuple[Peer, int]] = []
-        free = [
-            peer
-            for peer, state in self._peers.items()
-            if len(state.asked) < state.credits and not state.is_leaving
-        ]
+        # What is late already waits for no second one.
+        in_pairs = self._is_quick and not self._again
+        free = [peer for peer, state in self._peers.items() if state.has_room(in_pairs=in_pairs)]
         if not free:
             return asks
-        limit = self._head + self.window(now)
+        limit = self.head + self.window(now)
         skipped: list[int] = []
         while free:
             number = self._next_number(limit)
@@ -261,18 +231,18 @@ class Schedule:
         is_stocked = self._is_complete or self._is_stocked()
         if is_stocked and not has_free:
             return 0, False
-        limit = self._head + self.window(now)
-        wanted = 0 if is_stocked else max(0, limit - self._supplied)
-        has_new = self._next_new < min(limit, self._supplied)
+        limit = self.head + self.window(now)
+        wanted = 0 if is_stocked else max(0, limit - self.supplied)
+        has_new = self._next_new < min(limit, self.supplied)
         return wanted, has_free and (has_new or bool(self._again))
 
     def may_assign(self) -> bool:
         """Whether `assign` could hand out something, were the window large enough."""
-        return (self._next_new < self._supplied or bool(self._again)) and self._has_free()
+        return (self._next_new < self.supplied or bool(self._again)) and self._has_free()
 
     def _is_stocked(self) -> bool:
         """Whether a number waits for each credit: more can come in at once than one at a time."""
-        stock = self._supplied - self._next_new
+        stock = self.supplied - self._next_new
         if stock <= 0:
             return False
         for state in self._peers.values():
@@ -280,8 +250,10 @@ class Schedule:
         return stock >= 0
 
     def _has_free(self) -> bool:
-        for state in self._peers.values():
-            if len(state.asked) < state.credits and not state.is_leaving:
+        in_pairs = self._is_quick and not self._again
+        # Asked for every batch: a generator would take longer than the rest.
+        for state in self._peers.values():  # noqa: SIM110
+            if state.has_room(in_pairs=in_pairs):
                 return True
         return False
 
@@ -291,11 +263,11 @@ class Schedule:
         They are handed out by the next `assign`; the late peer is not judged, its answer is taken
         if it comes first.
         """
-        holders = self._holders.get(self._head)
-        if not holders or self._head in self._queued_again:
+        holders = self._holders.get(self.head)
+        if not holders or self.head in self._queued_again:
             return []
-        due = max(self._due(peer, self._head) for peer in holders)
-        if now < due or not self._others(self._head):
+        due = max(self._due(peer, self.head) for peer in holders)
+        if now < due or not self._others(self.head):
             return []
         again = []
         for peer in holders:
@@ -309,10 +281,10 @@ class Schedule:
 
     def next_check(self, now: float) -> float | None:
         """Seconds until `overdue` may have something to say; None: not before an event."""
-        holders = self._holders.get(self._head)
-        if not holders or self._head in self._queued_again or not self._others(self._head):
+        holders = self._holders.get(self.head)
+        if not holders or self.head in self._queued_again or not self._others(self.head):
             return None
-        return max(0.0, max(self._due(peer, self._head) for peer in holders) - now)
+        return max(0.0, max(self._due(peer, self.head) for peer in holders) - now)
 
     def window(self, now: float) -> int:
         """How many numbers from the head on may be made or under way."""
@@ -332,7 +304,7 @@ class Schedule:
                 window += math.ceil(slowest / interval)
         free_bytes = self.max_bytes - self._held_bytes - len(self._holders) * self._batch_bytes
         if free_bytes < window * self._batch_bytes:
-            begun = self._next_new - self._head
+            begun = self._next_new - self.head
             window = min(window, begun + max(free_bytes, 0) // self._batch_bytes)
         return window if window > 1 else 1
 
@@ -345,6 +317,7 @@ class Schedule:
             if len(takes) >= 4:
                 rest = takes[-1] - takes[0] - max(self._gaps)
                 self._interval_seconds = max(rest, 0.0) / (len(takes) - 2)
+                self._is_quick = self._interval_seconds < _QUICK_SECONDS
         return self._interval_seconds
 
     @property
@@ -390,7 +363,7 @@ class Schedule:
 
         Without it a slow peer gets one of the last batches and the epoch waits for it.
         """
-        left = self._supplied - self._next_new + len(self._again) + 1
+        left = self.supplied - self._next_new + len(self._again) + 1
         if left > sum(s.credits for s in self._peers.values()):
             return False
         mine = self._peers[peer].finish_seconds()
@@ -407,7 +380,7 @@ class Schedule:
             heapq.heapreplace(ends, (end + service, service))
         return bool(ends)
 
-    def _keeps_pace(self, state: _PeerState, now: float) -> bool:
+    def _keeps_pace(self, state: PeerState, now: float) -> bool:
         ages = [now - asked_at for asked_at, _ in state.asked.values()]
         return bool(ages) and max(ages) <= 2 * (state.p95_seconds or 0.0) and not state.is_leaving
 
@@ -417,13 +390,13 @@ class Schedule:
             self._queued_again.discard(number)
             if self._is_open(number):
                 return number
-        if self._next_new < min(limit, self._supplied):
+        if self._next_new < min(limit, self.supplied):
             self._next_new += 1
             return self._next_new - 1
         return None
 
     def _is_open(self, number: int) -> bool:
-        return number >= self._head and number not in self._arrived
+        return number >= self.head and number not in self._arrived
 
     def _let_go(self, peer: Peer, number: int) -> None:
         holders = self._holders.get(number)
@@ -455,9 +428,9 @@ class Schedule:
             p95 = max(known) if known else _FIRST_OVERDUE_SECONDS / _OVERDUE_FACTOR
         return state.asked[number][0] + max(_OVERDUE_SECONDS, _OVERDUE_FACTOR * p95)
 
-    def _latency(self, state: _PeerState, now: float) -> float:
-        """Of one peer: what it usually takes, or what it is taking now if that is more."""
-        usual = state.p95_seconds or 0.0
+    def _latency(self, state: PeerState, now: float) -> float:
+        """Of one peer: what it may take, or what it is taking now if that is more."""
+        usual = state.reach_seconds
         # What was asked for first comes first.
         for number, (asked_at, _) in state.asked.items():
             if len(self._holders.get(number, ())) == 1:

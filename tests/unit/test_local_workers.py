@@ -1,0 +1,64 @@
+"""The children of a trainer that make batches in the feed's pool."""
+
+import select
+import time
+from collections.abc import Sequence
+
+from stoker.feed.local import LocalWorkers
+from stoker.feed.shipping import Globals, Spec, pack_spec
+from stoker.feed.wire import pack_value
+
+MAX_SECONDS = 30.0
+
+
+class Uneven:
+    """Every fourth sample takes long; the credits are looked at once a second."""
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.2 if index % 4 == 0 else 0.0)
+        return index
+
+
+def one(samples: Sequence[int]) -> int:
+    return samples[0]
+
+
+def test_credits_of_local_workers_stay_what_they_are_however_much_batches_vary() -> None:
+    spec = Spec(
+        dataset=Uneven(),
+        collate_fn=one,
+        worker_init_fn=None,
+        auto_collation=True,
+        globals=Globals.of_this_process(),
+    )
+    deaths: list[str] = []
+    local = LocalWorkers(
+        spec,
+        pack_spec(spec, max_bytes=1 << 20),
+        num_workers=2,
+        credits_each=2,
+        context=None,
+        base_seed=0,
+        seeding="batch",
+        host="here",
+        wake=lambda: None,
+        on_death=deaths.append,
+    )
+    try:
+        seen = set()
+        for number in range(60):
+            seed = (0, 0, 0, number)
+            packed = pack_value([number], allow_pickle=True)
+            local.ask(epoch=0, number=number, index=packed, seed=seed)
+        made, until = [], time.monotonic() + MAX_SECONDS
+        while len(made) < 60 and time.monotonic() < until:
+            ready, _, _ = select.select(list(local.sockets()), [], [], 1.0)
+            made += [result.job.key for each in ready for result in local.handle(each)]
+            local.hurry()
+            local.flush()
+            seen.add(local.credits)
+        assert sorted(made) == [(0, number) for number in range(60)]
+        assert seen == {4}
+        assert not deaths
+    finally:
+        local.close()
