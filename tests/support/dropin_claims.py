@@ -28,6 +28,7 @@ from decimal import Decimal
 from enum import Enum, IntEnum
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -101,6 +102,8 @@ def shown(value: object) -> object:
 
 
 def _plain(tensor: torch.Tensor) -> object:
+    if tensor.is_meta:
+        return str(tensor.device)
     if tensor.is_quantized:
         return tensor.int_repr().tolist(), tensor.q_scale(), tensor.q_zero_point()
     if tensor.is_nested:
@@ -291,6 +294,70 @@ def datasets_of_torch(load: Load) -> object:
     return [[shown(b) for b in load(dataset, batch_size=2)] for dataset in datasets]
 
 
+@functools.cache
+def cached_power(index: int) -> int:
+    return index * cached_power(index - 1) if index else 1
+
+
+@functools.singledispatch
+def length_of(value: object) -> int:
+    return -1
+
+
+@length_of.register
+def _(value: str) -> int:
+    return len(value)
+
+
+class Decorated(data.Dataset):
+    """As data sets of scripts are often written; the batches have such classes, too."""
+
+    def __init__(self) -> None:
+        self.seen: WeakValueDictionary[int, object] = WeakValueDictionary({1: Plain})
+
+    @functools.cached_property
+    def table(self) -> dict[int, str]:
+        return {index: "x" * index for index in range(5)}
+
+    @functools.lru_cache(maxsize=3)  # noqa: B019
+    def look_up(self, index: int) -> str:
+        return self.table[index]
+
+    @functools.singledispatchmethod
+    def kind(self, value: object) -> str:
+        return "any"
+
+    @kind.register
+    def _(self, value: int) -> str:
+        return "int"
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, index: int) -> object:
+        text = self.look_up(index)
+        known = [cached_power(index), length_of(text), length_of(index), self.kind(index)]
+        return [*known, self.kind(text), cached_power.cache_parameters()["maxsize"]]
+
+
+class Lazy:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    @functools.cached_property
+    def double(self) -> int:
+        return 2 * self.value
+
+
+@claim
+def datasets_with_caches_and_dispatch(load: Load) -> object:
+    lazy = load(Each(Lazy), batch_size=None, collate_fn=same)
+    return [
+        [shown(b) for b in load(Decorated(), batch_size=2, collate_fn=same)],
+        [(one.value, one.double) for one in lazy],
+    ]
+
+
 @claim
 def dict_as_a_dataset(load: Load) -> object:
     return ids(load({"a": 1, "b": 2}, sampler=["b", "a"], batch_size=None))
@@ -425,7 +492,7 @@ VALUES: dict[str, Callable[[], object]] = {
     "tensor conjugated": lambda: torch.tensor([1 + 2j]).conj(),
     "tensor negated": lambda: torch.tensor([1 + 2j]).conj().imag,
     "tensor with gradient": lambda: torch.ones(2, requires_grad=True),
-    "tensor on meta": lambda: torch.empty(2, device="meta").shape,
+    "tensor on meta": lambda: torch.empty(2, device="meta"),
     "tensor quantised": quantised,
     "tensor sparse": lambda: torch.tensor([[0, 2], [3, 0]]).to_sparse(),
     "tensor sparse by rows": sparse_rows,

@@ -1,3 +1,5 @@
+import functools
+import multiprocessing
 import pickle
 import subprocess
 import sys
@@ -84,6 +86,34 @@ def closure_over_lock() -> object:
     return lambda batch: (lock, batch)
 
 
+LOCK = threading.Lock()
+
+
+def dataset_with_a_global() -> object:
+    class Locked:
+        def __getitem__(self, index: int) -> int:
+            with LOCK:
+                return index
+
+    return Locked()
+
+
+def dataset_with_a_shared_lock() -> object:
+    class Locked:
+        lock = threading.Lock()
+
+    return Locked()
+
+
+def cached_of_a_function() -> object:
+    class Cached:
+        @functools.cached_property
+        def value(self) -> int:
+            return 1
+
+    return Cached()
+
+
 @pytest.mark.parametrize(
     ("make", "name"),
     [
@@ -96,13 +126,30 @@ def closure_over_lock() -> object:
             lambda: spec(collate_fn=closure_over_lock()),
             r"collate_fn variable lock \(_thread\.lock\)",
         ),
+        (
+            lambda: spec(Numbers(cached=cached_of_a_function(), lock=threading.Lock())),
+            r"dataset\.lock \(_thread\.lock\)",
+        ),
+        (
+            lambda: spec(dataset_with_a_global()),
+            r"dataset\.__getitem__ global LOCK \(_thread\.lock\)",
+        ),
+        (lambda: spec(dataset_with_a_shared_lock()), r"dataset\.lock \(_thread\.lock\)"),
         (lambda: spec(Numbers(g=(i for i in ()))), r"dataset\.g \(builtins\.generator\)"),
     ],
-    ids=["attribute", "deep", "closure", "generator"],
+    ids=["attribute", "deep", "closure", "cached", "global", "class", "generator"],
 )
 def test_what_cannot_travel_is_named(make: object, name: str) -> None:
     with pytest.raises(ShippingError, match=name):
         pack_spec(make(), max_bytes=1 << 20)  # type: ignore[operator]
+
+
+def test_a_proxy_of_a_manager_is_named() -> None:
+    """It would be looked for on the data host, or found there in another program's place."""
+    with multiprocessing.Manager() as manager:
+        shared = spec(Numbers(seen=manager.dict()))
+        with pytest.raises(ShippingError, match=r"dataset\.seen \(multiprocessing\.managers\.Dict"):
+            pack_spec(shared, max_bytes=1 << 20)
 
 
 def test_a_tensor_on_an_accelerator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,13 @@
 """Which part of a whole keeps it from travelling: it cannot be pickled, or is too large."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import io
+from collections.abc import Iterator, Mapping
+from types import FunctionType
 
 import cloudpickle
+
+from stoker.feed.spec_pickle import SpecPickler, is_proxy
 
 
 def culprit(parts: Mapping[str, object]) -> str:
@@ -47,7 +52,11 @@ def pickle_of(value: object) -> bytes | None:
 
 
 def _pickles(value: object) -> bool:
-    return pickle_of(value) is not None
+    try:
+        SpecPickler(io.BytesIO()).dump(value)
+    except Exception:
+        return False
+    return True
 
 
 def _attributes(value: object) -> Iterator[tuple[str, object]]:
@@ -55,9 +64,19 @@ def _attributes(value: object) -> Iterator[tuple[str, object]]:
         yield from ((f"[{key!r}]", item) for key, item in value.items())
     elif isinstance(value, list | tuple):
         yield from ((f"[{number}]", item) for number, item in enumerate(value))
-    elif callable(value) and getattr(value, "__closure__", None):
-        names: Sequence[str] = value.__code__.co_freevars  # type: ignore[attr-defined]
-        for name, cell in zip(names, value.__closure__, strict=False):  # type: ignore[attr-defined]
-            yield f" variable {name}", cell.cell_contents
-    else:
+    elif isinstance(value, FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            with contextlib.suppress(ValueError):
+                # A cell may be empty yet.
+                yield f" variable {name}", cell.cell_contents
+        for name in value.__code__.co_names:
+            if name in value.__globals__:
+                yield f" global {name}", value.__globals__[name]
+    elif not is_proxy(value):
         yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
+        for kind in type(value).__mro__:
+            # Others travel by name.
+            if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
+                for name, item in vars(kind).items():
+                    if isinstance(item, FunctionType) or not name.startswith("__"):
+                        yield f".{name}", item

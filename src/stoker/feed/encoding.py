@@ -18,6 +18,7 @@ from stoker.feed.layout import (
     Bytes1D,
     Tag,
 )
+from stoker.feed.reductions import reduced as reduced_anew
 
 if TYPE_CHECKING:
     import torch
@@ -155,6 +156,9 @@ def _tensor(encoder: Encoder, value: object) -> list[object] | None:
     name = str(value.dtype).removeprefix("torch.")
     if name not in TENSOR_DTYPES:
         return None
+    if value.device.type == "meta":
+        # It has no bytes.
+        return None
     if value.device.type != "cpu":
         raise ShippingError(
             f"the batch holds a tensor on {value.device}",
@@ -226,6 +230,9 @@ class _LeafPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: object) -> object:
         """As cloudpickle's; the state of an object with slots is one of slots."""
+        known = reduced_anew(obj)
+        if known is not None:
+            return known
         reduced: object = super().reducer_override(obj)
         if reduced is not NotImplemented or not _has_lost_slots(obj):
             return reduced

@@ -8,6 +8,7 @@ writes beside a tensor's bytes.
 import hashlib
 import io
 import pickle
+import sys
 from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
@@ -16,6 +17,7 @@ import cloudpickle
 from cloudpickle import cloudpickle as inside
 
 from stoker.errors import ShippingError
+from stoker.feed.reductions import reduced as reduced_anew
 from stoker.feed.remote import Remote
 
 if TYPE_CHECKING:
@@ -58,11 +60,16 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
             stored = _stored(obj)
             if stored is not None:
                 return stored
+        if is_proxy(obj):
+            raise pickle.PicklingError("what it stands for is in a process beside the trainer")
         inner = getattr(obj, "_datapipe", None)
         if inner is not None and kind.__name__ in _PIPE_WRAPPERS:
             return (kind, (inner,))
         if isinstance(obj, type | TypeVar) and _is_of_script(obj):
             name_class(obj)
+        known = reduced_anew(obj)
+        if known is not None:
+            return known
         reduced: object = super().reducer_override(obj)
         return reduced
 
@@ -93,6 +100,12 @@ class SpecUnpickler(pickle.Unpickler):
                 self._sets[number] = frozenset(items) if is_frozen else set(items)
                 return self._sets[number]
         raise pickle.UnpicklingError("not a set of a spec")
+
+
+def is_proxy(obj: object) -> bool:
+    """Whether it stands for an object in a manager's process (`multiprocessing.Manager`)."""
+    managers = sys.modules.get("multiprocessing.managers")
+    return managers is not None and isinstance(obj, managers.BaseProxy)
 
 
 def name_class(found: "type | TypeVar") -> None:

@@ -1,0 +1,50 @@
+"""What datasets of scripts are often made of, and cloudpickle does not take apart."""
+
+import functools
+import sys
+from collections.abc import Callable
+from operator import attrgetter
+from typing import cast
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+_CachedFunction = type(functools.lru_cache(len))
+
+
+def reduced(obj: object) -> tuple[object, ...] | None:
+    """How to make such an object again, as `__reduce__` says it; None: it is none of them.
+
+    Cached functions and properties, `singledispatch` (which holds weak dictionaries), weak
+    dictionaries. A cached function comes back with an empty cache.
+    """
+    kind = type(obj)
+    if kind is _CachedFunction:
+        # Of the script, or local to a function; others travel by name.
+        return None if _is_importable(obj) else _reduced_cached(obj)
+    if kind is functools.cached_property:
+        # Until Python 3.12 it holds a lock.
+        state = {name: value for name, value in vars(obj).items() if name not in ("func", "lock")}
+        return (kind, (cast("functools.cached_property[object]", obj).func,), state)
+    if kind is WeakKeyDictionary or kind is WeakValueDictionary:
+        items = list(cast("WeakKeyDictionary[object, object]", obj).items())
+        return (kind, (), None, None, iter(items))
+    return None
+
+
+def _reduced_cached(found: object) -> tuple[object, ...]:
+    function = cast("functools._lru_cache_wrapper[object]", found)
+    known = function.cache_parameters()
+    return (_cached, (function.__wrapped__, known["maxsize"], known["typed"]))
+
+
+def _cached(function: Callable[[object], object], maxsize: int | None, typed: bool) -> object:
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def _is_importable(found: object) -> bool:
+    name, path = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
+    if name in (None, "__main__"):
+        return False
+    try:
+        return attrgetter(path)(sys.modules.get(name)) is found
+    except AttributeError:
+        return False
