@@ -863,6 +863,16 @@ def early_break_and_again(load: Load) -> object:
 
 
 @claim
+def pass_that_is_shut_down(load: Load) -> object:
+    """By a name of torch's own that scripts use to be rid of the workers of a pass."""
+    loader = load(Plain(40), batch_size=2, num_workers=2, persistent_workers=True)
+    next(iter(loader))
+    loader._iterator._shutdown_workers()
+    loader._iterator = None
+    return ids(loader)
+
+
+@claim
 def passes_that_overlap(load: Load) -> object:
     one, two = load(Plain(4), batch_size=2), load(Plain(4, 100), batch_size=2)
     first, second = iter(one), iter(one)

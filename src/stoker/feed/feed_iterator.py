@@ -69,6 +69,10 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
         # Tensors have landed in pinned memory; objects of the script may have a way of their own.
         return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
 
+    def _shutdown_workers(self) -> None:
+        """For scripts that end a pass so, as they may with torch's: nothing more is made ahead."""
+        self._session.stop(self._pass.epoch)
+
     def _num_taken(self) -> int:
         return self._session.schedule.head
 
