@@ -5,7 +5,8 @@
     ├── GateError                3  the model is not as good as the workload's gate asks
     ├── PlatformError            4  a platform refused or lost a request
     ├── FeedError                5  the feed cannot go on
-    │   ├── FeedLostError           no data worker is left, or none came in time
+    │   ├── FeedLostError           no data worker is left, or none came in time (also a
+    │   │                           RuntimeError, as what torch's loader raises then)
     │   ├── ShippingError           a dataset or collate function cannot travel
     │   └── ProtocolError           a peer sent what the protocol does not allow
     └── WorkloadError            6  the user's command failed; its own exit code is in training.json
@@ -73,7 +74,7 @@ class FeedError(StokerError):
     exit_code = 5
 
 
-class FeedLostError(FeedError):
+class FeedLostError(FeedError, RuntimeError):
     """No data worker is left, or none came in time."""
 
 

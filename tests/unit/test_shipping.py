@@ -152,6 +152,10 @@ def test_a_proxy_of_a_manager_is_named() -> None:
             pack_spec(shared, max_bytes=1 << 20)
 
 
+def test_a_lost_feed_is_what_torch_calls_a_lost_worker() -> None:
+    assert issubclass(FeedLostError, RuntimeError)
+
+
 def test_a_tensor_on_an_accelerator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     class Elsewhere(torch.Tensor):
         @property
