@@ -17,6 +17,7 @@ import pickle
 import random
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -644,6 +645,22 @@ def default_dtype_of_the_script(load: Load) -> object:
         return [shown(b) for b in load(Each(lambda i: torch.tensor([i / 3])), batch_size=4)]
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@claim
+def files_named_from_where_the_script_went(load: Load) -> object:
+    before = os.getcwd()
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            for number in range(4):
+                Path(f"{number}.txt").write_text(str(number + 10))
+            read = load(Each(lambda i: int(Path(f"{i}.txt").read_text()), 4), batch_size=2)
+            found = [shown(batch) for batch in read]
+        finally:
+            os.chdir(before)
+    return found
 
 
 @claim

@@ -63,6 +63,35 @@ def test_classes_and_lambdas_of_a_script_come_back_in_another_process(tmp_path: 
     assert back.collate_fn([back.dataset[2], back.dataset[3]]) == 130  # type: ignore[index]
 
 
+def test_a_spec_takes_its_host_to_the_scripts_folder_if_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("script", "host", "gone"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "script")
+    packed = pack_spec(spec(), max_bytes=1 << 20)
+    monkeypatch.chdir(tmp_path / "gone")
+    lost = pack_spec(spec(), max_bytes=1 << 20)
+    monkeypatch.chdir(tmp_path / "host")
+    (tmp_path / "gone").rmdir()
+    unpack_spec(lost.data)
+    assert Path.cwd() == tmp_path / "host"
+    unpack_spec(packed.data)
+    assert Path.cwd() == tmp_path / "script"
+
+
+def test_a_spec_travels_from_a_folder_that_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    packed = pack_spec(spec(Numbers(a=3)), max_bytes=1 << 20)
+    monkeypatch.chdir(tmp_path)
+    assert unpack_spec(packed.data).dataset.a == 3  # type: ignore[attr-defined]
+    assert Path.cwd() == tmp_path
+
+
 def test_a_module_beside_the_script_is_found_on_the_host(tmp_path: Path) -> None:
     (tmp_path / "beside_me.py").write_text(
         "class Ten:\n    def __getitem__(self, i):\n        return 10\n"

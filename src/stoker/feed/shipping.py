@@ -99,14 +99,17 @@ def pack_spec(spec: Spec, *, max_bytes: int) -> PackedSpec:
     """Pickles a spec for the hosts that make its batches.
 
     Modules travel by name, with the places where this process looks for them: all hosts run one
-    image, so the folder of the training script is there, too.
+    image, so the folder of the training script is there, too. So does the working directory, from
+    which a script may name its files.
 
     Raises:
         ShippingError: If a part of it cannot travel (naming the attribute), lies on an accelerator,
             or is larger than `max_bytes`.
     """
     buffer = io.BytesIO()
-    buffer.write(pickle.dumps([os.path.abspath(path) for path in sys.path]))
+    directory = _working_directory()
+    places = [os.path.join(directory, path) for path in sys.path if directory or path]
+    buffer.write(pickle.dumps((directory, [os.path.normpath(path) for path in places])))
     pickler = SpecPickler(buffer)
     try:
         pickler.dump(spec)
@@ -150,7 +153,10 @@ def read_spec(file: BinaryIO) -> Spec:
         ShippingError: If it cannot be rebuilt on this host.
     """
     try:
-        for path in pickle.load(file):
+        directory, paths = pickle.load(file)
+        if os.path.isdir(directory):
+            os.chdir(directory)
+        for path in paths:
             if path not in sys.path and os.path.exists(path):
                 sys.path.append(path)
         spec = SpecUnpickler(file).load()
@@ -162,6 +168,14 @@ def read_spec(file: BinaryIO) -> Spec:
     if not isinstance(spec, Spec):
         raise ShippingError(f"expected a spec, found a {type(spec).__name__}")
     return built(spec)
+
+
+def _working_directory() -> str:
+    """Absolute; empty if it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
 
 
 def built(spec: Spec) -> Spec:
