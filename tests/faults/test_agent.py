@@ -181,7 +181,10 @@ def running(agent: Agent) -> Iterator[Agent]:
     try:
         yield agent
     finally:
-        family = [nursery, *nursery.children(recursive=True)]
+        family = [nursery]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            # Whoever drained has ended it.
+            family += nursery.children(recursive=True)
         agent.stop()
         thread.join(DEADLINE_SECONDS)
         assert not thread.is_alive()
