@@ -331,7 +331,7 @@ def test_workers_start_with_the_dataset_where_the_base_seed_is_known(tmp_path: P
 
 
 def test_a_dataset_that_fails_costs_no_workers(capfd: pytest.CaptureFixture[str]) -> None:
-    broken = pickle.dumps([]) + b"cno_such_module\nThing\n."
+    broken = pickle.dumps(("", [])) + b"cno_such_module\nThing\n."
     from stoker.feed.shipping import digest
 
     with (
@@ -409,7 +409,7 @@ def test_a_remote_dataset_is_built_on_the_data_host(agent: Agent) -> None:
 
 def test_a_dataset_that_cannot_be_rebuilt_says_why(agent: Agent) -> None:
     spec = spec_of(Images())
-    broken = pickle.dumps([]) + b"cno_such_module\nThing\n."
+    broken = pickle.dumps(("", [])) + b"cno_such_module\nThing\n."
     from stoker.feed.shipping import digest
 
     with client_of(agent.port, PackedSpec(broken, digest(broken))) as client:
