@@ -880,6 +880,33 @@ def early_break_and_again(load: Load) -> object:
 
 
 @claim
+def early_break_leaves_the_generator(load: Load) -> object:
+    """However far ahead its sampler was asked; how far torch's is, its options say."""
+    found: list[object] = []
+    options = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "prefetch_factor": 8}]
+    options.append({"num_workers": 2, "persistent_workers": True})
+    for length, is_replacing in ((13, False), (70, True)):
+        for option in options:
+            generator = torch.Generator().manual_seed(1)
+            sampler = data.RandomSampler(range(length), is_replacing, generator=generator)
+            loader = load(
+                Plain(length), batch_size=2, sampler=sampler, generator=generator, **option
+            )
+            for epoch in range(3):
+                for number, batch in enumerate(loader):
+                    found.append(batch.tolist())
+                    if number == epoch:
+                        break
+            kept = [iter(loader)]
+            found.append(next(kept[0]).tolist())
+            kept.append(iter(loader))
+            found += [batch.tolist() for batch in kept.pop()]
+            del kept
+            found += [ids(loader), torch.rand(1, generator=generator).item()]
+    return found
+
+
+@claim
 def pass_that_is_shut_down(load: Load) -> object:
     """By a name of torch's own that scripts use to be rid of the workers of a pass."""
     loader = load(Plain(40), batch_size=2, num_workers=2, persistent_workers=True)

@@ -36,7 +36,7 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
         self._seeding: Seeding = self._own_seeding(process)
         self._spec = self._own_spec(loader)
         self._packed = _packed(self._spec, process)
-        self._pass = Pass(process, loader, seeding=self._seeding)
+        self._pass = Pass(process, loader, seeding=self._seeding, is_fed=True)
         super().__init__(loader)
         self._session = self._own_session(feed, process, loader)
         self._feed = feed
@@ -72,6 +72,7 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
     def _shutdown_workers(self) -> None:
         """For scripts that end a pass so, as they may with torch's: nothing more is made ahead."""
         self._session.stop(self._pass.epoch)
+        self._pass.order.position.leave()
 
     def _num_taken(self) -> int:
         return self._session.schedule.head
@@ -162,3 +163,4 @@ def _dropped(feed: Feed, session: Session, pass_: Pass) -> None:
     pass_.drop()
     session.abandoned_epoch = pass_.epoch
     feed.shared.post(partial(session.stop, pass_.epoch))
+    pass_.order.position.drop()

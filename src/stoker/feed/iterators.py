@@ -28,6 +28,7 @@ class Pass:
 
     Args:
         is_inline: Batches are made in this process.
+        is_fed: The feed has them made.
 
     Attributes:
         order: What the sampler gives, and how far the pass is.
@@ -42,11 +43,12 @@ class Pass:
         *,
         seeding: Seeding,
         is_inline: bool = False,
+        is_fed: bool = False,
     ) -> None:
         self.seeding: Seeding = seeding
         self._process = process
         self._books = process.books(loader)
-        self.order = Order(loader, self._books, is_inline=is_inline)
+        self.order = Order(loader, self._books, is_inline=is_inline, is_fed=is_fed)
         is_many = loader._auto_collation and makes_many(loader.dataset)
         if seeding == "sample" and not is_many:
             self.order.occurrences = Occurrences(is_batched=loader._auto_collation)

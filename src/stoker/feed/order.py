@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, _DatasetKind
 from stoker.feed import snapshots
 from stoker.feed.process import LoaderBooks
 from stoker.feed.resume import digest_with, replay_sampler
+from stoker.feed.rewind import Rewind, generators_of
 from stoker.feed.seeding import Occurrences
 from stoker.feed.snapshots import Snapshot, Stateful
 from stoker.feed.state import LoaderState, stream_error
@@ -28,6 +29,7 @@ class Position:
         ahead: See Begun; and the last one yielded, which may be held back from the script.
         resumed: What is still to be made good of a loaded state.
         is_inline: Batches are made in this process.
+        rewind: Of generators that the sampler draws from further ahead than with torch's loader.
     """
 
     epoch: int
@@ -44,11 +46,24 @@ class Position:
     resumed: LoaderState | None = None
     is_inline: bool = False
     is_over: bool = False
+    rewind: Rewind | None = None
 
     def ahead_of(self, num_held: int) -> list[object]:
         """What was drawn and not yielded, and the last `num_held` (0 or 1) that were."""
         count = self.num_drawn - (self.num_yielded or 0) + num_held
         return list(self.ahead)[-count:] if count else []
+
+    def leave(self) -> None:
+        """Nobody takes more of it: before its end, generators are put back."""
+        rewind = self.rewind
+        if rewind is not None and not self.is_over:
+            rewind.leave(self.num_yielded or 0)
+
+    def drop(self) -> None:
+        """As `leave`, in a finalizer: in another thread than draws it is left to the next pass."""
+        rewind = self.rewind
+        if rewind is not None and rewind.is_of_this_thread():
+            self.leave()
 
 
 class Order:
@@ -58,10 +73,11 @@ class Order:
         loader: Whose sampler it is.
         books: Of the loader.
         is_inline: Batches are made in this process.
+        is_fed: Who asks the sampler is the feed, as far ahead as it sees fit.
     """
 
     def __init__(
-        self, loader: "DataLoader[object]", books: LoaderBooks, *, is_inline: bool
+        self, loader: "DataLoader[object]", books: LoaderBooks, *, is_inline: bool, is_fed: bool
     ) -> None:
         self._books = books
         self._is_inline = is_inline
@@ -70,6 +86,9 @@ class Order:
         self._dataset = loader.dataset
         self._is_map_style = loader._dataset_kind == _DatasetKind.Map
         self._parts = snapshots.parts_of(loader)
+        # Not the loader: finalizers hold this, and would keep it for ever.
+        self._rewound = generators_of(self._parts) if is_fed and self._is_map_style else []
+        self._num_ahead = loader.num_workers * (loader.prefetch_factor or 2)
         self._keeps_ahead = bool(self._parts.stateful())
         # Of `sample` seeding; what is handed out is counted by who hands it out.
         self.occurrences: Occurrences | None = None
@@ -86,6 +105,8 @@ class Order:
         books = self._books
         last = books.position
         state = books.loaded
+        if last is not None and state is None:
+            last.leave()
         if state is None and last is not None:
             state = last.resumed  # Its iterator was dropped before it drew anything.
         can_resume = self._is_map_style or (self._is_inline and isinstance(self._dataset, Stateful))
@@ -131,6 +152,8 @@ class Order:
     def __iter__(self) -> Iterator[object]:
         """torch may ask twice for one pass, as at a first with workers: the last one counts."""
         position = self.position
+        if self._rewound:
+            position.rewind = Rewind(self._rewound, num_ahead=self._num_ahead)
         if position.resumed is not None:
             iterator: Iterator[object] = iter(())
             if not self._is_map_style:
@@ -155,6 +178,25 @@ class Order:
         """The sampler is about to be asked for the first time."""
         if self._is_map_style:
             position.at_draw = snapshots.take(self._parts, with_own=False)
+
+    def draw(self, position: Position, iterator: Iterator[object]) -> object:
+        """What the sampler gives next, counted."""
+        if position.at_draw is None:
+            self.before_first(position)
+        rewind = position.rewind
+        if rewind is not None:
+            rewind.before(position.num_drawn)
+        try:
+            index = next(iterator)
+        except StopIteration:
+            if rewind is not None and not position.is_drawn_out:
+                rewind.after(position.num_drawn + 1, num_taken=position.num_yielded or 0)
+            position.is_drawn_out = True
+            raise
+        self.count(position, index)
+        if rewind is not None:
+            rewind.after(position.num_drawn, num_taken=position.num_yielded or 0)
+        return index
 
     def count(self, position: Position, index: object) -> None:
         """The sampler gave `index`."""
@@ -185,6 +227,7 @@ class Order:
                 now=state["now"],
                 occurrences=self.occurrences,
                 epoch=self.position.epoch,
+                rewind=position.rewind,
             )
             # Where the sampler draws while it is asked, it is the script's draws that are next.
             snapshots.set_generators(self._parts, state["now"])
@@ -224,6 +267,7 @@ class _Draws:
         self._position = position
         self._iterator = iterator
         self._ahead: deque[object] = deque()
+        self._error: Exception | None = None
 
     def __iter__(self) -> Iterator[object]:
         return self
@@ -232,19 +276,29 @@ class _Draws:
         position = self._position
         if position.resumed is not None:
             self._iterator, self._ahead = self._order.replay(position)
+        if position.rewind is not None:
+            # Where it is further behind than torch, there is nothing to be put back.
+            self._keep_up(1 + (position.num_yielded or 0) + position.rewind.num_ahead)
         if self._ahead:
-            position.num_handed += 1
-            return self._ahead.popleft()
-        if position.at_draw is None:
-            self._order.before_first(position)
-        try:
-            index = next(self._iterator)
-        except StopIteration:
-            position.is_drawn_out = True
-            raise
-        self._order.count(position, index)
+            index = self._ahead.popleft()
+        elif self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        else:
+            index = self._order.draw(position, self._iterator)
         position.num_handed += 1
         return index
+
+    def _keep_up(self, num_drawn: int) -> None:
+        """Draws up to `num_drawn` of the pass; an error comes after what was drawn before it."""
+        while self._error is None and self._position.num_drawn < num_drawn:
+            try:
+                self._ahead.append(self._order.draw(self._position, self._iterator))
+            except StopIteration:
+                # Another one: its traceback would keep the iterator.
+                self._error = StopIteration()
+            except Exception as err:
+                self._error = err
 
 
 def yielded(position: Position, num_here: int | None) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from stoker.errors import UsageError
 from stoker.feed import snapshots
+from stoker.feed.rewind import Rewind
 from stoker.feed.seeding import Occurrences, index_bytes
 from stoker.feed.snapshots import Parts, Snapshot
 from stoker.feed.state import Begun
@@ -27,6 +28,7 @@ def replay_sampler(
     now: Snapshot,
     occurrences: Occurrences | None,
     epoch: int,
+    rewind: Rewind | None = None,
 ) -> tuple[Iterator[object], deque[object]]:
     """Draws from `sampler` what `begun` says was drawn of it; sets random states to do so.
 
@@ -35,6 +37,7 @@ def replay_sampler(
         now: When the state was taken.
         occurrences: Counts what was yielded, for `sample` seeding.
         epoch: Of the pass, in errors.
+        rewind: Is told of every draw.
 
     Returns:
         The rest of the sampler, and what was drawn and not yielded.
@@ -56,6 +59,9 @@ def replay_sampler(
         if begun["at_draw"] is not None:
             _set_random(parts, begun["at_draw"])
         digest, ahead = "", deque[object]()
+        if rewind is not None:
+            rewind.forget()
+            rewind.before(0)
         if occurrences is not None:
             occurrences.clear()
         for number in range(num_drawn):
@@ -66,12 +72,18 @@ def replay_sampler(
                 elif occurrences is not None:
                     occurrences.of(index)
                 break
+            if rewind is not None:
+                rewind.after(number + 1, num_taken=begun["num_yielded"])
         if begun["is_drawn_out"]:
             digest = "".join([digest, *("more" for _ in iterator)])
+            if rewind is not None:
+                rewind.after(num_drawn + 1, num_taken=begun["num_yielded"])
         if digest == begun["digest"]:
             return iterator, ahead
     if now["own"] and not _equal(now["own"], at_iter["own"]):
         # torchdata's convention: the state holds how far the sampler is.
+        if rewind is not None:
+            rewind.forget()
         snapshots.set_own(parts, now)
         _set_random(parts, now)
         iterator = iter(()) if begun["is_drawn_out"] else iter(sampler)

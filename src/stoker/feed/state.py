@@ -96,6 +96,8 @@ def state_of(
         return _not_begun(loaded, now)
     state = _state(loader, process, parts, books, now)
     if position is not None and (is_under_way or not position.is_over):
+        if position.rewind is not None:
+            position.rewind.show_drawn(parts, now)
         state["epoch"] = position.epoch
         state["begun"] = begun = _begun(loader, position, num_held)
         state["num_yielded"] = begun["num_yielded"]

@@ -1,0 +1,220 @@
+"""Generators are as torch's loader leaves them when a pass over the feed is left."""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.utils.data as data
+
+import stoker
+from stoker.feed.order import Order, Position, yielded
+from stoker.feed.process import LoaderBooks
+from stoker.feed.rewind import Rewind
+
+Draw = Callable[[torch.Generator], data.Sampler[int]]
+
+LENGTH = 70
+
+
+class Unseen(data.Sampler[int]):
+    """Has its generator where nobody looks."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.all = [generator]
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(LENGTH):
+            yield int(torch.randint(LENGTH, (), generator=self.all[0]))
+
+
+SAMPLERS: dict[str, Draw] = {
+    "random": lambda g: data.RandomSampler(range(LENGTH), generator=g),
+    "replacing": lambda g: data.RandomSampler(range(LENGTH), replacement=True, generator=g),
+    "some": lambda g: data.SubsetRandomSampler(range(9, 50), generator=g),
+    "weighted": lambda g: data.WeightedRandomSampler([1.0, 2.0] * 35, LENGTH, generator=g),
+    "own": Unseen,
+}
+
+
+class Pass:
+    """A pass over a loader as the feed goes through it: `ahead` batches before the script."""
+
+    def __init__(self, loader: data.DataLoader[object], books: LoaderBooks, ahead: int) -> None:
+        self.order = Order(loader, books, is_inline=False, is_fed=True)
+        self.position: Position = self.order.position
+        self.draws = iter(self.order)
+        self.ahead = ahead
+        self.given: list[object] = []
+        self.num_taken = 0
+
+    def take(self, count: int) -> list[object]:
+        for _ in range(count):
+            self.num_taken += 1
+            wanted = self.num_taken + self.ahead - len(self.given)
+            self.given += itertools.islice(self.draws, max(0, wanted))
+            yielded(self.position, self.num_taken - self.position.first)
+        return self.given[: self.num_taken]
+
+
+def made(
+    draw: Draw, workers: int = 0, factor: int = 2
+) -> tuple[data.DataLoader[object], torch.Generator]:
+    generator = torch.Generator().manual_seed(3)
+    loader = stoker.DataLoader(
+        range(LENGTH),
+        4,
+        sampler=draw(generator),
+        generator=generator,
+        num_workers=workers,
+        prefetch_factor=factor if workers else None,
+    )
+    return loader, generator
+
+
+def drawn_by_torch(draw: Draw, count: int) -> torch.Tensor:
+    """The generator's state after a loader's sampler was asked so often."""
+    loader, generator = made(draw)
+    draws = iter(loader._index_sampler)
+    for _ in range(count):
+        next(draws, None)
+    return generator.get_state()
+
+
+@pytest.mark.parametrize("ahead", [1, 4, 12, 40])
+@pytest.mark.parametrize(("workers", "factor"), [(0, 2), (2, 2), (2, 7)])
+@pytest.mark.parametrize("taken", [1, 7, 16, 18])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_pass_that_is_left_leaves_the_generator_as_torch_does(
+    name: str, taken: int, workers: int, factor: int, ahead: int
+) -> None:
+    loader, generator = made(SAMPLERS[name], workers, factor)
+    one = Pass(loader, LoaderBooks(0), ahead)
+    one.take(taken)
+    one.position.drop()
+    expected = drawn_by_torch(SAMPLERS[name], taken + workers * factor)
+    assert torch.equal(generator.get_state(), expected)
+
+
+@pytest.mark.parametrize("when", ["after the last draw", "between draws"])
+def test_what_others_drew_is_not_undone(when: str) -> None:
+    loader, generator = made(SAMPLERS["own"])
+    one = Pass(loader, LoaderBooks(0), 5)
+    one.take(2)
+    theirs = torch.rand(1, generator=generator)
+    if when == "between draws":
+        one.take(1)
+    present = generator.get_state()
+    one.position.leave()
+    if when == "after the last draw":
+        assert torch.equal(generator.get_state(), present)
+    again = torch.Generator()
+    again.set_state(generator.get_state())
+    assert not torch.equal(torch.rand(1, generator=again), theirs)
+
+
+def test_a_finished_pass_changes_nothing() -> None:
+    loader, generator = made(SAMPLERS["random"])
+    one = Pass(loader, LoaderBooks(0), 30)
+    one.take(18)
+    one.position.is_over = True
+    present = generator.get_state()
+    one.position.leave()
+    assert torch.equal(generator.get_state(), present)
+
+
+def test_another_pass_over_the_loader_leaves_the_one_before() -> None:
+    loader, generator = made(SAMPLERS["random"])
+    books = LoaderBooks(0)
+    one = Pass(loader, books, 30)
+    one.take(2)
+    assert not torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
+    Order(loader, books, is_inline=False, is_fed=True)
+    assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
+    one.position.drop()
+    assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
+
+
+def test_dropped_in_another_thread_it_waits_for_the_next_pass() -> None:
+    loader, generator = made(SAMPLERS["random"])
+    books = LoaderBooks(0)
+    one = Pass(loader, books, 30)
+    one.take(2)
+    present = generator.get_state()
+    thread = threading.Thread(target=one.position.drop)
+    thread.start()
+    thread.join()
+    assert torch.equal(generator.get_state(), present)
+    Order(loader, books, is_inline=False, is_fed=True)
+    assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
+
+
+def test_as_many_states_are_kept_as_were_drawn_ahead() -> None:
+    loader, _ = made(SAMPLERS["own"], 2)
+    one = Pass(loader, LoaderBooks(0), 10)
+    for _ in range(6):
+        one.take(1)
+        assert one.position.rewind is not None
+        assert len(one.position.rewind) <= 10 + 2
+
+
+def test_an_error_of_the_sampler_comes_after_what_it_gave_before() -> None:
+    class Failing(Unseen):
+        def __iter__(self) -> Iterator[int]:
+            yield from range(8)
+            raise LookupError("no more")
+
+    loader, _ = made(Failing, 2, 8)
+    order = Order(loader, LoaderBooks(0), is_inline=False, is_fed=True)
+    draws = iter(order)
+    assert [next(draws), next(draws)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(LookupError, match="no more"):
+        next(draws)
+
+
+@pytest.mark.parametrize("is_fed", [False, True])
+def test_only_where_the_feed_draws_from_a_generator_it_is_read(is_fed: bool) -> None:
+    plain = data.DataLoader(range(9), shuffle=True)
+    mine = data.DataLoader(range(9), shuffle=True, generator=torch.Generator())
+    for loader, is_kept in ((plain, False), (mine, is_fed)):
+        order = Order(loader, LoaderBooks(0), is_inline=False, is_fed=is_fed)
+        iter(order)
+        assert (order.position.rewind is not None) is is_kept
+
+
+@pytest.mark.parametrize("is_left_first", [False, True])
+@pytest.mark.parametrize("name", ["random", "replacing", "own"])
+def test_a_resumed_pass_goes_on_and_is_left_as_torchs(name: str, is_left_first: bool) -> None:
+    """Its state was taken before or after it was left."""
+    process = stoker.feed.loader.this_process()
+    loader, _ = made(SAMPLERS[name])
+    one = Pass(loader, process.books(loader), 6)
+    one.take(5)
+    if is_left_first:
+        one.position.drop()
+    state = loader.state_dict()
+
+    again, generator = made(SAMPLERS[name])
+    again.load_state_dict(state)
+    two = Pass(again, process.books(again), 6)
+    two.given = [None] * 5
+    two.num_taken = 5
+    found = two.take(3)[5:]
+    expected = list(itertools.islice(made(SAMPLERS[name])[0]._index_sampler, 8))[5:]
+    assert found == expected
+    two.position.drop()
+    assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS[name], 8))
+
+
+def test_leaving_twice_is_leaving_once() -> None:
+    generator = torch.Generator().manual_seed(1)
+    rewind = Rewind([generator], num_ahead=0)
+    for number in range(3):
+        rewind.before(number)
+        torch.rand(1, generator=generator)
+        rewind.after(number + 1, num_taken=1)
+    rewind.leave(1)
+    left = generator.get_state()
+    rewind.leave(2)
+    assert torch.equal(generator.get_state(), left)
