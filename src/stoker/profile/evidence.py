@@ -31,7 +31,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         other_threads_seconds: CPU of the trainer process's other threads.
         knocks: How often another thread asked for the interpreter lock, the reading thread being
             outside next().
-        held_knocks: Of them, the lock was held for 2 ms or more.
+        held_knocks: Of them, the lock was held for 0.5 ms or more.
         collective_knocks: Of them, the reading thread was in a collective or in backward.
         worker_seconds: Seconds of the loader's workers together, of which
         worker_cpu_seconds: they had a CPU, and
