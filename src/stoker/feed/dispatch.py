@@ -189,8 +189,10 @@ class Dispatch:
         assert isinstance(request, Request)
         if not request.generation:
             self._credits.count(is_dry=is_dry)
-            if result.tree is not None:
-                self._credits.measured(result.wall_seconds, worker=result.worker)
+            if result.tree is not None and self._credits.measured(
+                result.wall_seconds, worker=result.worker
+            ):
+                self.share_credits()
         session = request.session
         if session.requests.get((request.epoch, request.number)) is request:
             del session.requests[request.epoch, request.number]

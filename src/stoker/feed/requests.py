@@ -131,6 +131,7 @@ class Credits:
         self._for_dry = per_worker
         self.per_worker = per_worker
         self._costs: deque[float] = deque(maxlen=_MAX_COSTS)
+        self._measured = 0
         self._begun: set[int] = set()
         self._seconds_too_many = 0
         self._jobs = 0
@@ -153,16 +154,28 @@ class Credits:
         self._jobs += 1
         self._dry += is_dry
 
-    def measured(self, seconds: float, *, worker: int) -> None:
-        """A batch took a worker so long; the first of each, which opens files, tells nothing."""
-        if worker in self._begun:
-            self._costs.append(seconds)
-        self._begun.add(worker)
+    def measured(self, seconds: float, *, worker: int) -> bool:
+        """A batch took a worker so long; the first of each, which opens files, tells nothing.
+
+        Returns:
+            Whether `per_worker` has risen, which is looked at every few batches.
+        """
+        if worker not in self._begun:
+            self._begun.add(worker)
+            return False
+        self._costs.append(seconds)
+        self._measured += 1
+        if self._measured % _MIN_COSTS:
+            return False
+        wanted = credits_for(self._costs, at_least=self._set)
+        has_risen = wanted > self.per_worker
+        self.per_worker = max(wanted, self.per_worker)
+        return has_risen
 
     def adapt(self) -> bool:
         """Once a second: True if `per_worker` has changed.
 
-        It rises at once to what is wanted, for until then workers run dry, and falls one by one.
+        It rises at once, for until then workers run dry, and falls one by one.
         """
         # One in five: a worker that waits now and then costs nothing.
         ran_dry = self._jobs >= 5 and self._dry * 5 > self._jobs
