@@ -11,7 +11,7 @@ LOADERS = ("raw", "stoker plain", "stoker encrypted", "torch local")
 OTHERS = {
     "grpc raw": ("grpc", "grpcio"),
     "grpc protobuf": ("grpc", "grpcio"),
-    "ray": ("ray", "'ray[data]'"),
+    "ray": ("ray, psutil", "'ray[data]' psutil"),
 }
 # Images of 0.15 MB a batch: 0.6, 4.8 and 19 MB.
 SIZES = {4: "0.6 MB", 32: "4.8 MB", 128: "19 MB"}
