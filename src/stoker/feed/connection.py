@@ -113,8 +113,6 @@ class Connection:
 
     def has_input(self) -> bool:
         """Whether there is something to read that no descriptor tells of; ask before you wait."""
-        if self.is_drained and self.is_quiet:
-            return False
         return self._has_messages() or self.has_events(())
 
     def has_events(self, ready: Container[int]) -> bool:

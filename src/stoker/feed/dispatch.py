@@ -93,19 +93,8 @@ class Dispatch:
         if len(session.requests) >= session.max_requests:
             self._outbox.refuse(identity, message, "asked for far more than the credits")
             return
-        request = Request(
-            session,
-            session.spec,
-            session.seeding,
-            message.epoch,
-            message.number,
-            message.index,
-            message.seed,
-        )
         was_active = session.is_active(time.monotonic())
-        session.requests[key] = request
-        session.asked_at = time.monotonic()
-        self._queue.push(request)
+        self._queue.push(_noted(session, message))
         if not was_active:
             self.share_credits()
 
@@ -131,18 +120,7 @@ class Dispatch:
             return
         if known is not None:
             known.is_dropped = True
-        request = Request(
-            session,
-            session.spec,
-            session.seeding,
-            message.epoch,
-            message.number,
-            message.index,
-            message.seed,
-            generation=stream.generation,
-        )
-        session.requests[key] = request
-        session.asked_at = time.monotonic()
+        request = _noted(session, message, generation=stream.generation)
         self._specs.ask_stream(
             session.spec, session.name, *stream_job(message, stream, message.index, (request,))
         )
@@ -202,3 +180,20 @@ class Dispatch:
         if result.is_lost:
             self._log.event("batch_lost", number=request.number, reason=result.summary)
         self._outbox.result(request, result)
+
+
+def _noted(session: Session, message: messages.Make, *, generation: int = 0) -> Request:
+    """The request, in its session's books."""
+    request = Request(
+        session,
+        session.spec,
+        session.seeding,
+        message.epoch,
+        message.number,
+        message.index,
+        message.seed,
+        generation=generation,
+    )
+    session.requests[message.epoch, message.number] = request
+    session.asked_at = time.monotonic()
+    return request

@@ -146,9 +146,6 @@ class Link:
             is_last: There may be no next time.
         """
         for number, connection in enumerate(self.connections):
-            filenos = connection.filenos
-            if connection.is_drained and filenos and filenos[0] not in ready:
-                continue
             connection.receive(
                 take_plain if number else take,
                 at_most=_AT_MOST,

@@ -167,10 +167,7 @@ class Credits:
         self._measured += 1
         if self._measured % _MIN_COSTS:
             return False
-        wanted = credits_for(self._costs, at_least=self._set)
-        has_risen = wanted > self.per_worker
-        self.per_worker = max(wanted, self.per_worker)
-        return has_risen
+        return self._rises_to(self._wanted())
 
     def adapt(self) -> bool:
         """Once a second: True if `per_worker` has changed.
@@ -182,16 +179,23 @@ class Credits:
         self._jobs = self._dry = 0
         if ran_dry and self._for_dry < _MAX_CREDITS_FOR_DRY_WORKERS:
             self._for_dry += 1
-        wanted = max(self._for_dry, credits_for(self._costs, at_least=self._set))
+        wanted = self._wanted()
         is_less = wanted < self.per_worker
         self._seconds_too_many = self._seconds_too_many + 1 if is_less else 0
-        if wanted > self.per_worker:
-            self.per_worker = wanted
+        if self._rises_to(wanted):
             return True
         if self._seconds_too_many >= _SECONDS_BEFORE_FEWER:
             self.per_worker -= 1
             return True
         return False
+
+    def _wanted(self) -> int:
+        return max(self._for_dry, credits_for(self._costs, at_least=self._set))
+
+    def _rises_to(self, wanted: int) -> bool:
+        has_risen = wanted > self.per_worker
+        self.per_worker = max(wanted, self.per_worker)
+        return has_risen
 
 
 def credits_for(costs: Collection[float], *, at_least: int) -> int:
