@@ -113,7 +113,8 @@ class Answers:
     ) -> None:
         source = _NOTHING if frame is None else np.frombuffer(frame.buffer, dtype=np.uint8)
         host = link.member.host
-        session = self._session_of(made)
+        # No lock: whether it is still wanted is looked at under it.
+        session = self._shared.sessions.get(made.session)
         if session is None:
             return
         if session.pins_on is None and _may_stay(source):
@@ -188,10 +189,6 @@ class Answers:
         np.copyto(payload, source)
         return payload
 
-    def _session_of(self, message: m.Made | m.Raised | m.Dropped) -> Session | None:
-        # No lock: whether it is still wanted is looked at under it.
-        return self._shared.sessions.get(message.session)
-
     def _arrived(
         self,
         session: Session,
@@ -228,7 +225,8 @@ class Answers:
         self, link: AgentLink, message: m.Raised | m.Dropped, error: BaseException
     ) -> None:
         """In place of a batch."""
-        session = self._session_of(message)
+        # As above.
+        session = self._shared.sessions.get(message.session)
         if session is not None and self._arrived(session, link.member.host, message, 0):
             self._deliver(session, message, Outcome(error=error))
 

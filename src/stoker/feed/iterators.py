@@ -2,9 +2,9 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 from torch.utils.data import DataLoader
 
 from stoker.feed.order import Order, yielded
@@ -15,8 +15,7 @@ from stoker.feed.timeline import Steps
 Seeding = Literal["batch", "sample", "torch"]
 
 
-@dataclass(slots=True)
-class Numbered:
+class Numbered(msgspec.Struct):
     """What the sampler gave, and the words that its batch is seeded from."""
 
     words: tuple[int, ...]

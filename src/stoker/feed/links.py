@@ -15,8 +15,9 @@ from stoker.feed.shipping import PackedSpec
 
 # Messages taken from one socket before the others have their turn.
 _AT_MOST = 16
-# And bytes: who waits for the first batch is told when all that was taken together is copied.
-_AT_MOST_BYTES = 1 << 20
+# And bytes: who waits for the first batch is told when all that was taken together is there, and,
+# where it is to be pinned, copied. Each turn of the pump costs as much as one or two batches.
+_AT_MOST_BYTES = 4 << 20
 # A roster is small.
 MAX_ROSTER_BYTES = 16 << 20
 

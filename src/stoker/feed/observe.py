@@ -90,7 +90,8 @@ class Observer:
         Args:
             is_wanted: False for a batch that another host had delivered before.
         """
-        books = self._books(self._own_host if host is None else host)
+        name = self._own_host if host is None else host
+        books = self._hosts.get(name) or self._books(name)
         if is_wanted:
             books.batches += 1
         else:

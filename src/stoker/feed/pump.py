@@ -4,6 +4,7 @@ trains only takes finished batches."""
 import select
 import time
 from collections.abc import Container, Sequence
+from functools import partial
 
 import zmq
 
@@ -149,8 +150,8 @@ class Pump:
         # First what came, then what became of the connection: the last words count.
         if isinstance(link, AgentLink):
             link.receive(
-                lambda frames: self._answers.take(link, frames),
-                lambda frames: self._answers.take_plain(link, frames),
+                partial(self._answers.take, link),
+                partial(self._answers.take_plain, link),
                 ready=ready,
                 is_last=has_events,
             )

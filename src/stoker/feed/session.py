@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from stoker.feed.iterators import Numbered, Seeding
 from stoker.feed.local import LocalWorkers
 from stoker.feed.local_streams import LocalStreams
@@ -21,16 +23,14 @@ from stoker.feed.wire import pack_value
 LOCAL: Peer = ("local",)
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(msgspec.Struct):
     """What became of a batch: its value, or the error to raise in its place."""
 
     value: object = None
     error: BaseException | None = None
 
 
-@dataclass(slots=True)
-class Asked:
+class Asked(msgspec.Struct):
     """A batch that may be asked for: the packed index, and its seed words."""
 
     index: bytes
