@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec
+from stoker.platforms.containers import check_container
 from stoker.platforms.kubernetes.names import (
     INSTANCE_TYPE_LABEL,
     host_pattern,
@@ -100,20 +101,7 @@ def settings_of(job: JobSpec) -> KubernetesSettings:
         UsageError: Naming the key of the workload and the reason.
     """
     settings = job.kubernetes or KubernetesSettings()
-    if not job.image:
-        raise UsageError(
-            "the job names no image, and Kubernetes runs nothing else",
-            where=f"job {job.name}, key image",
-            fix="build one with make image, push it, and set image to its address",
-        )
-    if not job.command:
-        raise UsageError("no command to run", where=f"job {job.name}, key command")
-    if settings.entrypoint[-1] != "--":
-        raise UsageError(
-            "the command follows the entry point behind --: " + " ".join(settings.entrypoint),
-            where="key kubernetes.entrypoint",
-            fix="let its last word be --",
-        )
+    check_container(job, settings.entrypoint, platform="Kubernetes", key="kubernetes")
     if settings.runtime and settings.api != "trainer":
         raise UsageError(
             "a TrainingRuntime is Kubeflow Trainer's",

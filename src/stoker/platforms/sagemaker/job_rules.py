@@ -4,6 +4,7 @@ import re
 
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec
+from stoker.platforms.containers import check_container
 from stoker.platforms.strategies import check_strategy
 from stoker.records import Channel, Framework, Group, MetricDefinition, SageMakerSettings
 
@@ -28,20 +29,7 @@ def settings_of(job: JobSpec) -> SageMakerSettings:
             where=f"job {job.name}, key sagemaker",
             fix="add sagemaker: {role: arn:aws:iam::ACCOUNT:role/NAME, output_uri: s3://...}",
         )
-    if not job.image:
-        raise UsageError(
-            "the job names no image, and SageMaker runs nothing else",
-            where=f"job {job.name}, key image",
-            fix="build one with make image, push it, and set image to its address",
-        )
-    if not job.command:
-        raise UsageError("no command to run", where=f"job {job.name}, key command")
-    if settings.entrypoint[-1] != "--":
-        raise UsageError(
-            "the command follows the entry point behind --: " + " ".join(settings.entrypoint),
-            where="key sagemaker.entrypoint",
-            fix="let its last word be --",
-        )
+    check_container(job, settings.entrypoint, platform="SageMaker", key="sagemaker")
     _check_groups(job.groups, settings.framework)
     check_strategy(job.strategy, job.groups)
     for name, channel in job.channels.items():
