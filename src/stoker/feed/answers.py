@@ -264,8 +264,11 @@ class Answers:
     def _take_ready(self, link: AgentLink, message: m.Ready) -> None:
         with self._shared.lock:
             session = self._shared.sessions.get(message.session)
-            if session is None or not _has_spec(session, message.spec):
+            if session is None or session.spec is None or session.spec.digest != message.spec:
                 return
+            spec = session.spec
+        self._shared.values_there.take(message.spec, link.member.host, message.module_values)
+        self._shared.values_there.compare(message.spec, spec.module_values)
         link.ready.add(message.session)
         self._grant(link, message.session, message.credits)
         self._shared.log.event(

@@ -23,6 +23,7 @@ class HeldSpec:
             several were asked.
         reason: Why it failed.
         error: The same, for shipping.unpack_error; may be empty.
+        module_values: What modules say here; see module_values.values_of.
     """
 
     digest: str
@@ -33,6 +34,7 @@ class HeldSpec:
     arrival: Arrival | None = None
     reason: str = ""
     error: bytes = b""
+    module_values: dict[str, str] = field(default_factory=dict)
     holder: Holder | None = None
     pools: dict[str, WorkerPool] = field(default_factory=dict)
     streams: dict[str, StreamPool] = field(default_factory=dict)
@@ -96,6 +98,7 @@ class HeldSpec:
         if self.state == "held" and holder.held is not None:
             self.state = "failed" if holder.held.error else "ready"
             self.reason, self.error = holder.held.summary, holder.held.error
+            self.module_values = holder.held.module_values
             self.since = time.monotonic()
             return True
         if self.state in ("held", "ready") and holder.channel.is_closed:

@@ -54,10 +54,15 @@ class Kill(msgspec.Struct, frozen=True, tag=True):
 
 
 class Held(msgspec.Struct, frozen=True, tag=True):
-    """Holder to agent: the spec is there; or the error, for shipping.unpack_error."""
+    """Holder to agent: the spec is there; or the error, for shipping.unpack_error.
+
+    Attributes:
+        module_values: Of names that the trainer asked for; see module_values.values_of.
+    """
 
     error: bytes = b""
     summary: str = ""
+    module_values: dict[str, str] = {}
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):

@@ -25,7 +25,7 @@ from stoker.errors import ProtocolError
 
 # Raised with every change that an older peer would misread: of these messages, of a batch's tree
 # (layout), of what travels pickled (shipping). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -282,13 +282,18 @@ class Ship(Message, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """The session may ask for batches: at most `credits` at a time."""
+    """The session may ask for batches: at most `credits` at a time.
+
+    Attributes:
+        module_values: What modules of the user say there; see module_values.values_of.
+    """
 
     session: Identifier
     spec: Identifier
     credits: Count
     workers: Count
     versions: dict[str, str] = {}
+    module_values: dict[str, str] = {}
 
 
 class Failed(Message, frozen=True, kw_only=True):

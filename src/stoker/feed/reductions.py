@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-_CachedFunction = type(functools.lru_cache(len))
+CachedFunction = type(functools.lru_cache(len))
 
 
 def reduced(obj: object) -> tuple[object, ...] | None:
@@ -17,9 +17,9 @@ def reduced(obj: object) -> tuple[object, ...] | None:
     dictionaries. A cached function comes back with an empty cache.
     """
     kind = type(obj)
-    if kind is _CachedFunction:
+    if kind is CachedFunction:
         # Of the script, or local to a function; others travel by name.
-        return None if _is_importable(obj) else _reduced_cached(obj)
+        return None if is_importable(obj) else _reduced_cached(obj)
     if kind is functools.cached_property:
         # Until Python 3.12 it holds a lock.
         state = {name: value for name, value in vars(obj).items() if name not in ("func", "lock")}
@@ -40,7 +40,8 @@ def _cached(function: Callable[[object], object], maxsize: int | None, typed: bo
     return functools.lru_cache(maxsize, typed)(function)
 
 
-def _is_importable(found: object) -> bool:
+def is_importable(found: object) -> bool:
+    """Whether its module has it under its name; not of the training script."""
     name, path = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
     if name in (None, "__main__"):
         return False

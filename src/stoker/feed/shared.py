@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from stoker.feed.module_values import ValuesThere
 from stoker.feed.session import Session
 from stoker.feed.timeline import Timeline
 from stoker.logs import Log
@@ -19,6 +20,7 @@ class Shared:
         sessions: Name to session.
         failure: Ends every session, later ones too.
         wake_fd: An eventfd for the pump's poll; see `sleeps`.
+        values_there: For the pump.
     """
 
     def __init__(self, *, timeline: Timeline, log: Log) -> None:
@@ -28,6 +30,7 @@ class Shared:
         self.is_closing = False
         self.timeline = timeline
         self.log = log
+        self.values_there = ValuesThere(log)
         self._pid = os.getpid()
         self._is_asleep = self._is_called = False
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

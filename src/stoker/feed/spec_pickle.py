@@ -17,6 +17,7 @@ import cloudpickle
 from cloudpickle import cloudpickle as inside
 
 from stoker.errors import ShippingError
+from stoker.feed.reductions import CachedFunction, is_importable
 from stoker.feed.reductions import reduced as reduced_anew
 from stoker.feed.remote import Remote
 
@@ -34,10 +35,14 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Gives the same bytes in every process of one script; refuses what would be of no use there.
 
     Where it cannot (see docs/feed.md, limits) the bytes differ, and each rank's spec is another.
+
+    Attributes:
+        code: The functions and classes that were pickled, by value or by name.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
+        self.code: list[object] = []
         # By the set's address: its number, and the set, so that the address stays its own.
         self._sets: dict[int, tuple[int, object]] = {}
 
@@ -65,7 +70,9 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         inner = getattr(obj, "_datapipe", None)
         if inner is not None and kind.__name__ in _PIPE_WRAPPERS:
             return (kind, (inner,))
-        if isinstance(obj, type | TypeVar) and _is_of_script(obj):
+        if issubclass(kind, (FunctionType, type, CachedFunction)):
+            self.code.append(obj)
+        if isinstance(obj, type | TypeVar) and not is_by_name(obj):
             name_class(obj)
         known = reduced_anew(obj)
         if known is not None:
@@ -108,6 +115,17 @@ def is_proxy(obj: object) -> bool:
     return managers is not None and isinstance(obj, managers.BaseProxy)
 
 
+def is_by_name(obj: object) -> bool:
+    """Whether of a function or class only the place is pickled where it is found."""
+    by_reference: Callable[[object], bool] | None = getattr(
+        inside, "_should_pickle_by_reference", None
+    )
+    kind = type(obj)
+    if kind is CachedFunction:
+        return is_importable(obj)
+    return issubclass(kind, FunctionType | type) and by_reference is not None and by_reference(obj)
+
+
 def name_class(found: "type | TypeVar") -> None:
     """Gives a class of the training script the id by which cloudpickle knows it again.
 
@@ -122,13 +140,6 @@ def name_class(found: "type | TypeVar") -> None:
     # An id that another class has stays that one's.
     while track(f"stoker-{mark}-{number}", found) is not found:
         number += 1
-
-
-def _is_of_script(found: "type | TypeVar") -> bool:
-    by_reference: Callable[[object], bool] | None = getattr(
-        inside, "_should_pickle_by_reference", None
-    )
-    return isinstance(found, TypeVar) or by_reference is None or not by_reference(found)
 
 
 def _mark(found: "type | TypeVar") -> str:
