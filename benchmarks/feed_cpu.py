@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from cases import Case
+from decryption import decryption_cpu_seconds
 from measuring import can_import, rotated, say, spread, trained
 from rows import Comparison, Row, alone, times
 
@@ -32,6 +33,7 @@ def rows(*, repetitions: int, is_quick: bool, python: str) -> Iterator[Row]:
     }
     loaders = (*LOADERS, *(name for name in OTHERS if name not in missing))
     seen: dict[tuple[int, str], list[dict[str, float]]] = {}
+    decryption: dict[int, list[float]] = {}
     turn = 0
     for _ in range(repetitions):
         for size in SIZES:
@@ -48,24 +50,47 @@ def rows(*, repetitions: int, is_quick: bool, python: str) -> Iterator[Row]:
                 found = trained(loader, case, python=python)
                 say(f"cpu {SIZES[size]} {loader}: {found['cpu_seconds_per_gb']:.2f} CPU-s/GB")
                 seen.setdefault((size, loader), []).append(found)
+            decryption.setdefault(size, []).append(decryption_cpu_seconds(case.batch_bytes))
             turn += 1
     for size in SIZES:
+        raw = _cpu(seen[size, "raw"])
+        floor = [cpu + each for cpu, each in zip(raw, decryption[size], strict=True)]
         for loader in loaders:
-            yield _row(size, loader, seen[size, loader], seen[size, "raw"])
+            yield _row(size, loader, seen[size, loader], raw=raw, decrypted=floor)
+        yield Row(
+            part="cpu",
+            case=_case(size),
+            loader="raw + decryption",
+            figure=_FIGURE,
+            value=spread(floor),
+            comparisons=(times(floor, raw, beside="raw"),),
+            note=f"{spread(decryption[size])['median']:.2f} of it libsodium's",
+        )
         for name, note in missing.items():
             yield Row(
                 part="cpu", case=_case(size), loader=name, figure=_FIGURE, value=None, note=note
             )
 
 
-def _row(size: int, loader: str, mine: list[dict[str, float]], raw: list[dict[str, float]]) -> Row:
-    cpu = [found["cpu_seconds_per_gb"] for found in mine]
-    floor = [found["cpu_seconds_per_gb"] for found in raw]
+def _cpu(found: list[dict[str, float]]) -> list[float]:
+    return [each["cpu_seconds_per_gb"] for each in found]
+
+
+def _row(
+    size: int,
+    loader: str,
+    mine: list[dict[str, float]],
+    *,
+    raw: list[float],
+    decrypted: list[float],
+) -> Row:
+    cpu = _cpu(mine)
     comparisons: list[Comparison] = []
     if loader != "raw":
         limit = 2.2 if loader == "stoker plain" else None
-        comparisons.append(times(cpu, floor, beside="raw", at_most=limit))
+        comparisons.append(times(cpu, raw, beside="raw", at_most=limit))
     if loader == "stoker encrypted":
+        comparisons.append(times(cpu, decrypted, beside="raw + decryption"))
         comparisons.append(alone(cpu, at_most=0.7))
     speed = spread([found["megabytes_per_second"] for found in mine])
     note = f"{speed['median']:.0f} MB/s"

@@ -11,8 +11,16 @@ import pytest
 from torch.utils.data import default_collate
 
 from stoker.feed import module_values
-from stoker.feed.module_values import ValuesThere, difference, names_of, text_of, values_of
-from stoker.feed.shipping import PackedSpec, Spec, pack_spec, read_names, read_spec
+from stoker.feed.module_values import (
+    ValuesThere,
+    difference,
+    names_read_by,
+    text_of,
+    values_here,
+    values_of,
+    were_set,
+)
+from stoker.feed.shipping import PackedSpec, Spec, pack_spec
 from stoker.feed.source_literals import source_of
 from stoker.logs import Log
 
@@ -101,21 +109,32 @@ def packed(dataset: object, **more: object) -> PackedSpec:
 
 
 def names_in(spec: PackedSpec) -> tuple[str, ...]:
-    file = io.BytesIO(spec.data)
-    read_spec(file)
-    return read_names(file)
+    """Names that matter: read by the spec's code, and given literals by the source."""
+    return tuple(were_set(dict.fromkeys(sorted(names_read_by(spec.living_code())), "another")))
 
 
-def test_the_names_of_literals_that_a_spec_reads_on_a_data_host_travel_with_it(
-    make: Import,
-) -> None:
+def set_in(spec: PackedSpec) -> dict[str, str]:
+    return were_set(values_of(sorted(names_read_by(spec.living_code()))))
+
+
+def test_the_names_of_literals_that_a_spec_reads_on_a_data_host_matter(make: Import) -> None:
     make("cfg", CFG)
     data = make("data", DATA)
     spec = packed(data.Data())
     # Not what __init__ read in the trainer, nor what is set there, computed, or a cache.
     own = ("data.DEEP", "data.FACTOR", "data.OWN_SIZE")
     assert names_in(spec) == (*NAMES, *own)
-    assert spec.module_values == {}
+    assert set_in(spec) == {}
+
+
+def test_a_data_host_tells_of_all_plain_values_in_the_users_modules(make: Import) -> None:
+    make("cfg", CFG)
+    make("data", DATA)
+    found = values_here({"cfg", "data", "json", "numpy", "no_such_module", "__main__"})
+    assert found.items() >= {"cfg.SIZE": "3", "cfg.UNUSED": "1", "data.OWN_SIZE": "3"}.items()
+    assert {name.partition(".")[0] for name in found} == {"cfg", "data"}
+    assert "data.np" not in found
+    assert values_of(found) == found
 
 
 def test_what_the_script_has_set_is_told_and_strings_are_not_shown(make: Import) -> None:
@@ -123,34 +142,34 @@ def test_what_the_script_has_set_is_told_and_strings_are_not_shown(make: Import)
     data = make("data", DATA)
     dataset = data.Data()
     before = packed(dataset)
-    there = values_of(names_in(before))
+    there = values_here({"cfg", "data"})
     cfg.SIZE, cfg.NAME, cfg.UNUSED, cfg.COMPUTED = 5, "secret", 9, 9
     cfg.OPTIONS["crop"] = False
     data.FACTOR, data.READ_IN_INIT = 0.5, 9
     spec = packed(dataset)
     assert spec.digest == before.digest
-    warning = difference(spec.module_values, there)
+    warning = difference(set_in(spec), there)
     assert (
         "cfg.NAME, cfg.OPTIONS, cfg.SIZE (5 here, 3 there), data.FACTOR (0.5 here, 2 there);"
         in warning
     )
-    assert "secret" not in warning + str(spec.module_values) + str(there)
-    assert difference(before.module_values, there) == ""
+    assert "secret" not in warning + str(values_here({"cfg", "data"}))
+    assert difference(values_of(there), values_of(there)) == ""
 
 
 def test_what_was_imported_after_it_was_set_is_told(make: Import) -> None:
     make("cfg", CFG).SIZE = 5
     data = make("data", DATA)
-    assert packed(data.Data()).module_values == {"cfg.SIZE": "5", "data.OWN_SIZE": "5"}
+    assert set_in(packed(data.Data())) == {"cfg.SIZE": "5", "data.OWN_SIZE": "5"}
 
 
 def test_one_of_several_literals_is_the_modules_own_choice(make: Import) -> None:
     cfg = make("cfg", CFG)
     data = make("data", DATA)
     cfg.EITHER = 1
-    assert packed(data.Data()).module_values == {}
+    assert set_in(packed(data.Data())) == {}
     cfg.EITHER = 3
-    assert packed(data.Data()).module_values == {"cfg.EITHER": "3"}
+    assert set_in(packed(data.Data())) == {"cfg.EITHER": "3"}
 
 
 def test_what_the_spec_itself_sets_is_not_asked_for(make: Import) -> None:
@@ -182,6 +201,7 @@ def test_functions_of_the_script_are_followed_into_modules_and_take_their_own_gl
     (tmp_path / "script.py").write_text(
         textwrap.dedent("""
         import cfg, data
+        from stoker.feed.module_values import names_read_by, values_of, were_set
         from stoker.feed.shipping import Spec, pack_spec
         SIZE = 1
         class Own:
@@ -192,7 +212,7 @@ def test_functions_of_the_script_are_followed_into_modules_and_take_their_own_gl
         cfg.SIZE = data.FACTOR = SIZE = 9
         collate = lambda items: [data.scaled(item) for item in items]
         spec = pack_spec(Spec(dataset=Own(), collate_fn=collate), max_bytes=1 << 20)
-        print(spec.digest, dict(spec.module_values))
+        print(spec.digest, were_set(values_of(sorted(names_read_by(spec.living_code())))))
         """)
     )
     said = {
@@ -220,7 +240,7 @@ def test_packages_are_followed_by_their_parts(make: Import, tmp_path: Path) -> N
     try:
         sys.modules["parts.cfg"].SIZE = 5  # type: ignore[attr-defined]
         for collate in (data.far, data.close):
-            assert packed([1], collate_fn=collate).module_values == {"parts.cfg.SIZE": "5"}
+            assert set_in(packed([1], collate_fn=collate)) == {"parts.cfg.SIZE": "5"}
         assert names_in(packed([1], collate_fn=data.copied)) == ("parts.data.SIZE",)
     finally:
         for name in ("parts", "parts.cfg", "parts.data"):
@@ -256,10 +276,10 @@ def test_nothing_odd_in_a_module_is_touched_or_keeps_a_spec_from_travelling(
     )
     odd.LIST = odd.again
     odd.PLAIN = 2
-    assert packed(odd.Data()).module_values == {"odd.PLAIN": "2"}
+    assert set_in(packed(odd.Data())) == {"odd.PLAIN": "2"}
     odd.PLAIN = odd.touchy
-    assert packed(odd.Data()).module_values == {}
-    assert names_of([odd.touchy, odd.lazy, None]) == ()
+    assert set_in(packed(odd.Data())) == {}
+    assert names_read_by([odd.touchy, odd.lazy, None]) == frozenset()
     del sys.modules["odd_lazy"]
 
 
@@ -332,16 +352,22 @@ def test_of_many_differences_the_first_eight_are_named() -> None:
     assert difference(here, {}) == ""
 
 
-def test_a_difference_is_told_once_and_a_new_one_at_the_next_pass() -> None:
+def test_a_difference_is_told_once_and_a_new_one_at_the_next_pass(make: Import) -> None:
+    cfg = make("cfg", CFG)
+    code = packed(make("data", DATA).Data()).living_code()
     stream = io.StringIO()
     values = ValuesThere(Log(run="r", host="h", stream=stream))
-    values.compare("spec", {"cfg.SIZE": "5"})
-    values.take("spec", "algo-1", {"cfg.SIZE": "3"})
-    values.compare("spec", {})
+    there = values_here({"cfg", "data"})
+    cfg.SIZE = 5
+    values.compare("spec", code)
+    cfg.SIZE, cfg.UNUSED = 3, 9
+    values.take("spec", "algo-1", there)
+    values.compare("spec", code)
     assert stream.getvalue() == ""
-    for size in ("5", "5", "7", "5"):
-        values.take("spec", "algo-2", {"cfg.SIZE": "3"})
-        values.compare("spec", {"cfg.SIZE": size})
+    for size in (5, 5, 7, 5):
+        cfg.SIZE = size
+        values.take("spec", "algo-2", there)
+        values.compare("spec", code)
     lines = stream.getvalue().splitlines()
     assert ["5 here" in lines[0], "7 here" in lines[1], len(lines)] == [True, True, 2]
     assert "module_values_differ agent=algo-2" in lines[0]

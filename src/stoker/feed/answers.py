@@ -268,7 +268,7 @@ class Answers:
                 return
             spec = session.spec
         self._shared.values_there.take(message.spec, link.member.host, message.module_values)
-        self._shared.values_there.compare(message.spec, spec.module_values)
+        self._shared.values_there.compare(spec.digest, spec.living_code())
         link.ready.add(message.session)
         self._grant(link, message.session, message.credits)
         self._shared.log.event(

@@ -57,8 +57,6 @@ class Asking:
         session.has_news = False
         if session.spec is None:
             return
-        # Set anew since the pass before, perhaps.
-        self._shared.values_there.compare(session.spec.digest, session.spec.module_values)
         before = session.epoch if session.is_busy else session.epoch + 1
         if session.local is not None:
             session.local.forget(before_epoch=before)

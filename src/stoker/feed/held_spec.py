@@ -23,7 +23,7 @@ class HeldSpec:
             several were asked.
         reason: Why it failed.
         error: The same, for shipping.unpack_error; may be empty.
-        module_values: What modules say here; see module_values.values_of.
+        module_values: What modules say here; see module_values.values_here.
     """
 
     digest: str

@@ -57,7 +57,7 @@ class Held(msgspec.Struct, frozen=True, tag=True):
     """Holder to agent: the spec is there; or the error, for shipping.unpack_error.
 
     Attributes:
-        module_values: Of names that the trainer asked for; see module_values.values_of.
+        module_values: What modules of the user say there; see module_values.values_here.
     """
 
     error: bytes = b""

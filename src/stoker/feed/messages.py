@@ -285,7 +285,7 @@ class Ready(Message, frozen=True, kw_only=True):
     """The session may ask for batches: at most `credits` at a time.
 
     Attributes:
-        module_values: What modules of the user say there; see module_values.values_of.
+        module_values: What modules of the user say there; see module_values.values_here.
     """
 
     session: Identifier

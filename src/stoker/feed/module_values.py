@@ -1,16 +1,16 @@
 """What a script sets in its own modules: it does not travel, and the user is told.
 
 Functions and classes of modules travel by name. So after `import cfg; cfg.SIZE = 5` a data host
-makes batches with the size that `cfg` itself says. Behind a spec travel the names that matter to
-it; the data host answers with what they are there, and the trainer compares. Values are no part of
-the spec: ranks that set different ones share it, and one that changes does not ship it again.
+makes batches with the size that `cfg` itself says. A data host says what the user's modules have
+there, and the trainer compares, at each pass: values are no part of the spec, so that ranks which
+set different ones share it, and one that changes does not ship it again.
 
-A name matters if code that came with the spec reads it, in a module of the user (a file outside of
-the standard library, site-packages and dist-packages) whose source gives it literals and nothing
-else. It is told if the trainer has none of these literals, and the data host something else than
-the trainer. So left out is what differs by host: what a module computes as it is imported (paths,
-the environment, the number of CPUs). Left out are also containers that begin empty (caches,
-registries), and what the spec's own code sets (`global`, worker_init_fn).
+A difference is told if code that came with the spec reads the name, in a module of the user (a file
+outside of the standard library, site-packages and dist-packages) whose source gives it literals
+and nothing else, of which the trainer has none. So left out is what differs by host: what a module
+computes as it is imported (paths, the environment, the number of CPUs). Left out are also
+containers that begin empty (caches, registries), and what the spec's own code sets (`global`,
+worker_init_fn). Code and sources are looked at only where values differ.
 """
 
 import functools
@@ -24,7 +24,8 @@ from stoker.feed.code_names import names_read
 from stoker.feed.source_literals import source_of
 from stoker.logs import Log
 
-MAX_NAMES = 256
+# That a data host tells of: 20 to 40 bytes each.
+MAX_NAMES = 1024
 # Of a value; what is longer is no setting.
 MAX_CHARACTERS = 1000
 # In a warning.
@@ -39,23 +40,26 @@ _MAX_DIGITS = 40
 _UNKNOWN: frozenset[str] = frozenset()
 
 
-def names_of(code: Iterable[object]) -> tuple[str, ...]:
-    """Names that matter to a spec, as `cfg.SIZE`; the same in every process of one script.
+def values_here(modules: Iterable[str]) -> dict[str, str]:
+    """What the plain globals of these modules are in this process, by `cfg.SIZE`: texts.
 
     Args:
-        code: Functions and classes that were pickled.
+        modules: Names; those that are not the user's are passed over.
     """
-    try:
-        read = names_read(code, is_module_users=is_users)
-        names = sorted(f"{module}.{name}" for module, name in read if _literals_of(module, name))
-    except Exception:
-        # Whatever modules and classes may be, it must not keep a spec from travelling.
-        return ()
-    return tuple(names[:MAX_NAMES])
+    found: dict[str, str] = {}
+    for module in sorted(modules):
+        there = sys.modules.get(module)
+        if there is None or not is_users(there):
+            continue
+        for name, value in list(vars(there).items()):
+            text = "" if name.startswith("__") else text_of(value)
+            if text and len(found) < MAX_NAMES:
+                found[f"{vars(there)['__name__']}.{name}"] = text
+    return found
 
 
 def values_of(names: Iterable[str]) -> dict[str, str]:
-    """What these names are in this process: texts, of those that have a plain value."""
+    """The same of these names."""
     found: dict[str, str] = {}
     for path in names:
         module, _, name = path.rpartition(".")
@@ -67,21 +71,36 @@ def values_of(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def values_set(names: Iterable[str]) -> dict[str, str]:
-    """Of `values_of`, what is not as the source has it: it was set after the import."""
-    return {
-        path: text
-        for path, text in values_of(names).items()
-        if text not in _literals_of(*path.rsplit(".", 1))
-    }
+def names_read_by(code: Iterable[object]) -> frozenset[str]:
+    """The globals of the user's modules that the code of a spec reads, as `cfg.SIZE`.
+
+    Args:
+        code: Functions and classes that were pickled.
+    """
+    try:
+        read = names_read(code, is_module_users=is_users)
+    except Exception:
+        # Whatever modules and classes may be, it must not end the feed.
+        return frozenset()
+    return frozenset(f"{module}.{name}" for module, name in read)
+
+
+def were_set(values: Mapping[str, str]) -> dict[str, str]:
+    """Of these values those that the source does not have, where it has literals only."""
+    found: dict[str, str] = {}
+    for path, text in values.items():
+        literals = _literals_of(*path.rsplit(".", 1))
+        if literals and text not in literals:
+            found[path] = text
+    return found
 
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
     """What the user should know; empty: nothing. Of strings, only that they differ.
 
     Args:
-        here: The trainer's `values_set`.
-        there: A data host's `values_of`.
+        here: What the trainer's script has set.
+        there: A data host's `values_here`.
     """
     names = [name for name in sorted(here) if there.get(name, here[name]) != here[name]]
     if not names:
@@ -102,18 +121,34 @@ class ValuesThere:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._there: dict[str, tuple[str, Mapping[str, str]]] = {}
+        self._read: dict[str, frozenset[str]] = {}
         self._told: set[str] = set()
 
     def take(self, digest: str, host: str, there: Mapping[str, str]) -> None:
-        """A data host's `values_of`, for the spec of that digest."""
+        """A data host's `values_here`, for the spec of that digest."""
         if len(self._there) >= MAX_KEPT:
-            del self._there[next(iter(self._there))]
+            forgotten = next(iter(self._there))
+            del self._there[forgotten]
+            self._read.pop(forgotten, None)
         self._there[digest] = (host, there)
 
-    def compare(self, digest: str, here: Mapping[str, str]) -> None:
-        """Warns of a difference: once, not with every host, loader or pass."""
+    def compare(self, digest: str, code: Iterable[object]) -> None:
+        """Warns of a difference: once, not with every host, loader or pass.
+
+        Args:
+            code: Functions and classes that were pickled into that spec.
+        """
         host, there = self._there.get(digest, ("", {}))
-        warning = difference(here, there)
+        here = values_of(there)
+        differing = {name: text for name, text in here.items() if text != there[name]}
+        if not differing:
+            return
+        if digest not in self._read:
+            # 2.5 us an instruction, and then 10 us a line of a module.
+            self._read[digest] = names_read_by(code)
+        read = self._read[digest]
+        values = were_set({name: text for name, text in differing.items() if name in read})
+        warning = difference(values, there)
         if warning and warning not in self._told and len(self._told) < MAX_KEPT:
             self._told.add(warning)
             self._log.event("module_values_differ", agent=host, text=warning)

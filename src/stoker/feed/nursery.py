@@ -25,8 +25,8 @@ from typing import NoReturn
 from stoker.feed.channel import Channel, Received, channel_pair, pack
 from stoker.feed.holders import Exited, Fork, ForkStream, Held, Hold, Kill, to_holder, to_nursery
 from stoker.feed.lifeline import die_with_parent
-from stoker.feed.module_values import values_of
-from stoker.feed.shipping import Spec, pack_error, read_names, read_spec
+from stoker.feed.module_values import values_here
+from stoker.feed.shipping import Spec, pack_error, read_spec
 
 # From the kill of its children to the end of a process of the nursery.
 END_SECONDS = 2.0
@@ -247,8 +247,8 @@ def _unpack(order: Hold, memory: int, channel: Channel) -> Spec | None:
         # The agent wrote it through the same descriptor.
         os.lseek(memory, 0, os.SEEK_SET)
         with open(memory, "rb", closefd=False) as file:
+            known = {*sys.modules}
             spec = read_spec(file)
-            values = values_of(read_names(file))
     except Exception as err:
         packed = pack_error(err, host=order.host, where="the process that holds the dataset")
         channel.send(pack(Held(packed, f"{type(err).__name__}: {err}")))
@@ -257,7 +257,7 @@ def _unpack(order: Hold, memory: int, channel: Channel) -> Spec | None:
     finally:
         os.close(memory)
     gc.freeze()
-    channel.send(pack(Held(module_values=values)))
+    channel.send(pack(Held(module_values=values_here(sys.modules.keys() - known))))
     return spec
 
 

@@ -22,6 +22,7 @@ from stoker.feed.schedule import Peer
 from stoker.feed.security import Keys
 from stoker.feed.session import Session
 from stoker.feed.shared import Shared
+from stoker.feed.shipping import PackedSpec
 from stoker.settings import ProcessSettings
 
 # Progress to the coordinator, and a look at what no event tells.
@@ -225,6 +226,7 @@ class Pump:
         if now >= self._progress_at:
             self._progress_at = now + _TICK_SECONDS
             self._report()
+        begun: list[PackedSpec] = []
         with self._shared.lock:
             self._has_begun = self._has_begun or bool(self._shared.sessions)
             retired = self._shared.take_retired()
@@ -236,6 +238,8 @@ class Pump:
                     session.retired_locals = []
                 if session.has_news:
                     self._asking.tell_news(session)
+                    if session.spec is not None and session.is_busy:
+                        begun.append(session.spec)
                 if session.is_busy:
                     self._asking.ask(session, now)
                     self._asking.judge(session, now)
@@ -248,6 +252,9 @@ class Pump:
                 agent.send(m.Close(session=session.name))
         for local in locals_ended:
             local.close()
+        for spec in begun:
+            # Set anew since the pass before, perhaps.
+            self._shared.values_there.compare(spec.digest, spec.living_code())
 
     def _report(self) -> None:
         # A process that only made its loaders, and has children iterate, has nothing to say.

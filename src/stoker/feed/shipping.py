@@ -10,13 +10,13 @@ import os
 import pickle
 import sys
 import traceback
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 from stoker.errors import ShippingError, StokerError
 from stoker.feed.culprit import culprit, largest, pickle_of
-from stoker.feed.module_values import names_of, values_set
 from stoker.feed.remote import FactsOf, Remote, remotes_in
 from stoker.feed.spec_pickle import SpecPickler, SpecUnpickler
 
@@ -89,13 +89,17 @@ class PackedSpec:
         data: The pickle.
         digest: Names the spec: hexadecimal digits of BLAKE2b of the pickle.
         warnings: What the user should know, a sentence each.
-        module_values: What the script has set in modules that travel by name; see module_values.
+        code: Weak references to the functions and classes in it, which may refer to the loader.
     """
 
     data: bytes
     digest: str
     warnings: tuple[str, ...] = ()
-    module_values: Mapping[str, str] = field(default_factory=dict)
+    code: tuple[Callable[[], object], ...] = field(default=(), compare=False, repr=False)
+
+    def living_code(self) -> list[object]:
+        """The functions and classes in it that are still there."""
+        return [found for found in (refer() for refer in self.code) if found is not None]
 
 
 def pack_spec(spec: Spec, *, max_bytes: int) -> PackedSpec:
@@ -103,8 +107,7 @@ def pack_spec(spec: Spec, *, max_bytes: int) -> PackedSpec:
 
     Modules travel by name, with the places where this process looks for them: all hosts run one
     image, so the folder of the training script is there, too. So does the working directory, from
-    which a script may name its files. Behind the spec come the names of values in modules, of which
-    a data host shall say what they are there.
+    which a script may name its files.
 
     Raises:
         ShippingError: If a part of it cannot travel (naming the attribute), lies on an accelerator,
@@ -125,8 +128,6 @@ def pack_spec(spec: Spec, *, max_bytes: int) -> PackedSpec:
             fix="make it in worker_init_fn or at first use, leave it out in __getstate__, "
             "or name the dataset by stoker.remote('module:function')",
         ) from err
-    names = names_of(pickler.code)
-    buffer.write(pickle.dumps(names))
     data = buffer.getvalue()
     if len(data) > max_bytes:
         raise ShippingError(
@@ -140,7 +141,7 @@ def pack_spec(spec: Spec, *, max_bytes: int) -> PackedSpec:
             f"the pickled dataset has {len(data) >> 20} MiB, sent once to each data host; "
             f"{largest(_parts(spec))}; stoker.remote('module:function') builds it there instead",
         )
-    return PackedSpec(data, digest(data), warnings, values_set(names))
+    return PackedSpec(data, digest(data), warnings, tuple(map(weakref.ref, pickler.code)))
 
 
 def unpack_spec(data: bytes | memoryview) -> Spec:
@@ -174,18 +175,6 @@ def read_spec(file: BinaryIO) -> Spec:
     if not isinstance(spec, Spec):
         raise ShippingError(f"expected a spec, found a {type(spec).__name__}")
     return built(spec)
-
-
-def read_names(file: BinaryIO) -> tuple[str, ...]:
-    """The names behind a spec, after `read_spec`: for module_values.values_of.
-
-    Raises:
-        ShippingError: If there are none.
-    """
-    match pickle.load(file):
-        case tuple(names) if all(isinstance(name, str) for name in names):
-            return names
-    raise ShippingError("expected the names of values behind a spec")
 
 
 def _working_directory() -> str:
