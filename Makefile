@@ -55,9 +55,9 @@ bench: $(DEV)  ## beside the alternatives, an hour; a short look: make bench BEN
 	@for file in $(BENCHMARKS); do \
 	  echo "== $$file"; $(BIN)/python "$$file" $(BENCH) || exit 1; done
 
-soak: $(DEV)  ## the fault tests again and again: make soak ROUNDS=20
+soak: $(DEV)  ## the fault tests, and more of what others test, again and again: make soak ROUNDS=20
 	@for round in $$(seq $(or $(ROUNDS),10)); do \
-	  echo "== round $$round"; $(BIN)/pytest -q tests -m fault || exit 1; done
+	  echo "== round $$round"; $(BIN)/pytest -q tests -m 'fault or soak' || exit 1; done
 
 image: | .venv/bin/python  ## the launcher's image; DOCKER, BASE_IMAGE, IMAGE, LOCK: see containers/launcher
 	@PYTHON=$(BIN)/python containers/build/image launcher

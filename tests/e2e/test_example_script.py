@@ -36,6 +36,7 @@ def run_script(folder: Path, *launcher: str) -> None:
     assert (folder / "model.pt").stat().st_size > 10_000
 
 
+@pytest.mark.soak
 def test_two_runs_give_the_same_losses_step_for_step(tmp_path: Path) -> None:
     run_script(tmp_path / "a")
     run_script(tmp_path / "b")

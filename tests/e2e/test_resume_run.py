@@ -88,8 +88,14 @@ def test_killed_trainer_goes_on_with_other_hosts_and_workers_on_the_same_losses(
 
 @pytest.mark.parametrize(
     "launcher",
-    [(), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")],
-    ids=["alone", "two ranks"],
+    [
+        pytest.param((), id="alone"),
+        pytest.param(
+            ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+            id="two ranks",
+            marks=pytest.mark.soak,
+        ),
+    ],
 )
 def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path, launcher: tuple[str, ...]) -> None:
     train(tmp_path, "--workers", "1", launcher=launcher)

@@ -141,6 +141,7 @@ def test_with_and_without_a_data_group_the_losses_are_equal_step_for_step(tmp_pa
     assert alone == helped == remote
 
 
+@pytest.mark.soak
 def test_two_ranks_with_a_data_group_lose_the_same_as_without(tmp_path: Path) -> None:
     folder = project(tmp_path)
     ranks = ["--set", "cluster={dnn: {instance_type: local.c1, processes_per_host: 2}}"]
