@@ -17,15 +17,16 @@ ROWS = """
 import collections, os, ray
 ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
 alive = [node for node in ray.nodes() if node["Alive"]]
-print("nodes", len(alive), "cpus", ray.cluster_resources().get("CPU"), flush=True)
+# Each line in one piece: what is written to two pipes may be joined in the middle of a line.
+print(f"nodes {len(alive)} cpus {ray.cluster_resources().get('CPU')}", flush=True)
 if os.environ["STOKER_HOST"] != os.environ["THE_LEADER"]:
     raise SystemExit(0)
 def squared(batch):
     return {"n": batch["id"] ** 2, "host": [os.environ["STOKER_HOST"]] * len(batch["id"])}
 rows = ray.data.range(600, override_num_blocks=30).map_batches(squared).iter_rows()
 found = [(int(row["n"]), row["host"]) for row in rows]
-print("exact", sorted(n for n, _ in found) == [n * n for n in range(600)], flush=True)
-print("hosts", sorted({host for _, host in found}), flush=True)
+print(f"exact {sorted(n for n, _ in found) == [n * n for n in range(600)]}", flush=True)
+print(f"hosts {sorted({host for _, host in found})}", flush=True)
 raise ValueError("a script that breaks")
 """
 # Tasks run, and would for long.
@@ -39,7 +40,7 @@ def work():
 def ping():
     return "at work"
 works = [work.options(num_cpus=0.1).remote() for _ in range(2)]
-print("ray is", ray.get(ping.options(num_cpus=0.1).remote()), flush=True)
+print(f"ray is {ray.get(ping.options(num_cpus=0.1).remote())}", flush=True)
 ray.get(works)
 """
 
