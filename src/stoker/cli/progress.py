@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from stoker.logs import parse_line
 from stoker.platforms.base import LogLine
 from stoker.train import Progress
 
@@ -18,6 +19,8 @@ from stoker.train import Progress
 _QUIET_SECONDS = 15.0
 _WIDTH = 78
 _INDENT = 11
+# Events of stoker that say in a text what the user should know.
+_WARNINGS = ("large_dataset", "module_values_differ")
 
 
 def say(text: str, *, quiet: bool) -> None:
@@ -43,15 +46,29 @@ class Follow:
         self._quiet = quiet
         self._echo = echo
         self._said_at = time.monotonic()
+        self._warned: set[str] = set()
 
     def line(self, line: LogLine) -> None:
-        """One log line: the user's own are shown, stoker's stay in the files."""
-        if self._echo and not self._quiet and not line.text.startswith("stoker "):
-            text = f"{line.group}/{line.host} {line.text}"
-            if self._bar:
-                self._bar.console.print(text, markup=False, highlight=False)
-            else:
-                print(text, file=sys.stderr, flush=True)
+        """One log line: the user's own are shown, stoker's stay in the files but for warnings."""
+        if not line.text.startswith("stoker "):
+            if self._echo:
+                self._show(f"{line.group}/{line.host} {line.text}")
+            return
+        event = parse_line(line.text)
+        if event is not None and event.event in _WARNINGS:
+            # Once, however many ranks have it.
+            text = event.values.get("text", "")
+            if text not in self._warned:
+                self._warned.add(text)
+                self._show(f"warning: {line.group}/{line.host}: {text}")
+
+    def _show(self, text: str) -> None:
+        if self._quiet:
+            return
+        if self._bar:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
 
     def progress(self, progress: Progress) -> None:
         """How far the run is."""
