@@ -60,7 +60,7 @@ def rows(*, repetitions: int, is_quick: bool, python: str) -> Iterator[Row]:
         yield Row(
             part="cpu",
             case=_case(size),
-            loader="raw + decryption",
+            loader="raw + CURVE",
             figure=_FIGURE,
             value=spread(floor),
             comparisons=(times(floor, raw, beside="raw"),),
@@ -90,7 +90,7 @@ def _row(
         limit = 2.2 if loader == "stoker plain" else None
         comparisons.append(times(cpu, raw, beside="raw", at_most=limit))
     if loader == "stoker encrypted":
-        comparisons.append(times(cpu, decrypted, beside="raw + decryption"))
+        comparisons.append(times(cpu, decrypted, beside="raw + CURVE"))
         comparisons.append(alone(cpu, at_most=0.7))
     speed = spread([found["megabytes_per_second"] for found in mine])
     note = f"{speed['median']:.0f} MB/s"

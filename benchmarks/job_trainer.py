@@ -4,7 +4,7 @@
 
 STEP is `look` (pixels as numbers, nothing else: the loader is what is measured) or `train` (the
 example's network and optimizer). With HOSTS, the data hosts that make the batches are waited for
-first; NUM_WORKERS is then 0. Two passes of so many batches.
+first; NUM_WORKERS is then 0. Four passes of so many batches.
 """
 
 import json
@@ -25,7 +25,7 @@ from stoker_hosts import wait_for_nurseries
 BATCH_SIZE = 64
 # Of each pass, not counted in the steady speed.
 WARMUP_BATCHES = 10
-PASSES = 2
+PASSES = 4
 _DEVICE = torch.device("cpu")
 
 Step = Callable[[torch.Tensor, torch.Tensor], object]

@@ -120,7 +120,7 @@ def _describe(base: Path, name: str, names: Sequence[str]) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports whose successor is free as well: an agent sends plain batches from port + 1."""
+    """Ports whose successor is free as well: an agent sends batches from port + 1."""
     taken: list[socket.socket] = []
     ports: list[int] = []
     try:

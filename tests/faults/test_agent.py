@@ -21,9 +21,10 @@ import zmq
 from torch.utils.data import default_collate, default_convert, get_worker_info
 
 from stoker.errors import ShippingError, UsageError
-from stoker.feed import messages, security, wire
+from stoker.feed import messages, outbox, security, wire
 from stoker.feed.agent import Agent
 from stoker.feed.remote import remote
+from stoker.feed.sealing import Unsealer, key_number, payload_bytes
 from stoker.feed.seeding import seed_batch
 from stoker.feed.shipping import PackedSpec, Spec, pack_spec, unpack_error
 from stoker.logs import Log
@@ -158,7 +159,7 @@ class Client:
 
 
 def make_agent(**kwargs: object) -> Agent:
-    options: dict[str, object] = {"workers": 2, "feed": FeedSettings(), "plain": False} | kwargs
+    options: dict[str, object] = {"workers": 2, "feed": FeedSettings()} | kwargs
     return Agent(
         keys=KEYS,
         log=Log(run="test", host="data-1"),
@@ -203,7 +204,7 @@ def client_of(port: int, spec: PackedSpec, **kwargs: object) -> Iterator[Client]
 
 @pytest.fixture(scope="module")
 def agent() -> Iterator[Agent]:
-    with running(make_agent(plain=True)) as running_agent:
+    with running(make_agent()) as running_agent:
         yield running_agent
 
 
@@ -419,21 +420,113 @@ def test_a_dataset_that_cannot_be_rebuilt_says_why(agent: Agent) -> None:
         client.open()
 
 
-def test_batches_that_are_not_encrypted_carry_a_mac_and_never_a_pickle(agent: Agent) -> None:
-    class Mixed:
-        def __getitem__(self, index: int) -> object:
-            return {index} if index else torch.arange(100_000)
+class Mixed:
+    def __getitem__(self, index: int) -> object:
+        return {index} if index else torch.arange(100_000)
 
-    with client_of(
-        agent.port, spec_of(Mixed(), auto_collation=False), plain_identity=b"plain-1"
-    ) as client:
-        plain = client.context.socket(zmq.DEALER)
-        plain.routing_id = b"plain-1"
-        security.plain_socket(plain, max_message_bytes=-1)
-        events = plain.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        plain.connect(f"tcp://127.0.0.1:{agent.plain_port}")
-        assert events.poll(5000)
+
+@contextlib.contextmanager
+def batches_of(client: Client, agent: Agent) -> Iterator["zmq.Socket[bytes]"]:
+    """The client's connection for batches."""
+    batches = client.context.socket(zmq.DEALER)
+    batches.routing_id = client.opening.batch_identity
+    security.plain_socket(batches, max_message_bytes=-1)
+    events = batches.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    batches.connect(f"tcp://127.0.0.1:{agent.batch_port}")
+    assert events.poll(5000)
+    yield batches
+    batches.disable_monitor()
+    events.close()
+
+
+def test_batches_on_a_connection_of_their_own_are_sealed_pickles_too(agent: Agent) -> None:
+    spec = spec_of(Mixed(), auto_collation=False)
+    with (
+        client_of(agent.port, spec, batch_identity=b"sealed-1") as client,
+        batches_of(client, agent) as batches,
+    ):
+        ready = client.open()
+        assert ready.batch_key is not None
+        unsealer = Unsealer(ready.batch_key)
+        client.ask(0, 0)
+        assert batches.poll(5000)
+        header, sealed = map(memoryview, batches.recv_multipart())
+        assert key_number(header) == ready.batch_key.number
+        made = messages.Unpacker(messages.FromAgent)(
+            unsealer.header(header, nbytes=payload_bytes(sealed))
+        )
+        assert isinstance(made, messages.Made)
+        payload = np.empty(payload_bytes(sealed), dtype=np.uint8)
+        unsealer.payload(sealed, payload)
+        assert made.tree not in bytes(header)
+        tensor = wire.decode(made.tree, payload, allow_pickle=False)
+        assert torch.equal(tensor, torch.arange(100_000))  # type: ignore[arg-type]
+        client.ask(1, 1)
+        assert batches.poll(5000)
+        header, sealed = map(memoryview, batches.recv_multipart())
+        made = messages.Unpacker(messages.FromAgent)(
+            unsealer.header(header, nbytes=payload_bytes(sealed))
+        )
+        assert isinstance(made, messages.Made)
+        payload = np.empty(payload_bytes(sealed), dtype=np.uint8)
+        unsealer.payload(sealed, payload)
+        assert wire.decode(made.tree, payload, allow_pickle=True) == {1}
+
+
+def test_a_key_is_of_one_session_on_one_connection(agent: Agent) -> None:
+    spec = spec_of(Mixed(), auto_collation=False)
+    keys = []
+    with client_of(agent.port, spec, batch_identity=b"sealed-2") as client:
+        keys.append(client.open().batch_key)
+        # The same session once more, after the trainer has found it forgotten, say.
+        keys.append(client.open().batch_key)
+        client.opening = msgspec.structs.replace(client.opening, batch_identity=b"sealed-3")
+        keys.append(client.open().batch_key)
+        client.send(messages.Close(session=client.name))
+        keys.append(client.open().batch_key)
+    with client_of(agent.port, spec, batch_identity=b"sealed-3") as client:
+        keys.append(client.open().batch_key)
+    assert None not in keys
+    assert keys[0] == keys[1]
+    assert len({key.number for key in keys[1:] if key}) == 4
+    assert len({key.key for key in keys[1:] if key}) == 4
+    for key in keys:
+        assert key is not None
+        assert str(key.key) not in repr(key)
+
+
+def test_a_batch_too_large_to_be_sealed_comes_by_the_other_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outbox, "MAX_BYTES", 799_999)
+    spec = spec_of(Mixed(), auto_collation=False)
+    with (
+        running(make_agent()) as agent,
+        client_of(agent.port, spec, batch_identity=b"sealed-4") as client,
+        batches_of(client, agent) as batches,
+    ):
         client.open()
+        client.ask(0, 0)
+        number, tensor = client.batch()
+        assert number == 0
+        assert torch.equal(tensor, torch.arange(100_000))  # type: ignore[arg-type]
+        assert not batches.poll(0)
+
+
+def test_an_agent_that_encrypts_does_not_sign_instead_whoever_asks_for_it(agent: Agent) -> None:
+    spec = spec_of(Mixed(), auto_collation=False)
+    with client_of(agent.port, spec, batch_identity=b"plain-0", takes_plain=True) as client:
+        assert client.open().batch_key is not None
+
+
+def test_batches_that_are_not_encrypted_carry_a_mac_and_never_a_pickle() -> None:
+    spec = spec_of(Mixed(), auto_collation=False)
+    with (
+        running(make_agent(feed=FeedSettings(encrypt_batches=False))) as agent,
+        client_of(agent.port, spec, batch_identity=b"plain-1", takes_plain=True) as client,
+        batches_of(client, agent) as plain,
+    ):
+        assert client.open().batch_key is None
         client.ask(0, 0)
         assert plain.poll(5000)
         signed, payload = plain.recv_multipart()
@@ -443,8 +536,6 @@ def test_batches_that_are_not_encrypted_carry_a_mac_and_never_a_pickle(agent: Ag
         assert len(payload) == 800_000
         client.ask(1, 1)
         assert client.batch() == (1, {1})
-        plain.disable_monitor()
-        events.close()
 
 
 def test_a_killed_worker_loses_no_batch(agent: Agent, tmp_path: Path) -> None:
@@ -644,7 +735,7 @@ from stoker.feed.security import Keys
 from stoker.logs import Log
 from stoker.records import FeedSettings
 agent = Agent(keys=Keys.from_token(bytes.fromhex(sys.argv[1])), workers=2, feed=FeedSettings(),
-    log=Log(run="r", host="h"), host="h", run_id="r", bind="127.0.0.1", port=None, plain=False)
+    log=Log(run="r", host="h"), host="h", run_id="r", bind="127.0.0.1", port=None)
 signal.signal(signal.SIGTERM, lambda *_: agent.drain())
 agent.open()
 print(agent.port, flush=True)

@@ -60,6 +60,16 @@ def test_plain_batches_are_the_same_bytes() -> None:
         assert cluster.train().finish() == reference()
 
 
+@pytest.mark.parametrize("encrypts", [True, False], ids=["trainer", "agent"])
+def test_where_one_side_alone_encrypts_batches_come_sealed(encrypts: bool) -> None:
+    with Cluster(agents=1, feed={"encrypt_batches": not encrypts}) as cluster:
+        settings = json.dumps(cluster.settings | {"encrypt_batches": encrypts})
+        trainer = cluster.train(env={"STOKER_FEED": settings})
+        assert trainer.finish() == reference()
+    assert "message_refused" not in trainer.errors
+    assert trainer.errors.count("agent_ready") == 1
+
+
 def test_two_hosts_are_received_on_two_threads_and_nothing_changes() -> None:
     # Batches of 1 MB, so that receiving them is what those threads do.
     given = {"shape": [3, 300, 300], "epochs": 1}
@@ -235,7 +245,7 @@ def test_a_loader_connects_as_it_is_made_and_says_nothing_until_it_is_iterated()
             found = process.net_connections("tcp")
             return sum(each.status == psutil.CONN_ESTABLISHED for each in found)
 
-        wait_until(lambda: connected() == 2, "connections to coordinator and agent")
+        wait_until(lambda: connected() == 3, "connections to coordinator and agent")
         assert "session_opens" not in cluster.log_of(0).read_text()
         assert cluster.coordinator.progress == {}
         trainer.go_on()

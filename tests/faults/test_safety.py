@@ -141,7 +141,9 @@ def test_flood_is_refused_in_bounded_memory_while_the_others_are_served(
         trainer.until("pause")
         before = rss_bytes(cluster)
         keys = keys_of(cluster)
-        with FLOODS[name](port, keys), FLOODS[name](cluster.port, keys):
+        flood = FLOODS[name]
+        # The agent's two ports, and the coordinator's.
+        with flood(port, keys), flood(port + 1, keys), flood(cluster.port, keys):
             trainer.go_on()
             trainer.until("pause")
             after = rss_bytes(cluster)
@@ -155,8 +157,11 @@ def test_flood_is_refused_in_bounded_memory_while_the_others_are_served(
     assert len(logged.splitlines()) < 40
 
 
-def test_flood_of_the_plain_port_changes_nothing(reference: list[Line]) -> None:
-    with Cluster(agents=1, feed={"encrypt_batches": False}) as cluster:
+@pytest.mark.parametrize("encrypts", [True, False], ids=["sealed", "signed"])
+def test_words_at_the_port_for_batches_change_nothing(
+    encrypts: bool, reference: list[Line]
+) -> None:
+    with Cluster(agents=1, feed={"encrypt_batches": encrypts}) as cluster:
         port = cluster.agent_port(0) + 1
         trainer = cluster.train(**GIVEN)
         trainer.until("pause")

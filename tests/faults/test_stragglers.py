@@ -5,6 +5,8 @@ Every batch of every run is compared with the same script without any cluster.
 
 import functools
 import json
+import re
+import socket
 import threading
 
 import psutil
@@ -64,14 +66,19 @@ def test_what_a_worker_makes_that_is_woken_late_is_dropped() -> None:
         assert "data_worker_died" not in cluster.log_of(0).read_text()
 
 
-@pytest.mark.parametrize("encrypts", [True, False], ids=["encrypted", "plain"])
-def test_connection_cut_in_the_middle_of_a_batch_changes_nothing(encrypts: bool) -> None:
+@pytest.mark.parametrize("batches", ["sealed", "signed", "by CURVE"])
+def test_connection_cut_in_the_middle_of_a_batch_changes_nothing(batches: str) -> None:
     # Batches of 230 kB, so that the cut is inside of one.
     given = {**SLOW, "shape": [3, 140, 140], "samples": 64}
-    feed = {"encrypt_batches": encrypts}
+    feed = {"encrypt_batches": batches != "signed"}
     with Proxy(cut_after=500_000) as proxy, Cluster(agents=1, late=True, feed=feed) as cluster:
-        cluster.start_agent(0, advertised_port=proxy.port, plain=not encrypts)
-        proxy.target = cluster.agent_port(0) + (not encrypts)
+        if batches == "by CURVE":
+            # As of a host whose port for batches is taken.
+            cluster.start_agent(0, advertised_port=proxy.port, advertised_batch_port=0)
+            proxy.target = cluster.agent_port(0)
+        else:
+            cluster.start_agent(0, advertised_batch_port=proxy.port)
+            proxy.target = cluster.agent_port(0) + 1
         trainer = cluster.train(pause_at=3, **given)
         trainer.until("pause")
         proxy.arm()
@@ -79,6 +86,33 @@ def test_connection_cut_in_the_middle_of_a_batch_changes_nothing(encrypts: bool)
         assert trainer.finish() == reference(**given)
         assert proxy.num_cut == 1
         assert "agent_connection_lost" in trainer.errors
+
+
+def test_batches_that_are_changed_on_their_way_are_refused_and_come_again() -> None:
+    given = {**SLOW, "shape": [3, 140, 140], "samples": 64}
+    with Proxy() as proxy, Cluster(agents=1, late=True) as cluster:
+        cluster.start_agent(0, advertised_batch_port=proxy.port)
+        proxy.target = cluster.agent_port(0) + 1
+        trainer = cluster.train(pause_at=3, **given)
+        trainer.until("pause")
+        proxy.forge(every=300_000, times=3)
+        trainer.go_on()
+        assert trainer.finish() == reference(**given)
+        assert proxy.num_forged == 3
+    refused = re.findall(r"message_refused agent=algo-0 reason=(.*)", trainer.errors)
+    # What a changed byte hits that is not of a batch (a length) breaks the connection.
+    assert 1 <= len(refused) <= 3
+    assert all("not what was sealed" in reason for reason in refused)
+
+
+def test_host_whose_port_for_batches_nobody_reaches_serves_by_its_other_one() -> None:
+    with Cluster(agents=1, late=True) as cluster, socket.socket() as held:
+        # Bound, and not listening: who connects is refused.
+        held.bind(("127.0.0.1", 0))
+        cluster.start_agent(0, advertised_batch_port=held.getsockname()[1])
+        trainer = cluster.train(**SLOW)
+        assert trainer.finish() == reference(**SLOW)
+    assert trainer.errors.count("no_port_for_batches agent=algo-0") == 1
 
 
 def test_host_that_joins_in_the_epoch_takes_part_and_changes_nothing() -> None:

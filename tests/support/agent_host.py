@@ -37,12 +37,8 @@ def main() -> None:
         run_id=given["run"],
         bind="127.0.0.1",
         port=given["port"],
-        plain=not feed.encrypt_batches,
     )
     agent.open()
-    # A proxy before one of its ports, if the test has one.
-    proxy_port = given.get("advertised_port", 0)
-    is_plain_proxied = given.get("plain", False)
     signal.signal(signal.SIGTERM, lambda *_: agent.drain())
     membership = Membership(
         join=Join(
@@ -52,8 +48,9 @@ def main() -> None:
             host=given["host"],
             group="data",
             address="localhost",
-            port=agent.port if is_plain_proxied else proxy_port or agent.port,
-            plain_port=proxy_port if is_plain_proxied else agent.plain_port,
+            # Proxies before its ports, if the test has them.
+            port=given.get("advertised_port", agent.port),
+            batch_port=given.get("advertised_batch_port", agent.batch_port),
             workers=given["workers"],
             incarnation=secrets.token_hex(4),
         ),

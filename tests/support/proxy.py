@@ -16,13 +16,15 @@ class Proxy:
         port: Where trainers dial.
         target: Port of the agent; 0: nobody answers.
         num_cut: Connections that were cut.
+        num_forged: Bytes that were changed.
     """
 
     def __init__(self, *, cut_after: int = 0) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self.target = 0
-        self.num_cut = 0
+        self.num_cut = self.num_forged = 0
+        self._forge_every = self._forgeries = self._unforged = 0
         self._left = cut_after
         self._is_armed = False
         self._is_closing = threading.Event()
@@ -33,6 +35,11 @@ class Proxy:
         if cut_after is not None:
             self._left = cut_after
         self._is_armed = True
+
+    def forge(self, *, every: int, times: int) -> None:
+        """From here on one byte in so many that go to the trainer is changed, so many times."""
+        self._forge_every = self._unforged = every
+        self._forgeries = times
 
     def __enter__(self) -> "Proxy":
         self._thread.start()
@@ -78,6 +85,13 @@ class Proxy:
                     self.num_cut += 1
                     ends[source].sendall(data[: len(data) // 2])
                     return False
+            if is_counted and self.num_forged < self._forgeries:
+                self._unforged -= len(data)
+                if self._unforged < 0:
+                    self._unforged = self._forge_every
+                    self.num_forged += 1
+                    middle = len(data) // 2
+                    data = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
             ends[source].sendall(data)
         except OSError:
             return False

@@ -1,7 +1,7 @@
-"""A batch that is not pinned lives where libzmq received it, as long as anything looks at it."""
+"""A batch that is neither sealed nor pinned lives where libzmq received it, as long as anything
+looks at it; a sealed one where it was unsealed."""
 
 import gc
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -9,14 +9,11 @@ import pytest
 import torch
 import zmq
 
-from stoker.feed.answers import Answers
-from stoker.feed.landing import SMALL_BYTES, Bytes
-from stoker.feed.observe import Observer
+from stoker.feed.landing import SMALL_BYTES, Bytes, Landing
+from stoker.feed.placing import Placing
+from stoker.feed.sealing import Sealer, Unsealer, payload_bytes
 from stoker.feed.security import Keys
-from stoker.feed.shared import Shared
-from stoker.feed.timeline import Timeline
 from stoker.feed.wire import encode
-from stoker.logs import Log
 
 NBYTES = 300_000
 KEYS = Keys.from_token(b"k" * 32)
@@ -59,13 +56,6 @@ def sockets(request: pytest.FixtureRequest) -> Iterator[Pair]:
     context.destroy(linger=0)
 
 
-@pytest.fixture
-def answers() -> Iterator[Answers]:
-    shared = Shared(timeline=Timeline(None), log=Log(run="r", host="h"))
-    yield Answers(shared, KEYS, Observer(own_host="h", clock=time.monotonic))
-    shared.close()
-
-
 def received(sockets: Pair, data: bytes) -> Bytes:
     sender, receiver = sockets
     sender.send(data)
@@ -74,24 +64,28 @@ def received(sockets: Pair, data: bytes) -> Bytes:
     return np.frombuffer(frame.buffer, dtype=np.uint8)
 
 
-def test_a_large_batch_is_not_copied_and_may_be_written_to(sockets: Pair, answers: Answers) -> None:
+def test_a_large_batch_is_not_copied_and_may_be_written_to(sockets: Pair) -> None:
     source = received(sockets, b"a" * NBYTES)
-    kept = answers._kept(source, None)
+    kept = Placing().kept(source, None)
     assert kept is source
     assert kept.flags.writeable
     assert torch.frombuffer(kept, dtype=torch.int64).data_ptr() % 8 == 0
 
 
-def test_what_is_small_or_lies_badly_is_copied(sockets: Pair, answers: Answers) -> None:
+def test_what_is_small_or_lies_badly_is_copied(sockets: Pair) -> None:
     small = received(sockets, b"a" * (SMALL_BYTES - 1))
-    assert not np.shares_memory(answers._kept(small, None), small)
+    assert not np.shares_memory(Placing().kept(small, None), small)
     odd = received(sockets, b"a" * NBYTES)[1:]
-    copy = answers._kept(odd, None)
+    copy = Placing().kept(odd, None)
     assert not np.shares_memory(copy, odd)
     assert copy.tobytes() == odd.tobytes()
 
 
-def test_no_view_is_overwritten_by_what_comes_later(sockets: Pair, answers: Answers) -> None:
+@pytest.mark.parametrize("is_sealed", [False, True], ids=["as it came", "sealed"])
+def test_no_view_is_overwritten_by_what_comes_later(sockets: Pair, is_sealed: bool) -> None:
+    placing = Placing()
+    sealer = Sealer(0)
+    unsealer = Unsealer(sealer.key)
     views: list[object] = []
     for number in range(100):
         encoded = encode(
@@ -99,9 +93,18 @@ def test_no_view_is_overwritten_by_what_comes_later(sockets: Pair, answers: Answ
         )
         sent = bytearray(encoded.nbytes)
         encoded.write_into(memoryview(sent))
-        payload = answers._kept(received(sockets, bytes(sent)), None)
+        if is_sealed:
+            header = sealer.header(b"header", nbytes=len(sent))
+            sealed = sealer.payload(memoryview(sent), Landing())
+            sealer.sent()
+            frame = received(sockets, sealed.tobytes()).data
+            payload = placing.room(payload_bytes(frame), None)
+            unsealer.header(memoryview(header), nbytes=payload.nbytes)
+            unsealer.payload(frame, payload)
+        else:
+            payload = placing.kept(received(sockets, bytes(sent)), None)
         # From the third on, as all batches that are described alike.
-        value = answers._decoded(encoded.tree, payload, allow_pickle=False).value
+        value = placing.decoded(encoded.tree, payload, allow_pickle=False).value
         assert isinstance(value, torch.Tensor)
         assert value.data_ptr() == payload.ctypes.data
         views.append(VIEWS[number % len(VIEWS)](value))

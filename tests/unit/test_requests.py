@@ -15,7 +15,7 @@ from stoker.feed.requests import (
 
 def session(name: str = "s", *, rank: int = 0) -> Session:
     return Session(
-        name=name, identity=b"", rank=rank, spec="spec", seeding="batch", plain_identity=b""
+        name=name, identity=b"", rank=rank, spec="spec", seeding="batch", batch_identity=b""
     )
 
 

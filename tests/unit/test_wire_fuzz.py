@@ -27,7 +27,7 @@ DIRECTIONS = {
     "from an agent": m.FromAgent,
 }
 MEMBER = m.Member(
-    host="d1", group="data", address="d1", port=1, plain_port=2, workers=3, incarnation="x"
+    host="d1", group="data", address="d1", port=1, batch_port=2, workers=3, incarnation="x"
 )
 VALID: list[m.Message] = [
     m.Attend(protocol=1, run_id="run", rank=0, host="a"),

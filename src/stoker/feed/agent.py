@@ -1,4 +1,4 @@
-"""The agent of a data host: listens on one port, has workers make batches, and sends them.
+"""The agent of a data host: listens on its ports, has workers make batches, and sends them.
 
 One thread, one poll loop: zmq, the workers' channels, the holders' channels and a wake-up
 descriptor. What is done for the trainers is in `service`.
@@ -26,7 +26,7 @@ from stoker.records import FeedSettings
 # What is begun is finished within this, or dropped.
 DRAIN_SECONDS = 10.0
 TICK_SECONDS = 1.0
-_MAX_PLAIN_INPUT_BYTES = 1024
+_MAX_INPUT_BYTES = 1024
 _MAX_MESSAGES_A_TURN = 100
 _LINGER_MILLISECONDS = 2000
 
@@ -39,12 +39,12 @@ class Agent:
     Args:
         workers: Batches made at a time.
         host: This host's name, in errors and logs.
-        port: None: any free one.
-        plain: Also open a port for batches that are not encrypted: `port` + 1.
+        port: None: any free one, and another free one for batches. Else these are sent from
+            `port` + 1, which encrypts nothing: they are sealed, or signed.
 
     Attributes:
         port: The bound one, after `open`.
-        plain_port: 0 without one.
+        batch_port: As `port`, for batches; 0: it is taken, and they go by `port`, encrypted.
     """
 
     def __init__(
@@ -58,7 +58,6 @@ class Agent:
         run_id: str,
         bind: str = "*",
         port: int | None,
-        plain: bool,
     ) -> None:
         self._keys = keys
         self._feed = feed
@@ -66,9 +65,8 @@ class Agent:
         self._host = host
         self._run_id = run_id
         self._bind = bind
-        self._has_plain = plain
         self.port = port or 0
-        self.plain_port = 0
+        self.batch_port = 0
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._state: Literal["serving", "draining", "stopping", "closed"] = "serving"
@@ -99,7 +97,7 @@ class Agent:
                 nursery,
                 workers=self._workers,
                 host=self._host,
-                wake=self._wake,
+                wake=self.wake,
                 on_death=lambda how: self._log.event("data_worker_died", how=how),
             )
             self._service = Service(
@@ -110,25 +108,25 @@ class Agent:
                 log=self._log,
                 host=self._host,
             )
-            # Two I/O threads: one encrypts about 1.7 GB/s.
+            # Two I/O threads: what is not sealed is encrypted there, 1.7 GB/s each.
             self._context = zmq.Context(io_threads=2)
             self._allow = security.AllowList(self._context, self._keys)
             self._router = self._router_socket()
             limit = self._feed.max_dataset_bytes + (16 << 20)
             security.secure_server(self._router, self._keys, max_message_bytes=limit)
             self._router.router_handover = True
-            self._plain = self._router_socket()
-            security.plain_socket(self._plain, max_message_bytes=_MAX_PLAIN_INPUT_BYTES)
-            self.port = self._bind_socket(self._router, self.port)
-            if self._has_plain:
-                plain_port = self.port + 1 if self.port < 65535 else 0
-                self.plain_port = self._bind_socket(self._plain, plain_port)
+            self._batches = self._router_socket()
+            security.plain_socket(self._batches, max_message_bytes=_MAX_INPUT_BYTES)
+            wanted = self.port
+            self.port = self._bind_socket(self._router, wanted)
+            if wanted < 65535:
+                self._bind_batches(wanted + 1 if wanted else 0)
         except BaseException:
             nursery.close()
             self.close()
             raise
         self._poller = zmq.Poller()
-        for source in (self._router, self._plain, self._allow.socket):
+        for source in (self._router, self._batches, self._allow.socket):
             self._poller.register(source, zmq.POLLIN)
         self._poller.register(self._wake_fd, zmq.POLLIN)
         send_uncopied_ahead()
@@ -149,24 +147,38 @@ class Agent:
     def stop(self) -> None:
         """Ends `run` at once. Any thread and any signal handler may call it, twice too."""
         self._state = "stopping" if self._state != "closed" else "closed"
-        self._wake()
+        self.wake()
 
     def drain(self) -> None:
         """Ends `run` when what is begun is sent, within 10 s; nothing new is begun. As `stop`."""
         if self._state == "serving":
             self._state = "draining"
-        self._wake()
+        self.wake()
 
     def send(self, identity: bytes, frames: Sequence[bytes | memoryview]) -> bool:
         """Sends to a peer, without blocking; False if it is not connected."""
         return _send(self._router, identity, frames)
 
-    def send_plain(self, identity: bytes, frames: Sequence[bytes | memoryview]) -> bool:
-        """The same, unencrypted, the first frame behind its MAC."""
-        if not self.plain_port:
-            return False
-        mac = security.sign(self._keys.mac_key, frames[0])
-        return _send(self._plain, identity, [mac + bytes(frames[0]), *frames[1:]])
+    def send_batch(self, identity: bytes, frames: Sequence[bytes | memoryview]) -> bool:
+        """The same on the connection for batches, which encrypts nothing."""
+        return _send(self._batches, identity, frames)
+
+    def sign(self, packed: bytes) -> bytes:
+        """A message that is not sealed, behind its MAC."""
+        return security.sign(self._keys.mac_key, packed) + packed
+
+    def _bind_batches(self, port: int) -> None:
+        try:
+            self.batch_port = self._bind_socket(self._batches, port)
+        except UsageError as err:
+            self._log.event("no_port_for_batches", port=port, reason=err.what)
+
+    def wake(self) -> None:
+        """Has the loop turn once more. Any thread and any signal handler may call it."""
+        # Re-entrant: a signal handler may come in between.
+        with self._wake_lock:
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
         """Ends workers, nursery and sockets; may be called twice. 10 s at most."""
@@ -204,12 +216,6 @@ class Agent:
         endpoint = socket.get_string(zmq.LAST_ENDPOINT)
         return int(endpoint.rpartition(":")[2])
 
-    def _wake(self) -> None:
-        # Re-entrant: a signal handler may come in between.
-        with self._wake_lock:
-            if self._wake_fd >= 0:
-                os.eventfd_write(self._wake_fd, 1)
-
     def _turn(self) -> None:
         """Waits for something to do, a second at most, and does it."""
         self._watch()
@@ -218,8 +224,8 @@ class Agent:
             os.eventfd_read(self._wake_fd)
         if self._allow.socket in ready:
             self._allow.handle()
-        if self._plain in ready:
-            self._discard_plain()
+        if self._batches in ready:
+            self._discard()
         if self._router in ready:
             self._receive()
         self._service.work([key for key in ready if isinstance(key, int)])
@@ -240,11 +246,11 @@ class Agent:
                 self._registered[fileno] = flags
         self._registered = {fileno: self._registered[fileno] for fileno in wanted}
 
-    def _discard_plain(self) -> None:
-        """Nobody has anything to say on the plain port."""
+    def _discard(self) -> None:
+        """Nobody has anything to say on the port for batches."""
         for _ in range(_MAX_MESSAGES_A_TURN):
             try:
-                self._plain.recv_multipart(zmq.NOBLOCK)
+                self._batches.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
 
@@ -278,7 +284,8 @@ class Agent:
         if self._drain_until is None:
             self._drain_until = now + DRAIN_SECONDS
             self._service.drain()
-        return self._service.num_begun > 0 and now < self._drain_until and self._specs.is_alive
+        is_busy = self._service.num_begun > 0 or self._service.sent_bytes > 0
+        return is_busy and now < self._drain_until and self._specs.is_alive
 
 
 def _allow_all_files() -> None:

@@ -76,7 +76,7 @@ class Connection:
     Args:
         keys: Of the run; None: not encrypted.
         max_message_bytes: A longer message cuts the connection before memory is taken for it.
-        io_thread: Number of the context's I/O thread that reads, decrypts and sends.
+        io_thread: Number of the context's I/O thread that reads and sends.
 
     Attributes:
         filenos: What to poll for reading, where `has_input` says no: none, or of socket and

@@ -1,4 +1,4 @@
-"""Memory of batches that cannot stay where they were received: small, badly placed, to be pinned.
+"""Memory for batches: sealed or unsealed into it, or copied where they cannot stay.
 
 Blocks are used again once their last view is gone.
 
@@ -13,7 +13,6 @@ from collections import deque
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -43,15 +42,8 @@ class Landing:
         self._free: dict[int, deque[mmap.mmap]] = {}
         self._lent: dict[int, _Lent] = {}
 
-    def take(self, size: int, *, is_pinned: bool = False) -> Bytes:
-        """An array of `size` bytes with arbitrary content; free again with its last view.
-
-        Args:
-            is_pinned: From torch's allocator of pinned memory, which re-uses it and knows of the
-                copies to the accelerator that are under way; ours could not.
-        """
-        if is_pinned:
-            return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+    def take(self, size: int) -> Bytes:
+        """An array of `size` bytes with arbitrary content; free again with its last view."""
         if size < SMALL_BYTES:
             return np.empty(size, dtype=np.uint8)
         size_class = _size_class(size)

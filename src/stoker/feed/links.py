@@ -9,7 +9,8 @@ import zmq
 
 from stoker.feed.arrival import PIECE_BYTES
 from stoker.feed.connection import Connection, ZmqContext, is_address, resolve
-from stoker.feed.messages import Member, Message, Ship
+from stoker.feed.messages import BatchKey, Member, Message, Ship
+from stoker.feed.sealing import Unsealer
 from stoker.feed.security import Keys
 from stoker.feed.shipping import PackedSpec
 
@@ -30,10 +31,16 @@ class Link:
 
     Args:
         name: Host name or address.
-        ports: One connection each; the first is encrypted, a second one is not.
+        ports: One connection each; the first is encrypted, a second one, for batches, is not. That
+            is dialled when the first is up: whoever answers there has the run's token.
         post: Runs a function in the pump's thread.
         max_message_bytes: A longer message cuts the connection.
+        max_batch_bytes: As that, of the connection for batches.
         io_thread: Number of the context's I/O thread that reads it.
+
+    Attributes:
+        batch_identity: Routing id of the connection for batches; empty: there is none.
+        lacks_batches: Nobody answered at the port for batches: they come encrypted, with the rest.
     """
 
     def __init__(
@@ -46,6 +53,7 @@ class Link:
         now: float,
         post: Post,
         max_message_bytes: int,
+        max_batch_bytes: int = 0,
         io_thread: int = 0,
     ) -> None:
         self.name = name
@@ -56,21 +64,25 @@ class Link:
                 context,
                 keys if number == 0 else None,
                 now=now,
-                max_message_bytes=max_message_bytes,
+                max_message_bytes=max_batch_bytes if number else max_message_bytes,
                 io_thread=io_thread,
             )
             for number in range(len(ports))
         ]
-        self.plain_identity = b""
+        self.batch_identity = b""
+        self.lacks_batches = False
         self.is_closed = False
+        self._address = ""
         self._is_resolving = False
         self._attempt = -1
         self._post = post
 
     @property
     def is_up(self) -> bool:
-        """Whether all its connections are."""
-        return all(connection.is_up for connection in self.connections)
+        """Whether all its connections are; nobody answers at some ports for batches."""
+        return self.connections[0].is_up and (
+            len(self.connections) == 1 or self.connections[1].is_up or self.lacks_batches
+        )
 
     @property
     def down_since(self) -> float:
@@ -117,28 +129,45 @@ class Link:
         threading.Thread(target=self._resolve, args=(now,), name="resolve", daemon=True).start()
 
     def watch(self, now: float) -> bool:
-        """Reads the monitors; True if `is_up` changed. One lost connection takes the others."""
+        """Reads the monitors; True if `is_up` changed. One lost connection takes the other."""
         was_up = self.is_up
-        for connection in self.connections:
-            was_open = connection.is_open
-            connection.watch(now)
-            if was_open and not connection.is_open:
-                self.lose(now)
-                break
+        control, *batches = self.connections
+        was_open = control.is_open
+        control.watch(now)
+        if was_open and not control.is_open:
+            self.lose(now)
+        elif control.is_up and batches and not self.lacks_batches:
+            self._watch_batches(batches[0], now)
         return self.is_up != was_up
+
+    def _watch_batches(self, batches: Connection, now: float) -> None:
+        was_open, was_up = batches.is_open, batches.is_up
+        if not was_open:
+            # A new identity each time: the agent must not take it for the one that was lost.
+            self.batch_identity = b"t" + secrets.token_bytes(15)
+            batches.dial(f"tcp://{self._address}:{self.ports[1]}", identity=self.batch_identity)
+            return
+        batches.watch(now)
+        if batches.is_open:
+            return
+        if was_up:
+            self.lose(now)
+        else:
+            self.lacks_batches, self.batch_identity = True, b""
 
     def lose(self, now: float, *, pause_seconds: float = 0.0) -> None:
         """All connections are lost, and dialled again after a pause, at least that one."""
         for connection in self.connections:
             connection.lose(now)
             connection.dial_at = max(connection.dial_at, now + pause_seconds)
+        self.lacks_batches, self.batch_identity = False, b""
 
     def send(self, message: Message, frame: bytes | memoryview | None = None) -> None:
         """Queues a message on the encrypted connection."""
         self.connections[0].send(message, frame)
 
     def receive(
-        self, take: Take, take_plain: Take, *, ready: Container[int], is_last: bool
+        self, take: Take, take_batch: Take, *, ready: Container[int], is_last: bool
     ) -> None:
         """Hands over what has come.
 
@@ -148,7 +177,7 @@ class Link:
         """
         for number, connection in enumerate(self.connections):
             connection.receive(
-                take_plain if number else take,
+                take_batch if number else take,
                 at_most=_AT_MOST,
                 at_most_bytes=math.inf if is_last else _AT_MOST_BYTES,
                 ready=ready,
@@ -179,11 +208,8 @@ class Link:
         self._post(use)
 
     def _dial(self, address: str) -> None:
-        # A new identity each time: the agent must not take it for the connection that was lost.
-        self.plain_identity = b"t" + secrets.token_bytes(15) if len(self.ports) > 1 else b""
-        for number, (connection, port) in enumerate(zip(self.connections, self.ports, strict=True)):
-            identity = self.plain_identity if number else b""
-            connection.dial(f"tcp://{address}:{port}", identity=identity)
+        self._address = address
+        self.connections[0].dial(f"tcp://{address}:{self.ports[0]}")
 
 
 class AgentLink(Link):
@@ -193,6 +219,8 @@ class AgentLink(Link):
         member: The host, as the roster has it.
         opened: Session to the digest of the spec that it was last opened with, on this connection.
         ready: Sessions that may ask.
+        unsealers: For the keys that it seals batches with, by their numbers.
+        is_sealed: It has told a key on this connection.
         is_leaving: The agent drains.
         is_listed: The roster has it.
     """
@@ -203,30 +231,49 @@ class AgentLink(Link):
         keys: Keys,
         member: Member,
         *,
-        is_encrypted: bool,
         now: float,
         post: Post,
         max_message_bytes: int,
+        max_batch_bytes: int,
         io_thread: int,
     ) -> None:
-        ports = [member.port]
-        if not is_encrypted and member.plain_port:
-            ports.append(member.plain_port)
         super().__init__(
             context,
             keys,
             name=member.address,
-            ports=ports,
+            ports=[member.port, member.batch_port] if member.batch_port else [member.port],
             now=now,
             post=post,
             max_message_bytes=max_message_bytes,
+            max_batch_bytes=max_batch_bytes,
             io_thread=io_thread,
         )
         self.member = member
         self.opened: dict[str, str] = {}
         self.ready: set[str] = set()
+        self.unsealers: dict[int, Unsealer] = {}
+        self.is_sealed = False
+        self._key_of: dict[str, int] = {}
         self.is_leaving = False
         self.is_listed = True
+
+    def unseal(self, session: str, key: BatchKey | None) -> None:
+        """Batches of a session come sealed with `key`: another one than before, or the same."""
+        if key is None or key.number in self.unsealers:
+            return
+        self.forget_key(session)
+        self.is_sealed = True
+        self.unsealers[key.number], self._key_of[session] = Unsealer(key), key.number
+
+    def forget_key(self, session: str) -> None:
+        """The session has ended, or has another key."""
+        self.unsealers.pop(self._key_of.pop(session, -1), None)
+
+    def forget_keys(self) -> None:
+        """The connection is lost."""
+        self.is_sealed = False
+        self.unsealers.clear()
+        self._key_of.clear()
 
     def ship(self, spec: PackedSpec) -> None:
         """Queues a spec, piece by piece, without a copy."""
@@ -237,9 +284,9 @@ class AgentLink(Link):
     def is_same(self, member: Member) -> bool:
         """Whether `member` is the very agent that this link goes to."""
         mine = self.member
-        return (mine.incarnation, mine.address, mine.port, mine.plain_port) == (
+        return (mine.incarnation, mine.address, mine.port, mine.batch_port) == (
             member.incarnation,
             member.address,
             member.port,
-            member.plain_port,
+            member.batch_port,
         )

@@ -1,7 +1,8 @@
 """The protocol: every message that crosses a connection of the feed.
 
 Each message is one zmq multipart: the packed message first, then its frames (at most one).
-Two services, both ROUTER sockets with CURVE, one fixed port a host:
+Two services, both ROUTER sockets with CURVE, one fixed port a host; batches come from an agent's
+next port, sealed or signed:
 
 coordinator (in the dnn leader's launcher)
     launchers  Join → Welcome | Refused;  Beat → State;  Leave;  unasked to followers: Start
@@ -25,7 +26,7 @@ from stoker.errors import ProtocolError
 
 # Raised with every change that an older peer would misread: of these messages, of a batch's tree
 # (layout), of what travels pickled (shipping). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -58,7 +59,7 @@ class Join(Message, frozen=True, kw_only=True):
     Attributes:
         address: Under which trainers reach this host.
         port: Of its agent; 0 for a follower.
-        plain_port: Where batches that are not encrypted are sent from; 0: none.
+        batch_port: Where batches are sent from; 0: they come by `port`, too.
         workers: Data workers of the host.
         incarnation: Random; a host that comes back has another one.
     """
@@ -70,7 +71,7 @@ class Join(Message, frozen=True, kw_only=True):
     group: Identifier
     address: Identifier
     port: Count
-    plain_port: Count = 0
+    batch_port: Count = 0
     workers: Count = 0
     incarnation: Identifier
 
@@ -154,7 +155,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     group: Identifier
     address: Identifier
     port: Count
-    plain_port: Count
+    batch_port: Count
     workers: Count
     incarnation: Identifier
     silent_seconds: float = 0.0
@@ -249,7 +250,8 @@ class Open(Message, frozen=True, kw_only=True):
     Attributes:
         spec: Digest of the pickled spec.
         spec_bytes: Its size.
-        plain_identity: Routing id of the trainer's plain connection; empty: batches come here.
+        batch_identity: Routing id of the trainer's connection for batches; empty: they come here.
+        takes_plain: Batches need not be sealed.
         seeding: How a worker seeds each batch.
         base_seed: Of the pass that begins: workers start with it while the spec is on its way;
             None: they start with the first batch that is asked for.
@@ -261,7 +263,8 @@ class Open(Message, frozen=True, kw_only=True):
     rank: Count
     spec: Identifier
     spec_bytes: Count
-    plain_identity: bytes = b""
+    batch_identity: bytes = b""
+    takes_plain: bool = False
     seeding: Literal["batch", "sample", "torch"] = "batch"
     base_seed: Word | None = None
     versions: dict[str, str] = {}
@@ -281,10 +284,26 @@ class Ship(Message, frozen=True, kw_only=True):
     offset: Count = 0
 
 
+class BatchKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What batches on a connection of their own are sealed with (see sealing); never shown.
+
+    Attributes:
+        number: Among the keys of its agent.
+    """
+
+    number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+    key: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+    def __repr__(self) -> str:
+        """No log and no error shows the key."""
+        return f"BatchKey(number={self.number})"
+
+
 class Ready(Message, frozen=True, kw_only=True):
     """The session may ask for batches: at most `credits` at a time.
 
     Attributes:
+        batch_key: Of the session's batches on the connection for batches; None: they are signed.
         module_values: What modules of the user say there; see module_values.values_here.
     """
 
@@ -292,6 +311,7 @@ class Ready(Message, frozen=True, kw_only=True):
     spec: Identifier
     credits: Count
     workers: Count
+    batch_key: BatchKey | None = None
     versions: dict[str, str] = {}
     module_values: dict[str, str] = {}
 
@@ -357,7 +377,8 @@ class Make(Message, frozen=True, kw_only=True):
 class Made(Message, frozen=True, kw_only=True):
     """A batch; the frame is its payload, `tree` describes it (see wire).
 
-    Unencrypted, a MAC of the packed message stands before it, in the same frame.
+    On a connection for batches it is sealed, or, unencrypted, behind a MAC of the packed message
+    in the same frame.
 
     Attributes:
         generation: Of its stream.

@@ -1,7 +1,8 @@
 """What the agent sends: answers and batches to sessions, and what of it is still under way.
 
-A batch goes from the worker's shared memory to the transport without a copy; its slot is free again
-when the transport has let go of it.
+A batch is sealed into other memory, and its slot is free at once. Where it is not
+sealed, it goes from the worker's shared memory without a copy; the slot is free again when the
+transport has let go of it.
 """
 
 import time
@@ -12,7 +13,9 @@ from typing import Protocol
 
 from stoker.feed import messages
 from stoker.feed.jobs import Result
+from stoker.feed.landing import Bytes, Landing
 from stoker.feed.requests import Request, Session
+from stoker.feed.sealing import MAX_BYTES, Sealer
 
 
 class Transport(Protocol):
@@ -22,8 +25,16 @@ class Transport(Protocol):
         """Sends to a peer, without blocking; False if it is not connected."""
         ...
 
-    def send_plain(self, identity: bytes, frames: Sequence[bytes | memoryview]) -> bool:
-        """The same, unencrypted; also False where there is no such connection."""
+    def send_batch(self, identity: bytes, frames: Sequence[bytes | memoryview]) -> bool:
+        """The same on the connection for batches, which encrypts nothing."""
+        ...
+
+    def sign(self, packed: bytes) -> bytes:
+        """A message that is not sealed, behind its MAC."""
+        ...
+
+    def wake(self) -> None:
+        """Has the agent's loop turn once more; called from any thread."""
         ...
 
 
@@ -38,6 +49,7 @@ class Outbox:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self._landing = Landing()
         self.sent_bytes = 0
         self.batch_bytes: int | None = None
         self.num_sent = 0
@@ -117,19 +129,51 @@ class Outbox:
         self.num_sent += 1
         packed = messages.pack(made)
         payload, result.payload = result.payload, None
+        if payload is not None:
+            self.batch_bytes = payload.nbytes
+        # Where the connection for batches is not there (yet), the other one is.
+        if session.sealer is not None and self._send_sealed(
+            session, session.sealer, packed, payload
+        ):
+            del payload
+            result.release()
+            return
         frames: list[bytes | memoryview] = [packed]
         if payload is not None:
             self.sent_bytes += payload.nbytes
-            self.batch_bytes = payload.nbytes
             # Runs where zmq lets go of the memory, in a thread of its own.
             done = weakref.finalize(payload, self._free, result, payload.nbytes)
             done.atexit = False
             frames.append(payload.data)
-        may_be_plain = session.plain_identity and not result.has_pickle
-        # Where the plain connection is not there (yet), the encrypted one is.
-        if may_be_plain and self._transport.send_plain(session.plain_identity, frames):
-            return
+        if session.takes_plain and session.batch_identity and not result.has_pickle:
+            signed = [self._transport.sign(packed), *frames[1:]]
+            if self._transport.send_batch(session.batch_identity, signed):
+                return
         self._mark(session, is_sent=self._transport.send(session.identity, frames))
+
+    def _send_sealed(
+        self, session: Session, sealer: Sealer, packed: bytes, payload: Bytes | None
+    ) -> bool:
+        """Whether it was sent: then the worker's memory is needed no more."""
+        nbytes = None if payload is None else payload.nbytes
+        if max(len(packed), nbytes or 0) > MAX_BYTES:
+            return False
+        frames: list[bytes | memoryview] = [sealer.header(packed, nbytes=nbytes)]
+        if payload is not None:
+            sealed = sealer.payload(payload.data, self._landing)
+            frames.append(sealed.data)
+        if not self._transport.send_batch(session.batch_identity, frames):
+            return False
+        sealer.sent()
+        if payload is not None:
+            self.sent_bytes += sealed.nbytes
+            # As above.
+            weakref.finalize(sealed, self._let_go_of, sealed.nbytes).atexit = False
+        return True
+
+    def _let_go_of(self, nbytes: int) -> None:
+        self._let_go.append(nbytes)
+        self._transport.wake()
 
     def _free(self, result: Result, nbytes: int) -> None:
         self._let_go.append(nbytes)

@@ -16,9 +16,12 @@ from stoker.feed.asking import Asking
 from stoker.feed.connection import GOODBYE_SECONDS, ZmqContext, send_uncopied_ahead
 from stoker.feed.landing import keep_freed_memory
 from stoker.feed.links import MAX_ROSTER_BYTES, AgentLink, Link
+from stoker.feed.local_answers import LocalAnswers
 from stoker.feed.observe import Observer, Standing
+from stoker.feed.placing import Placing
 from stoker.feed.receiving import num_receive_threads, quietest
 from stoker.feed.schedule import Peer
+from stoker.feed.sealing import MAX_FRAME_BYTES
 from stoker.feed.security import Keys
 from stoker.feed.session import Session
 from stoker.feed.shared import Shared
@@ -57,7 +60,11 @@ class Pump:
         self._observer = Observer(own_host=settings.host, clock=time.monotonic)
         self._ended: list[Standing] = []
         self._has_begun = False
-        self._answers = Answers(shared, keys, self._observer)
+        placing = Placing()
+        self._answers = Answers(
+            shared, keys, self._observer, placing, takes_plain=not self._feed.encrypt_batches
+        )
+        self._local_answers = LocalAnswers(shared, self._observer, placing)
         self._asking = Asking(shared, settings, self._links)
         self._progress_at = now
         host, _, port = (settings.coordinator or "").rpartition(":")
@@ -121,7 +128,7 @@ class Pump:
             if fileno in self._link_of:
                 served.add(self._link_of[fileno])
             elif fileno in children:
-                self._answers.take_local(children[fileno][0], fileno)
+                self._local_answers.take(children[fileno][0], fileno)
         for link in links:
             if link in served:
                 self._serve(link, ready)
@@ -152,7 +159,7 @@ class Pump:
         if isinstance(link, AgentLink):
             link.receive(
                 partial(self._answers.take, link),
-                partial(self._answers.take_plain, link),
+                partial(self._answers.take_batch, link),
                 ready=ready,
                 is_last=has_events,
             )
@@ -171,6 +178,11 @@ class Pump:
                     )
                 )
         elif link.is_up:
+            if link.lacks_batches:
+                member = link.member
+                self._shared.log.event(
+                    "no_port_for_batches", agent=member.host, port=member.batch_port
+                )
             with self._shared.lock:
                 for session in self._shared.sessions.values():
                     session.has_news = True
@@ -205,6 +217,7 @@ class Pump:
             elif not link.is_listed and not link.is_up:
                 # It left, and its last words are read.
                 self._remove(link)
+        max_bytes = memory.max_message_bytes(self._feed)
         for host, member in listed.items():
             if host not in self._links:
                 used = [link.io_thread for link in self._links.values()]
@@ -212,10 +225,12 @@ class Pump:
                     self._context,
                     self._keys,
                     member,
-                    is_encrypted=self._feed.encrypt_batches,
                     now=time.monotonic(),
                     post=self._shared.post,
-                    max_message_bytes=memory.max_message_bytes(self._feed),
+                    max_message_bytes=max_bytes,
+                    max_batch_bytes=(
+                        min(MAX_FRAME_BYTES, max_bytes) if self._feed.encrypt_batches else max_bytes
+                    ),
                     io_thread=quietest(used, num_threads=self._num_threads),
                 )
 
@@ -249,6 +264,7 @@ class Pump:
             for agent in self._links.values():
                 agent.opened.pop(session.name, None)
                 agent.ready.discard(session.name)
+                agent.forget_key(session.name)
                 agent.send(m.Close(session=session.name))
         for local in locals_ended:
             local.close()

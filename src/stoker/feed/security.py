@@ -5,8 +5,8 @@ token can be neither. CURVE alone lets in any client that knows the server's pub
 allow-list lets in the run's own client key only, and the handshake fails before a byte of a message
 is parsed.
 
-Batches may go unencrypted where the network is encrypted already. They carry a MAC over their
-header, and never a pickle.
+Batches are sealed, see sealing, or go unencrypted where the network is encrypted already. Then they
+carry a MAC over their header, and never a pickle.
 """
 
 import functools

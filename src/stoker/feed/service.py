@@ -3,6 +3,7 @@
 The loop is `agent`'s; how the batches of all sessions are made is in `dispatch`.
 """
 
+import itertools
 import time
 from collections.abc import Iterable
 
@@ -12,6 +13,7 @@ from stoker.feed.dispatch import Dispatch
 from stoker.feed.held_spec import HeldSpec
 from stoker.feed.outbox import Outbox, Transport
 from stoker.feed.requests import Session
+from stoker.feed.sealing import Sealer
 from stoker.feed.shipping import pack_error
 from stoker.feed.specs import Specs
 from stoker.feed.versions import compare_versions, own_versions
@@ -54,6 +56,7 @@ class Service:
         self._dispatch = Dispatch(
             specs, self._outbox, sessions=self._sessions, workers=workers, feed=feed, log=log
         )
+        self._key_numbers = itertools.count()
         self._is_draining = False
         self._warned: set[tuple[bytes, str]] = set()
         self._versions = own_versions()
@@ -144,7 +147,6 @@ class Service:
                 rank=message.rank,
                 spec=message.spec,
                 seeding=message.seeding,
-                plain_identity=message.plain_identity,
             )
             self._log.event("session_opens", session=session.name, rank=session.rank)
         left = session.spec
@@ -152,7 +154,8 @@ class Service:
             self._specs.forget_streams(session.name)
         before, session.identity = session.identity, identity
         session.spec, session.seeding = message.spec, message.seeding
-        session.plain_identity, session.base_seed = message.plain_identity, message.base_seed
+        self._seal(session, message)
+        session.base_seed = message.base_seed
         session.is_ready, session.unreachable_since = False, None
         problem, warning = compare_versions(message, self._versions)
         if not problem and message.spec_bytes > self._feed.max_dataset_bytes:
@@ -179,6 +182,15 @@ class Service:
         if left != message.spec:
             self._is_left(left)
         self._retire()
+
+    def _seal(self, session: Session, message: messages.Open) -> None:
+        """Another connection for batches has another key: no nonce may come twice under one."""
+        is_plain = message.takes_plain and not self._feed.encrypt_batches
+        if session.batch_identity != message.batch_identity or session.takes_plain != is_plain:
+            session.batch_identity, session.takes_plain = message.batch_identity, is_plain
+            session.sealer = None
+            if message.batch_identity and not is_plain:
+                session.sealer = Sealer(next(self._key_numbers))
 
     def _ship(self, identity: bytes, message: messages.Ship, piece: memoryview) -> None:
         held = self._specs.find(message.spec)
@@ -212,6 +224,7 @@ class Service:
                     spec=held.digest,
                     credits=session.credits,
                     workers=self._workers,
+                    batch_key=None if session.sealer is None else session.sealer.key,
                     versions=self._versions,
                     module_values=held.module_values,
                 )

@@ -53,7 +53,7 @@ class HostRun:
         advertised = self.settings.advertise or ""
         return advertised if advertised.startswith("127.") else "*"
 
-    def join(self, *, port: int = 0, plain_port: int = 0, workers: int = 0) -> Join:
+    def join(self, *, port: int = 0, batch_port: int = 0, workers: int = 0) -> Join:
         """What this host says of itself to the coordinator."""
         return Join(
             protocol=PROTOCOL_VERSION,
@@ -63,7 +63,7 @@ class HostRun:
             group=self.topology.group.name,
             address=self.settings.advertise or self.topology.host,
             port=port,
-            plain_port=plain_port,
+            batch_port=batch_port,
             workers=workers,
             incarnation=new_incarnation(),
         )

@@ -241,7 +241,7 @@ def _member(join: Join, silent_seconds: float) -> Member:
         group=join.group,
         address=join.address,
         port=join.port,
-        plain_port=join.plain_port,
+        batch_port=join.batch_port,
         workers=join.workers,
         incarnation=join.incarnation,
         silent_seconds=max(0.0, silent_seconds),

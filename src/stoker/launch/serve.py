@@ -39,7 +39,6 @@ def serve(run: HostRun) -> int:
         run_id=settings.run_id,
         bind=run.listen_address,
         port=settings.port or settings.feed.port,
-        plain=not settings.feed.encrypt_batches,
     )
     verdicts: list[Verdict] = []
     address, port = run.coordinator_address
@@ -56,7 +55,7 @@ def serve(run: HostRun) -> int:
     agent.open()
     own = {child.pid for child in psutil.Process().children()}
     membership = Membership(
-        join=run.join(port=agent.port, plain_port=agent.plain_port, workers=workers),
+        join=run.join(port=agent.port, batch_port=agent.batch_port, workers=workers),
         keys=run.keys,
         address=address,
         port=port,

@@ -71,11 +71,11 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receive(msgspec.Struct, frozen=True, kw_only=True):
-    """What the feed costs the trainer, a batch, measured on an encrypted loopback connection.
+    """What the feed costs the trainer, a batch, measured by sealed ones over loopback.
 
     Attributes:
         thread_seconds: Of the trainer's own thread.
-        cpu_seconds: CPU-seconds off that thread: decryption, landing.
+        cpu_seconds: CPU-seconds off that thread: receiving, decryption.
     """
 
     thread_seconds: Quartiles

@@ -1,8 +1,9 @@
-"""What the feed would cost this trainer: batches over an encrypted loopback connection.
+"""What the feed would cost this trainer: sealed batches over a loopback connection.
 
 Sender and receiver are threads of this process with contexts of their own; CPU is counted by
-thread, so the sender's share stays out. The receiver does what the feed's does: takes the frame off
-the connection, copies it into reused memory, and hands it to the trainer's thread, which decodes.
+thread, so the sender's share stays out. The receiver does what the feed's does: takes the frames
+off the connection, unseals them into reused memory, and hands it to the trainer's thread, which
+decodes.
 """
 
 import queue
@@ -13,6 +14,7 @@ import zmq
 
 from stoker.errors import StokerError
 from stoker.feed.landing import Bytes, Landing
+from stoker.feed.sealing import Sealer, Unsealer, payload_bytes
 from stoker.feed.wire import Encoded, decode, encode
 from stoker.profile.clocks import thread_ids, threads_cpu_seconds
 from stoker.profile.raw import Receive, block_means, quartiles
@@ -45,30 +47,27 @@ def measure_receive(batch: object, *, seconds: float = 1.0) -> Receive | None:
     frame = bytearray(encoded.nbytes)
     if frame:
         encoded.write_into(memoryview(frame))
-    server, server_secret = zmq.curve_keypair()
-    client, client_secret = zmq.curve_keypair()
+    sealer = Sealer(0)
     stop = threading.Event()
     with zmq.Context() as sending, zmq.Context() as receiving:
         source = sending.socket(zmq.PUSH)
         source.setsockopt(zmq.SNDTIMEO, 200)
         source.setsockopt(zmq.SNDHWM, 2)
         source.setsockopt(zmq.LINGER, 0)
-        source.curve_server = True
-        source.curve_publickey, source.curve_secretkey = server, server_secret
         port = source.bind_to_random_port("tcp://127.0.0.1")
         others = thread_ids()
         sink = receiving.socket(zmq.PULL)
         sink.setsockopt(zmq.RCVTIMEO, int(_WAIT_SECONDS * 1000))
         sink.setsockopt(zmq.RCVHWM, 2)
         sink.setsockopt(zmq.LINGER, 0)
-        sink.curve_serverkey = server
-        sink.curve_publickey, sink.curve_secretkey = client, client_secret
         sink.connect(f"tcp://127.0.0.1:{port}")
         io_threads = thread_ids() - others
         landed: queue.Queue[Bytes | None] = queue.Queue(maxsize=2)
         threads = [
-            threading.Thread(target=_send, args=(source, frame, stop), daemon=True),
-            threading.Thread(target=_receive, args=(sink, landed, stop), daemon=True),
+            threading.Thread(target=_send, args=(source, sealer, frame, stop), daemon=True),
+            threading.Thread(
+                target=_receive, args=(sink, Unsealer(sealer.key), landed, stop), daemon=True
+            ),
         ]
         for thread in threads:
             thread.start()
@@ -124,27 +123,41 @@ def _cold_read_seconds(payload: Bytes) -> float:
     return max(0.0, 2 * first - started - time.thread_time())
 
 
-def _send(socket: "zmq.Socket[bytes]", frame: bytearray, stop: threading.Event) -> None:
+def _send(
+    socket: "zmq.Socket[bytes]", sealer: Sealer, frame: bytearray, stop: threading.Event
+) -> None:
+    landing = Landing()
     while not stop.is_set():
-        try:
-            socket.send(frame, copy=False)
-        except zmq.Again:
-            continue
+        header = sealer.header(b"", nbytes=len(frame))
+        sealed = sealer.payload(memoryview(frame), landing)
+        while not stop.is_set():
+            try:
+                socket.send_multipart([header, sealed.data], copy=False)
+                sealer.sent()
+                break
+            except zmq.Again:
+                continue
+        del sealed
     socket.close()
 
 
 def _receive(
-    socket: "zmq.Socket[bytes]", landed: "queue.Queue[Bytes | None]", stop: threading.Event
+    socket: "zmq.Socket[bytes]",
+    unsealer: Unsealer,
+    landed: "queue.Queue[Bytes | None]",
+    stop: threading.Event,
 ) -> None:
     landing = Landing()
     while not stop.is_set():
         try:
-            frame = socket.recv(copy=False)
+            header, frame = socket.recv_multipart(copy=False)
         except zmq.Again:
             landed.put(None)
             break
-        array = landing.take(len(frame.buffer))
-        array.data[:] = frame.buffer
+        nbytes = payload_bytes(frame.buffer)
+        unsealer.header(header.buffer, nbytes=nbytes)
+        array = landing.take(nbytes)
+        unsealer.payload(frame.buffer, array)
         landed.put(array)
     socket.close()
 

@@ -119,7 +119,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         max_bytes: Bytes of batches that may wait in one host, made or under way, of all its loaders
             and ranks together; one batch a loader always may. Absent: a quarter of the host's
             memory (of its cgroup's limit, where there is one).
-        receive_threads: Threads of a trainer process that read and decrypt; a data host keeps to
+        receive_threads: Threads of a trainer process that read what comes; a data host keeps to
             one of them. Absent: with encrypted batches one for every two cores of a process, at
             most 4, else 1.
         encrypt_batches: False where the network between the hosts is encrypted already; requests,
@@ -136,7 +136,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         start_deadline_seconds: How long hosts wait for the first sign of each other; on Kubernetes
             trainers wait as long for a data pod to come back where all are gone.
         max_dataset_bytes: A larger pickled dataset is refused: use `stoker.remote`.
-        port: Fixed port of coordinator and agents; port + 1 carries batches that are not encrypted.
+        port: Fixed port of coordinator and agents; port + 1 of agents carries batches.
         metrics_port: Where the dnn leader serves Prometheus metrics of the feed, at /metrics; null:
             nowhere. Needs `stoker[metrics]` in the image.
         metrics_address: Interface of that port; null: 127.0.0.1, so that only the host itself sees
