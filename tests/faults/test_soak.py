@@ -41,7 +41,7 @@ class Killer:
     """
 
     cluster: Cluster
-    proxies: list[Proxy]
+    proxies: list[tuple[Proxy, Proxy]]
     trainers: list[Trainer]
     draw: random.Random
     counts: dict[str, int] = field(default_factory=dict)
@@ -64,14 +64,18 @@ class Killer:
 
     def start(self, host: int) -> None:
         """Starts a host, behind its proxy."""
-        self.cluster.start_agent(host, advertised_port=self.proxies[host].port)
-        self.proxies[host].target = 0
+        control, batches = self.proxies[host]
+        self.cluster.start_agent(
+            host, advertised_port=control.port, advertised_batch_port=batches.port
+        )
+        control.target = batches.target = 0
 
     def find(self) -> None:
         """Points the proxies of hosts that have just started to where they listen."""
-        for number, proxy in enumerate(self.proxies):
-            if not proxy.target and number not in self._healing:
-                proxy.target = self.cluster.agent_port(number)
+        for number, (control, batches) in enumerate(self.proxies):
+            if not control.target and number not in self._healing:
+                control.target = self.cluster.agent_port(number)
+                batches.target = control.target + 1
 
     def _heal(self, now: float) -> None:
         for host, (due, heal) in list(self._healing.items()):
@@ -122,7 +126,8 @@ class Killer:
         with contextlib.suppress(ProcessLookupError):
             self.cluster.kill(host)
         self.cluster.hosts[host].wait(10)
-        self.proxies[host].target = 0
+        for proxy in self.proxies[host]:
+            proxy.target = 0
         self._healing[host] = (time.monotonic() + seconds, lambda: self.start(host))
 
     def _stop_host(self, host: int, seconds: float) -> None:
@@ -130,7 +135,9 @@ class Killer:
         self._healing[host] = (time.monotonic() + seconds, lambda: self.cluster.cont(host))
 
     def _cut(self, host: int, seconds: float) -> None:
-        self.proxies[host].arm(cut_after=round(seconds * 10_000))
+        # Far more goes over the one for batches.
+        proxy, share = self.draw.choice(tuple(zip(self.proxies[host], (0.02, 1.0), strict=True)))
+        proxy.arm(cut_after=round(seconds * share * 10_000))
 
     def _kill_local(self, host: int, seconds: float) -> None:
         trainer = self.draw.choice(self.trainers)
@@ -146,7 +153,9 @@ def _wake(process: psutil.Process) -> None:
 def test_every_batch_is_exact_while_workers_hosts_and_connections_are_struck_at_random() -> None:
     print(f"STOKER_SOAK_SEED={SEED} STOKER_SOAK_SECONDS={SECONDS:g}", flush=True)
     with contextlib.ExitStack() as stack:
-        proxies = [stack.enter_context(Proxy()) for _ in range(HOSTS)]
+        proxies = [
+            (stack.enter_context(Proxy()), stack.enter_context(Proxy())) for _ in range(HOSTS)
+        ]
         cluster = stack.enter_context(Cluster(agents=HOSTS, workers=2, late=True))
         until = str(cluster.folder / "enough")
         scripts = {"feed_script.py": MAP, "stream_script.py": STREAM}
