@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from stoker.feed.jobs import Job, Result
 from stoker.feed.messages import (
     FeedWork,
     HostWork,
@@ -38,10 +39,8 @@ def observer(clock: Clock | None = None) -> Observer:
 def came(books: Observer, host: str | None, worker: int = 0, *, is_wanted: bool = True) -> None:
     books.came(
         host,
-        worker=worker,
+        Result(Job(key=()), worker, cpu_seconds=0.25, wall_seconds=0.5),
         frame_bytes=1000,
-        cpu_seconds=0.25,
-        busy_seconds=0.5,
         is_wanted=is_wanted,
     )
 

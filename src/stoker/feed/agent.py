@@ -167,12 +167,6 @@ class Agent:
         """A message that is not sealed, behind its MAC."""
         return security.sign(self._keys.mac_key, packed) + packed
 
-    def _bind_batches(self, port: int) -> None:
-        try:
-            self.batch_port = self._bind_socket(self._batches, port)
-        except UsageError as err:
-            self._log.event("no_port_for_batches", port=port, reason=err.what)
-
     def wake(self) -> None:
         """Has the loop turn once more. Any thread and any signal handler may call it."""
         # Re-entrant: a signal handler may come in between.
@@ -215,6 +209,12 @@ class Agent:
             ) from None
         endpoint = socket.get_string(zmq.LAST_ENDPOINT)
         return int(endpoint.rpartition(":")[2])
+
+    def _bind_batches(self, port: int) -> None:
+        try:
+            self.batch_port = self._bind_socket(self._batches, port)
+        except UsageError as err:
+            self._log.event("no_port_for_batches", port=port, reason=err.what)
 
     def _turn(self) -> None:
         """Waits for something to do, a second at most, and does it."""

@@ -183,7 +183,7 @@ class Answers:
                 outcome = self._placing.decoded(made.tree, payload, allow_pickle=allow_pickle)
                 self._deliver(session, made, outcome)
         if is_wanted is not None:
-            self._observe(host, made, source.nbytes, is_wanted=is_wanted)
+            self._observer.came(host, made, frame_bytes=source.nbytes, is_wanted=is_wanted)
 
     def _take_of_stream(
         self,
@@ -202,17 +202,9 @@ class Answers:
             return
         is_wanted = stream_answers.settle(self._shared, session, link.member.host, answer, make)
         if is_wanted is not None and isinstance(message, m.Made):
-            self._observe(link.member.host, message, answer.frame_bytes, is_wanted=is_wanted)
-
-    def _observe(self, host: str, made: m.Made, frame_bytes: int, *, is_wanted: bool) -> None:
-        self._observer.came(
-            host,
-            worker=made.worker,
-            frame_bytes=frame_bytes,
-            cpu_seconds=made.cpu_seconds,
-            busy_seconds=made.wall_seconds,
-            is_wanted=is_wanted,
-        )
+            self._observer.came(
+                link.member.host, message, frame_bytes=answer.frame_bytes, is_wanted=is_wanted
+            )
 
     def _arrived(
         self,

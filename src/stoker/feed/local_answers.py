@@ -5,6 +5,7 @@ import weakref
 
 from stoker.feed import stream_answers
 from stoker.feed.jobs import Result
+from stoker.feed.landing import Bytes
 from stoker.feed.observe import Observer
 from stoker.feed.placing import Placing, error_in
 from stoker.feed.schedule import Schedule
@@ -40,39 +41,23 @@ class LocalAnswers:
                 session.stir()
 
     def _settle_local_stream(self, session: Session, result: Result) -> None:
-        payload, result.payload = result.payload, None
-        if payload is not None:
-            weakref.finalize(payload, result.release).atexit = False
-        size = 0 if payload is None else payload.nbytes
-
-        def make(session: Session) -> Outcome:
-            if result.error is not None:
-                return Outcome(error=error_in(result.error))
-            landed = payload
-            if landed is not None and session.pins_on is not None:
-                landed = self._placing.landed(landed, session.pins_on)
-            return self._placing.decoded(result.tree or b"", landed, allow_pickle=True)
-
+        payload, size = _payload_of(result)
         answer = stream_answers.in_result(result, size)
-        is_wanted = stream_answers.settle(self._shared, session, LOCAL, answer, make)
+        is_wanted = stream_answers.settle(
+            self._shared,
+            session,
+            LOCAL,
+            answer,
+            lambda session: self._outcome(session, result, payload),
+        )
         if is_wanted is not None and result.error is None:
-            self._observer.came(
-                None,
-                worker=result.worker,
-                frame_bytes=size,
-                cpu_seconds=result.cpu_seconds,
-                busy_seconds=result.wall_seconds,
-                is_wanted=is_wanted,
-            )
+            self._observer.came(None, result, frame_bytes=size, is_wanted=is_wanted)
 
     def _settle_local(self, session: Session, schedule: Schedule, result: Result) -> None:
         epoch, number = result.job.key
         assert isinstance(epoch, int)
         assert isinstance(number, int)
-        payload, result.payload = result.payload, None
-        if payload is not None:
-            weakref.finalize(payload, result.release).atexit = False
-        size = 0 if payload is None else payload.nbytes
+        payload, size = _payload_of(result)
         with self._shared.lock:
             if session.epoch != epoch or not session.is_busy:
                 return
@@ -80,22 +65,26 @@ class LocalAnswers:
                 return
             is_wanted = schedule.arrived(LOCAL, number, frame_bytes=size, now=time.monotonic())
         if result.error is None:
-            self._observer.came(
-                None,
-                worker=result.worker,
-                frame_bytes=size,
-                cpu_seconds=result.cpu_seconds,
-                busy_seconds=result.wall_seconds,
-                is_wanted=is_wanted,
-            )
+            self._observer.came(None, result, frame_bytes=size, is_wanted=is_wanted)
         if not is_wanted:
             return
-        if result.error is not None:
-            outcome = Outcome(error=error_in(result.error))
-        else:
-            if payload is not None and session.pins_on is not None:
-                payload = self._placing.landed(payload, session.pins_on)
-            outcome = self._placing.decoded(result.tree or b"", payload, allow_pickle=True)
+        outcome = self._outcome(session, result, payload)
         with self._shared.lock:
             if session.epoch == epoch and session.is_busy:
                 session.deliver(number, outcome)
+
+    def _outcome(self, session: Session, result: Result, payload: Bytes | None) -> Outcome:
+        if result.error is not None:
+            return Outcome(error=error_in(result.error))
+        if payload is not None and session.pins_on is not None:
+            payload = self._placing.landed(payload, session.pins_on)
+        return self._placing.decoded(result.tree or b"", payload, allow_pickle=True)
+
+
+def _payload_of(result: Result) -> tuple[Bytes | None, int]:
+    """The payload, whose last view gives the worker its memory back, and its size."""
+    payload, result.payload = result.payload, None
+    if payload is None:
+        return None, 0
+    weakref.finalize(payload, result.release).atexit = False
+    return payload, payload.nbytes

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from stoker.feed.messages import FeedWork, HostWork, WorkerWork
+from stoker.feed.jobs import Result
+from stoker.feed.messages import FeedWork, HostWork, Made, WorkerWork
 
 # A report must stay far below the coordinator's limit of 64 KiB a message: 20 bytes a worker.
 MAX_WORKERS_TOLD = 1024
@@ -78,11 +79,9 @@ class Observer:
     def came(
         self,
         host: str | None,
+        batch: Made | Result,
         *,
-        worker: int,
         frame_bytes: int,
-        cpu_seconds: float,
-        busy_seconds: float,
         is_wanted: bool,
     ) -> None:
         """A batch came from a data host, or (None) from a local worker.
@@ -97,13 +96,13 @@ class Observer:
         else:
             books.duplicates += 1
         books.frame_bytes += frame_bytes
-        books.cpu_seconds += cpu_seconds
-        books.busy_seconds += busy_seconds
-        mine = books.workers.get(worker)
+        books.cpu_seconds += batch.cpu_seconds
+        books.busy_seconds += batch.wall_seconds
+        mine = books.workers.get(batch.worker)
         if mine is None:
-            mine = books.workers[worker] = _WorkerBooks()
+            mine = books.workers[batch.worker] = _WorkerBooks()
         mine.batches += 1
-        mine.busy_seconds += busy_seconds
+        mine.busy_seconds += batch.wall_seconds
 
     def tell(self, standings: Iterable[Standing]) -> FeedWork:
         """All that was counted so far.

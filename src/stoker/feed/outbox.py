@@ -1,8 +1,8 @@
 """What the agent sends: answers and batches to sessions, and what of it is still under way.
 
-A batch is sealed into other memory, and its slot is free at once. Where it is not
-sealed, it goes from the worker's shared memory without a copy; the slot is free again when the
-transport has let go of it.
+A batch is sealed into other memory, and its slot is free at once. Where it is not sealed, it goes
+from the worker's shared memory without a copy; the slot is free again when the transport has let go
+of it.
 """
 
 import time
