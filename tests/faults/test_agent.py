@@ -312,6 +312,29 @@ def test_what_is_not_the_dataset_that_was_named_is_not_used(agent: Agent) -> Non
         assert same(client.batch()[1], expected(0, [1], size=35))
 
 
+def batch_threads() -> set[int]:
+    """Those of this process that the kernel lets interrupt nobody."""
+    found = set()
+    for task in map(int, os.listdir("/proc/self/task")):
+        with contextlib.suppress(ProcessLookupError):
+            if os.sched_getscheduler(task) == os.SCHED_BATCH:
+                found.add(task)
+    return found
+
+
+def test_it_interrupts_no_worker_of_its_own() -> None:
+    before = batch_threads()
+    with running(make_agent()) as own, client_of(own.port, spec_of(Images())) as client:
+        client.open()
+        client.ask(0, [1])
+        client.batch()
+        # Its loop and libzmq's two I/O threads, which send: all of them, and nobody else.
+        assert len(batch_threads() - before) >= 3
+        assert os.getpid() not in batch_threads()
+        for process in own_children():
+            assert os.sched_getscheduler(process.pid) == os.SCHED_OTHER
+
+
 def test_workers_start_with_the_dataset_where_the_base_seed_is_known(tmp_path: Path) -> None:
     def begin(worker_id: int) -> None:
         info = get_worker_info()

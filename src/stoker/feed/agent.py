@@ -18,6 +18,7 @@ from stoker.errors import FeedLostError, ProtocolError, UsageError
 from stoker.feed import messages, security
 from stoker.feed.connection import send_uncopied_ahead
 from stoker.feed.holders import Nursery
+from stoker.feed.priority import interrupting_nobody
 from stoker.feed.service import Service
 from stoker.feed.specs import Specs
 from stoker.logs import Log
@@ -110,7 +111,9 @@ class Agent:
             )
             # Two I/O threads: what is not sealed is encrypted there, 1.7 GB/s each.
             self._context = zmq.Context(io_threads=2)
-            self._allow = security.AllowList(self._context, self._keys)
+            with interrupting_nobody():
+                # libzmq starts them with the first socket.
+                self._allow = security.AllowList(self._context, self._keys)
             self._router = self._router_socket()
             limit = self._feed.max_dataset_bytes + (16 << 20)
             security.secure_server(self._router, self._keys, max_message_bytes=limit)
@@ -139,8 +142,9 @@ class Agent:
             FeedLostError: If the nursery died.
         """
         try:
-            while self._state == "serving" or self._is_still_draining():
-                self._turn()
+            with interrupting_nobody():
+                while self._state == "serving" or self._is_still_draining():
+                    self._turn()
         finally:
             self.close()
 

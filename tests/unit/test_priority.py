@@ -1,0 +1,61 @@
+"""Threads that interrupt nobody: for as long as they say, and not against the user's will."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from stoker.feed.priority import interrupting_nobody
+
+
+@pytest.fixture(autouse=True)
+def same_policy_after() -> Iterator[None]:
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    yield
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def test_it_ends_with_the_block() -> None:
+    with contextlib.suppress(KeyError), interrupting_nobody():
+        assert os.sched_getscheduler(0) == os.SCHED_BATCH
+        raise KeyError
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+def test_threads_that_are_started_meanwhile_keep_it() -> None:
+    seen: list[int] = []
+    is_over = threading.Event()
+
+    def look() -> None:
+        is_over.wait()
+        seen.append(os.sched_getscheduler(0))
+
+    with interrupting_nobody():
+        thread = threading.Thread(target=look)
+        thread.start()
+    is_over.set()
+    thread.join()
+    assert seen == [os.SCHED_BATCH]
+
+
+@pytest.mark.parametrize("flag", [0, os.SCHED_RESET_ON_FORK])
+def test_a_policy_that_somebody_chose_stays(flag: int) -> None:
+    own = os.SCHED_BATCH | flag
+    os.sched_setscheduler(0, own, os.sched_param(0))
+    with interrupting_nobody():
+        assert os.sched_getscheduler(0) == own
+    assert os.sched_getscheduler(0) == own
+
+
+@pytest.mark.parametrize("forbidden", ["sched_getscheduler", "sched_setscheduler"])
+def test_where_it_is_forbidden_all_goes_on(forbidden: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbid(*_: object) -> int:
+        raise PermissionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, forbidden, forbid)
+        with interrupting_nobody():
+            pass
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
