@@ -20,7 +20,7 @@ _QUIET_SECONDS = 15.0
 _WIDTH = 78
 _INDENT = 11
 # Events of stoker that say in a text what the user should know.
-_WARNINGS = ("large_dataset", "module_values_differ")
+_WARNINGS = ("host_makes_nothing", "large_dataset", "module_values_differ")
 
 
 def say(text: str, *, quiet: bool) -> None:

@@ -131,11 +131,7 @@ class Answers:
             case m.Credits():
                 self._grant(link, message.session, message.credits)
             case m.Failed():
-                error = _error_of(frame)
-                with self._shared.lock:
-                    session = self._shared.sessions.get(message.session)
-                    if session is not None and _has_spec(session, message.spec):
-                        session.fail(error)
+                self._take_failed(link, message, _error_of(frame))
             case m.Leaving():
                 link.is_leaving = True
                 with self._shared.lock:
@@ -252,7 +248,11 @@ class Answers:
             session = self._shared.sessions.get(message.session)
             if session is None or session.epoch != message.epoch or not session.is_busy:
                 return
-            if isinstance(session.schedule, Schedule) and (message.is_lost or link.is_leaving):
+            is_of_batch = message.is_lost or link.is_leaving
+            if link.has_failed(session.name):
+                # Nor is a batch to blame for which there are no processes any more.
+                return
+            if isinstance(session.schedule, Schedule) and is_of_batch:
                 is_hopeless = session.schedule.dropped(link.member.host, message.number)
             else:
                 # It has forgotten the session: this process was silent for too long.
@@ -281,10 +281,29 @@ class Answers:
         self._shared.values_there.take(message.spec, link.member.host, message.module_values)
         self._shared.values_there.compare(spec.digest, spec.living_code())
         link.unseal(message.session, message.batch_key)
+        link.opened[message.session] = message.spec
         link.ready.add(message.session)
         self._grant(link, message.session, message.credits)
         self._shared.log.event(
             "agent_ready", agent=link.member.host, workers=message.workers, credits=message.credits
+        )
+
+    def _take_failed(self, link: AgentLink, message: m.Failed, error: BaseException) -> None:
+        """A host cannot use the spec: nobody can, or it alone, and others go on."""
+        host = link.member.host
+        with self._shared.lock:
+            session = self._shared.sessions.get(message.session)
+            if session is None or not _has_spec(session, message.spec):
+                return
+            if not message.is_of_host:
+                session.fail(error)
+                return
+            link.fail(session.name, epoch=session.epoch, reason=message.reason, error=error)
+            session.schedule.lost(host)
+        self._shared.log.event(
+            "host_makes_nothing",
+            agent=host,
+            text=f"data host {host} makes no batches in this pass: {message.reason}",
         )
 
     def _grant(self, link: AgentLink, name: str, credits: int) -> None:
@@ -306,10 +325,7 @@ class Answers:
 
 def forget_peer(shared: Shared, link: AgentLink) -> None:
     """The connection is lost: what was asked for over it goes elsewhere, sessions are closed."""
-    link.opened.clear()
-    link.ready.clear()
-    link.forget_keys()
-    link.is_leaving = False
+    link.forget_all()
     with shared.lock:
         for session in shared.sessions.values():
             session.schedule.lost(link.member.host)

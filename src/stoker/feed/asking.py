@@ -61,7 +61,7 @@ class Asking:
         if session.local is not None:
             session.local.forget(before_epoch=before)
         for link in self._links.values():
-            if not link.is_up:
+            if not link.is_up or not link.may_open(session.name, epoch=session.epoch):
                 continue
             if link.opened.get(session.name) != session.spec.digest:
                 link.opened[session.name] = session.spec.digest
@@ -123,7 +123,10 @@ class Asking:
 
     def _ask_streams(self, session: Session, streams: Streams, now: float) -> None:
         is_complete = self.expected is not None and (
-            sum(session.name in link.ready for link in self._links.values())
+            sum(
+                session.name in link.ready or link.has_failed(session.name)
+                for link in self._links.values()
+            )
             >= self.expected - len(self.lost)
         )
         if is_complete:
@@ -169,6 +172,10 @@ class Asking:
                 self._shared.log.event("training_goes_on", waited_seconds=waited)
             session.alone_since, session.is_waiting = now, False
             return
+        error = self._failure_of_all(session)
+        if error is not None:
+            session.fail(error)
+            return
         alone = now - session.alone_since
         opening = any(link.is_up and session.name in link.opened for link in self._links.values())
         is_starting = opening or not session.had_peers
@@ -187,6 +194,18 @@ class Asking:
                 expected=self.expected,
             )
 
+    def _failure_of_all(self, session: Session) -> BaseException | None:
+        """What the first host said, where none of the run can make its batches."""
+        failures = [
+            link.failed[session.name].error
+            for link in self._links.values()
+            if link.is_up and link.has_failed(session.name)
+        ]
+        if self.expected is None or (self.lost and self._settings.comes_back):
+            return None
+        is_all = len(failures) + len(self.lost) >= self.expected
+        return failures[0] if failures and is_all else None
+
     def take_roster(self, roster: m.Roster, now: float) -> None:
         """What the coordinator says of the hosts."""
         self.expected = roster.expected
@@ -195,10 +214,12 @@ class Asking:
         for member in (*roster.agents, *roster.lost):
             self._heard_at[member.host] = now - member.silent_seconds
 
-    def _fates(self, now: float) -> Iterator[str]:
+    def _fates(self, session: Session, now: float) -> Iterator[str]:
         """What became of each data host, and when it was last heard."""
         for host, link in self._links.items():
-            if link.is_up:
+            if link.is_up and session.name in link.failed:
+                yield f"{host} ({link.failed[session.name].reason})"
+            elif link.is_up:
                 yield f"{host} (connected, not ready)"
             elif host not in self.lost:
                 yield f"{host} (no connection for {now - link.down_since:.1f} s)"
@@ -211,7 +232,7 @@ class Asking:
             yield f"{host} (never came)"
 
     def _lost_error(self, session: Session, now: float) -> FeedLostError:
-        seen = ", ".join(self._fates(now)) or "none seen"
+        seen = ", ".join(self._fates(session, now)) or "none seen"
         expected = "?" if self.expected is None else self.expected
         if self.expected is None:
             seen = f"the coordinator at {self._settings.coordinator} did not answer"

@@ -22,6 +22,7 @@ class HeldSpec:
         shipper: Routing id of the trainer that was asked for it, or has begun to ship it; empty:
             several were asked.
         reason: Why it failed.
+        is_of_host: That says nothing of other hosts.
         error: The same, for shipping.unpack_error; may be empty.
         module_values: What modules say here; see module_values.values_here.
     """
@@ -33,6 +34,7 @@ class HeldSpec:
     shipper: bytes = b""
     arrival: Arrival | None = None
     reason: str = ""
+    is_of_host: bool = False
     error: bytes = b""
     module_values: dict[str, str] = field(default_factory=dict)
     holder: Holder | None = None
@@ -102,15 +104,17 @@ class HeldSpec:
             self.since = time.monotonic()
             return True
         if self.state in ("held", "ready") and holder.channel.is_closed:
-            self.state = "failed"
-            self.reason = "the process that holds the dataset died, perhaps out of memory"
+            self.fail("the process that holds the dataset died, perhaps out of memory")
             return True
         dead = next((pool for pool in self.pools.values() if not pool.num_alive), None)
         if self.state == "ready" and dead is not None:
-            self.state = "failed"
-            self.reason = f"its data workers die: {dead.last_death}"
+            self.fail(f"its data workers die: {dead.last_death}")
             return True
         return False
+
+    def fail(self, reason: str) -> None:
+        """It cannot be used on this host; on others it may be."""
+        self.state, self.reason, self.is_of_host = "failed", reason, True
 
 
 def _has_failed(holder: Holder) -> bool:

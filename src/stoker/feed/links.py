@@ -4,6 +4,7 @@ import math
 import secrets
 import threading
 from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 
 import zmq
 
@@ -19,6 +20,8 @@ _AT_MOST = 16
 # And bytes: who waits for the first batch is told when all that was taken together is there, and,
 # where it is to be pinned, copied. Each turn of the pump costs as much as one or two batches.
 _AT_MOST_BYTES = 4 << 20
+# A host that cannot make a session's batches is asked again with the next pass, twice.
+_MAX_FAILURES = 3
 # A roster is small.
 MAX_ROSTER_BYTES = 16 << 20
 
@@ -212,6 +215,25 @@ class Link:
         self.connections[0].dial(f"tcp://{address}:{self.ports[0]}")
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A host could make nothing for a session; others perhaps can.
+
+    Attributes:
+        epoch: Of the pass in which it failed.
+        times: How often it has failed by now, on this connection.
+    """
+
+    epoch: int
+    times: int
+    reason: str
+    error: BaseException
+
+    def may_try_again(self, epoch: int) -> bool:
+        """Whether it is asked again, in the pass `epoch`: memory may be free by then."""
+        return epoch > self.epoch and self.times < _MAX_FAILURES
+
+
 class AgentLink(Link):
     """The link to the agent of one data host.
 
@@ -219,6 +241,7 @@ class AgentLink(Link):
         member: The host, as the roster has it.
         opened: Session to the digest of the spec that it was last opened with, on this connection.
         ready: Sessions that may ask.
+        failed: Sessions for which it could make nothing, on this connection.
         unsealers: For the keys that it seals batches with, by their numbers.
         is_sealed: It has told a key on this connection.
         is_leaving: The agent drains.
@@ -251,11 +274,42 @@ class AgentLink(Link):
         self.member = member
         self.opened: dict[str, str] = {}
         self.ready: set[str] = set()
+        self.failed: dict[str, Failure] = {}
         self.unsealers: dict[int, Unsealer] = {}
         self.is_sealed = False
         self._key_of: dict[str, int] = {}
         self.is_leaving = False
         self.is_listed = True
+
+    def fail(self, session: str, *, epoch: int, reason: str, error: BaseException) -> None:
+        """The host can make nothing for it."""
+        self.opened.pop(session, None)
+        self.ready.discard(session)
+        times = self.failed[session].times + 1 if session in self.failed else 1
+        self.failed[session] = Failure(epoch, times, reason, error)
+
+    def has_failed(self, session: str) -> bool:
+        """Whether the host can make nothing for it, and was not asked again."""
+        return session in self.failed and session not in self.opened
+
+    def may_open(self, session: str, *, epoch: int) -> bool:
+        """Whether the host is to be asked, or told of a new pass."""
+        return not self.has_failed(session) or self.failed[session].may_try_again(epoch)
+
+    def forget(self, session: str) -> None:
+        """The session has ended."""
+        self.opened.pop(session, None)
+        self.ready.discard(session)
+        self.failed.pop(session, None)
+        self.forget_key(session)
+
+    def forget_all(self) -> None:
+        """The connection is lost, and with it all that was said over it."""
+        self.opened.clear()
+        self.ready.clear()
+        self.failed.clear()
+        self.forget_keys()
+        self.is_leaving = False
 
     def unseal(self, session: str, key: BatchKey | None) -> None:
         """Batches of a session come sealed with `key`: another one than before, or the same."""

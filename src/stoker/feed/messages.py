@@ -26,7 +26,7 @@ from stoker.errors import ProtocolError
 
 # Raised with every change that an older peer would misread: of these messages, of a batch's tree
 # (layout), of what travels pickled (shipping). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -317,11 +317,16 @@ class Ready(Message, frozen=True, kw_only=True):
 
 
 class Failed(Message, frozen=True, kw_only=True):
-    """The spec cannot be used on this host; the frame is the pickled error."""
+    """The spec cannot be used on this host; the frame is the pickled error.
+
+    Attributes:
+        is_of_host: Its processes died, or it has no memory: other hosts may well use it.
+    """
 
     session: Identifier
     spec: Identifier
     reason: str
+    is_of_host: bool = False
 
 
 class Credits(Message, frozen=True, kw_only=True):

@@ -262,9 +262,7 @@ class Pump:
                     session.ring()
         for session in retired:
             for agent in self._links.values():
-                agent.opened.pop(session.name, None)
-                agent.ready.discard(session.name)
-                agent.forget_key(session.name)
+                agent.forget(session.name)
                 agent.send(m.Close(session=session.name))
         for local in locals_ended:
             local.close()

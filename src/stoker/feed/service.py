@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Iterable
 
-from stoker.errors import FeedError
+from stoker.errors import FeedError, FeedLostError
 from stoker.feed import messages
 from stoker.feed.dispatch import Dispatch
 from stoker.feed.held_spec import HeldSpec
@@ -26,6 +26,7 @@ UNREACHABLE_SECONDS = 15.0
 PROBE_SECONDS = 10.0
 # A trainer that was asked for a spec and does not ship it: the others are asked, too.
 SHIP_SECONDS = 120.0
+_HOST_FIX = "see that host's log; give it more memory, or fewer workers"
 
 
 class Service:
@@ -201,7 +202,7 @@ class Service:
                 piece, offset=message.offset, shipper=identity, now=time.monotonic()
             )
         except OSError as err:
-            held.state, held.reason = "failed", f"no memory for the dataset: {err.strerror}"
+            held.fail(f"no memory for the dataset: {err.strerror}")
             self._announce(held)
             return
         if not is_complete:
@@ -230,17 +231,25 @@ class Service:
                 )
                 self._outbox.send(session, ready)
             elif held.state == "failed":
-                self._fail(session, held.reason, held.error)
+                # Until it is opened again: on another connection, or for the next pass.
+                session.is_ready = False
+                self._fail(session, held.reason, held.error, is_of_host=held.is_of_host)
         if held.state == "failed":
             self._log.event("spec_fails", spec=held.digest, reason=held.reason)
             self._specs.forget(held)
             self._dispatch.drop("the dataset failed on this host", spec=held.digest)
 
-    def _fail(self, session: Session, reason: str, error: bytes = b"") -> None:
-        packed = error or pack_error(
-            FeedError(reason, where=f"host {self._host}"), host=self._host, where="the agent"
+    def _fail(
+        self, session: Session, reason: str, error: bytes = b"", *, is_of_host: bool = False
+    ) -> None:
+        where = f"host {self._host}"
+        err = FeedError(reason, where=where)
+        if is_of_host:
+            err = FeedLostError(reason, where=where, fix=_HOST_FIX)
+        packed = error or pack_error(err, host=self._host, where="the agent")
+        failed = messages.Failed(
+            session=session.name, spec=session.spec, reason=reason, is_of_host=is_of_host
         )
-        failed = messages.Failed(session=session.name, spec=session.spec, reason=reason)
         self._outbox.send(session, failed, packed)
 
     def _make(self, identity: bytes, message: messages.Make) -> None:

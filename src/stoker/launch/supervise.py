@@ -10,17 +10,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 import psutil
 
 from stoker.feed.cpu_quota import vcpu_capacity
 from stoker.launch import machine
+from stoker.launch.forwarding import Tail, forward
 from stoker.logs import Log
 from stoker.platforms import spawn
 
@@ -30,7 +29,6 @@ GRACE_SECONDS = 90.0
 # After a verdict (a lost host, an end decided elsewhere) nothing is left to save.
 VERDICT_GRACE_SECONDS = 5.0
 LEFTOVER_SECONDS = 2.0
-STDERR_TAIL_BYTES = 64 << 10
 COMMAND_NOT_FOUND = 127
 _TICK_SECONDS = 0.5
 
@@ -139,10 +137,10 @@ def supervise(
     log.event("command_started", pid=process.pid)
     assert process.stdout is not None
     assert process.stderr is not None
-    tail = _Tail()
+    tail = Tail()
     pumps = [
-        _thread(partial(_pump, process.stdout, sys.stdout.fileno(), None)),
-        _thread(partial(_pump, process.stderr, sys.stderr.fileno(), tail)),
+        _thread(partial(forward, process.stdout.fileno(), sys.stdout.fileno(), None)),
+        _thread(partial(forward, process.stderr.fileno(), sys.stderr.fileno(), tail)),
     ]
     waiter = _thread(partial(_wait_for, process, inbox))
     signals, decided = _follow(process, inbox, log, on_tick, beside, asks_children=asks_children)
@@ -311,44 +309,6 @@ def _memory_kill(kills_before: int | None) -> str:
     limit = machine.memory_limit_bytes()
     bound = f" (limit {limit / 2**30:.1f} GiB)" if limit else ""
     return f"out of memory: the kernel killed {kills - kills_before} process(es){bound}"
-
-
-class _Tail:
-    """The last STDERR_TAIL_BYTES of a stream."""
-
-    def __init__(self) -> None:
-        self._chunks: deque[bytes] = deque()
-        self._size = 0
-
-    def add(self, chunk: bytes) -> None:
-        self._chunks.append(chunk)
-        self._size += len(chunk)
-        while self._size - len(self._chunks[0]) >= STDERR_TAIL_BYTES:
-            self._size -= len(self._chunks.popleft())
-
-    def text(self) -> str:
-        return b"".join(self._chunks)[-STDERR_TAIL_BYTES:].decode(errors="replace")
-
-
-def _pump(source: IO[bytes], target: int, tail: _Tail | None) -> None:
-    descriptor = source.fileno()
-    is_open = True
-    while True:
-        try:
-            chunk = os.read(descriptor, 1 << 16)
-        except (OSError, ValueError):
-            return
-        if not chunk:
-            return
-        if tail:
-            tail.add(chunk)
-        view = memoryview(chunk)
-        while view and is_open:
-            try:
-                view = view[os.write(target, view) :]
-            except OSError:
-                # Whoever read our output is gone; the command must not block on that.
-                is_open = False
 
 
 def _wait_for(process: "subprocess.Popen[bytes]", inbox: Inbox) -> None:

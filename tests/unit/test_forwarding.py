@@ -1,0 +1,154 @@
+"""What a command writes reaches the launcher's output by whole lines, and all of it."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from stoker.launch.forwarding import STDERR_TAIL_BYTES, Tail, forward
+
+DEADLINE_SECONDS = 10.0
+
+
+@dataclass
+class Stream:
+    """What a command writes to, and what comes out."""
+
+    into: int
+    out: int
+    tail: Tail
+
+    def write(self, data: bytes) -> None:
+        assert os.write(self.into, data) == len(data)
+
+    def read(self, nbytes: int) -> bytes:
+        """Exactly so many bytes."""
+        data = b""
+        while len(data) < nbytes:
+            data += os.read(self.out, nbytes - len(data))
+        return data
+
+    def is_silent(self, seconds: float = 0.1) -> bool:
+        """Whether nothing comes for so long."""
+        os.set_blocking(self.out, False)
+        try:
+            time.sleep(seconds)
+            os.read(self.out, 1)
+        except BlockingIOError:
+            return True
+        finally:
+            os.set_blocking(self.out, True)
+        return False
+
+
+@contextmanager
+def forwarded() -> Iterator[Stream]:
+    source, into = os.pipe()
+    out, target = os.pipe()
+    tail = Tail()
+    thread = threading.Thread(target=forward, args=(source, target, tail))
+    thread.start()
+    stream = Stream(into, out, tail)
+    try:
+        yield stream
+    finally:
+        if stream.into >= 0:
+            os.close(stream.into)
+        thread.join(DEADLINE_SECONDS)
+        for descriptor in (source, target, out):
+            os.close(descriptor)
+        assert not thread.is_alive()
+
+
+def end_of(stream: Stream) -> None:
+    os.close(stream.into)
+    stream.into = -1
+
+
+def test_a_line_comes_whole_however_it_is_written() -> None:
+    with forwarded() as stream:
+        stream.write(b"epoch 1: ")
+        assert stream.is_silent()
+        stream.write(b"loss 0.5\nep")
+        assert stream.read(18) == b"epoch 1: loss 0.5\n"
+        assert stream.is_silent()
+        stream.write(b"och 2\n")
+        assert stream.read(8) == b"epoch 2\n"
+
+
+def test_a_progress_bar_moves() -> None:
+    with forwarded() as stream:
+        stream.write(b"\r10 %\r20 %")
+        assert stream.read(6) == b"\r10 %\r"
+        stream.write(b"\r")
+        assert stream.read(5) == b"20 %\r"
+
+
+def test_what_has_no_end_comes_after_a_moment() -> None:
+    with forwarded() as stream:
+        stream.write(b"password: ")
+        assert stream.read(10) == b"password: "
+
+
+def test_the_last_line_needs_no_end() -> None:
+    with forwarded() as stream:
+        stream.write(b"done\nand so")
+        end_of(stream)
+        assert stream.read(11) == b"done\nand so"
+
+
+def test_a_very_long_line_is_not_kept() -> None:
+    with forwarded() as stream:
+        long = b"x" * 200_000
+        writer = threading.Thread(target=stream.write, args=(long,))
+        writer.start()
+        assert stream.read(100_000) == long[:100_000]
+        assert stream.read(100_000) == long[100_000:]
+        writer.join(DEADLINE_SECONDS)
+
+
+def test_where_nobody_reads_the_command_goes_on() -> None:
+    source, into = os.pipe()
+    out, target = os.pipe()
+    os.close(out)
+    tail = Tail()
+    thread = threading.Thread(target=forward, args=(source, target, tail))
+    thread.start()
+    for _ in range(20):
+        os.write(into, b"y" * 65_536 + b"\n")
+    os.close(into)
+    thread.join(DEADLINE_SECONDS)
+    assert not thread.is_alive()
+    os.close(source)
+    os.close(target)
+    assert tail.text() == ("y" * 65_536 + "\n")[-STDERR_TAIL_BYTES:]
+
+
+def test_a_source_that_is_closed_meanwhile_ends_it() -> None:
+    source, into = os.pipe()
+    with closing(os.fdopen(into, "wb", buffering=0)) as stream:
+        out, target = os.pipe()
+        thread = threading.Thread(target=forward, args=(source, target, None))
+        thread.start()
+        stream.write(b"half a line")
+        time.sleep(0.05)
+        os.close(source)
+        thread.join(DEADLINE_SECONDS)
+        assert not thread.is_alive()
+        assert os.read(out, 100) == b"half a line"
+    os.close(target)
+    os.close(out)
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 1000])
+def test_the_tail_is_the_end_of_what_was_written(pieces: int) -> None:
+    whole = b"".join(b"%d " % number for number in range(60_000))
+    tail = Tail()
+    size = len(whole) // pieces + 1
+    for at in range(0, len(whole), size):
+        tail.add(whole[at : at + size])
+    assert tail.text() == whole[-STDERR_TAIL_BYTES:].decode()
