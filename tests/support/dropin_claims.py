@@ -840,7 +840,7 @@ def persistent_workers_go_on_after_an_error(load: Load) -> object:
 @claim
 def pass_goes_on_after_a_timeout(load: Load) -> object:
     def slow(index: int) -> int:
-        time.sleep(0.9 if index == 1 else 0)
+        time.sleep(2.0 if index == 1 else 0)
         return index
 
     iterator = iter(load(Each(slow, 4), num_workers=max(load.workers, 1), timeout=0.3))
