@@ -196,8 +196,8 @@ def test_a_profile_that_is_stopped_before_its_replay_leaves_what_it_had(
     assert found.steps >= 1
     assert found.accelerator is None
     (batches,) = re.findall(r"ended after (\d+) batches", found.missing)
-    # The signal may come while the loop writes, too: the two counts are then of different steps.
-    assert int(batches) >= found.steps
+    # The signal may come between the two counts of a step.
+    assert int(batches) - found.steps in (0, 1)
 
 
 TWICE = """

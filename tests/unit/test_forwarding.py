@@ -1,6 +1,7 @@
 """What a command writes reaches the launcher's output by whole lines, and all of it."""
 
 import os
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -92,6 +93,24 @@ def test_what_has_no_end_comes_after_a_moment() -> None:
     with forwarded() as stream:
         stream.write(b"password: ")
         assert stream.read(10) == b"password: "
+
+
+def test_dots_come_while_more_of_them_do() -> None:
+    with forwarded() as stream:
+        is_over = threading.Event()
+
+        def write_dots() -> None:
+            while not is_over.wait(0.05):
+                stream.write(b".")
+
+        writer = threading.Thread(target=write_dots)
+        writer.start()
+        try:
+            assert select.select([stream.out], [], [], DEADLINE_SECONDS)[0]
+            assert set(os.read(stream.out, 1000)) == set(b".")
+        finally:
+            is_over.set()
+            writer.join(DEADLINE_SECONDS)
 
 
 def test_the_last_line_needs_no_end() -> None:

@@ -248,18 +248,16 @@ class Answers:
             session = self._shared.sessions.get(message.session)
             if session is None or session.epoch != message.epoch or not session.is_busy:
                 return
-            is_of_batch = message.is_lost or link.is_leaving
             if link.has_failed(session.name):
-                # Nor is a batch to blame for which there are no processes any more.
+                # No batch is to blame where there are no processes any more.
                 return
-            if isinstance(session.schedule, Schedule) and is_of_batch:
+            if isinstance(session.schedule, Schedule) and (message.is_lost or link.is_leaving):
                 is_hopeless = session.schedule.dropped(link.member.host, message.number)
             else:
                 # It has forgotten the session: this process was silent for too long.
                 is_hopeless = False
                 session.schedule.lost(link.member.host)
-                link.opened.pop(session.name, None)
-                link.ready.discard(session.name)
+                link.close_session(session.name)
                 session.has_news = True
         self._shared.log.event(
             "batch_dropped", agent=link.member.host, batch=message.number, reason=message.reason

@@ -22,8 +22,8 @@ class HeldSpec:
         shipper: Routing id of the trainer that was asked for it, or has begun to ship it; empty:
             several were asked.
         reason: Why it failed.
-        is_of_host: That says nothing of other hosts.
-        error: The same, for shipping.unpack_error; may be empty.
+        error: What the spec itself raised, for shipping.unpack_error; empty: this host cannot use
+            it, which says nothing of others.
         module_values: What modules say here; see module_values.values_here.
     """
 
@@ -34,7 +34,6 @@ class HeldSpec:
     shipper: bytes = b""
     arrival: Arrival | None = None
     reason: str = ""
-    is_of_host: bool = False
     error: bytes = b""
     module_values: dict[str, str] = field(default_factory=dict)
     holder: Holder | None = None
@@ -114,7 +113,7 @@ class HeldSpec:
 
     def fail(self, reason: str) -> None:
         """It cannot be used on this host; on others it may be."""
-        self.state, self.reason, self.is_of_host = "failed", reason, True
+        self.state, self.reason = "failed", reason
 
 
 def _has_failed(holder: Holder) -> bool:

@@ -281,10 +281,14 @@ class AgentLink(Link):
         self.is_leaving = False
         self.is_listed = True
 
-    def fail(self, session: str, *, epoch: int, reason: str, error: BaseException) -> None:
-        """The host can make nothing for it."""
+    def close_session(self, session: str) -> None:
+        """It has to be opened again, to be asked."""
         self.opened.pop(session, None)
         self.ready.discard(session)
+
+    def fail(self, session: str, *, epoch: int, reason: str, error: BaseException) -> None:
+        """The host can make nothing for it."""
+        self.close_session(session)
         times = self.failed[session].times + 1 if session in self.failed else 1
         self.failed[session] = Failure(epoch, times, reason, error)
 
@@ -298,8 +302,7 @@ class AgentLink(Link):
 
     def forget(self, session: str) -> None:
         """The session has ended."""
-        self.opened.pop(session, None)
-        self.ready.discard(session)
+        self.close_session(session)
         self.failed.pop(session, None)
         self.forget_key(session)
 

@@ -233,7 +233,7 @@ class Service:
             elif held.state == "failed":
                 # Until it is opened again: on another connection, or for the next pass.
                 session.is_ready = False
-                self._fail(session, held.reason, held.error, is_of_host=held.is_of_host)
+                self._fail(session, held.reason, held.error, is_of_host=not held.error)
         if held.state == "failed":
             self._log.event("spec_fails", spec=held.digest, reason=held.reason)
             self._specs.forget(held)
@@ -242,15 +242,14 @@ class Service:
     def _fail(
         self, session: Session, reason: str, error: bytes = b"", *, is_of_host: bool = False
     ) -> None:
-        where = f"host {self._host}"
-        err = FeedError(reason, where=where)
-        if is_of_host:
-            err = FeedLostError(reason, where=where, fix=_HOST_FIX)
-        packed = error or pack_error(err, host=self._host, where="the agent")
+        if not error:
+            kind, fix = (FeedLostError, _HOST_FIX) if is_of_host else (FeedError, "")
+            raised = kind(reason, where=f"host {self._host}", fix=fix)
+            error = pack_error(raised, host=self._host, where="the agent")
         failed = messages.Failed(
             session=session.name, spec=session.spec, reason=reason, is_of_host=is_of_host
         )
-        self._outbox.send(session, failed, packed)
+        self._outbox.send(session, failed, error)
 
     def _make(self, identity: bytes, message: messages.Make) -> None:
         session = self._sessions.get(message.session)

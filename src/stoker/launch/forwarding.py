@@ -2,12 +2,13 @@
 
 import os
 import select
+import time
 from collections import deque
 
 STDERR_TAIL_BYTES = 64 << 10
 _CHUNK_BYTES = 1 << 16
 # What a command writes without an end of line (a prompt, dots) is shown after this.
-_PARTIAL_LINE_MILLISECONDS = 500
+_PARTIAL_LINE_SECONDS = 0.5
 
 
 class Tail:
@@ -42,20 +43,24 @@ def forward(source: int, target: int, tail: Tail | None) -> None:
     """
     poll = select.poll()
     poll.register(source, select.POLLIN)
-    held = b""
+    held, due = b"", 0.0
     is_open = True
     while True:
-        is_silent = bool(held) and not poll.poll(_PARTIAL_LINE_MILLISECONDS)
-        chunk = b"" if is_silent else _read(source)
+        left = due - time.monotonic()
+        is_due = bool(held) and (left <= 0 or not poll.poll(left * 1000))
+        chunk = b"" if is_due else _read(source)
         if tail and chunk:
             tail.add(chunk)
+        if not held:
+            due = time.monotonic() + _PARTIAL_LINE_SECONDS
         held += chunk
         end = 1 + max(held.rfind(b"\n"), held.rfind(b"\r"))
         if not chunk or len(held) - end > _CHUNK_BYTES:
             end = len(held)
-        is_open = is_open and _is_written(target, memoryview(held)[:end])
-        held = held[end:]
-        if not chunk and not is_silent:
+        if end:
+            is_open = is_open and _is_written(target, memoryview(held)[:end])
+            held, due = held[end:], time.monotonic() + _PARTIAL_LINE_SECONDS
+        if not chunk and not is_due:
             return
 
 
