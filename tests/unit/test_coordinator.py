@@ -265,6 +265,32 @@ def test_ranks_get_the_roster_again_whenever_it_changes(run: Run) -> None:
         assert ([m.host for m in back.agents], back.lost) == (["d1"], ())
 
 
+def test_a_second_process_of_a_rank_does_not_take_the_roster_from_the_first(run: Run) -> None:
+    # A forked child of rank 0 with a loader of its own, or a script that the training starts.
+    run.coordinator()
+    with Rank(run.port) as first, Rank(run.port) as second:
+        for process in (first, second):
+            process.send(attend())
+            process.roster()
+        run.member("d1")
+        assert [m.host for m in second.roster().agents] == ["d1"]
+        assert [m.host for m in first.roster().agents] == ["d1"]
+
+
+def test_a_process_that_has_ended_is_forgotten_at_the_next_change(run: Run) -> None:
+    run.coordinator(agents=("d1", "d2"))
+    with Rank(run.port) as stays:
+        stays.send(attend())
+        stays.roster()
+        with Rank(run.port) as goes:
+            goes.send(attend())
+            goes.roster()
+        for host in ("d1", "d2"):
+            run.member(host)
+            assert host in [m.host for m in stays.roster().agents]
+    assert "message_not_sent" not in run.log.getvalue()
+
+
 def test_a_rank_of_another_run_or_version_is_refused(run: Run) -> None:
     run.coordinator()
     with Rank(run.port) as rank:

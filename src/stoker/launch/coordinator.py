@@ -32,6 +32,7 @@ from stoker.feed.messages import (
     pack,
 )
 from stoker.feed.security import AllowList, Keys, secure_server
+from stoker.launch.attendance import Attendance
 from stoker.launch.members import Change, Members
 from stoker.logs import Log, now_utc
 from stoker.records import Event, FeedSettings
@@ -107,10 +108,9 @@ class Coordinator:
         )
         self._agents = frozenset(agents)
         self._launchers: dict[str, bytes] = {}
-        self._ranks: dict[int, bytes] = {}
+        self._ranks = Attendance()
         self._warned: set[bytes] = set()
         self._events: list[Event] = []
-        self._progress: dict[int, Progress] = {}
         self._followers = frozenset(followers)
         self._starts: dict[str, Start] = {}
         self._to_start: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -133,7 +133,7 @@ class Coordinator:
     @property
     def progress(self) -> dict[int, Progress]:
         """The last report of each rank."""
-        return dict(self._progress)
+        return self._ranks.progress
 
     @property
     def live_agents(self) -> frozenset[str]:
@@ -175,6 +175,8 @@ class Coordinator:
             secure_server(socket, self._keys, max_message_bytes=MAX_MESSAGE_BYTES)
             # A launcher that reconnects under its old routing id takes the place over.
             socket.router_handover = True
+            # A message to a connection that has ended is an error, so that ranks are forgotten.
+            socket.router_mandatory = True
             self._bind(socket)
         except BaseException:
             allow_list.close()
@@ -332,12 +334,12 @@ class Coordinator:
                     reason = f"the launcher speaks version {PROTOCOL_VERSION} of the protocol"
                     self._send(socket, sender, Refused(reason=reason))
                     return
-                self._ranks[message.rank] = sender
+                self._ranks.attend(message.rank, sender)
                 self._send(socket, sender, self._members.roster(now))
             case Attend():
                 self._send(socket, sender, Refused(reason=f"this is run {self._run_id}"))
             case Progress():
-                self._progress[message.rank] = message
+                self._ranks.report(sender, message, now=now)
             case _:
                 self._warn(sender, type(message).__name__)
 
@@ -369,8 +371,9 @@ class Coordinator:
                 self._on_failure(change)
         if any(change.kind == "agent" and change.what != "absent" for change in changes):
             roster = self._members.roster(self._clock())
-            for rank in self._ranks.values():
-                self._send(socket, rank, roster)
+            for sender in self._ranks.senders():
+                if not self._send(socket, sender, roster):
+                    self._ranks.forget(sender)
 
     def _apply_end(self, socket: "zmq.Socket[bytes]") -> None:
         if self._end is not None or self._ending.empty():
@@ -391,9 +394,13 @@ class Coordinator:
         if start is not None and launcher is not None:
             self._send(socket, launcher, start)
 
-    def _send(self, socket: "zmq.Socket[bytes]", receiver: bytes, message: Message) -> None:
-        # A receiver that is gone is no error: its lease tells.
+    def _send(self, socket: "zmq.Socket[bytes]", receiver: bytes, message: Message) -> bool:
+        """Sends without blocking; False if the receiver's connection has ended."""
         try:
             socket.send_multipart([receiver, pack(message)], zmq.NOBLOCK)
         except zmq.ZMQError as err:
+            if err.errno == zmq.EHOSTUNREACH:
+                # No error: of a launcher its lease tells.
+                return False
             self._log.event("message_not_sent", kind=type(message).__name__, reason=str(err))
+        return True
