@@ -19,9 +19,10 @@ DEV := .venv/.installed-dev
 # Environments that agree with nobody's: as the examples lock them.
 TF := .venv-tf/.installed
 RAY := .venv-ray/.installed
+LIBRARIES := .venv-libraries/.installed
 OWN_PIP = $(@D)/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off
 
-.PHONY: help setup run test test-failed test-engines check fmt faults bench soak image image-control clean
+.PHONY: help setup run test test-failed test-engines test-libraries check fmt faults bench soak image image-control clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -39,6 +40,9 @@ test-failed: $(DEV)  ## what failed last, one after the other
 
 test-engines: $(DEV) $(TF) $(RAY)  ## TensorFlow, Ray and MPI for real, in environments of their own
 	@$(BIN)/pytest -q tests/engines -m engine -n $(JOBS)
+
+test-libraries: $(DEV) $(LIBRARIES)  ## libraries that read torch's loaders, fed unchanged, in an environment of their own
+	@.venv-libraries/bin/python -m pytest -q tests/libraries -m library
 
 check: $(DEV)  ## format, lint, types, import layers
 	@$(BIN)/ruff format --check -q . && $(BIN)/ruff check -q . && $(BIN)/mypy \
@@ -81,6 +85,15 @@ $(RAY): examples/ray_digits/requirements.txt examples/rl_simulators/requirements
 	@$(PYTHON) -m venv .venv-ray
 	@echo "$(abspath .venv)/lib/$$(ls .venv/lib)/site-packages" >"$$(ls -d .venv-ray/lib/*/site-packages)/beside.pth"
 	@$(OWN_PIP) $(patsubst %,-r %,$^)
+	@touch $@
+
+# Without dependencies: .venv has them, and nothing may bring another torch.
+$(LIBRARIES): tests/libraries/requirements.txt | $(DEV)
+	@echo "set-up: libraries in .venv-libraries (0.1 GB)"
+	@$(PYTHON) -m venv .venv-libraries
+	@echo "import site; site.addsitedir('$(abspath .venv)/lib/$$(ls .venv/lib)/site-packages')" \
+	  >"$$(ls -d .venv-libraries/lib/*/site-packages)/beside.pth"
+	@$(OWN_PIP) --no-deps -r $<
 	@touch $@
 
 .venv/bin/python:

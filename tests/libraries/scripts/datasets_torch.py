@@ -1,0 +1,23 @@
+"""datasets: a table in memory, read as tensors."""
+
+import datasets
+import torch
+import zoo
+from torch.utils.data import DataLoader
+
+
+def main() -> None:
+    torch.manual_seed(3)
+    columns = {
+        "image": [zoo.image(index).tolist() for index in range(zoo.SAMPLES)],
+        "label": list(range(zoo.SAMPLES)),
+    }
+    table = datasets.Dataset.from_dict(columns).with_format("torch")
+    loader = DataLoader(table, zoo.BATCH_SIZE, shuffle=True, num_workers=2)
+    for _ in range(2):
+        for batch in loader:
+            zoo.took(batch)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""torchdata: its StatefulDataLoader, whose state is taken in mid-epoch and loaded by another."""
+
+import io
+
+import torch
+import zoo
+from torch.utils.data import Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+
+class Images(Dataset[tuple[torch.Tensor, int]]):
+    def __len__(self) -> int:
+        return zoo.SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return zoo.image(index), index
+
+
+def loader() -> StatefulDataLoader[tuple[torch.Tensor, int]]:
+    return StatefulDataLoader(Images(), zoo.BATCH_SIZE, shuffle=True, num_workers=2)
+
+
+def main() -> None:
+    torch.manual_seed(3)
+    first = loader()
+    for batch in first:
+        zoo.took(batch)
+    for number, batch in enumerate(first):
+        zoo.took(batch)
+        if number == 9:
+            break
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    # As a process does that starts anew.
+    torch.manual_seed(99)
+    second = loader()
+    second.load_state_dict(torch.load(file))
+    for _ in range(2):
+        for batch in second:
+            zoo.took(batch)
+
+
+if __name__ == "__main__":
+    main()

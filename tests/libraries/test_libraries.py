@@ -1,0 +1,86 @@
+"""Libraries as their users have them: the batches that torch gives, made by data hosts.
+
+Each script runs twice: without stoker; and unchanged under `--replace-dataloader`, with no local
+workers and two data hosts, of which one is killed in the middle.
+"""
+
+import importlib.util
+import os
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import stoker
+from support.cluster import Cluster, run_script, wait_until
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SITE = Path(stoker.__file__).parent / "site"
+PAUSE_AT = 6
+
+# Its script: what must be there to run it.
+LIBRARIES = {
+    "accelerate_prepared": "accelerate",
+    "datasets_torch": "datasets",
+    "geometric_loader": "torch_geometric",
+    "ignite_engine": "ignite",
+    "lightning_trainer": "lightning",
+    "monai_loader": "monai",
+    "skorch_classifier": "skorch",
+    "transformers_trainer": "transformers",
+    "webdataset_tars": "webdataset",
+}
+
+pytestmark = [pytest.mark.library, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(agents=2, workers=1, feed={"start_deadline_seconds": 120.0}) as made:
+        made.wait_for_agents()
+        yield made
+
+
+@pytest.mark.parametrize("script", LIBRARIES)
+def test_a_librarys_batches_are_torchs_also_when_a_data_host_dies(
+    cluster: Cluster, script: str
+) -> None:
+    if importlib.util.find_spec(LIBRARIES[script]) is None:
+        pytest.skip(f"no {LIBRARIES[script]} here: make test-libraries")
+    name = str(SCRIPTS / f"{script}.py")
+    quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    plain = run_script({}, script=name, env=quiet)
+    heard = [cluster.log_of(number).stat().st_size for number in (0, 1)]
+    trainer = cluster.train(
+        script=name,
+        workers=0,
+        env=quiet
+        | {
+            "STOKER_LAUNCHER_PID": str(os.getpid()),
+            "STOKER_REPLACE_DATALOADER": "1",
+            "STOKER_TEST_PAUSE_AT": str(PAUSE_AT),
+            "PYTHONPATH": str(SITE),
+        },
+    )
+    trainer.until("pause")
+    # Both have the dataset, so that one can be lost.
+    for number in (0, 1):
+        wait_until(
+            lambda number=number: "spec_arrives" in since(cluster, number, heard[number]),
+            f"host {number} has the dataset",
+        )
+    cluster.kill(0)
+    cluster.hosts[0].wait()
+    trainer.go_on()
+    found = trainer.finish()
+    cluster.start_agent(0)
+    expected = plain.finish()
+    assert len(expected) > PAUSE_AT
+    assert found == expected
+    assert "session_opens" in since(cluster, 1, heard[1])
+
+
+def since(cluster: Cluster, number: int, size: int) -> str:
+    """What that host has logged since its log had `size` bytes."""
+    return cluster.log_of(number).read_bytes()[size:].decode(errors="replace")
