@@ -1,6 +1,7 @@
 """A real agent with its real nursery and workers, driven over real sockets by a small client."""
 
 import contextlib
+import itertools
 import os
 import pickle
 import random
@@ -87,6 +88,11 @@ def spec_of(dataset: object, **kwargs: object) -> PackedSpec:
     return pack_spec(spec, max_bytes=1 << 30)
 
 
+class Endless(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count()
+
+
 class Client:
     """A trainer in its barest form."""
 
@@ -136,13 +142,13 @@ class Client:
         assert isinstance(message, messages.Ready)
         return message
 
-    def ask(self, number: int, index: object, *, epoch: int = 0) -> None:
+    def ask(self, number: int, index: object, *, pass_number: int = 0) -> None:
         make = messages.Make(
             session=self.name,
-            epoch=epoch,
+            pass_number=pass_number,
             number=number,
             index=wire.pack_value(index, allow_pickle=True),
-            seed=(7, 0, epoch, number),
+            seed=(7, 0, pass_number, number),
         )
         self.send(make)
 
@@ -252,7 +258,7 @@ def test_a_dataset_comes_in_pieces_of_one_trainer(agent: Agent) -> None:
         second.send(second.opening)
         ship(second, bytes(len(spec.data)))
         ship(second, spec.data[middle:], offset=middle)
-        second.send(messages.Make(session="nobody", epoch=0, number=0, index=b"", seed=()))
+        second.send(messages.Make(session="nobody", pass_number=0, number=0, index=b"", seed=()))
         second.expect(messages.Dropped)
         ship(first, spec.data[middle:], offset=middle)
         for client in (first, second):
@@ -269,7 +275,7 @@ def test_a_trainer_whose_connection_breaks_is_asked_for_the_dataset_again(agent:
         lost.expect(messages.Need)
         ship(lost, spec.data[:middle])
         # So that the piece has arrived.
-        lost.send(messages.Make(session="nobody", epoch=0, number=0, index=b"", seed=()))
+        lost.send(messages.Make(session="nobody", pass_number=0, number=0, index=b"", seed=()))
         lost.expect(messages.Dropped)
         # It goes without a word of its session.
         lost.name = "nobody"
@@ -593,14 +599,55 @@ def test_forgotten_batches_are_not_made(agent: Agent, tmp_path: Path) -> None:
         for number, index in enumerate([1002, 1003, 1004, 1005, 1006]):
             client.ask(number, [index])
         wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "both workers are busy")
-        client.send(messages.Forget(session=client.name, before_epoch=1))
-        client.ask(0, [5], epoch=1)
-        # The first message to come is of epoch 1, when a worker is free again.
+        client.send(messages.Forget(session=client.name, before_pass=1))
+        client.ask(0, [5], pass_number=1)
+        # The first message to come is of pass 1, when a worker is free again.
         (tmp_path / "go").touch()
         message, _ = client.expect(messages.Made)
         assert isinstance(message, messages.Made)
-        assert message.epoch == 1
+        assert message.pass_number == 1
     assert not (tmp_path / "1006").exists()
+
+
+def test_a_batch_of_a_pass_that_is_over_is_answered(agent: Agent) -> None:
+    with client_of(agent.port, spec_of(Images())) as client:
+        client.open()
+        client.send(messages.Forget(session=client.name, before_pass=3))
+        client.ask(7, [1], pass_number=2)
+        dropped, _ = client.expect(messages.Dropped)
+        assert isinstance(dropped, messages.Dropped)
+        assert (dropped.pass_number, dropped.number, dropped.is_lost) == (2, 7, False)
+        assert "over" in dropped.reason
+        # What the trainer says last counts: a session that is opened again is as a new one.
+        client.open()
+        client.ask(7, [1], pass_number=2)
+        assert client.batch()[0] == 7
+
+
+def test_a_batch_of_a_shard_that_was_begun_again_is_answered(agent: Agent) -> None:
+    with client_of(agent.port, spec_of(Endless(), is_iterable=True)) as client:
+        client.open()
+
+        def ask(generation: int, *, pass_number: int) -> None:
+            make = messages.Make(
+                session=client.name,
+                pass_number=pass_number,
+                number=0,
+                index=wire.pack_value([None], allow_pickle=True),
+                seed=(7,),
+                stream=messages.Stream(shard=0, num_shards=1, generation=generation),
+            )
+            client.send(make)
+
+        client.send(messages.Forget(session=client.name, before_pass=1))
+        ask(1, pass_number=0)
+        assert isinstance(client.expect(messages.Dropped)[0], messages.Dropped)
+        ask(3, pass_number=1)
+        ask(2, pass_number=1)
+        dropped, _ = client.expect(messages.Dropped)
+        assert isinstance(dropped, messages.Dropped)
+        assert dropped.generation == 2
+        assert client.batch()[0] == 0
 
 
 def test_garbage_does_not_disturb_the_others(agent: Agent) -> None:
@@ -613,7 +660,7 @@ def test_garbage_does_not_disturb_the_others(agent: Agent) -> None:
         ship = msgspec.msgpack.encode({"type": "Ship", "spec": "x"})
         client.socket.send_multipart([ship])
         client.send(messages.Ship(spec="x" * 32), b"not that")
-        client.send(messages.Forget(session="nobody", before_epoch=3))
+        client.send(messages.Forget(session="nobody", before_pass=3))
         client.ask(0, [1])
         assert client.batch()[0] == 0
 
@@ -622,7 +669,9 @@ def test_garbage_as_index_is_an_error_of_that_batch_only(agent: Agent) -> None:
     with client_of(agent.port, spec_of(Images())) as client:
         client.open()
         index = b"\xff" * 40
-        client.send(messages.Make(session=client.name, epoch=0, number=0, index=index, seed=(1,)))
+        client.send(
+            messages.Make(session=client.name, pass_number=0, number=0, index=index, seed=(1,))
+        )
         client.expect(messages.Raised)
         client.ask(1, [1])
         assert client.batch()[0] == 1

@@ -145,7 +145,12 @@ def test_it_keeps_nothing_of_that_dataset() -> None:
 
 def test_it_is_asked_again_twice() -> None:
     def failed(times: int) -> Failure:
-        return Failure(epoch=4, times=times, reason="", error=ValueError())
+        return Failure(pass_number=4, times=times, reason="", error=ValueError())
 
-    assert [failed(1).may_try_again(epoch) for epoch in (3, 4, 5, 9)] == [False, False, True, True]
+    assert [failed(1).may_try_again(number) for number in (3, 4, 5, 9)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     assert [failed(times).may_try_again(5) for times in (1, 2, 3)] == [True, True, False]

@@ -99,7 +99,7 @@ def stranger(keys: Keys) -> Keys:
 
 
 def hello(_: int) -> list[bytes]:
-    return [m.pack(m.Forget(session="nobody", before_epoch=1))]
+    return [m.pack(m.Forget(session="nobody", before_pass=1))]
 
 
 def long_frame(_: int) -> bytes:
@@ -192,7 +192,7 @@ def test_hello_that_was_recorded_and_is_replayed_opens_nothing(reference: list[L
         secure_client(client, keys_of(cluster))
         client.connect(f"tcp://127.0.0.1:{recorder.port}")
         # Whoever is let in is answered: that session is not known.
-        make = m.pack(m.Make(session="nobody", epoch=0, number=0, index=b"", seed=()))
+        make = m.pack(m.Make(session="nobody", pass_number=0, number=0, index=b"", seed=()))
         client.send(make)
         assert client.poll(DEADLINE_MS)
         client.recv_multipart()

@@ -49,7 +49,7 @@ def test_credits_of_local_workers_stay_what_they_are_however_much_batches_vary()
         for number in range(60):
             seed = (0, 0, 0, number)
             packed = pack_value([number], allow_pickle=True)
-            local.ask(epoch=0, number=number, index=packed, seed=seed)
+            local.ask(pass_number=0, number=number, index=packed, seed=seed)
         made, until = [], time.monotonic() + MAX_SECONDS
         while len(made) < 60 and time.monotonic() < until:
             ready, _, _ = select.select(list(local.sockets()), [], [], 1.0)

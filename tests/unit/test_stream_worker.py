@@ -63,10 +63,15 @@ class Worker:
         self.worker = StreamWorker(self.channel, stream, name="shard", host="here")
 
     def make(
-        self, position: int, *, epoch: int = 0, made: int = 0, digest: int = 0
+        self, position: int, *, pass_number: int = 0, made: int = 0, digest: int = 0
     ) -> Batch | Error | End:
         order = Next(
-            index=FOUR, epoch=epoch, position=position, made=made, digest=digest, shared_seed=-1
+            index=FOUR,
+            pass_number=pass_number,
+            position=position,
+            made=made,
+            digest=digest,
+            shared_seed=-1,
         )
         return self.worker.do(order)
 
@@ -144,5 +149,5 @@ def test_last_batch_is_dropped_where_the_script_says_so(start: Start) -> None:
 
 def test_another_pass_begins_the_stream_again(start: Start) -> None:
     worker = start(Draws(length=4))
-    kinds = [type(worker.make(p, epoch=e)) for e, p in itertools.product(range(2), range(2))]
+    kinds = [type(worker.make(p, pass_number=e)) for e, p in itertools.product(range(2), range(2))]
     assert kinds == [Batch, End, Batch, End]

@@ -36,11 +36,17 @@ VALID: list[m.Message] = [
     m.Roster(agents=(MEMBER,) * 3, expected=4, lost=(MEMBER,), awaited=("d4",)),
     m.State(outcome="failed", exit_code=1, reason="x"),
     m.Open(protocol=1, session="s", rank=0, spec="d", spec_bytes=3, versions={"torch": "2"}),
-    m.Make(session="s", epoch=1, number=2, index=b"4", seed=(1, 2, 3)),
+    m.Make(session="s", pass_number=1, number=2, index=b"4", seed=(1, 2, 3)),
     m.Made(
-        session="s", epoch=1, number=2, tree=b"xyz", cpu_seconds=1.0, wall_seconds=2.0, worker=0
+        session="s",
+        pass_number=1,
+        number=2,
+        tree=b"xyz",
+        cpu_seconds=1.0,
+        wall_seconds=2.0,
+        worker=0,
     ),
-    m.Dropped(session="s", epoch=1, number=2, reason="r", is_lost=True),
+    m.Dropped(session="s", pass_number=1, number=2, reason="r", is_lost=True),
     m.Progress(rank=0, steps=1, samples=2, wait_seconds=0.5, compute_seconds=1.5),
 ]
 VALUE = {"x": torch.arange(10), "y": [np.ones(3), "é", 1.5, b"z" * 2000], 3: (1 << 70, 2j, None)}
@@ -129,7 +135,7 @@ def test_numbers_and_names_out_of_bounds_are_refused() -> None:
         {"seed": ["word"]},
         {"seed": [(1 << 64) - 1]},
         {"seed": [-1]},
-        {"epoch": 1.5},
+        {"pass_number": 1.5},
         {"more": 1},
     ):
         with pytest.raises(ProtocolError):

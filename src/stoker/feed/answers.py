@@ -217,7 +217,7 @@ class Answers:
         """
         now = time.monotonic()
         with self._shared.lock:
-            if session.epoch != message.epoch or not session.is_busy:
+            if session.pass_number != message.pass_number or not session.is_busy:
                 return None
             if isinstance(session.schedule, Streams):
                 raise ProtocolError("an answer without its stream")
@@ -231,7 +231,7 @@ class Answers:
         self, session: Session, message: m.Made | m.Raised | m.Dropped, outcome: Outcome
     ) -> None:
         with self._shared.lock:
-            if session.epoch == message.epoch and session.is_busy:
+            if session.pass_number == message.pass_number and session.is_busy:
                 session.deliver(message.number, outcome)
 
     def _take_error(
@@ -246,7 +246,7 @@ class Answers:
     def _take_dropped(self, link: AgentLink, message: m.Dropped) -> None:
         with self._shared.lock:
             session = self._shared.sessions.get(message.session)
-            if session is None or session.epoch != message.epoch or not session.is_busy:
+            if session is None or session.pass_number != message.pass_number or not session.is_busy:
                 return
             if link.has_failed(session.name):
                 # No batch is to blame where there are no processes any more.
@@ -265,7 +265,7 @@ class Answers:
         if is_hopeless:
             error = FeedLostError(
                 f"batch {message.number} cannot be made: {message.reason}",
-                where=f"epoch {message.epoch}, last tried on host {link.member.host}",
+                where=f"epoch {session.epoch}, last tried on host {link.member.host}",
                 fix="see that host's log; give it more memory, or fewer workers",
             )
             self._take_error(link, message, error)
@@ -296,7 +296,9 @@ class Answers:
             if not message.is_of_host:
                 session.fail(error)
                 return
-            link.fail(session.name, epoch=session.epoch, reason=message.reason, error=error)
+            link.fail(
+                session.name, pass_number=session.pass_number, reason=message.reason, error=error
+            )
             session.schedule.lost(host)
         self._shared.log.event(
             "host_makes_nothing",

@@ -57,11 +57,11 @@ class Asking:
         session.has_news = False
         if session.spec is None:
             return
-        before = session.epoch if session.is_busy else session.epoch + 1
+        before = session.pass_number if session.is_busy else session.pass_number + 1
         if session.local is not None:
-            session.local.forget(before_epoch=before)
+            session.local.forget(before_pass=before)
         for link in self._links.values():
-            if not link.is_up or not link.may_open(session.name, epoch=session.epoch):
+            if not link.is_up or not link.may_open(session.name, pass_number=session.pass_number):
                 continue
             if link.opened.get(session.name) != session.spec.digest:
                 link.opened[session.name] = session.spec.digest
@@ -81,7 +81,7 @@ class Asking:
                         host=link.member.host,
                     )
                 )
-            link.send(m.Forget(session=session.name, before_epoch=before))
+            link.send(m.Forget(session=session.name, before_pass=before))
 
     def ask(self, session: Session, now: float) -> None:
         """Asks for the batches whose turn it is."""
@@ -104,13 +104,16 @@ class Asking:
             asked = session.asked[number]
             if peer == LOCAL and isinstance(session.local, LocalWorkers):
                 session.local.ask(
-                    epoch=session.epoch, number=number, index=asked.index, seed=asked.seed
+                    pass_number=session.pass_number,
+                    number=number,
+                    index=asked.index,
+                    seed=asked.seed,
                 )
             elif isinstance(peer, str) and peer in self._links:
                 self._links[peer].send(
                     m.Make(
                         session=session.name,
-                        epoch=session.epoch,
+                        pass_number=session.pass_number,
                         number=number,
                         index=asked.index,
                         seed=asked.seed,
@@ -139,7 +142,7 @@ class Asking:
             start = streams.start_of(number)
             make = m.Make(
                 session=session.name,
-                epoch=session.epoch,
+                pass_number=session.pass_number,
                 number=number,
                 index=source.index,
                 seed=(source.base_seed,),
@@ -154,7 +157,7 @@ class Asking:
                 ),
             )
             if peer == LOCAL and isinstance(session.local, LocalStreams):
-                key = (session.epoch, number, start.generation)
+                key = (session.pass_number, number, start.generation)
                 assert make.stream is not None
                 lost = session.local.ask(*stream_job(make, make.stream, source.index, key))
                 for result in lost:

@@ -38,14 +38,14 @@ class Next(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         index: What the sampler gives for every batch.
-        epoch: Of the pass; another one begins the stream again.
+        pass_number: Another one begins the stream again.
         made: Batches that another process made: made again and thrown away.
         digest: Checksum of these.
         shared_seed: Torch's, for data pipes; -1: none.
     """
 
     index: bytes
-    epoch: int
+    pass_number: int
     position: int
     made: int
     digest: int

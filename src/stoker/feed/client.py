@@ -64,10 +64,16 @@ class Feed:
         """
         shared = self.shared
         with shared.lock:
-            for known in books.sessions:
-                if known.is_idle() and known.name in shared.sessions:
-                    known.reserve()
-                    return known
+            for known in list(books.sessions):
+                if not known.is_idle() or known.name not in shared.sessions:
+                    continue
+                if isinstance(known.schedule, Streams) and known.schedule.persists:
+                    # Its processes go on where they are; a new iterator's begin, as torch's do.
+                    books.sessions.remove(known)
+                    shared.retire(known)
+                    continue
+                known.reserve()
+                return known
             name = f"r{self._settings.rank}-l{books.number}-{secrets.token_hex(8)}"
             share = memory.max_bytes(self._settings.feed) // self._settings.local_world_size
             session = Session(

@@ -16,6 +16,8 @@ from stoker.feed.stream_pool import MAX_OPEN, stream_job
 from stoker.logs import Log
 from stoker.records import FeedSettings
 
+_IS_OVER = "it is of a pass that was said to be over"
+
 
 class Dispatch:
     """Gives requests to the workers, and results to the outbox.
@@ -69,7 +71,7 @@ class Dispatch:
         for job in self._specs.hurry():
             (late,) = job.key
             assert isinstance(late, Request)
-            self._log.event("batch_overdue", epoch=late.epoch, batch=late.number)
+            self._log.event("batch_overdue", pass_number=late.pass_number, batch=late.number)
         self._credits.adapt()
         self.share_credits()
 
@@ -87,8 +89,11 @@ class Dispatch:
 
     def ask(self, identity: bytes, session: Session, message: messages.Make) -> None:
         """Queues a batch that a session asks for."""
-        key = (message.epoch, message.number)
-        if message.epoch < session.before_epoch or key in session.requests:
+        key = (message.pass_number, message.number)
+        if key in session.requests:
+            return  # Asked for twice: the answer to the first is that to both.
+        if message.pass_number < session.before_pass:
+            self._outbox.refuse(identity, message, _IS_OVER)
             return
         if len(session.requests) >= session.max_requests:
             self._outbox.refuse(identity, message, "asked for far more than the credits")
@@ -110,10 +115,15 @@ class Dispatch:
         if held is None or held.state != "ready":
             self._outbox.refuse(identity, message, "the dataset failed on this host")
             return
-        key = (message.epoch, message.number)
+        key = (message.pass_number, message.number)
         known = session.requests.get(key)
-        is_known = known is not None and known.generation >= stream.generation
-        if message.epoch < session.before_epoch or is_known:
+        if known is not None and known.generation == stream.generation:
+            return  # As above.
+        if message.pass_number < session.before_pass:
+            self._outbox.refuse(identity, message, _IS_OVER)
+            return
+        if known is not None and known.generation > stream.generation:
+            self._outbox.refuse(identity, message, "its shard was begun again")
             return
         if len(session.requests) >= max(session.max_requests, MAX_OPEN * stream.num_shards):
             self._outbox.refuse(identity, message, "asked for far more than the credits")
@@ -130,9 +140,12 @@ class Dispatch:
         for request in [r for r in self._queue if spec is None or r.spec == spec]:
             session = request.session
             request.is_dropped = True
-            session.requests.pop((request.epoch, request.number), None)
+            session.requests.pop((request.pass_number, request.number), None)
             dropped = messages.Dropped(
-                session=session.name, epoch=request.epoch, number=request.number, reason=reason
+                session=session.name,
+                pass_number=request.pass_number,
+                number=request.number,
+                reason=reason,
             )
             self._outbox.send(session, dropped)
 
@@ -172,8 +185,8 @@ class Dispatch:
             ):
                 self.share_credits()
         session = request.session
-        if session.requests.get((request.epoch, request.number)) is request:
-            del session.requests[request.epoch, request.number]
+        if session.requests.get((request.pass_number, request.number)) is request:
+            del session.requests[request.pass_number, request.number]
         if request.is_dropped:
             result.release()
             return
@@ -188,12 +201,12 @@ def _noted(session: Session, message: messages.Make, *, generation: int = 0) -> 
         session,
         session.spec,
         session.seeding,
-        message.epoch,
+        message.pass_number,
         message.number,
         message.index,
         message.seed,
         generation=generation,
     )
-    session.requests[message.epoch, message.number] = request
+    session.requests[message.pass_number, message.number] = request
     session.asked_at = time.monotonic()
     return request

@@ -40,12 +40,13 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
         super().__init__(loader)
         self._session = self._own_session(feed, process, loader)
         self._feed = feed
+        self._pass.pass_number = self._session.pass_number
         weakref.finalize(self, _dropped, feed, self._session, self._pass)
         self._begin()
 
     def _begin(self) -> None:
         session, pass_ = self._session, self._pass
-        session.begin(
+        pass_.pass_number = session.begin(
             epoch=pass_.epoch,
             spec=self._packed,
             seeding=self._seeding,
@@ -58,20 +59,20 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
         )
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
-        self._session.stop(self._pass.epoch)
+        self._session.stop(self._pass.pass_number)
         self._pass.steps.end()
         self._pass.begin()
         super()._reset(loader, first_iter)
         self._begin()
 
     def _next_data(self) -> object:  # type: ignore[override]
-        batch = self._session.next(self._pass.epoch, timeout_seconds=self._timeout)
+        batch = self._session.next(self._pass.pass_number, timeout_seconds=self._timeout)
         # Tensors have landed in pinned memory; objects of the script may have a way of their own.
         return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
 
     def _shutdown_workers(self) -> None:
         """For scripts that end a pass so, as they may with torch's: nothing more is made ahead."""
-        self._session.stop(self._pass.epoch)
+        self._session.stop(self._pass.pass_number)
         self._pass.order.position.leave()
 
     def _num_taken(self) -> int:
@@ -161,6 +162,6 @@ def _packed(spec: Spec, process: Process) -> PackedSpec:
 def _dropped(feed: Feed, session: Session, pass_: Pass) -> None:
     """In a finalizer, so in any thread, under any lock: takes none."""
     pass_.drop()
-    session.abandoned_epoch = pass_.epoch
-    feed.shared.post(partial(session.stop, pass_.epoch))
+    session.abandoned_pass = pass_.pass_number
+    feed.shared.post(partial(session.stop, pass_.pass_number))
     pass_.order.position.drop()

@@ -31,7 +31,8 @@ class Pass:
 
     Attributes:
         order: What the sampler gives, and how far the pass is.
-        epoch: Of the pass; counts the loader's iter() calls.
+        epoch: Of the pass; counts the loader's iter() calls, or is that of a loaded state.
+        pass_number: Of its session with the feed; see Session.
         steps: Its timeline.
     """
 
@@ -53,6 +54,7 @@ class Pass:
             self.order.occurrences = Occurrences(is_batched=loader._auto_collation)
         settings = process.settings
         self._replica = settings.feed.replica(settings.rank)
+        self.pass_number = -1
         self._begin()
 
     def begin(self) -> None:

@@ -220,18 +220,18 @@ class Failure:
     """A host could make nothing for a session; others perhaps can.
 
     Attributes:
-        epoch: Of the pass in which it failed.
+        pass_number: Of the pass in which it failed.
         times: How often it has failed by now, on this connection.
     """
 
-    epoch: int
+    pass_number: int
     times: int
     reason: str
     error: BaseException
 
-    def may_try_again(self, epoch: int) -> bool:
-        """Whether it is asked again, in the pass `epoch`: memory may be free by then."""
-        return epoch > self.epoch and self.times < _MAX_FAILURES
+    def may_try_again(self, pass_number: int) -> bool:
+        """Whether it is asked again, in that pass: memory may be free by then."""
+        return pass_number > self.pass_number and self.times < _MAX_FAILURES
 
 
 class AgentLink(Link):
@@ -286,19 +286,19 @@ class AgentLink(Link):
         self.opened.pop(session, None)
         self.ready.discard(session)
 
-    def fail(self, session: str, *, epoch: int, reason: str, error: BaseException) -> None:
+    def fail(self, session: str, *, pass_number: int, reason: str, error: BaseException) -> None:
         """The host can make nothing for it."""
         self.close_session(session)
         times = self.failed[session].times + 1 if session in self.failed else 1
-        self.failed[session] = Failure(epoch, times, reason, error)
+        self.failed[session] = Failure(pass_number, times, reason, error)
 
     def has_failed(self, session: str) -> bool:
         """Whether the host can make nothing for it, and was not asked again."""
         return session in self.failed and session not in self.opened
 
-    def may_open(self, session: str, *, epoch: int) -> bool:
+    def may_open(self, session: str, *, pass_number: int) -> bool:
         """Whether the host is to be asked, or told of a new pass."""
-        return not self.has_failed(session) or self.failed[session].may_try_again(epoch)
+        return not self.has_failed(session) or self.failed[session].may_try_again(pass_number)
 
     def forget(self, session: str) -> None:
         """The session has ended."""

@@ -80,6 +80,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         """
         if state_dict:
             state.load(self, this_process(), dict(state_dict))
+            # Workers that persist are at another place of another pass: new ones begin.
+            self._iterator = None
 
 
 def _connect_ahead() -> None:

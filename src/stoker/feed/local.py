@@ -94,14 +94,16 @@ class LocalWorkers:
         """Descriptors to poll for reading; True: for writing too."""
         return self._pool.sockets()
 
-    def ask(self, *, epoch: int, number: int, index: bytes, seed: tuple[int, ...]) -> None:
+    def ask(self, *, pass_number: int, number: int, index: bytes, seed: tuple[int, ...]) -> None:
         """Asks for a batch; the oldest is begun first."""
-        heapq.heappush(self._waiting, (epoch, number, Job((epoch, number), index, seed)))
+        heapq.heappush(
+            self._waiting, (pass_number, number, Job((pass_number, number), index, seed))
+        )
         self._feed()
 
-    def forget(self, *, before_epoch: int) -> None:
-        """What was asked for in earlier epochs and has not been begun is not wanted any more."""
-        self._waiting = [item for item in self._waiting if item[0] >= before_epoch]
+    def forget(self, *, before_pass: int) -> None:
+        """What was asked for in earlier passes and has not been begun is not wanted any more."""
+        self._waiting = [item for item in self._waiting if item[0] >= before_pass]
         heapq.heapify(self._waiting)
 
     def handle(self, fileno: int) -> list[Result]:

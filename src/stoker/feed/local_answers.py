@@ -54,12 +54,12 @@ class LocalAnswers:
             self._observer.came(None, result, frame_bytes=size, is_wanted=is_wanted)
 
     def _settle_local(self, session: Session, schedule: Schedule, result: Result) -> None:
-        epoch, number = result.job.key
-        assert isinstance(epoch, int)
+        pass_number, number = result.job.key
+        assert isinstance(pass_number, int)
         assert isinstance(number, int)
         payload, size = _payload_of(result)
         with self._shared.lock:
-            if session.epoch != epoch or not session.is_busy:
+            if session.pass_number != pass_number or not session.is_busy:
                 return
             if result.is_lost and not schedule.dropped(LOCAL, number):
                 return
@@ -70,7 +70,7 @@ class LocalAnswers:
             return
         outcome = self._outcome(session, result, payload)
         with self._shared.lock:
-            if session.epoch == epoch and session.is_busy:
+            if session.pass_number == pass_number and session.is_busy:
                 session.deliver(number, outcome)
 
     def _outcome(self, session: Session, result: Result, payload: Bytes | None) -> Outcome:

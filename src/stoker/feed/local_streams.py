@@ -68,9 +68,9 @@ class LocalStreams:
         """Asks a child for a batch; gives what is lost at once."""
         return self._pool.ask(job, opening)
 
-    def forget(self, *, before_epoch: int) -> None:
-        """Ends what earlier epochs began and does not persist."""
-        self._pool.forget(before_epoch=before_epoch)
+    def forget(self, *, before_pass: int) -> None:
+        """Ends what earlier passes began and does not persist."""
+        self._pool.forget(before_pass=before_pass)
 
     def handle(self, fileno: int) -> list[Result]:
         """What came over that descriptor."""

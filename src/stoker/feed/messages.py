@@ -26,7 +26,7 @@ from stoker.errors import ProtocolError
 
 # Raised with every change that an older peer would misread: of these messages, of a batch's tree
 # (layout), of what travels pickled (shipping). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -360,11 +360,12 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Make(Message, frozen=True, kw_only=True):
-    """Asks for batch `number`.
+    """Asks for batch `number`; every one is answered, unless Forget or Close takes it back.
 
     Attributes:
         index: Encoded (see wire.pack_value).
-        epoch: Counts the iter() calls of the session.
+        pass_number: Counts the passes of the session, and only grows: an epoch that is gone
+            through once more, as after load_state_dict, is another pass.
         seed: Seed words (base seed, replica, epoch, number); for `sample` seeding, behind them how
             often the epoch had each index of the batch before, if it had any. Of a stream: the
             base seed.
@@ -372,7 +373,7 @@ class Make(Message, frozen=True, kw_only=True):
     """
 
     session: Identifier
-    epoch: Count
+    pass_number: Count
     number: Count
     index: bytes
     seed: Words
@@ -391,7 +392,7 @@ class Made(Message, frozen=True, kw_only=True):
     """
 
     session: Identifier
-    epoch: Count
+    pass_number: Count
     number: Count
     tree: bytes
     cpu_seconds: float
@@ -405,7 +406,7 @@ class Ended(Message, frozen=True, kw_only=True):
     """The stream has no batch of that number, and none after it."""
 
     session: Identifier
-    epoch: Count
+    pass_number: Count
     number: Count
     generation: Count
 
@@ -420,7 +421,7 @@ class Raised(Message, frozen=True, kw_only=True):
     """
 
     session: Identifier
-    epoch: Count
+    pass_number: Count
     number: Count
     summary: str
     generation: Count = 0
@@ -437,7 +438,7 @@ class Dropped(Message, frozen=True, kw_only=True):
     """
 
     session: Identifier
-    epoch: Count
+    pass_number: Count
     number: Count
     reason: str
     is_lost: bool = False
@@ -445,10 +446,10 @@ class Dropped(Message, frozen=True, kw_only=True):
 
 
 class Forget(Message, frozen=True, kw_only=True):
-    """The trainer no longer wants batches of epochs below `before_epoch`."""
+    """The trainer no longer wants batches of passes below `before_pass`."""
 
     session: Identifier
-    before_epoch: Count
+    before_pass: Count
 
 
 class Close(Message, frozen=True, kw_only=True):

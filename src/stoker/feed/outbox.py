@@ -74,7 +74,7 @@ class Outbox:
         """A batch that cannot be made here now."""
         dropped = messages.Dropped(
             session=message.session,
-            epoch=message.epoch,
+            pass_number=message.pass_number,
             number=message.number,
             reason=reason,
             generation=message.stream.generation if message.stream else 0,
@@ -84,11 +84,11 @@ class Outbox:
     def result(self, request: Request, result: Result) -> None:
         """What became of a request."""
         session = request.session
-        name, epoch, number = session.name, request.epoch, request.number
+        name, pass_number, number = session.name, request.pass_number, request.number
         if result.is_lost:
             dropped = messages.Dropped(
                 session=name,
-                epoch=epoch,
+                pass_number=pass_number,
                 number=number,
                 reason=result.summary,
                 is_lost=True,
@@ -97,13 +97,13 @@ class Outbox:
             self.send(session, dropped)
         elif result.is_end:
             ended = messages.Ended(
-                session=name, epoch=epoch, number=number, generation=request.generation
+                session=name, pass_number=pass_number, number=number, generation=request.generation
             )
             self.send(session, ended)
         elif result.tree is None:
             raised = messages.Raised(
                 session=name,
-                epoch=epoch,
+                pass_number=pass_number,
                 number=number,
                 summary=result.summary,
                 generation=request.generation,
@@ -114,7 +114,7 @@ class Outbox:
         else:
             made = messages.Made(
                 session=name,
-                epoch=epoch,
+                pass_number=pass_number,
                 number=number,
                 tree=result.tree,
                 cpu_seconds=result.cpu_seconds,

@@ -247,10 +247,10 @@ class Pump:
             retired = self._shared.take_retired()
             self._ended += map(self._standing, retired)
             locals_ended = [s.local for s in retired if s.local is not None]
+            for session in (*retired, *self._shared.sessions.values()):
+                locals_ended += session.retired_locals
+                session.retired_locals = []
             for session in self._shared.sessions.values():
-                if session.retired_locals:
-                    locals_ended += session.retired_locals
-                    session.retired_locals = []
                 if session.has_news:
                     self._asking.tell_news(session)
                     if session.spec is not None and session.is_busy:

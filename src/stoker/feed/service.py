@@ -127,8 +127,8 @@ class Service:
                 self._ship(identity, message, frame)
             case messages.Make():
                 self._make(identity, message)
-            case messages.Forget(session=name, before_epoch=before_epoch):
-                self._forget(name, before_epoch)
+            case messages.Forget(session=name, before_pass=before_pass):
+                self._forget(name, before_pass)
             case messages.Close(session=name):
                 self._end_session(name, "closed")
 
@@ -157,6 +157,8 @@ class Service:
         session.spec, session.seeding = message.spec, message.seeding
         self._seal(session, message)
         session.base_seed = message.base_seed
+        # The trainer says next which passes are over.
+        session.before_pass = 0
         session.is_ready, session.unreachable_since = False, None
         problem, warning = compare_versions(message, self._versions)
         if not problem and message.spec_bytes > self._feed.max_dataset_bytes:
@@ -265,16 +267,16 @@ class Service:
         else:
             self._dispatch.ask_stream(identity, session, message, message.stream)
 
-    def _forget(self, name: str, before_epoch: int) -> None:
+    def _forget(self, name: str, before_pass: int) -> None:
         session = self._sessions.get(name)
         if session is None:
             return
-        session.before_epoch = max(session.before_epoch, before_epoch)
+        session.before_pass = max(session.before_pass, before_pass)
         for key, request in list(session.requests.items()):
-            if request.epoch < session.before_epoch:
+            if request.pass_number < session.before_pass:
                 request.is_dropped = True
                 del session.requests[key]
-        self._specs.forget_streams(name, before_epoch=session.before_epoch)
+        self._specs.forget_streams(name, before_pass=session.before_pass)
 
     def _end_session(self, name: str, reason: str) -> None:
         session = self._sessions.pop(name, None)

@@ -63,13 +63,14 @@ class Session:
 
     Attributes:
         schedule: Under the lock, as all that follows.
-        epoch: Of the pass under way, or of the last one.
+        epoch: Of the pass under way, or of the last one; the same one again after load_state_dict.
+        pass_number: Names that pass: it only grows, so what is late of an earlier one is refused.
         base_seed: With which the agents' workers start at once; None: when there is a batch.
         is_busy: A pass is under way.
         spec: What the workers of this pass are to have.
         local: Local workers, if any.
         failure: Ends every wait of this session.
-        abandoned_epoch: Of a pass whose iterator is gone.
+        abandoned_pass: Number of a pass whose iterator is gone.
         pins_on: Index of the accelerator for which batches land in pinned memory.
         is_waiting: Nobody makes batches for it, for longer than a lost host is waited for.
         is_due: The thread that iterates waits, and has something to do.
@@ -89,7 +90,7 @@ class Session:
         self.max_bytes = max_bytes
         self.schedule: Schedule | Streams = streams or Schedule(max_bytes=max_bytes)
         self.source: StreamSource | None = None
-        self.epoch = -1
+        self.epoch = self.pass_number = -1
         self.base_seed: int | None = None
         self.is_busy = False
         self.spec: PackedSpec | None = None
@@ -98,7 +99,7 @@ class Session:
         self.retired_locals: list[LocalWorkers | LocalStreams] = []
         self.failure: BaseException | None = None
         self.has_news = False
-        self.abandoned_epoch = -1
+        self.abandoned_pass = -1
         self.pins_on: int | None = None
         self.alone_since = time.monotonic()
         self.had_peers = False
@@ -115,13 +116,13 @@ class Session:
 
     def is_idle(self) -> bool:
         """Whether another pass may begin."""
-        return not self.is_busy or self.abandoned_epoch == self.epoch
+        return not self.is_busy or self.abandoned_pass == self.pass_number
 
     def reserve(self) -> None:
-        """A pass is about to begin."""
+        """A pass is about to begin: what is left of the one before can end it no more."""
         if self.is_busy:
             self._end_pass()
-        self.abandoned_epoch = -1
+        self.pass_number += 1
         self.alone_since = time.monotonic()
         self.is_busy = True
 
@@ -139,8 +140,8 @@ class Session:
         pins_on: int | None,
         source: StreamSource | None = None,
         base_seed: int | None = None,
-    ) -> None:
-        """Starts a pass; what is left of the one before is dropped.
+    ) -> int:
+        """Starts a pass and returns its number; what is left of the one before is dropped.
 
         Args:
             is_eager: Draws from the sampler now, not at the first `next`.
@@ -163,6 +164,8 @@ class Session:
                 self.schedule.grant(LOCAL, local.credits)
                 self.had_peers = True
             self.epoch = epoch
+            self.pass_number += 1
+            pass_number = self.pass_number
             self.asked.clear()
             self.outcomes.clear()
             self.alone_since = time.monotonic()
@@ -170,12 +173,13 @@ class Session:
             self._indices = indices
             self._sampler_error = None
         if is_eager:
-            self._supply(epoch)
+            self._supply(pass_number)
         else:
             self._wake()
+        return pass_number
 
-    def next(self, epoch: int, *, timeout_seconds: float) -> object:
-        """The next batch of pass `epoch`, in the sampler's order; waits until it is there.
+    def next(self, pass_number: int, *, timeout_seconds: float) -> object:
+        """The next batch of that pass, in the sampler's order; waits until it is there.
 
         Args:
             timeout_seconds: As the loader's `timeout`; 0: no bound but the feed's own.
@@ -189,14 +193,14 @@ class Session:
         deadline = time.monotonic() + timeout_seconds if timeout_seconds > 0 else None
         while True:
             with self._lock:
-                if self.epoch != epoch:
+                if self.pass_number != pass_number:
                     raise StopIteration
                 outcome = self._await_head(deadline, timeout_seconds)
                 # Also after a batch that was there: its place in the window is free.
-                wanted, has_work = self._look(epoch)
+                wanted, has_work = self._look(pass_number)
                 first = self.schedule.supplied
             if wanted:
-                self._draw(epoch, first, wanted)
+                self._draw(pass_number, first, wanted)
             elif has_work:
                 self._wake()
             if outcome is not None:
@@ -205,10 +209,10 @@ class Session:
             raise outcome.error
         return outcome.value
 
-    def stop(self, epoch: int) -> None:
+    def stop(self, pass_number: int) -> None:
         """The pass ended or nobody iterates any more: frees what it holds."""
         with self._lock:
-            if self.epoch == epoch and self.is_busy:
+            if self.pass_number == pass_number and self.is_busy:
                 self._end_pass()
         self._wake()
 
@@ -253,23 +257,23 @@ class Session:
         self.outcomes.clear()
         self._indices = iter(())
 
-    def _supply(self, epoch: int) -> None:
+    def _supply(self, pass_number: int) -> None:
         with self._lock:
-            wanted, has_work = self._look(epoch)
+            wanted, has_work = self._look(pass_number)
             first = self.schedule.supplied
         if wanted:
-            self._draw(epoch, first, wanted)
+            self._draw(pass_number, first, wanted)
         elif has_work:
             self._wake()
 
-    def _look(self, epoch: int) -> tuple[int, bool]:
+    def _look(self, pass_number: int) -> tuple[int, bool]:
         """How many indices to draw, and whether there is something for the pump to do."""
-        if not self.is_busy or self.epoch != epoch:
+        if not self.is_busy or self.pass_number != pass_number:
             return 0, self.has_news
         wanted, has_work = self.schedule.look(time.monotonic())
         return wanted, has_work or self.has_news
 
-    def _draw(self, epoch: int, first: int, wanted: int) -> None:
+    def _draw(self, pass_number: int, first: int, wanted: int) -> None:
         """Draws from the sampler, outside the lock: it is the user's code."""
         fresh: dict[int, Asked] = {}
         is_last = False
@@ -284,7 +288,7 @@ class Session:
                 self._sampler_error = err
                 is_last = True
         with self._lock:
-            if self.epoch == epoch and self.is_busy:
+            if self.pass_number == pass_number and self.is_busy:
                 self.asked.update(fresh)
                 self.schedule.supply(len(fresh))
                 if is_last:

@@ -178,12 +178,12 @@ class Specs:
             streams = spec.streams[session] = self._stream_pool(spec)
         self._results.extend(streams.ask(job, opening))
 
-    def forget_streams(self, session: str, *, before_epoch: int | None = None) -> None:
+    def forget_streams(self, session: str, *, before_pass: int | None = None) -> None:
         """Ends the streams of a session: of earlier passes, or all."""
         for spec in self._specs.values():
             streams = spec.streams.get(session)
-            if streams is not None and before_epoch is not None:
-                streams.forget(before_epoch=before_epoch)
+            if streams is not None and before_pass is not None:
+                streams.forget(before_pass=before_pass)
             elif streams is not None:
                 self._results.extend(streams.abandon())
                 streams.close()

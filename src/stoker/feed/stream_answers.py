@@ -24,7 +24,7 @@ class StreamAnswer:
     """
 
     kind: Literal["batch", "end", "lost", "final"]
-    epoch: int
+    pass_number: int
     number: int
     generation: int
     digest: int = 0
@@ -38,7 +38,7 @@ def in_message(message: m.Message, frame_bytes: int) -> StreamAnswer | None:
         case m.Made(generation=generation) if generation:
             return StreamAnswer(
                 kind="batch",
-                epoch=message.epoch,
+                pass_number=message.pass_number,
                 number=message.number,
                 generation=generation,
                 digest=message.digest,
@@ -47,7 +47,7 @@ def in_message(message: m.Message, frame_bytes: int) -> StreamAnswer | None:
         case m.Raised(generation=generation) if generation:
             return StreamAnswer(
                 kind="final" if message.is_final else "batch",
-                epoch=message.epoch,
+                pass_number=message.pass_number,
                 number=message.number,
                 generation=generation,
                 digest=message.digest,
@@ -55,14 +55,14 @@ def in_message(message: m.Message, frame_bytes: int) -> StreamAnswer | None:
         case m.Ended():
             return StreamAnswer(
                 kind="end",
-                epoch=message.epoch,
+                pass_number=message.pass_number,
                 number=message.number,
                 generation=message.generation,
             )
         case m.Dropped(generation=generation, is_lost=True) if generation:
             return StreamAnswer(
                 kind="lost",
-                epoch=message.epoch,
+                pass_number=message.pass_number,
                 number=message.number,
                 generation=generation,
                 reason=message.reason,
@@ -72,8 +72,8 @@ def in_message(message: m.Message, frame_bytes: int) -> StreamAnswer | None:
 
 def in_result(result: Result, frame_bytes: int) -> StreamAnswer:
     """The answer of a local stream."""
-    epoch, number, generation = result.job.key
-    assert isinstance(epoch, int)
+    pass_number, number, generation = result.job.key
+    assert isinstance(pass_number, int)
     assert isinstance(number, int)
     assert isinstance(generation, int)
     kind: Literal["batch", "end", "lost", "final"] = "batch"
@@ -85,7 +85,7 @@ def in_result(result: Result, frame_bytes: int) -> StreamAnswer:
         kind = "final"
     return StreamAnswer(
         kind=kind,
-        epoch=epoch,
+        pass_number=pass_number,
         number=number,
         generation=generation,
         digest=result.digest,
@@ -107,7 +107,7 @@ def settle(
     """
     with shared.lock:
         streams = session.schedule
-        is_ours = session.epoch == answer.epoch and session.is_busy
+        is_ours = session.pass_number == answer.pass_number and session.is_busy
         if not is_ours or not isinstance(streams, Streams):
             return None
         if answer.kind == "lost":
@@ -128,7 +128,7 @@ def settle(
         return False
     outcome = make(session)
     with shared.lock:
-        if session.epoch != answer.epoch or not session.is_busy:
+        if session.pass_number != answer.pass_number or not session.is_busy:
             return None
         if answer.kind == "final" and outcome.error is not None:
             session.fail(outcome.error)
@@ -146,7 +146,7 @@ def lose(session: Session, streams: Streams, peer: Peer, answer: StreamAnswer) -
             FeedLostError(
                 f"shard {shard} of the iterable dataset cannot be made: {answer.reason}, "
                 f"{MAX_LOSSES_IN_A_ROW} times at the same place",
-                where=f"epoch {answer.epoch}, batch {number}",
+                where=f"epoch {session.epoch}, batch {number}",
                 fix="see the hosts' logs; give them more memory, or fewer workers",
             )
         )

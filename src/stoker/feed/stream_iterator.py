@@ -72,7 +72,7 @@ class StreamIterator(FeedIterator):
     def _begin(self) -> None:
         # The same for every batch: torch's sampler of an iterable dataset says how many samples.
         self._index: object = next(self._sampler_iter)
-        self._session.begin(
+        self._pass.pass_number = self._session.begin(
             epoch=self._pass.epoch,
             spec=self._packed,
             seeding=self._seeding,

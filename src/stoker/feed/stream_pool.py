@@ -26,7 +26,7 @@ class Opening:
     """What a stream's process is started with; another generation is another process.
 
     Attributes:
-        epoch: Of the pass it was begun for.
+        pass_number: Of the pass it was begun for.
         persists: It goes on with later passes.
     """
 
@@ -34,7 +34,7 @@ class Opening:
     num_shards: int
     generation: int
     base_seed: int
-    epoch: int
+    pass_number: int
     persists: bool
 
 
@@ -117,10 +117,10 @@ class StreamPool:
         for running in self._running.values():
             running.pool.flush()
 
-    def forget(self, *, before_epoch: int) -> None:
+    def forget(self, *, before_pass: int) -> None:
         """Ends the streams of earlier passes that do not persist."""
         for shard, running in list(self._running.items()):
-            if running.opening.epoch < before_epoch and not running.opening.persists:
+            if running.opening.pass_number < before_pass and not running.opening.persists:
                 self._end(shard)
 
     def abandon(self) -> list[Result]:
@@ -165,12 +165,12 @@ def stream_job(
         num_shards=stream.num_shards,
         generation=stream.generation,
         base_seed=message.seed[0] if message.seed else 0,
-        epoch=message.epoch,
+        pass_number=message.pass_number,
         persists=stream.persists,
     )
     order = Next(
         index=index,
-        epoch=message.epoch,
+        pass_number=message.pass_number,
         position=message.number // stream.num_shards,
         made=stream.made,
         digest=stream.digest,

@@ -71,18 +71,18 @@ class ShardStream:
         self._num_shards = num_shards
         self._base_seed = base_seed
         self._dataset: object = None
-        self._epoch: int | None = None
+        self._pass_number: int | None = None
         self._fetcher: _Fetcher | None = None
         self._init_error: Exception | None = None
         self.position = 0
         self.is_exhausted = False
 
-    def begin(self, epoch: int, shared_seed: int) -> None:
-        """Has the stream at the pass `epoch`."""
-        if epoch == self._epoch:
+    def begin(self, pass_number: int, shared_seed: int) -> None:
+        """Has the stream at that pass."""
+        if pass_number == self._pass_number:
             return
-        is_new = self._epoch is None
-        self._epoch, self.position, self.is_exhausted = epoch, 0, False
+        is_new = self._pass_number is None
+        self._pass_number, self.position, self.is_exhausted = pass_number, 0, False
         self._init_error = None
         try:
             if is_new:
@@ -182,7 +182,7 @@ class StreamWorker:
     def do(self, job: Next) -> Batch | Error | End:
         """Makes a batch."""
         wall, cpu = time.monotonic(), time.process_time()
-        self._stream.begin(job.epoch, job.shared_seed)
+        self._stream.begin(job.pass_number, job.shared_seed)
         if self._stream.position == 0:
             self.digest = 0
         index = wire.unpack_value(job.index, allow_pickle=True)

@@ -1,0 +1,53 @@
+"""A state loaded into the loader that gave it: the same bytes as a new loader gives from it."""
+
+import itertools
+
+import pytest
+
+from support.cluster import Cluster
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(200)]
+
+SCRIPT = "rollback_script.py"
+STARTS = ["start of epoch 2", "start of epoch 0", "start of epoch 1"]
+PLACES = ["middle of epoch 2", "middle of epoch 0", *STARTS, "middle of epoch 1"]
+LOADERS = {
+    "no local workers": ({}, 0),
+    "a local worker": ({"num_workers": 1}, 1),
+    "workers that persist": ({"num_workers": 2, "persistent_workers": True}, 1),
+}
+
+
+@pytest.mark.parametrize("is_under_way", [False, True], ids=["between passes", "in a pass"])
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_loader_goes_back_to_any_of_its_own_states(name: str, is_under_way: bool) -> None:
+    options, local = LOADERS[name]
+    with Cluster(agents=1, workers=2) as cluster:
+        cluster.wait_for_agents()
+        trainer = cluster.train(
+            script=SCRIPT,
+            loader=options,
+            stream=False,
+            workers=local,
+            to=PLACES,
+            is_under_way=is_under_way,
+        )
+        lines = trainer.finish()
+    assert [line["to"] for line in lines] == PLACES
+    for line in lines:
+        assert line["again"] == line["fresh"], line["to"]
+    assert len({tuple(line["again"]) for line in lines}) == len(PLACES)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("local", "persists"), list(itertools.product([0, 1], [False, True])))
+def test_a_loader_of_an_iterable_dataset_goes_back(local: int, persists: bool) -> None:
+    options = {"num_workers": 2, "persistent_workers": persists}
+    with Cluster(agents=1, workers=2) as cluster:
+        cluster.wait_for_agents()
+        trainer = cluster.train(
+            script=SCRIPT, loader=options, stream=True, workers=local, to=STARTS, is_under_way=False
+        )
+        lines = trainer.finish()
+    assert [line["to"] for line in lines] == STARTS
+    for line in lines:
+        assert line["again"] == line["fresh"], line["to"]

@@ -1,0 +1,64 @@
+"""The passes of a session: each has a number of its own, whatever epoch it is."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from stoker.feed.iterators import Numbered
+from stoker.feed.session import Outcome, Session
+from stoker.feed.shipping import PackedSpec, Spec, pack_spec
+
+SPEC = pack_spec(Spec(dataset=[1], collate_fn=len), max_bytes=1 << 20)
+
+
+def session_at(epoch: int, *, known: Session | None = None) -> tuple[Session, int]:
+    """A session with one pass of one batch under way, and the pass's number."""
+    session = known or Session("s", lock=threading.Lock(), wake=lambda: None, max_bytes=1 << 20)
+    return session, begin(session, epoch, SPEC)
+
+
+def begin(session: Session, epoch: int, spec: PackedSpec) -> int:
+    indices: Iterator[Numbered] = iter([Numbered((1, 0, epoch, 0), [0])])
+    return session.begin(
+        epoch=epoch,
+        spec=spec,
+        seeding="batch",
+        local=None,
+        indices=indices,
+        is_eager=True,
+        pins_on=None,
+    )
+
+
+@pytest.mark.parametrize("epoch", [3, 2, 0, 4])
+def test_a_pass_has_a_higher_number_than_the_one_before_whatever_its_epoch(epoch: int) -> None:
+    session, before = session_at(3)
+    again, number = session_at(epoch, known=session)
+    assert again.epoch == epoch
+    assert number > before
+
+
+def test_who_left_a_pass_ends_no_later_one_of_the_same_epoch() -> None:
+    session, before = session_at(3)
+    _, number = session_at(3, known=session)
+    session.stop(before)
+    assert session.is_busy
+    session.schedule.grant("host", 1)
+    session.schedule.assign(0.0)
+    assert session.schedule.arrived("host", 0, frame_bytes=1, now=0.0)
+    session.deliver(0, Outcome("batch"))
+    with pytest.raises(StopIteration):
+        session.next(before, timeout_seconds=1)
+    assert session.next(number, timeout_seconds=1) == "batch"
+
+
+def test_a_pass_that_was_left_frees_its_session_for_one_more() -> None:
+    session, number = session_at(3)
+    assert not session.is_idle()
+    session.abandoned_pass = number
+    assert session.is_idle()
+    session.reserve()
+    assert not session.is_idle()
+    session.stop(number)  # What the pass before left behind comes late.
+    assert not session.is_idle()
