@@ -262,6 +262,31 @@ def length_of_a_sampler_without_one(load: Load) -> object:
     return [raised(lambda: len(loader)), ids(loader)]
 
 
+class AtOnce(data.Sampler):
+    """Draws when it is asked for an iterator: how often that is shows in the order."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(10, generator=self.generator).tolist()
+        return iter([order[:4], order[4:8], order[8:]])
+
+
+@claim
+def samplers_that_draw_when_asked_for_an_iterator(load: Load) -> object:
+    found: list[object] = []
+    for count in (0, 1, 2):
+        for options in [{}, {"persistent_workers": True}] if count else [{}]:
+            generator = torch.Generator().manual_seed(8)
+            options |= {"num_workers": count, "generator": generator}
+            loader = load(Plain(), batch_sampler=AtOnce(generator), **options)
+            found.append([ids(loader) for _ in range(3)])
+            found.append([next(iter(loader)).tolist(), *ids(loader)])
+            found.append(torch.rand(1, generator=generator).item())
+    return found
+
+
 @claim
 def shuffles(load: Load) -> object:
     torch.manual_seed(4)

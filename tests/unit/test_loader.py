@@ -265,6 +265,38 @@ def test_decided_workers_replace_the_scripts() -> None:
     )
 
 
+DRAWING_SAMPLER = """
+import sys, torch; sys.path.insert(0, 'tests/unit'); import stoker
+from test_loader import Plain
+class AtOnce:
+    def __iter__(self):
+        order = torch.randperm(10, generator=generator).tolist()
+        return iter([order[:5], order[5:]])
+generator = torch.Generator().manual_seed(3)
+kind = {kind}.DataLoader
+{options}
+loader = kind(Plain(), batch_sampler=AtOnce(), generator=generator, **options)
+print([batch.tolist() for _ in range(3) for batch in loader])
+"""
+
+
+@pytest.mark.parametrize("decided", [0, 2])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}], ids=str
+)
+def test_samplers_are_asked_for_iterators_as_the_scripts_workers_would_have_it(
+    options: dict[str, object], decided: int
+) -> None:
+    """torch asks twice at the start of a pass with workers, once without."""
+    given = f"options = {options}"
+    torchs = run(DRAWING_SAMPLER.format(kind="torch.utils.data", options=given))
+    found = run(
+        DRAWING_SAMPLER.format(kind="stoker", options=given),
+        STOKER_WORKERS=json.dumps({"dnn": decided}),
+    )
+    assert found == torchs
+
+
 def test_decided_zero_workers_fit_a_script_with_workers() -> None:
     loader = data.DataLoader(Plain(), num_workers=2, timeout=9, persistent_workers=True)
     seen = with_workers(loader, 0)

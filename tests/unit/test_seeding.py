@@ -47,6 +47,14 @@ def test_the_draws_are_the_same_in_every_version() -> None:
     )
 
 
+def test_seed_of_a_batch_fits_a_tensor() -> None:
+    for number in range(64):
+        seeding.seed_batch((1, 0, 2, number))
+        assert torch.tensor(torch.initial_seed()).dtype == torch.int64
+        seeding.seed_sample((1, 2), number, 0)
+        assert torch.tensor(torch.initial_seed()).item() == torch.initial_seed()
+
+
 def test_words_do_not_run_into_each_other() -> None:
     seen = {draws_of_batch(w) for w in [(), (0,), (0, 0), (1, 0), (0, 1), (1 << 32,), (1, 1 << 32)]}
     assert len(seen) == 7

@@ -38,6 +38,7 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
         self._packed = _packed(self._spec, process)
         self._pass = Pass(process, loader, seeding=self._seeding, is_fed=True)
         super().__init__(loader)
+        self._ask_sampler_again()
         self._session = self._own_session(feed, process, loader)
         self._feed = feed
         self._pass.pass_number = self._session.pass_number

@@ -137,6 +137,11 @@ class Counted:
     def _index_sampler(self, sampler: object) -> None:
         pass
 
+    def _ask_sampler_again(self) -> None:
+        """For iterators whose constructor asks once: as often as torch's with workers would."""
+        if self._pass.order.is_asked_again:
+            self._sampler_iter = iter(self._index_sampler)
+
     def _counted(self, next_batch: Callable[[], object]) -> object:
         """The next batch, timed and counted."""
         position = self._pass.order.position

@@ -1,6 +1,7 @@
 """What the sampler of a loader gives, counted: how far a pass is, its own or another process's."""
 
 import copy
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass, field
@@ -89,6 +90,7 @@ class Order:
         # Not the loader: finalizers hold this, and would keep it for ever.
         self._rewound = generators_of(self._parts) if is_fed and self._is_map_style else []
         self._num_ahead = loader.num_workers * (loader.prefetch_factor or 2)
+        self._has_workers = loader.num_workers > 0
         self._keeps_ahead = bool(self._parts.stateful())
         # Of `sample` seeding; what is handed out is counted by who hands it out.
         self.occurrences: Occurrences | None = None
@@ -114,6 +116,11 @@ class Order:
             raise stream_error(self._dataset)
         books.loaded = None
         self._draws_seed = False
+        # With workers torch makes an iterator of the sampler twice at the start of a pass, and only
+        # once where an iterator is used again; without workers once.
+        self._iters_left = 2 if self._has_workers and not again else 1
+        # Not the iterator: it refers to this.
+        self._last: weakref.ref[_Draws] | None = None
         if self.occurrences is not None:
             self.occurrences.clear()
         if state is not None:
@@ -149,8 +156,25 @@ class Order:
     def __len__(self) -> int:
         return len(cast("Sized", self._sampler))
 
+    @property
+    def is_asked_again(self) -> bool:
+        """Whether torch, with the script's `num_workers`, would make one more iterator of it."""
+        return self._iters_left > 0
+
     def __iter__(self) -> Iterator[object]:
-        """torch may ask twice for one pass, as at a first with workers: the last one counts."""
+        """An iterator for the pass: the last one counts.
+
+        As many are made of the sampler as torch makes with the script's `num_workers`, whoever
+        asks: a sampler may draw whenever it is asked.
+        """
+        last = None if self._last is None else self._last()
+        if last is None or self._iters_left > 0:
+            self._iters_left -= 1
+            last = self._iterator()
+            self._last = weakref.ref(last)
+        return last
+
+    def _iterator(self) -> "_Draws":
         position = self.position
         if self._rewound:
             position.rewind = Rewind(self._rewound, num_ahead=self._num_ahead)

@@ -38,6 +38,7 @@ class SingleProcessIterator(Counted, _SingleProcessDataLoaderIter):  # type: ign
     def __init__(self, loader: "DataLoader[object] | LoaderView", pass_: Pass) -> None:
         self._pass = pass_
         super().__init__(loader)
+        self._ask_sampler_again()
         if pass_.seeding != "torch":
             self._dataset_fetcher = PreservingFetcher(self._dataset_fetcher, pass_.seeding)
         weakref.finalize(self, pass_.drop)
