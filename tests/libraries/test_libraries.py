@@ -6,7 +6,6 @@ workers and two data hosts, of which one is killed in the middle.
 
 import importlib.util
 import os
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +27,7 @@ LIBRARIES = {
     "lightning_trainer": "lightning",
     "monai_loader": "monai",
     "skorch_classifier": "skorch",
+    "torchdata_stateful": "torchdata",
     "transformers_trainer": "transformers",
     "webdataset_tars": "webdataset",
 }

@@ -104,8 +104,14 @@ def state_of(
     return state
 
 
-def load(loader: "DataLoader[object]", process: Process, state: object) -> None:
+def load(
+    loader: "DataLoader[object]", process: Process, state: object, *, sets_globals: bool = True
+) -> None:
     """Has the next pass over `loader` go on from `state`.
+
+    Args:
+        sets_globals: Sets the three global random states, too: what the script draws next is then
+            what it drew next before.
 
     Raises:
         UsageError: If it is the state of something else: all that differs is named.
@@ -134,7 +140,8 @@ def load(loader: "DataLoader[object]", process: Process, state: object) -> None:
             "differ); each rank has its own state",
         )
     process.books(loader).loaded = copy.deepcopy(given)
-    snapshots.set_globals(given["now"])
+    if sets_globals:
+        snapshots.set_globals(given["now"])
     snapshots.set_generators(parts, given["now"])
     if given["begun"] is None:
         snapshots.set_epochs(parts, given["now"])

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1
 _SIGKILL = 9
+# Where torchdata keeps its subclass of torch's loader, which iterates in its own way.
+_STATEFUL_LOADER = "torchdata.stateful_dataloader.stateful_dataloader"
 
 
 def _chain_on() -> None:
@@ -153,6 +155,7 @@ def _replace_loader() -> None:
         _leave_word_of_modules()
     elif os.environ.get("STOKER_REPLACE_DATALOADER") == "1":
         sys.meta_path.insert(0, _TorchFinder(_install_loader))
+        sys.meta_path.insert(0, _Finder({_STATEFUL_LOADER}, _install_stateful_loader))
 
 
 def _install_probe(loader: type) -> None:
@@ -202,6 +205,12 @@ def _install_loader(loader: type) -> None:
     from stoker.feed.replace import install
 
     install(loader)
+
+
+def _install_stateful_loader() -> None:
+    from stoker.feed.replace import install_stateful
+
+    install_stateful(sys.modules[_STATEFUL_LOADER].StatefulDataLoader)
 
 
 def _fail_at_once() -> None:
