@@ -4,13 +4,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from stoker.errors import UsageError
+from stoker.records import FeedSettings
 from support.local_job import (
+    QUICK,
     LocalJob,
     assert_nothing_left,
     is_running,
@@ -68,6 +71,30 @@ if __name__ == "__main__":
             tell("sixteen")
             wait_for("go")
     print("exact", seen == list(range(48)), flush=True)
+"""
+)
+
+
+# Batches are asked for all the time, until the test says to go.
+ENDLESS = (
+    TELL
+    + """
+import torch
+from stoker import DataLoader
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1_000_000
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return index
+if __name__ == "__main__":
+    seen = []
+    for indices in DataLoader(Slow(), batch_size=2, num_workers=0):
+        seen += indices.tolist()
+        tell("begun")
+        if pathlib.Path(os.environ["STOKER_TEST_DIR"], "go").exists():
+            break
+    print("exact", seen == list(range(len(seen))), flush=True)
 """
 )
 
@@ -140,6 +167,38 @@ def test_a_killed_leader_launcher_fails_the_run_and_takes_its_trainer_along(
         # The data host noticed by its lease, not by being killed.
         assert "was silent for more than 2 s" in job.log("algo-1")
         assert end.data_group_release_seconds is not None
+
+
+def test_under_the_default_lease_a_killed_leader_launcher_frees_the_data_host_within_30_s(
+    tmp_path: Path,
+) -> None:
+    with LocalJob(tmp_path, STAY, data=1, feed=FeedSettings()) as job:
+        job.wait_for_file("ready")
+        job.wait_for_log("algo-1", "host_is_welcome")
+        job.kill(job.run.launchers[job.leader])
+        end = job.end()
+        assert end.data_group_release_seconds is not None
+        assert end.data_group_release_seconds < 30
+        # Refused connections told it, and it ended by itself.
+        assert "has no launcher any more" in job.log("algo-1")
+        assert "agent_ends" in job.log("algo-1")
+
+
+def test_a_leader_launcher_that_stands_still_for_longer_than_the_lease_costs_nothing(
+    tmp_path: Path,
+) -> None:
+    with LocalJob(tmp_path, ENDLESS, data=1) as job:
+        job.wait_for_file("begun")
+        job.kill(job.run.launchers[job.leader], signal.SIGSTOP)
+        time.sleep(3 * QUICK.lease_seconds)  # the fault
+        job.kill(job.run.launchers[job.leader], signal.SIGCONT)
+        (tmp_path / "go").write_text("x")
+        end = job.end()
+        assert end.status == "succeeded", end.failure
+        assert "exact True" in job.log(job.leader)
+        assert "coordinator_stood_still" in job.log(job.leader)
+        events = [event.what for event in job.training().events if event.host == "algo-1"]
+        assert not [what for what in events if "lost" in what], events
 
 
 def test_what_the_command_leaves_behind_is_ended(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def main() -> None:
         feed=feed,
         log=log,
         on_verdict=lambda _: agent.stop(),
+        trainers_heard_at=lambda: agent.trainers_heard_at,
     )
     membership.start()
     try:

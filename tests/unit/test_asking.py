@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from stoker.errors import FeedLostError
-from stoker.feed.asking import LOST_GRACE_SECONDS, Asking
+from stoker.feed.asking import ALL_GONE_SECONDS, LOST_GRACE_SECONDS, Asking
+from stoker.feed.messages import Member, Roster
 from stoker.feed.session import Session
 from stoker.feed.shared import Shared
 from stoker.feed.timeline import Timeline
@@ -15,25 +16,28 @@ from stoker.logs import Log
 from stoker.records import FeedSettings
 from stoker.settings import from_environment
 
-FEED = FeedSettings(lease_seconds=4.0, start_deadline_seconds=60.0)
 PATIENCE = 4.0 + LOST_GRACE_SECONDS
 
 
 class Alone:
     """A session whose data hosts are all gone since second 0."""
 
-    def __init__(self, *, comes_back: bool) -> None:
+    def __init__(self, *, comes_back: bool, lease_seconds: float = 4.0) -> None:
         self.log = io.StringIO()
         self._shared = Shared(
             timeline=Timeline(None), log=Log(run="run", host="dnn", stream=self.log)
         )
         self._shared.close()
-        settings = dataclasses.replace(from_environment({}), feed=FEED, comes_back=comes_back)
+        feed = FeedSettings(lease_seconds=lease_seconds, start_deadline_seconds=60.0)
+        settings = dataclasses.replace(from_environment({}), feed=feed, comes_back=comes_back)
         self._asking = Asking(self._shared, settings, {})
         self._lock = threading.Lock()
         self.session = Session("s", lock=self._lock, wake=lambda: None, max_bytes=1)
         self.session.had_peers = True
         self.session.alone_since = 0.0
+
+    def tell(self, roster: Roster) -> None:
+        self._asking.take_roster(roster, 0.0)
 
     def judge(self, now: float) -> BaseException | None:
         with self._lock:
@@ -45,6 +49,43 @@ def test_hosts_that_do_not_come_back_are_missed_for_little_more_than_a_lease() -
     alone = Alone(comes_back=False)
     assert alone.judge(PATIENCE) is None
     assert isinstance(alone.judge(PATIENCE + 0.1), FeedLostError)
+
+
+def roster(*, listed: bool = False, awaited: tuple[str, ...] = ()) -> Roster:
+    member = Member(
+        host="d1",
+        group="data",
+        address="10.0.0.1",
+        port=7600,
+        batch_port=7601,
+        workers=1,
+        incarnation="a",
+        silent_seconds=0.0,
+    )
+    agents, lost = ((member,), ()) if listed else ((), (member,))
+    return Roster(agents=agents, lost=lost, expected=1 + len(awaited), awaited=awaited)
+
+
+def test_under_a_long_lease_hosts_that_are_all_gone_are_not_waited_for() -> None:
+    alone = Alone(comes_back=False, lease_seconds=60.0)
+    alone.tell(roster())
+    assert alone.judge(ALL_GONE_SECONDS) is None
+    assert isinstance(alone.judge(ALL_GONE_SECONDS + 0.1), FeedLostError)
+
+
+def test_a_hole_in_the_network_of_a_minute_is_survived_where_the_leader_hears_the_host() -> None:
+    alone = Alone(comes_back=False, lease_seconds=60.0)
+    alone.tell(roster(listed=True))
+    # The connection is lost 18 s after the hole began, by its heartbeats.
+    assert alone.judge(42.0) is None
+    alone.session.schedule.grant("d1", 2)
+    assert alone.judge(43.0) is None
+
+
+def test_a_host_that_has_yet_to_come_is_waited_for() -> None:
+    alone = Alone(comes_back=False, lease_seconds=60.0)
+    alone.tell(roster(awaited=("d2",)))
+    assert alone.judge(60.0) is None
 
 
 def test_hosts_that_come_back_are_waited_for_as_at_the_start() -> None:

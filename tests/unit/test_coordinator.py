@@ -23,7 +23,9 @@ from stoker.feed.messages import (
 )
 from stoker.feed.security import Keys, new_token, secure_client
 from stoker.launch import coordinator as coordinator_module
+from stoker.launch import members as members_module
 from stoker.launch import membership as membership_module
+from stoker.launch import silence as silence_module
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.members import Change
 from stoker.launch.membership import Membership, Verdict, new_incarnation
@@ -31,7 +33,6 @@ from stoker.logs import Log
 from stoker.records import FeedSettings
 
 KEYS = Keys.from_token(bytes.fromhex(new_token()))
-FEED = FeedSettings(lease_seconds=1.0, start_deadline_seconds=1.0)
 DEADLINE = 15.0
 
 
@@ -54,14 +55,18 @@ class Run:
             self.port = probe.bind_to_random_port("tcp://127.0.0.1")
 
     def coordinator(
-        self, *, agents: tuple[str, ...] = ("d1",), followers: tuple[str, ...] = ()
+        self,
+        *,
+        agents: tuple[str, ...] = ("d1",),
+        followers: tuple[str, ...] = (),
+        lease_seconds: float = 1.0,
     ) -> Coordinator:
         coordinator = Coordinator(
             keys=KEYS,
             run_id="run",
             agents=agents,
             followers=followers,
-            feed=FeedSettings(lease_seconds=1.0, start_deadline_seconds=60.0),
+            feed=FeedSettings(lease_seconds=lease_seconds, start_deadline_seconds=60.0),
             log=Log(run="run", host="leader", stream=self.log),
             address="127.0.0.1",
             port=self.port,
@@ -72,7 +77,9 @@ class Run:
         self._closing.append(coordinator.close)
         return coordinator
 
-    def member(self, host: str, *, keys: Keys = KEYS, run_id: str = "run") -> Membership:
+    def member(
+        self, host: str, *, keys: Keys = KEYS, run_id: str = "run", lease_seconds: float = 1.0
+    ) -> Membership:
         membership = Membership(
             join=Join(
                 protocol=PROTOCOL_VERSION,
@@ -88,7 +95,7 @@ class Run:
             keys=keys,
             address="localhost",
             port=self.port,
-            feed=FEED,
+            feed=FeedSettings(lease_seconds=lease_seconds, start_deadline_seconds=1.0),
             log=Log(run="run", host=host, stream=self.log),
             on_verdict=lambda verdict: self.verdicts.setdefault(host, verdict) and None,
         )
@@ -189,6 +196,33 @@ def test_a_silent_leader_is_lost_after_first_contact(run: Run) -> None:
     coordinator.close()
     until(lambda: "d1" in run.verdicts)
     assert run.verdicts["d1"].kind == "lost"
+
+
+def test_a_leader_whose_launcher_has_ended_is_lost_long_before_a_long_lease(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members_module, "MAX_BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(silence_module, "REFUSED_SECONDS", 0.5)
+    coordinator = run.coordinator(lease_seconds=600.0)
+    assert run.member("d1", lease_seconds=600.0).wait_until_welcome(DEADLINE)
+    coordinator.close()
+    until(lambda: "d1" in run.verdicts)
+    assert run.verdicts["d1"].kind == "lost"
+    assert "has no launcher any more" in run.verdicts["d1"].reason
+
+
+def test_a_launcher_whose_connection_ended_is_lost_long_before_a_long_lease(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(members_module, "MAX_BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(members_module, "CUT_OFF_SECONDS", 0.5)
+    run.coordinator(followers=("f1",), lease_seconds=600.0)
+    member = run.member("f1", lease_seconds=600.0)
+    assert member.wait_until_welcome(DEADLINE)
+    member.close()
+    until(lambda: bool(run.failures))
+    assert run.failures[0].host == "f1"
+    assert "connection ended" in run.failures[0].reason
 
 
 def test_a_leader_that_never_answers_is_given_up_at_the_start_deadline(run: Run) -> None:

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.feed.messages import PROTOCOL_VERSION, Beat, Join, Leave, Refused, Welcome
-from stoker.launch.members import Change, Members
+from stoker.launch.members import CUT_OFF_SECONDS, MAX_BEAT_SECONDS, Change, Members
 
 LEASE = 12.0
 START = 1800.0
@@ -58,6 +58,53 @@ def test_a_lease_lasts_from_the_last_beat() -> None:
     assert group.expire(10.0 + LEASE) == []
     assert whats(group.expire(10.1 + LEASE)) == [("d1", "lost")]
     assert group.expire(1000.0) == []
+
+
+def test_beats_stay_frequent_under_a_long_lease() -> None:
+    group = Members(
+        run_id="run",
+        agents=("d1",),
+        followers=(),
+        lease_seconds=60.0,
+        start_deadline_seconds=START,
+        now=0.0,
+    )
+    answer, _ = group.join(join(), 0.0)
+    assert isinstance(answer, Welcome)
+    assert answer.beat_seconds == MAX_BEAT_SECONDS
+
+
+def test_a_launcher_whose_connection_ended_is_lost_long_before_its_lease() -> None:
+    group = members(followers=("f1",))
+    for host in ("d1", "f1"):
+        group.join(join(host), 0.0)
+    assert group.late(4.0) == ()
+    assert group.late(4.6) == ("d1", "f1")
+    group.cut_off("f1", 4.6)
+    group.cut_off("f1", 5.6)
+    assert group.expire(4.6 + CUT_OFF_SECONDS) == []
+    (change,) = group.expire(4.7 + CUT_OFF_SECONDS)
+    assert (change.host, change.what, change.fails_the_run) == ("f1", "lost", True)
+    assert "connection ended" in change.reason
+
+
+def test_a_launcher_that_dials_again_is_not_lost() -> None:
+    group = members()
+    for host in ("d1", "d2"):
+        group.join(join(host), 0.0)
+        group.cut_off(host, 5.0)
+    group.join(join("d1"), 6.0)
+    group.beat(Beat(host="d2", incarnation="a"), 6.0)
+    assert group.expire(6.0 + CUT_OFF_SECONDS) == []
+
+
+def test_the_time_in_which_the_coordinator_stood_still_counts_for_no_lease() -> None:
+    group = members(followers=("f1",))
+    for host in ("d1", "f1"):
+        group.join(join(host), 0.0)
+    group.stood_still(100.0)
+    assert group.expire(100.0 + LEASE) == []
+    assert whats(group.expire(100.1 + LEASE)) == [("d1", "lost"), ("f1", "lost")]
 
 
 def test_a_lost_data_host_does_not_fail_the_run_and_is_in_the_roster_as_lost() -> None:

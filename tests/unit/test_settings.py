@@ -27,7 +27,7 @@ def test_a_workload_is_read_with_its_defaults(tmp_path: Path) -> None:
     workload = read_workload(write(tmp_path, GOOD))
     assert workload.command == ("python", "train.py")
     assert workload.feed.credits == 3
-    assert workload.feed.lease_seconds == 12.0
+    assert workload.feed.lease_seconds == 60.0
     assert workload.constraints.max_data_hosts == 8
 
 

@@ -5,6 +5,7 @@ descriptor. What is done for the trainers is in `service`.
 """
 
 import contextlib
+import math
 import os
 import resource
 import threading
@@ -75,12 +76,24 @@ class Agent:
         self._workers = workers
         self._registered: dict[int, int] = {}
         self._next_tick = 0.0
+        self._heard_at = -math.inf
         self._wake_lock = threading.RLock()
 
     @property
     def num_sent(self) -> int:
         """Batches sent so far."""
         return self._service.num_sent if hasattr(self, "_service") else 0
+
+    @property
+    def trainers_heard_at(self) -> float:
+        """When a trainer showed a sign of life, as far as is known; monotonic seconds.
+
+        It asked for something; or, while it asks for nothing (a long checkpoint), its connection
+        took a message, and the other end of that answered a heartbeat a little before.
+        """
+        reached_at = self._service.reached_at if hasattr(self, "_service") else -math.inf
+        answered_at = reached_at - security.HEARTBEAT_TIMEOUT_SECONDS - security.HEARTBEAT_SECONDS
+        return max(self._heard_at, answered_at)
 
     def open(self) -> None:
         """Binds the ports and starts the nursery, which takes about 2 s to be ready.
@@ -264,6 +277,8 @@ class Agent:
                 frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            # Whoever gets through here has the run's token.
+            self._heard_at = time.monotonic()
             identity = frames[0].bytes
             try:
                 if len(frames) not in (2, 3):

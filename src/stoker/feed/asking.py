@@ -21,6 +21,8 @@ from stoker.settings import ProcessSettings
 
 # Beyond the lease: the coordinator's word and the re-dialling take a moment.
 LOST_GRACE_SECONDS = 3.0
+# Where the coordinator says that every data host has left or is lost, no lease is waited for.
+ALL_GONE_SECONDS = 10.0
 
 _VERSIONS = {
     "python": platform.python_version(),
@@ -50,6 +52,7 @@ class Asking:
         self.expected: int | None = None
         self.lost: dict[str, m.Member] = {}
         self._awaited: tuple[str, ...] = ()
+        self._listed: tuple[str, ...] = ()
         self._heard_at: dict[str, float] = {}
 
     def tell_news(self, session: Session) -> None:
@@ -183,6 +186,8 @@ class Asking:
         opening = any(link.is_up and session.name in link.opened for link in self._links.values())
         is_starting = opening or not session.had_peers
         patience = self._feed.lease_seconds + LOST_GRACE_SECONDS
+        if self.expected is not None and not self._listed and not self._awaited:
+            patience = min(patience, ALL_GONE_SECONDS)
         # What was preempted may have to wait for a new node, as at the start.
         may_come = is_starting or self._settings.comes_back
         limit = self._feed.start_deadline_seconds if may_come else patience
@@ -214,6 +219,7 @@ class Asking:
         self.expected = roster.expected
         self.lost = {member.host: member for member in roster.lost}
         self._awaited = roster.awaited
+        self._listed = tuple(member.host for member in roster.agents)
         for member in (*roster.agents, *roster.lost):
             self._heard_at[member.host] = now - member.silent_seconds
 

@@ -101,10 +101,19 @@ def read_token(path: Path | str) -> bytes:
 
 
 def secure_server(
-    socket: "zmq.Socket[bytes]", keys: Keys, *, max_message_bytes: int = MAX_MESSAGE_BYTES
+    socket: "zmq.Socket[bytes]",
+    keys: Keys,
+    *,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    silence_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
 ) -> None:
-    """Makes `socket` a CURVE server, before it is bound and after the context's AllowList is."""
+    """Makes `socket` a CURVE server, before it is bound and after the context's AllowList is.
+
+    Args:
+        silence_seconds: A peer that answers no heartbeat for so long has gone.
+    """
     _limit(socket, max_message_bytes)
+    socket.heartbeat_timeout = round(silence_seconds * 1000)
     socket.curve_server = True
     socket.curve_publickey = keys.server_public
     socket.curve_secretkey = keys.server_secret

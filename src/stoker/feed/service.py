@@ -4,6 +4,7 @@ The loop is `agent`'s; how the batches of all sessions are made is in `dispatch`
 """
 
 import itertools
+import math
 import time
 from collections.abc import Iterable
 
@@ -35,6 +36,9 @@ class Service:
     Args:
         workers: Batches made at a time.
         host: This host's name, in errors and logs.
+
+    Attributes:
+        reached_at: When a trainer that asks for nothing was last reached; monotonic seconds.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Service:
         self._warned: set[tuple[bytes, str]] = set()
         self._versions = own_versions()
         self._probed_at = time.monotonic()
+        self.reached_at = -math.inf
 
     @property
     def num_begun(self) -> int:
@@ -93,6 +98,8 @@ class Service:
                 if session.is_ready and not session.requests:
                     message = messages.Credits(session=session.name, credits=session.credits)
                     self._outbox.send(session, message)
+                    if session.unreachable_since is None:
+                        self.reached_at = now
         for session in list(self._sessions.values()):
             since = session.unreachable_since
             if since is not None and now - since > UNREACHABLE_SECONDS:

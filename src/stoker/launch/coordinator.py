@@ -31,7 +31,7 @@ from stoker.feed.messages import (
     Unpacker,
     pack,
 )
-from stoker.feed.security import AllowList, Keys, secure_server
+from stoker.feed.security import HEARTBEAT_TIMEOUT_SECONDS, AllowList, Keys, secure_server
 from stoker.launch.attendance import Attendance
 from stoker.launch.members import Change, Members
 from stoker.logs import Log, now_utc
@@ -48,6 +48,9 @@ BIND_SECONDS = 10.0
 GOODBYE_SECONDS = 10.0
 STRAGGLER_SECONDS = 15.0
 _POLL_MS = 100
+# A turn of the loop takes a fraction of a second: after a longer one the process had stood still.
+_STANDSTILL_SECONDS = 2.0
+_LOOK_SECONDS = 1.0
 # Peers whose rubbish is logged, once each.
 _MAX_WARNED = 1000
 
@@ -98,6 +101,8 @@ class Coordinator:
         self._endpoint = f"tcp://{address}:{port}"
         self._on_failure = on_failure
         self._clock = clock
+        self._lease_seconds = feed.lease_seconds
+        self._turned_at = self._looked_at = clock()
         self._members = Members(
             run_id=run_id,
             agents=agents,
@@ -172,7 +177,13 @@ class Coordinator:
         allow_list = AllowList(self._context, self._keys)
         socket = self._context.socket(zmq.ROUTER)
         try:
-            secure_server(socket, self._keys, max_message_bytes=MAX_MESSAGE_BYTES)
+            secure_server(
+                socket,
+                self._keys,
+                max_message_bytes=MAX_MESSAGE_BYTES,
+                # Connections end with the processes that made them, or with their leases.
+                silence_seconds=max(self._lease_seconds, HEARTBEAT_TIMEOUT_SECONDS),
+            )
             # A launcher that reconnects under its old routing id takes the place over.
             socket.router_handover = True
             # A message to a connection that has ended is an error, so that ranks are forgotten.
@@ -250,6 +261,7 @@ class Coordinator:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(allow_list.socket, zmq.POLLIN)
+        self._turned_at = self._clock()
         try:
             while not self._is_done():
                 ready = dict(poller.poll(_POLL_MS))
@@ -261,7 +273,7 @@ class Coordinator:
                 self._apply_stage(socket)
                 while not self._to_start.empty():
                     self._send_start(socket, self._to_start.get())
-                self._note(socket, self._members.expire(self._clock()))
+                self._judge(socket)
         except Exception as err:  # the edge of a thread: the run must not wait for it
             self._log.event("coordinator_failed", error=repr(err))
             self._on_failure(
@@ -273,6 +285,21 @@ class Coordinator:
             socket.close()
             allow_list.close()
             self._context.term()
+
+    def _judge(self, socket: "zmq.Socket[bytes]") -> None:
+        """Notes who is lost, and looks whether the connections of silent launchers have ended."""
+        now = self._clock()
+        turn_seconds, self._turned_at = now - self._turned_at, now
+        if turn_seconds > _STANDSTILL_SECONDS:
+            self._log.event("coordinator_stood_still", seconds=turn_seconds)
+            self._members.stood_still(turn_seconds)
+        if now - self._looked_at >= _LOOK_SECONDS:
+            self._looked_at = now
+            state = self._end.state if self._end else State(stage=self._told_stage)
+            for host in self._members.late(now):
+                if not self._send(socket, self._launchers[host], state):
+                    self._members.cut_off(host, now)
+        self._note(socket, self._members.expire(now))
 
     def _is_done(self) -> bool:
         if not self._is_closing.is_set():

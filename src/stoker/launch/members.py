@@ -23,6 +23,13 @@ from stoker.feed.messages import (
 
 # Three beats fit into a lease, so that one lost beat and a busy machine do not end it.
 BEATS_PER_LEASE = 4
+# A long lease is for hosts that stand still, not for beats: a hole in the network may then last
+# nearly as long as the lease, and a process that died is noticed soon.
+MAX_BEAT_SECONDS = 3.0
+# A beat that is late by half an interval: the coordinator looks whether the connection is there.
+LATE_BEATS = 1.5
+# A launcher whose connection has ended dials again within a second: one that does not is dead.
+CUT_OFF_SECONDS = 5.0
 
 What = Literal["joined", "rejoined", "left", "lost", "absent"]
 
@@ -59,6 +66,7 @@ class _Seat:
     kind: Literal["agent", "follower"]
     join: Join | None = None
     heard_at: float = 0.0
+    cut_off_at: float | None = None
     is_live: bool = False
     has_left: bool = False
     is_absent: bool = False
@@ -89,6 +97,7 @@ class Members:
     ) -> None:
         self._run_id = run_id
         self._lease_seconds = lease_seconds
+        self._beat_seconds = beat_seconds(lease_seconds)
         self._start_by = now + start_deadline_seconds
         self._start_deadline_seconds = start_deadline_seconds
         self._seats = {host: _Seat("agent") for host in agents}
@@ -135,9 +144,8 @@ class Members:
             self._superseded.add((message.host, seat.join.incarnation))
             seat.stage = "begun"
         seat.join, seat.heard_at, seat.is_live, seat.has_left = message, now, True, False
-        welcome = Welcome(
-            beat_seconds=self._lease_seconds / BEATS_PER_LEASE, lease_seconds=self._lease_seconds
-        )
+        seat.cut_off_at = None
+        welcome = Welcome(beat_seconds=self._beat_seconds, lease_seconds=self._lease_seconds)
         return welcome, change
 
     def beat(self, message: Beat, now: float) -> bool:
@@ -145,8 +153,29 @@ class Members:
         seat = self._seats.get(message.host)
         if seat is None or not _speaks_for(seat, message.incarnation) or not seat.is_live:
             return False
-        seat.heard_at, seat.stage = now, message.stage
+        seat.heard_at, seat.stage, seat.cut_off_at = now, message.stage, None
         return True
+
+    def late(self, now: float) -> tuple[str, ...]:
+        """Hosts whose beat is late: perhaps their connection has ended."""
+        longest = LATE_BEATS * self._beat_seconds
+        return tuple(h for h, s in self._seats.items() if s.is_live and now - s.heard_at > longest)
+
+    def cut_off(self, host: str, now: float) -> None:
+        """Notes that the connection of a launcher has ended; unless it comes back it is lost."""
+        seat = self._seats[host]
+        seat.cut_off_at = now if seat.cut_off_at is None else seat.cut_off_at
+
+    def stood_still(self, seconds: float) -> None:
+        """Moves all deadlines: for so long nobody could be heard, for the coordinator stood still.
+
+        Its process was stopped, or its machine was: what hosts sent meanwhile is still to be read.
+        """
+        self._start_by += seconds
+        for seat in self._seats.values():
+            seat.heard_at += seconds
+            if seat.cut_off_at is not None:
+                seat.cut_off_at += seconds
 
     def leave(self, message: Leave) -> Change | None:
         """Takes a launcher's goodbye; None if it was no member."""
@@ -166,16 +195,26 @@ class Members:
         """The hosts whose lease or start deadline has passed since the last call."""
         changes = []
         for host, seat in self._seats.items():
-            silent = now - seat.heard_at
-            if seat.is_live and silent > self._lease_seconds:
-                seat.is_live = False
-                reason = f"silent for {silent:.0f} s (lease {self._lease_seconds:g} s)"
+            reason = self._loss(seat, now)
+            if reason:
+                seat.is_live, seat.cut_off_at = False, None
                 changes.append(Change(what="lost", host=host, kind=seat.kind, reason=reason))
             elif seat.join is None and not seat.is_absent and now > self._start_by:
                 seat.is_absent = True
                 reason = f"did not come within {self._start_deadline_seconds:g} s"
                 changes.append(Change(what="absent", host=host, kind=seat.kind, reason=reason))
         return changes
+
+    def _loss(self, seat: _Seat, now: float) -> str:
+        """Why a live host is lost; empty: it is not."""
+        if not seat.is_live:
+            return ""
+        silent = now - seat.heard_at
+        if silent > self._lease_seconds:
+            return f"silent for {silent:.0f} s (lease {self._lease_seconds:g} s)"
+        if seat.cut_off_at is not None and now - seat.cut_off_at > CUT_OFF_SECONDS:
+            return f"its launcher's connection ended, nothing was heard for {silent:.0f} s"
+        return ""
 
     def roster(self, now: float) -> Roster:
         """The agents that trainers may dial, those that are lost, and those that never came."""
@@ -220,6 +259,11 @@ class Members:
             return None
         reason = "its launcher started again" if _follows(seat) else ""
         return Change(what="rejoined", host=message.host, kind=seat.kind, reason=reason)
+
+
+def beat_seconds(lease_seconds: float) -> float:
+    """Returns how often a launcher beats."""
+    return min(MAX_BEAT_SECONDS, lease_seconds / BEATS_PER_LEASE)
 
 
 def _follows(seat: _Seat) -> bool:

@@ -30,12 +30,16 @@ from stoker.feed.messages import (
 )
 from stoker.feed.security import Keys, secure_client
 from stoker.launch.coordinator import MAX_MESSAGE_BYTES
+from stoker.launch.members import LATE_BEATS, beat_seconds
+from stoker.launch.silence import Silence
 from stoker.logs import Log
 from stoker.records import FeedSettings
 
 # A join is repeated, and a silent connection made anew, after this long.
 JOIN_SECONDS = 0.5
 RECONNECT_SECONDS = 3.0
+_LOOK_SECONDS = 1.0
+_DIAL_SECONDS = 0.3
 _POLL_MS = 50
 
 
@@ -45,8 +49,8 @@ class Verdict:
 
     Attributes:
         kind: decided: the leader said how the run ended; lost: it was silent for longer than the
-            lease; never: it did not answer before the start deadline; refused: it does not want
-            this host.
+            lease, or its launcher has ended; never: it did not answer before the start deadline;
+            refused: it does not want this host.
         state: What the leader said, where it decided.
     """
 
@@ -66,6 +70,8 @@ class Membership:
         feed: Lease and start deadline.
         log: Of this host.
         on_verdict: Called once, in the thread, when this launcher has to end.
+        trainers_heard_at: Gives when this host last had a sign of life of a trainer, monotonic
+            seconds: while it serves one, a silent leader stands still and is not lost.
         clock: Monotonic seconds.
     """
 
@@ -79,6 +85,7 @@ class Membership:
         feed: FeedSettings,
         log: Log,
         on_verdict: Callable[[Verdict], None],
+        trainers_heard_at: Callable[[], float] = lambda: float("-inf"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._join = join
@@ -88,8 +95,11 @@ class Membership:
         self._feed = feed
         self._log = log
         self._on_verdict = on_verdict
+        self._trainers_heard_at = trainers_heard_at
         self._clock = clock
-        self._beat_seconds = feed.lease_seconds / 4
+        self._beat_seconds = beat_seconds(feed.lease_seconds)
+        self._started_at = self._looked_at = clock()
+        self._silence = Silence(lease_seconds=feed.lease_seconds, now=self._started_at)
         self._leaving: queue.SimpleQueue[Leave] = queue.SimpleQueue()
         self._is_closing = threading.Event()
         self._is_welcome = threading.Event()
@@ -148,27 +158,25 @@ class Membership:
             self._thread.join(RECONNECT_SECONDS)
 
     def _run(self) -> None:
-        started_at = self._clock()
-        heard_at: float | None = None
         try:
             while not self._is_closing.is_set():
-                connection = self._connect(started_at, heard_at)
+                connection = self._connect()
                 if connection is not None:
                     try:
-                        heard_at = self._speak(connection, started_at, heard_at)
+                        self._speak(connection)
                     finally:
                         connection.linger = 500
                         connection.close()
                 else:
                     self._is_closing.wait(JOIN_SECONDS)
-                    self._judge_silence(started_at, heard_at)
+                    self._judge_silence()
         except Exception as err:  # the edge of a thread: the launcher must not wait for it
             self._decide(Verdict(kind="lost", reason=f"membership failed: {err!r}"))
         finally:
             self._context.term()
 
-    def _connect(self, started_at: float, heard_at: float | None) -> "zmq.Socket[bytes] | None":
-        found = self._resolve(started_at, heard_at)
+    def _connect(self) -> "zmq.Socket[bytes] | None":
+        found = self._resolve()
         if not found:
             return None
         # Any of them may be the one that works, so that the next attempt takes another.
@@ -179,7 +187,7 @@ class Membership:
         connection.connect(f"tcp://{host}:{self._port}")
         return connection
 
-    def _resolve(self, started_at: float, heard_at: float | None) -> Sequence[str]:
+    def _resolve(self) -> Sequence[str]:
         """The leader's addresses; none while its name is not known.
 
         In a thread, for a resolver without a network blocks for 20 s and more: neither a verdict
@@ -199,12 +207,10 @@ class Membership:
             try:
                 return answers.get(timeout=_POLL_MS / 1000)
             except queue.Empty:
-                self._judge_silence(started_at, heard_at)
+                self._judge_silence()
         return ()
 
-    def _speak(
-        self, connection: "zmq.Socket[bytes]", started_at: float, heard_at: float | None
-    ) -> float | None:
+    def _speak(self, connection: "zmq.Socket[bytes]") -> None:
         """Speaks over one connection until it falls silent, the run ends, or `close`."""
         connected_at = self._clock()
         is_member = False
@@ -214,7 +220,7 @@ class Membership:
                 self._has_left = True
                 self._send(connection, self._leaving.get())
             if self._is_closing.is_set():
-                return heard_at
+                return
             now = self._clock()
             if is_member and self._said_stage != self._stage:
                 next_at = now
@@ -224,13 +230,14 @@ class Membership:
             if connection.poll(_POLL_MS):
                 for message in self._received(connection):
                     heard_at = self._clock()
+                    self._silence.hear(heard_at)
                     is_member = self._hear(message, is_member)
                     if is_member:
                         next_at = min(next_at, heard_at + self._beat_seconds)
-            self._judge_silence(started_at, heard_at)
+            self._judge_silence()
             patience = max(RECONNECT_SECONDS, 2 * self._beat_seconds)
-            if self._clock() - max(connected_at, heard_at or 0.0) > patience:
-                return heard_at
+            if self._clock() - max(connected_at, self._silence.heard_at or 0.0) > patience:
+                return
 
     def _beat(self) -> Beat:
         self._said_stage = self._stage
@@ -281,17 +288,25 @@ class Membership:
                 pass
         return is_member
 
-    def _judge_silence(self, started_at: float, heard_at: float | None) -> None:
+    def _judge_silence(self) -> None:
         now = self._clock()
+        stood_still = self._silence.turn(now)
+        if stood_still:
+            self._log.event("host_stood_still", seconds=stood_still)
+        heard_at = self._silence.heard_at
         if heard_at is None:
-            if now - started_at > self._feed.start_deadline_seconds:
+            if now - self._started_at > self._feed.start_deadline_seconds:
                 limit = self._feed.start_deadline_seconds
                 reason = f"the leader {self._address} did not answer within {limit:g} s"
                 self._decide(Verdict(kind="never", reason=reason))
-        elif now - heard_at > self._feed.lease_seconds:
-            limit = self._feed.lease_seconds
-            reason = f"the leader {self._address} was silent for more than {limit:g} s"
-            self._decide(Verdict(kind="lost", reason=reason))
+            return
+        is_late = now - heard_at > LATE_BEATS * self._beat_seconds
+        if is_late and now - self._looked_at >= _LOOK_SECONDS and self._leader_ip is not None:
+            self._looked_at = now
+            self._silence.dial(now, is_refused=_refuses(self._leader_ip, self._port))
+        reason = self._silence.reason(now, trainers_heard_at=self._trainers_heard_at())
+        if reason:
+            self._decide(Verdict(kind="lost", reason=f"the leader {self._address} {reason}"))
 
     def _decide(self, verdict: Verdict) -> None:
         if self._verdict is None:
@@ -303,6 +318,17 @@ class Membership:
             connection.send(pack(message), zmq.NOBLOCK)
         except zmq.ZMQError as err:
             self._log.event("message_not_sent", kind=type(message).__name__, reason=str(err))
+
+
+def _refuses(address: str, port: int) -> bool | None:
+    """Whether connections are refused there; None if nobody answers. Blocks for _DIAL_SECONDS."""
+    try:
+        socket.create_connection((address, port), timeout=_DIAL_SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return None
+    return False
 
 
 def new_incarnation() -> str:

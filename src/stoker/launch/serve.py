@@ -62,6 +62,7 @@ def serve(run: HostRun) -> int:
         feed=settings.feed,
         log=run.log,
         on_verdict=decide,
+        trainers_heard_at=lambda: agent.trainers_heard_at,
     )
     is_over, is_asked = threading.Event(), threading.Event()
     steward = threading.Thread(

@@ -26,7 +26,7 @@ from stoker.platforms.local_start import (
 from stoker.platforms.tail import Tail
 from stoker.records import Event, Training, read_json, write_json
 
-# Once the leader has ended, the others know it within their lease (12 s).
+# Once the leader has ended, the others know it within 10 s: nobody listens at its port.
 AFTER_LEADER_SECONDS = 30.0
 # Asked to stop, a trainer may save its state.
 STOP_SECONDS = 30.0

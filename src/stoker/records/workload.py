@@ -132,7 +132,8 @@ class FeedSettings(Record, frozen=True, kw_only=True):
             same batches, byte for byte, if their samplers and generators are the same.
         replicas: The same for any other layout: the ranks of each replica. A rank in none of them
             is one by itself.
-        lease_seconds: A launcher that is silent for longer is lost.
+        lease_seconds: A launcher that is silent for longer is lost. One whose process has died is
+            noticed within 10 s; a data host that serves a trainer is never lost by silence alone.
         start_deadline_seconds: How long hosts wait for the first sign of each other; on Kubernetes
             trainers wait as long for a data pod to come back where all are gone.
         max_dataset_bytes: A larger pickled dataset is refused: use `stoker.remote`.
@@ -151,7 +152,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     seeding: Literal["batch", "sample", "torch"] = "batch"
     model_parallel_size: PositiveInt = 1
     replicas: tuple[tuple[NonNegativeInt, ...], ...] | None = None
-    lease_seconds: Annotated[float, msgspec.Meta(ge=1)] = 12.0
+    lease_seconds: Annotated[float, msgspec.Meta(ge=1)] = 60.0
     start_deadline_seconds: PositiveFloat = 1800.0
     max_dataset_bytes: PositiveInt = 1 << 30
     port: Annotated[int, msgspec.Meta(ge=1024, le=65534)] = 7600

@@ -1,0 +1,64 @@
+"""When a launcher gives up its leader, with a clock of our own."""
+
+from math import inf
+
+from stoker.launch.silence import REFUSED_SECONDS, Silence
+
+LEASE = 60.0
+
+
+def heard(at: float = 0.0) -> Silence:
+    silence = Silence(lease_seconds=LEASE, now=at)
+    silence.hear(at)
+    return silence
+
+
+def test_a_silent_leader_is_lost_after_the_lease() -> None:
+    assert heard().reason(LEASE, trainers_heard_at=-inf) == ""
+    assert "silent for more than 60 s" in heard().reason(LEASE + 0.1, trainers_heard_at=-inf)
+
+
+def test_a_leader_that_was_never_heard_is_not_lost() -> None:
+    silence = Silence(lease_seconds=LEASE, now=0.0)
+    silence.dial(0.0, is_refused=True)
+    assert silence.reason(1000.0, trainers_heard_at=-inf) == ""
+
+
+def test_a_data_host_that_serves_a_live_trainer_does_not_leave_a_silent_leader() -> None:
+    silence = heard()
+    assert silence.reason(500.0, trainers_heard_at=499.0) == ""
+    # The trainer has ended, too: from its last word on the lease counts.
+    assert silence.reason(499.0 + LEASE, trainers_heard_at=499.0) == ""
+    assert silence.reason(500.0 + LEASE, trainers_heard_at=499.0) != ""
+
+
+def test_a_leader_whose_port_refuses_connections_is_lost_within_seconds() -> None:
+    silence = heard()
+    for second in range(3, 11):
+        silence.dial(float(second), is_refused=True)
+    assert silence.reason(3.0 + REFUSED_SECONDS, trainers_heard_at=-inf) == ""
+    assert "no launcher" in silence.reason(3.1 + REFUSED_SECONDS, trainers_heard_at=-inf)
+
+
+def test_a_port_that_answers_again_or_not_at_all_is_no_sign_of_death() -> None:
+    silence = heard()
+    silence.dial(3.0, is_refused=True)
+    silence.dial(4.0, is_refused=False)
+    silence.dial(9.0, is_refused=None)
+    assert silence.reason(30.0, trainers_heard_at=-inf) == ""
+
+
+def test_a_refusing_leader_is_not_lost_while_its_trainer_asks_for_batches() -> None:
+    silence = heard()
+    silence.dial(1.0, is_refused=True)
+    assert silence.reason(20.0, trainers_heard_at=19.0) == ""
+
+
+def test_the_time_in_which_this_host_stood_still_is_no_silence_of_the_leader() -> None:
+    silence = heard()
+    silence.dial(0.5, is_refused=True)
+    assert silence.turn(1.0) == 0.0
+    assert silence.turn(101.0) == 100.0
+    assert silence.reason(101.0, trainers_heard_at=-inf) == ""
+    silence.turn(101.5)
+    assert silence.reason(100.1 + LEASE, trainers_heard_at=-inf) != ""
