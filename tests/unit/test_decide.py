@@ -283,7 +283,7 @@ def test_slow_storage_binds_however_many_cpus_there_are() -> None:
 def test_too_few_workers_are_a_free_fix() -> None:
     profile = _starved(loader_cpu_seconds=0.8, num_workers=4)
     decision = _decide(profile)
-    assert (decision.bottleneck, decision.action) == ("cpu", "tune")
+    assert (decision.bottleneck, decision.action) == ("workers", "tune")
     workers = decision.plan.groups[0].workers_per_host
     assert workers is not None
     assert workers > 4
@@ -303,7 +303,7 @@ def test_loading_in_the_trainer_itself_takes_turns_with_the_step() -> None:
 def test_loader_that_waits_gets_more_workers_than_vcpus() -> None:
     profile = _starved(loader_cpu_seconds=0.4, loader_wall_seconds=6.4, num_workers=32)
     decision = _decide(profile)
-    assert decision.bottleneck == "storage"
+    assert decision.bottleneck == "latency"
     (tuned,) = _plans(decision, "tune")
     assert (tuned.groups[0].workers_per_host or 0) > 32
 

@@ -3,6 +3,7 @@ from typing import Literal
 import msgspec
 import pytest
 
+from stoker.cli.chain import evaluation_words
 from stoker.errors import UsageError
 from stoker.evaluate import evaluate, lost_training, summary
 from stoker.records import (
@@ -176,6 +177,20 @@ def test_promise_is_held_against_the_outcome() -> None:
     assert performance.speedup == pytest.approx(0.06 / 0.033)
 
 
+@pytest.mark.parametrize(
+    ("step", "is_inside", "words"),
+    [(0.033, True, "inside the promised"), (0.0331, False, "OUTSIDE the promised")],
+)
+def test_every_outcome_is_said_to_be_inside_or_outside_of_its_band(
+    step: float, is_inside: bool, words: str
+) -> None:
+    evaluation = _evaluate(_training(step=step))
+    assert evaluation.performance is not None
+    assert evaluation.performance.is_inside_band is is_inside
+    assert f"{words} band of 27.0 ms to 33.0 ms" in summary(evaluation)
+    assert f"{words} band" in evaluation_words(evaluation)
+
+
 def test_cost_is_measured_or_follows_from_the_plans_price() -> None:
     priced = _performance(_training(step=0.033, usd=0.002))
     derived = _performance(_training(step=0.033))
@@ -236,8 +251,9 @@ def test_text_gives_verdict_gates_and_three_step_times() -> None:
     assert "0.97" in lines[1]
     assert "at least 0.9" in lines[1]
     assert [line.split()[0] for line in lines[3:6]] == ["baseline", "predicted", "measured"]
-    assert "1.82x as fast" in lines[-1]
-    assert "10.0% slower than predicted" in lines[-1]
+    assert "1.82x as fast" in lines[-2]
+    assert lines[-1].strip() == "inside the promised band of 27.0 ms to 33.0 ms"
+    assert "10.0% slower than predicted" in lines[-2]
     assert max(map(len, lines)) <= 88
 
 

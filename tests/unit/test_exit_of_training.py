@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from stoker.cli.verbs import exit_code_of, training_words
-from stoker.records import Training
+from stoker.records import Event, Training
 from support.sample_records import training
 
 LOST = """\
@@ -17,6 +17,14 @@ where: rank 0
 try:   see the logs of the data hosts
 """
 OWN = "rank 0 on algo-3: ValueError: no FeedLostError: of the script's own\nTraceback ..."
+
+
+def test_times_that_cannot_be_compared_are_said_to_be_so() -> None:
+    shared = msgspec.structs.replace(
+        training(),
+        events=(Event(when="2026-11-21T12:00:00Z", what="not comparable: hosts share cores"),),
+    )
+    assert training_words(shared).endswith("; not comparable: hosts share cores")
 
 
 def failed(failure: str, exit_code: int) -> Training:

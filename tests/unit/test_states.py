@@ -176,7 +176,7 @@ def test_workers_that_wait_and_add_up_are_latency_bound_and_may_outnumber_the_vc
     assert set(states) == {"latency"}
     assert "takes a worker 190.0 ms, of which it computes 5.0 ms" in states["latency"].text
     (fix,) = [fix for fix in profile_of(latent).fixes if fix.id == "num_workers"]
-    assert "num_workers=4 instead of 2" in fix.text or "num_workers=11 instead of 2" in fix.text
+    assert "num_workers=11 instead of 2" in fix.text
 
 
 def test_more_workers_than_vcpus_are_advised_where_they_only_wait() -> None:
@@ -189,9 +189,9 @@ def test_more_workers_than_vcpus_are_advised_where_they_only_wait() -> None:
         ),
     )
     (fix,) = [fix for fix in profile_of(latent).fixes if fix.id == "num_workers"]
-    # 190 ms / 20 ms, and one.
-    assert "num_workers=11 instead of 2" in fix.text
-    assert fix.saves_seconds == pytest.approx(0.080)
+    # Ten would be busy; each costs memory, so four a vCPU are the most.
+    assert "num_workers=8 instead of 2" in fix.text
+    assert fix.saves_seconds == pytest.approx(0.100 * (1 - 0.190 / 8 / 0.095), rel=0.02)
 
 
 SHARED = (
@@ -390,25 +390,20 @@ def test_a_first_epoch_is_told_from_later_ones(passes: tuple[float, ...], is_nam
         assert "waits 60.0 ms, of the 2 later ones 11.0 ms" in states["first-epoch"].text
 
 
-# The model takes 95 ms of a lone worker for two: 48 ms a step, where 100 were measured.
+# A lone worker takes 95 ms, and two take as long together: 94 ms a step, where 100 were measured.
 @pytest.mark.parametrize(
-    ("received", "state", "words"),
+    ("received", "words"),
     [
-        (100 * 900_000, "network", "the limit is the network, which all workers share"),
-        (0, "storage", "the limit is the storage, which all workers share"),
+        (100 * 900_000, "the limit is the network, which all workers share"),
+        (0, "the limit is the storage, which all workers share"),
     ],
 )
-def test_a_step_that_only_a_shared_ceiling_explains_is_said_to_be_in_that_state(
-    received: int, state: str, words: str
-) -> None:
+def test_what_all_workers_share_is_one_of_the_parts_and_named(received: int, words: str) -> None:
     profile = profile_of(rank_of(**WAITING, drains=SHARED, received_bytes=received))
     assert profile.check is not None
-    assert profile.check.error == pytest.approx(-0.525, abs=0.01)
-    assert (profile.check.explained, profile.check.state) == (False, state)
-    text = " ".join(explain(profile).split())
-    assert words in text
-    assert "unexplained" not in text
-    assert f"what they miss is the state {state}, which no other host mends" in text
+    assert profile.check.error == pytest.approx(-0.056, abs=0.01)
+    assert (profile.check.explained, profile.check.state) == (True, None)
+    assert words in " ".join(explain(profile).split())
     assert convert(to_document(profile), Profile, Place("profile.json")) == profile
 
 

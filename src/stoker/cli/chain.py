@@ -17,7 +17,7 @@ from stoker.cli.verbs import exit_code_of, training_words
 from stoker.cli.workloads import latest_run_dir, new_run_dir, region_of, todays_cluster
 from stoker.decide import decide
 from stoker.errors import StokerError, UsageError
-from stoker.evaluate import evaluate
+from stoker.evaluate import band_words, evaluate
 from stoker.platforms import platform_named
 from stoker.profile import profile
 from stoker.records import (
@@ -172,6 +172,8 @@ def _steps(chain: _Chain) -> tuple[int, Evaluation | None]:
         ),
         decision_words,
     )
+    for text in free_advice(profiled, decision):
+        say(step_line("  free", text, None), quiet=chain.quiet)
 
     def trained() -> Training:
         ask(decision.plan.groups, decision)
@@ -225,6 +227,12 @@ def decision_words(record: Decision) -> str:
     return f"{record.action}: {describe(record.plan.groups)}{promise}"
 
 
+def free_advice(profiled: Profile, decision: Decision) -> list[str]:
+    """What costs nothing and is worth doing, whichever plan is run."""
+    free = {fix.id for fix in profiled.fixes if fix.cost == "none"} | {"num-workers"}
+    return [advice.text for advice in decision.advice if advice.id in free]
+
+
 def evaluation_words(record: Evaluation) -> str:
     """The verdict of an evaluation in one line."""
     gates = ", ".join(
@@ -238,6 +246,7 @@ def evaluation_words(record: Evaluation) -> str:
     error = performance.prediction_error
     side = "over" if (error or 0.0) > 0 else "under"
     promise = "" if error is None else f", {abs(error):.1%} {side} prediction"
+    promise += f", {band_words(performance)}" if performance.band else ""
     speed = f"{performance.speedup:.2f} times as fast{promise}"
     return f"{gates}; {speed}" if gates else speed
 

@@ -243,7 +243,7 @@ def make_token_command(file: Path) -> None:
 
 
 def training_words(training: Training) -> str:
-    """What a run did, in two lines at most."""
+    """What a run did, and whether its times can be compared with other runs'."""
     measured = training.measured
     if training.status != "succeeded":
         lines = (training.failure or "no reason was left").strip().splitlines()
@@ -254,7 +254,10 @@ def training_words(training: Training) -> str:
         return "training succeeded; it asked no loader of stoker for a batch"
     step, wait = measured.step_seconds * 1000, measured.wait_seconds * 1000
     metrics = "".join(f", {name} {value:.4g}" for name, value in training.metrics.items())
-    return f"{measured.steps} steps of {step:.1f} ms, {wait:.1f} ms of it waiting{metrics}"
+    # The platform's own words: hosts that share cores, or cores that stand for a cloud's hosts.
+    mind = next((e.what for e in training.events if e.what.startswith("not comparable: ")), "")
+    mind = f"; {mind}" if mind else ""
+    return f"{measured.steps} steps of {step:.1f} ms, {wait:.1f} ms of it waiting{metrics}{mind}"
 
 
 def exit_code_of(training: Training) -> int:

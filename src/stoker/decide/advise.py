@@ -55,12 +55,14 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
     is_said = any(fix.id == "num_workers" for fix in said)
     if tuned is not None and tuned.predicted is not None and not is_said:
         workers = tuned.groups[0].workers_per_host or 0
+        promise = f"{tuned.predicted.speedup:.2f}x as fast, at no cost"
+        if work.unexplained:
+            promise = "it costs nothing to try; how much it gives is not known"
         advice.append(
             Advice(
                 id="num-workers",
                 text=f"Give the loaders {workers} worker{'s' if workers > 1 else ''} a host "
-                f"instead of {work.num_workers}: {tuned.predicted.speedup:.2f}x as fast, at no "
-                "cost.",
+                f"instead of {work.num_workers}: {promise}.",
             )
         )
     utilization = work.accelerator_seconds / work.step_seconds
@@ -75,7 +77,9 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
         )
     wider = best_of(found, ("scale_out",))
     is_spending_advised = (
-        found.chosen.action == "keep" and not work.unexplained and not mend_first(profile)
+        found.chosen.action == "keep"
+        and not work.unexplained
+        and not mend_first(profile, has_own_storage=work.has_own_storage)
     )
     if is_spending_advised and wider is not None and wider.predicted is not None:
         saved = wider.predicted.cost_change

@@ -9,7 +9,6 @@ from stoker.catalog import Catalog, Instance
 from stoker.decide.advise import advice_of, warnings_of
 from stoker.decide.choose import choose, objective_value, ranked
 from stoker.decide.measure import measure, today_of
-from stoker.decide.model import WAITS
 from stoker.decide.observed import decide_observed
 from stoker.decide.path import Walk, walk
 from stoker.decide.plans import (
@@ -104,6 +103,7 @@ def decide(
         today=now,
         processes=processes,
         calibration=calibration or Calibration(),
+        has_own_storage=constraints.storage == "per_host",
         data=tuple(
             Hosts(
                 instance=catalog.get(each.instance_type),
@@ -122,7 +122,7 @@ def decide(
         total_steps=training.total_steps(),
     )
     kept = keep(site)
-    keep_plan = _keep_plan(profile, kept, rules)
+    keep_plan = _keep_plan(profile, work, kept, rules)
     # What was asked for comes first: its twin among those that are searched is dropped.
     others = [
         _plan(site, candidate, rules)
@@ -140,7 +140,7 @@ def decide(
         others,
         constraints,
         unexplained=work.unexplained,
-        mend_first=mend_first(profile),
+        mend_first=mend_first(profile, has_own_storage=work.has_own_storage),
     )
     rest = [plan for plan in (keep_plan, *others) if not _is_same(plan, chosen)]
     plans = (chosen, *ranked(_distinct(rest), constraints.objective))
@@ -172,6 +172,7 @@ def decide(
         objective=constraints.objective,
         constraints=constraints,
         calibration=calibration,
+        others_vcpus=profile.observed.others_vcpus if profile.observed else None,
     )
 
 
@@ -252,9 +253,9 @@ def _plan(site: Site, candidate: Candidate, rules: Rules) -> Plan:
     )
 
 
-def _keep_plan(profile: Profile, kept: Candidate, rules: Rules) -> Plan:
+def _keep_plan(profile: Profile, work: Work, kept: Candidate, rules: Rules) -> Plan:
     outcome = measured(
-        profile, kept, today_usd=usd_per_hour(kept.shape), total_steps=rules.total_steps
+        profile, work, kept, today_usd=usd_per_hour(kept.shape), total_steps=rules.total_steps
     )
     plan = plan_of(kept, outcome, "", global_batch_size=None)
     is_given = profile.spread is None and profile.check is None
@@ -286,8 +287,7 @@ def _bottleneck(work: Work, kept: Candidate) -> Bottleneck:
     if work.loader_cpu_seconds == 0 and work.loader_wall_seconds == 0:
         return "none"
     if made.limit == "latency":
-        waits = work.loader_wall_seconds > WAITS * work.loader_cpu_seconds
-        return "storage" if waits else "cpu"
+        return "latency" if work.waits and work.num_workers != 0 else "workers"
     if made.limit == "receive":
         return "network"
     return made.limit

@@ -134,7 +134,12 @@ def _replayed(run: Run, catalog: Catalog) -> tuple[Work, Shape]:
     groups = run.training.groups
     today = today_of(run.profile, catalog.get(run.profile.host.instance_type))
     processes = groups[0].processes_per_host or max(1, today.accelerators)
-    work = measure(run.profile, today=today, processes=processes)
+    work = measure(
+        run.profile,
+        today=today,
+        processes=processes,
+        has_own_storage=run.decision.constraints.storage == "per_host",
+    )
     site = Site(work=work, catalog=catalog, today=today, processes=processes, feed=FeedSettings())
     return work, named(site, groups).shape
 

@@ -1,5 +1,6 @@
 """Ranks the priced plans and picks one."""
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -42,9 +43,11 @@ def choose(
     """The plan to run, with the reason.
 
     A change is chosen only if what it saves exceeds its own error band, or if today's cluster
-    misses the deadline and it does not. More accelerators make another global batch, thus another
-    training: they are chosen for time or a deadline, never to save money. Where something else is
-    to be mended first, plans that cost no more than today's cluster are left.
+    misses the deadline and it does not. What costs more an hour than today is held against the
+    best plan that does not: what the money buys has to exceed the bands of both. More
+    accelerators make another global batch, thus another training: they are chosen for time or a
+    deadline, never to save money. Where something else is to be mended first, plans that cost no
+    more than today's cluster are left.
     """
     today, objective = keep.predicted, constraints.objective
     if today is None:
@@ -68,13 +71,61 @@ def choose(
         and not (mend_first and plan.predicted.usd_per_hour > today.usd_per_hour * (1 + 1e-9))
     ]
     worth = [plan for plan in able if is_late or _is_worth(plan, today, objective)]
+    free = best_free(worth, keep)
+    if free is not None:
+        worth = [plan for plan in worth if is_free(plan, keep) or buys(plan, free, objective)]
     if worth:
         best = _best(worth, objective)
-        return _because(best, _praise(best, today, is_late=is_late))
+        text = _praise(best, today, is_late=is_late)
+        if free is not None and not is_free(best, keep):
+            text += f"; {_bought(best, free, objective)}"
+        return _because(best, text)
     if mend_first:
         return _because(keep, f"{mend_first}: mend that before money is spent")
     late = _why_late(others, constraints) if is_late else ""
     return _because(keep, _why_keep(able, today, objective) + late)
+
+
+def is_free(plan: Plan, keep: Plan) -> bool:
+    """Whether the plan costs no more an hour than today's cluster."""
+    outcome, today = plan.predicted, keep.predicted
+    return (
+        outcome is not None
+        and today is not None
+        and outcome.usd_per_hour <= today.usd_per_hour * (1 + 1e-9)
+    )
+
+
+def best_free(plans: Sequence[Plan], keep: Plan) -> Plan | None:
+    """The fastest of the feasible plans that cost no more an hour than today; None: there is none.
+
+    `plans` are those that are worth more than their own band.
+    """
+    free = [plan for plan in plans if plan.feasible and is_free(plan, keep)]
+    return min(free, key=lambda plan: _rank(plan, "time"), default=None)
+
+
+def buys(plan: Plan, free: Plan, objective: str) -> bool:
+    """Whether what the plan's money buys beyond the free one exceeds the bands of both."""
+    outcome, rival = plan.predicted, free.predicted
+    if outcome is None or rival is None:
+        return False
+    return gain(outcome, rival, objective) > combined_band(outcome, rival)
+
+
+def combined_band(one: Predicted, other: Predicted) -> float:
+    """The relative error of the ratio of two predictions."""
+    return math.hypot(error_band(one), error_band(other))
+
+
+def _bought(plan: Plan, free: Plan, objective: str) -> str:
+    outcome, rival = plan.predicted, free.predicted
+    assert outcome is not None
+    assert rival is not None
+    return (
+        f"{gain(outcome, rival, objective):.0%} beyond what is free, where both bands are "
+        f"{combined_band(outcome, rival):.0%}"
+    )
 
 
 def _is_worth(plan: Plan, today: Predicted, objective: str) -> bool:

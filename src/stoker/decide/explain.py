@@ -2,27 +2,19 @@
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from stoker.decide.calibrate import LEAST_RUNS
 from stoker.decide.choose import error_band
 from stoker.decide.front import pareto_front
 from stoker.decide.pricing import ASKED_FOR
-from stoker.decide.words import cluster, limits, ms, pays
-from stoker.records import Bottleneck, Decision, Group, Plan, Prices
+from stoker.decide.words import cluster, limit_words, limits, ms, pays
+from stoker.records import Decision, Group, Plan, Prices
 
 _WIDTH = 80
 _MOST_ROWS = 12
 _MOST_OF_FRONT = 6
 _CLUSTER_WIDTH = 32
-_BOTTLENECKS: Mapping[Bottleneck, str] = {
-    "cpu": "the CPU",
-    "accelerator": "the accelerator",
-    "storage": "what loading waits for",
-    "network": "the network",
-    "none": "the training itself: loading costs nothing",
-    "unexplained": "not explained",
-}
 
 
 def explain(decision: Decision) -> str:
@@ -57,7 +49,7 @@ def _verdict(decision: Decision) -> str:
 def _limits(decision: Decision) -> list[str]:
     keep = next((p.predicted for p in decision.plans if p.action == "keep" and p.predicted), None)
     is_known = decision.bottleneck != "unexplained" or keep is not None
-    limit = _BOTTLENECKS[decision.bottleneck] if is_known else "not known"
+    limit = limit_words(decision.bottleneck) if is_known else "not known"
     lines = [f"Today the limit is {limit}"]
     if keep is not None:
         lines[0] += f": {ms(keep.step_seconds)} a step, {keep.usd_per_1000_steps:.4g} $/1000 steps"

@@ -1,10 +1,12 @@
 """From a profile to the work of a step: what was measured, what is taken instead.
 
 Today's step is measured, so the model is held against it once: the factor between the two goes to
-the terms that bind today (CPU and worker seconds, the accelerator's, or the storage's rate), never
-to the others: more CPU never makes an accelerator faster than it was measured to be.
+the terms that bind today (CPU and workers, the accelerator's, or the storage's), never to the
+others: more CPU never makes an accelerator faster than it was measured to be. The CPU-seconds of
+loading stay those that were measured: what a step takes longer is never booked as loading.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -13,7 +15,8 @@ from stoker.decide.model import estimate, free_vcpus
 from stoker.decide.words import ms
 from stoker.decide.work import Doubt, Hosts, Shape, Work
 from stoker.errors import UsageError
-from stoker.records import Calibration, Profile, StepTerms
+from stoker.records import Calibration, Limit, Profile, StepTerms
+from stoker.records.parts import others_vcpus_of, others_width, read_seconds, shared_of, too_busy
 
 _NumberT = TypeVar("_NumberT", int, float)
 
@@ -23,6 +26,14 @@ _WAITS = 0.1
 _RECEIVE_CPU_PER_BYTE = 0.7e-9
 # Parts that nobody checked are not believed where they are so far from the measured step.
 _FAR = 1.5
+# What binds today is corrected; the way from data hosts says nothing of the work itself.
+_LOADING: tuple[Limit, ...] = ("cpu", "latency")
+_CORRECTED: Mapping[Limit, tuple[Limit, ...]] = {
+    "cpu": _LOADING,
+    "latency": _LOADING,
+    "accelerator": ("accelerator",),
+    "storage": ("storage",),
+}
 _LONGEST_STEP = 1e7
 _SHORTEST_STEP = 1e-7
 _MOST = 1e15
@@ -46,8 +57,11 @@ def measure(
     processes: int,
     calibration: Calibration = Calibration(),  # noqa: B008 - frozen
     data: tuple[Hosts, ...] = (),
+    has_own_storage: bool = False,
 ) -> Work:
     """The work of a step, corrected so that today's cluster gives today's step.
+
+    `has_own_storage` says that every host brings storage bandwidth of its own.
 
     `calibration` is what earlier runs say of a data group's constants; today's step has none, but
     where `data` made batches for it.
@@ -57,7 +71,7 @@ def measure(
     """
     _refuse_absurd(profile, today)
     raw = _with_inferred(_bare(profile, today=today, processes=processes), profile)
-    raw = replace(raw, data=data)
+    raw = replace(raw, data=data, has_own_storage=has_own_storage)
     shape = Shape(
         dnn=Hosts(instance=today, count=raw.hosts, workers=raw.num_workers),
         data=data,
@@ -69,7 +83,9 @@ def measure(
     free = replace(raw, reserved_vcpus=0.0, trainer_cpu_seconds=0.0) if guesses_trainer else raw
     at_least = min(modelled.step_seconds, estimate(free, shape).step_seconds)
     ratio = raw.step_seconds / modelled.step_seconds
-    work = replace(_corrected(raw, ratio, modelled.limit, shape), correction=ratio)
+    work = replace(
+        raw, correction=min(max(ratio, 0.2), 5.0), corrected=_CORRECTED.get(modelled.limit, ())
+    )
     doubts = work.doubts
     if abs(ratio - 1) > 0.05:
         text = (
@@ -79,10 +95,21 @@ def measure(
         doubts += (Doubt(width=min(abs(ratio - 1), 0.5), text=text),)
     if profile.check is None:
         doubts += (Doubt(width=0.1, text="the profile was not checked against its own parts"),)
+    vcpus = today.capacity * raw.hosts
+    others = others_width(profile, vcpus=vcpus)
+    if others:
+        text = (
+            f"other programs kept {raw.others_vcpus:.1f} of the {vcpus:.3g} vCPUs busy while it "
+            "was profiled"
+        )
+        doubts += (Doubt(width=others, text=text),)
     return replace(
         work,
         doubts=doubts,
-        unexplained=_unexplained(profile, modelled.step_seconds, at_least=at_least),
+        others_width=others,
+        parts_seconds=modelled.step_seconds,
+        unexplained=too_busy(profile, vcpus=vcpus)
+        or _unexplained(profile, modelled.step_seconds, at_least=at_least),
         is_checked=profile.check is not None,
         receive_cpu_seconds=work.receive_cpu_seconds * calibration.receive,
         efficiency=calibration.efficiency,
@@ -94,6 +121,7 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
     step, hosts = profile.timed_step, profile.host.count
     ranks = hosts * processes
     batch_bytes = step.batch_bytes or 0.0
+    others = others_vcpus_of(profile)
     doubts: list[Doubt] = []
     if step.receive_cpu_seconds is not None:
         receive_cpu = step.receive_cpu_seconds * ranks
@@ -125,8 +153,10 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
         reserved_vcpus=reserved,
         receive_cpu_seconds=receive_cpu,
         batch_bytes=batch_bytes,
-        read_bytes=step.read_bytes or 0.0,
-        storage_bytes_per_second=step.storage_bytes_per_second,
+        read_seconds=read_seconds(profile),
+        shared=shared_of(profile, vcpus=today.capacity * hosts - others),
+        others_vcpus=others,
+        local_receive_seconds=step.local_receive_seconds,
         doubts=tuple(doubts),
         global_batch_size=_known_batch(step),
     )
@@ -217,33 +247,6 @@ def _loading(
     elif work.num_workers is not None:
         free = min(free, seconds * hosts.count * work.num_workers)
     return free, _or(step.loader_wall_seconds, free)
-
-
-def _corrected(work: Work, ratio: float, limit: str, shape: Shape) -> Work:
-    factor = min(max(ratio, 0.2), 5.0)
-    if limit == "accelerator":
-        return replace(
-            work,
-            accelerator_seconds=work.accelerator_seconds * factor,
-            receive_seconds=work.receive_seconds * factor,
-        )
-    if limit in ("network", "receive"):
-        # Of the way from the data hosts only: of the work itself it says nothing.
-        return work
-    if limit == "storage":
-        rate = work.storage_bytes_per_second
-        return replace(work, storage_bytes_per_second=None if rate is None else rate / factor)
-    if limit == "latency" and shape.dnn.workers == 0 and work.loader_wall_seconds > 0:
-        # Steps and loading take turns: what is not the one is the other.
-        alone = work.step_seconds - work.accelerator_seconds - work.receive_seconds
-        share = max(alone, 0.05 * work.step_seconds) * work.ranks / work.loader_wall_seconds
-        factor = min(max(share, 0.2), 5.0)
-    return replace(
-        work,
-        loader_cpu_seconds=work.loader_cpu_seconds * factor,
-        loader_wall_seconds=work.loader_wall_seconds * factor,
-        trainer_cpu_seconds=work.trainer_cpu_seconds * factor,
-    )
 
 
 def _unexplained(profile: Profile, modelled: float, *, at_least: float) -> str:

@@ -5,8 +5,10 @@ Over the remote share x that minimises it,
     t = max(g + r,                                     accelerator
             ((1-x) c + trainer + x receive) / V_t,     cpu of the dnn hosts
             x c / (eta sum n_h (V_h - q_h) s_h),       cpu of the data hosts
-            wall / workers,                            latency, dnn and data hosts
+            B + wall / workers,                        latency, dnn and data hosts
             net(x), recv(x), storage(x))
+
+The terms of hosts that load alone, today's among them, are those of `records/parts.py`.
 
 c CPU-seconds of loading, V vCPUs, s CoreMark a vCPU over the profiled host's, q_h one vCPU of data
 hosts of 8 and more (the agent), eta what data hosts reach, more where they make all batches (x is
@@ -21,12 +23,13 @@ the accelerator-only step is CPU work itself and becomes faster with the CPU.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from stoker.catalog import Instance
 from stoker.decide.work import Hosts, Shape, Work
-from stoker.records import Limit
+from stoker.records import Limit, Parts
+from stoker.records.parts import LEAST_FREE
 
 # What data hosts reach of their CPU, after network and serialisation: alone, and where dnn hosts
 # make batches too, which then come in order from hosts of unlike pace. Calibrated on the published
@@ -39,8 +42,6 @@ WORTH_BEYOND = 0.88
 MANY_HOSTS = 8
 # Of a network interface's figure, what a feed reaches.
 NETWORK_EFFICIENCY = 0.7
-# A loader that needs more worker-seconds than this over its CPU-seconds waits for something.
-WAITS = 1.25
 # Below this much of a host's vCPUs the trainer's reserve is not believed.
 _LEAST_FREE = 1 / 8
 # A prediction never goes below this fraction of today's step: it would rest on no term at all.
@@ -82,17 +83,15 @@ class Estimate:
 
 def estimate(work: Work, shape: Shape) -> Estimate:
     """How long a global step of `work` takes on `shape`."""
-    accelerator = _accelerator_seconds(work, shape)
-    floor = accelerator + work.receive_seconds
-    lines, share = _lines(work, shape)
+    local = parts_on(work, shape)
+    # With data hosts the feed hands batches over, else torch's own loader does.
+    receive = work.receive_seconds if shape.data else local.receive_seconds
+    accelerator = local.accelerator_seconds * work.factor("accelerator")
+    lines, share = _lines(work, shape, local)
     terms = dict.fromkeys(_LIMITS, 0.0)
-    terms["accelerator"] = floor
+    terms["accelerator"] = accelerator + receive * work.factor("accelerator")
     for line in lines:
         terms[line.limit] = max(terms[line.limit], line.at(share))
-    if not shape.data and shape.dnn.workers == 0:
-        # Loaded by the trainer itself, between its steps.
-        alone = work.loader_wall_seconds / _speed(work, shape.dnn.instance)
-        terms["latency"] = floor + alone / (shape.dnn.count * shape.processes)
     largest = max(terms.values())
     # Two lines that cross are one limit, whatever the last digits say.
     limit = next(name for name in _LIMITS if terms[name] >= largest * (1 - 1e-9))
@@ -111,20 +110,54 @@ def estimate(work: Work, shape: Shape) -> Estimate:
     )
 
 
+def parts_on(work: Work, shape: Shape) -> Parts:
+    """The parts of a step that the dnn hosts of `shape` make without data hosts."""
+    dnn, instance = shape.dnn, shape.dnn.instance
+    ranks = dnn.count * shape.processes
+    loads_itself = dnn.workers == 0 and not shape.data
+    local = work.local_receive_seconds
+    storage = work.hosts / dnn.count if work.has_own_storage else 1.0
+    return Parts(
+        accelerator_seconds=_accelerator_seconds(work, shape),
+        receive_seconds=0.0 if loads_itself else work.receive_seconds if local is None else local,
+        loader_cpu_seconds=work.loader_cpu_seconds,
+        # Where the trainer loads by itself, nobody shares with it.
+        loader_wall_seconds=worker_seconds(work, instance)
+        + work.shared.least * work.shared.seconds * storage,
+        trainer_cpu_seconds=work.trainer_cpu_seconds
+        + (0.0 if local is None or loads_itself else local * work.ranks),
+        vcpus=free_vcpus(work, dnn),
+        workers=dnn.count * (instance.vcpus if dnn.workers is None else dnn.workers),
+        ranks=ranks,
+        read_seconds=work.read_seconds * storage,
+        shared=replace(work.shared, seconds=work.shared.seconds * storage),
+    )
+
+
 def free_vcpus(work: Work, hosts: Hosts) -> float:
-    """vCPUs of all these dnn hosts that the trainer leaves, as vCPUs of the profiled type."""
+    """vCPUs of all these dnn hosts that the trainer leaves, as vCPUs of the profiled type.
+
+    Other programs are on today's hosts; where those of the plan are of that type, there as well.
+    """
     instance = hosts.instance
     reserved = work.reserved_vcpus
     if work.reference.accelerators:
         reserved *= instance.accelerators / work.reference.accelerators
-    free = max(instance.capacity - reserved, instance.capacity * _LEAST_FREE)
+    if instance.type == work.reference.type:
+        reserved += work.others_vcpus / work.hosts
+    least = _LEAST_FREE if work.reserved_vcpus else LEAST_FREE
+    free = max(instance.capacity - reserved, instance.capacity * least)
     return hosts.count * free * _speed(work, instance)
 
 
 def worker_seconds(work: Work, instance: Instance, *, efficiency: float = 1.0) -> float:
-    """Worker-seconds of a step's loading on hosts of this type: CPU by speed, waiting as it is."""
-    waiting = max(0.0, work.loader_wall_seconds - work.loader_cpu_seconds)
-    running = work.loader_wall_seconds - waiting
+    """Worker-seconds of a step's loading on hosts of this type: CPU by speed, waiting as it is.
+
+    What the workers share is left out.
+    """
+    parallel = work.parallel_seconds
+    waiting = max(0.0, parallel - work.loader_cpu_seconds)
+    running = parallel - waiting
     return running / (_speed(work, instance) * efficiency) + waiting
 
 
@@ -136,8 +169,7 @@ def _speed(work: Work, instance: Instance) -> float:
 
 def _is_one(work: Work, one: Limit, other: Limit) -> bool:
     """Whether the two limits are one: CPU and workers, of a loader that does not wait."""
-    waits = work.loader_wall_seconds > WAITS * work.loader_cpu_seconds
-    return not waits and {one, other} == {"cpu", "latency"}
+    return not work.waits and {one, other} == {"cpu", "latency"}
 
 
 def _accelerator_seconds(work: Work, shape: Shape) -> float:
@@ -149,45 +181,60 @@ def _accelerator_seconds(work: Work, shape: Shape) -> float:
     return seconds
 
 
-def _lines(work: Work, shape: Shape) -> tuple[list[_Line], float]:
+def _lines(work: Work, shape: Shape, parts: Parts) -> tuple[list[_Line], float]:
     """The terms but the first, and the remote share with which the largest of them is least."""
-    local = _local_lines(work, shape)
     if not shape.data:
-        return local, 0.0
-    alone = [*local, *_remote_lines(work, shape, efficiency=EFFICIENCY)]
+        terms = parts.terms
+        alone = [_Line(name, terms[name], 0.0) for name in ("cpu", "latency", "storage")]
+        return _corrected(work, alone), 0.0
+    alone = _corrected(work, _mixed_lines(work, shape, parts, efficiency=EFFICIENCY))
     if shape.dnn.workers == 0:
         return alone, 1.0
-    mixed = [*local, *_remote_lines(work, shape, efficiency=EFFICIENCY_MIXED)]
+    mixed = _corrected(work, _mixed_lines(work, shape, parts, efficiency=EFFICIENCY_MIXED))
     share = _best_share(mixed)
     return (mixed, share) if _largest(mixed, share) <= _largest(alone, 1.0) else (alone, 1.0)
 
 
-def _local_lines(work: Work, shape: Shape) -> list[_Line]:
-    dnn = shape.dnn
-    free = free_vcpus(work, dnn)
-    loading, training = work.loader_cpu_seconds / free, work.trainer_cpu_seconds / free
-    lines = [
-        _Line("cpu", loading + training, training + work.receive_cpu_seconds / free),
-        _Line("storage", _storage_seconds(work, dnn.count), 0.0),
-    ]
-    workers = dnn.instance.vcpus if dnn.workers is None else dnn.workers
-    if workers:
-        seconds = worker_seconds(work, dnn.instance) / (dnn.count * workers)
-        lines.append(_Line("latency", seconds, 0.0))
-    return lines
-
-
-def _remote_lines(work: Work, shape: Shape, *, efficiency: float) -> list[_Line]:
-    cpu, workers = _remote_rates(work, shape.data, efficiency=efficiency)
-    ranks = shape.dnn.count * shape.processes
-    network = [_network_seconds(work, (shape.dnn,)), _network_seconds(work, shape.data)]
+def _corrected(work: Work, lines: Sequence[_Line]) -> list[_Line]:
     return [
+        _Line(line.limit, line.at_none * factor, line.at_all * factor)
+        for line in lines
+        for factor in (work.factor(line.limit),)
+    ]
+
+
+def _mixed_lines(work: Work, shape: Shape, parts: Parts, *, efficiency: float) -> list[_Line]:
+    """The terms from no batch made on the data hosts to all of them."""
+    dnn, data = parts.terms, shape.data
+    cpu, workers = _remote_rates(work, data, efficiency=efficiency)
+    ranks = shape.dnn.count * shape.processes
+    network = [_network_seconds(work, (shape.dnn,)), _network_seconds(work, data)]
+    training = work.trainer_cpu_seconds / parts.vcpus
+    lines = [
+        _Line("cpu", dnn["cpu"], training + work.receive_cpu_seconds / parts.vcpus),
         _Line("cpu", 0.0, work.loader_cpu_seconds / cpu),
-        _Line("latency", 0.0, 1 / workers if workers else 0.0),
-        _Line("storage", 0.0, _storage_seconds(work, shape.data_hosts)),
         _Line("receive", 0.0, work.receive_cpu_seconds / ranks),
         *(_Line("network", 0.0, seconds) for seconds in network),
     ]
+    # What all hosts share takes as long whoever reads; what each has is divided.
+    divided = 1 / workers if workers else 0.0
+    shared, read = work.shared.seconds, work.read_seconds
+    own = work.hosts / shape.data_hosts
+    remote_shared, remote_read = (
+        (shared * own, read * own) if work.has_own_storage else (shared, read)
+    )
+    at_none, at_all = (0.0, 0.0) if work.has_own_storage else (shared, shared)
+    if parts.workers:
+        name: Limit = "storage" if parts.is_shared else "latency"
+        seconds = parts.shared.seconds + parts.parallel_seconds / parts.workers
+        lines.append(_Line(name, seconds, at_all))
+    name = "storage" if remote_shared > divided else "latency"
+    lines.append(_Line(name, at_none, remote_shared + divided))
+    if work.has_own_storage:
+        lines += [_Line("storage", parts.read_seconds, 0.0), _Line("storage", 0.0, remote_read)]
+    else:
+        lines.append(_Line("storage", read, read))
+    return lines
 
 
 def _remote_rates(work: Work, data: Sequence[Hosts], *, efficiency: float) -> tuple[float, float]:
@@ -222,11 +269,6 @@ def _network_seconds(work: Work, group: Sequence[Hosts]) -> float:
             return 0.0
         gbps += hosts.count * sustained
     return work.batch_bytes * 8 / (NETWORK_EFFICIENCY * gbps * 1e9)
-
-
-def _storage_seconds(work: Work, hosts: int) -> float:
-    rate = work.storage_bytes_per_second
-    return 0.0 if rate is None else work.read_bytes / (rate * hosts)
 
 
 def _best_share(lines: Sequence[_Line]) -> float:

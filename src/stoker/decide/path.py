@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from stoker.decide.choose import error_band, gain, ranked
+from stoker.decide.choose import best_free, buys, combined_band, error_band, gain, ranked
 from stoker.decide.model import Estimate, free_vcpus
-from stoker.decide.words import cluster, limits, ms, pays
+from stoker.decide.words import cluster, limit_words, limits, ms, pays
 from stoker.decide.work import Hosts, Work
 from stoker.records import Action, Answer, Bottleneck, Constraints, Plan
 
@@ -37,7 +37,7 @@ def walk(found: Walk) -> tuple[Answer, ...]:
     answers = [_is_explained(found)]
     if found.bottleneck != "unexplained":
         answers.append(_is_cpu_the_limit(found))
-        if found.bottleneck in ("cpu", "storage"):
+        if found.bottleneck in ("cpu", "workers", "latency", "storage"):
             answers.append(_is_there(found, "tune", "Is there a free fix?"))
             answers.append(
                 _is_there(
@@ -65,11 +65,13 @@ def _is_explained(found: Walk) -> Answer:
     work = found.work
     question = "Do the measured parts explain the step?"
     if work.unexplained:
-        known = not work.unexplained.startswith(("only the time", "not measured"))
+        known = not work.unexplained.startswith(("only the time", "not measured", "other programs"))
+        if work.unexplained.startswith("other programs"):
+            because = f"they give {ms(work.parts_seconds)}; {work.unexplained}"
+            return Answer(question=question, answer="unknown", because=because)
         reply: _Reply = "no" if known else "unknown"
         return Answer(question=question, answer=reply, because=work.unexplained)
-    modelled = work.step_seconds / work.correction
-    because = f"they give {ms(modelled)}, measured {ms(work.step_seconds)}"
+    because = f"they give {ms(work.parts_seconds)}, measured {ms(work.step_seconds)}"
     if work.is_checked:
         return Answer(question=question, answer="yes", because=because)
     return Answer(question=question, answer="unknown", because=f"nobody checked: {because}")
@@ -78,11 +80,13 @@ def _is_explained(found: Walk) -> Answer:
 def _is_cpu_the_limit(found: Walk) -> Answer:
     work = found.work
     accelerator = work.accelerator_seconds
-    if found.bottleneck == "storage":
+    if found.bottleneck in ("latency", "storage"):
         text = (
             f"loading takes {work.loader_wall_seconds:.3g} worker-seconds a step, of them "
             f"{work.loader_cpu_seconds:.3g} CPU-seconds: it waits for its data"
         )
+        if found.bottleneck == "storage":
+            text += ", which all workers share"
         return Answer(question="Is the CPU the limit?", answer="no", because=text)
     text = f"loading takes {work.loader_cpu_seconds:.3g} CPU-s a step"
     if work.trainer_cpu_seconds:
@@ -100,7 +104,7 @@ def _is_cpu_the_limit(found: Walk) -> Answer:
     return Answer(
         question="Is the CPU the limit?",
         answer="no",
-        because=f"{text}: the limit is {found.estimate.limit}",
+        because=f"{text}: the limit is {limit_words(found.bottleneck)}",
     )
 
 
@@ -149,9 +153,19 @@ def _does_a_data_group_pay(found: Walk) -> Answer:
         else:
             because = "no CPU-only type with a price may be used"
         return Answer(question=question, answer="no", because=because)
-    saved = gain(plan.predicted, found.keep.predicted, found.constraints.objective)
-    reply: _Reply = "yes" if saved > error_band(plan.predicted) else "no"
+    objective = found.constraints.objective
+    pays_off = gain(plan.predicted, found.keep.predicted, objective) > error_band(plan.predicted)
     because = f"{_figures(plan)}; {plan.remote_share:.0%} of the batches are made there"
+    free = best_free([one for one in found.plans if one.action != "keep"], found.keep)
+    if free is not None and free.predicted is not None:
+        rival = free.predicted
+        pays_off = pays_off and buys(plan, free, objective)
+        because += (
+            f"; beyond the best free plan ({ms(rival.step_seconds)}) it saves "
+            f"{gain(plan.predicted, rival, objective):.0%}, both bands are "
+            f"{combined_band(plan.predicted, rival):.0%}"
+        )
+    reply: _Reply = "yes" if pays_off else "no"
     return Answer(question=question, answer=reply, because=because)
 
 

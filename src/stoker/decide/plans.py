@@ -5,15 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from stoker.catalog import Catalog, Instance
-from stoker.decide.model import Estimate, estimate, worker_seconds
+from stoker.decide.model import Estimate, estimate, parts_on, worker_seconds
 from stoker.decide.work import Hosts, Shape, Work
 from stoker.errors import UsageError
 from stoker.records import Action, FeedSettings, Group
+from stoker.records.parts import most_workers, useful_workers
 
 # A change of settings is worth naming from this gain on.
 _HELPS = 0.97
-# Workers of a loader that waits: more than vCPUs, yet each costs memory.
-_MOST_WORKERS_PER_VCPU = 4
 # What a further replica is worth: inside one host (1 to 8 GPUs: a little over an eighth of the
 # time) and across hosts (published on p3.16xlarge: 1.8, 3.7, 7.3 times on 2, 4, 8 hosts).
 _SCALING_INSIDE = 0.95
@@ -205,12 +204,9 @@ def _replicated(site: Site, instance: Instance, count: int) -> Shape:
 def _dnn(site: Site, instance: Instance, *, count: int | None = None) -> Hosts:
     """dnn hosts with the most workers that can be of use; `_planned` trims them."""
     work = site.work
-    waits = 1.0
-    if work.loader_cpu_seconds > 0:
-        waits = max(1.0, work.loader_wall_seconds / work.loader_cpu_seconds)
-    elif work.loader_wall_seconds > 0:
-        waits = _MOST_WORKERS_PER_VCPU
-    workers = math.ceil(instance.capacity * min(waits, _MOST_WORKERS_PER_VCPU))
+    workers = most_workers(
+        vcpus=instance.capacity, parallel=work.parallel_seconds, cpu=work.loader_cpu_seconds
+    )
     return Hosts(instance=instance, count=count or work.hosts, workers=workers)
 
 
@@ -239,10 +235,15 @@ def _planned(site: Site, action: Action, shape: Shape) -> Candidate:
 
 def _useful_workers(site: Site, shape: Shape, made: Estimate) -> int:
     """Workers of a dnn host that are busy at this step, a tenth more against jitter."""
-    dnn, most = shape.dnn, shape.dnn.workers or 1
-    seconds = (1 - made.remote_share) * worker_seconds(site.work, dnn.instance)
-    busy = seconds / (made.step_seconds * dnn.count)
-    return max(1, min(most, math.ceil(1.1 * busy)))
+    dnn, work = shape.dnn, site.work
+    local = (1 - made.remote_share) * worker_seconds(work, dnn.instance) / dnn.count
+    shared = 0.0 if shape.data and work.has_own_storage else parts_on(work, shape).shared.seconds
+    return useful_workers(
+        parallel=local * work.factor("latency"),
+        shared=shared * work.factor("storage"),
+        step=made.step_seconds,
+        most=dnn.workers or 1,
+    )
 
 
 def _candidate(

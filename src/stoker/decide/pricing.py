@@ -7,7 +7,7 @@ from stoker.catalog import Catalog, Instance
 from stoker.decide.break_even import break_even_speedup
 from stoker.decide.model import Estimate
 from stoker.decide.plans import Candidate
-from stoker.decide.work import Doubt, Shape, Work
+from stoker.decide.work import Doubt, Hosts, Shape, Work
 from stoker.errors import UsageError
 from stoker.records import Constraints, Plan, Predicted, Profile
 
@@ -21,6 +21,9 @@ _BAND = 0.10
 _NEAR = 0.85
 _NEAR_BAND = 0.23
 _WIDEST = 0.6
+# Workers that wait were seen to add up, as far as they were tried: each doubling beyond that.
+_EACH_DOUBLING = 0.1
+_MOST_OF_DOUBLINGS = 0.3
 # Instance groups of a SageMaker training job.
 _MOST_GROUPS = 5
 
@@ -79,15 +82,27 @@ def predicted(
 
 
 def measured(
-    profile: Profile, candidate: Candidate, *, today_usd: float | None, total_steps: int | None
+    profile: Profile,
+    work: Work,
+    candidate: Candidate,
+    *,
+    today_usd: float | None,
+    total_steps: int | None,
 ) -> Predicted | None:
-    """Today's cluster with its measured step; None where its price is not known."""
+    """Today's cluster with its measured step; None where its price is not known.
+
+    The band is that of the same training run again: at least that of a prediction that lacks
+    nothing.
+    """
     made = candidate.estimate
     if made is None or today_usd is None:
         return None
     step = profile.timed_step.step_seconds
     spread = (profile.spread or {}).get("step_seconds")
     low, high = (spread.low, spread.high) if spread else (step, step)
+    if profile.check is not None:
+        width = min(math.hypot(_BAND, work.others_width), _WIDEST)
+        low, high = min(low, step * (1 - width)), max(high, step * (1 + width))
     return _priced(
         made,
         step=(step, min(low, step) or step, max(high, step)),
@@ -235,6 +250,10 @@ def allowed_types(constraints: Constraints, catalog: Catalog) -> frozenset[str] 
     return frozenset(names)
 
 
+def _workers(hosts: Hosts) -> int:
+    return hosts.count * (hosts.instance.vcpus if hosts.workers is None else hosts.workers)
+
+
 def _doubts_of(work: Work, shape: Shape) -> list[Doubt]:
     doubts = []
     all_hosts = (shape.dnn, *shape.data)
@@ -249,6 +268,11 @@ def _doubts_of(work: Work, shape: Shape) -> list[Doubt]:
         doubts.append(Doubt(width=work.calibration_spread, text=text))
     if shape.data and not work.batch_bytes:
         doubts.append(Doubt(width=0.05, text="the bytes of a batch are not known"))
+    workers = sum(_workers(hosts) for hosts in all_hosts)
+    if work.shared.most and work.waits and workers > work.shared.most:
+        width = min(_EACH_DOUBLING * math.log2(workers / work.shared.most), _MOST_OF_DOUBLINGS)
+        text = f"the loader was tried with {work.shared.most} workers at most"
+        doubts.append(Doubt(width=width, text=text))
     if shape.replicas != 1:
         doubts.append(Doubt(width=0.1, text="how the accelerators scale was not measured"))
     return doubts

@@ -19,23 +19,34 @@ _ADVICE = {
     "latency": "Loader workers wait for reads, not for CPUs: more of them cost nothing, larger "
     "CPUs do not help.",
     "network": "Read less or nearer: smaller or compressed samples, a copy on local disks. A data "
-    "group helps only if the source gives its hosts more than it gives this one.",
+    "group helps only if the source gives its hosts more than it gives this one "
+    "(constraints.storage: per_host).",
     "storage": "Read less or faster: larger files, local disks, a cache. A data group helps only "
-    "if the storage gives its hosts more than it gives this one.",
+    "if its hosts have storage of their own (constraints.storage: per_host).",
     "gil": "No data host takes over what the trainer's main process does in Python: move it into "
     "the dataset or collate function first.",
+    "other-programs": "Profile again when the machine is quiet: other programs took a part of the "
+    "vCPUs, and all figures are as sure as that part is small.",
     "first-epoch": "Profile a later epoch: the first one fills a cache, and a training is nearer "
     "to the others.",
 }
-_WHEN = {"first-epoch": "the training has many epochs"}
+_WHEN = {
+    "first-epoch": "the training has many epochs",
+    "other-programs": "before any money is spent",
+}
 
 
-def mend_first(profile: Profile) -> str:
-    """Why nothing that costs is advised yet; empty: it may be."""
+def mend_first(profile: Profile, *, has_own_storage: bool = False) -> str:
+    """Why nothing that costs is advised yet; empty: it may be.
+
+    `has_own_storage` says that data hosts bring storage bandwidth of their own.
+    """
     named = {state.id for state in profile.states if (state.share or 0.0) >= _MIN_SHARE}
     if profile.timed_step.storage_bytes_per_second is not None:
         # The storage's rate is a term of the model: plans are judged by it.
         named.discard("storage")
+    if has_own_storage:
+        named -= {"storage", "network"}
     for name, words in _MEND_FIRST.items():
         if name in named:
             return words

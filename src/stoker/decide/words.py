@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from stoker.records import Limit, Plan, Predicted
+from stoker.records import Bottleneck, Limit, Plan, Predicted
 
 _LIMITS: Mapping[Limit, str] = {
     "cpu": "the CPU",
@@ -12,6 +12,23 @@ _LIMITS: Mapping[Limit, str] = {
     "receive": "receiving",
     "storage": "the storage",
 }
+
+
+_BOTTLENECKS: Mapping[Bottleneck, str] = {
+    "cpu": "the CPU",
+    "workers": "too few loader workers",
+    "latency": "what each loader worker waits for (latency)",
+    "accelerator": "the accelerator",
+    "storage": "the storage, which all workers share",
+    "network": "the network",
+    "none": "the training itself: loading costs nothing",
+    "unexplained": "not explained",
+}
+
+
+def limit_words(bottleneck: Bottleneck) -> str:
+    """What sets today's pace."""
+    return _BOTTLENECKS[bottleneck]
 
 
 def cluster(plan: Plan) -> str:

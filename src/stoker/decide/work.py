@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from stoker.catalog import Instance
+from stoker.records import Limit, Shared
+from stoker.records.parts import WAITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +26,20 @@ class Work:
         num_workers: Loader workers of one host; None: not known.
         step_seconds: Measured, as is.
         accelerator_seconds: Accelerator-only step with its all-reduce; 0: not known.
-        receive_seconds: Not overlapped, in the trainer's own thread.
-        loader_cpu_seconds: Loading and augmenting, all ranks.
-        loader_wall_seconds: Worker-seconds of the same work, uncontended.
+        receive_seconds: Not overlapped, in the trainer's own thread, with the feed.
+        local_receive_seconds: The same with local workers alone, and inside what a rank's process
+            uses; None: not known, as with the feed.
+        loader_cpu_seconds: Loading and augmenting, all ranks: those that were measured.
+        loader_wall_seconds: Worker-seconds of the same work, with the fewest workers.
         trainer_cpu_seconds: The trainer processes themselves, all ranks.
         reserved_vcpus: Of one host, instead of trainer_cpu_seconds.
         receive_cpu_seconds: The feed's receive side for a whole global batch, all ranks.
         batch_bytes: 0: not known.
-        read_bytes: 0: not known.
-        storage_bytes_per_second: Of one host; None: not known.
+        read_seconds: What the storage of today's hosts needs for a step; 0: not known.
+        shared: What today's loader workers share.
+        others_vcpus: vCPUs of today's hosts that other programs kept busy.
+        others_width: The relative error that they may cause.
+        has_own_storage: Whether each host brings storage bandwidth of its own.
         doubts: What was not measured.
         is_checked: Whether the profile was checked against its own parts.
         unexplained: Why no spending may be advised on this profile; empty: it may.
@@ -40,7 +47,9 @@ class Work:
         efficiency: Factor on what data hosts reach, from earlier runs.
         calibration_spread: Relative error that those runs leave; 0: none, or no such runs.
         data: Data hosts that load today; none, but where the profile is of such a run.
-        correction: Measured step over the step the parts gave; it is already applied.
+        parts_seconds: The step that the parts give.
+        correction: Measured step over the step the parts gave.
+        corrected: The limits that the correction is for: those that bind today.
     """
 
     reference: Instance
@@ -56,16 +65,36 @@ class Work:
     reserved_vcpus: float
     receive_cpu_seconds: float
     batch_bytes: float
-    read_bytes: float
-    storage_bytes_per_second: float | None
+    read_seconds: float = 0.0
+    shared: Shared = Shared()  # noqa: RUF009 - frozen
+    others_vcpus: float = 0.0
+    others_width: float = 0.0
+    has_own_storage: bool = False
+    local_receive_seconds: float | None = None
     doubts: tuple[Doubt, ...] = ()
     unexplained: str = ""
     is_checked: bool = False
+    parts_seconds: float = 0.0
     correction: float = 1.0
+    corrected: tuple[Limit, ...] = ()
     global_batch_size: int | None = None
     efficiency: float = 1.0
     calibration_spread: float = 0.0
     data: "tuple[Hosts, ...]" = ()
+
+    @property
+    def parallel_seconds(self) -> float:
+        """Worker-seconds of loading that more workers divide among them."""
+        return max(0.0, self.loader_wall_seconds - self.shared.least * self.shared.seconds)
+
+    @property
+    def waits(self) -> bool:
+        """Whether loading waits for something, beside what its workers share."""
+        return self.parallel_seconds > WAITS * self.loader_cpu_seconds
+
+    def factor(self, limit: Limit) -> float:
+        """What a term of the model is corrected by, so that today's cluster gives today's step."""
+        return self.correction if limit in self.corrected else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

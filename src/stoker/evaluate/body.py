@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from stoker.errors import UsageError
 from stoker.records import (
+    Band,
     Decision,
     Evaluation,
     Gate,
@@ -111,6 +112,9 @@ def _performance(profile: Profile, decision: Decision, training: Training) -> Pe
     change = None
     if usd is not None and baseline.usd_per_1000_steps:
         change = usd / baseline.usd_per_1000_steps - 1
+    band = None
+    if promise is not None:
+        band = Band(low_seconds=promise.step_seconds_low, high_seconds=promise.step_seconds_high)
     return Performance(
         baseline=baseline,
         predicted=StepCost(
@@ -120,6 +124,8 @@ def _performance(profile: Profile, decision: Decision, training: Training) -> Pe
         else None,
         measured=StepCost(step_seconds=measured.step_seconds, usd_per_1000_steps=usd),
         prediction_error=measured.step_seconds / promise.step_seconds - 1 if promise else None,
+        band=band,
+        is_inside_band=band.holds(measured.step_seconds) if band else None,
         speedup=baseline.step_seconds / measured.step_seconds,
         cost_change=change,
     )

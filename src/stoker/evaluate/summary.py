@@ -44,7 +44,16 @@ def _performance(performance: Performance) -> list[str]:
     if performance.prediction_error is not None:
         slower = "slower" if performance.prediction_error > 0 else "faster"
         text += f"; {abs(performance.prediction_error):.1%} {slower} than predicted"
-    return [*lines, text]
+    return [*lines, text, *([f"  {band_words(performance)}"] if performance.band else [])]
+
+
+def band_words(performance: Performance) -> str:
+    """Whether the outcome is one that was promised; empty where nothing was."""
+    band = performance.band
+    if band is None:
+        return ""
+    where = "inside" if performance.is_inside_band else "OUTSIDE"
+    return f"{where} the promised band of {_ms(band.low_seconds)} to {_ms(band.high_seconds)}"
 
 
 def _ms(seconds: float) -> str:

@@ -3,9 +3,9 @@
 import textwrap
 
 from stoker.profile.observed import explain_observed, observed_words
-from stoker.profile.predict import Parts, limit
 from stoker.profile.transform_words import transform_table
-from stoker.records import Profile, StepTerms
+from stoker.records import Profile, StepTerms, parts_of
+from stoker.records.parts import too_busy
 
 _WIDTH = 88
 _TERMS = (
@@ -25,13 +25,13 @@ _MAX_STATES = 3
 _LIMITS = {
     "cpu": "the CPUs of the training hosts",
     "accelerator": "the accelerator",
-    "workers": "too few loader workers",
+    "latency": "too few loader workers",
     "serial": "loading in the trainer itself (num_workers=0)",
+    "network": "the network, which all workers share",
+    "storage": "the storage, which all workers share",
 }
 # Of steps that the parts do not give, and a state does.
 _OF_STATES = {
-    "network": "the limit is the network, which all workers share",
-    "storage": "the limit is the storage, which all workers share",
     "straggler": "all ranks wait for one that is late",
     "serial": "the limit is loading in the trainer itself (num_workers=0), which takes another "
     "time than in a worker",
@@ -47,7 +47,7 @@ def explain(profile: Profile) -> str:
     for state in profile.states[:_MAX_STATES]:
         lines += _wrapped(f"found: {state.text}")
     lines += ["", *_table(profile)]
-    storage = _storage(profile.timed_step)
+    storage = _storage(profile)
     if storage:
         lines += _wrapped(storage)
     if profile.transforms:
@@ -79,6 +79,9 @@ def _verdict(profile: Profile) -> str:
         if lost > share + _MIN_WAIT:
             said += f", and {lost - share:.0%} is lost to loading on the same CPUs"
             share = lost
+    busy = too_busy(profile, vcpus=(profile.host.capacity or 0.0) * profile.host.count or 1e9)
+    if busy:
+        return f"{said}; {busy}."
     if profile.check and profile.check.state:
         return f"{said}: {of_state(profile.check.state)}."
     if profile.check and not profile.check.explained:
@@ -97,28 +100,15 @@ def of_state(state: str) -> str:
 
 
 def _limit(profile: Profile) -> str | None:
-    step, vcpus = profile.timed_step, profile.host.capacity
-    if (
-        step.loader_cpu_seconds is None
-        or step.accelerator_step_seconds is None
-        or step.loader_wall_seconds is None
-        or step.trainer_cpu_seconds is None
-        or step.num_workers is None
-        or vcpus is None
-    ):
+    parts = parts_of(profile)
+    if parts is None:
         return None
-    hosts = profile.host.count
-    parts = Parts(
-        accelerator_seconds=step.accelerator_step_seconds,
-        receive_seconds=0.0,
-        loader_cpu_seconds=step.loader_cpu_seconds,
-        loader_wall_seconds=step.loader_wall_seconds,
-        trainer_cpu_seconds=step.trainer_cpu_seconds,
-        vcpus=vcpus * hosts,
-        workers=step.num_workers * hosts,
-    )
-    ranks = profile.what.get("ranks")
-    return _LIMITS[limit(parts, ranks=ranks if isinstance(ranks, int) else 1)]
+    limit: str = parts.limit
+    if limit == "latency" and parts.workers == 0:
+        limit = "serial"
+    if limit == "storage" and "network" in {state.id for state in profile.states}:
+        limit = "network"
+    return _LIMITS[limit]
 
 
 def _check(profile: Profile) -> str:
@@ -162,13 +152,18 @@ def _table(profile: Profile) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def _storage(step: StepTerms) -> str:
+def _storage(profile: Profile) -> str:
+    step = profile.timed_step
     if not step.read_bytes:
         return ""
     words = f"a step reads {step.read_bytes / 1e6:.2f} MB from storage"
-    if step.storage_bytes_per_second is None:
-        return f"{words}, which keeps up"
-    return f"{words}, which gives a host {step.storage_bytes_per_second / 1e6:.0f} MB/s"
+    if step.storage_bytes_per_second is not None:
+        return f"{words}, which gives a host {step.storage_bytes_per_second / 1e6:.0f} MB/s"
+    parts = parts_of(profile)
+    is_limit = "storage" in {state.id for state in profile.states} or (
+        parts is not None and parts.limit == "storage"
+    )
+    return words if is_limit else f"{words}, which keeps up"
 
 
 def _term(step: StepTerms, name: str) -> float | None:

@@ -18,6 +18,7 @@ def facts_of(loader: DataLoader[object]) -> LoaderFacts:
         pin_memory=loader.pin_memory,
         persistent_workers=loader.persistent_workers,
         dataset=f"{kind.__module__}.{kind.__qualname__}",
+        torch_threads=torch.get_num_threads(),
     )
 
 

@@ -2,20 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
-from stoker.profile.predict import Parts, step_seconds
 from stoker.profile.raw import RankResult
 from stoker.profile.signs import Signs, signs_of
-from stoker.records import Fix, State, StepTerms
+from stoker.records import Fix, Parts, State, StepTerms
+from stoker.records.parts import WAITS, tuned
 
 # Less than this share of a step is not worth a line.
 _MIN_GAIN = 0.05
 _MIN_FLOAT_BYTES = 1 << 20
-# Workers that wait add up where twice as many load at least 1.6 times as fast.
-_MIN_SCALING = 0.8
-# Each has a copy of the dataset object and batches of its own under way.
-_MAX_WORKERS = 64
+# More workers that loaded less faster than this, when they were tried, are no fix.
+_FASTER = 1.1
 _AS_FAST = 0.95
 # What to do about states that no setting of the loader changes.
 _OF_STATES = {
@@ -62,7 +59,6 @@ def find_fixes(
     )
     found = [
         _more_workers(ranks, parts=parts, step=step) if parts else None,
-        _waiting_workers(waiting, step=step) if waiting and "latency" in named else None,
         _fewer_workers(waiting) if waiting and "oversubscribed" in named else None,
         _persistent_workers(ranks, step=step),
         _pinned(ranks),
@@ -74,28 +70,6 @@ def find_fixes(
         if fix is not None and fix.id not in by_id:
             by_id[fix.id] = fix
     return tuple(sorted(by_id.values(), key=lambda fix: -(fix.saves_seconds or 0.0)))
-
-
-def _waiting_workers(own: Signs, *, step: StepTerms) -> Fix | None:
-    """Workers that wait take no CPU: there may be more of them than vCPUs."""
-    accelerator, alone = step.accelerator_step_seconds, own.alone
-    if not accelerator or alone is None or own.gain < _MIN_SCALING * own.worker_ratio:
-        return None
-    wall, cpu = alone.wall_seconds.mean, alone.cpu_seconds.mean
-    vcpus = own.rank.vcpus / own.rank.ranks_on_host
-    # A worker more than the accelerator needs, for batches that take longer.
-    wanted = min(_MAX_WORKERS, math.ceil(wall / accelerator) + 1)
-    after = max(accelerator, wall / wanted, cpu / vcpus)
-    saves = own.step_seconds - after
-    if wanted <= max(1, own.workers) or saves < _MIN_GAIN * step.step_seconds:
-        return None
-    beyond = "; they wait, so they may outnumber the vCPUs" if wanted > vcpus else ""
-    return Fix(
-        id="num_workers",
-        text=f"num_workers={wanted} instead of {own.workers}: a batch takes {wall * 1e3:.0f} ms, "
-        f"of which {cpu * 1e3:.0f} are computing{beyond}",
-        saves_seconds=saves,
-    )
 
 
 def _fewer_workers(own: Signs) -> Fix | None:
@@ -111,46 +85,44 @@ def _fewer_workers(own: Signs) -> Fix | None:
 
 
 def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms) -> Fix | None:
-    most = max(round(parts.vcpus), len(ranks))
-    if parts.workers >= most:
+    """As many workers as `decide` would plan on the same hosts."""
+    better = tuned(parts, hosts=len({rank.host for rank in ranks}))
+    if better.workers <= parts.workers or not _is_faster(ranks, parts):
         return None
-    measured = _rate(ranks, workers=most // len(ranks))
-    today = _rate(ranks, workers=max(1, parts.workers // len(ranks)))
-    is_faster = measured > 1.1 * today or parts.workers == 0
-    before = step_seconds(parts, ranks=len(ranks))
+    before = parts.step_seconds
     if parts.workers == 0 and step.wait_seconds is not None:
         # Loading in the main process was seen: with torch's threads, that no worker has.
         before = parts.accelerator_seconds + step.wait_seconds
-    after = step_seconds(
-        replace(
-            parts,
-            workers=most,
-            loader_wall_seconds=max(
-                parts.loader_wall_seconds, most / measured if measured else 0.0
-            ),
-        ),
-        ranks=len(ranks),
-    )
-    saves = step.step_seconds * (1 - after / before)
-    if not is_faster or saves < _MIN_GAIN * step.step_seconds:
+    saves = step.step_seconds * (1 - better.step_seconds / before)
+    if saves < _MIN_GAIN * step.step_seconds:
         return None
+    wall, cpu = parts.loader_wall_seconds, parts.loader_cpu_seconds
+    because = f"{parts.vcpus:.3g} vCPUs are there, and the loader alone is faster with them"
+    if wall > WAITS * cpu:
+        because = (
+            f"a batch takes a worker {wall / len(ranks) * 1e3:.0f} ms, of which "
+            f"{cpu / len(ranks) * 1e3:.0f} are computing"
+        )
+        because += "; they wait, so they may outnumber the vCPUs" * (better.workers > parts.vcpus)
     return Fix(
         id="num_workers",
-        text=f"num_workers={most // len(ranks)} instead of {parts.workers // len(ranks)}: "
-        f"{parts.vcpus:.3g} vCPUs are there, and the loader alone is faster with them",
+        text=f"num_workers={math.ceil(better.workers / len(ranks))} instead of "
+        f"{parts.workers // len(ranks)}: {because}",
         saves_seconds=saves,
     )
 
 
-def _rate(ranks: Sequence[RankResult], *, workers: int) -> float:
-    """Global batches a second of the loader alone; 0: not measured."""
-    rates = [
-        drain.batches_per_second
-        for rank in ranks
-        for drain in rank.drains
-        if drain.workers == workers
-    ]
-    return min(rates) * len(ranks) if len(rates) == len(ranks) and all(rates) else 0.0
+def _is_faster(ranks: Sequence[RankResult], parts: Parts) -> bool:
+    """Whether no trial speaks against more workers than today's."""
+    today = max(1, parts.workers // len(ranks))
+    signs = [signs_of(rank) for rank in ranks if rank.as_is is not None]
+    return parts.workers == 0 or all(
+        own.many is None
+        or own.many.workers <= today
+        or not own.rate(today)
+        or own.many.batches_per_second > _FASTER * own.rate(today)
+        for own in signs
+    )
 
 
 def _persistent_workers(ranks: Sequence[RankResult], *, step: StepTerms) -> Fix | None:

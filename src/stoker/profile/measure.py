@@ -1,7 +1,8 @@
 """From what the ranks measured to the profile: sums, maxima, self-check, and fixes. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+import msgspec
 
 from stoker.errors import UsageError
 from stoker.profile.closer import (
@@ -14,25 +15,24 @@ from stoker.profile.closer import (
 )
 from stoker.profile.fixes import find_fixes
 from stoker.profile.misfit import explaining_state
-from stoker.profile.predict import Parts, step_seconds
 from stoker.profile.raw import AcceleratorOnly, AsIs, BatchFacts, Drain, Quartiles, RankResult
-from stoker.profile.signs import signs_of
+from stoker.profile.signs import others_of, signs_of
 from stoker.profile.states import find_states
 from stoker.records import (
     Check,
+    LoaderRate,
     Observed,
+    Parts,
     Profile,
     ProfileSettings,
     Spread,
     State,
     StepTerms,
     TodaysGroup,
+    parts_of,
 )
 from stoker.records.base import Value
-
-# Others that keep more of the vCPUs busy than this make the numbers doubtful.
-_MAX_OTHERS = 0.10
-_MIN_VCPUS = 0.1
+from stoker.records.parts import MAX_OTHERS
 
 
 def combine(
@@ -76,6 +76,10 @@ def combine(
         accelerator_step_seconds=slowest.accelerator.step_seconds.median,
         loader_cpu_seconds=cpu.mean if cpu else None,
         receive_seconds=max((own.thread_seconds.median for own in receives), default=None),
+        # Today's loader is torch's own: it takes what the trainer's thread spent in next().
+        local_receive_seconds=max(
+            own.as_is.receive_seconds if own.num_workers else 0.0 for own in whole
+        ),
         receive_cpu_seconds=max((own.cpu_seconds.mean for own in receives), default=None),
         loader_wall_seconds=wall.median if wall else None,
         trainer_cpu_seconds=sum(own.mean for own in trainer),
@@ -101,23 +105,28 @@ def combine(
         spread["receive_seconds"] = _spread(most.thread_seconds)
         spread["receive_cpu_seconds"] = _spread(most.cpu_seconds)
     hosts = {own.rank.host: own.rank.vcpus for own in whole}
-    others = {host: _others(whole, host) for host in hosts}
-    parts = _parts(whole, step=step, vcpus=sum(hosts.values()))
     host = host_of(first, group=group, settings=settings, is_named=is_named)
-    states = find_states([own.rank for own in whole], parts=parts)
-    return Profile(
+    known = Profile(
         workload_sha256=workload_sha256,
         host=host,
         step=step,
-        observed=Observed(cpu_utilization=_cpu_share(whole, hosts), hosts=len(hosts)),
+        observed=Observed(
+            cpu_utilization=_cpu_share(whole, hosts),
+            hosts=len(hosts),
+            others_vcpus=others_of([signs_of(rank) for rank in results]),
+        ),
         spread={name: own for name, own in spread.items() if own is not None},
-        check=_check(parts, whole, states, others=sum(others.values()), settings=settings)
-        if parts
-        else None,
-        states=states,
-        fixes=find_fixes([own.rank for own in whole], parts=parts, step=step, states=states),
+        loader_rates=_loader_rates(results),
         transforms=transforms_of(results),
-        what={**what, **_circumstances(whole, hosts, others, note=note_of_host(first, host))},
+        what={**what, **_circumstances(whole, note=note_of_host(first, host))},
+    )
+    parts = parts_of(known)
+    states = find_states(results, parts=parts)
+    return msgspec.structs.replace(
+        known,
+        check=_check(parts, whole, states, settings=settings) if parts else None,
+        states=states,
+        fixes=find_fixes(results, parts=parts, step=step, states=states),
     )
 
 
@@ -205,39 +214,28 @@ def _spread(part: Quartiles | None) -> Spread | None:
     return Spread(low=part.low, high=part.high, samples=part.samples) if part else None
 
 
-def _parts(whole: Sequence[_Whole], *, step: StepTerms, vcpus: float) -> Parts | None:
-    if step.loader_cpu_seconds is None or step.loader_wall_seconds is None:
-        return None
-    assert step.accelerator_step_seconds is not None
-    assert step.trainer_cpu_seconds is not None
-    workers = sum(own.num_workers for own in whole)
-    # Today's loader is torch's own: its receive side is what the trainer's thread spent in next().
-    receives = [own.as_is.receive_seconds for own in whole] if workers else [0.0]
-    return Parts(
-        accelerator_seconds=step.accelerator_step_seconds,
-        receive_seconds=max(receives),
-        loader_cpu_seconds=step.loader_cpu_seconds,
-        loader_wall_seconds=step.loader_wall_seconds,
-        trainer_cpu_seconds=step.trainer_cpu_seconds + sum(receives),
-        vcpus=vcpus,
-        workers=workers,
+def _loader_rates(ranks: Sequence[RankResult]) -> tuple[LoaderRate, ...]:
+    """Global batches a second of the loader alone; of the numbers of workers all ranks tried."""
+    rates: dict[int, list[float]] = {}
+    for rank in ranks:
+        for drain in rank.drains:
+            if drain.batches_per_second > 0:
+                rates.setdefault(drain.workers, []).append(drain.batches_per_second)
+    return tuple(
+        LoaderRate(workers=workers * ranks[0].ranks_on_host, steps_per_second=min(found))
+        for workers, found in sorted(rates.items())
+        if len(found) == len(ranks)
     )
 
 
 def _check(
-    parts: Parts,
-    whole: Sequence[_Whole],
-    states: Sequence[State],
-    *,
-    others: float,
-    settings: ProfileSettings,
+    parts: Parts, whole: Sequence[_Whole], states: Sequence[State], *, settings: ProfileSettings
 ) -> Check:
     """Whether the parts explain the step as it was, with what others left of the vCPUs."""
-    left = replace(parts, vcpus=max(_MIN_VCPUS, parts.vcpus - others))
-    predicted = step_seconds(left, ranks=len(whole))
+    predicted = parts.step_seconds
     # Others come and go: what they took is a mean over the steps, to be held against a mean.
     step = whole[0].as_is.step_seconds
-    is_disturbed = others > _MAX_OTHERS * parts.vcpus
+    is_disturbed = parts.others_vcpus > MAX_OTHERS * parts.vcpus
     measured = step.mean if is_disturbed else step.median
     error = predicted / measured - 1
     tolerance = settings.max_unexplained
@@ -249,7 +247,7 @@ def _check(
         explained=is_explained,
         state=None
         if is_explained
-        else explaining_state(states, signs, left, measured_seconds=measured, tolerance=tolerance),
+        else explaining_state(states, signs, parts, measured_seconds=measured, tolerance=tolerance),
     )
 
 
@@ -259,32 +257,9 @@ def _cpu_share(whole: Sequence[_Whole], hosts: Mapping[str, float]) -> float:
     return min(1.0, used / (seconds * sum(hosts.values())))
 
 
-def _others(whole: Sequence[_Whole], host: str) -> float:
-    """vCPUs of a host that processes of others kept busy; to a rank, those beside it are others."""
-    on_host = [own.as_is for own in whole if own.rank.host == host]
-    used = [
-        (own.trainer_cpu_seconds + own.children_cpu_seconds) / own.step_seconds.mean
-        for own in on_host
-    ]
-    busy = sum(own.others_vcpus for own in on_host) + sum(used)
-    return max(0.0, busy / len(on_host) - sum(used))
-
-
-def _circumstances(
-    whole: Sequence[_Whole],
-    hosts: Mapping[str, float],
-    others: Mapping[str, float],
-    *,
-    note: str | None,
-) -> dict[str, Value]:
+def _circumstances(whole: Sequence[_Whole], *, note: str | None) -> dict[str, Value]:
     notes = list(dict.fromkeys(each for own in whole for each in own.rank.notes))
     notes += [note] if note else []
-    for host, vcpus in hosts.items():
-        if others[host] > _MAX_OTHERS * vcpus:
-            notes.append(
-                f"other processes kept {others[host]:.1f} of the {vcpus:.3g} vCPUs busy on {host}: "
-                "profile again when it is quiet"
-            )
     first = whole[0].rank
     circumstances: dict[str, Value] = {
         "versions": {**first.versions},

@@ -1,10 +1,9 @@
-"""Which state explains that the parts do not give the step: a limit that no part shows. Pure."""
+"""Which state explains that the parts do not give the step. Pure."""
 
 from collections.abc import Sequence
 
-from stoker.profile.predict import Parts, step_seconds
 from stoker.profile.signs import Signs
-from stoker.records import State
+from stoker.records import Parts, State
 
 # A pass of fewer steps is hardly one.
 _MIN_PASS = 5
@@ -23,11 +22,11 @@ def explaining_state(
     Args:
         states: That were found, the strongest first.
         signs: Of all ranks.
-        parts: Of the cost model, on what others left of the vCPUs.
+        parts: Of the step.
         measured_seconds: The step.
         tolerance: As for an explained step.
     """
-    predicted = step_seconds(parts, ranks=len(signs))
+    predicted = parts.step_seconds
     for state in states:
         if state.id == "first-epoch":
             fastest, slowest = _passes(signs)
@@ -43,30 +42,17 @@ def explaining_state(
 def _with_limit(
     state: str, signs: Sequence[Signs], parts: Parts, *, measured_seconds: float
 ) -> float | None:
-    """The step that the parts give below what all workers share, or where all wait for one rank.
+    """The step that the parts give where all wait for one rank, or the main process loads.
 
     Without workers the main process loads as long as it was seen to: torch's operations have more
     threads there than in a worker, with which loading alone was timed.
     """
-    predicted = step_seconds(parts, ranks=len(signs))
-    if state in ("network", "storage"):
-        shared = max((_shared_seconds(own) for own in signs), default=0.0)
-        return max(predicted, shared) if shared else None
     if state == "serial":
         waits = max(own.wait_share for own in signs)
         return parts.accelerator_seconds + waits * measured_seconds
     if state == "straggler":
-        return max(predicted, *(own.own_seconds for own in signs))
+        return max(parts.step_seconds, *(own.own_seconds for own in signs))
     return None
-
-
-def _shared_seconds(own: Signs) -> float:
-    """Seconds a batch of this rank takes where workers get no more together than a few of them."""
-    workers = max(1, own.workers)
-    rate = own.rate(workers) or (own.many.batches_per_second if own.many else 0.0)
-    reads = own.rank.reads
-    cold = reads.cold_seconds.mean / max(1, reads.workers) if reads else 0.0
-    return max(1 / rate if rate else 0.0, cold)
 
 
 def _passes(signs: Sequence[Signs]) -> tuple[float, float]:

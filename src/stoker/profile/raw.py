@@ -149,12 +149,17 @@ class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How the script set up its loader."""
+    """How the script set up its loader.
+
+    Attributes:
+        torch_threads: Threads of torch's operations in the trainer; None: not known.
+    """
 
     num_workers: int
     pin_memory: bool
     persistent_workers: bool
     dataset: str
+    torch_threads: int | None = None
 
 
 class GrownFile(msgspec.Struct, frozen=True, kw_only=True):

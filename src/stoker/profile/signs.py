@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stoker.profile.evidence import Evidence
-from stoker.profile.predict import Parts
 from stoker.profile.raw import AsIs, Drain, RankResult
+from stoker.records import Parts
 
 # Below this share of a step a state is not worth a line; it is what two profiles of one training
 # differ by.
@@ -146,6 +146,25 @@ def busy_share(signs: Sequence[Signs], *, vcpus: float) -> float:
         for own in signs
     )
     return min(1.0, max(used, sum(machines.values())) / vcpus)
+
+
+def others_of(signs: Sequence[Signs]) -> float:
+    """vCPUs that other programs kept busy on the hosts of these ranks.
+
+    To a rank, those beside it are others: all ranks of a host are to be given.
+    """
+    hosts: dict[str, list[AsIs]] = {}
+    for own in signs:
+        hosts.setdefault(own.rank.host, []).append(own.as_is)
+    found = 0.0
+    for ranks in hosts.values():
+        used = sum(
+            (own.trainer_cpu_seconds + own.children_cpu_seconds) / own.step_seconds.mean
+            for own in ranks
+        )
+        busy = sum(own.others_vcpus for own in ranks) + used
+        found += max(0.0, busy / len(ranks) - used)
+    return found
 
 
 def where(own: Signs, signs: Sequence[Signs]) -> str:

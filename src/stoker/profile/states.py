@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from statistics import median
 
-from stoker.profile.predict import Parts, limit
 from stoker.profile.process_states import interpreter_lock, oversubscribed, straggler, throttled
 from stoker.profile.raw import RankResult
 from stoker.profile.signs import (
@@ -11,11 +10,13 @@ from stoker.profile.signs import (
     Signs,
     busy_share,
     in_ms,
+    others_of,
     signs_of,
     vcpus_of,
     within,
 )
-from stoker.records import State
+from stoker.records import Parts, State
+from stoker.records.parts import MAX_OTHERS
 
 # Taking a batch over from its worker costs this much of a short step, whoever made it.
 MAX_LOST = 0.15
@@ -23,9 +24,6 @@ MAX_LOST = 0.15
 MIN_WORKER_IDLE = 0.5
 # A loader that alone delivers a batch in less of a step is not what steps wait for.
 MIN_LOADING = 0.6
-# Twice the workers, or more, that get no more than this share a thing that is used up.
-MAX_SHARED_GAIN = 1.3
-MIN_SHARED_RATIO = 2.0
 # A batch comes over the network where so much of it is received; compressed images are a tenth.
 MIN_RECEIVED = 0.05
 # A read from storage costs a little more even where the storage keeps up.
@@ -44,7 +42,7 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[St
 
     Args:
         ranks: Whose steps as is are all known.
-        parts: Of the cost model; None: the loader could not be measured alone.
+        parts: Of the step; None: the loader could not be measured alone.
     """
     signs = [signs_of(rank) for rank in ranks]
     waiting = max(signs, key=lambda own: own.as_is.wait_seconds.median)
@@ -52,27 +50,45 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[St
     vcpus = vcpus_of(signs)
     # A group that is stopped has no idle vCPUs, whatever the machine has.
     busy = 1.0 if stopped else busy_share(signs, vcpus=vcpus)
-    binding = (
-        limit(within(parts, vcpus=vcpus, is_throttled=bool(stopped)), ranks=len(ranks))
-        if parts
-        else None
-    )
+    binding = within(parts, vcpus=vcpus, is_throttled=bool(stopped)).limit if parts else None
+    is_serial = parts is not None and parts.workers == 0
     # Threads of a group that is stopped hold their locks: knocks say nothing then.
     gil = None if stopped else interpreter_lock(signs)
     found = [
         stopped,
         gil,
         straggler(signs),
+        _other_programs(signs, vcpus=vcpus),
         _cpu(signs, vcpus=vcpus, busy=busy) if binding in ("cpu", None) else None,
         # So do workers: what they do not compute then is not reading.
-        (_cold_reads(waiting) or _reads(waiting)) if binding != "cpu" and not stopped else None,
-        _few_workers(waiting, busy=busy) if binding == "workers" else None,
-        _serial(waiting) if binding == "serial" else None,
+        (_cold_reads(waiting) or _reads(waiting, is_shared=parts is not None and parts.is_shared))
+        if binding != "cpu" and not stopped
+        else None,
+        _few_workers(waiting, busy=busy) if binding == "latency" and not is_serial else None,
+        _serial(waiting) if binding == "latency" and is_serial else None,
         oversubscribed(waiting),
         _first_epoch(waiting),
         None if gil else _accelerator(signs, is_binding=binding == "accelerator"),
     ]
     return tuple(sorted((own for own in found if own), key=lambda own: -(own.share or 0.0)))
+
+
+def _other_programs(signs: Sequence[Signs], *, vcpus: float) -> State | None:
+    hosts: dict[str, list[Signs]] = {}
+    for own in signs:
+        hosts.setdefault(own.rank.host, []).append(own)
+    taken = {host: others_of(ranks) for host, ranks in hosts.items()}
+    others = sum(taken.values())
+    if others <= MAX_OTHERS * vcpus:
+        return None
+    most = max(taken, key=lambda host: taken[host])
+    where = f", most of them on {most}" if len(taken) > 1 else ""
+    return State(
+        id="other-programs",
+        text=f"other programs kept {others:.1f} of the {vcpus:.3g} vCPUs busy{where}: profile "
+        "again when it is quiet",
+        share=min(1.0, others / vcpus),
+    )
 
 
 def _cpu(signs: Sequence[Signs], *, vcpus: float, busy: float) -> State | None:
@@ -81,15 +97,17 @@ def _cpu(signs: Sequence[Signs], *, vcpus: float, busy: float) -> State | None:
         return None
     workers = sum(own.as_is.children_cpu_seconds for own in signs)
     trainers = sum(own.as_is.trainer_cpu_seconds for own in signs)
+    others = others_of(signs)
     return State(
         id="cpu",
         text=f"CPU-bound: a step uses {workers:.3f} CPU-seconds of loader workers and "
-        f"{trainers:.3f} of trainers, on {vcpus:.3g} vCPUs that were {busy:.0%} busy",
+        f"{trainers:.3f} of trainers, on {vcpus:.3g} vCPUs that were {busy:.0%} busy"
+        + (f", {others / vcpus:.0%} with other programs" if others > MAX_OTHERS * vcpus else ""),
         share=lost,
     )
 
 
-def _reads(own: Signs) -> State | None:
+def _reads(own: Signs, *, is_shared: bool) -> State | None:
     """Workers that wait for what they read, and for what."""
     if own.wait_share < MIN_SHARE or own.worker_idle_share < MIN_WORKER_IDLE or not own.alone:
         return None
@@ -101,7 +119,6 @@ def _reads(own: Signs) -> State | None:
     batch = f"a batch takes a worker {in_ms(wall)}, of which it computes {in_ms(cpu)}"
     size = own.rank.batch.num_bytes if own.rank.batch else 0
     received = own.received_per_second * own.step_seconds / max(1, own.rank.ranks_on_host)
-    is_shared = own.worker_ratio >= MIN_SHARED_RATIO and 0 < own.gain < MAX_SHARED_GAIN
     rates = own.rates
     if is_shared and received >= max(1.0, MIN_RECEIVED * size):
         return State(
@@ -174,7 +191,11 @@ def _serial(own: Signs) -> State | None:
 
 def _threads(own: Signs) -> str:
     """What sets the main process apart from a worker; empty where both load alike."""
-    if own.alone is None or own.alone.workers != 1:
+    threads = own.rank.loader.torch_threads if own.rank.loader else None
+    if own.alone is None or own.alone.workers != 1 or threads == 1:
+        return ""
+    if others_of([own]) > MAX_OTHERS * own.rank.vcpus:
+        # Whoever has to wait for a vCPU takes longer, with any number of threads.
         return ""
     wait, wall = own.as_is.wait_seconds.median, own.alone.wall_seconds.median
     if 1 / MIN_THREADS_RATIO <= wait / max(wall, 1e-9) <= MIN_THREADS_RATIO:

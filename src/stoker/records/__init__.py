@@ -37,7 +37,7 @@ from stoker.records.engine import (
     StrategyName,
     StrategySettings,
 )
-from stoker.records.evaluation import Evaluation, GateResult, Performance, StepCost
+from stoker.records.evaluation import Band, Evaluation, GateResult, Performance, StepCost
 from stoker.records.kubernetes import (
     KubeflowSettings,
     KubernetesSettings,
@@ -47,9 +47,11 @@ from stoker.records.kubernetes import (
     PodVolume,
     Toleration,
 )
+from stoker.records.parts import Parts, Shared, parts_of
 from stoker.records.profile import (
     Check,
     Fix,
+    LoaderRate,
     Observed,
     Profile,
     ProfiledData,
@@ -87,6 +89,7 @@ __all__ = [
     "Action",
     "Advice",
     "Answer",
+    "Band",
     "Bottleneck",
     "Calibration",
     "Channel",
@@ -112,12 +115,14 @@ __all__ = [
     "KubeflowSettings",
     "KubernetesSettings",
     "Limit",
+    "LoaderRate",
     "Measured",
     "MetricDefinition",
     "ModelSettings",
     "NodePool",
     "NodeRule",
     "Observed",
+    "Parts",
     "Performance",
     "Place",
     "Plan",
@@ -135,6 +140,7 @@ __all__ = [
     "Role",
     "SageMakerSettings",
     "Scalar",
+    "Shared",
     "Spread",
     "State",
     "StepCost",
@@ -151,6 +157,7 @@ __all__ = [
     "convert",
     "json_schema",
     "nearest",
+    "parts_of",
     "read_json",
     "read_text",
     "sha256_of",

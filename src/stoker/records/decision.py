@@ -17,7 +17,9 @@ from stoker.records.workload import Constraints, TodaysGroup
 
 Action = Literal["keep", "tune", "scale_up", "heterogeneous", "scale_out", "offload_gpu"]
 Limit = Literal["cpu", "accelerator", "latency", "network", "receive", "storage"]
-Bottleneck = Literal["cpu", "accelerator", "network", "storage", "none", "unexplained"]
+Bottleneck = Literal[
+    "cpu", "workers", "latency", "accelerator", "network", "storage", "none", "unexplained"
+]
 Role = Literal["dnn", "data"]
 
 
@@ -140,7 +142,15 @@ class Calibration(Record, frozen=True, kw_only=True):
 
 
 class Decision(Record, frozen=True, kw_only=True):
-    """The ranked plans, the chosen one, and why."""
+    """The ranked plans, the chosen one, and why.
+
+    Attributes:
+        bottleneck: What sets today's pace. `workers`: too few loader workers; `latency`: each of
+            them waits for its data, and more of them wait at the same time; `storage`: they share
+            what they wait for.
+        others_vcpus: vCPUs of the profiled hosts that other programs kept busy meanwhile; the
+            bands are wider by that. Absent: not known.
+    """
 
     schema: Literal["stoker.decision/v1"] = "stoker.decision/v1"
     workload_sha256: str | None = None
@@ -155,3 +165,4 @@ class Decision(Record, frozen=True, kw_only=True):
     objective: Literal["cost", "time"]
     constraints: Constraints
     calibration: Calibration | None = None
+    others_vcpus: NonNegativeFloat | None = None

@@ -22,11 +22,24 @@ class StepCost(Record, frozen=True, kw_only=True):
     usd_per_1000_steps: NonNegativeFloat | None = None
 
 
+class Band(Record, frozen=True, kw_only=True):
+    """The steps that were promised, from the shortest to the longest."""
+
+    low_seconds: NonNegativeFloat
+    high_seconds: NonNegativeFloat
+
+    def holds(self, step_seconds: float) -> bool:
+        """Whether a step is one of those."""
+        return self.low_seconds <= step_seconds <= self.high_seconds
+
+
 class Performance(Record, frozen=True, kw_only=True):
     """The promise against the outcome.
 
     Attributes:
         prediction_error: measured / predicted - 1.
+        band: Of the predicted step.
+        is_inside_band: Whether the measured step is one that was promised.
         speedup: Baseline step over measured step.
         cost_change: Measured cost over the baseline's, minus 1; negative is cheaper.
     """
@@ -35,6 +48,8 @@ class Performance(Record, frozen=True, kw_only=True):
     predicted: StepCost | None = None
     measured: StepCost
     prediction_error: float | None = None
+    band: Band | None = None
+    is_inside_band: bool | None = None
     speedup: PositiveFloat
     cost_change: float | None = None
 

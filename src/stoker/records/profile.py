@@ -63,7 +63,8 @@ class StepTerms(Record, frozen=True, kw_only=True):
         wait_seconds: Of it, waiting for data, of the rank that waits longest.
         accelerator_step_seconds: Replaying cached batches, all-reduce inside.
         loader_cpu_seconds: CPU-seconds of loading and augmenting, all ranks, every vCPU busy.
-        receive_seconds: Of the trainer's own thread, not overlapped, a rank.
+        receive_seconds: Of the trainer's own thread, not overlapped, a rank, with the feed.
+        local_receive_seconds: The same with today's local workers.
         receive_cpu_seconds: CPU-seconds of the feed's receive side off that thread, a rank.
         loader_wall_seconds: Worker-seconds of the same work, uncontended.
         trainer_cpu_seconds: CPU-seconds of the trainer processes themselves, all ranks.
@@ -81,6 +82,7 @@ class StepTerms(Record, frozen=True, kw_only=True):
     accelerator_step_seconds: NonNegativeFloat | None = None
     loader_cpu_seconds: NonNegativeFloat | None = None
     receive_seconds: NonNegativeFloat | None = None
+    local_receive_seconds: NonNegativeFloat | None = None
     receive_cpu_seconds: NonNegativeFloat | None = None
     loader_wall_seconds: NonNegativeFloat | None = None
     trainer_cpu_seconds: NonNegativeFloat | None = None
@@ -92,12 +94,29 @@ class StepTerms(Record, frozen=True, kw_only=True):
     storage_bytes_per_second: PositiveFloat | None = None
 
 
+class LoaderRate(Record, frozen=True, kw_only=True):
+    """What the loader gave without the model, at one number of workers.
+
+    Attributes:
+        workers: Loader workers of one host, all ranks.
+        steps_per_second: Global batches a second, of all hosts.
+    """
+
+    workers: PositiveInt
+    steps_per_second: PositiveFloat
+
+
 class Observed(Record, frozen=True, kw_only=True):
-    """Utilisation of the dnn hosts: fractions of all vCPUs and of all GPUs."""
+    """Utilisation of the dnn hosts: fractions of all vCPUs and of all GPUs.
+
+    Attributes:
+        others_vcpus: vCPUs of all hosts that other programs kept busy during the steps as is.
+    """
 
     cpu_utilization: Fraction | None = None
     gpu_utilization: Fraction | None = None
     hosts: PositiveInt | None = None
+    others_vcpus: NonNegativeFloat | None = None
 
     @property
     def is_known(self) -> bool:
@@ -183,7 +202,7 @@ class State(Record, frozen=True, kw_only=True):
 
     Attributes:
         id: cpu, accelerator, latency, storage, network, workers, serial, gil, oversubscribed,
-            straggler, first-epoch or throttled; later versions may know more.
+            straggler, first-epoch, throttled or other-programs; later versions may know more.
         share: Of a step that it explains or costs.
     """
 
@@ -200,6 +219,8 @@ class Profile(Record, frozen=True, kw_only=True):
             priced on it.
         data: Data hosts that made batches for this step; none where the dnn hosts loaded alone.
             The step is that of the whole cluster, `loader_cpu_seconds` those of the dnn hosts' CPU.
+        loader_rates: Throughput of the loader alone, by number of workers: no plan is promised
+            more from workers than these say.
         transforms: What loading a sample is made of, the dearest first.
         unmeasured: Parts that cannot be measured where batches are none of a DataLoader of torch:
             `accelerator`, `loader`. No spending is advised then.
@@ -215,6 +236,7 @@ class Profile(Record, frozen=True, kw_only=True):
     check: Check | None = None
     states: tuple[State, ...] = ()
     fixes: tuple[Fix, ...] = ()
+    loader_rates: tuple[LoaderRate, ...] = ()
     transforms: tuple[TransformCost, ...] = ()
     unmeasured: tuple[Name, ...] = ()
     what: dict[str, Value] = msgspec.field(default_factory=dict)

@@ -72,6 +72,8 @@ class Constraints(Record, frozen=True, kw_only=True):
         max_data_hosts: 0: no data group.
         allowed_instance_types: For dnn and data hosts alike; today's type is always allowed.
         regions: Regions whose prices may be used.
+        storage: Whether data hosts bring storage bandwidth of their own (local disks), or read
+            from what all hosts share; absent: not known, taken as shared.
     """
 
     objective: Literal["cost", "time"] = "cost"
@@ -80,6 +82,7 @@ class Constraints(Record, frozen=True, kw_only=True):
     max_data_hosts: NonNegativeInt = 8
     allowed_instance_types: tuple[Name, ...] | None = None
     regions: tuple[Name, ...] | None = None
+    storage: Literal["per_host", "shared"] | None = None
 
 
 class TrainingSize(Record, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ class Figures:
 
     Attributes:
         prediction_error: measured / predicted - 1.
+        is_inside_band: Whether the measured step is one that was promised.
         speedup: Baseline step over measured step.
         predicted_speedup: Baseline step over predicted step.
         cost_change: Measured cost over the baseline's, minus 1.
@@ -29,6 +30,7 @@ class Figures:
     measured_spread: Spread | None = None
     measured_steps: int | None = None
     prediction_error: float | None = None
+    is_inside_band: bool | None = None
     speedup: float | None = None
     baseline_usd: float | None = None
     predicted_usd: float | None = None
@@ -76,6 +78,7 @@ def collect(
     if measured_usd is None and outcome:
         measured_usd = outcome.usd_per_1000_steps
     error = performance.prediction_error if performance else None
+    band = performance.band if performance else None
     if error is None and measured is not None:
         error = _change(measured, predicted)
     cost_change = performance.cost_change if performance else None
@@ -86,14 +89,19 @@ def collect(
         baseline_wait=step.wait_seconds if step else None,
         baseline_spread=(profile.spread or {}).get("step_seconds") if profile else None,
         predicted=predicted,
-        predicted_low=promise.step_seconds_low if promise else None,
-        predicted_high=promise.step_seconds_high if promise else None,
+        predicted_low=band.low_seconds if band else promise.step_seconds_low if promise else None,
+        predicted_high=band.high_seconds
+        if band
+        else promise.step_seconds_high
+        if promise
+        else None,
         predicted_speedup=promise.speedup if promise else _ratio(baseline, predicted),
         measured=measured,
         measured_wait=outcome.wait_seconds if outcome else None,
         measured_spread=outcome.spread.get("step_seconds") if outcome else None,
         measured_steps=outcome.steps if outcome else None,
         prediction_error=error,
+        is_inside_band=performance.is_inside_band if performance else None,
         speedup=performance.speedup if performance else _ratio(baseline, measured),
         baseline_usd=baseline_usd,
         predicted_usd=predicted_usd,

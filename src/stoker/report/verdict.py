@@ -27,6 +27,8 @@ _COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 _LIMITS = {
     "cpu": "the CPUs that load the data are the limit",
+    "workers": "too few loader workers are the limit",
+    "latency": "what each loader worker waits for is the limit",
     "accelerator": "the accelerator is the limit, not the data",
     "network": "the network is the limit",
     "storage": "the storage is the limit",
@@ -183,7 +185,12 @@ def _promise(figures: Figures, unit: TimeUnit) -> list[str]:
         text += f", {digits(figures.predicted_speedup, 2)} times as fast"
     if figures.prediction_error is not None:
         side = "above" if figures.prediction_error >= 0 else "below"
-        text += f" (measured is {percent(figures.prediction_error)} {side})"
+        text += f" (measured is {percent(figures.prediction_error)} {side}"
+        if figures.is_inside_band is not None and figures.predicted_low and figures.predicted_high:
+            low, high = unit.brief(figures.predicted_low), unit.brief(figures.predicted_high)
+            where = "inside" if figures.is_inside_band else "outside"
+            text += f", {where} the promised band of {low} to {high}"
+        text += ")"
     return [text + "."]
 
 

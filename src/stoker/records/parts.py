@@ -1,0 +1,289 @@
+"""The parts of a step: what the terms of a profile give together.
+
+This is the only sum. The profile's self-check and the cost model of `decide` both take it from
+here, so that they cannot say two things about one step. On the hosts that train today,
+
+    t = max( g + r,                        the accelerator, and taking a batch from a worker
+             (c + trainer) / vCPUs,        CPU that other programs leave
+             B + (wall - m B) / workers,   the loader's own time
+             bytes read / storage rate )
+
+and g + wall / ranks where the trainer loads by itself. B is what the workers share: the measured
+throughput by worker count (1 / t(m) with the fewest workers m, 1 / t(n) with the most) gives
+B = (n t(n) - m t(m)) / (n - m), which no worker and no host makes shorter unless the hosts have a
+storage each. B is 0 where more workers loaded more, as far as the CPU allows it. Pure.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from stoker.records.decision import Limit
+from stoker.records.profile import LoaderRate, Profile
+
+# A loader that needs more worker-seconds than this over its CPU-seconds waits for something.
+WAITS = 1.25
+# Workers of a loader that waits: more than vCPUs, yet each costs memory.
+MOST_WORKERS_PER_VCPU = 4
+# Throughputs of one loader, tried twice, differ by less: by little where it waits, and by more
+# where it computes, on vCPUs and caches that are not its own.
+_NOISE_WAITING = 1.1
+_NOISE_COMPUTING = 1.3
+# Workers beyond those that are busy at the predicted step, against jitter.
+_SPARE = 1.1
+# Of loading that is shared: the fewest workers that come so near to the best.
+_NEAR_BEST = 1.05
+# Below this share of the vCPUs nothing was measured on them.
+LEAST_FREE = 0.02
+# Other programs that keep more of the vCPUs busy than this make the numbers doubtful.
+MAX_OTHERS = 0.10
+# What other programs took they may leave, or take again from the plan: a step may be so much
+# longer as they took over what they left. From here on that is beyond any band: nothing is said.
+_BEYOND_TELLING = 0.6
+# A storage that would take so much longer than the step is not what the step reads from.
+_IN_MEMORY = 1.15
+
+_ORDER: tuple[Limit, ...] = ("cpu", "accelerator", "latency", "storage")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What loader workers share, by their measured throughput.
+
+    Attributes:
+        seconds: Of a global step, with any number of workers; 0: more workers load more.
+        least: The fewest workers that were tried, of all hosts; 0: not known.
+        most: The most workers that were tried, of all hosts; 0: not known.
+    """
+
+    seconds: float = 0.0
+    least: int = 0
+    most: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of a global step on the hosts that train, all ranks together.
+
+    Attributes:
+        accelerator_seconds: Of the trainer with data at hand.
+        receive_seconds: Of the trainer's own thread to take a batch from a worker.
+        loader_cpu_seconds: CPU-seconds of loading.
+        loader_wall_seconds: Worker-seconds of loading with the fewest workers.
+        trainer_cpu_seconds: CPU-seconds of the trainer processes, receiving inside.
+        vcpus: vCPUs of all hosts.
+        others_vcpus: vCPUs that other programs kept busy.
+        workers: Loader workers of all hosts; 0: the trainer loads by itself, between its steps.
+        ranks: Trainer processes of all hosts.
+        read_seconds: What the storage needs for a step's bytes; 0: it keeps up, or is not known.
+        shared: What the workers share.
+    """
+
+    accelerator_seconds: float
+    receive_seconds: float
+    loader_cpu_seconds: float
+    loader_wall_seconds: float
+    trainer_cpu_seconds: float
+    vcpus: float
+    others_vcpus: float = 0.0
+    workers: int
+    ranks: int = 1
+    read_seconds: float = 0.0
+    shared: Shared = Shared()
+
+    @property
+    def free_vcpus(self) -> float:
+        """vCPUs that other programs leave."""
+        return max(self.vcpus - self.others_vcpus, self.vcpus * LEAST_FREE)
+
+    @property
+    def parallel_seconds(self) -> float:
+        """Worker-seconds that more workers divide among them."""
+        return max(0.0, self.loader_wall_seconds - self.shared.least * self.shared.seconds)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether workers wait for what they share for longer than each for its own batch."""
+        return self.shared.seconds > self.parallel_seconds / max(1, self.workers)
+
+    @property
+    def terms(self) -> Mapping[Limit, float]:
+        """Seconds of a step that each limit asks for; the slowest one sets the pace."""
+        floor = self.accelerator_seconds + self.receive_seconds
+        cpu = (self.loader_cpu_seconds + self.trainer_cpu_seconds) / self.free_vcpus
+        latency, storage = 0.0, self.read_seconds
+        if self.workers == 0:
+            latency = self.accelerator_seconds + self.loader_wall_seconds / self.ranks
+        else:
+            divided = self.parallel_seconds / self.workers
+            latency = self.shared.seconds + divided
+            if self.is_shared:
+                latency, storage = divided, max(storage, latency)
+        return {"cpu": cpu, "accelerator": floor, "latency": latency, "storage": storage}
+
+    @property
+    def step_seconds(self) -> float:
+        """The step that the parts give: the slowest of the things that overlap."""
+        return max(self.terms.values())
+
+    @property
+    def limit(self) -> Limit:
+        """The term that sets the pace."""
+        terms, step = self.terms, self.step_seconds
+        return next(name for name in _ORDER if terms[name] >= step * (1 - 1e-9))
+
+
+def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
+    """The parts of a profile's step; None where one of them was not measured.
+
+    Args:
+        ranks: Trainer processes of all hosts; absent: as the profile says.
+    """
+    step, vcpus, hosts = profile.step, profile.host.capacity, profile.host.count
+    if (
+        step is None
+        or vcpus is None
+        or step.accelerator_step_seconds is None
+        or step.loader_cpu_seconds is None
+        or step.loader_wall_seconds is None
+        or step.trainer_cpu_seconds is None
+        or step.num_workers is None
+    ):
+        return None
+    said = profile.what.get("ranks")
+    ranks = ranks or (said if isinstance(said, int) else hosts)
+    local = step.local_receive_seconds
+    receive = (step.receive_seconds or 0.0) if local is None else local
+    others = others_vcpus_of(profile)
+    return Parts(
+        accelerator_seconds=step.accelerator_step_seconds,
+        receive_seconds=receive if step.num_workers else 0.0,
+        loader_cpu_seconds=step.loader_cpu_seconds,
+        loader_wall_seconds=step.loader_wall_seconds,
+        trainer_cpu_seconds=step.trainer_cpu_seconds
+        + ((local or 0.0) * ranks if step.num_workers else 0.0),
+        vcpus=vcpus * hosts,
+        others_vcpus=others,
+        workers=step.num_workers * hosts,
+        ranks=ranks,
+        read_seconds=read_seconds(profile),
+        shared=shared_of(profile, vcpus=vcpus * hosts - others),
+    )
+
+
+def read_seconds(profile: Profile) -> float:
+    """What today's storage needs for the bytes of a step; 0: it keeps up, or is not known.
+
+    Cold reads that would take longer than the step itself are none of the step's: it found its
+    files in memory.
+    """
+    step = profile.timed_step
+    if step.storage_bytes_per_second is None or not step.read_bytes:
+        return 0.0
+    seconds = step.read_bytes / (step.storage_bytes_per_second * profile.host.count)
+    return 0.0 if seconds > _IN_MEMORY * step.step_seconds else seconds
+
+
+def shared_of(profile: Profile, *, vcpus: float) -> Shared:
+    """What the profile's loader workers share, on so many vCPUs of all hosts."""
+    step, hosts = profile.timed_step, profile.host.count
+    cpu = step.loader_cpu_seconds
+    if cpu is None:
+        return Shared()
+    wall = step.loader_wall_seconds
+    return shared_by_rates(
+        profile.loader_rates, wall=cpu if wall is None else wall, cpu=cpu, vcpus=vcpus, hosts=hosts
+    )
+
+
+def shared_by_rates(
+    rates: Sequence[LoaderRate], *, wall: float, cpu: float, vcpus: float, hosts: int = 1
+) -> Shared:
+    """What the workers share, by throughputs at different numbers of them.
+
+    Args:
+        rates: Of the loader alone.
+        wall: Worker-seconds of a step's loading.
+        cpu: CPU-seconds of it.
+        vcpus: That the loader had, of all hosts.
+        hosts: That the loader was tried on at once.
+    """
+    known = sorted(rates, key=lambda rate: rate.workers)
+    if not known:
+        return Shared()
+    few, many = known[0], known[-1]
+    least, most = few.workers * hosts, many.workers * hosts
+    if least == most:
+        return Shared(least=least, most=most)
+    alone, together = 1 / few.steps_per_second, 1 / many.steps_per_second
+    expected = max(least * alone / most, cpu / max(min(most, vcpus), 1e-9))
+    noise = _NOISE_WAITING if wall > WAITS * cpu else _NOISE_COMPUTING
+    if together <= noise * expected:
+        return Shared(least=least, most=most)
+    best = min(1 / rate.steps_per_second for rate in known)
+    # A lone worker waits for what it shares within its own time for a batch.
+    seconds = min((most * together - least * alone) / (most - least), best, wall / least)
+    return Shared(seconds=max(0.0, seconds), least=least, most=most)
+
+
+def others_vcpus_of(profile: Profile) -> float:
+    """vCPUs of all hosts that other programs kept busy; 0 where that is not known."""
+    observed = profile.observed
+    return 0.0 if observed is None else observed.others_vcpus or 0.0
+
+
+def others_width(profile: Profile, *, vcpus: float) -> float:
+    """The relative error that other programs may cause; 0 where they are hardly there.
+
+    Args:
+        vcpus: Of all hosts.
+    """
+    others = min(others_vcpus_of(profile), vcpus * (1 - LEAST_FREE))
+    return others / (vcpus - others) if others > MAX_OTHERS * vcpus else 0.0
+
+
+def too_busy(profile: Profile, *, vcpus: float) -> str:
+    """Why nothing can be told of another cluster, where other programs had the vCPUs; else empty.
+
+    Args:
+        vcpus: Of all hosts.
+    """
+    if others_width(profile, vcpus=vcpus) <= _BEYOND_TELLING:
+        return ""
+    return (
+        f"other programs kept {others_vcpus_of(profile):.1f} of the {vcpus:.3g} vCPUs busy, so it "
+        "cannot be told what the training does without them"
+    )
+
+
+def most_workers(*, vcpus: float, parallel: float, cpu: float) -> int:
+    """Loader workers of a host that can be of use: a vCPU each, and more where they wait."""
+    waits = max(1.0, parallel / cpu) if cpu > 0 else MOST_WORKERS_PER_VCPU if parallel > 0 else 1.0
+    return math.ceil(vcpus * min(waits, MOST_WORKERS_PER_VCPU))
+
+
+def useful_workers(*, parallel: float, shared: float, step: float, most: int) -> int:
+    """The fewest workers with which a step is as fast as with `most`, a tenth more against jitter.
+
+    Args:
+        parallel: Worker-seconds that they divide among them.
+        shared: Seconds that no worker makes shorter.
+        step: Seconds of a step with `most` workers.
+    """
+    is_shared = shared > parallel / most
+    left = (_NEAR_BEST * step if is_shared else step) - shared
+    busy = (parallel if is_shared else _SPARE * parallel) / left if left > 0 else float(most)
+    # Of numbers that are whole but for the last digits, no worker more.
+    return max(1, min(most, math.ceil(busy - 1e-9)))
+
+
+def tuned(parts: Parts, *, hosts: int = 1) -> Parts:
+    """The same hosts with as many loader workers as are of use, the same number on each."""
+    vcpus = parts.vcpus / hosts
+    parallel = parts.parallel_seconds
+    most = most_workers(vcpus=vcpus, parallel=parallel, cpu=parts.loader_cpu_seconds)
+    best = replace(parts, workers=most * hosts).step_seconds
+    workers = useful_workers(
+        parallel=parallel / hosts, shared=parts.shared.seconds, step=best, most=most
+    )
+    return replace(parts, workers=workers * hosts)

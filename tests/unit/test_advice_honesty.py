@@ -1,0 +1,409 @@
+"""What `decide` says of a profile that was measured, with the numbers of trainings that were
+advised wrongly: it may not contradict the profile, nor promise what the profile ruled out.
+"""
+
+import math
+from dataclasses import replace
+from datetime import date
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.catalog import load_catalog
+from stoker.cli.chain import free_advice
+from stoker.decide import decide, explain
+from stoker.decide.measure import measure, today_of
+from stoker.decide.model import estimate
+from stoker.decide.work import Hosts, Shape
+from stoker.profile.explain import explain as explain_profile
+from stoker.profile.measure import combine
+from stoker.profile.raw import (
+    AcceleratorOnly,
+    AsIs,
+    BatchFacts,
+    Drain,
+    LoaderFacts,
+    Quartiles,
+    RankResult,
+    Reads,
+)
+from stoker.records import (
+    Constraints,
+    Decision,
+    Plan,
+    Profile,
+    ProfileSettings,
+    TodaysGroup,
+    to_document,
+)
+
+
+def at(value: float) -> Quartiles:
+    return Quartiles(mean=value, median=value, low=value, high=value, samples=60)
+
+
+def rank_of(
+    *,
+    step: float,
+    wait: float,
+    accelerator: float,
+    trainer_cpu: float,
+    loader_cpu: float,
+    loader_wall: float,
+    rates: dict[int, float],
+    workers: int,
+    vcpus: int,
+    others: float = 0.0,
+    read_bytes: float = 0.0,
+    threads: int | None = None,
+) -> RankResult:
+    """A rank with these figures."""
+    return RankResult(
+        rank=0,
+        world_size=1,
+        host="algo-1",
+        vcpus=vcpus,
+        ranks_on_host=1,
+        as_is=AsIs(
+            step_seconds=at(step),
+            wait_seconds=at(wait),
+            trainer_cpu_seconds=trainer_cpu,
+            children_cpu_seconds=loader_cpu if workers else 0.0,
+            receive_seconds=0.0,
+            others_vcpus=others,
+        ),
+        accelerator=AcceleratorOnly(
+            step_seconds=at(accelerator), trainer_cpu_seconds=at(trainer_cpu), cached_batches=8
+        ),
+        drains=tuple(
+            Drain(
+                workers=count,
+                cpu_seconds=at(loader_cpu),
+                wall_seconds=at(loader_wall if count == 1 else count / rate),
+                batches_per_second=rate,
+            )
+            for count, rate in rates.items()
+        ),
+        reads=Reads(
+            workers=1,
+            batch_bytes=at(read_bytes),
+            cold_seconds=at(loader_wall),
+            warm_seconds=at(loader_wall),
+        )
+        if read_bytes
+        else None,
+        batch=BatchFacts(samples=8, num_bytes=1_000_000),
+        loader=LoaderFacts(
+            num_workers=workers,
+            pin_memory=False,
+            persistent_workers=True,
+            dataset="__main__.Data",
+            torch_threads=threads,
+        ),
+    )
+
+
+def profile_of(rank: RankResult) -> Profile:
+    """The profile that one rank makes."""
+    return combine(
+        [rank],
+        group=TodaysGroup(instance_type=f"local.c{round(rank.vcpus)}"),
+        settings=ProfileSettings(),
+        workload_sha256=None,
+        what={},
+    )
+
+
+def decided(profile: Profile, **constraints: object) -> Decision:
+    return decide(
+        profile,
+        catalog=load_catalog("local", cores=4),
+        constraints=Constraints(**constraints),
+        today=date(2026, 11, 21),
+    )
+
+
+def words(decision: Decision) -> str:
+    return " ".join(explain(decision).split())
+
+
+def plans(decision: Decision, action: str) -> list[Plan]:
+    return [plan for plan in decision.plans if plan.action == action and plan.predicted]
+
+
+# 24 MB files, eight a batch, one disk: 2.9 batches a second with one worker, 3.2 with two.
+DISK = profile_of(
+    rank_of(
+        step=0.345,
+        wait=0.330,
+        accelerator=0.010,
+        trainer_cpu=0.010,
+        loader_cpu=0.160,
+        loader_wall=0.345,
+        rates={2: 3.2, 1: 2.9},
+        workers=1,
+        vcpus=2,
+        read_bytes=201.33e6,
+    )
+)
+
+
+def test_more_workers_are_promised_no_more_than_the_profile_measured_of_them() -> None:
+    # Of 345 ms two workers save 32, so that 65 are divided among workers and 280 are shared.
+    for plan in decided(DISK, objective="time").plans:
+        assert plan.predicted is not None
+        assert plan.predicted.speedup <= 345 / 280, plan.action
+
+
+def test_a_disk_at_its_limit_is_not_mended_by_hosts_that_may_share_it() -> None:
+    decision = decided(DISK, objective="time")
+    assert decision.action == "keep"
+    assert decision.bottleneck == "storage"
+
+
+def test_what_a_profile_says_of_storage_does_not_exclude_itself() -> None:
+    text = " ".join(explain_profile(DISK).split())
+    assert "storage-bound" in text
+    assert "too few loader workers" not in text
+    assert "keeps up" not in text
+
+
+# One vCPU, one worker; other programs took 0.6 of the vCPU.
+ONE_BUSY_CORE = profile_of(
+    rank_of(
+        step=0.0663,
+        wait=0.060,
+        accelerator=0.0005,
+        trainer_cpu=0.0001,
+        loader_cpu=0.0268,
+        loader_wall=0.0268,
+        rates={1: 15.0},
+        workers=1,
+        vcpus=1,
+        others=0.594,
+    )
+)
+# Two vCPUs, no workers; other programs took 1.8 of the vCPUs.
+TWO_BUSY_CORES = profile_of(
+    rank_of(
+        step=0.172,
+        wait=0.139,
+        accelerator=0.0060,
+        trainer_cpu=0.0060,
+        loader_cpu=0.0278,
+        loader_wall=0.0278,
+        rates={2: 7.0, 1: 6.0},
+        workers=0,
+        vcpus=2,
+        others=1.8,
+    )
+)
+BUSY = pytest.mark.parametrize("profile", [ONE_BUSY_CORE, TWO_BUSY_CORES], ids=["one", "two"])
+
+
+@BUSY
+def test_the_parts_give_one_sum_in_profile_and_decision(profile: Profile) -> None:
+    assert profile.check is not None
+    given = f"{profile.check.predicted_step_seconds * 1000:.3g} ms"
+    (answer, *_) = decided(profile).path
+    assert f"give {given}" in answer.because
+
+
+@BUSY
+def test_what_other_programs_took_is_in_the_decision_and_said(profile: Profile) -> None:
+    decision = decided(profile)
+    took = f"{0.594:.1f} of the 1" if profile is ONE_BUSY_CORE else "1.8 of the 2"
+    assert f"other programs kept {took} vCPUs busy" in words(decision)
+    assert "other programs kept" in str(to_document(decision)["warnings"])
+
+
+@BUSY
+def test_time_of_other_programs_is_never_booked_as_loading(profile: Profile) -> None:
+    step = profile.timed_step
+    assert step.loader_cpu_seconds in (0.0268, 0.0278)
+    said = words(decided(profile))
+    assert "0.0661 CPU-s" not in said
+    assert "0.139 CPU-s" not in said
+
+
+def test_on_a_machine_that_others_keep_busy_decide_cannot_tell_and_says_so() -> None:
+    decision = decided(TWO_BUSY_CORES, objective="time")
+    assert decision.action == "keep"
+    assert "cannot be told" in words(decision)
+    assert "x as fast, at no cost" not in words(decision)
+
+
+def test_other_programs_widen_the_band_by_what_they_took() -> None:
+    core = rank_of(
+        step=0.0368,
+        wait=0.030,
+        accelerator=0.0020,
+        trainer_cpu=0.0020,
+        loader_cpu=0.0268,
+        loader_wall=0.0268,
+        rates={1: 30.0},
+        workers=1,
+        vcpus=1,
+        others=0.2,
+    )
+    assert core.as_is is not None
+    gone = msgspec.structs.replace(core.as_is, others_vcpus=0.0, step_seconds=at(0.0288))
+
+    def band(rank: RankResult) -> float:
+        decision = decided(profile_of(rank), objective="time", max_data_hosts=1)
+        (plan, *_) = plans(decision, "heterogeneous")
+        assert plan.predicted is not None
+        return plan.predicted.step_seconds_high / plan.predicted.step_seconds - 1
+
+    # 0.2 of 1 vCPU: what is left may be a quarter more.
+    quiet = band(msgspec.structs.replace(core, as_is=gone))
+    assert band(core) == pytest.approx(math.hypot(quiet, 0.25), abs=0.001)
+
+
+# A loader that sleeps, one worker on one vCPU: four workers are free, a data host makes it five.
+SLEEPY = profile_of(
+    rank_of(
+        step=0.0427,
+        wait=0.040,
+        accelerator=0.0020,
+        trainer_cpu=0.0020,
+        loader_cpu=0.0004,
+        loader_wall=0.0427,
+        rates={1: 23.4},
+        workers=1,
+        vcpus=1,
+        others=0.05,
+    )
+)
+
+
+def test_money_buys_only_what_the_best_free_plan_does_not_give() -> None:
+    decision = decided(
+        SLEEPY, objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",)
+    )
+    (free,) = plans(decision, "tune")
+    assert free.predicted is not None
+    assert free.predicted.speedup == pytest.approx(4.0, rel=0.05)
+    assert decision.action == "tune"
+
+
+def test_the_bottleneck_of_a_loader_that_waits_is_called_latency_in_words_and_record() -> None:
+    decision = decided(SLEEPY, objective="time")
+    assert decision.bottleneck == "latency"
+
+
+def test_profile_and_decision_advise_one_number_of_workers() -> None:
+    (fix,) = [fix for fix in SLEEPY.fixes if fix.id == "num_workers"]
+    (free,) = plans(decided(SLEEPY), "tune")
+    assert f"num_workers={free.groups[0].workers_per_host} instead of 1" in fix.text
+
+
+def test_free_advice_is_told_by_the_chain_whichever_plan_is_run() -> None:
+    (told,) = free_advice(SLEEPY, decided(SLEEPY, objective="time"))
+    assert "Give the loaders 4 workers a host instead of 1: 4.00x as fast, at no cost." in told
+
+
+COLD = msgspec.structs.replace(
+    DISK,
+    step=msgspec.structs.replace(
+        DISK.timed_step, read_bytes=200e6, storage_bytes_per_second=600e6, loader_wall_seconds=0.16
+    ),
+    loader_rates=(),
+    states=(),
+)
+
+
+@pytest.mark.parametrize(
+    ("storage", "speedup"), [(None, 1.0), ("shared", 1.0), ("per_host", 2.0)], ids=str
+)
+def test_data_hosts_bring_storage_bandwidth_only_where_that_is_known(
+    storage: str | None, speedup: float
+) -> None:
+    decision = decided(
+        COLD,
+        objective="time",
+        storage=storage,
+        max_data_hosts=1,
+        allowed_instance_types=("local.c2",),
+    )
+    assert decision.bottleneck == "storage"
+    (plan,) = plans(decision, "heterogeneous")
+    assert plan.predicted is not None
+    assert plan.predicted.speedup == pytest.approx(speedup, rel=0.05)
+
+
+def test_storage_that_workers_share_is_mended_by_hosts_that_have_their_own() -> None:
+    own = decided(DISK, objective="time", storage="per_host", max_data_hosts=2)
+    best = max(plan.predicted.speedup for plan in plans(own, "heterogeneous") if plan.predicted)
+    assert best > 2
+    assert own.action == "heterogeneous"
+
+
+def test_threads_of_torch_are_blamed_only_where_there_are_several_and_nobody_else() -> None:
+    def text(others: float, threads: int) -> str:
+        rank = rank_of(
+            step=0.157,
+            wait=0.136,
+            accelerator=0.021,
+            trainer_cpu=0.021,
+            loader_cpu=0.007,
+            loader_wall=0.007,
+            rates={2: 280.0, 1: 140.0},
+            workers=0,
+            vcpus=2,
+            others=others,
+            threads=threads,
+        )
+        return " ".join(state.text for state in profile_of(rank).states)
+
+    assert "threads wait for each other" in text(0.0, 2)
+    assert "threads wait for each other" not in text(0.0, 1)
+    assert "threads wait for each other" not in text(0.5, 2)
+    assert "other programs kept 0.5 of the 2 vCPUs busy" in text(0.5, 2)
+
+
+@given(
+    numbers=st.fixed_dictionaries(
+        {
+            name: st.floats(1e-4, 1.0)
+            for name in ("step", "accelerator", "trainer_cpu", "loader_cpu", "loader_wall")
+        }
+    ),
+    few=st.floats(0.1, 100),
+    many=st.floats(0.1, 100),
+    others=st.floats(0, 1.9),
+    workers=st.integers(0, 4),
+    read_bytes=st.floats(0, 1e6),
+)
+def test_the_self_check_and_the_model_sum_the_parts_alike_whatever_was_measured(
+    numbers: dict[str, float],
+    few: float,
+    many: float,
+    others: float,
+    workers: int,
+    read_bytes: float,
+) -> None:
+    profile = profile_of(
+        rank_of(
+            **numbers,
+            wait=numbers["step"] / 2,
+            rates={1: few, 2: many},
+            others=others,
+            workers=workers,
+            vcpus=2,
+            read_bytes=read_bytes,
+        )
+    )
+    today = today_of(profile, load_catalog("local", cores=2).get("local.c2"))
+    work = measure(profile, today=today, processes=1)
+    assert profile.check is not None
+    # A thousandth of the step is the least that the model ever says.
+    summed = max(profile.check.predicted_step_seconds, numbers["step"] / 1000)
+    assert work.parts_seconds == pytest.approx(summed)
+    shape = Shape(dnn=Hosts(instance=today, count=1, workers=workers))
+    bare = replace(work, corrected=())
+    assert estimate(bare, shape).step_seconds == pytest.approx(work.parts_seconds)
+    # Whatever the step took longer, loading is what its own processes used.
+    assert work.loader_cpu_seconds == profile.timed_step.loader_cpu_seconds
