@@ -5,8 +5,12 @@ component with the pod that it needs. Everything that may differ from run to run
 the pipeline; the rest is fixed when it is compiled, with no network.
 """
 
+import ast
 import inspect
 import json
+import pprint
+import re
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -84,7 +88,16 @@ def compiled(component: object) -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "compiled.yaml"
         compiler.Compiler().compile(component, str(file))
-        return file.read_text(encoding="utf-8")
+        return _with_sorted_defaults(file.read_text(encoding="utf-8"))
+
+
+def _with_sorted_defaults(text: str) -> str:
+    """Sorts the default objects in kfp's heading: it writes them in the order of their hashes."""
+    return re.sub(
+        r"(?m)^(#    \w+: dict \[Default: )(\{.*\})\]$",
+        lambda found: f"{found[1]}{pprint.pformat(ast.literal_eval(found[2]), width=sys.maxsize)}]",
+        text,
+    )
 
 
 def step(

@@ -331,6 +331,7 @@ from stoker.targets.kubeflow_pipeline import compile_kubeflow, component_files
 before = dict(os.environ)
 made = compile_kubeflow(sample.WORKLOAD, folder=Path.cwd())
 print(hashlib.sha256(made.definition.encode()).hexdigest())
+print(compile_kubeflow(sample.with_labels(), folder=Path.cwd()).definition)
 print(sorted(component_files(sample.WORKLOAD, folder=Path.cwd()).items()))
 assert dict(os.environ) == before, "the environment was changed"
 assert not [name for name in sys.modules if name.split(".")[0] in ("components", "pipelines")]

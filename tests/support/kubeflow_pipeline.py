@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
-from stoker.records import Json
+from stoker.records import Json, Workload
 from stoker.settings import workload_from
 from stoker.targets.compiled import Compiled
 from stoker.targets.kubeflow_pipeline import compile_kubeflow, component_files
@@ -61,6 +62,20 @@ LOCAL = workload_from(
     }
 )
 WORKLOADS = {"cluster": WORKLOAD, "local": LOCAL}
+
+
+def with_labels() -> Workload:
+    """The workload with a pool of several node labels: the default of an object parameter."""
+    settings = WORKLOAD.kubernetes
+    assert settings is not None
+    labels = {"pool": "gpu", "zone": "a", "disk": "fast", "team": "vision"}
+    pools = {
+        name: msgspec.structs.replace(pool, node_selector=labels)
+        for name, pool in settings.pools.items()
+    }
+    return msgspec.structs.replace(
+        WORKLOAD, kubernetes=msgspec.structs.replace(settings, pools=pools)
+    )
 
 
 @functools.cache
