@@ -20,6 +20,7 @@ DEV := .venv/.installed-dev
 TF := .venv-tf/.installed
 RAY := .venv-ray/.installed
 LIBRARIES := .venv-libraries/.installed
+PEERS := .venv-peers/.installed
 OWN_PIP = $(@D)/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off
 
 .PHONY: help setup run test test-failed test-engines test-libraries check fmt faults bench soak image image-control clean
@@ -85,6 +86,15 @@ $(RAY): examples/ray_digits/requirements.txt examples/rl_simulators/requirements
 	@$(PYTHON) -m venv .venv-ray
 	@echo "$(abspath .venv)/lib/$$(ls .venv/lib)/site-packages" >"$$(ls -d .venv-ray/lib/*/site-packages)/beside.pth"
 	@$(OWN_PIP) $(patsubst %,-r %,$^)
+	@touch $@
+
+# Yardsticks of benchmarks/peers.py. TensorFlow comes last: its versions are the narrower ones.
+$(PEERS): examples/ray_digits/requirements.txt examples/tf_mnist/requirements.txt | $(DEV)
+	@echo "set-up: TensorFlow, gRPC and Ray in .venv-peers (2 GB)"
+	@$(PYTHON) -m venv .venv-peers
+	@echo "import site; site.addsitedir('$(abspath .venv)/lib/$$(ls .venv/lib)/site-packages')" \
+	  >"$$(ls -d .venv-peers/lib/*/site-packages)/beside.pth"
+	@for each in $^; do $(OWN_PIP) --no-deps -r $$each || exit 1; done
 	@touch $@
 
 # Without dependencies: .venv has them, and nothing may bring another torch.

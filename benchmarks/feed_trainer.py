@@ -2,7 +2,8 @@
 
     python feed_trainer.py LOADER CASE RESULT [PORT ...]
 
-LOADER is one of `loaders.LOADERS`, the ports are those of the workers that are there already.
+LOADER is one that `measuring.trained` names, the ports are those of the workers that are there
+already.
 """
 
 import json
@@ -92,6 +93,16 @@ def main(loader: str, case: Case, ports: Sequence[int]) -> dict[str, float | boo
 
         with RayLoader(case) as ray_batches:
             return measure(ray_batches, case, cpu_beside=ray_batches.receiver_cpu_seconds)
+    if loader == "ray data":
+        from ray_loader import RayDataLoader
+
+        with RayDataLoader(case) as blocks:
+            return measure(blocks, case, cpu_beside=blocks.receiver_cpu_seconds)
+    if loader == "tf.data service":
+        from tf_service_loader import TfServiceLoader
+
+        with TfServiceLoader(case) as service:
+            return measure(service, case, cpu_beside=nothing)
     if loader.startswith("torch"):
         local = torch.utils.data.DataLoader(
             Images(case),

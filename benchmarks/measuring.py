@@ -33,14 +33,14 @@ def trained(
 
     Args:
         loader: raw, stoker plain, stoker encrypted, torch local, torch unordered, grpc raw,
-            grpc protobuf or ray.
+            grpc protobuf, ray, ray data or tf.data service.
         hosts: Data hosts among which stoker's workers are shared.
-        python: Interpreter of gRPC's and Ray's processes.
+        python: Interpreter of gRPC's, Ray's and TensorFlow's processes.
 
     Raises:
         RuntimeError: If the trainer failed, with the end of what it wrote.
     """
-    is_foreign = loader.startswith(("grpc", "ray"))
+    is_foreign = loader.startswith(("grpc", "ray", "tf."))
     with tempfile.TemporaryDirectory(prefix="feed-benchmark-") as name:
         folder = Path(name)
         (folder / "slots").mkdir()
