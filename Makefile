@@ -19,11 +19,13 @@ DEV := .venv/.installed-dev
 # Environments that agree with nobody's: as the examples lock them.
 TF := .venv-tf/.installed
 RAY := .venv-ray/.installed
+# Not in .venv: Lightning asks mpi4py how many ranks there are, and dies where it finds no libmpi.
+MPI := .venv-mpi/.installed
 LIBRARIES := .venv-libraries/.installed
 PEERS := .venv-peers/.installed
 OWN_PIP = $(@D)/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off
 
-.PHONY: help setup run test test-failed test-engines test-libraries check fmt faults bench soak image image-control clean
+.PHONY: help setup run test test-failed test-skipped test-engines test-libraries check fmt faults bench soak image image-control clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -39,7 +41,10 @@ test: $(DEV)  ## all tests: unit, contract, faults, end to end; in two processes
 test-failed: $(DEV)  ## what failed last, one after the other
 	@$(BIN)/pytest -q tests --last-failed --last-failed-no-failures none
 
-test-engines: $(DEV) $(TF) $(RAY)  ## TensorFlow, Ray and MPI for real, in environments of their own
+test-skipped: $(DEV)  ## what was skipped last: once more, after what it needs has been installed
+	@$(BIN)/pytest -q tests --last-skipped -n $(JOBS) || [ $$? -eq 5 ]
+
+test-engines: $(DEV) $(TF) $(RAY) $(MPI)  ## TensorFlow, Ray and MPI for real, in environments of their own
 	@$(BIN)/pytest -q tests/engines -m engine -n $(JOBS)
 
 test-libraries: $(DEV) $(LIBRARIES)  ## libraries that read torch's loaders, fed unchanged, in an environment of their own
@@ -104,6 +109,14 @@ $(LIBRARIES): tests/libraries/requirements.txt | $(DEV)
 	@echo "import site; site.addsitedir('$(abspath .venv)/lib/$$(ls .venv/lib)/site-packages')" \
 	  >"$$(ls -d .venv-libraries/lib/*/site-packages)/beside.pth"
 	@$(OWN_PIP) --no-deps -r $<
+	@touch $@
+
+$(MPI): tests/engines/requirements-mpi.txt | $(DEV)
+	@echo "set-up: mpi4py in .venv-mpi"
+	@$(PYTHON) -m venv .venv-mpi
+	@echo "import site; site.addsitedir('$(abspath .venv)/lib/$$(ls .venv/lib)/site-packages')" \
+	  >"$$(ls -d .venv-mpi/lib/*/site-packages)/beside.pth"
+	@$(OWN_PIP) -r $<
 	@touch $@
 
 .venv/bin/python:

@@ -40,9 +40,59 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
     return ByFile(config, log)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--last-skipped` goes with the options of pytest's own cache."""
+    group = parser.getgroup("cacheprovider")
+    group.addoption("--last-skipped", action="store_true", help="run only what was skipped last")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The process that hears of all tests remembers which were skipped."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Skipped(config), "last-skipped")
+
+
+class Skipped:
+    """Remembers the tests and files that were skipped, until they have run."""
+
+    CACHE_KEY = "stoker/last_skipped"
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._names = self.names(config)
+
+    @classmethod
+    def names(cls, config: pytest.Config) -> set[str]:
+        """Node ids of tests, and of files that were skipped as a whole."""
+        return set(config.cache.get(cls.CACHE_KEY, [])) if config.cache else set()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._update(report)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped or report.when == "call":
+            self._update(report)
+
+    def pytest_sessionfinish(self) -> None:
+        if self._config.cache and not self._config.option.collectonly:
+            self._config.cache.set(self.CACHE_KEY, sorted(self._names))
+
+    def _update(self, report: pytest.CollectReport | pytest.TestReport) -> None:
+        if report.skipped:
+            self._names.add(report.nodeid)
+        else:
+            # Several processes tell of a file only that it was skipped, not that it no longer is.
+            self._names -= {report.nodeid, report.nodeid.partition("::")[0]}
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests first, where several processes share them."""
+    """Only what was skipped last, if asked for; slow tests first, where processes share them."""
+    if config.option.last_skipped:
+        wanted = Skipped.names(config)
+        chosen = [own for own in items if {own.nodeid, own.nodeid.partition("::")[0]} & wanted]
+        config.hook.pytest_deselected(items=[own for own in items if own not in set(chosen)])
+        items[:] = chosen
     if hasattr(config, "workerinput"):
         items.sort(key=_turn)
 

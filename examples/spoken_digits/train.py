@@ -13,14 +13,20 @@ import wave
 from collections.abc import Sequence
 from pathlib import Path
 
-import lightning
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import Dataset
 
 from stoker import DataLoader
+
+try:
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+except ModuleNotFoundError:
+    raise SystemExit(
+        "this example needs Lightning: pip install -r examples/spoken_digits/requirements.txt"
+    ) from None
 
 RATE = 8000
 TARGET_RATE = 16000

@@ -14,9 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import tensorflow as tf
 
 import stoker.keras
+
+try:
+    import tensorflow as tf
+except ModuleNotFoundError:
+    raise SystemExit(
+        "this example needs TensorFlow, in an environment of its own: "
+        "pip install --no-deps -r examples/tf_mnist/requirements.txt (docs/engines.md)"
+    ) from None
 
 SIDE = 96
 SPLIT_SEED = 1998

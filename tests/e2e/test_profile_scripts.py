@@ -214,3 +214,12 @@ def test_steps_of_a_large_part_of_the_budget_are_measured_within_it(tmp_path: Pa
     assert_measured(found)
     assert found.record.timed_step.step_seconds > 1.4
     assert (found.record.timed_step.accelerator_step_seconds or 0.0) > 1.4
+
+
+def test_a_script_that_lacks_a_module_is_told_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import a_module_that_nobody_has.part")
+    (tmp_path / "requirements.txt").write_text("it")
+    found = run_profile(tmp_path, "python", "train.py")
+    assert found.code == 6
+    assert "No module named 'a_module_that_nobody_has'" in found.words
+    assert "-m pip install -r requirements.txt" in found.words

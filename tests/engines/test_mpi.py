@@ -2,7 +2,7 @@
 
 The hosts are process trees of this machine, which Open MPI knows by name only: each has a daemon of
 its own, started by its launcher, and ranks of two hosts meet over TCP. Needs openmpi-bin, and a
-Python with mpi4py and stoker's packages: STOKER_TEST_MPI_PYTHON, else this one.
+Python with mpi4py and stoker's packages: STOKER_TEST_MPI_PYTHON, else that of .venv-mpi.
 """
 
 import json
@@ -22,9 +22,9 @@ from stoker.feed.security import new_token
 from stoker.launch import mpi
 from stoker.records import EngineCommand, EngineSettings, FeedSettings, Ready, StrategySettings
 from support.local_job import LocalJob, is_running, resource_config, until
-from support.short_run import short_run
+from support.short_run import REPO, short_run
 
-PYTHON = os.environ.get("STOKER_TEST_MPI_PYTHON", sys.executable)
+PYTHON = os.environ.get("STOKER_TEST_MPI_PYTHON", str(REPO / ".venv-mpi" / "bin" / "python"))
 RANKS = 4
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
@@ -86,8 +86,10 @@ dist.destroy_process_group()
 def lacking() -> str:
     if not shutil.which("mpirun") or not shutil.which(mpi.DAEMON):
         return "openmpi-bin is not installed"
+    if not Path(PYTHON).exists():
+        return f"there is no {PYTHON}: make test-engines, or set STOKER_TEST_MPI_PYTHON"
     tried = subprocess.run([PYTHON, "-c", "import mpi4py.MPI"], capture_output=True, text=True)
-    return f"{PYTHON} has no mpi4py" if tried.returncode else ""
+    return f"{PYTHON} cannot load mpi4py: {tried.stderr[-500:]}" if tried.returncode else ""
 
 
 # Instead of the feed: a server on the data host, and ranks that ask it for numbers.

@@ -10,6 +10,8 @@ import pytest
 
 from stoker.cli.project import (
     FOLDERS,
+    INSTALL_EXAMPLE,
+    init_verb,
     project_files,
     project_source,
     write_project,
@@ -134,9 +136,20 @@ def test_an_installed_wheel_makes_a_project(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert INSTALL_EXAMPLE in done.stdout
+    assert INSTALL_EXAMPLE in (tmp_path / "mine" / "README.md").read_text()
     made = {str(p.relative_to(tmp_path / "mine")) for p in (tmp_path / "mine").rglob("*.*")}
     assert made >= {str(name) for name in project_files(ROOT) if name.suffix}
     assert read_workload(tmp_path / "mine" / "configs" / "mnist.yaml").name == "mnist"
+
+
+def test_a_readme_of_ones_own_stays_and_is_not_in_the_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    init_verb(tmp_path, from_training_job=None, region=None)
+    assert (tmp_path / "README.md").read_text() == "mine"
+    assert "made:" in capsys.readouterr().out
 
 
 def test_a_region_without_a_job_is_refused(tmp_path: Path) -> None:

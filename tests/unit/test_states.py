@@ -1,6 +1,7 @@
 """States by their figures, and the evidence by real locks and real files of the kernel's form."""
 
 import contextlib
+import ctypes
 import subprocess
 import sys
 import threading
@@ -368,6 +369,11 @@ def test_workers_that_take_turns_are_too_many() -> None:
     assert "num_workers=8 instead of 16" in fix.text
 
 
+def test_workers_that_rest_because_the_main_thread_gets_no_cpu_are_too_many() -> None:
+    crowd = rank_of(workers=16, worker_seconds=80.0, worker_queued_seconds=12.0, queued_seconds=4.0)
+    assert "the main thread 40% of its" in found(crowd)["oversubscribed"].text
+
+
 def test_many_workers_that_wait_are_not_too_many() -> None:
     assert "oversubscribed" not in found(rank_of(workers=16))
 
@@ -548,6 +554,24 @@ def test_a_knock_waits_where_another_thread_holds_the_interpreter_lock_and_not_e
     assert held.other_threads_seconds > 0.05 * held.seconds > free.other_threads_seconds
     assert free.held_share < 0.3
     assert free.idle_seconds > 0.5 * free.seconds
+
+
+@contextlib.contextmanager
+def timer_slack(seconds: float) -> Iterator[None]:
+    """Timers of this thread, and of those that it starts, wake them so late."""
+    prctl, set_slack = ctypes.CDLL(None).prctl, 29
+    assert prctl(set_slack, ctypes.c_ulong(round(seconds * 1e9))) == 0
+    try:
+        yield
+    finally:
+        prctl(set_slack, ctypes.c_ulong(0))
+
+
+@pytest.mark.alone
+def test_a_machine_that_wakes_threads_late_does_not_look_like_a_held_lock() -> None:
+    with timer_slack(0.01), beside(rest):
+        free = watched()
+    assert free.held_share < 0.3
 
 
 def test_passes_are_kept_apart_and_their_first_batch_is_left_out() -> None:

@@ -18,6 +18,25 @@ FOLDERS = ("pipelines", "components", "configs", "containers", "examples")
 _LEFT_BEHIND = ("__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", "wheels", "dist")
 _MAX_NAMED = 5
 
+INSTALL_EXAMPLE = "pip install -r examples/mnist/requirements.txt"
+_README = f"""\
+# A stoker project
+
+Yours to edit. To see all of it work on this machine, on two cores and without a GPU:
+
+    {INSTALL_EXAMPLE}
+    stoker run configs/mnist.yaml
+
+| folder | what it holds |
+| --- | --- |
+| configs | workloads, and the policies and manifests that administrators apply |
+| examples | the scripts that they train; each has its requirements.txt |
+| components, pipelines | profile, decide, train, evaluate as steps of a pipeline |
+| containers | the images that hosts run |
+
+With a training script of your own: `stoker profile -- python train.py`.
+"""
+
 
 def init_verb(
     folder: Annotated[
@@ -41,6 +60,8 @@ def init_verb(
     # Asked first: a job that cannot be read leaves no half-made folder behind.
     adopted = _adopted(from_training_job, region) if from_training_job else None
     files = project_files(project_source())
+    if not (folder / "README.md").exists():
+        files[Path("README.md")] = _README
     if adopted:
         files[Path("configs") / f"{adopted.name}.yaml"] = adopted.text
     write_project(folder, files)
@@ -136,7 +157,11 @@ def _next(folder: Path, workload: str | None) -> list[str]:
     """The next commands, as they can be typed."""
     lines = [f"made: {folder}  ({', '.join(FOLDERS)})", f"next: cd {folder}"]
     if workload is None:
-        return [*lines, "      stoker run configs/mnist.yaml"]
+        return [
+            *lines,
+            f"      {INSTALL_EXAMPLE}      what the example needs",
+            "      stoker run configs/mnist.yaml",
+        ]
     file = f"configs/{workload}.yaml"
     return [
         *lines,

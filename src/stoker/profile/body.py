@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ RequestT = TypeVar("RequestT")
 START_ALLOWANCE_SECONDS = 120.0
 _GIT_SECONDS = 5.0
 _FIX = "make the command run by itself first"
+_MISSING_MODULE = re.compile(r"No module named '([^']+)'.*")
 _FIX_OF_REPLAY = (
     f"{_FIX}; if it does, it may not bear the same batch twice: leave checks of indices, labels or "
     "order out of the profiled command"
@@ -100,7 +103,7 @@ def profile(
     if deadline.has_passed and not has_verdict(ranks):
         raise no_verdict(ranks, budget_seconds=budget)
     if end.status == "failed" and not deadline.has_passed:
-        raise _failure(end, ranks)
+        raise _failure(end, ranks, command=workload.command)
     reason = unmeasured(
         ranks,
         seen=read_seen(output) if output else [],
@@ -228,7 +231,16 @@ class _Failure(msgspec.Struct):
     traceback: str = ""
 
 
-def _failure(end: JobEnd, ranks: Sequence[RankResult]) -> StokerError:
+def fix_of_missing_module(name: str, command: Sequence[str]) -> str:
+    """How to install a module that the command lacks: from the requirements next to its script."""
+    scripts = [Path(word) for word in command if word.endswith(".py")]
+    for requirements in (script.parent / "requirements.txt" for script in scripts[:1]):
+        if requirements.is_file():
+            return f"{sys.executable} -m pip install -r {requirements}"
+    return f"install what holds the module {name.partition('.')[0]} for {sys.executable}"
+
+
+def _failure(end: JobEnd, ranks: Sequence[RankResult], *, command: Sequence[str]) -> StokerError:
     replayed = max((rank.replayed_steps for rank in ranks), default=0)
     again = (
         f"; the profile was replaying cached batches by then, {replayed} steps long"
@@ -239,6 +251,9 @@ def _failure(end: JobEnd, ranks: Sequence[RankResult]) -> StokerError:
     code = "" if end.exit_code is None else f" with exit code {end.exit_code}"
     for failure in _failures(end):
         place = [line for line in failure.traceback.splitlines() if line.startswith("  File ")]
+        missing = _MISSING_MODULE.fullmatch(failure.message)
+        if missing and failure.type == "ModuleNotFoundError":
+            fix = fix_of_missing_module(missing[1], command)
         error = WorkloadError(
             f"the command failed{code}: {failure.type}: {failure.message}",
             where=", ".join(

@@ -121,12 +121,16 @@ def oversubscribed(own: Signs) -> State | None:
     seen, here = own.evidence, own.rank
     workers = own.workers * here.ranks_on_host
     queued = seen.worker_queued_seconds / seen.worker_seconds if seen.worker_seconds else 0.0
-    if workers < MIN_WORKERS_A_VCPU * here.vcpus or workers < 2 or queued < MIN_QUEUED:
+    main = seen.queued_seconds / seen.seconds if seen.seconds else 0.0
+    if workers < MIN_WORKERS_A_VCPU * here.vcpus or workers < 2:
+        return None
+    # Workers wait for each other, or the main thread for them: the longer it waits, the longer they
+    # rest with all that they may make ahead.
+    if max(queued, main) < MIN_QUEUED:
         return None
     enough = max(1, round(here.vcpus) // here.ranks_on_host)
     today, best = own.rate(own.workers), own.rate(enough)
     loses = 1 - today / best if today and best else 0.0
-    main = seen.queued_seconds / seen.seconds if seen.seconds else 0.0
     rates = (
         f"; alone {enough} load {best:.1f} batches a second, {own.workers} load {today:.1f}"
         if today and best

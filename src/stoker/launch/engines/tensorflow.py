@@ -25,7 +25,7 @@ def imported() -> ModuleType:
         raise UsageError(
             f"this engine needs TensorFlow: {err}",
             where=f"Python {sys.executable}",
-            fix="install tensorflow or tensorflow-cpu in the image of all hosts",
+            fix="install tensorflow or tensorflow-cpu on all hosts: see docs/engines.md",
         ) from None
 
 
