@@ -14,14 +14,21 @@ import yaml
 
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.manifest import manifest
+from stoker.platforms.kubernetes.network_policy import network_policies
 from stoker.platforms.kubernetes.rbac import rbac
 from stoker.platforms.kubernetes.request import plan_runtime
 from stoker.platforms.kubernetes.rules import problems
-from stoker.records import KubernetesSettings
+from stoker.records import Json, KubernetesSettings
+from stoker.settings import workload_from
 from support.kubernetes_jobs import DNN, EVERYTHING, POOLS, job
 
 FOLDER = Path(__file__).parent / "kubernetes_objects"
 TRAINER = {"namespace": "team-a", "api": "trainer", "output": "pvc://outputs/runs"}
+WORKLOAD: Mapping[str, Json] = {
+    "name": "mnist",
+    "command": ["python", "train.py"],
+    "kubernetes": {"namespace": "team-a"},
+}
 
 
 def _planned(**how: object) -> str:
@@ -43,6 +50,7 @@ MANIFESTS: Mapping[str, Callable[[], str]] = {
             KubernetesSettings(namespace="team-a", api="trainer"), service_account="default-editor"
         )
     ),
+    "network-policy": lambda: manifest(network_policies(workload_from(WORKLOAD))),
 }
 
 
@@ -110,6 +118,13 @@ def test_render_rbac_asks_for_the_namespace(project: Path) -> None:
     done = _stoker("render", "rbac", "mnist.yaml", cwd=project)
     assert done.returncode == 2
     assert "key kubernetes.namespace" in done.stderr
+
+
+def test_render_network_policy_prints_one_for_each_role(project: Path) -> None:
+    done = _stoker("render", "network-policy", "mnist.yaml", cwd=project)
+    policies = list(yaml.safe_load_all(done.stdout))
+    assert [p["kind"] for p in policies] == ["NetworkPolicy"] * 2
+    assert [p["metadata"]["name"] for p in policies] == ["stoker-data", "stoker-dnn"]
 
 
 def test_a_run_fits_the_runtime_that_was_rendered_for_it(project: Path) -> None:

@@ -8,12 +8,13 @@ import typer
 
 from stoker.cli.options import Debug, Groups, Overrides, WorkloadFile
 
-_KINDS = ("rbac", "runtime")
+_KINDS = ("rbac", "runtime", "network-policy")
 
 
 def render_verb(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="rbac or runtime.", show_default=False)
+        str,
+        typer.Argument(metavar="KIND", help="rbac, runtime or network-policy.", show_default=False),
     ],
     workload: WorkloadFile,
     *,
@@ -32,7 +33,7 @@ def render_verb(
     overrides: Overrides = None,
     debug: Debug = False,
 ) -> None:
-    """Prints YAML for a cluster's administrators: a Role, or a TrainingRuntime."""
+    """Prints YAML for a cluster's administrators: a Role, a TrainingRuntime, or NetworkPolicies."""
     text = render(
         kind,
         workload,
@@ -61,6 +62,7 @@ def render(
     from stoker.cli.workloads import read_with_params
     from stoker.errors import UsageError
     from stoker.platforms.kubernetes.manifest import manifest
+    from stoker.platforms.kubernetes.network_policy import network_policies
     from stoker.platforms.kubernetes.rbac import rbac
     from stoker.records import KubernetesSettings, nearest
 
@@ -74,6 +76,8 @@ def render(
     settings = workload.kubernetes or KubernetesSettings()
     if kind == "rbac":
         return manifest(rbac(settings, service_account=service_account))
+    if kind == "network-policy":
+        return manifest(network_policies(workload))
     from stoker.cli.verbs import groups_of
     from stoker.cli.workloads import RUNS
     from stoker.platforms.kubernetes.request import plan_runtime

@@ -20,6 +20,9 @@ INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 ISTIO_INJECT = "sidecar.istio.io/inject"
 
+# On each pod of a run: dnn or data.
+ROLE_LABEL = "stoker/role"
+
 RUN_ANNOTATION = "stoker/run"
 REQUEST_ANNOTATION = "stoker/request-sha256"
 WORKLOAD_ANNOTATION = "stoker/workload-sha256"

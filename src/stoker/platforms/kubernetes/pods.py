@@ -12,6 +12,7 @@ from stoker.platforms.kubernetes.names import (
     ISTIO_INJECT,
     JOBSET_LABEL,
     MANAGED_BY_LABEL,
+    ROLE_LABEL,
     ZONE_LABEL,
 )
 from stoker.platforms.kubernetes.volumes import Mounted, volumes_of_group, volumes_of_run
@@ -118,6 +119,7 @@ def _metadata(layout: Layout, group: PodGroup) -> dict[str, Json]:
         "labels": {
             **layout.settings.labels,
             MANAGED_BY_LABEL: "stoker",
+            ROLE_LABEL: group.group.role,
             **no_mesh,
             **group.settings.labels,
         },
