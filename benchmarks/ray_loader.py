@@ -25,6 +25,7 @@ _TASKS_PER_ACTOR = 4
 _PREFETCHED = 4
 _STORE_BYTES = 1 << 30
 _SECONDS = 120.0
+_END_SECONDS = 5.0
 
 
 class RayLoader:
@@ -64,8 +65,12 @@ class RayLoader:
     ) -> None:
         import ray
 
+        processes = psutil.Process().children(recursive=True)
         ray.shutdown()
         self._cluster.shutdown()
+        # Agents and actors of a raylet outlive it for a while: not into the next measurement.
+        for left in psutil.wait_procs(processes, timeout=_END_SECONDS)[1]:
+            left.kill()
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         import ray
