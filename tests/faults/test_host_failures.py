@@ -1,9 +1,11 @@
 """A data host whose processes die for good: it is left out, the others make its batches."""
 
+import contextlib
 import functools
 import json
 from pathlib import Path
 
+import psutil
 import pytest
 
 from stoker.feed.links import Failure
@@ -67,7 +69,8 @@ def test_workers_that_die_one_after_the_other_cost_that_host_only() -> None:
 
         def is_left_out() -> bool:
             for worker in cluster.workers_of(0):
-                worker.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    worker.kill()
             return makes_nothing(trainer, "algo-0") == 1
 
         wait_until(is_left_out, "the host is left out")

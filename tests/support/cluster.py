@@ -277,9 +277,9 @@ class Cluster:
 
     def workers_of(self, number: int) -> list[psutil.Process]:
         """The data workers of a host; not the nursery and the holders, which fork them."""
-        nurseries = psutil.Process(self.hosts[number].pid).children()
-        holders = [holder for nursery in nurseries for holder in nursery.children()]
-        return [worker for holder in holders for worker in holder.children()]
+        nurseries = _children(psutil.Process(self.hosts[number].pid))
+        holders = [holder for nursery in nurseries for holder in _children(nursery)]
+        return [worker for holder in holders for worker in _children(holder)]
 
     def kill(self, number: int) -> None:
         """kill -9 of a whole host."""
@@ -334,6 +334,14 @@ class Cluster:
         wait_until(lambda: not _processes_of(self.run), "no orphan process", 10)
         wait_until(lambda: not self._left_memory(), "no shared memory", 10)
         wait_until(lambda: _sockets() <= self._open, "no open socket", 10)
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    """None of a process that has ended meanwhile."""
+    try:
+        return process.children()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _is_left(name: str) -> bool:
