@@ -18,7 +18,6 @@ import torch.utils.data as data
 
 import stoker
 from stoker.feed.process import this_process
-from stoker.feed.replace import install
 from stoker.feed.torch_iterators import LoaderView, with_workers
 
 
@@ -349,22 +348,6 @@ def test_replacement_catches_torchs_class(tmp_path: Path) -> None:
         "assert a == hashes(DataLoader(Drawing(), batch_size=3, num_workers=2))\n"
     )
     run(script)
-
-
-def test_replacement_can_be_given_another_iterator() -> None:
-    class Mine(data.DataLoader[int]):
-        pass
-
-    seen: list[object] = []
-
-    def make(loader: data.DataLoader[object]) -> object:
-        seen.append(loader)
-        return iter([1, 2])
-
-    install(Mine, make=make)  # type: ignore[arg-type]
-    loader = Mine(Plain())
-    assert list(loader) == [1, 2]
-    assert seen == [loader]
 
 
 def test_import_of_stoker_imports_no_torch() -> None:

@@ -2,32 +2,37 @@
 
 Replacing the class `torch.utils.data.DataLoader` would miss `from ... import` and subclasses;
 replacing its method catches them all, and keeps constructor, errors, `isinstance` and `len`.
+
+This runs where torch's import ends, and that may have been begun by a module of the feed itself (in
+a spawned worker, say). So the feed is imported by the first loader that is used, not here: it would
+find itself half imported. Processes that use no loader do not pay for it either.
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import torch.utils.data
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+if TYPE_CHECKING:
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from stoker.feed import state
-from stoker.feed.loader import AnyLoader, MakeIterator, iterator_of
-from stoker.feed.process import this_process
+    from stoker.feed.loader import AnyLoader
 
 
-def install(cls: type[AnyLoader], *, make: MakeIterator = iterator_of) -> None:
-    """Has every loader of class `cls` iterate over what `make` gives it.
+def install(cls: type["AnyLoader"]) -> None:
+    """Has every loader of class `cls` iterate over what stoker makes of it.
 
     Args:
         cls: `torch.utils.data.DataLoader`, or a subclass with an iterator of its own.
     """
 
-    def _get_iterator(self: AnyLoader) -> _BaseDataLoaderIter:
-        return make(self)
+    def _get_iterator(self: "AnyLoader") -> "_BaseDataLoaderIter":
+        from stoker.feed.loader import iterator_of
+
+        return iterator_of(self)
 
     cls._get_iterator = _get_iterator  # type: ignore[method-assign]
 
 
-def install_stateful(cls: type[AnyLoader]) -> None:
+def install_stateful(cls: type["AnyLoader"]) -> None:
     """Has torchdata's StatefulDataLoader iterate as torch's does, with stoker's state in its own's
     place: that of its workers is known to no data host.
 
@@ -35,13 +40,22 @@ def install_stateful(cls: type[AnyLoader]) -> None:
         cls: `torchdata.stateful_dataloader.StatefulDataLoader`.
     """
 
-    def state_dict(self: AnyLoader) -> dict[str, object]:
+    def state_dict(self: "AnyLoader") -> dict[str, object]:
+        from stoker.feed import state
+        from stoker.feed.process import this_process
+
         return dict(state.state_of(self, this_process()))
 
-    def load_state_dict(self: AnyLoader, state_dict: Mapping[str, object]) -> None:
+    def load_state_dict(self: "AnyLoader", state_dict: Mapping[str, object]) -> None:
+        from stoker.feed import state
+        from stoker.feed.process import this_process
+
         if state_dict:
             # torchdata's leaves the global random states as they are.
             state.load(self, this_process(), dict(state_dict), sets_globals=False)
+            self._iterator = None
+
+    import torch.utils.data
 
     install(cls)
     replaced = {
