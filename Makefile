@@ -10,7 +10,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 BUILD := hatchling editables
 # Processes that share the tests: most tests of faults wait.
 JOBS ?= 2
-BENCHMARKS := benchmarks/feed.py benchmarks/prediction.py benchmarks/engines.py
+BENCHMARKS := benchmarks/feed.py benchmarks/prediction.py benchmarks/honesty.py benchmarks/engines.py
 
 # Stamps: what running needs, and what developing needs on top of it.
 RUN := .venv/.installed-run

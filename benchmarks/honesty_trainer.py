@@ -1,0 +1,85 @@
+"""A training with one known bottleneck: what honesty.py profiles, decides on, and follows.
+
+A plain PyTorch script. Costs are of a batch: `--burn` passes of a blur (CPU), `--slept` seconds,
+and `--read` files of a folder, dropped from the page cache, in the loader; `--step-burn` passes,
+`--step-slept` seconds and `--step-python` turns of a Python loop in the trainer's main thread.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch.utils.data import Dataset
+
+from prediction_trainer import blurred
+from stoker import DataLoader
+
+# Enough that no profile and no run comes to the end of an epoch.
+BATCHES = 20_000
+BATCH = 8
+
+
+class Samples(Dataset):
+    """Samples that cost what they are told; one sample's cost is a batch's over BATCH."""
+
+    def __init__(self, *, passes: int, slept: float, files: list[str]) -> None:
+        self.passes = passes
+        self.slept = slept
+        self.files = files
+
+    def __len__(self) -> int:
+        return BATCHES * BATCH
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        value = blurred(self.passes, seed=index)
+        if self.slept:
+            time.sleep(self.slept)
+        if self.files:
+            value += read_cold(self.files[index % len(self.files)])
+        return torch.full((9216,), int(value) % 256, dtype=torch.uint8)
+
+
+def read_cold(name: str) -> int:
+    """Reads a file, and drops it from the page cache for the next time."""
+    with open(name, "rb", buffering=0) as file:
+        size = sum(len(part) for part in iter(lambda: file.read(1 << 22), b""))
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return size
+
+
+def python_loop(turns: int) -> int:
+    """Python code that holds the interpreter lock."""
+    value = 0
+    for turn in range(turns):
+        value = (value * 31 + turn) % 65521
+    return value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=BATCHES)
+    parser.add_argument("--burn", type=int, default=0, help="passes of a sample")
+    parser.add_argument("--slept", type=float, default=0.0, help="seconds of a sample")
+    parser.add_argument("--read", type=Path, help="folder of files, one a sample")
+    parser.add_argument("--step-burn", type=int, default=0, help="passes of a step")
+    parser.add_argument("--step-slept", type=float, default=0.0, help="seconds of a step")
+    parser.add_argument("--step-python", type=int, default=0, help="turns of a step")
+    parser.add_argument("--workers", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    files = sorted(map(str, options.read.iterdir())) if options.read else []
+    samples = Samples(passes=options.burn, slept=options.slept, files=files)
+    loader = DataLoader(samples, batch_size=BATCH, num_workers=options.workers)
+    for step, _ in enumerate(loader, start=1):
+        blurred(options.step_burn, seed=step)
+        python_loop(options.step_python)
+        if options.step_slept:
+            time.sleep(options.step_slept)
+        if step >= options.steps:
+            break
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""The advice on trainings of a known bottleneck, followed for real: a short look at the benchmark."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "honesty.py"
+
+
+@pytest.mark.soak
+@pytest.mark.alone
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("busy", ["0", "1.5"], ids=["as it is", "busy"])
+def test_what_is_advised_on_a_known_bottleneck_is_right_or_not_told(
+    tmp_path: Path, busy: str
+) -> None:
+    out = tmp_path / "honesty.json"
+    command = [sys.executable, str(BENCHMARK), "--quick", "--busy", busy, "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=590, check=False)
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["case"] for row in rows] == ["compute", "sleep"], done.stdout + done.stderr
+    for row in rows:
+        if not row["can_tell"]:
+            # Neighbours of this machine count as well as those that were put there.
+            assert row["profiled_others"] > 0.5, done.stdout
+            assert row["action"] in ("keep", "tune")
+        else:
+            assert row["is_right"], done.stdout
