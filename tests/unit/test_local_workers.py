@@ -1,6 +1,8 @@
 """The children of a trainer that make batches in the feed's pool."""
 
+import os
 import select
+import threading
 import time
 from collections.abc import Sequence
 
@@ -23,16 +25,15 @@ def one(samples: Sequence[int]) -> int:
     return samples[0]
 
 
-def test_credits_of_local_workers_stay_what_they_are_however_much_batches_vary() -> None:
+def workers_of(dataset: object, deaths: list[str]) -> LocalWorkers:
     spec = Spec(
-        dataset=Uneven(),
+        dataset=dataset,
         collate_fn=one,
         worker_init_fn=None,
         auto_collation=True,
         globals=Globals.of_this_process(),
     )
-    deaths: list[str] = []
-    local = LocalWorkers(
+    return LocalWorkers(
         spec,
         pack_spec(spec, max_bytes=1 << 20),
         num_workers=2,
@@ -44,6 +45,47 @@ def test_credits_of_local_workers_stay_what_they_are_however_much_batches_vary()
         wake=lambda: None,
         on_death=deaths.append,
     )
+
+
+def made_by(local: LocalWorkers, count: int) -> list[tuple[object, ...]]:
+    """The keys of the next `count` batches."""
+    made, until = [], time.monotonic() + MAX_SECONDS
+    while len(made) < count and time.monotonic() < until:
+        ready, _, _ = select.select(list(local.sockets()), [], [], 1.0)
+        made += [result.job.key for each in ready for result in local.handle(each)]
+        local.flush()
+    return made
+
+
+class Whose:
+    """The process that makes it."""
+
+    def __getitem__(self, index: int) -> int:
+        return os.getpid()
+
+
+def test_workers_outlive_the_thread_that_started_them() -> None:
+    deaths: list[str] = []
+    found: list[LocalWorkers] = []
+    thread = threading.Thread(target=lambda: found.append(workers_of(Whose(), deaths)))
+    thread.start()
+    thread.join(MAX_SECONDS)
+    (local,) = found
+    try:
+        # Twice two: a worker that died after its first batch is seen.
+        for first in (0, 2):
+            for number in (first, first + 1):
+                packed = pack_value([number], allow_pickle=True)
+                local.ask(pass_number=0, number=number, index=packed, seed=(0, 0, 0, number))
+            assert len(made_by(local, 2)) == 2
+        assert not deaths
+    finally:
+        local.close()
+
+
+def test_credits_of_local_workers_stay_what_they_are_however_much_batches_vary() -> None:
+    deaths: list[str] = []
+    local = workers_of(Uneven(), deaths)
     try:
         seen = set()
         for number in range(60):

@@ -1,6 +1,7 @@
 import functools
 import json
 import math
+import os
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -381,6 +382,19 @@ def test_writing_into_a_file_as_a_folder_is_a_usage_error(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write"):
         write_json(tmp_path / "file" / "x.json", ProfiledHost(instance_type="x"))
+
+
+def test_a_record_is_written_as_the_umask_says_which_no_thread_sees_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.umask(0o027)
+    try:
+        monkeypatch.setattr(os, "umask", None)
+        write_json(tmp_path / "x.json", ProfiledHost(instance_type="x"))
+        monkeypatch.undo()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x.json").stat().st_mode & 0o777 == 0o640
 
 
 def test_number_that_is_not_finite_is_never_written() -> None:

@@ -1,9 +1,17 @@
 """The tie of a child process to the one that started it."""
 
 import ctypes
+import functools
+import os
 import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
 
 _PR_SET_PDEATHSIG = 1
+
+_Start = tuple[Callable[[], None], Future[None]]
 
 
 def die_with_parent() -> None:
@@ -11,3 +19,37 @@ def die_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "prctl"):
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def start_to_last(start: Callable[[], None]) -> None:
+    """Runs `start`, which starts a child, in a thread that lasts as long as this process.
+
+    For the kernel it is a thread that has children, and `die_with_parent` is about its end:
+    children that a short-lived thread forks die with it. The main thread starts its own, as torch
+    does; for any other one a thread of ours does, while the caller waits.
+    """
+    if threading.current_thread() is threading.main_thread():
+        start()
+        return
+    started: Future[None] = Future()
+    _starter(os.getpid()).put((start, started))
+    started.result()
+
+
+@functools.lru_cache(maxsize=1)
+def _starter(pid: int) -> "SimpleQueue[_Start]":
+    """The queue of the thread that starts children; a forked process has its own."""
+    starts: SimpleQueue[_Start] = SimpleQueue()
+
+    def run() -> None:
+        while True:
+            start, started = starts.get()
+            try:
+                start()
+            except BaseException as err:
+                started.set_exception(err)
+            else:
+                started.set_result(None)
+
+    threading.Thread(target=run, name="stoker-starter", daemon=True).start()
+    return starts

@@ -12,6 +12,7 @@ import torch.multiprocessing
 
 from stoker.feed.endings import Process
 from stoker.feed.jobs import Job, Result
+from stoker.feed.lifeline import start_to_last
 from stoker.feed.pool import WorkerPool
 from stoker.feed.shipping import PackedSpec, Spec, unpack_spec
 from stoker.feed.worker import worker_main
@@ -65,7 +66,7 @@ class LocalWorkers:
                 daemon=True,
                 name=f"stoker-worker-{number}",
             )
-            child.start()
+            start_to_last(child.start)
             return cast("Process", child)
 
         self.digest = packed.digest

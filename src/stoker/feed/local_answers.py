@@ -26,7 +26,8 @@ class LocalAnswers:
         """What came from a local worker."""
         with self._shared.lock:
             local = session.local
-            results = [] if local is None else local.handle(fileno)
+        # Without the lock: a worker that died is waited for, and another one forked in its place.
+        results = [] if local is None else local.handle(fileno)
         for result in results:
             if isinstance(session.schedule, Streams):
                 self._settle_local_stream(session, result)

@@ -10,6 +10,7 @@ import torch.multiprocessing
 
 from stoker.feed.endings import Process
 from stoker.feed.jobs import Job, Result
+from stoker.feed.lifeline import start_to_last
 from stoker.feed.local import NICENESS
 from stoker.feed.shipping import PackedSpec, unpack_spec
 from stoker.feed.stream_pool import Opening, StreamPool
@@ -47,7 +48,7 @@ class LocalStreams:
                 daemon=True,
                 name=f"stoker-shard-{opening.shard}",
             )
-            child.start()
+            start_to_last(child.start)
             return cast("Process", child)
 
         self.digest = packed.digest

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-import tempfile
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar, get_args
@@ -162,7 +162,10 @@ def write_text(path: Path | str, text: str) -> None:
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        # With this mode, not mkstemp's, the kernel applies the umask: reading it means to set it,
+        # for all threads.
+        temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}"
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except OSError as err:
         raise UsageError(f"cannot write {path}: {err}", fix="name another file") from None
     try:
@@ -170,10 +173,9 @@ def write_text(path: Path | str, text: str) -> None:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
     except OSError as err:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise UsageError(
             f"cannot write {path}: {err}", fix="free some space, or name another"
         ) from None
@@ -189,12 +191,6 @@ def nearest(word: str, known: Sequence[str]) -> str:
     """A suggestion for a misspelt word: the nearest known one, else the list of known ones."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else "known are: " + ", ".join(sorted(known))
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _unique_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
