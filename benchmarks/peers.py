@@ -8,9 +8,10 @@ set up an interpreter that has them all.
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from feed_overhead import case_of
@@ -34,57 +35,79 @@ RESULT = HERE / "results" / "peers.json"
 PYTHON = HERE.parent / ".venv-peers" / "bin" / "python"
 
 
-def rows_of(name: str, *, repetitions: int, is_quick: bool, python: str) -> list[Row]:
-    """The rows of one case; in each repetition its loaders run in another order."""
+@dataclass(slots=True)
+class Seen:
+    """One loader in one case, a value a repetition."""
+
+    excess: list[float] = field(default_factory=list)
+    is_in_order: bool = True
+
+
+Found = dict[str, dict[str, Seen]]
+
+
+def measure_once(name: str, seen: dict[str, Seen], *, is_quick: bool, python: str) -> None:
+    """One repetition of a case: all loaders, in an order that rotates."""
     case = case_of(name, workers=WORKERS, is_quick=is_quick)
     if not is_quick:
         case = replace(case, warmup=WARMUP)
-    excess: dict[str, list[float]] = {loader: [] for loader in LOADERS}
-    is_in_order = dict.fromkeys(LOADERS, True)
-    for turn in range(repetitions):
-        for loader in rotated(tuple(LOADERS), turn):
-            found = trained(LOADERS[loader], case, python=python)
-            excess[loader].append(100 * (found["step_seconds"] / case.bound_seconds() - 1))
-            is_in_order[loader] &= bool(found["is_in_order"])
-            say(f"{name} {loader}: {excess[loader][-1]:+.1f} %")
+    found = {}
+    for loader in rotated(tuple(LOADERS), len(seen["stoker"].excess)):
+        found[loader] = trained(LOADERS[loader], case, python=python)
+        excess = 100 * (found[loader]["step_seconds"] / case.bound_seconds() - 1)
+        found[loader]["excess"] = excess
+        say(f"{name} {loader}: {excess:+.1f} %")
+    for loader, figures in found.items():
+        seen[loader].excess.append(round(figures["excess"], 2))
+        seen[loader].is_in_order &= bool(figures["is_in_order"])
+
+
+def as_json(found: Found) -> list[dict[str, object]]:
     return [
-        Row(
-            part=name,
-            case=f"{name}, k={WORKERS}",
-            loader=loader,
-            figure="% over the bound",
-            value=spread(values),
-            comparisons=()
-            if loader == "stoker"
-            else (points(values, excess["stoker"], beside="stoker"),),
-            details={"order_kept": is_in_order[loader]},
-            note="" if is_in_order[loader] else "order lost",
-        )
-        for loader, values in excess.items()
+        {
+            "case": name,
+            "workers": WORKERS,
+            "loader": loader,
+            "overhead_percent": seen.excess,
+            "median": round(statistics.median(seen.excess), 2),
+            "order_kept": seen.is_in_order,
+        }
+        for name in CASES
+        for loader, seen in found[name].items()
+        if seen.excess
     ]
 
 
-def chart_row(row: Row) -> dict[str, object]:
-    """The row as results/peers.json has it."""
-    assert row.value is not None
-    return {
-        "case": row.part,
-        "workers": WORKERS,
-        "loader": row.loader,
-        "overhead_percent": row.value["values"],
-        "median": row.value["median"],
-        **row.details,
-    }
+def table(found: Found) -> str:
+    return markdown(
+        [
+            Row(
+                part=name,
+                case=f"{name}, k={WORKERS}",
+                loader=loader,
+                figure="% over the bound",
+                value=spread(seen.excess),
+                comparisons=()
+                if loader == "stoker"
+                else (points(seen.excess, loaders["stoker"].excess, beside="stoker"),),
+                note="" if seen.is_in_order else "order lost",
+            )
+            for name, loaders in found.items()
+            for loader, seen in loaders.items()
+            if seen.excess
+        ]
+    )
 
 
-def kept(target: Path, *, commit: object, without: list[str]) -> list[dict[str, object]]:
-    """Rows of the file, of other cases that were measured at the same commit."""
-    if not target.exists():
-        return []
+def kept(target: Path | None, *, commit: object) -> Found:
+    """What the file has of this commit: a run that was cut off goes on there."""
+    found: Found = {name: {loader: Seen() for loader in LOADERS} for name in CASES}
+    if target is None or not target.exists():
+        return found
     before = json.loads(target.read_text())
-    if before["commit"] != commit:
-        return []
-    return [row for row in before["rows"] if row["case"] not in without]
+    for row in before["rows"] if before["commit"] == commit else ():
+        found[row["case"]][row["loader"]] = Seen(row["overhead_percent"], row["order_kept"])
+    return found
 
 
 def versions(python: str) -> dict[str, str]:
@@ -101,7 +124,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a short look: one repetition")
     parser.add_argument("--only", nargs="+", default=CASES, choices=CASES, metavar="CASE")
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"default: {RESULT.name}")
-    parser.add_argument("--repetitions", type=int, help="default 3")
+    parser.add_argument("--repetitions", type=int, help="of each case in all, default 3")
     parser.add_argument("--python", default=str(PYTHON), help="has TensorFlow, grpcio and Ray")
     arguments = parser.parse_args()
     missing = [each for each in MODULES if not can_import(each, arguments.python)]
@@ -111,29 +134,25 @@ def main() -> int:
         return 2
     about = environment()
     target = arguments.json or (None if arguments.quick else RESULT)
-    rows: list[Row] = []
-    for name in arguments.only:
-        rows += rows_of(
-            name,
-            repetitions=arguments.repetitions or (1 if arguments.quick else 3),
-            is_quick=arguments.quick,
-            python=arguments.python,
-        )
-    print(markdown(rows))
-    if target is not None:
-        old = kept(target, commit=about["commit"], without=arguments.only)
-        found = [*old, *map(chart_row, rows)]
-        document = {
-            "schema": "stoker.peers-benchmark/v1",
-            "machine": f"{about['cores']} cores of an {about['cpu']}, {about['system']}",
-            "date": about["date"],
-            "commit": about["commit"],
-            "is_modified": about["is_modified"],
-            "command": "python benchmarks/peers.py",
-            "versions": versions(arguments.python),
-            "rows": sorted(found, key=lambda row: CASES.index(str(row["case"]))),
-        }
-        target.write_text(json.dumps(document, indent=1) + "\n")
+    found = kept(target, commit=about["commit"])
+    for count in range(1, 1 + (arguments.repetitions or (1 if arguments.quick else 3))):
+        for name in arguments.only:
+            if len(found[name]["stoker"].excess) >= count:
+                continue
+            measure_once(name, found[name], is_quick=arguments.quick, python=arguments.python)
+            if target is not None:
+                document = {
+                    "schema": "stoker.peers-benchmark/v1",
+                    "machine": f"{about['cores']} cores of an {about['cpu']}, {about['system']}",
+                    "date": about["date"],
+                    "commit": about["commit"],
+                    "is_modified": about["is_modified"],
+                    "command": "python benchmarks/peers.py",
+                    "versions": versions(arguments.python),
+                    "rows": as_json(found),
+                }
+                target.write_text(json.dumps(document, indent=1) + "\n")
+    print(table(found))
     return 0
 
 
