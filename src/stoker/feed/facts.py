@@ -34,7 +34,7 @@ def ask_facts(remote: Remote) -> Facts:
     books = LoaderBooks(-1)
     session = feed_of(process).session_for(books)
     try:
-        session.begin(
+        pass_number = session.begin(
             epoch=0,
             spec=packed,
             seeding="torch",
@@ -43,9 +43,9 @@ def ask_facts(remote: Remote) -> Facts:
             is_eager=True,
             pins_on=None,
         )
-        found = session.next(0, timeout_seconds=0)
+        found = session.next(pass_number, timeout_seconds=0)
     finally:
-        session.stop(0)
+        session.stop(session.pass_number)
     match found:
         case (bool(is_iterable), int() | None as length):
             return Facts(is_iterable, length)
