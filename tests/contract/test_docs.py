@@ -71,7 +71,9 @@ def test_every_command_in_the_documents_exists(file: Path) -> None:
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=named)
 def test_every_link_within_the_repository_leads_somewhere(file: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", file.read_text()):
+    text = file.read_text()
+    pictures = re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    for target in [*pictures, *re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)]:
         if "://" not in target and not target.startswith("mailto:"):
             assert (file.parent / target).exists(), f"{named(file)}: {target}"
 

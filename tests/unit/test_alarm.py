@@ -22,7 +22,7 @@ def test_a_sleep_that_the_machine_ends_late_says_by_how_much() -> None:
     with subprocess.Popen([sys.executable, "-c", SLEEPING], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        # More than once: between two sleeps there are moments in which being stopped is no lateness.
+        # More than once: between two sleeps there are moments when being stopped is no lateness.
         for _ in range(4):
             process.send_signal(signal.SIGSTOP)
             time.sleep(STOPPED_SECONDS)  # the lateness that is to be seen

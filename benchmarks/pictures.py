@@ -1,0 +1,196 @@
+"""Draws the pictures of the README from the committed results: a bar chart, and badges.
+
+    python benchmarks/pictures.py
+
+The chart is made twice, for light pages and for dark ones.
+"""
+
+import json
+import tomllib
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / "benchmarks" / "results" / "peers.json"
+DOCS = ROOT / "docs"
+
+CASES = {
+    "even": "batches of even cost",
+    "exponential": "costs that vary",
+    "straggler": "one slow worker of four",
+}
+LOADERS = {
+    "stoker": "stoker (data host)",
+    "torch": "torch (local workers)",
+    "grpc": "gRPC (hand-made)",
+    "tf.data service": "tf.data service",
+    "ray data": "Ray Data",
+}
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif'
+
+WIDTH, LABELS, PANEL, GAP = 880, 168, 224, 14
+# Right of the longest bar is room for its value.
+BAR, VALUE = 14, 62
+TOP, ROW = 44, 27
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Theme:
+    """Colours of a page; text has a contrast of at least 4.5 to it."""
+
+    text: str
+    quiet: str
+    ours: str
+    others: str
+    line: str
+
+
+LIGHT = Theme(text="#1b2027", quiet="#586170", ours="#0b63c5", others="#a9b2be", line="#d9dde3")
+DARK = Theme(text="#e6edf3", quiet="#9da7b3", ours="#4c9df5", others="#5b6674", line="#39414b")
+
+
+def results() -> dict[str, Any]:
+    """What results/peers.json holds; until that was measured, feed.json's rows in its form."""
+    if RESULT.exists():
+        return dict(json.loads(RESULT.read_text()))
+    found = json.loads((RESULT.parent / "feed.json").read_text())
+    loaders = {"stoker encrypted": "stoker", "torch local": "torch", "grpc protobuf": "grpc"}
+    rows = [
+        {
+            "case": row["part"],
+            "loader": loaders[row["loader"]],
+            "overhead_percent": row["value"]["values"],
+            "median": row["value"]["median"],
+            "order_kept": row["details"]["is_in_order"],
+        }
+        for row in found["rows"]
+        if row["loader"] in loaders and row["case"] in [f"{case}, k=4" for case in CASES]
+    ]
+    return {"date": found["date"], "command": "python benchmarks/feed.py", "rows": rows}
+
+
+def chart(document: dict[str, Any], theme: Theme) -> str:
+    """Three panels of bars with one scale: by how much a step is longer than it has to be."""
+    rows = {(str(row["case"]), str(row["loader"])): row for row in document["rows"]}
+    loaders = measured(document)
+    values = {key: tuple(map(float, row["overhead_percent"])) for key, row in rows.items()}
+    longest = max(max(own) for own in values.values())
+    height = TOP + ROW * len(loaders) + 30
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'width="{WIDTH}" height="{height}" role="img" aria-labelledby="title desc">',
+        '<title id="title">Time of a training step over the lowest that is possible</title>',
+        f'<desc id="desc">{escape(in_words(document))}</desc>',
+        f"<style>text {{ font: 13px {FONT}; fill: {theme.text}; }} .head {{ font-weight: 650; }} "
+        f".ours {{ font-weight: 650; }} .quiet {{ fill: {theme.quiet}; font-size: 12px; }}</style>",
+    ]
+    for place, name in enumerate(loaders.values()):
+        weight = ' class="ours"' if place == 0 else ""
+        y = TOP + ROW * place + BAR - 2
+        parts.append(f'<text{weight} x="{LABELS - 12}" y="{y}" text-anchor="end">{name}</text>')
+    for number, (case, title) in enumerate(CASES.items()):
+        left = LABELS + number * (PANEL + GAP)
+        bottom = TOP + ROW * len(loaders) - 8
+        parts.append(f'<text class="head" x="{left}" y="24">{title}</text>')
+        parts.append(f'<path d="M{left} {TOP - 10}V{bottom}" stroke="{theme.line}"/>')
+        for place, loader in enumerate(loaders):
+            y = TOP + ROW * place
+            row = rows[case, loader]
+            parts += _bar(
+                values[case, loader],
+                left=left,
+                y=y,
+                scale=(PANEL - VALUE) / longest,
+                theme=theme,
+                is_ours=place == 0,
+                note="" if row["order_kept"] else " *",
+            )
+    lost = "" if all(row["order_kept"] for row in rows.values()) else ". *: order of batches lost"
+    parts.append(
+        f'<text class="quiet" x="{LABELS}" y="{height - 8}">time of a step over the bound: '
+        "shorter is better. Thin lines: range of the runs" + lost + "</text>"
+    )
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def measured(document: dict[str, Any]) -> dict[str, str]:
+    """The names of the loaders that have rows."""
+    found = {row["loader"] for row in document["rows"]}
+    return {loader: name for loader, name in LOADERS.items() if loader in found}
+
+
+def in_words(document: dict[str, Any]) -> str:
+    """What the chart shows, for who cannot see it."""
+    medians = {(row["case"], row["loader"]): row["median"] for row in document["rows"]}
+    return "Time of a training step over the lowest that is possible. " + "; ".join(
+        f"{title}: "
+        + ", ".join(
+            f"{name} {medians[case, loader]:+.0f} %" for loader, name in measured(document).items()
+        )
+        for case, title in CASES.items()
+    )
+
+
+def _bar(
+    values: tuple[float, ...],
+    *,
+    left: int,
+    y: int,
+    scale: float,
+    theme: Theme,
+    is_ours: bool,
+    note: str,
+) -> list[str]:
+    middle = median(values)
+    low, high = (left + max(0.0, own) * scale for own in (min(values), max(values)))
+    length = max(1.0, max(0.0, middle) * scale)
+    weight = ' class="ours"' if is_ours else ""
+    text = f"{middle:+.0f} %".replace("-", "\N{MINUS SIGN}") + note
+    return [
+        f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{BAR}" '
+        f'fill="{theme.ours if is_ours else theme.others}"/>',
+        f'<path d="M{low:.1f} {y + BAR / 2:g}H{high:.1f}" stroke="{theme.text}"/>',
+        f'<text{weight} x="{max(left + length, high) + 6:.1f}" y="{y + BAR - 2}">{text}</text>',
+    ]
+
+
+def badge(name: str, value: str) -> str:
+    """Two words in a box, as badges are; it is true without asking anybody."""
+    left, right = (round(7.1 * len(word)) + 14 for word in (name, value))
+    width = left + right
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 20" width="{width}" '
+            'height="20" role="img" aria-labelledby="title">',
+            f'<title id="title">{name}: {value}</title>',
+            f"<style>text {{ font: 11.5px {FONT}; fill: #ffffff; text-anchor: middle; }}</style>",
+            f'<rect width="{width}" height="20" rx="3" fill="#0b63c5"/>',
+            f'<path d="M3 0H{left}V20H3a3 3 0 0 1 -3 -3V3a3 3 0 0 1 3 -3z" fill="#4a5361"/>',
+            f'<text x="{left / 2:g}" y="14">{name}</text>',
+            f'<text x="{left + right / 2:g}" y="14">{value}</text>',
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def pictures() -> dict[Path, str]:
+    """Each file of the README's pictures that is drawn, and what belongs in it."""
+    document = results()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    least = project["requires-python"].removeprefix(">=")
+    return {
+        DOCS / "overhead-light.svg": chart(document, LIGHT),
+        DOCS / "overhead-dark.svg": chart(document, DARK),
+        DOCS / "badge-python.svg": badge("Python", f"{least} or newer"),
+        DOCS / "badge-licence.svg": badge("licence", project["license"]),
+    }
+
+
+if __name__ == "__main__":
+    for file, text in pictures().items():
+        file.write_text(text)
+        print(file.relative_to(ROOT))
