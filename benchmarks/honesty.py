@@ -199,7 +199,15 @@ class Row:
         return self.is_right and self.is_inside
 
 
-def run_case(case: Case, *, per_ms: float, turns_per_ms: float, pairs: int, busy: float) -> Row:
+def run_case(
+    case: Case,
+    *,
+    per_ms: float,
+    turns_per_ms: float,
+    pairs: int,
+    busy: float,
+    keep: Path | None = None,
+) -> Row:
     """Profiles, decides, follows the advice, and says what held.
 
     Raises:
@@ -218,6 +226,11 @@ def run_case(case: Case, *, per_ms: float, turns_per_ms: float, pairs: int, busy
         profile = stoker(folder, "profile", "profiled.json", "--out", "profile.json")
         decide = ("decide", "profile.json", "--workload", "profiled.json")
         decision = stoker(folder, *decide, "--out", "decision.json")
+        if keep is not None:
+            for name in ("profile", "decision"):
+                kept = keep / f"{case.name}{'-busy' if busy else ''}-{name}.json"
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.write_bytes((folder / f"{name}.json").read_bytes())
         plan, today = decision["plan"], profile["step"]["step_seconds"]
         groups = [word for group in plan["groups"] for word in ("--group", _named(group))]
         steps = min(max(round(_RUN_SECONDS / today), _LEAST_STEPS), _MOST_STEPS)
@@ -431,6 +444,7 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="leaves out what FILE has")
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"rows go to ({RESULTS.name})")
     parser.add_argument("--pairs", type=int, metavar="N", help="runs of each cluster")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="profiles and decisions go there")
     parser.add_argument("--markdown", action="store_true", help="only prints FILE's table")
     options = parser.parse_args()
     # A quick look does not take the place of a whole run.
@@ -454,7 +468,12 @@ def main() -> int:
         try:
             with burning(options.busy, most_seconds=600):
                 row = run_case(
-                    case, per_ms=per_ms, turns_per_ms=turns_per_ms, pairs=pairs, busy=options.busy
+                    case,
+                    per_ms=per_ms,
+                    turns_per_ms=turns_per_ms,
+                    pairs=pairs,
+                    busy=options.busy,
+                    keep=options.keep,
                 )
         except (RuntimeError, subprocess.TimeoutExpired) as err:
             failed += 1

@@ -32,6 +32,7 @@ from stoker.profile.raw import (
 from stoker.records import (
     Constraints,
     Decision,
+    Group,
     Plan,
     Profile,
     ProfileSettings,
@@ -233,6 +234,9 @@ def test_on_a_machine_that_others_keep_busy_decide_cannot_tell_and_says_so() -> 
     assert decision.action == "keep"
     assert "cannot be told" in words(decision)
     assert "x as fast, at no cost" not in words(decision)
+    # A figure that nobody can bear is not shown either, in no row and in no record.
+    assert [plan.action for plan in decision.plans] == ["keep"]
+    assert "saves" not in explain_profile(TWO_BUSY_CORES)
 
 
 def test_other_programs_widen_the_band_by_what_they_took() -> None:
@@ -407,3 +411,18 @@ def test_the_self_check_and_the_model_sum_the_parts_alike_whatever_was_measured(
     assert estimate(bare, shape).step_seconds == pytest.approx(work.parts_seconds)
     # Whatever the step took longer, loading is what its own processes used.
     assert work.loader_cpu_seconds == profile.timed_step.loader_cpu_seconds
+
+
+def test_a_cluster_that_is_asked_for_is_not_priced_on_a_busy_profile_and_that_is_said() -> None:
+    asked = (
+        Group(name="dnn", role="dnn", instance_type="local.c2", count=1),
+        Group(name="data", role="data", instance_type="local.c2", count=1),
+    )
+    decision = decide(
+        TWO_BUSY_CORES,
+        catalog=load_catalog("local", cores=4),
+        constraints=Constraints(),
+        extra_clusters=[asked],
+        today=date(2026, 11, 21),
+    )
+    assert "what the named groups would do is not known: other programs kept" in words(decision)

@@ -46,6 +46,7 @@ from stoker.records import (
     Profile,
     TrainingSize,
 )
+from stoker.records.parts import too_busy
 
 # Data types whose plans are listed: the best by the objective, and by the other one.
 _BEST_TYPES = 3
@@ -123,18 +124,22 @@ def decide(
     )
     kept = keep(site)
     keep_plan = _keep_plan(profile, work, kept, rules)
+    busy = too_busy(profile, vcpus=now.capacity * profile.host.count)
     # What was asked for comes first: its twin among those that are searched is dropped.
     others = [
         _plan(site, candidate, rules)
-        for groups in extra_clusters
+        for groups in (() if busy else extra_clusters)
         for candidate in [named(site, groups)]
         if candidate.groups != kept.groups
     ]
     others += [
         _plan(site, candidate, rules)
-        for candidate in _candidates(site, rules, keep_plan)
+        for candidate in (() if busy else _candidates(site, rules, keep_plan))
         if not (work.data and _hosts_of(candidate) == _hosts_of(kept))
     ]
+    unknown = (
+        [f"what the named groups would do is not known: {busy}"] if busy and extra_clusters else []
+    )
     chosen = choose(
         keep_plan,
         others,
@@ -167,7 +172,11 @@ def decide(
         plans=plans,
         path=walk(found),
         advice=advice_of(found, profile),
-        warnings=(*warnings_of(found, profile, rules, prices), *_dated_later(used, today)),
+        warnings=(
+            *warnings_of(found, profile, rules, prices),
+            *unknown,
+            *_dated_later(used, today),
+        ),
         prices=prices,
         objective=constraints.objective,
         constraints=constraints,

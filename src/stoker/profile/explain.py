@@ -60,9 +60,14 @@ def explain(profile: Profile) -> str:
     if isinstance(notes, list):
         lines += [line for note in notes for line in _wrapped(f"note: {note}")]
     if profile.fixes:
+        is_busy = bool(_too_busy(profile))
         lines += ["", "free or nearly so:"]
         for fix in profile.fixes:
-            gain = f" (saves {_ms(fix.saves_seconds)} a step)" if fix.saves_seconds else ""
+            gain = (
+                f" (saves {_ms(fix.saves_seconds)} a step)"
+                if fix.saves_seconds and not is_busy
+                else ""
+            )
             lines += _wrapped(f"- {fix.text}{gain}")
     return "\n".join(lines)
 
@@ -79,7 +84,7 @@ def _verdict(profile: Profile) -> str:
         if lost > share + _MIN_WAIT:
             said += f", and {lost - share:.0%} is lost to loading on the same CPUs"
             share = lost
-    busy = too_busy(profile, vcpus=(profile.host.capacity or 0.0) * profile.host.count or 1e9)
+    busy = _too_busy(profile)
     if busy:
         return f"{said}; {busy}."
     if profile.check and profile.check.state:
@@ -92,6 +97,11 @@ def _verdict(profile: Profile) -> str:
         return f"{said}: stoker does not help here; the accelerator sets the pace."
     binding = _limit(profile)
     return f"{said}: the limit is {binding}." if binding else f"{said}."
+
+
+def _too_busy(profile: Profile) -> str:
+    capacity = profile.host.capacity
+    return too_busy(profile, vcpus=capacity * profile.host.count) if capacity else ""
 
 
 def of_state(state: str) -> str:
