@@ -85,8 +85,22 @@ def _text(value: LogValue) -> str:
     return "" if value is None else str(value)
 
 
-def _quote(text: str) -> str:
-    flat = " ".join(text.split())
-    return (
-        flat if flat and flat.isprintable() and not set(flat) & set(" '\"\\") else shlex.quote(flat)
+def printable(text: str, *, keep: str = "") -> str:
+    r"""Returns `text` with what is no letter, mark or space written as `\x1b`, `\u202e`.
+
+    What a dataset raises must not paint on the terminal that shows it.
+
+    Args:
+        text: Whatever was raised, or read.
+        keep: Characters that stay, such as the ends of lines.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
     )
+
+
+def _quote(text: str) -> str:
+    flat = printable(" ".join(text.split()))
+    return flat if flat and not set(flat) & set(" '\"\\") else shlex.quote(flat)

@@ -65,6 +65,8 @@ from stoker.records.engine import EngineHost
 from stoker.records.engine_check import check_engine
 
 _RecordT = TypeVar("_RecordT", bound=Record)
+# Keys and values of a workload, its aliases expanded; large ones have some hundreds.
+MAX_NODES = 100_000
 # In STOKER_OUTPUT: the profile ended the command, however its processes ended thereby.
 PROFILE_ENDED_FILE = "profile-ended"
 # Where every pod with a service account has its token and namespace.
@@ -244,7 +246,10 @@ def read_workload(path: Path | str, *, overrides: Sequence[str] = ()) -> Workloa
     path = "the workload's document" if is_inline else path
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+        _check_size(node, str(path))
         document: Json = yaml.safe_load(text)
+    except RecursionError:
+        raise UsageError("nested too deeply", where=str(path), fix="mind brackets") from None
     except yaml.YAMLError as err:
         mark = getattr(err, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
@@ -369,7 +374,10 @@ def _override(document: dict[str, Json], override: str) -> None:
             f"--set {override} is not key.path=value", fix="for example --set feed.credits=4"
         )
     try:
+        _check_size(yaml.compose(text, Loader=yaml.SafeLoader), f"--set {key}=...")
         value: Json = yaml.safe_load(text)
+    except RecursionError:
+        raise UsageError(f"--set {key}=...: nested too deeply", fix="mind brackets") from None
     except yaml.YAMLError:
         raise UsageError(f"--set {override}: the value is not YAML", fix="quote it") from None
     target = document
@@ -379,6 +387,41 @@ def _override(document: dict[str, Json], override: str) -> None:
         target[step] = copied
         target = copied
     target[steps[-1]] = value
+
+
+def _check_size(node: yaml.Node | None, source: str) -> None:
+    """Refuses aliases that lead in a circle, or expand to more than a workload can be.
+
+    Before anything is expanded: an alias is the very node that it stands for.
+    """
+    sizes: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def size(each: yaml.Node) -> int:
+        if id(each) in open_nodes:
+            raise UsageError(
+                f"an alias (*) stands within what it names (&), from line "
+                f"{each.start_mark.line + 1} on",
+                where=source,
+                fix="write it out",
+            )
+        if id(each) not in sizes:
+            open_nodes.add(id(each))
+            parts: list[yaml.Node] = []
+            if isinstance(each, yaml.MappingNode):
+                parts = [part for pair in each.value for part in pair]
+            elif isinstance(each, yaml.SequenceNode):
+                parts = each.value
+            sizes[id(each)] = 1 + sum(size(part) for part in parts)
+            open_nodes.discard(id(each))
+        return sizes[id(each)]
+
+    if node is not None and size(node) > MAX_NODES:
+        raise UsageError(
+            f"its aliases (*) expand to more than {MAX_NODES} keys and values",
+            where=source,
+            fix="write out what is meant, without aliases of aliases",
+        )
 
 
 def _lines_of(node: yaml.Node, path: str, lines: dict[str, int], source: str) -> None:

@@ -3,7 +3,7 @@ import io
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.logs import Log, parse_line
+from stoker.logs import Log, parse_line, printable
 
 
 @given(st.text(max_size=40), st.text(min_size=1, max_size=40))
@@ -16,7 +16,14 @@ def test_what_is_logged_is_read_back(value: str, host: str) -> None:
     assert event.event == "agent_listens"
     assert event.run == "r 1"
     assert event.values["port"] == "7600"
-    assert event.values["reason"] == " ".join(value.split())
+    assert event.values["reason"] == printable(" ".join(value.split()))
+    assert stream.getvalue().rstrip("\n").isprintable()
+
+
+def test_control_characters_do_not_reach_a_terminal() -> None:
+    stream = io.StringIO()
+    Log(run="r", host="h", stream=stream).event("data_worker_died", how="\x1b[2Jpwned\x07 \u202e")
+    assert r"how='\x1b[2Jpwned\x07 \u202e'" in stream.getvalue()
 
 
 def test_other_lines_are_not_events() -> None:

@@ -23,6 +23,39 @@ def write(tmp_path: Path, text: str) -> Path:
     return file
 
 
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 11)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (BOMB, "expand to more than"),
+        ("name: &a [*a]\n", "stands within what it names"),
+        ("name: &a {b: {c: *a}}\n", "stands within what it names"),
+        ("name: " + "[" * 5000, "nested too deeply"),
+    ],
+    ids=["bomb", "circle", "long circle", "deep"],
+)
+def test_yaml_that_expands_without_end_is_a_usage_error(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        read_workload(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("value", ["&a [*a]", "[" * 5000])
+def test_an_override_that_expands_without_end_is_a_usage_error(value: str) -> None:
+    with pytest.raises(UsageError, match="--set name"):
+        workload_from({"name": "x", "command": ["true"]}, overrides=[f"name={value}"])
+
+
+def test_an_alias_is_welcome(tmp_path: Path) -> None:
+    text = "name: demo\ncommand: &c [python, train.py]\nhyperparameters: {a: &v 3, b: *v}\n"
+    assert read_workload(write(tmp_path, text)).hyperparameters == {"a": 3, "b": 3}
+
+
 def test_a_workload_is_read_with_its_defaults(tmp_path: Path) -> None:
     workload = read_workload(write(tmp_path, GOOD))
     assert workload.command == ("python", "train.py")

@@ -19,10 +19,13 @@ from stoker.cli.options import (
     Params,
     Prices,
     Region,
+    Report,
     Summary,
     Words,
     WorkloadFile,
     Yes,
+    print_version,
+    writable_file,
 )
 from stoker.cli.project import init_verb
 from stoker.cli.rendering import render_verb
@@ -38,11 +41,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+@app.callback()
+def stoker(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Prints the version.", callback=print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Keeps accelerators fed: profile, decide, train, evaluate."""
+
+
 _PLATFORM = typer.Option("--platform", metavar="P", help="local, sagemaker or kubernetes.")
 
 
 @app.command("run")
 def run_verb(
+    context: typer.Context,
     workload: WorkloadFile,
     *,
     from_step: Annotated[
@@ -66,6 +84,7 @@ def run_verb(
         prices=prices,
         as_json=as_json,
         yes=yes,
+        arguments=context.obj or ["run", workload],
     )
     raise typer.Exit(code)
 
@@ -178,9 +197,7 @@ def decide_verb(
             help="Learns from the runs in it: a folder or a tar file, here or at s3://.",
         ),
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option("--report", metavar="F", help="Writes an HTML report, too.")
-    ] = None,
+    report: Report = None,
     platform: Annotated[str | None, _PLATFORM] = None,
     summary: Summary = None,
     executor_input: ExecutorInput = None,
@@ -229,6 +246,7 @@ def decide_verb(
 
 @app.command("train")
 def train_verb(
+    context: typer.Context,
     words: Words = None,
     *,
     out: Out = None,
@@ -318,6 +336,7 @@ def train_verb(
         overrides=sets,
         as_json=as_json,
         yes=yes,
+        arguments=context.obj or ["train", *(words or ())],
     )
     raise typer.Exit(code)
 
@@ -342,9 +361,7 @@ def evaluate_verb(
         typer.Option("--gate-of", metavar="F", help="Only fails where F, an evaluation, did."),
     ] = None,
     out: Out = None,
-    report: Annotated[
-        Path | None, typer.Option("--report", metavar="F", help="Writes the HTML report, too.")
-    ] = None,
+    report: Report = None,
     always: Annotated[
         bool,
         typer.Option(
@@ -409,7 +426,13 @@ def report_verb(
         typer.Option("--scaling", help="The same as the word: throughput and cost over sizes."),
     ] = False,
     out: Annotated[
-        Path, typer.Option("--out", help="Where `report scaling` writes its page.", metavar="F")
+        Path,
+        typer.Option(
+            "--out",
+            help="Where `report scaling` writes its page.",
+            metavar="F",
+            callback=writable_file,
+        ),
     ] = Path("scaling.html"),
     as_json: AsJson = False,
     debug: Debug = False,
@@ -430,8 +453,12 @@ def report_verb(
 def schema_verb(
     record: Annotated[
         str,
-        typer.Argument(metavar="RECORD", help="workload, profile, decision, training, evaluation"),
-    ],
+        typer.Argument(
+            metavar="RECORD",
+            help="workload, profile, decision, training, evaluation",
+            show_default=False,
+        ),
+    ] = "",
     *,
     debug: Debug = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.options import AsJson, Debug, Prices
+from stoker.cli.options import AsJson, Debug, Prices, writable_file
 
 if TYPE_CHECKING:
     from stoker.catalog.table import Table
@@ -44,7 +44,10 @@ def catalog_verb(
         typer.Option("--region", metavar="R", help="refresh: AWS's prices of that region."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="F", help="File for the table; else stdout.")
+        Path | None,
+        typer.Option(
+            "--out", metavar="F", help="File for the table; else stdout.", callback=writable_file
+        ),
     ] = None,
     as_json: AsJson = False,
     debug: Debug = False,

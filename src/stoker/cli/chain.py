@@ -13,11 +13,13 @@ from stoker.cli.billing import confirm
 from stoker.cli.clusters import describe
 from stoker.cli.progress import following, relative, say, step_line
 from stoker.cli.reporting import report_of_run
+from stoker.cli.stopping import command_line, keep_stopped
 from stoker.cli.verbs import exit_code_of, training_words
 from stoker.cli.workloads import latest_run_dir, new_run_dir, region_of, todays_cluster
 from stoker.decide import decide
 from stoker.errors import StokerError, UsageError
 from stoker.evaluate import band_words, evaluate
+from stoker.logs import printable
 from stoker.platforms import platform_named
 from stoker.profile import profile
 from stoker.records import (
@@ -36,6 +38,7 @@ from stoker.records import (
 )
 from stoker.train import prepare, train
 
+_LINES = "\n\t"
 STEPS = ("profile", "decide", "train", "evaluate")
 
 _RecordT = TypeVar("_RecordT", bound=Record)
@@ -52,6 +55,8 @@ class _Chain:
     prices: Path | None
     quiet: bool
     assume_yes: bool
+    arguments: Sequence[str]
+    doing: str = STEPS[0]
 
     def step(
         self,
@@ -66,7 +71,7 @@ class _Chain:
             record = read_json(file, kind)
             say(step_line(name, f"re-used: {words(record)}", None), quiet=self.quiet)
             return record
-        began = time.monotonic()
+        began, self.doing = time.monotonic(), name
         record = make()
         write_json(file, record)
         took = time.monotonic() - began
@@ -90,8 +95,18 @@ def run_chain(
     prices: Path | None,
     as_json: bool,
     yes: bool,
+    arguments: Sequence[str],
 ) -> int:
     """Runs the chain and gives its exit code; the report is written even when a step failed.
+
+    Args:
+        workload: What to run.
+        source: Its file, as it was named.
+        from_step: The first step that is not taken from an earlier run; None: all are made.
+        prices: Rows that extend the catalog.
+        as_json: The evaluation on stdout in place of words.
+        yes: Asks nothing.
+        arguments: The command line, for whoever wants to go on with a chain that was stopped.
 
     Raises:
         UsageError: If `from_step` is no step, or there is no earlier run to go on with.
@@ -108,6 +123,7 @@ def run_chain(
         prices=prices,
         quiet=as_json,
         assume_yes=yes,
+        arguments=arguments,
     )
     _forget_later(run_dir, first)
     say(f"stoker run {source}  →  {relative(run_dir)}", quiet=as_json)
@@ -116,12 +132,29 @@ def run_chain(
     except StokerError as err:
         _report(chain, failure=str(err))
         raise
+    except BaseException as err:
+        # Ctrl-C or SIGTERM; an error that is none of stoker's is a bug, and no report mends it.
+        if not isinstance(err, Exception):
+            _say_stopped(chain)
+            _report(chain, failure=f"stopped in {chain.doing}")
+        raise
     report = _report(chain)
     if as_json:
         print(to_json(evaluation) if evaluation else "null", end="")
     say(step_line("report", relative(report), None), quiet=as_json)
     say(f"next:      stoker run {source} --from train     trains again", quiet=as_json)
     return code
+
+
+def _say_stopped(chain: _Chain) -> None:
+    """Says what is kept of a chain that was stopped before or after its training."""
+    if chain.doing == "train":
+        # Said where its record was kept.
+        return
+    done = STEPS[: STEPS.index(chain.doing)]
+    kept = ", ".join(relative(chain.run_dir / f"{_RECORD_OF[step]}.json") for step in done)
+    again = command_line(chain.arguments, from_step=chain.doing if done else None)
+    say(f"stopped in {chain.doing}\nkept:  {kept or 'nothing'}\nagain: {again}", quiet=chain.quiet)
 
 
 def _steps(chain: _Chain) -> tuple[int, Evaluation | None]:
@@ -189,11 +222,21 @@ def _steps(chain: _Chain) -> tuple[int, Evaluation | None]:
                 total_steps=workload.training.total_steps(),
                 on_line=follow.line,
                 on_progress=follow.progress,
+                on_stop=lambda stopped: keep_stopped(
+                    stopped,
+                    run_dir=run_dir,
+                    out=None,
+                    again=command_line(chain.arguments, from_step="train"),
+                    quiet=chain.quiet,
+                ),
             )
 
     training = chain.step("train", Training, trained, training_words)
     if training.status != "succeeded":
-        say(f"{training.failure or ''}\nlogs: {relative(run_dir / 'logs')}", quiet=chain.quiet)
+        say(
+            f"{printable(training.failure or '', keep=_LINES)}\nlogs: {relative(run_dir / 'logs')}",
+            quiet=chain.quiet,
+        )
         return exit_code_of(training), None
     evaluation = chain.step(
         "evaluate",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.options import AsJson, Debug, Overrides, WorkloadFile
+from stoker.cli.options import AsJson, Debug, Overrides, WorkloadFile, writable_file
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +22,10 @@ def compile_verb(
     ],
     workload: WorkloadFile,
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="F", help="File for the definition.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="F", help="File for the definition.", callback=writable_file),
+    ],
     train_step: Annotated[
         str,
         typer.Option(

@@ -7,12 +7,15 @@ import traceback
 from types import FrameType
 from typing import NoReturn
 
-from stoker.errors import StokerError
+from stoker.cli.closed_pipes import ReaderGoneError, guard_standard_streams
+from stoker.errors import StokerError, UsageError
+from stoker.logs import printable
 
 EXIT_BUG = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+_LINES = "\n\t"
 
 
 class TerminatedError(BaseException):
@@ -34,20 +37,28 @@ def main() -> NoReturn:
         # The launcher has signals and exit codes of its own: it is the job's first process.
         sys.exit(_launch(arguments[1:]))
     signal.signal(signal.SIGTERM, _terminate)
+    guard_standard_streams(arguments)
     sys.exit(run(arguments))
 
 
 def run(arguments: list[str]) -> int:
     """Runs one command line and gives its exit code; prints errors to stderr."""
     debug = "--debug" in arguments
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
     try:
+        _refuse_unprintable(arguments)
         from stoker.cli.app import app
 
-        code = app(args=arguments, prog_name="stoker", standalone_mode=False)
+        # As an object of the context: verbs say how to go on with the very same words.
+        code = app(args=arguments, prog_name="stoker", standalone_mode=False, obj=arguments)
+        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except _usage_error() as err:
-        verb = f" {arguments[0]}" if arguments and not arguments[0].startswith("-") else ""
         message = err.format_message().rstrip(".")
+        if message.startswith("Usage:"):
+            return _say(message, code=EXIT_USAGE)
+        verb = f" {arguments[0]}" if _is_verb(arguments) else ""
         return _say(f"error: {message}\ntry:   stoker{verb} --help", code=EXIT_USAGE)
     except KeyboardInterrupt:
         return _say("interrupted; all that ran was told to stop", code=EXIT_INTERRUPTED)
@@ -56,18 +67,45 @@ def run(arguments: list[str]) -> int:
     except StokerError as err:
         if debug:
             traceback.print_exc()
-        return _say(f"error: {err}", code=err.exit_code)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _say(f"error: {printable(str(err), keep=_LINES)}", code=err.exit_code)
+    except ReaderGoneError:
         return 0
     except Exception as err:
         if debug:
             traceback.print_exc()
+        if isinstance(err, UnicodeEncodeError) and err.reason.startswith("surrogates"):
+            return _say(
+                f"error: a name that is not UTF-8: {printable(str(err.object))[:200]}\n"
+                f"where: folder {printable(os.getcwd())}\ntry:   rename it",
+                code=EXIT_USAGE,
+            )
         return _say(
             f"error: {type(err).__name__}: {err}\nwhere: inside stoker: this is a bug\n"
             "try:   the same command with --debug, and report the traceback",
             code=EXIT_BUG,
         )
+
+
+def _refuse_unprintable(arguments: list[str]) -> None:
+    """Refuses names that are not UTF-8: records and commands of other hosts are."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"not UTF-8: {printable(argument)}", where="command line", fix="rename it"
+            ) from None
+
+
+def _is_verb(arguments: list[str]) -> bool:
+    """Whether the first word is a verb, for its help."""
+    import typer.main
+
+    from stoker.cli.app import app
+
+    # A group, where there is more than one verb.
+    commands: object = getattr(typer.main.get_command(app), "commands", {})
+    return isinstance(commands, dict) and arguments[:1] != [] and arguments[0] in commands
 
 
 def _usage_error() -> type["_UsageError"]:

@@ -1,9 +1,52 @@
 """Options that several verbs share."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from stoker.errors import UsageError
+
+
+def print_version(*, value: bool) -> None:
+    """Prints the version and ends, if it is asked for."""
+    if value:
+        from stoker import __version__
+
+        print(f"stoker {__version__}")
+        raise typer.Exit(0)
+
+
+def writable_file(param: typer.CallbackParam, value: Path | None) -> Path | None:
+    """Refuses a file that cannot be written: before the work, not after it.
+
+    Raises:
+        UsageError: Saying why.
+    """
+    if value is None:
+        return None
+    flag = param.opts[0]
+    if value.is_dir():
+        raise UsageError(
+            f"cannot write {value}: it is a folder", where=flag, fix="name a file in it"
+        )
+    folder = value.parent
+    # Those that lack are made.
+    while not os.path.exists(folder) and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        raise UsageError(
+            f"cannot write {value}: {folder} is no folder", where=flag, fix="name another file"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"cannot write {value}: this user may not write to {folder.absolute()}",
+            where=flag,
+            fix="name another file, or change that folder's rights",
+        )
+    return value
+
 
 Words = Annotated[
     list[str] | None,
@@ -23,9 +66,21 @@ Params = Annotated[
     typer.Option("--param", metavar="NAME=VALUE", help="Sets a parameter of a pipeline run."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="The record on stdout, for machines.")]
-Out = Annotated[Path | None, typer.Option("--out", metavar="F", help="File for the record.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="F", help="File for the record.", callback=writable_file),
+]
 Summary = Annotated[
-    Path | None, typer.Option("--summary", metavar="F", help="File for a summary in Markdown.")
+    Path | None,
+    typer.Option(
+        "--summary", metavar="F", help="File for a summary in Markdown.", callback=writable_file
+    ),
+]
+Report = Annotated[
+    Path | None,
+    typer.Option(
+        "--report", metavar="F", help="Writes an HTML report, too.", callback=writable_file
+    ),
 ]
 ExecutorInput = Annotated[
     str | None,

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from stoker.cli.host_news import HostNews
 from stoker.logs import parse_line
 from stoker.platforms.base import LogLine
 from stoker.train import Progress
@@ -20,7 +21,12 @@ _QUIET_SECONDS = 15.0
 _WIDTH = 78
 _INDENT = 11
 # Events of stoker that say in a text what the user should know.
-_WARNINGS = ("host_makes_nothing", "large_dataset", "module_values_differ")
+_WARNINGS = (
+    "host_makes_nothing",
+    "hosts_not_comparable",
+    "large_dataset",
+    "module_values_differ",
+)
 
 
 def say(text: str, *, quiet: bool) -> None:
@@ -47,6 +53,7 @@ class Follow:
         self._echo = echo
         self._said_at = time.monotonic()
         self._warned: set[str] = set()
+        self._news = HostNews()
 
     def line(self, line: LogLine) -> None:
         """One log line: the user's own are shown, stoker's stay in the files but for warnings."""
@@ -55,7 +62,11 @@ class Follow:
                 self._show(f"{line.group}/{line.host} {line.text}")
             return
         event = parse_line(line.text)
-        if event is not None and event.event in _WARNINGS:
+        if event is None:
+            return
+        for text in self._news.take(event):
+            self._show(text)
+        if event.event in _WARNINGS:
             # Once, however many ranks have it.
             text = event.values.get("text", "")
             if text not in self._warned:

@@ -38,9 +38,12 @@ def scaling_command(runs: Sequence[Path], *, out: Path, as_json: bool) -> None:
     """`stoker report scaling`: one page over all runs."""
     trainings = {}
     for run in runs:
-        if not (run / "training.json").is_file():
-            raise UsageError(f"no training in {run}", where="no training.json there", fix="ls runs")
-        trainings[str(run)] = read_json(run / "training.json", Training)
+        if (run / "training.json").is_file():
+            trainings[str(run)] = read_json(run / "training.json", Training)
+        else:
+            print(f"left out: {run} has no training.json", file=sys.stderr)
+    if not trainings:
+        raise UsageError("no training in these folders", where="report scaling", fix="ls runs")
     scaling = scaling_of_runs(trainings)
     write_scaling(out, scaling=scaling, runs=trainings)
     if as_json:
@@ -94,6 +97,12 @@ def report_of_run(
     """
     if workload is None:
         if not (run_dir / "workload.json").is_file():
+            if (run_dir / "training.json").is_file():
+                raise UsageError(
+                    f"{run_dir} has no report: `stoker train` leaves a record, `stoker run` both",
+                    where="no workload.json there",
+                    fix=f"see {run_dir / 'training.json'}, or: stoker report scaling {run_dir}",
+                )
             raise UsageError(f"no run in {run_dir}", where="no workload.json there", fix="ls runs")
         workload = read_json(run_dir / "workload.json", Workload)
     training = _read(run_dir / "training.json", Training)

@@ -150,10 +150,16 @@ def train_command(
     params: Sequence[str],
     as_json: bool,
     yes: bool,
+    arguments: Sequence[str],
 ) -> int:
-    """`stoker train`; gives the exit code."""
+    """`stoker train`; gives the exit code.
+
+    Args:
+        arguments: The command line, for whoever wants to go on with a training that was stopped.
+    """
     from stoker.cli.billing import confirm
     from stoker.cli.progress import following, say
+    from stoker.cli.stopping import command_line, keep_stopped
     from stoker.platforms import platform_named
     from stoker.train import prepare, train
 
@@ -194,6 +200,13 @@ def train_command(
             total_steps=workload.training.total_steps(),
             on_line=follow.line,
             on_progress=follow.progress,
+            on_stop=lambda stopped: keep_stopped(
+                stopped,
+                run_dir=run_dir,
+                out=outputs.out,
+                again=command_line(arguments),
+                quiet=as_json,
+            ),
         )
     write_json(run_dir / "training.json", record)
     file = outputs.out or run_dir / "training.json"
@@ -246,10 +259,10 @@ def training_words(training: Training) -> str:
     """What a run did, and whether its times can be compared with other runs'."""
     measured = training.measured
     if training.status != "succeeded":
-        lines = (training.failure or "no reason was left").strip().splitlines()
-        # An error of the feed ends with what to try; of others the last line is the error.
-        first = lines[0] if _is_feeds(training) else lines[-1]
-        return f"training {training.status} (exit code {training.exit_code}): {first}"
+        code = "" if training.exit_code is None else f" (exit code {training.exit_code})"
+        if training.status == "stopped" and not training.failure:
+            return f"training stopped{code}{_steps_words(training)}"
+        return f"training {training.status}{code}: {training.cause}"
     if measured is None or not measured.steps:
         return "training succeeded; it asked no loader of stoker for a batch"
     step, wait = measured.step_seconds * 1000, measured.wait_seconds * 1000
@@ -258,6 +271,12 @@ def training_words(training: Training) -> str:
     mind = next((e.what for e in training.events if e.what.startswith("not comparable: ")), "")
     mind = f"; {mind}" if mind else ""
     return f"{measured.steps} steps of {step:.1f} ms, {wait:.1f} ms of it waiting{metrics}{mind}"
+
+
+def _steps_words(training: Training) -> str:
+    """What was done by then, with a comma in front; empty where nothing was measured."""
+    measured = training.measured
+    return f" after {measured.steps} steps" if measured and measured.steps else ""
 
 
 def exit_code_of(training: Training) -> int:

@@ -1,5 +1,6 @@
 """Following a run by its log, and showing it: live on a terminal, in plain lines elsewhere."""
 
+import itertools
 import json
 import os
 import select
@@ -22,6 +23,8 @@ POLL_SECONDS = 0.25
 # A run that says nothing for so long is gone, or its log is: as long as hosts wait for each other.
 SILENCE_SECONDS = 1800.0
 _CHUNK_BYTES = 1 << 16
+_LINES_LOOKED_AT = 100_000
+_NAME_A_RUN = "name a folder runs/ID, its ID, or the log of a dnn host"
 
 
 class LineSource(Protocol):
@@ -149,10 +152,44 @@ def source_of(run: str) -> LineSource:
         return StandardInput()
     for path in (Path(run), Path("runs") / run):
         if path.is_dir():
+            _refuse_other_folder(path)
             return RunFolder(path)
         if path.is_file():
+            _refuse_other_file(path)
             return LogFile(path)
     raise UsageError(f"no run {run}", where=str(Path.cwd()), fix="ls runs, or name a log file")
+
+
+def _refuse_other_folder(path: Path) -> None:
+    """Refuses a folder that is no run: it would be watched for ever."""
+    names = {entry.name for entry in path.iterdir()}
+    # An empty one has perhaps just begun.
+    if names and not names & {"logs", "hosts", "workload.json", "training.json"}:
+        raise UsageError(
+            f"{path} is no run: no logs are in it",
+            where=str(path.absolute()),
+            fix=_NAME_A_RUN,
+        )
+
+
+def _refuse_other_file(path: Path) -> None:
+    """Refuses a file in which no launcher says anything: its end would be waited for in vain."""
+    tail = Tail(path)
+    try:
+        is_empty = True
+        # A launcher's first line is the first of its log; others' lines may stand before it.
+        for line in itertools.islice(tail.read(is_last=True), _LINES_LOOKED_AT):
+            is_empty = False
+            if parse_line(line):
+                return
+    finally:
+        tail.close()
+    if not is_empty:
+        raise UsageError(
+            f"{path} is no log of a run: no line in it is stoker's",
+            where=str(path.absolute()),
+            fix=_NAME_A_RUN,
+        )
 
 
 def _read_all(source: LineSource, view: RunView) -> None:
@@ -164,7 +201,16 @@ def _read_all(source: LineSource, view: RunView) -> None:
         is_stream = isinstance(source, StandardInput)
         if (not is_stream or source.has_ended()) or time.monotonic() > deadline:
             view.end_quietly(is_over=source.has_ended())
+            _refuse_nothing(source, view)
             return
+
+
+def _refuse_nothing(source: LineSource, view: RunView) -> None:
+    """Refuses what another command wrote, where none of it was a run's log."""
+    if isinstance(source, StandardInput) and not view.run:
+        raise UsageError(
+            "no line of stoker's came", where="stdin", fix="stoker logs ... | stoker watch -"
+        )
 
 
 def _follow(source: LineSource, view: RunView, show: Callable[[RunView], None]) -> None:
@@ -181,6 +227,7 @@ def _follow(source: LineSource, view: RunView, show: Callable[[RunView], None]) 
                     show(view)
                     is_new = False
         if is_last:
+            _refuse_nothing(source, view)
             view.end_quietly(is_over=True)
         if is_new or is_last:
             show(view)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from stoker.catalog import with_pools
 from stoker.errors import UsageError
+from stoker.logs import printable
 from stoker.parameters import overrides_of, parameters_of
+from stoker.platforms.processes import why_not_found
 from stoker.records import Cluster, TodaysGroup, Workload, to_document
 from stoker.settings import read_workload, workload_from
 
@@ -75,11 +77,18 @@ def check_command(command: Sequence[str], *, where: str) -> None:
     Raises:
         UsageError: Naming what is missing.
     """
+    try:
+        str(Path.cwd()).encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"the name of this folder is not UTF-8: {printable(str(Path.cwd()))}",
+            where=where,
+            fix="rename it: records and other hosts name it, too",
+        ) from None
     program = command[0]
     if shutil.which(program) is None and program not in ("python", "python3"):
-        raise UsageError(
-            f"command not found: {program}", where=where, fix="check its spelling and the PATH"
-        )
+        what, fix = why_not_found(program)
+        raise UsageError(what, where=where, fix=fix)
     is_python = Path(program).name.startswith("python")
     script = command[1] if is_python and len(command) > 1 else ""
     if script.endswith(".py") and not Path(script).is_file():

@@ -59,8 +59,7 @@ def lost_training(workload: Workload, decision: Decision) -> Training:
 
 def _reason(training: Training, gates: Sequence[GateResult]) -> str:
     if training.status != "succeeded":
-        words = (training.failure or "no reason was left").strip().splitlines()[-1]
-        return f"the training {training.status}: {words}"
+        return f"the training {training.status}: {training.cause}"
     return "; ".join(_gate_words(gate) for gate in gates if not gate.passed)
 
 

@@ -202,6 +202,23 @@ class Asking:
                 expected=self.expected,
             )
 
+    def tell_alone(self) -> None:
+        """Says what happens now that no data host is connected, if a loader is at work."""
+        busy = [session for session in self._shared.sessions.values() if session.is_busy]
+        if not busy:
+            return
+        if all(session.local is not None for session in busy):
+            text = "local workers make all batches"
+        elif self._settings.comes_back:
+            text = "the training waits until one is back"
+        else:
+            longest = self._feed.lease_seconds + LOST_GRACE_SECONDS
+            text = (
+                "no local workers either: the training ends with exit code 5 within "
+                f"{longest:.0f} s unless one is back"
+            )
+        self._shared.log.event("no_data_host_left", text=text)
+
     def _failure_of_all(self, session: Session) -> BaseException | None:
         """What the first host said, where none of the run can make its batches."""
         failures = [

@@ -205,13 +205,17 @@ def _run_child(
         if os.getppid() == parent:
             run()
         status = 0
+    except SystemExit as end:
+        # A dataset that calls sys.exit(3): whoever reads of this worker's end reads of the 3.
+        traceback.print_exc()
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(status)
+        os._exit(status & 0xFF)
 
 
 def _hold(order: Hold, memory: int, theirs: int) -> None:

@@ -189,6 +189,9 @@ class Pump:
         else:
             self._shared.log.event("agent_connection_lost", agent=link.member.host)
             forget_peer(self._shared, link)
+            if not any(other.is_up for other in self._links.values()):
+                with self._shared.lock:
+                    self._asking.tell_alone()
             if not link.is_listed:
                 self._remove(link)
 

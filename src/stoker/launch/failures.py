@@ -13,6 +13,10 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.logs import parse_line
+from stoker.platforms.processes import ended_words
+from stoker.records.training import cause_of
+
 # What gloo, NCCL, torch's store and a pipe say when a peer is gone.
 _PEER_IS_GONE = re.compile(
     r"connection (was )?(closed|reset|refused|timed out)|broken pipe|socket closed|peer|"
@@ -36,6 +40,33 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """The failure in words: one line, then the traceback."""
         return f"rank {self.rank} on {self.host}: {self.type}: {self.message}\n{self.traceback}"
+
+
+def words_of_end(who: str, *, exit_code: int, stderr: str) -> str:
+    """How a command ended that left no error of its own: one line with the cause, then its words.
+
+    Args:
+        who: Such as `the training command on algo-1`.
+        exit_code: As a shell counts.
+        stderr: The end of what it wrote there, between it lines of stoker's own log.
+    """
+    lines = [line for line in stderr.splitlines() if parse_line(line) is None]
+    words = "\n".join(lines)[-2000:].strip()
+    signal_number = exit_code - 128
+    if 0 < signal_number < 65:
+        first = f"{who} ended with {ended_words(-signal_number)}"
+    else:
+        said = cause_of(_traceback_in(words) or words.rpartition("\n")[2])
+        if words.startswith("error:"):
+            said = cause_of(words)
+        first = f"{who} ended with exit code {exit_code}" + (f": {said}" if words else "")
+    return first + (f"\n{words}" if words else "")
+
+
+def _traceback_in(text: str) -> str:
+    """The last traceback in a text, with what comes behind it; empty: there is none."""
+    start = text.rfind("Traceback (most recent call last)")
+    return text[start:] if start >= 0 else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ from stoker.launch.supervise import (
 )
 from stoker.launch.topology import platform_name
 from stoker.logs import now_utc
+from stoker.platforms.processes import why_not_found
 from stoker.records import Event
 from stoker.settings import PROFILE_ENDED_FILE
 
@@ -230,10 +231,11 @@ def _train(
     environ |= engine.environment
     found = resolve_program((*command, *trainer.arguments), environ, folder=run.folder)
     if found is None:
+        what, fix = why_not_found(command[0], folder=run.folder)
         words = (
-            f"error: command not found: {command[0]}\n"
+            f"error: {what}\n"
             f"where: host {run.topology.host}, PATH {environ.get('PATH', '')}\n"
-            f"try:   check the workload's command, or install the program in the image\n"
+            f"try:   {fix}, or install the program in the image\n"
         )
         run.log.event("command_not_found", program=command[0])
         return Ending(exit_code=COMMAND_NOT_FOUND, stderr=words)
@@ -317,12 +319,9 @@ def _failure_of(run: HostRun, ending: Ending) -> str:
     if written:
         return head + written[0].text()
     who = f"rank {cause.rank}" if cause else "the training command"
-    what = f"{who} on {run.topology.host} ended with exit code {ending.exit_code}"
-    signal_number = ending.exit_code - 128
-    if 0 < signal_number < 65:
-        what += f" (signal {signal_number})"
-    last_words = ending.stderr[-2000:].strip()
-    return head + what + (f"\n{last_words}" if last_words else "")
+    return head + failures.words_of_end(
+        f"{who} on {run.topology.host}", exit_code=ending.exit_code, stderr=ending.stderr
+    )
 
 
 def _write_failure(run: HostRun, failure: str) -> None:

@@ -1,6 +1,8 @@
 """A job that runs on this machine: its hosts' processes, from start to end."""
 
 import contextlib
+import io
+import queue
 import secrets
 import subprocess
 import threading
@@ -12,10 +14,10 @@ from typing import Literal
 import msgspec
 
 from stoker.errors import PlatformError, UsageError
-from stoker.logs import now_utc
+from stoker.logs import Log, now_utc
 from stoker.platforms import processes, spawn
 from stoker.platforms.base import JobEnd, LogLine
-from stoker.platforms.local_plan import LocalRequest, make_job_folder
+from stoker.platforms.local_plan import LocalHost, LocalRequest, make_job_folder
 from stoker.platforms.local_start import (
     StartedHost,
     engine_hosts,
@@ -61,8 +63,11 @@ class LocalRun:
         self._error: BaseException | None = None
         self._hosts: list[StartedHost] = []
         self._asked: set[str] = set()
+        self._said: queue.SimpleQueue[LogLine] = queue.SimpleQueue()
         if request.not_comparable:
             self._note(f"not comparable: {request.not_comparable}")
+            text = f"{request.not_comparable}: its times compare with no other cluster's"
+            self._say(request.leader, "hosts_not_comparable", text=text)
         self._start(environ)
         self._monitor = threading.Thread(target=self._watch, name=f"run {self.name}", daemon=True)
         self._monitor.start()
@@ -89,6 +94,8 @@ class LocalRun:
             is_last = False
             while not is_last:
                 is_last = self._has_ended.is_set()
+                while not self._said.empty():
+                    yield self._said.get()
                 for host, tail in tails:
                     for text in tail.read(is_last=is_last):
                         yield LogLine(group=host.group, host=host.name, text=text)
@@ -189,12 +196,17 @@ class LocalRun:
         self._note(f"host ended with {_words(code)}", host.name)
         if leader.ended_at is not None and started is not leader:
             return
+        if code < 0 and host.role == "data" and not self._is_stopping.is_set():
+            self._say(host, "host_ended", how=processes.ended_words(code))
         if started is leader:
             if code < 0:
-                self._failure = f"dnn leader {host.name}: its launcher ended with {_words(code)}"
+                self._failure = (
+                    f"the launcher of dnn host {host.name} (group {host.group}, the leader) "
+                    f"ended with {processes.ended_words(code)}"
+                )
         elif host.role == "data" and code > 0 and not self._is_stopping.is_set():
             log = self._request.log_file(host)
-            self._failure = f"data host {host.name} ended with {_words(code)}, see {log}"
+            self._failure = f"data host {host.name} ended with exit code {code}, see {log}"
             self._is_stopping.set()
 
     def _kill_rest(self, why: str) -> None:
@@ -234,7 +246,8 @@ class LocalRun:
             if training and training.status == "stopped" and not self._failure:
                 status = "stopped"
         if status == "failed" and not failure:
-            failure = _read(base / "output" / "failure") or f"the leader ended with {_words(code)}"
+            words = f"the leader ended with {processes.ended_words(code)}"
+            failure = _read(base / "output" / "failure") or words
         return JobEnd(
             status=status,
             exit_code=exit_code,
@@ -257,6 +270,12 @@ class LocalRun:
         except UsageError:
             return None
         return training
+
+    def _say(self, host: LocalHost, event: str, **values: str) -> None:
+        """Puts a line of the platform's own between those of the hosts' logs."""
+        line = io.StringIO()
+        Log(run=self.name, host=host.name, stream=line).event(event, **values)
+        self._said.put(LogLine(group=host.group, host=host.name, text=line.getvalue().rstrip()))
 
     def _note(self, what: str, host: str | None = None) -> None:
         self._events.append(Event(when=now_utc(), what=what, host=host))

@@ -6,6 +6,7 @@ import random
 import signal
 import socket
 import time
+from pathlib import Path
 
 import psutil
 
@@ -13,6 +14,40 @@ import psutil
 KILL_SECONDS = 5.0
 PORTS = range(20000, 30000)
 PORTS_PER_HOST = 3
+
+
+def ended_words(code: int) -> str:
+    """How a process ended, behind "ended with": its exit code, or its signal and what may be why.
+
+    Args:
+        code: Negative for a signal.
+    """
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = f" ({signal.Signals(-code).name})"
+    except ValueError:
+        name = ""
+    hint = ", perhaps out of memory" if -code == signal.SIGKILL else ""
+    return f"signal {-code}{name}{hint}"
+
+
+def why_not_found(program: str, *, folder: Path | None = None) -> tuple[str, str]:
+    """Why a program cannot be started, and what to do about it.
+
+    Args:
+        program: As the command names it.
+        folder: That relative paths begin at; None: this process's.
+    """
+    path = Path(folder or "", program)
+    if os.path.dirname(program) and path.is_dir():
+        return f"{program} is a folder, no program", "name the program in it"
+    if os.path.dirname(program) and path.is_file():
+        fix = f"chmod +x {program}"
+        return f"{program} may not be executed", (
+            f"{fix}, or: python {program}" if program.endswith(".py") else fix
+        )
+    return f"command not found: {program}", "check its spelling and the PATH"
 
 
 def processes_of(session: int, marker: bytes) -> list[int]:

@@ -1,9 +1,11 @@
 """Training: what a run did, step by step and in the end."""
 
+import re
 from typing import Literal
 
 import msgspec
 
+from stoker.logs import printable
 from stoker.records.base import (
     Name,
     NonNegativeFloat,
@@ -12,6 +14,9 @@ from stoker.records.base import (
 )
 from stoker.records.decision import Group
 from stoker.records.profile import Spread
+
+# The last line of a traceback: `ValueError: words`, `package.Error`.
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning)(:|$)")
 
 
 class Host(Record, frozen=True, kw_only=True):
@@ -86,3 +91,25 @@ class Training(Record, frozen=True, kw_only=True):
     data_group_release_seconds: NonNegativeFloat | None = None
     events: tuple[Event, ...] = ()
     failure: str | None = None
+
+    @property
+    def cause(self) -> str:
+        """The line of the failure that names its cause, fit for a terminal."""
+        return cause_of(self.failure or "")
+
+
+def cause_of(failure: str) -> str:
+    """Returns the one line of a failure that names its cause.
+
+    Failures begin with it; one that is a bare traceback ends with it. Lines of stoker's own log,
+    which stand between a script's last words, are never it.
+    """
+    lines = [line.strip() for line in failure.splitlines()]
+    lines = [line for line in lines if line and not line.startswith(("where:", "try:", "stoker 2"))]
+    errors = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
+    if not lines:
+        return "no reason was left"
+    if not lines[0].startswith("Traceback (most"):
+        return printable(lines[0].removeprefix("error:").strip())
+    raised = [line for line in lines if _RAISED.match(line)]
+    return printable((errors or raised[-1:] or lines[-1:])[0])

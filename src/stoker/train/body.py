@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from stoker.catalog import Catalog
-from stoker.errors import UsageError
+from stoker.errors import StokerError, UsageError
 from stoker.logs import now_utc
 from stoker.platforms.base import JobEnd, JobSpec, LogLine, ObservedRun, Platform, Run
 from stoker.records import (
@@ -91,11 +91,13 @@ def train(
     total_steps: int | None = None,
     on_line: Callable[[LogLine], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    on_stop: Callable[[Training], None] | None = None,
 ) -> Training:
     """Submits the job, follows it to its end and gives its record, which belongs in `job.run_dir`.
 
-    Blocks until all hosts have ended. When the caller is interrupted the job is stopped first, so
-    that nothing keeps running.
+    Blocks until all hosts have ended. When the caller is interrupted (Ctrl-C, SIGTERM) the job is
+    stopped first, so that nothing keeps running; then `on_stop` gets the record so far, its status
+    `stopped`, and the interrupt goes on.
 
     Raises:
         UsageError: If the platform cannot run such a job.
@@ -113,6 +115,13 @@ def train(
             if progress and on_progress:
                 on_progress(progress)
         end = run.wait()
+    except BaseException as err:
+        run.stop()
+        # Not for an error: what is a KeyboardInterrupt or a signal is no Exception.
+        if on_stop and not isinstance(err, Exception):
+            ran = Job(platform=platform.name, name=run.name)
+            on_stop(_stopped(job, run, ran=ran, catalog=catalog, decision=decision))
+        raise
     finally:
         run.stop()
     load = _load(run, catalog)
@@ -129,6 +138,25 @@ def train(
         words = "\n".join([record.failure or "", *last_words]).strip()
         record = msgspec.structs.replace(record, failure=words)
     return record
+
+
+def _stopped(
+    job: JobSpec, run: Run, *, ran: Job, catalog: Catalog, decision: Decision | None
+) -> Training:
+    """The record of a run that was stopped: what was measured until then."""
+    try:
+        record = _record(job, run.wait(), ran=ran, catalog=catalog, decision=decision)
+    except StokerError as err:
+        seen = Event(when=now_utc(), what=f"no record was left: {err.what}")
+        record = Training(
+            status="stopped",
+            workload_sha256=job.workload_sha256,
+            groups=job.groups,
+            strategy=job.strategy.name,
+            job=ran,
+            events=(seen,),
+        )
+    return msgspec.structs.replace(record, status="stopped", failure=None)
 
 
 def _load(run: Run, catalog: Catalog) -> Sequence[str]:

@@ -1,0 +1,156 @@
+"""Wrong input and broken surroundings at the command line: words and exit code 2, never a bug."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.cli import edge
+
+CLI = [sys.executable, "-m", "stoker.cli"]
+PROFILED = ["decide", "--instance-type", "ml.g5.xlarge", "--step-seconds", "1"]
+
+
+def test_a_script_whose_name_is_not_utf8_is_a_usage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = os.fsdecode(b"b\xffd.py")
+    Path(script).write_text("")
+    assert edge.run(["train", "--", "python", script]) == 2
+    assert r"not UTF-8: b\udcffd.py" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["train", "profile"])
+def test_a_folder_whose_name_is_not_utf8_is_a_usage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    folder = tmp_path / os.fsdecode(b"n\xff")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    Path("q.py").write_text("")
+    assert edge.run([verb, "--", "python", "q.py"]) == 2
+    assert "this folder is not UTF-8" in capsys.readouterr().err
+
+
+def test_a_script_without_the_x_bit_is_told_from_a_missing_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("q.py").write_text("")
+    assert edge.run(["train", "--", "./q.py"]) == 2
+    said = capsys.readouterr().err
+    assert "./q.py may not be executed" in said
+    assert "chmod +x ./q.py" in said
+
+
+@pytest.mark.parametrize(
+    ("out", "words"), [(".", "it is a folder"), ("file/x.json", "is no folder"), ("shut", "rights")]
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["profile", "--out", "OUT", "--", "python", "q.py"],
+        [*PROFILED, "--out", "OUT"],
+        [*PROFILED, "--report", "OUT"],
+        ["train", "--out", "OUT", "--", "python", "q.py"],
+        ["train", "--summary", "OUT", "--", "python", "q.py"],
+        ["evaluate", "w.yaml", "--out", "OUT"],
+        ["compile", "kubeflow", "w.yaml", "--out", "OUT"],
+        ["report", "scaling", "runs/x", "--out", "OUT"],
+        ["catalog", "refresh", "--out", "OUT"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_an_output_that_cannot_be_written_is_found_before_the_work(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    out: str,
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    Path("q.py").write_text("raise SystemExit('it began')")
+    if out == "shut":
+        # Root may write everywhere.
+        monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    assert edge.run([out if word == "OUT" else word for word in command]) == 2
+    assert words in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "q.py"]
+
+
+def test_a_record_may_go_into_folders_that_are_yet_to_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert edge.run([*PROFILED, "--out", "a/b/d.json"]) == 0
+    assert Path("a/b/d.json").is_file()
+
+
+def test_what_only_prints_ends_quietly_when_its_reader_goes() -> None:
+    with subprocess.Popen(
+        [*CLI, "catalog"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as catalog:
+        assert catalog.stdout is not None
+        assert catalog.stderr is not None
+        # Before it has printed a line, so that nothing of it is in a buffer of the pipe.
+        catalog.stdout.close()
+        errors = catalog.stderr.read()
+        assert (catalog.wait(60), errors) == (0, b"")
+
+
+def test_a_training_goes_on_when_the_reader_of_its_output_goes(tmp_path: Path) -> None:
+    script = (
+        "import time, pathlib\nfor n in range(20): print('step', n, flush=True); time.sleep(.1)\n"
+    )
+    (tmp_path / "q.py").write_text(script + "pathlib.Path('done').touch()")
+    command = [*CLI, "train", "--out", "t.json", "--", sys.executable, "q.py"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as train:
+        assert train.stdout is not None
+        train.stdout.readline()
+        train.stdout.close()
+        assert train.wait(60) == 0
+    assert (tmp_path / "done").exists()
+    assert (tmp_path / "t.json").exists()
+
+
+@pytest.mark.parametrize("once", [["--once"], []])
+def test_watch_refuses_what_is_no_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    once: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("q.py").write_text("print('hello')\n")
+    assert edge.run(["watch", str(tmp_path), *once]) == 2
+    assert "is no run" in capsys.readouterr().err
+    assert edge.run(["watch", "q.py", *once]) == 2
+    assert "is no log of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "out", "err"),
+    [
+        ([], 2, "", "Usage: stoker"),
+        (["--version"], 0, "stoker 0.", ""),
+        (["help"], 0, "Usage: stoker", ""),
+        (["help", "train"], 0, "Usage: stoker train", ""),
+        (["trian"], 2, "", "try:   stoker --help"),
+        (["schema"], 2, "", "known are: decision, evaluation"),
+    ],
+)
+def test_the_command_line_explains_itself(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, out: str, err: str
+) -> None:
+    assert edge.run(arguments) == code
+    printed = capsys.readouterr()
+    assert out in printed.out
+    assert err in printed.err
+    assert "error: Usage" not in printed.err

@@ -1,0 +1,122 @@
+"""What the terminal says of data hosts that come and go."""
+
+import json
+
+import pytest
+
+from stoker.cli.host_news import SETTLE_SECONDS, HostNews
+from stoker.logs import LogEvent
+
+GROUPS = {
+    "dnn": {"role": "dnn", "type": "local.c1", "hosts": ["algo-3"]},
+    "data": {"role": "data", "type": "local.c1", "hosts": ["algo-1", "algo-2"]},
+}
+
+
+class Told:
+    """A run of one dnn and two data hosts; events a second apart."""
+
+    def __init__(self, groups: dict[str, object] | None = None) -> None:
+        self._news = HostNews()
+        self._second = 0
+        self.lines: list[str] = []
+        self.hear("roster", groups=json.dumps(groups or GROUPS))
+
+    def hear(self, event: str, *, host: str = "algo-3", after: float = 0.1, **values: str) -> None:
+        self._second += round(after * 1000)
+        minutes, milliseconds = divmod(self._second, 60_000)
+        when = f"2026-11-21T11:{minutes:02d}:{milliseconds // 1000:02d}.{milliseconds % 1000:03d}Z"
+        self.lines += self._news.take(LogEvent(when, "run", host, event, values))
+
+
+def test_a_killed_host_is_one_line_that_says_why_and_what_goes_on() -> None:
+    told = Told()
+    told.hear("agent_connection_lost", agent="algo-1")
+    told.hear("host_ended", host="algo-1", how="signal 9 (SIGKILL), perhaps out of memory")
+    told.hear("host_lost", about="algo-1", kind="agent", reason="its connection ended", after=6)
+    told.hear("progress", steps="3", after=5)
+    assert told.lines == [
+        "data host algo-1 ended with signal 9 (SIGKILL), perhaps out of memory; "
+        "the other 1 of 2 data hosts goes on"
+    ]
+
+
+def test_a_host_that_only_fell_silent_is_said_a_moment_later() -> None:
+    told = Told()
+    told.hear("agent_connection_lost", agent="algo-1")
+    told.hear("progress", steps="3", after=SETTLE_SECONDS - 0.5)
+    assert told.lines == []
+    told.hear("progress", steps="4", after=1)
+    assert told.lines == [
+        "data host algo-1 answers no more: its connection was lost; "
+        "the other 1 of 2 data hosts goes on"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("event", "values"),
+    [
+        ("agent_ready", {"agent": "algo-1"}),
+        ("host_rejoined", {"about": "algo-1", "kind": "agent"}),
+    ],
+)
+def test_a_host_that_is_back_is_said_once(event: str, values: dict[str, str]) -> None:
+    told = Told()
+    told.hear("host_lost", about="algo-1", kind="agent", reason="silent for 61 s (lease 60 s)")
+    for _ in range(2):
+        told.hear(event, **values)
+    assert told.lines[1:] == ["data host algo-1 is back: 2 of 2 data hosts make batches"]
+
+
+def test_a_connection_that_comes_back_at_once_is_no_news() -> None:
+    told = Told()
+    told.hear("agent_connection_lost", agent="algo-1")
+    told.hear("agent_ready", agent="algo-1")
+    told.hear("progress", steps="3", after=10)
+    assert told.lines == []
+
+
+def test_a_host_that_was_asked_to_stop_left() -> None:
+    told = Told()
+    told.hear("host_left", about="algo-2", kind="agent", reason="7 batches sent, asked to stop")
+    assert told.lines == [
+        "data host algo-2 left: 7 batches sent, asked to stop; the other 1 of 2 data hosts goes on"
+    ]
+
+
+def test_the_last_host_and_what_happens_then_are_said_once_for_all_ranks() -> None:
+    told = Told()
+    for host in ("algo-1", "algo-2"):
+        told.hear("host_lost", about=host, kind="agent", reason="x")
+    for _ in range(2):
+        told.hear("no_data_host_left", text="local workers make all batches")
+    assert told.lines[1:] == [
+        "data host algo-2 was lost: x; no other data host is there",
+        "no data host is left: local workers make all batches",
+    ]
+
+
+def test_hosts_that_leave_because_the_training_is_over_are_no_news() -> None:
+    told = Told()
+    told.hear("command_ended", host="algo-3")
+    told.hear("host_left", about="algo-2", kind="agent", reason="7 batches sent")
+    assert told.lines == []
+
+
+def test_the_end_of_a_followers_command_is_not_the_end() -> None:
+    told = Told()
+    told.hear("command_ended", host="algo-4")
+    told.hear("host_lost", about="algo-1", kind="agent", reason="x")
+    assert len(told.lines) == 1
+
+
+def test_a_lost_dnn_host_is_not_this_news() -> None:
+    told = Told()
+    told.hear("host_lost", about="algo-4", kind="follower", reason="x")
+    assert told.lines == []
+
+
+def test_a_roster_that_cannot_be_read_is_no_error() -> None:
+    told = Told({"data": {"hosts": 3}})
+    told.hear("host_lost", about="algo-1", kind="agent", reason="x")
+    assert told.lines == []
