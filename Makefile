@@ -1,13 +1,13 @@
-# Everything runs in .venv with the versions of constraints.txt; targets prepare what they need.
+# Everything runs in .venv with the versions of constraints.txt, whose files are known by their hashes
+# (requirements/, made by `make lock`); targets prepare what they need.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --progress-bar off -c constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --progress-bar off
 TORCH := $(shell grep '^torch==' constraints.txt)
-BUILD := hatchling editables
 # Processes that share the tests: most tests of faults wait.
 JOBS ?= 2
 BENCHMARKS := benchmarks/feed.py benchmarks/prediction.py benchmarks/honesty.py benchmarks/engines.py
@@ -25,7 +25,7 @@ LIBRARIES := .venv-libraries/.installed
 PEERS := .venv-peers/.installed
 OWN_PIP = $(@D)/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off
 
-.PHONY: help setup run test test-failed test-skipped test-engines test-libraries check fmt faults bench soak image image-control clean
+.PHONY: help setup run test test-failed test-skipped test-engines test-libraries check fmt faults bench soak image image-control lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -74,6 +74,9 @@ image: | .venv/bin/python  ## the launcher's image; DOCKER, BASE_IMAGE, IMAGE, L
 
 image-control: | .venv/bin/python  ## the same without torch, for the steps that train nothing
 	@PYTHON=$(BIN)/python containers/build/image control
+
+lock:  ## writes requirements/ anew after a change of pyproject.toml or constraints.txt
+	@PYTHON=$(PYTHON) requirements/lock
 
 clean:  ## removes .venv, runs and caches
 	@rm -rf .venv .venv-* runs dist .cache .*_cache .hypothesis
@@ -128,16 +131,17 @@ $(MPI): tests/engines/requirements-mpi.txt | $(DEV)
 	  echo "error: $(PYTHON) cannot make virtual environments"; \
 	  echo "try:   install its venv module (Debian: apt-get install python3-venv)"; exit 1; }
 
-# torch comes first and alone, so that nothing else can ask for another build of it.
-$(RUN): pyproject.toml constraints.txt examples/mnist/requirements.txt | .venv/bin/python
-	@echo "set-up 2: $(TORCH) (the largest part; minutes where it must be fetched)"
-	@$(PIP) $(TORCH)
-	@echo "set-up 3: stoker and what the example needs"
-	@$(PIP) $(BUILD)
-	@$(PIP) --no-build-isolation -e '.[torch]' -r examples/mnist/requirements.txt
+# torch has no hash: its builds for CPUs and for CUDA have one version. What it needs is there before it, so
+# that nothing but torch itself, and NVIDIA's libraries with a CUDA build, comes without one.
+$(RUN): pyproject.toml constraints.txt requirements/run.txt | .venv/bin/python
+	@echo "set-up 2: what stoker and its example need"
+	@$(PIP) --require-hashes --no-deps -r requirements/run.txt
+	@echo "set-up 3: $(TORCH) (the largest part; minutes where it must be fetched)"
+	@$(PIP) -c constraints.txt $(TORCH)
+	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(DEV): $(RUN) pyproject.toml constraints.txt
+$(DEV): $(RUN) requirements/dev.txt
 	@echo "set-up 4: the tools of development"
-	@$(PIP) --no-build-isolation -e '.[torch,sagemaker,kubeflow,kubernetes,metrics,dev]'
+	@$(PIP) --require-hashes --no-deps -r requirements/dev.txt
 	@touch $@

@@ -4,22 +4,24 @@
 
 The build context gets three folders, one a layer of the image: control (what the command line and
 AWS need), torch, and stoker. Each holds requirements.txt, the wheels, and SHA256SUMS, which the
-build verifies; all sums together are in wheels.sha256. Versions are those of constraints.txt.
+build verifies; all sums together are in wheels.sha256. Versions are those of constraints.txt. What
+is downloaded must have a hash of requirements/, except torch, whose builds for CPUs and for CUDA
+have one version, and NVIDIA's libraries that a CUDA build brings: LOCK holds these fast.
 """
 
 import argparse
 import hashlib
 import platform
-import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
-# Optional parts of the control layer; a part without a version in constraints.txt is left out.
+# Optional parts of the control layer.
 CONTROL_EXTRAS = ("aws", "kubernetes")
 GLIBC_MINORS = (28, 27, 26, 24, 17, 12, 5)
 
@@ -38,17 +40,10 @@ def main() -> None:
     target = [] if version == running else foreign(version)
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    pinned = set(re.findall(r"^([\w.-]+)==", CONSTRAINTS.read_text().lower(), re.MULTILINE))
     extras = project["optional-dependencies"]
-    control = ["pip", *project["dependencies"]]
-    for extra in CONTROL_EXTRAS:
-        if all(name_of(requirement) in pinned for requirement in extras[extra]):
-            control += extras[extra]
-        else:
-            print(f"wheels: {extra} is left out, constraints.txt has no version of it")
-
-    download(options.out / "control", control, target)
-    download(options.out / "torch", extras["torch"], target)
+    control = ["pip", *project["dependencies"], *(one for e in CONTROL_EXTRAS for one in extras[e])]
+    download(options.out / "control", control, target, locked="image-control")
+    download(options.out / "torch", extras["torch"], target, locked="image-torch", also=["torch"])
     build(options.out / "stoker")
     record = options.out / "wheels.sha256"
     record.write_text(
@@ -63,11 +58,6 @@ def main() -> None:
         verify(record, options.lock)
 
 
-def name_of(requirement: str) -> str:
-    """The package that a requirement asks for."""
-    return re.match(r"[\w.-]+", requirement)[0].lower()
-
-
 def foreign(version: str) -> list[str]:
     """pip's words for another Python than this one, on this processor."""
     machine = platform.machine()
@@ -80,10 +70,28 @@ def foreign(version: str) -> list[str]:
     return words
 
 
-def download(folder: Path, requirements: list[str], target: list[str]) -> None:
-    """The wheels of `requirements` and all they need; none again where nothing has changed."""
+def download(
+    folder: Path,
+    requirements: list[str],
+    target: list[str],
+    *,
+    locked: str,
+    also: Sequence[str] = (),
+) -> None:
+    """Downloads the wheels of `requirements` and all they need, unless nothing has changed.
+
+    Args:
+        folder: Where they go.
+        requirements: What the build installs from the folder.
+        target: pip's words for another Python than this one.
+        locked: Name of the file in requirements/ with their versions and hashes.
+        also: Packages without a hash, at their versions of constraints.txt.
+    """
     wanted = "".join(f"{requirement}\n" for requirement in requirements)
-    asked = "\n".join((wanted, *target, platform.machine(), CONSTRAINTS.read_text()))
+    lock = ROOT / "requirements" / f"{locked}.txt"
+    asked = "\n".join(
+        (wanted, *target, platform.machine(), CONSTRAINTS.read_text(), lock.read_text())
+    )
     stamp = folder / ".asked"
     digest = hashlib.sha256(asked.encode()).hexdigest()
     if stamp.exists() and stamp.read_text() == digest:
@@ -92,10 +100,11 @@ def download(folder: Path, requirements: list[str], target: list[str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "requirements.txt").write_text(wanted)
-    pip(
-        *("download", "--only-binary=:all:", "--dest", str(folder)),
-        *("-c", str(CONSTRAINTS), "-r", str(folder / "requirements.txt"), *target),
-    )
+    words = ("download", "--only-binary=:all:", "--dest", str(folder), *target)
+    if also:
+        pip(*words, "-c", str(CONSTRAINTS), *also)
+    # Last, so that no file without its hash takes the place of one with it.
+    pip(*words, "--require-hashes", "--no-deps", "-r", str(lock))
     record_sums(folder)
     stamp.write_text(digest)
     print(f"wheels: {folder.name}, {sum(f.stat().st_size for f in folder.iterdir()) >> 20} MiB")
