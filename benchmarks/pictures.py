@@ -2,10 +2,13 @@
 
     python benchmarks/pictures.py
 
-The chart is made twice, for light pages and for dark ones.
+The chart is made twice, for light pages and for dark ones; its caption and its text for who cannot
+see it are written into the README.
 """
 
 import json
+import re
+import textwrap
 import tomllib
 from dataclasses import dataclass
 from html import escape
@@ -29,6 +32,8 @@ LOADERS = {
     "tf.data service": "tf.data service",
     "ray data": "Ray Data",
 }
+# feed.json has these of them, by other names.
+OF_FEED = {"stoker encrypted": "stoker", "torch local": "torch"}
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif'
 
 WIDTH, LABELS, PANEL, GAP = 880, 168, 224, 14
@@ -53,32 +58,40 @@ DARK = Theme(text="#e6edf3", quiet="#9da7b3", ours="#4c9df5", others="#5b6674", 
 
 
 def results() -> dict[str, Any]:
-    """What results/peers.json holds; until that was measured, feed.json's rows in its form."""
-    if RESULT.exists():
-        return dict(json.loads(RESULT.read_text()))
-    found = json.loads((RESULT.parent / "feed.json").read_text())
-    loaders = {"stoker encrypted": "stoker", "torch local": "torch", "grpc protobuf": "grpc"}
-    rows = [
-        {
-            "case": row["part"],
-            "loader": loaders[row["loader"]],
-            "overhead_percent": row["value"]["values"],
-            "median": row["value"]["median"],
-            "order_kept": row["details"]["is_in_order"],
-        }
-        for row in found["rows"]
-        if row["loader"] in loaders and row["case"] in [f"{case}, k=4" for case in CASES]
-    ]
-    return {"date": found["date"], "command": "python benchmarks/feed.py", "rows": rows}
+    """The rows of results/peers.json, and for cases that it lacks those of feed.json.
+
+    Its `sources` are the days and commands of the measurements.
+    """
+    peers = json.loads(RESULT.read_text())
+    feed = json.loads((RESULT.parent / "feed.json").read_text())
+    rows, sources = list(peers["rows"]), [(peers["date"][:10], peers["command"])]
+    lacking = [case for case in CASES if case not in {row["case"] for row in rows}]
+    if lacking:
+        rows += [_as_of_peers(row) for row in feed["rows"] if _is_of_chart(row, lacking)]
+        sources.append((feed["date"][:10], "python benchmarks/feed.py"))
+    return {"rows": rows, "sources": sources, "cpu": feed["cpu"]}
+
+
+def _is_of_chart(row: dict[str, Any], cases: list[str]) -> bool:
+    return row["case"] in [f"{case}, k=4" for case in cases] and row["loader"] in OF_FEED
+
+
+def _as_of_peers(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "case": row["part"],
+        "loader": OF_FEED[row["loader"]],
+        "overhead_percent": row["value"]["values"],
+        "median": row["value"]["median"],
+        "order_kept": row["details"]["is_in_order"],
+    }
 
 
 def chart(document: dict[str, Any], theme: Theme) -> str:
     """Three panels of bars with one scale: by how much a step is longer than it has to be."""
     rows = {(str(row["case"]), str(row["loader"])): row for row in document["rows"]}
-    loaders = measured(document)
     values = {key: tuple(map(float, row["overhead_percent"])) for key, row in rows.items()}
     longest = max(max(own) for own in values.values())
-    height = TOP + ROW * len(loaders) + 30
+    height = TOP + ROW * len(LOADERS) + 30
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'width="{WIDTH}" height="{height}" role="img" aria-labelledby="title desc">',
@@ -87,18 +100,23 @@ def chart(document: dict[str, Any], theme: Theme) -> str:
         f"<style>text {{ font: 13px {FONT}; fill: {theme.text}; }} .head {{ font-weight: 650; }} "
         f".ours {{ font-weight: 650; }} .quiet {{ fill: {theme.quiet}; font-size: 12px; }}</style>",
     ]
-    for place, name in enumerate(loaders.values()):
+    for place, name in enumerate(LOADERS.values()):
         weight = ' class="ours"' if place == 0 else ""
         y = TOP + ROW * place + BAR - 2
         parts.append(f'<text{weight} x="{LABELS - 12}" y="{y}" text-anchor="end">{name}</text>')
     for number, (case, title) in enumerate(CASES.items()):
         left = LABELS + number * (PANEL + GAP)
-        bottom = TOP + ROW * len(loaders) - 8
+        bottom = TOP + ROW * len(LOADERS) - 8
         parts.append(f'<text class="head" x="{left}" y="24">{title}</text>')
         parts.append(f'<path d="M{left} {TOP - 10}V{bottom}" stroke="{theme.line}"/>')
-        for place, loader in enumerate(loaders):
+        for place, loader in enumerate(LOADERS):
             y = TOP + ROW * place
-            row = rows[case, loader]
+            row = rows.get((case, loader))
+            if row is None:
+                parts.append(
+                    f'<text class="quiet" x="{left + 8}" y="{y + BAR - 2}">not measured yet</text>'
+                )
+                continue
             parts += _bar(
                 values[case, loader],
                 left=left,
@@ -116,22 +134,46 @@ def chart(document: dict[str, Any], theme: Theme) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def measured(document: dict[str, Any]) -> dict[str, str]:
-    """The names of the loaders that have rows."""
-    found = {row["loader"] for row in document["rows"]}
-    return {loader: name for loader, name in LOADERS.items() if loader in found}
-
-
 def in_words(document: dict[str, Any]) -> str:
     """What the chart shows, for who cannot see it."""
-    medians = {(row["case"], row["loader"]): row["median"] for row in document["rows"]}
-    return "Time of a training step over the lowest that is possible. " + "; ".join(
-        f"{title}: "
-        + ", ".join(
-            f"{name} {medians[case, loader]:+.0f} %" for loader, name in measured(document).items()
-        )
-        for case, title in CASES.items()
+    rows = {(row["case"], row["loader"]): row for row in document["rows"]}
+
+    def figures(case: str) -> str:
+        found = {name: rows.get((case, loader)) for loader, name in LOADERS.items()}
+        return ", ".join(f"{name} {row['median']:+.0f} %" for name, row in found.items() if row)
+
+    told = "; ".join(f"{title}: {figures(case)}" for case, title in CASES.items())
+    return f"Time of a training step over the lowest that is possible. {told}"
+
+
+def block(document: dict[str, Any]) -> str:
+    """The README's chart with its caption."""
+    named = " and ".join(f"`{command}` of {date}" for date, command in document["sources"])
+    lost = [row for row in document["rows"] if not row["order_kept"]]
+    caption = (
+        f"*By how much a training step is longer than it has to be, with four workers: {named}, "
+        f"medians, two cores of an {document['cpu']}. The costs of batches are slept and all hosts "
+        "share one machine: this shows what moving batches costs, not what making them costs."
+        + (" Where the order of batches was lost, a star says so." if lost else "")
+        + " [More figures](benchmarks/README.md).*"
     )
+    return "\n".join(
+        [
+            "<picture>",
+            '  <source media="(prefers-color-scheme: dark)" srcset="docs/overhead-dark.svg">',
+            f'  <img alt="{escape(in_words(document))}" src="docs/overhead-light.svg">',
+            "</picture>",
+            "",
+            *textwrap.wrap(caption, 120, break_long_words=False, break_on_hyphens=False),
+            "",
+        ]
+    )
+
+
+def with_block(readme: str, document: dict[str, Any]) -> str:
+    """The README with the chart and caption of these results."""
+    found = re.compile(r"<picture>.*?</picture>\n\n\*.*?\*\n", re.DOTALL)
+    return found.sub(lambda _: block(document), readme, count=1)
 
 
 def _bar(
@@ -178,7 +220,7 @@ def badge(name: str, value: str) -> str:
 
 
 def pictures() -> dict[Path, str]:
-    """Each file of the README's pictures that is drawn, and what belongs in it."""
+    """The README and its pictures, and what belongs in each file."""
     document = results()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     least = project["requires-python"].removeprefix(">=")
@@ -186,6 +228,7 @@ def pictures() -> dict[Path, str]:
         DOCS / "overhead-light.svg": chart(document, LIGHT),
         DOCS / "overhead-dark.svg": chart(document, DARK),
         DOCS / "badge-python.svg": badge("Python", f"{least} or newer"),
+        ROOT / "README.md": with_block((ROOT / "README.md").read_text(), document),
         DOCS / "badge-licence.svg": badge("licence", project["license"]),
     }
 

@@ -14,16 +14,18 @@ README = (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("file", pictures.pictures(), ids=lambda file: file.name)
-def test_a_picture_is_what_the_committed_results_make(file: Path) -> None:
-    assert file.read_text() == pictures.pictures()[file], "python benchmarks/pictures.py"
-    assert f"docs/{file.name}" in README
+def test_a_picture_and_its_caption_are_what_the_committed_results_make(file: Path) -> None:
+    assert file.read_text() == pictures.pictures()[file], "run python benchmarks/pictures.py"
 
 
-def test_the_chart_is_told_in_words_with_the_day_the_machine_and_the_command() -> None:
+def test_the_caption_says_day_machine_and_command_and_that_costs_are_slept() -> None:
     document = pictures.results()
-    assert pictures.in_words(document) in README
-    assert str(document["date"])[:10] in README
-    assert document["command"] in README
+    caption = " ".join(README.partition("</picture>")[2].split("**Install**")[0].split())
+    for date, command in document["sources"]:
+        assert f"`{command}` of {date}" in caption
+    assert document["cpu"] in caption
+    assert "slept" in caption
+    assert "share one machine" in caption
 
 
 def test_the_first_screen_has_the_two_commands() -> None:
