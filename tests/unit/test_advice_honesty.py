@@ -3,8 +3,10 @@ advised wrongly: it may not contradict the profile, nor promise what the profile
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
+from functools import partial
 
 import msgspec
 import pytest
@@ -426,3 +428,183 @@ def test_a_cluster_that_is_asked_for_is_not_priced_on_a_busy_profile_and_that_is
         today=date(2026, 11, 21),
     )
     assert "what the named groups would do is not known: other programs kept" in words(decision)
+
+
+# What a quiet machine of two cores measures of the nine scripts of benchmarks/honesty.py.
+NINE: dict[str, tuple[Callable[..., RankResult], str, str]] = {
+    "compute": (
+        partial(
+            rank_of,
+            step=0.0405,
+            wait=0.0002,
+            accelerator=0.0402,
+            trainer_cpu=0.001,
+            loader_cpu=0.004,
+            loader_wall=0.004,
+            rates={2: 480.0, 1: 245.0},
+            workers=1,
+            vcpus=2,
+        ),
+        "accelerator",
+        "keep",
+    ),
+    "sleep": (
+        partial(
+            rank_of,
+            step=0.0621,
+            wait=0.053,
+            accelerator=0.0083,
+            trainer_cpu=0.001,
+            loader_cpu=0.001,
+            loader_wall=0.0615,
+            rates={2: 32.2, 1: 16.2},
+            workers=1,
+            vcpus=2,
+        ),
+        "latency",
+        "tune",
+    ),
+    "image": (
+        partial(
+            rank_of,
+            step=0.0415,
+            wait=0.033,
+            accelerator=0.0083,
+            trainer_cpu=0.001,
+            loader_cpu=0.042,
+            loader_wall=0.041,
+            rates={2: 46.0, 1: 24.3},
+            workers=1,
+            vcpus=2,
+        ),
+        "workers",
+        "tune",
+    ),
+    "no workers": (
+        partial(
+            rank_of,
+            step=0.0505,
+            wait=0.030,
+            accelerator=0.0203,
+            trainer_cpu=0.031,
+            loader_cpu=0.0305,
+            loader_wall=0.030,
+            rates={2: 63.0, 1: 33.0},
+            workers=0,
+            vcpus=2,
+        ),
+        "workers",
+        "tune",
+    ),
+    "optimal": (
+        partial(
+            rank_of,
+            step=0.0305,
+            wait=0.0003,
+            accelerator=0.0302,
+            trainer_cpu=0.001,
+            loader_cpu=0.021,
+            loader_wall=0.020,
+            rates={2: 92.0, 1: 49.0},
+            workers=2,
+            vcpus=2,
+        ),
+        "accelerator",
+        "keep",
+    ),
+    "gil": (
+        partial(
+            rank_of,
+            step=0.0405,
+            wait=0.0003,
+            accelerator=0.0402,
+            trainer_cpu=0.040,
+            loader_cpu=0.005,
+            loader_wall=0.005,
+            rates={2: 380.0, 1: 195.0},
+            workers=1,
+            vcpus=2,
+        ),
+        "accelerator",
+        "keep",
+    ),
+    "disk": (
+        partial(
+            rank_of,
+            step=0.300,
+            wait=0.290,
+            accelerator=0.0053,
+            trainer_cpu=0.002,
+            loader_cpu=0.060,
+            loader_wall=0.300,
+            rates={2: 3.5, 1: 3.3},
+            workers=1,
+            vcpus=2,
+            read_bytes=128e6,
+        ),
+        "storage",
+        "keep",
+    ),
+    "one core": (
+        partial(
+            rank_of,
+            step=0.0615,
+            wait=0.036,
+            accelerator=0.0203,
+            trainer_cpu=0.020,
+            loader_cpu=0.040,
+            loader_wall=0.040,
+            rates={1: 24.5},
+            workers=1,
+            vcpus=1,
+        ),
+        "cpu",
+        "heterogeneous",
+    ),
+    "shared cores": (
+        partial(
+            rank_of,
+            step=0.0385,
+            wait=0.020,
+            accelerator=0.0153,
+            trainer_cpu=0.015,
+            loader_cpu=0.061,
+            loader_wall=0.055,
+            rates={2: 32.5, 1: 18.0},
+            workers=2,
+            vcpus=2,
+        ),
+        "cpu",
+        "keep",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(NINE))
+def test_a_training_of_a_known_bottleneck_is_advised_rightly(name: str) -> None:
+    make, bottleneck, action = NINE[name]
+    profile = profile_of(make())
+    assert profile.check is not None
+    assert profile.check.explained
+    decision = decide(
+        profile,
+        catalog=load_catalog("local", cores=2),
+        constraints=Constraints(
+            objective="time",
+            max_data_hosts=1,
+            allowed_instance_types=(profile.host.instance_type,),
+        ),
+        today=date(2026, 11, 21),
+    )
+    assert (decision.bottleneck, decision.action) == (bottleneck, action)
+
+
+@pytest.mark.parametrize("name", list(NINE))
+def test_where_others_keep_most_of_the_machine_busy_nothing_is_told_of_any_of_them(
+    name: str,
+) -> None:
+    make, _, _ = NINE[name]
+    profile = profile_of(make(others=0.8 * make().vcpus))
+    decision = decided(profile, objective="time")
+    assert (decision.bottleneck, decision.action) == ("unexplained", "keep")
+    assert "cannot be told" in words(decision)
