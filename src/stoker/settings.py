@@ -69,8 +69,15 @@ _RecordT = TypeVar("_RecordT", bound=Record)
 MAX_NODES = 100_000
 # In STOKER_OUTPUT: the profile ended the command, however its processes ended thereby.
 PROFILE_ENDED_FILE = "profile-ended"
+# There, too: the data hosts were given back, because no rank takes batches from them.
+RELEASED_FILE = "data-hosts-released"
 # Where every pod with a service account has its token and namespace.
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+def unfed_file(rank: int | str) -> str:
+    """In STOKER_OUTPUT: that rank says that it takes no batches from the data hosts."""
+    return f"unfed-rank{rank}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

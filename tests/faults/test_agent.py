@@ -361,7 +361,7 @@ def test_workers_start_with_the_dataset_where_the_base_seed_is_known(tmp_path: P
 
 
 def test_a_dataset_that_fails_costs_no_workers(capfd: pytest.CaptureFixture[str]) -> None:
-    broken = pickle.dumps(("", [])) + b"cno_such_module\nThing\n."
+    broken = pickle.dumps(("", (), ())) + b"cno_such_module\nThing\n."
     from stoker.feed.shipping import digest
 
     with (
@@ -377,10 +377,12 @@ def test_a_holder_that_was_forked_ahead_may_die() -> None:
     before = set(psutil.Process().children())
     with running(make_agent()) as own:
         (nursery,) = set(psutil.Process().children()) - before
-        wait_for(lambda: len(nursery.children()) == 1, "a holder is forked ahead")
-        (spare,) = nursery.children()
+        wait_for(lambda: len(nursery.children()) == 1, "a template is forked")
+        (template,) = nursery.children()
+        wait_for(lambda: len(template.children()) == 1, "a holder is forked ahead")
+        (spare,) = template.children()
         spare.kill()
-        wait_for(lambda: spare not in nursery.children(), "its end is seen")
+        wait_for(lambda: spare not in template.children(), "its end is seen")
         with client_of(own.port, spec_of(Images())) as client:
             client.open()
             client.ask(0, [1])
@@ -439,7 +441,7 @@ def test_a_remote_dataset_is_built_on_the_data_host(agent: Agent) -> None:
 
 def test_a_dataset_that_cannot_be_rebuilt_says_why(agent: Agent) -> None:
     spec = spec_of(Images())
-    broken = pickle.dumps(("", [])) + b"cno_such_module\nThing\n."
+    broken = pickle.dumps(("", (), ())) + b"cno_such_module\nThing\n."
     from stoker.feed.shipping import digest
 
     with client_of(agent.port, PackedSpec(broken, digest(broken))) as client:

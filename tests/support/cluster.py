@@ -276,10 +276,14 @@ class Cluster:
         )
 
     def workers_of(self, number: int) -> list[psutil.Process]:
-        """The data workers of a host; not the nursery and the holders, which fork them."""
+        """The data workers of a host."""
+        return [worker for holder in self.holders_of(number) for worker in _children(holder)]
+
+    def holders_of(self, number: int) -> list[psutil.Process]:
+        """The processes that hold a dataset on a host; those that fork them are left out."""
         nurseries = _children(psutil.Process(self.hosts[number].pid))
-        holders = [holder for nursery in nurseries for holder in _children(nursery)]
-        return [worker for holder in holders for worker in _children(holder)]
+        templates = [template for nursery in nurseries for template in _children(nursery)]
+        return [holder for template in templates for holder in _children(template)]
 
     def kill(self, number: int) -> None:
         """kill -9 of a whole host."""

@@ -165,6 +165,25 @@ def test_members_are_told_how_the_run_ended(run: Run) -> None:
         assert "rank 1 broke" in verdict.reason
 
 
+def test_data_hosts_are_given_back_while_the_training_goes_on(run: Run) -> None:
+    coordinator = run.coordinator(agents=("d1", "d2"), followers=("f1",))
+    hosts = [run.member(host) for host in ("d1", "f1")]
+    assert all(host.wait_until_welcome(DEADLINE) for host in hosts)
+    coordinator.release_agents("nobody asks them")
+    until(lambda: "d1" in run.verdicts)
+    run.member("d2")
+    until(lambda: "d2" in run.verdicts)
+    for host in ("d1", "d2"):
+        assert run.verdicts[host].kind == "decided"
+        assert run.verdicts[host].reason == (
+            "the training goes on without data hosts: nobody asks them"
+        )
+    assert "f1" not in run.verdicts
+    coordinator.end("succeeded", exit_code=0, reason="")
+    until(lambda: "f1" in run.verdicts)
+    assert run.verdicts["f1"].reason == "the training succeeded"
+
+
 def test_a_straggler_learns_the_end_when_it_comes(run: Run) -> None:
     coordinator = run.coordinator()
     coordinator.end("succeeded", exit_code=0, reason="")

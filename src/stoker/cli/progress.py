@@ -22,6 +22,7 @@ _WIDTH = 78
 _INDENT = 11
 # Events of stoker that say in a text what the user should know.
 _WARNINGS = (
+    "feed_not_asked",
     "host_makes_nothing",
     "hosts_not_comparable",
     "large_dataset",

@@ -14,7 +14,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stoker.errors import UsageError
 from stoker.feed import state
-from stoker.feed.process import this_process
+from stoker.feed.process import Process, this_process
 from stoker.feed.torch_iterators import is_making, part_iterator, torch_iterator
 from stoker.settings import from_environment
 
@@ -115,7 +115,7 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
         return part_iterator(loader)
     process = this_process()
     is_iterable = loader._dataset_kind == _DatasetKind.Iterable
-    if process.settings.has_data_group and process.settings.coordinator:
+    if _has_feed(process):
         from stoker.feed.client import feed_of
 
         if is_iterable:
@@ -130,3 +130,14 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
     return torch_iterator(
         loader, process, num_workers=None if decided is None else process.share(decided)
     )
+
+
+def _has_feed(process: Process) -> bool:
+    settings = process.settings
+    if not settings.has_data_group or not settings.coordinator:
+        return False
+    if not process.said_unfed:
+        return True
+    from stoker.feed.unfed import is_released
+
+    return not is_released(process)

@@ -26,7 +26,7 @@ from stoker.errors import ProtocolError
 
 # Raised with every change that an older peer would misread: of these messages, of a batch's tree
 # (layout), of what travels pickled (shipping). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 15
+PROTOCOL_VERSION = 16
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -117,13 +117,14 @@ class State(Message, frozen=True, kw_only=True):
     """The run's state, in answer to Beat, and unasked when it changes.
 
     Attributes:
-        outcome: absent while the run goes on.
+        outcome: absent while the run goes on. To data hosts only, released: the training goes on,
+            and takes no batches from them.
         reason: Why, where it failed.
         unknown: The sender is not (any more) a member: join again.
         stage: How far the engine's commands are.
     """
 
-    outcome: Literal["succeeded", "failed", "stopped"] | None = None
+    outcome: Literal["succeeded", "failed", "stopped", "released"] | None = None
     exit_code: int | None = None
     reason: str = ""
     unknown: bool = False

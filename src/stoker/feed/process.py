@@ -54,6 +54,8 @@ class Process:
 
     settings: ProcessSettings
     timeline: Timeline
+    # The launcher was told that no loader of this process takes batches from the feed.
+    said_unfed: bool = False
     # By id: a subclass may say of its loaders that they are equal, or have no hash.
     _books: dict[int, LoaderBooks] = field(default_factory=dict)
     _sources: dict[str, LoaderBooks] = field(default_factory=dict)

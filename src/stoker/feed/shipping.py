@@ -11,7 +11,7 @@ import pickle
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
@@ -82,6 +82,38 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a spec comes from: travels in front of it, and is read without unpickling it.
+
+    Attributes:
+        directory: The trainer's working directory, from which a script may name its files; empty:
+            it was removed.
+        paths: Where the trainer looks for modules: all hosts run one image, so the folder of the
+            training script is there, too.
+        modules: That the spec refers to by name.
+    """
+
+    directory: str
+    paths: tuple[str, ...]
+    modules: tuple[str, ...]
+
+    @classmethod
+    def of_this_process(cls, modules: Iterable[str]) -> "Place":
+        """As it is now."""
+        directory = _working_directory()
+        paths = [os.path.join(directory, path) for path in sys.path if directory or path]
+        return cls(directory, tuple(map(os.path.normpath, paths)), tuple(sorted(modules)))
+
+    def enter(self) -> None:
+        """Has this process find what the trainer finds."""
+        if os.path.isdir(self.directory):
+            os.chdir(self.directory)
+        for path in self.paths:
+            if path not in sys.path and os.path.exists(path):
+                sys.path.append(path)
+
+
+@dataclass(frozen=True, slots=True)
 class PackedSpec:
     """A pickled spec.
 
@@ -105,18 +137,13 @@ class PackedSpec:
 def pack_spec(spec: Spec, *, max_bytes: int) -> PackedSpec:
     """Pickles a spec for the hosts that make its batches.
 
-    Modules travel by name, with the places where this process looks for them: all hosts run one
-    image, so the folder of the training script is there, too. So does the working directory, from
-    which a script may name its files.
+    Modules travel by name, with the place where this process looks for them.
 
     Raises:
         ShippingError: If a part of it cannot travel (naming the attribute), lies on an accelerator,
             or is larger than `max_bytes`.
     """
     buffer = io.BytesIO()
-    directory = _working_directory()
-    places = [os.path.join(directory, path) for path in sys.path if directory or path]
-    buffer.write(pickle.dumps((directory, [os.path.normpath(path) for path in places])))
     pickler = SpecPickler(buffer)
     try:
         pickler.dump(spec)
@@ -128,7 +155,9 @@ def pack_spec(spec: Spec, *, max_bytes: int) -> PackedSpec:
             fix="make it in worker_init_fn or at first use, leave it out in __getstate__, "
             "or name the dataset by stoker.remote('module:function')",
         ) from err
-    data = buffer.getvalue()
+    place = Place.of_this_process(pickler.modules)
+    head = pickle.dumps((place.directory, place.paths, place.modules))
+    data = b"".join((head, buffer.getbuffer()))
     if len(data) > max_bytes:
         raise ShippingError(
             f"the pickled dataset has {len(data)} bytes, more than feed.max_dataset_bytes "
@@ -160,12 +189,7 @@ def read_spec(file: BinaryIO) -> Spec:
         ShippingError: If it cannot be rebuilt on this host.
     """
     try:
-        directory, paths = pickle.load(file)
-        if os.path.isdir(directory):
-            os.chdir(directory)
-        for path in paths:
-            if path not in sys.path and os.path.exists(path):
-                sys.path.append(path)
+        read_place(file).enter()
         spec = SpecUnpickler(file).load()
     except Exception as err:
         raise ShippingError(
@@ -175,6 +199,12 @@ def read_spec(file: BinaryIO) -> Spec:
     if not isinstance(spec, Spec):
         raise ShippingError(f"expected a spec, found a {type(spec).__name__}")
     return built(spec)
+
+
+def read_place(file: BinaryIO) -> Place:
+    """What stands in front of a pickled spec."""
+    directory, paths, modules = pickle.load(file)
+    return Place(directory, paths, modules)
 
 
 def _working_directory() -> str:

@@ -10,7 +10,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Iterable
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
 
 import cloudpickle
@@ -38,11 +38,13 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     Attributes:
         code: The functions and classes that were pickled, by value or by name.
+        modules: Those that the pickle refers to by name: they are imported where it is opened.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
         self.code: list[object] = []
+        self.modules: set[str] = set()
         # By the set's address: its number, and the set, so that the address stays its own.
         self._sets: dict[int, tuple[int, object]] = {}
 
@@ -72,6 +74,10 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return (kind, (inner,))
         if issubclass(kind, (FunctionType, type, CachedFunction)):
             self.code.append(obj)
+            if is_by_name(obj):
+                self.modules.add(str(getattr(obj, "__module__", "builtins")))
+        elif issubclass(kind, ModuleType):
+            self.modules.add(str(obj.__name__))  # type: ignore[attr-defined]
         if isinstance(obj, type | TypeVar) and not is_by_name(obj):
             name_class(obj)
         known = reduced_anew(obj)

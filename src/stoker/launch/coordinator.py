@@ -121,6 +121,8 @@ class Coordinator:
         self._to_start: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._ending: queue.SimpleQueue[State] = queue.SimpleQueue()
         self._end: _End | None = None
+        self._to_release: queue.SimpleQueue[State] = queue.SimpleQueue()
+        self._released: State | None = None
         self._stage: RunStage = "begun"
         self._told_stage: RunStage = "begun"
         self._gone_agents: dict[str, str] = {}
@@ -204,6 +206,16 @@ class Coordinator:
         """Tells every launcher how the run ended; returns at once, only the first call counts."""
         self._ending.put(State(outcome=outcome, exit_code=exit_code, reason=reason[:4000]))
 
+    def release_agents(self, reason: str) -> None:
+        """Ends the data hosts, those still to come, too, while the training goes on.
+
+        Returns at once.
+
+        Args:
+            reason: Why, for the record and their logs.
+        """
+        self._to_release.put(State(outcome="released", reason=reason[:4000]))
+
     def announce(self, stage: RunStage) -> None:
         """Tells every launcher how far the engine's commands are; returns at once."""
         self._stage = stage
@@ -271,6 +283,7 @@ class Coordinator:
                     self._receive(socket)
                 self._apply_end(socket)
                 self._apply_stage(socket)
+                self._apply_release(socket)
                 while not self._to_start.empty():
                     self._send_start(socket, self._to_start.get())
                 self._judge(socket)
@@ -339,15 +352,16 @@ class Coordinator:
                 self._send(socket, sender, answer)
                 if not isinstance(answer, Refused):
                     self._send_start(socket, message.host)
-                if self._end and not isinstance(answer, Refused):
-                    self._send(socket, sender, self._end.state)
+                decided = self._decided_for(message.host)
+                if decided and not isinstance(answer, Refused):
+                    self._send(socket, sender, decided)
                 elif self._stage != "begun" and not isinstance(answer, Refused):
                     self._send(socket, sender, State(stage=self._stage))
                 self._note(socket, [change] if change else [])
             case Beat():
                 if self._members.beat(message, now):
                     self._launchers[message.host] = sender
-                    state = self._end.state if self._end else State(stage=self._stage)
+                    state = self._decided_for(message.host) or State(stage=self._stage)
                     self._send(socket, sender, state)
                     if not message.has_start:
                         self._send_start(socket, message.host)
@@ -408,6 +422,23 @@ class Coordinator:
         self._end = _End(state=self._ending.get(), at=self._clock())
         for sender in self._launchers.values():
             self._send(socket, sender, self._end.state)
+
+    def _apply_release(self, socket: "zmq.Socket[bytes]") -> None:
+        if self._end is not None or self._released is not None or self._to_release.empty():
+            return
+        self._released = self._to_release.get()
+        reason = self._released.reason
+        what = f"data hosts given back: {reason}"
+        self._events.append(Event(when=now_utc(), what=what[:500]))
+        self._log.event("data_hosts_released", reason=reason)
+        for host in self._agents & self._launchers.keys():
+            self._send(socket, self._launchers[host], self._released)
+
+    def _decided_for(self, host: str) -> State | None:
+        """What a launcher has to end for."""
+        if self._end is not None:
+            return self._end.state
+        return self._released if host in self._agents else None
 
     def _apply_stage(self, socket: "zmq.Socket[bytes]") -> None:
         if self._end is not None or self._told_stage == self._stage:

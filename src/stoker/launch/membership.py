@@ -275,7 +275,10 @@ class Membership:
                 self._decide(Verdict(kind="refused", reason=message.reason))
             case State() if message.outcome is not None:
                 why = message.reason.partition("\n")[0]
-                reason = f"the training {message.outcome}" + (f": {why}" if why else "")
+                what = f"training {message.outcome}"
+                if message.outcome == "released":
+                    what = "training goes on without data hosts"
+                reason = f"the {what}" + (f": {why}" if why else "")
                 self._decide(Verdict(kind="decided", reason=reason, state=message))
             case State() if message.unknown:
                 return False

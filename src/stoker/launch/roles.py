@@ -21,6 +21,7 @@ from stoker.launch.membership import Membership, Verdict
 from stoker.launch.metrics_port import metrics_served
 from stoker.launch.mpi_host import MpiHost
 from stoker.launch.progress import ProgressLog
+from stoker.launch.release import Release
 from stoker.launch.strategy import Trainer
 from stoker.launch.supervise import (
     COMMAND_NOT_FOUND,
@@ -243,11 +244,14 @@ def _train(
     master = (address, run.coordinator_address[1] + 2)
     progress = ProgressLog(run.output / "timeline-rank0.csv", run.log)
     feed = _feed_log(run, coordinator) if coordinator else None
+    release = Release(run.output, coordinator) if coordinator else None
 
     def tick() -> None:
         progress.tick()
         if feed:
             feed.tick()
+        if release:
+            release.tick()
 
     with contextlib.ExitStack() as closed:
         closed.callback(progress.close)

@@ -152,10 +152,22 @@ def _replace_loader() -> None:
     if os.environ.get("STOKER_PROFILE"):
         sys.meta_path.insert(0, _TorchFinder(_install_probe))
         sys.meta_path.insert(0, _Finder({"stoker.feed.timed"}, _install_timed_probe))
+        sys.meta_path.insert(0, _Finder({_STATEFUL_LOADER}, _install_stateful_probe))
         _leave_word_of_modules()
     elif os.environ.get("STOKER_REPLACE_DATALOADER") == "1":
         sys.meta_path.insert(0, _TorchFinder(_install_loader))
         sys.meta_path.insert(0, _Finder({_STATEFUL_LOADER}, _install_stateful_loader))
+
+
+def _watch_feed() -> None:
+    if os.environ.get("STOKER_HAS_DATA_GROUP") == "1" and not os.environ.get("STOKER_PROFILE"):
+        sys.meta_path.insert(0, _TorchFinder(_install_watch))
+
+
+def _install_watch(loader: type) -> None:
+    from stoker.feed.unfed import install
+
+    install(loader)
 
 
 def _install_probe(loader: type) -> None:
@@ -174,6 +186,12 @@ def _install_timed_probe() -> None:
     install(sys.modules["stoker.feed.timed"].TimedPass)
 
 
+def _install_stateful_probe() -> None:
+    from stoker.profile.probe import install_beside
+
+    install_beside(sys.modules[_STATEFUL_LOADER].StatefulDataLoader)
+
+
 def _leave_word_of_modules() -> None:
     """At its end, each process of a profile says what it worked with: a script may use no torch."""
     import atexit
@@ -186,7 +204,7 @@ def _leave_word_of_modules() -> None:
 
 def _parts() -> set[str]:
     """Packages inside a namespace that others share."""
-    return {"nvidia.dali"} & sys.modules.keys()
+    return {"nvidia.dali", "torchdata.nodes"} & sys.modules.keys()
 
 
 def _leave_word(problem: str = "") -> None:
@@ -284,5 +302,6 @@ if _is_rank():
     _guarded(_fail_at_once)
 if os.environ.get("STOKER_LAUNCHER_PID"):
     # At any depth: who trains may be started by a script that is started by a script.
+    _guarded(_watch_feed)
     _guarded(_replace_loader)
     _guarded(_choose_backend)

@@ -17,7 +17,7 @@ class Images(Dataset[tuple[torch.Tensor, int]]):
 
 
 def loader() -> StatefulDataLoader[tuple[torch.Tensor, int]]:
-    return StatefulDataLoader(Images(), zoo.BATCH_SIZE, shuffle=True, num_workers=0)
+    return StatefulDataLoader(Images(), zoo.BATCH_SIZE, shuffle=True, num_workers=2)
 
 
 def main() -> None:

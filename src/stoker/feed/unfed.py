@@ -1,0 +1,141 @@
+"""A training under a data group that takes no batches from it: said in a line, at its first steps.
+
+Libraries have loaders of their own, and scripts forget the changed import: nothing fails then, and
+data hosts would idle for as long as the training lasts. Optimizer steps tell that batches came.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import torch.utils.data
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from stoker.feed.process import Process, this_process
+from stoker.feed.unfed_word import Unfed
+from stoker.logs import Log
+from stoker.settings import RELEASED_FILE, unfed_file
+
+_FEED = "stoker.feed.feed_iterator"
+# A script may take some steps on batches of zeros before it reads its first one.
+ENOUGH_STEPS = 20
+
+_REPLACE = "run it with `stoker train --replace-dataloader`, or import DataLoader from stoker"
+_OWN = (
+    "give the library a loader of stoker's or torch's (with --replace-dataloader), or train "
+    "without a data group"
+)
+# Module: the class in it that makes batches in a way of its own.
+OWN_LOADERS = {
+    "fastai.data.load": "DataLoader",
+    "ffcv.loader.loader": "Loader",
+    "litdata.streaming.dataloader": "StreamingDataLoader",
+    "nvidia.dali.plugin.pytorch": "DALIGenericIterator",
+    "ray.data.iterator": "DataIterator",
+    "torchdata.nodes.loader": "Loader",
+}
+
+AnyLoader = torch.utils.data.DataLoader[object]
+
+
+@dataclass(slots=True)
+class Watch:
+    """Counts the optimizer steps of a process that has not asked for a batch of the feed.
+
+    Attributes:
+        seen: The class of a loader of torch that was read, without stoker's iterators.
+    """
+
+    process: Process
+    log: Log
+    seen: str = ""
+    num_steps: int = 0
+    _has_said: bool = field(default=False)
+
+    def step(self) -> bool:
+        """The optimizer steps; False: there is no more to watch."""
+        if self.is_fed():
+            return False
+        self.num_steps += 1
+        owns = own_loaders()
+        if (self.seen or owns) and not self._has_said:
+            self._say(owns)
+        if self.num_steps < ENOUGH_STEPS:
+            return True
+        if not self._has_said:
+            self._say(owns)
+        self._leave_word(owns)
+        return False
+
+    @staticmethod
+    def is_fed() -> bool:
+        """Whether a loader of stoker's was made or read here: that alone imports the feed."""
+        return _FEED in sys.modules
+
+    def words(self, owns: list[str]) -> str:
+        """What is wrong, and what helps."""
+        if self.seen:
+            what, helps = f"{self.seen} is read without stoker", _REPLACE
+        elif owns:
+            what, helps = f"{' or '.join(owns)} makes batches in its own way", _OWN
+        else:
+            what, helps = "no loader of torch or stoker was read", _OWN
+        return f"the training takes no batches from its data hosts: {what}; {helps}"
+
+    def _say(self, owns: list[str]) -> None:
+        self._has_said = True
+        if self.process.settings.rank == 0:
+            self.log.event("feed_not_asked", text=self.words(owns))
+
+    def _leave_word(self, owns: list[str]) -> None:
+        settings = self.process.settings
+        if settings.output is None:
+            return
+        self.process.said_unfed = True
+        word = Unfed(rank=settings.rank, world_size=settings.world_size, text=self.words(owns))
+        path = settings.output / unfed_file(settings.rank)
+        path.with_suffix(".new").write_bytes(msgspec.json.encode(word))
+        path.with_suffix(".new").replace(path)
+
+
+def own_loaders() -> list[str]:
+    """Classes of OWN_LOADERS whose modules this process has, by their full names."""
+    return [f"{module}.{name}" for module, name in OWN_LOADERS.items() if module in sys.modules]
+
+
+def install(dataloader_class: type[AnyLoader]) -> None:
+    """Watches this process, if it trains under a data group of stoker's feed."""
+    if torch.utils.data.get_worker_info() is not None:
+        return
+    process = this_process()
+    settings = process.settings
+    if not settings.has_data_group or not settings.coordinator:
+        return
+    watch = Watch(process, Log(run=settings.run_id, host=settings.host))
+    _see_loaders(dataloader_class, watch)
+
+    def before_step(optimizer: Optimizer, arguments: object, keywords: object) -> None:
+        if not watch.step():
+            handle.remove()
+
+    handle = register_optimizer_step_pre_hook(before_step)
+
+
+def _see_loaders(dataloader_class: type[AnyLoader], watch: Watch) -> None:
+    """Subclasses of torch's loader that keep its iterators are seen; stoker's has its own."""
+    original: Callable[[AnyLoader], _BaseDataLoaderIter] = dataloader_class._get_iterator
+
+    def _get_iterator(self: AnyLoader) -> _BaseDataLoaderIter:
+        kind = type(self)
+        watch.seen = watch.seen or f"{kind.__module__}.{kind.__qualname__}"
+        return original(self)
+
+    dataloader_class._get_iterator = _get_iterator  # type: ignore[method-assign]
+
+
+def is_released(process: Process) -> bool:
+    """Whether the data hosts were given back because no rank had asked for a batch."""
+    output = process.settings.output
+    return process.said_unfed and output is not None and (output / RELEASED_FILE).exists()

@@ -1,0 +1,16 @@
+"""What a rank that takes no batches from its data hosts leaves for its launcher."""
+
+import msgspec
+
+
+class Unfed(msgspec.Struct, frozen=True):
+    """That it takes none.
+
+    Attributes:
+        world_size: Of the training: data hosts are given back when all ranks say the same.
+        text: Why, and what helps.
+    """
+
+    rank: int
+    world_size: int
+    text: str

@@ -1,0 +1,42 @@
+"""A script that forgot the changed import, under a data group: it trains on, its data hosts end."""
+
+from pathlib import Path
+
+import pytest
+
+from support.local_job import LocalJob
+
+pytestmark = pytest.mark.fault
+
+FORGOT = """
+import os, pathlib, time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+go = pathlib.Path(os.environ["STOKER_TEST_DIR"]) / "go"
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+loader = DataLoader(TensorDataset(torch.rand(64, 4)), batch_size=4)
+while not go.exists():
+    for (batch,) in loader:
+        model(batch).square().mean().backward()
+        optimizer.step()
+        time.sleep(0.01)
+import stoker
+late = stoker.DataLoader(TensorDataset(torch.arange(8.0)), batch_size=4)
+print("late", [batch.tolist() for batch, in late], flush=True)
+"""
+
+
+def test_data_hosts_are_given_back_where_no_loader_asks_them(tmp_path: Path) -> None:
+    with LocalJob(tmp_path, FORGOT, data=1) as job:
+        (host,) = [host.name for host in job.request.hosts if host.group == "data"]
+        job.wait_for_log(host, "agent_ends")
+        (tmp_path / "go").touch()
+        end = job.end()
+        assert end.status == "succeeded", end.failure or job.log(job.leader)
+        training = job.training()
+    assert "takes no batches from its data hosts" in job.log(host)
+    assert "DataLoader is read without stoker" in job.log(job.leader)
+    assert any("data hosts given back" in event.what for event in training.events)
+    assert "late [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]" in job.log(job.leader)

@@ -1,0 +1,157 @@
+"""The nursery with real processes: what specs name is imported once for all of them."""
+
+import importlib
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+import pytest
+from torch.utils.data import default_collate
+
+from stoker.feed.holders import Holder, Nursery
+from stoker.feed.shipping import Spec, pack_spec
+
+pytestmark = pytest.mark.fault
+
+DEADLINE_SECONDS = 60.0
+
+MODULE = """
+import os, threading
+with open({marker!r}, "a") as file:
+    file.write(f"{{os.getpid()}}\\n")
+VALUE = {value}
+
+class Items:
+    def __init__(self, salt):
+        self.salt = salt
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        with open({held!r}, "a") as file:
+            file.write(f"{{self.salt}} {{VALUE}} {{threading.active_count()}}\\n")
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return index
+"""
+
+
+class Host:
+    """A nursery, a module of the user that says where it is imported, and the specs it names."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder = folder
+        self.name = name
+        self.nursery = Nursery(host="data-1")
+        self.held: list[Holder] = []
+
+    def write(self, *, value: int = 1, more: str = "") -> ModuleType:
+        given = {"marker": str(self.folder / "imported"), "held": str(self.folder / "held")}
+        (self.folder / f"{self.name}.py").write_text(MODULE.format(value=value, **given) + more)
+        return importlib.import_module(self.name)
+
+    def hold(self, module: ModuleType, salt: str) -> Holder:
+        spec = Spec(dataset=module.Items(salt), collate_fn=default_collate)
+        data = pack_spec(spec, max_bytes=1 << 30).data
+        memory = os.memfd_create("spec")
+        os.write(memory, data)
+        holder = self.nursery.hold(salt, memory)
+        os.close(memory)
+        self.held.append(holder)
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while holder.held is None and not holder.channel.is_closed:
+            assert time.monotonic() < deadline, "the spec is held"
+            select.select([holder.channel.fileno()], [], [], 1.0)
+            holder.handle()
+        return holder
+
+    def imported(self) -> list[int]:
+        """By which processes other than this one."""
+        lines = (self.folder / "imported").read_text().split()
+        return [int(line) for line in lines if int(line) != os.getpid()]
+
+    def told(self) -> list[list[str]]:
+        """Salt, value and threads, of each spec that was held."""
+        return [line.split() for line in (self.folder / "held").read_text().splitlines()]
+
+
+@pytest.fixture
+def host(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Host]:
+    name = f"user_{os.getpid()}_{abs(hash(request.node.name))}"
+    sys.path.insert(0, str(tmp_path))
+    made = Host(tmp_path, name)
+    yield made
+    for holder in made.held:
+        holder.close()
+    made.nursery.close()
+    sys.path.remove(str(tmp_path))
+    sys.modules.pop(name, None)
+
+
+def test_what_several_datasets_name_is_imported_once(host: Host) -> None:
+    module = host.write()
+    for salt in ("train", "valid", "test"):
+        assert host.hold(module, salt).held is not None
+    assert [salt for salt, _, _ in host.told()] == ["train", "valid", "test"]
+    assert len(host.imported()) == 1
+
+
+def test_a_module_that_was_edited_in_between_is_imported_anew(host: Host) -> None:
+    module = host.write(value=1)
+    host.hold(module, "before")
+    host.write(value=22)
+    host.hold(module, "after")
+    assert [told[:2] for told in host.told()] == [["before", "1"], ["after", "22"]]
+    assert len(host.imported()) == 2
+
+
+def test_threads_that_a_module_starts_are_there_where_the_dataset_is(host: Host) -> None:
+    waiting = "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    module = host.write(more=waiting)
+    for salt in ("train", "valid"):
+        holder = host.hold(module, salt)
+        assert holder.held is not None
+        assert not holder.held.error
+    assert [(salt, threads) for salt, _, threads in host.told()] == [("train", "2"), ("valid", "2")]
+
+
+def test_a_module_that_cannot_be_imported_is_an_error_of_the_dataset(host: Host) -> None:
+    module = host.write()
+    (host.folder / f"{host.name}.py").write_text("import no_such_module\n")
+    for salt in ("train", "valid"):
+        holder = host.hold(module, salt)
+        assert holder.held is not None
+        assert "no_such_module" in holder.held.summary
+
+
+def test_a_module_that_ends_the_process_ends_only_that_dataset(host: Host) -> None:
+    module = host.write()
+    good = sys.modules[host.name]
+    (host.folder / f"{host.name}.py").write_text("import os; os._exit(3)\n")
+    assert host.hold(module, "bad").held is None
+    assert host.nursery.is_alive
+    host.write()
+    sys.modules[host.name] = good
+    holder = host.hold(module, "good")
+    assert holder.held is not None
+    assert not holder.held.error
+
+
+def test_a_template_that_is_gone_is_made_again(host: Host) -> None:
+    module = host.write()
+    host.hold(module, "before")
+    nursery = next(
+        child for child in psutil.Process().children() if "stoker.feed.nursery" in child.cmdline()
+    )
+    (template,) = nursery.children()
+    template.kill()
+    psutil.wait_procs([template], DEADLINE_SECONDS)
+    holder = host.hold(module, "after")
+    assert holder.held is not None

@@ -1,0 +1,106 @@
+"""A training under a data group that takes no batches from it is told so."""
+
+import io
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import pytest
+
+from stoker.feed import unfed
+from stoker.feed.process import Process
+from stoker.feed.timeline import Timeline
+from stoker.feed.unfed import ENOUGH_STEPS, Watch, is_released
+from stoker.feed.unfed_word import Unfed
+from stoker.launch.release import Release
+from stoker.logs import Log
+from stoker.settings import RELEASED_FILE, from_environment, unfed_file
+
+
+def watch_of(folder: Path, *, rank: int = 0, world: int = 1) -> tuple[Watch, io.StringIO]:
+    environ = {"STOKER_OUTPUT": str(folder), "RANK": str(rank), "WORLD_SIZE": str(world)}
+    said = io.StringIO()
+    log = Log(run="test", host="algo-1", stream=said)
+    return Watch(Process(from_environment(environ), Timeline(None)), log), said
+
+
+@pytest.fixture(autouse=True)
+def without_feed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process have loaders of stoker's."""
+    monkeypatch.setattr(unfed, "_FEED", "no.such.module")
+
+
+def test_a_loader_that_is_not_stokers_is_named_at_the_first_step(tmp_path: Path) -> None:
+    watch, said = watch_of(tmp_path)
+    watch.seen = "torch.utils.data.dataloader.DataLoader"
+    assert watch.step()
+    assert "feed_not_asked" in said.getvalue()
+    assert "torch.utils.data.dataloader.DataLoader is read without stoker" in said.getvalue()
+    assert "--replace-dataloader" in said.getvalue()
+    for _ in range(ENOUGH_STEPS):
+        watch.step()
+    assert said.getvalue().count("feed_not_asked") == 1
+
+
+def test_a_librarys_own_loader_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastai.data.load", ModuleType("fastai.data.load"))
+    watch, said = watch_of(tmp_path)
+    watch.step()
+    assert "fastai.data.load.DataLoader makes batches in its own way" in said.getvalue()
+
+
+def test_steps_before_the_first_batch_are_not_judged(tmp_path: Path) -> None:
+    watch, said = watch_of(tmp_path)
+    for _ in range(ENOUGH_STEPS - 1):
+        assert watch.step()
+    assert said.getvalue() == ""
+    assert list(tmp_path.iterdir()) == []
+    assert not watch.step()
+    assert "no loader of torch or stoker was read" in said.getvalue()
+    assert (tmp_path / unfed_file(0)).exists()
+
+
+def test_a_training_with_a_loader_of_stokers_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unfed, "_FEED", "stoker.feed.unfed")
+    watch, said = watch_of(tmp_path)
+    watch.seen = "torch.utils.data.dataloader.DataLoader"
+    assert not watch.step()
+    assert said.getvalue() == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+class Released:
+    """Stands for the coordinator."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def release_agents(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+def test_data_hosts_are_given_back_when_all_ranks_say_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.launch.release._LOOK_SECONDS", 0.0)
+    (tmp_path / unfed_file(1)).write_bytes(msgspec.json.encode(Unfed(1, 2, "of an attempt before")))
+    coordinator = Released()
+    release = Release(tmp_path, coordinator)  # type: ignore[arg-type]
+    ranks = [watch_of(tmp_path, rank=rank, world=2)[0] for rank in (0, 1)]
+    for _ in range(ENOUGH_STEPS):
+        ranks[0].step()
+    release.tick()
+    assert coordinator.reasons == []
+    assert not is_released(ranks[0].process)
+    for _ in range(ENOUGH_STEPS):
+        ranks[1].step()
+    release.tick()
+    release.tick()
+    assert len(coordinator.reasons) == 1
+    assert "takes no batches from its data hosts" in coordinator.reasons[0]
+    assert (tmp_path / RELEASED_FILE).exists()
+    # Who reads a loader of stoker's after all makes its batches itself.
+    assert is_released(ranks[0].process)
