@@ -51,7 +51,8 @@ def profile(
     """Runs the workload's command on today's cluster in profiling mode, and says what it found.
 
     Blocks for about `workload.profile.budget_seconds` after the first batch; 120 s more from the
-    first line of a dnn host, and the job is stopped. Interrupted (KeyboardInterrupt), it stops the
+    first line of a dnn host, and the job is stopped; where no loader was read by then, it is
+    stopped after the budget (120 s if that is less). Interrupted (KeyboardInterrupt), it stops the
     job and gives the verdict so far, if there is one. Leaves the steps as is in
     `run_dir`/baseline-timeline.csv.
 
@@ -62,8 +63,8 @@ def profile(
         verdict_on_interrupt: False: an interrupt is raised again, whatever was found by then.
 
     Raises:
-        UnmeasuredError: If the script never read from a DataLoader, or ended before enough was
-            measured: with what could be observed.
+        UnmeasuredError: If the script never read from a DataLoader, or not in time, or ended before
+            enough was measured: with what could be observed.
         UsageError: If the workload names no cluster.
         WorkloadError: If the command failed, with its traceback, or the deadline passed.
         PlatformError: If the platform refused or lost the job.
@@ -72,8 +73,8 @@ def profile(
     job = _job(workload, group=group, run_dir=run_dir, name=name)
     run = platform.submit(platform.plan(job))
     budget = workload.profile.budget_seconds
-    deadline = _Deadline(run=run, seconds=budget + START_ALLOWANCE_SECONDS)
     heard = Heard()
+    deadline = _Deadline(run=run, heard=heard, budget_seconds=budget)
     interrupted: KeyboardInterrupt | None = None
     try:
         with deadline:
@@ -100,7 +101,7 @@ def profile(
     if timed and output and (is_whole or was_cut_off(output)):
         keep_timed_timeline(output, run_dir)
         return timed
-    if deadline.has_passed and not has_verdict(ranks):
+    if deadline.has_passed and not deadline.saw_nothing and not has_verdict(ranks):
         raise no_verdict(ranks, budget_seconds=budget)
     if end.status == "failed" and not deadline.has_passed:
         raise _failure(end, ranks, command=workload.command)
@@ -112,6 +113,7 @@ def profile(
         group=group,
         what=what,
         timed=too_few(output) if output else "",
+        cut_off_seconds=deadline.first_seconds if deadline.saw_nothing else None,
     )
     if reason:
         raise reason
@@ -163,11 +165,17 @@ def keep_timeline(output: Path, folder: Path) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class _Deadline:
-    """Stops the run once it has passed; counts from the first `start`."""
+    """Stops the run once it has passed; counts from the first `start`.
+
+    Attributes:
+        saw_nothing: It was stopped because nothing had been read that can be measured.
+    """
 
     run: Run
-    seconds: float
+    heard: Heard
+    budget_seconds: float
     has_passed: bool = False
+    saw_nothing: bool = False
     _timer: threading.Timer | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -183,9 +191,26 @@ class _Deadline:
         """The clock runs; may be called again."""
         with self._lock:
             if self._timer is None:
-                self._timer = threading.Timer(self.seconds, self._expire)
-                self._timer.daemon = True
-                self._timer.start()
+                self._wait(self.first_seconds, self._look)
+
+    @property
+    def first_seconds(self) -> float:
+        """By when a loader must have been read."""
+        return max(self.budget_seconds, START_ALLOWANCE_SECONDS)
+
+    def _wait(self, seconds: float, then: Callable[[], None]) -> None:
+        self._timer = threading.Timer(seconds, then)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _look(self) -> None:
+        with self._lock:
+            if self.heard.has_begun:
+                left = self.budget_seconds + START_ALLOWANCE_SECONDS - self.first_seconds
+                self._wait(left, self._expire)
+                return
+            self.saw_nothing = True
+        self._expire()
 
     def _expire(self) -> None:
         self.has_passed = True

@@ -2,18 +2,26 @@
 
 import atexit
 import contextlib
+import itertools
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 
+import msgspec
 import torch.utils.data
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stoker.errors import UsageError
 from stoker.profile.agree import LEAD_STEPS, LEAD_STEPS_CUDA, Board, FileBoard
 from stoker.profile.place import store
 from stoker.profile.session import Iterate, Loader, Session
 from stoker.settings import from_environment
+
+_ENOUGH_STEPS = 20
 
 
 def install(dataloader_class: type[Loader]) -> None:
@@ -47,23 +55,69 @@ def install(dataloader_class: type[Loader]) -> None:
             iterate=original,
         )
 
-    sessions = [new_session()]
+    sessions = _Sessions(new_session)
+    _replace(dataloader_class, sessions)
+    _leave_word_of_steps(sessions, folder)
 
-    def iterate(loader: Loader) -> Iterator[object]:
-        session = sessions[0]
+
+def install_beside(subclass: type[Loader]) -> None:
+    """The same for a subclass of torch's with an `__iter__` of its own, in the same profile."""
+    sessions = getattr(torch.utils.data.DataLoader.__iter__, "stoker_session", None)
+    if isinstance(sessions, _Sessions) and not hasattr(subclass.__iter__, "stoker_session"):
+        _replace(subclass, sessions)
+
+
+class _Sessions:
+    """The session of this process; a forked rank begins one of its own."""
+
+    def __init__(self, new: Callable[[], Session]) -> None:
+        self._new = new
+        self.current = new()
+
+    def for_pass(self) -> Session | None:
+        """The one that a pass which begins now is a part of; None: it is a worker's own."""
+        session = self.current
         if not session.is_here:
             # A loader's worker and what it starts; but a script may fork its ranks, too.
             if session.has_begun or torch.utils.data.get_worker_info() is not None:
-                return original(loader)
-            session = sessions[0] = new_session()
+                return None
+            session = self.current = self._new()
         if not session.has_begun:
             atexit.register(session.at_exit)
             _listen(session)
         session.begin_pass()
-        return ProfiledIterator(session, loader, original)
+        return session
+
+
+def _replace(cls: type[Loader], sessions: _Sessions) -> None:
+    original: Iterate = cls.__iter__
+
+    def iterate(loader: Loader) -> Iterator[object]:
+        session = sessions.for_pass()
+        return original(loader) if session is None else ProfiledIterator(session, loader, original)
 
     iterate.stoker_session = sessions  # type: ignore[attr-defined]
-    dataloader_class.__iter__ = iterate  # type: ignore[assignment]
+    cls.__iter__ = iterate  # type: ignore[assignment]
+
+
+def _leave_word_of_steps(sessions: _Sessions, folder: Path) -> None:
+    """Who trains without a loader that is seen may be stopped: what it uses is written before."""
+    count = itertools.count(1)
+
+    def before_step(optimizer: object, arguments: object, keywords: object) -> None:
+        if sessions.current.has_begun:
+            handle.remove()
+        elif next(count) == _ENOUGH_STEPS:
+            handle.remove()
+            packages = {name.partition(".")[0] for name in sys.modules}
+            word = {
+                "packages": sorted(
+                    packages | {"nvidia.dali", "torchdata.nodes"} & sys.modules.keys()
+                )
+            }
+            (folder / f"seen-{os.getpid()}.json").write_bytes(msgspec.json.encode(word))
+
+    handle = register_optimizer_step_pre_hook(before_step)
 
 
 class ProfiledIterator:

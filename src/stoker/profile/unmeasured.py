@@ -22,7 +22,9 @@ _OTHER_LOADERS = {
     "nvidia.dali": "DALI",
     "ffcv": "FFCV",
     "ray": "Ray Data",
-    "torchdata": "torchdata's StatefulDataLoader",
+    "torchdata.nodes": "torchdata's nodes",
+    "fastai": "fastai's DataLoader",
+    "litdata": "litdata's StreamingDataLoader",
     "mxnet": "MXNet",
     "xgboost": "XGBoost",
     "sklearn": "scikit-learn",
@@ -84,13 +86,21 @@ class Used:
 
 
 class Heard:
-    """Takes from log lines what each host's launcher says of its command's end."""
+    """Takes from log lines what each host says of its command's end, and that measuring began.
+
+    Attributes:
+        has_begun: A rank has read from a loader that can be measured.
+    """
 
     def __init__(self) -> None:
+        self.has_begun = False
         self._hosts: dict[str, tuple[float, float, float]] = {}
 
     def line(self, text: str) -> None:
         """One line of the log."""
+        if "profile_begins" in text and not self.has_begun:
+            event = parse_line(text)
+            self.has_begun = event is not None and event.event == "profile_begins"
         if "command_ended" not in text:
             return
         event = parse_line(text)
@@ -146,8 +156,9 @@ def unmeasured(
     group: TodaysGroup,
     what: dict[str, Value],
     timed: str = "",
+    cut_off_seconds: float | None = None,
 ) -> UnmeasuredError | None:
-    """Why there is no profile of a command that ended by itself; None if there is one.
+    """Why there is no profile of a command; None if there is one.
 
     Args:
         ranks: What they left.
@@ -157,12 +168,17 @@ def unmeasured(
         group: Today's.
         what: Of the record.
         timed: Why what `stoker.timed` saw does not do; empty where it saw nothing.
+        cut_off_seconds: After how long it was stopped, because no loader was read by then; None:
+            it ended by itself.
     """
     if ranks and all(rank.accelerator for rank in ranks):
         return None
     packages = {name for process in seen for name in process.packages}
     notes = [*_observations(ranks, used)]
-    problem, fix = _problem(ranks, seen=seen, packages=packages, command=command)
+    if cut_off_seconds is None:
+        problem, fix = _problem(ranks, seen=seen, packages=packages, command=command)
+    else:
+        problem, fix = _cut_off(packages, seconds=cut_off_seconds)
     if timed and not ranks:
         problem, fix = timed, _LONGER
     where = "; ".join(notes)
@@ -171,6 +187,17 @@ def unmeasured(
         where=f"what was observed: {where}" if where else "",
         fix=fix,
         observed=_observed(problem, notes, used=used, group=group, what=what),
+    )
+
+
+def _cut_off(packages: set[str], *, seconds: float) -> tuple[str, str]:
+    others = [title for name, title in _OTHER_LOADERS.items() if name in packages]
+    uses = f"; it uses {', '.join(others)}" if others else ""
+    return (
+        f"no DataLoader of torch was read within {seconds:.0f} s of the start, so that the command "
+        f"was stopped{uses}",
+        f"where it trains, on batches of another loader: {_TIMED}; where it still prepared its "
+        "data: raise profile.budget_seconds (--budget)",
     )
 
 
