@@ -134,6 +134,15 @@ def test_the_commands_own_exit_code_and_last_words_are_kept(tmp_path: Path) -> N
         assert "the last words" in (training.failure or "")
 
 
+def test_sys_exit_in_a_dataset_keeps_its_code_in_the_words(tmp_path: Path) -> None:
+    script = FEED.replace("time.sleep(0.03)", "sys.exit(3)")
+    with LocalJob(tmp_path, script, data=1) as job:
+        end = job.end()
+        assert (end.status, end.exit_code) == ("failed", 5)
+        assert "exited with code 3" in (end.failure or "").splitlines()[0]
+        assert "memory" not in (end.failure or "")
+
+
 def test_a_command_that_is_not_found_is_three_lines_and_127(tmp_path: Path) -> None:
     with LocalJob(tmp_path, ("no-such-program", "x"), data=1) as job:
         end = job.end()

@@ -8,6 +8,7 @@ import json
 import re
 import socket
 import threading
+import time
 
 import psutil
 import pytest
@@ -64,6 +65,30 @@ def test_what_a_worker_makes_that_is_woken_late_is_dropped() -> None:
         stopped.resume()
         assert trainer.finish() == reference(**given)
         assert "data_worker_died" not in cluster.log_of(0).read_text()
+
+
+@pytest.mark.soak
+def test_a_hole_of_40_s_before_the_only_data_host_changes_nothing() -> None:
+    given = {**SLOW, "samples": 64}
+    feed = {"lease_seconds": 60.0}
+    with (
+        Proxy() as proxy,
+        Proxy() as batches,
+        Cluster(agents=1, late=True, feed=feed) as cluster,
+    ):
+        cluster.start_agent(0, advertised_port=proxy.port, advertised_batch_port=batches.port)
+        proxy.target, batches.target = cluster.agent_port(0), cluster.agent_port(0) + 1
+        trainer = cluster.train(pause_at=3, **given)
+        trainer.until("pause")
+        for each in (proxy, batches):
+            each.is_hole.set()
+        trainer.go_on()
+        time.sleep(40)  # the fault: longer than the heartbeats (18 s) and the patience of before
+        for each in (proxy, batches):
+            each.is_hole.clear()
+        assert trainer.finish() == reference(**given)
+        assert "agent_connection_lost" in trainer.errors
+        assert "no_data_host_left" in trainer.errors
 
 
 @pytest.mark.parametrize("batches", ["sealed", "signed", "by CURVE"])

@@ -17,6 +17,7 @@ class Proxy:
         target: Port of the agent; 0: nobody answers.
         num_cut: Connections that were cut.
         num_forged: Bytes that were changed.
+        is_hole: While it is set nothing is passed on, and nobody is told.
     """
 
     def __init__(self, *, cut_after: int = 0) -> None:
@@ -28,6 +29,7 @@ class Proxy:
         self._left = cut_after
         self._is_armed = False
         self._is_closing = threading.Event()
+        self.is_hole = threading.Event()
         self._thread = threading.Thread(target=self._serve)
 
     def arm(self, *, cut_after: int | None = None) -> None:
@@ -55,6 +57,9 @@ class Proxy:
         to_trainer: set[socket.socket] = set()
         with self._listener:
             while not self._is_closing.is_set():
+                if self.is_hole.is_set():
+                    self._is_closing.wait(0.05)
+                    continue
                 for ready in select.select([self._listener, *ends], [], [], 0.05)[0]:
                     if ready is self._listener:
                         client = self._listener.accept()[0]

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from stoker.cli.verbs import training_words
+from stoker.feed.endings import advice_on, describe_exit
 from stoker.launch.failures import words_of_end
 from stoker.platforms.processes import ended_words, why_not_found
 from stoker.records.training import cause_of
@@ -73,9 +74,7 @@ def test_a_script_that_may_not_be_executed_is_told_from_one_that_is_missing(
 
 
 def test_sys_exit_in_a_data_worker_keeps_its_code() -> None:
-    from stoker.feed.endings import advice_after, describe_exit
-
     assert describe_exit(3) == "exited with code 3"
-    assert "sys.exit" in advice_after(3)
-    assert "memory" in advice_after(-9)
-    assert "memory" not in advice_after(-11)
+    assert "sys.exit" in advice_on(f"data worker 0 {describe_exit(3)}")
+    assert "memory" in advice_on(describe_exit(-9))
+    assert "memory" not in advice_on(describe_exit(-11))

@@ -116,6 +116,12 @@ def test_a_lost_dnn_host_is_not_this_news() -> None:
     assert told.lines == []
 
 
+@pytest.mark.parametrize("when", ["T", "2026-11-21T11:00:00", ""])
+def test_a_line_with_a_time_that_is_none_is_no_error(when: str) -> None:
+    news = HostNews()
+    assert list(news.take(LogEvent(when, "run", "algo-3", "agent_ready", {}))) == []
+
+
 def test_a_roster_that_cannot_be_read_is_no_error() -> None:
     told = Told({"data": {"hosts": 3}})
     told.hear("host_lost", about="algo-1", kind="agent", reason="x")

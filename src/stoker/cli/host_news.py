@@ -17,6 +17,15 @@ SETTLE_SECONDS = 2.0
 _ENDS = ("command_ended", "signal_received", "training_failed", "training_ended")
 
 
+def _time_of(when: str) -> datetime | None:
+    """The time of an event; None where it is none: anybody may write a line like ours."""
+    try:
+        found = datetime.fromisoformat(when)
+    except ValueError:
+        return None
+    return found if found.tzinfo else None
+
+
 class HostNews:
     """Turns a run's events into lines for people."""
 
@@ -30,7 +39,9 @@ class HostNews:
 
     def take(self, event: LogEvent) -> Iterator[str]:
         """The lines that are due with one event."""
-        now = datetime.fromisoformat(event.when)
+        now = _time_of(event.when)
+        if now is None:
+            return
         for host, since in list(self._unsure.items()):
             if (now - since).total_seconds() >= SETTLE_SECONDS:
                 yield from self._loses(host, "answers no more: its connection was lost")

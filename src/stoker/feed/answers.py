@@ -16,6 +16,7 @@ from stoker.errors import FeedLostError, ProtocolError
 from stoker.feed import messages as m
 from stoker.feed import stream_answers
 from stoker.feed.connection import MAX_PAUSE_SECONDS
+from stoker.feed.endings import advice_on
 from stoker.feed.landing import Bytes
 from stoker.feed.links import AgentLink
 from stoker.feed.observe import Observer
@@ -266,7 +267,7 @@ class Answers:
             error = FeedLostError(
                 f"batch {message.number} cannot be made: {message.reason}",
                 where=f"epoch {session.epoch}, last tried on host {link.member.host}",
-                fix="see that host's log; give it more memory, or fewer workers",
+                fix=advice_on(message.reason),
             )
             self._take_error(link, message, error)
 

@@ -61,13 +61,13 @@ def describe_exit(status: int | None) -> str:
     return f"was killed by {name} ({status}){hint}"
 
 
-def advice_after(status: int | None) -> str:
-    """What to try after a process has ended like that."""
-    if status is not None and status >= 0:
+def advice_on(how: str) -> str:
+    """What to try after a process has ended as `describe_exit` has it, whatever else `how` says."""
+    if "exited with code" in how:
         return "see the host's log: the dataset ended its own process (sys.exit, os._exit)"
-    if status == -signal.SIGKILL or status is None:
-        return "see the host's log; give it more memory, or fewer workers"
-    return "see the host's log: native code of the dataset crashed, perhaps at one sample"
+    if "was killed by" in how and "SIGKILL" not in how:
+        return "see the host's log: native code of the dataset crashed, perhaps at one sample"
+    return "see the host's log; give it more memory, or fewer workers"
 
 
 def _join(process: Process, seconds: float) -> None:

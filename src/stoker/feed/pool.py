@@ -15,7 +15,7 @@ import msgspec
 from stoker.errors import FeedLostError, ProtocolError
 from stoker.feed import channel as messages
 from stoker.feed.channel import Channel, channel_pair, keep_from_children
-from stoker.feed.endings import Process, advice_after, describe_exit, end_all, reap
+from stoker.feed.endings import Process, advice_on, describe_exit, end_all, reap
 from stoker.feed.jobs import Job, Result
 from stoker.feed.lateness import Lateness
 from stoker.feed.shipping import pack_error
@@ -70,7 +70,6 @@ class WorkerPool:
         self._freed: deque[tuple[WorkerEnd, int]] = deque()
         self._is_closed = False
         self.last_death = ""
-        self._advice = ""
         try:
             for number in range(num_workers):
                 self._begin(number, deaths_in_a_row=0)
@@ -245,9 +244,7 @@ class WorkerPool:
         """Ends a dead worker, starts another one, and hands its job on."""
         del self._workers[fileno]
         worker.channel.close()
-        status = reap(worker.process)
-        self.last_death = f"data worker {worker.number} {describe_exit(status)}"
-        self._advice = advice_after(status)
+        self.last_death = f"data worker {worker.number} {describe_exit(reap(worker.process))}"
         deaths = worker.deaths_in_a_row + 1
         if not self._is_closed and deaths < MAX_DEATHS_IN_A_ROW and not self._has_streams:
             try:
@@ -281,7 +278,7 @@ class WorkerPool:
         error = FeedLostError(
             f"a batch could not be made: {self.last_death}",
             where=f"host {self._host}",
-            fix=self._advice,
+            fix=advice_on(self.last_death),
         )
         packed = pack_error(error, host=self._host, where=f"data worker {number}")
         return Result(job, number, error=packed, summary=self.last_death, is_lost=True)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from stoker.errors import FeedLostError
 from stoker.feed import messages as m
+from stoker.feed.endings import advice_on
 from stoker.feed.jobs import Result
 from stoker.feed.schedule import Peer
 from stoker.feed.session import Outcome, Session
@@ -147,6 +148,6 @@ def lose(session: Session, streams: Streams, peer: Peer, answer: StreamAnswer) -
                 f"shard {shard} of the iterable dataset cannot be made: {answer.reason}, "
                 f"{MAX_LOSSES_IN_A_ROW} times at the same place",
                 where=f"epoch {session.epoch}, batch {number}",
-                fix="see the hosts' logs; give them more memory, or fewer workers",
+                fix=advice_on(answer.reason),
             )
         )

@@ -1,6 +1,8 @@
 """The body of the train component, the same on every platform."""
 
+import queue
 import shutil
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,6 +31,8 @@ from stoker.train.follow import Progress, progress_in
 RequestT = TypeVar("RequestT")
 
 _LAST_WORDS = 20
+# Of a run that was stopped, for what it has left to be read.
+STOPPED_SECONDS = 30.0
 # In the leader's output, and in the run's folder: a profile that `stoker decide` takes.
 PASSIVE_PROFILE = "passive-profile.json"
 
@@ -144,10 +148,24 @@ def _stopped(
     job: JobSpec, run: Run, *, ran: Job, catalog: Catalog, decision: Decision | None
 ) -> Training:
     """The record of a run that was stopped: what was measured until then."""
+    ends: queue.SimpleQueue[JobEnd | StokerError] = queue.SimpleQueue()
+
+    def wait() -> None:
+        try:
+            ends.put(run.wait())
+        except StokerError as err:
+            ends.put(err)
+
+    # In a thread: a job that could not be stopped is not waited for by whoever pressed Ctrl-C.
+    threading.Thread(target=wait, name="stopped run", daemon=True).start()
     try:
-        record = _record(job, run.wait(), ran=ran, catalog=catalog, decision=decision)
-    except StokerError as err:
-        seen = Event(when=now_utc(), what=f"no record was left: {err.what}")
+        end = ends.get(timeout=STOPPED_SECONDS)
+        if isinstance(end, StokerError):
+            raise end
+        record = _record(job, end, ran=ran, catalog=catalog, decision=decision)
+    except (StokerError, queue.Empty) as err:
+        why = err.what if isinstance(err, StokerError) else "the job has not ended yet"
+        seen = Event(when=now_utc(), what=f"no record was left: {why}")
         record = Training(
             status="stopped",
             workload_sha256=job.workload_sha256,

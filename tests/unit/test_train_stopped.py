@@ -1,0 +1,92 @@
+"""The record of a training that the caller stopped, on a platform of our own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.catalog import load_catalog
+from stoker.errors import PlatformError
+from stoker.platforms.base import JobEnd, JobSpec, LogLine
+from stoker.records import Group, Json, Training
+from stoker.train import body, train
+
+JOB = JobSpec(
+    name="run",
+    command=("true",),
+    groups=(Group(name="dnn", role="dnn", instance_type="local.c1", count=1),),
+    run_dir=Path("runs/run"),
+)
+STOPPED = JobEnd(
+    status="stopped",
+    exit_code=143,
+    failure=None,
+    output_dir=None,
+    data_group_release_seconds=None,
+)
+
+
+class Interrupted:
+    """A platform and its run, which is interrupted while its lines are read."""
+
+    name = "local"
+
+    def __init__(self, ends: JobEnd | Exception | None, interrupt: BaseException) -> None:
+        self._ends = ends
+        self._interrupt = interrupt
+
+    def plan(self, job: JobSpec) -> JobSpec:
+        return job
+
+    def describe(self, request: JobSpec) -> dict[str, Json]:
+        return {}
+
+    def submit(self, request: JobSpec) -> "Interrupted":
+        return self
+
+    def lines(self) -> Iterator[LogLine]:
+        yield LogLine(group="dnn", host="algo-1", text="epoch 1")
+        raise self._interrupt
+
+    def wait(self) -> JobEnd:
+        if isinstance(self._ends, Exception):
+            raise self._ends
+        while self._ends is None:
+            body.threading.Event().wait(60)
+        return self._ends
+
+    def stop(self) -> None:
+        return
+
+
+def stopped(ends: JobEnd | Exception | None) -> Training:
+    kept: list[Training] = []
+    platform = Interrupted(ends, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        train(JOB, platform=platform, catalog=load_catalog("local"), on_stop=kept.append)
+    (record,) = kept
+    assert (record.status, record.failure) == ("stopped", None)
+    return record
+
+
+def test_a_stopped_training_has_a_record_of_its_own(tmp_path: Path) -> None:
+    assert stopped(STOPPED).exit_code == 143
+
+
+def test_a_job_that_leaves_no_record_is_said_so() -> None:
+    (event,) = stopped(PlatformError("no disk")).events
+    assert event.what == "no record was left: no disk"
+
+
+def test_a_job_that_cannot_be_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "STOPPED_SECONDS", 0.05)
+    (event,) = stopped(None).events
+    assert event.what == "no record was left: the job has not ended yet"
+
+
+def test_an_error_is_no_stop() -> None:
+    kept: list[Training] = []
+    platform = Interrupted(STOPPED, ValueError("broken"))
+    with pytest.raises(ValueError, match="broken"):
+        train(JOB, platform=platform, catalog=load_catalog("local"), on_stop=kept.append)
+    assert kept == []
