@@ -6,6 +6,8 @@ workers and two data hosts, of which one is killed in the middle.
 
 import importlib.util
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +81,33 @@ def test_a_librarys_batches_are_torchs_also_when_a_data_host_dies(
     assert len(expected) > PAUSE_AT
     assert found == expected
     assert "session_opens" in since(cluster, 1, heard[1])
+
+
+def test_a_profile_sees_torchdatas_loader(tmp_path: Path) -> None:
+    if importlib.util.find_spec("torchdata") is None:
+        pytest.skip("no torchdata here: make test-libraries")
+    code = """
+import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
+loader = StatefulDataLoader(torch.arange(8), batch_size=4)
+print([batch.tolist() for batch in loader])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ
+        | {
+            "PYTHONPATH": str(SITE),
+            "STOKER_LAUNCHER_PID": str(os.getpid()),
+            "STOKER_OUTPUT": str(tmp_path),
+            "STOKER_PROFILE": '{"budget_seconds": 8}',
+        },
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout == "[[0, 1, 2, 3], [4, 5, 6, 7]]\n", done.stderr
+    assert "profile_begins" in done.stderr
 
 
 def since(cluster: Cluster, number: int, size: int) -> str:

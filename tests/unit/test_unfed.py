@@ -22,7 +22,8 @@ def watch_of(folder: Path, *, rank: int = 0, world: int = 1) -> tuple[Watch, io.
     environ = {"STOKER_OUTPUT": str(folder), "RANK": str(rank), "WORLD_SIZE": str(world)}
     said = io.StringIO()
     log = Log(run="test", host="algo-1", stream=said)
-    return Watch(Process(from_environment(environ), Timeline(None)), log), said
+    process = Process(from_environment(environ), Timeline(None))
+    return Watch(process.settings, log, lambda: process), said
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +95,7 @@ def test_data_hosts_are_given_back_when_all_ranks_say_the_same(
         ranks[0].step()
     release.tick()
     assert coordinator.reasons == []
-    assert not is_released(ranks[0].process)
+    assert not is_released(ranks[0].process())
     for _ in range(ENOUGH_STEPS):
         ranks[1].step()
     release.tick()
@@ -103,4 +104,4 @@ def test_data_hosts_are_given_back_when_all_ranks_say_the_same(
     assert "takes no batches from its data hosts" in coordinator.reasons[0]
     assert (tmp_path / RELEASED_FILE).exists()
     # Who reads a loader of stoker's after all makes its batches itself.
-    assert is_released(ranks[0].process)
+    assert is_released(ranks[0].process())

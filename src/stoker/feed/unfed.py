@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from stoker.feed.process import Process, this_process
 from stoker.feed.unfed_word import Unfed
 from stoker.logs import Log
-from stoker.settings import RELEASED_FILE, unfed_file
+from stoker.settings import RELEASED_FILE, ProcessSettings, from_environment, unfed_file
 
 _FEED = "stoker.feed.feed_iterator"
 # A script may take some steps on batches of zeros before it reads its first one.
@@ -44,12 +44,17 @@ AnyLoader = torch.utils.data.DataLoader[object]
 class Watch:
     """Counts the optimizer steps of a process that has not asked for a batch of the feed.
 
+    Args:
+        process: Gives it, once it is known to train: others (a worker that was spawned, a script
+            beside the training) must not take its place.
+
     Attributes:
         seen: The class of a loader of torch that was read, without stoker's iterators.
     """
 
-    process: Process
+    settings: ProcessSettings
     log: Log
+    process: Callable[[], Process] = this_process
     seen: str = ""
     num_steps: int = 0
     _has_said: bool = field(default=False)
@@ -86,14 +91,14 @@ class Watch:
 
     def _say(self, owns: list[str]) -> None:
         self._has_said = True
-        if self.process.settings.rank == 0:
+        if self.settings.rank == 0:
             self.log.event("feed_not_asked", text=self.words(owns))
 
     def _leave_word(self, owns: list[str]) -> None:
-        settings = self.process.settings
+        settings = self.settings
         if settings.output is None:
             return
-        self.process.said_unfed = True
+        self.process().said_unfed = True
         word = Unfed(rank=settings.rank, world_size=settings.world_size, text=self.words(owns))
         path = settings.output / unfed_file(settings.rank)
         path.with_suffix(".new").write_bytes(msgspec.json.encode(word))
@@ -109,11 +114,10 @@ def install(dataloader_class: type[AnyLoader]) -> None:
     """Watches this process, if it trains under a data group of stoker's feed."""
     if torch.utils.data.get_worker_info() is not None:
         return
-    process = this_process()
-    settings = process.settings
+    settings = from_environment()
     if not settings.has_data_group or not settings.coordinator:
         return
-    watch = Watch(process, Log(run=settings.run_id, host=settings.host))
+    watch = Watch(settings, Log(run=settings.run_id, host=settings.host))
     _see_loaders(dataloader_class, watch)
 
     def before_step(optimizer: Optimizer, arguments: object, keywords: object) -> None:
