@@ -351,11 +351,13 @@ def test_workers_start_with_the_dataset_where_the_base_seed_is_known(tmp_path: P
         running(make_agent()) as own,
         client_of(own.port, spec_of(Images(), worker_init_fn=begin)) as client,
     ):
-        client.opening = msgspec.structs.replace(client.opening, base_seed=100)
+        client.opening = msgspec.structs.replace(
+            client.opening, base_seed=100, first_worker=3, worker_step=2
+        )
         client.open()
         # Nothing was asked for yet.
         wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "both workers have begun")
-        assert {path.name for path in tmp_path.iterdir()} == {"0 100", "1 101"}
+        assert {path.name for path in tmp_path.iterdir()} == {"3 103", "5 105"}
         client.ask(0, [1])
         assert client.batch()[0] == 0
 
@@ -420,11 +422,12 @@ def test_get_worker_info_is_right_in_a_worker(agent: Agent) -> None:
             assert info is not None
             return info.id, info.num_workers, info.dataset is self, torch.get_num_threads()
 
-    with client_of(agent.port, spec_of(Info(), auto_collation=False)) as client:
+    with client_of(agent.port, spec_of(Info(), auto_collation=False, num_workers=3)) as client:
         client.open()
-        client.ask(0, 5)
+        client.ask(4, 5)
         _, value = client.batch()
-    assert [int(part) for part in value] in ([0, 2, 1, 1], [1, 2, 1, 1])  # type: ignore[attr-defined]
+    # Of the script's three workers the one whose turn it would be.
+    assert [int(part) for part in value] == [1, 3, 1, 1]  # type: ignore[attr-defined]
 
 
 def test_a_remote_dataset_is_built_on_the_data_host(agent: Agent) -> None:

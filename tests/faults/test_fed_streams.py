@@ -187,6 +187,39 @@ def test_persistent_streams_go_on_after_a_loss_in_the_first_pass() -> None:
         assert trainer.finish() == torchs(loader=loader)
 
 
+PERSISTENT = {"batch_size": 4, "persistent_workers": True}
+# Where in the second pass a process is lost: after some batches, before any, after a pass that
+# was left early.
+LOSSES: dict[str, dict[str, object]] = {
+    "in the second pass": {"pause_at": 5, "pause_epoch": 1},
+    "before its first batch": {"pause_before": 1},
+    "with a generator of its own": {"pause_at": 5, "pause_epoch": 1, "kind": "holding"},
+    "with a generator of its own, between passes": {"pause_before": 2, "kind": "holding"},
+}
+
+
+@pytest.mark.parametrize("options", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("place", ["data host", "local"])
+def test_random_numbers_of_persistent_streams_go_on_after_a_loss(
+    place: str, options: dict[str, object]
+) -> None:
+    options = {"loader": PERSISTENT, "epochs": 3, **options}
+    paused = ("pause_at", "pause_epoch", "pause_before")
+    expected = torchs(**{key: each for key, each in options.items() if key not in paused})
+    is_local = place == "local"
+    with Cluster(agents=1 if is_local else 2, late=is_local) as cluster:
+        if not is_local:
+            cluster.wait_for_agents()
+        trainer = cluster.train(workers=1 if is_local else 0, script=SCRIPT, **options)
+        trainer.until("pause")
+        if is_local:
+            psutil.Process(trainer.process.pid).children()[0].kill()
+        else:
+            cluster.kill(0)
+        trainer.go_on()
+        assert trainer.finish() == expected
+
+
 def test_stream_that_is_not_deterministic_is_an_error_when_it_is_lost() -> None:
     with Cluster(agents=1, workers=2) as cluster:
         trainer = cluster.train(workers=0, script=SCRIPT, kind="clock", pause_at=5)

@@ -733,25 +733,28 @@ def batches_that_are_pinned(load: Load) -> object:
 def worker_init_fn_runs_once_a_worker_with_its_number(load: Load) -> object:
     def begin(number: int) -> None:
         info = data.get_worker_info()
-        info.dataset.begun = [*getattr(info.dataset, "begun", []), (number, info.id)]
+        begun = [*getattr(info.dataset, "begun", []), (number, info.id, info.seed - info.id)]
+        info.dataset.begun = begun
+        assert info.id < info.num_workers
 
     def sample(dataset: "Begun", index: int) -> object:
         info = data.get_worker_info()
-        return dataset.begun, info.id, info.num_workers, info.dataset is dataset, info.seed
+        told = (info.id, info.num_workers, info.dataset is dataset, info.seed - info.id)
+        return dataset.begun, os.getpid(), *told
 
     class Begun(Plain):
         def __getitem__(self, index: int) -> object:
             return sample(self, index)
 
-    count = max(load.workers, 1)
     found = list(
-        load(Begun(12), num_workers=count, worker_init_fn=begin, batch_size=None, collate_fn=same)
+        load(Begun(12), num_workers=2, worker_init_fn=begin, batch_size=None, collate_fn=same)
     )
+    numbers = {(begun[0][0], process) for begun, process, *_ in found}
     return [
-        all(begun == [(number, number)] for begun, number, *_ in found),
-        all(0 <= number < of <= max(count, load.pool) for _, number, of, *_ in found),
-        all(is_same for *_, is_same, _ in found),
-        len(found),
+        all(len(begun) == 1 and begun[0][0] == begun[0][1] for begun, *_ in found),
+        len({number for number, _ in numbers}) == len({pid for _, pid in numbers}) == len(numbers),
+        [(number, of) for _, _, number, of, *_ in found],
+        all(is_same and seed == begun[0][2] for begun, _, _, _, is_same, seed in found),
     ]
 
 
@@ -766,22 +769,20 @@ def seeds_of_workers(load: Load) -> object:
 
     class Seeded(Plain):
         def __getitem__(self, index: int) -> object:
-            return self.begun, data.get_worker_info().seed, data.get_worker_info().id
+            info = data.get_worker_info()
+            return self.begun, info.seed, info.id, info.num_workers
 
     torch.manual_seed(6)
-    count = max(load.workers, 1)
-    loader = load(
-        Seeded(8), num_workers=count, worker_init_fn=begin, batch_size=None, collate_fn=same
-    )
+    loader = load(Seeded(8), num_workers=2, worker_init_fn=begin, batch_size=None, collate_fn=same)
     found = []
     for _ in range(3):
         batches = list(loader)
-        begun = {number: (seed, drawn) for (number, seed, drawn, _), _, _ in batches}
+        begun = {number: drawn for (number, _, drawn, _), *_ in batches}
         found.append(
             [
-                all(seed == told for (_, seed, _, told), _, _ in batches),
-                len({str(drawn) for _, drawn in begun.values()}) == len(begun),
-                sorted({seed - number for _, seed, number in batches}),
+                all(seed == told for (_, seed, _, told), *_ in batches),
+                len({str(drawn) for drawn in begun.values()}) == len(begun),
+                [told for _, *told in batches],
             ]
         )
     return found

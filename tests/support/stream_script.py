@@ -1,8 +1,9 @@
 """A training script over iterable datasets. Argument: one JSON object, see `DEFAULTS`.
 
 Prints one JSON line a batch: loader, epoch, batch, hash over its bytes, ids. With `pause_at`, it
-prints {"pause": n} before batch n is asked for and goes on after a line on stdin. With `until`, a
-file, it takes up epochs until that is there.
+prints {"pause": n} before batch n of epoch `pause_epoch` is asked for and goes on after a line on
+stdin; with `pause_before`, before that epoch begins. With `until`, a file, it takes up epochs until
+that is there.
 """
 
 import hashlib
@@ -29,6 +30,8 @@ DEFAULTS = {
     "num_workers": 2,
     "sample_seconds": 0.0,
     "pause_at": None,
+    "pause_epoch": 0,
+    "pause_before": None,
     "until": None,
     "break_at": None,
     "raise_at": None,
@@ -51,6 +54,7 @@ class Stream(IterableDataset):
         self.given = given
         self.salt = salt
         self.start = 0
+        self.rng: np.random.Generator | None = None
 
     def ids(self) -> list[int]:
         given, info = self.given, get_worker_info()
@@ -77,6 +81,10 @@ class Stream(IterableDataset):
                 os._exit(7)
             noise = time.time() if given["kind"] == "clock" and number == 0 else random.random()
             info = get_worker_info()
+            if given["kind"] == "holding":
+                if self.rng is None:
+                    self.rng = np.random.default_rng(info.seed)
+                noise = self.rng.random()
             yield {
                 "id": index,
                 "python": noise,
@@ -165,6 +173,9 @@ def main() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for epoch in range(given["epochs"]):
+            if epoch == given["pause_before"]:
+                say(pause=epoch)
+                sys.stdin.readline()
             run_epoch(given, epoch, loaders)
             if given["until"] is not None and os.path.exists(given["until"]):
                 break
@@ -186,7 +197,7 @@ def run_epoch(given: dict, epoch: int, loaders: list) -> None:
             if iterator is None:
                 continue
             facts = {"loader": number, "epoch": epoch, "batch": batch}
-            if batch == given["pause_at"] and epoch == 0 and number == 0:
+            if (batch, epoch, number) == (given["pause_at"], given["pause_epoch"], 0):
                 say(pause=batch)
                 sys.stdin.readline()
             try:

@@ -107,6 +107,16 @@ def test_the_time_in_which_the_coordinator_stood_still_counts_for_no_lease() -> 
     assert whats(group.expire(100.1 + LEASE)) == [("d1", "lost"), ("f1", "lost")]
 
 
+def test_a_data_host_has_its_place_whoever_came_first_or_is_lost() -> None:
+    group = members()
+    group.join(join("d2"), 0.0)
+    assert [(m.host, m.place) for m in group.roster(0.0).agents] == [("d2", 1)]
+    group.join(join("d1"), LEASE)
+    group.expire(LEASE + 1)
+    roster = group.roster(LEASE + 1)
+    assert [(m.host, m.place) for m in (*roster.agents, *roster.lost)] == [("d1", 0), ("d2", 1)]
+
+
 def test_a_lost_data_host_does_not_fail_the_run_and_is_in_the_roster_as_lost() -> None:
     group = members()
     group.join(join(), 0.0)

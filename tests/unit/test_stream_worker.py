@@ -4,6 +4,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -63,7 +64,13 @@ class Worker:
         self.worker = StreamWorker(self.channel, stream, name="shard", host="here")
 
     def make(
-        self, position: int, *, pass_number: int = 0, made: int = 0, digest: int = 0
+        self,
+        position: int,
+        *,
+        pass_number: int = 0,
+        made: int = 0,
+        digest: int = 0,
+        **given: object,
     ) -> Batch | Error | End:
         order = Next(
             index=FOUR,
@@ -72,6 +79,7 @@ class Worker:
             made=made,
             digest=digest,
             shared_seed=-1,
+            **given,  # type: ignore[arg-type]
         )
         return self.worker.do(order)
 
@@ -151,3 +159,59 @@ def test_another_pass_begins_the_stream_again(start: Start) -> None:
     worker = start(Draws(length=4))
     kinds = [type(worker.make(p, pass_number=e)) for e, p in itertools.product(range(2), range(2))]
     assert kinds == [Batch, End, Batch, End]
+
+
+class Holding(Draws):
+    """Has a generator of its own, made at its first use."""
+
+    rng: np.random.Generator | None = None
+
+    def __next__(self) -> torch.Tensor:
+        drawn = super().__next__()
+        if self.rng is None:
+            self.rng = np.random.default_rng(3)
+        return drawn + int(self.rng.integers(1000)) + random.randrange(9) + np.random.randint(9)
+
+
+def passes(worker: Worker, numbers: range, **given: object) -> list[Batch | End]:
+    """The answers of whole passes, of three batches each."""
+    answers = []
+    for number, position in itertools.product(numbers, range(4)):
+        answer = worker.make(position, pass_number=number, persists=True, **given)
+        assert not isinstance(answer, Error)
+        answers.append(answer)
+    return answers
+
+
+@pytest.mark.parametrize("kind", [Draws, Holding])
+def test_a_new_process_goes_on_with_the_random_states_that_it_is_given(
+    kind: type[Draws], start: Start
+) -> None:
+    first, _, _, end, second, *rest = passes(start(kind()), range(3))
+    assert isinstance(end, End)
+    assert isinstance(second, Batch)
+    assert end.state == second.state != b""
+    again = passes(start(kind()), range(1, 3), state=end.state)
+    assert [vars_of(each) for each in again] == [vars_of(each) for each in (second, *rest)]
+    assert vars_of(again[0]) != vars_of(first)
+
+
+def test_what_was_made_of_a_pass_that_was_left_is_made_again(start: Start) -> None:
+    worker = start(Holding())
+    worker.make(0, persists=True)
+    worker.make(1, persists=True)
+    expected = worker.make(0, pass_number=1, persists=True)
+    again = start(Holding()).make(0, pass_number=1, persists=True, earlier=(2,))
+    assert vars_of(again) == vars_of(expected)
+
+
+def test_states_are_told_once_a_pass_and_by_streams_that_persist_only(start: Start) -> None:
+    answers = passes(start(Draws()), range(1))
+    assert [bool(each.state) for each in answers] == [True, False, False, True]
+    worker = start(Draws())
+    assert not any(worker.make(position).state for position in range(4))
+
+
+def vars_of(answer: Batch | End | Error) -> tuple[object, ...]:
+    assert not isinstance(answer, Error)
+    return type(answer), getattr(answer, "digest", None), answer.state

@@ -194,6 +194,41 @@ def test_persistent_streams_stay_where_they_are() -> None:
     assert books.assign(0.0)[0] == ("a", 0)
 
 
+def test_a_new_process_is_given_the_random_states_that_were_told_last() -> None:
+    books = settled(1, persists=True)
+    books.assign(0.0)
+    start = books.start_of(0)
+    assert (start.state, start.earlier) == (b"", ())
+    answer(books, "a", 0)
+    books.ended("a", 1, generation=start.generation, state=b"after the first pass")
+    for _ in range(2):
+        # At the end of the pass, and when the next one begins.
+        books.begin()
+    assert books.start_of(0).state == b"after the first pass"
+    books.assign(0.0)
+    generation = books.start_of(0).generation
+    books.arrived(
+        "a", 0, generation=generation, digest=1, frame_bytes=1, state=b"of the second pass"
+    )
+    books.lost("a")
+    start = books.start_of(0)
+    assert (start.state, start.earlier, start.made) == (b"of the second pass", (), 1)
+
+
+def test_a_new_process_is_told_what_was_made_of_passes_that_were_left() -> None:
+    books = settled(1, persists=True)
+    books.assign(0.0)
+    answer(books, "a", 0)
+    for _ in range(2):
+        books.begin()
+        books.begin()
+        books.assign(0.0)
+    books.begin()
+    books.lost("a")
+    start = books.start_of(0)
+    assert (start.state, start.earlier) == (b"", (2, 2, 2))
+
+
 def test_other_streams_begin_anew_with_each_pass() -> None:
     books = settled(2)
     books.assign(0.0)

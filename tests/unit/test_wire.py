@@ -2,6 +2,8 @@ import collections
 import contextlib
 import dataclasses
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -14,6 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 from stoker.errors import ProtocolError, ShippingError
 from stoker.feed import layout, wire
+from support.record_classes import CLASSES
 
 Point = collections.namedtuple("Point", ["x", "y"])
 
@@ -334,3 +337,21 @@ def test_a_list_of_whole_numbers_is_packed_the_short_way_alike(index: list[int])
     packed = wire.pack_value(index, allow_pickle=True)
     assert packed == len(tree).to_bytes(8, "little") + tree
     assert wire.unpack_value(packed, allow_pickle=False) == index
+
+
+def test_classes_of_modules_come_back_as_themselves_from_another_process() -> None:
+    """However they are named there: torch's own tests have a named tuple within a class."""
+    script = (
+        "import sys, torch; sys.path.insert(0, 'tests')\n"
+        "from stoker.feed.wire import pack_value\n"
+        "from support.record_classes import CLASSES\n"
+        "batch = [each(torch.ones(2), 3) for each in CLASSES]\n"
+        "sys.stdout.buffer.write(pack_value(batch, allow_pickle=True))\n"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, check=True, timeout=100
+    )
+    batch = wire.unpack_value(made.stdout, allow_pickle=True)
+    assert isinstance(batch, list)
+    assert [type(each) for each in batch] == CLASSES
+    assert [each.y for each in batch] == [3] * len(CLASSES)

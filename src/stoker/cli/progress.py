@@ -23,6 +23,7 @@ _INDENT = 11
 # Events of stoker that say in a text what the user should know.
 _WARNINGS = (
     "feed_not_asked",
+    "generator_not_seeded",
     "host_makes_nothing",
     "hosts_not_comparable",
     "large_dataset",

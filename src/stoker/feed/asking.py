@@ -14,6 +14,7 @@ from stoker.feed.local_streams import LocalStreams
 from stoker.feed.memory import allowance
 from stoker.feed.session import LOCAL, Session
 from stoker.feed.shared import Shared
+from stoker.feed.shipping import PackedSpec
 from stoker.feed.stream_answers import in_result, lose
 from stoker.feed.stream_pool import stream_job
 from stoker.feed.streams import Streams
@@ -80,11 +81,21 @@ class Asking:
                         takes_plain=not self._settings.feed.encrypt_batches,
                         seeding=session.seeding,
                         base_seed=session.base_seed,
+                        first_worker=self._first_worker(session.spec) + link.member.place,
+                        worker_step=max(1, self.expected or 1),
                         versions=_VERSIONS,
                         host=link.member.host,
                     )
                 )
             link.send(m.Forget(session=session.name, before_pass=before))
+
+    def _first_worker(self, spec: PackedSpec) -> int:
+        """The lowest id that no local worker of any rank has."""
+        settings = self._settings
+        decided = settings.workers.get("dnn")
+        if decided is None and settings.feed.local_workers != "auto":
+            decided = settings.feed.local_workers
+        return max(spec.num_workers, decided or 0)
 
     def ask(self, session: Session, now: float) -> None:
         """Asks for the batches whose turn it is."""
@@ -157,6 +168,8 @@ class Asking:
                     digest=start.digest,
                     shared_seed=source.shared_seed,
                     persists=start.persists,
+                    state=start.state,
+                    earlier=start.earlier,
                 ),
             )
             if peer == LOCAL and isinstance(session.local, LocalStreams):

@@ -42,6 +42,9 @@ class Next(msgspec.Struct, frozen=True, tag=True):
         made: Batches that another process made: made again and thrown away.
         digest: Checksum of these.
         shared_seed: Torch's, for data pipes; -1: none.
+        persists: The process goes on with later passes: it tells its random states.
+        state: Random states to go on from, for a process that is new; empty: it seeds itself.
+        earlier: Batches of each pass since `state` that are made again, and thrown away, first.
     """
 
     index: bytes
@@ -50,6 +53,9 @@ class Next(msgspec.Struct, frozen=True, tag=True):
     made: int
     digest: int
     shared_seed: int
+    persists: bool = False
+    state: bytes = b""
+    earlier: tuple[int, ...] = ()
 
 
 class Free(msgspec.Struct, frozen=True, tag=True):
@@ -81,10 +87,17 @@ class Batch(msgspec.Struct, frozen=True, tag=True):
     cpu_seconds: float
     wall_seconds: float
     digest: int = 0
+    state: bytes = b""
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
-    """Worker to reader: the stream has no batch at that position, and none after it."""
+    """Worker to reader: the stream has no batch at that position, and none after it.
+
+    Attributes:
+        state: Random states with which the next pass begins.
+    """
+
+    state: bytes = b""
 
 
 class Error(msgspec.Struct, frozen=True, tag=True):
@@ -92,12 +105,14 @@ class Error(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         is_final: The stream cannot go on.
+        state: As of a batch: random states with which the pass began.
     """
 
     error: bytes
     summary: str
     digest: int = 0
     is_final: bool = False
+    state: bytes = b""
 
 
 to_worker = msgspec.msgpack.Decoder(Job | Next | Free)

@@ -107,6 +107,11 @@ def names_read(code: Iterable[object], *, is_module_users: IsUsers) -> set[tuple
     return {(module, name) for module, name in read - written if (module, "*") not in written}
 
 
+def globals_read(code: CodeType) -> tuple[Path, ...]:
+    """Returns the globals that a function's code reads, each with the attributes taken from it."""
+    return _named(code).read
+
+
 def _parts(each: _Code, is_users: IsUsers) -> Iterator[_Code]:
     """The functions and classes that a function or class consists of."""
     value = each.value

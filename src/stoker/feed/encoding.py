@@ -18,6 +18,7 @@ from stoker.feed.layout import (
     Bytes1D,
     Tag,
 )
+from stoker.feed.reductions import class_at, place_of
 from stoker.feed.reductions import reduced as reduced_anew
 
 if TYPE_CHECKING:
@@ -233,6 +234,9 @@ class _LeafPickler(cloudpickle.Pickler):  # type: ignore[misc]
         known = reduced_anew(obj)
         if known is not None:
             return known
+        place = place_of(obj) if isinstance(obj, type) else None
+        if place is not None:
+            return (class_at, place)
         reduced: object = super().reducer_override(obj)
         if reduced is not NotImplemented or not _has_lost_slots(obj):
             return reduced

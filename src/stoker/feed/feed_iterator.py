@@ -97,6 +97,7 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
             collate_fn=cast("Callable[[object], object]", loader.collate_fn),
             worker_init_fn=loader.worker_init_fn,
             auto_collation=loader._auto_collation,
+            num_workers=max(1, loader.num_workers),
             globals=Globals.of_this_process(),
         )
 

@@ -24,6 +24,8 @@ class HeldSpec:
         reason: Why it failed.
         error: What the spec itself raised, for shipping.unpack_error; empty: this host cannot use
             it, which says nothing of others.
+        first_worker: Id of its first data worker.
+        worker_step: From one id to the next.
         module_values: What modules say here; see module_values.values_here.
     """
 
@@ -35,6 +37,8 @@ class HeldSpec:
     arrival: Arrival | None = None
     reason: str = ""
     error: bytes = b""
+    first_worker: int = 0
+    worker_step: int = 1
     module_values: dict[str, str] = field(default_factory=dict)
     holder: Holder | None = None
     pools: dict[str, WorkerPool] = field(default_factory=dict)

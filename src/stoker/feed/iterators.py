@@ -30,6 +30,7 @@ class Pass:
         is_fed: The feed has them made.
 
     Attributes:
+        num_workers: What `get_worker_info()` says: the script's, at least 1.
         order: What the sampler gives, and how far the pass is.
         epoch: Of the pass; counts the loader's iter() calls, or is that of a loaded state.
         pass_number: Of its session with the feed; see Session.
@@ -46,6 +47,7 @@ class Pass:
         is_fed: bool = False,
     ) -> None:
         self.seeding: Seeding = seeding
+        self.num_workers = max(1, loader.num_workers)
         self._process = process
         self._books = process.books(loader)
         self.order = Order(loader, self._books, is_inline=is_inline, is_fed=is_fed)

@@ -36,6 +36,7 @@ class Result:
         summary: One line of it.
         is_lost: The workers died that tried it.
         digest: Of a stream: checksum of all it made so far.
+        state: Of a stream that persists: random states, see channel.
         is_end: Of a stream: it has no batch there.
         is_final: Of a stream that raised: it cannot go on.
     """
@@ -51,6 +52,7 @@ class Result:
     summary: str = ""
     is_lost: bool = False
     digest: int = 0
+    state: bytes = b""
     is_end: bool = False
     is_final: bool = False
     _release: Callable[[], None] | None = None

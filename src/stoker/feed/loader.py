@@ -32,6 +32,9 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     Batches are the same bytes wherever they are made: in this process, in local workers or on a
     data host. Under a data group every loader takes its batches from there too; `num_workers` then
     says how many local workers join.
+
+    Each batch is seeded from its number, so a `worker_init_fn` that seeds has no say in batches:
+    `feed.seeding: torch` has each worker go on with its own seed (docs/feed.md, seeding).
     """
 
     if not TYPE_CHECKING:

@@ -26,7 +26,7 @@ from stoker.errors import ProtocolError
 
 # Raised with every change that an older peer would misread: of these messages, of a batch's tree
 # (layout), of what travels pickled (shipping). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 16
+PROTOCOL_VERSION = 17
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -38,6 +38,8 @@ Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 # A base seed of torch has 63 bits.
 Word = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+# Random states of a stream: 5 kB, and 16 to 3,000 bytes for each generator of its own.
+States = Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
 Words = Annotated[tuple[Word, ...], msgspec.Meta(max_length=1 << 20)]
 
 
@@ -150,9 +152,14 @@ class Attend(Message, frozen=True, kw_only=True):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An agent that trainers may dial; seconds since its last beat."""
+    """An agent that trainers may dial; seconds since its last beat.
+
+    Attributes:
+        place: Of its host among those of the data group, from 0: the same for every rank.
+    """
 
     host: Identifier
+    place: Count = 0
     group: Identifier
     address: Identifier
     port: Count
@@ -256,6 +263,8 @@ class Open(Message, frozen=True, kw_only=True):
         seeding: How a worker seeds each batch.
         base_seed: Of the pass that begins: workers start with it while the spec is on its way;
             None: they start with the first batch that is asked for.
+        first_worker: Id of the host's first data worker, for worker_init_fn.
+        worker_step: From one id to the next: those of other hosts lie between them.
         host: Whom it is for; empty: whoever listens.
     """
 
@@ -268,6 +277,8 @@ class Open(Message, frozen=True, kw_only=True):
     takes_plain: bool = False
     seeding: Literal["batch", "sample", "torch"] = "batch"
     base_seed: Word | None = None
+    first_worker: Count = 0
+    worker_step: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 1
     versions: dict[str, str] = {}
     host: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
@@ -349,6 +360,8 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         digest: Checksum of these.
         shared_seed: Torch's, for data pipes.
         persists: The process goes on with the next pass.
+        state: Random states, as a process of the shard has told them, for one that is new.
+        earlier: Batches of each pass since `state` that a new process makes again first.
     """
 
     shard: Count
@@ -358,6 +371,8 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     digest: Count = 0
     shared_seed: Word | None = None
     persists: bool = False
+    state: States = b""
+    earlier: Annotated[tuple[Count, ...], msgspec.Meta(max_length=1 << 16)] = ()
 
 
 class Make(Message, frozen=True, kw_only=True):
@@ -390,6 +405,7 @@ class Made(Message, frozen=True, kw_only=True):
     Attributes:
         generation: Of its stream.
         digest: Checksum of all that its stream gave in this pass.
+        state: Random states with which its stream began the pass.
     """
 
     session: Identifier
@@ -401,15 +417,21 @@ class Made(Message, frozen=True, kw_only=True):
     worker: Count
     generation: Count = 0
     digest: Count = 0
+    state: States = b""
 
 
 class Ended(Message, frozen=True, kw_only=True):
-    """The stream has no batch of that number, and none after it."""
+    """The stream has no batch of that number, and none after it.
+
+    Attributes:
+        state: Random states with which the next pass begins.
+    """
 
     session: Identifier
     pass_number: Count
     number: Count
     generation: Count
+    state: States = b""
 
 
 class Raised(Message, frozen=True, kw_only=True):
@@ -419,6 +441,7 @@ class Raised(Message, frozen=True, kw_only=True):
         generation: Of its stream.
         digest: Checksum of all that its stream gave in this pass.
         is_final: The stream cannot go on: it is not what it was before it was lost.
+        state: As of a batch.
     """
 
     session: Identifier
@@ -428,6 +451,7 @@ class Raised(Message, frozen=True, kw_only=True):
     generation: Count = 0
     digest: Count = 0
     is_final: bool = False
+    state: States = b""
 
 
 class Dropped(Message, frozen=True, kw_only=True):

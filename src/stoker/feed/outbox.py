@@ -97,7 +97,11 @@ class Outbox:
             self.send(session, dropped)
         elif result.is_end:
             ended = messages.Ended(
-                session=name, pass_number=pass_number, number=number, generation=request.generation
+                session=name,
+                pass_number=pass_number,
+                number=number,
+                generation=request.generation,
+                state=result.state,
             )
             self.send(session, ended)
         elif result.tree is None:
@@ -108,6 +112,7 @@ class Outbox:
                 summary=result.summary,
                 generation=request.generation,
                 digest=result.digest,
+                state=result.state,
                 is_final=result.is_final,
             )
             self.send(session, raised, result.error or b"")
@@ -122,6 +127,7 @@ class Outbox:
                 worker=result.worker,
                 generation=request.generation,
                 digest=result.digest,
+                state=result.state,
             )
             self._send_batch(session, made, result)
 

@@ -1,6 +1,7 @@
 """What datasets of scripts are often made of, and cloudpickle does not take apart."""
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable
 from operator import attrgetter
@@ -49,3 +50,27 @@ def is_importable(found: object) -> bool:
         return attrgetter(path)(sys.modules.get(name)) is found
     except AttributeError:
         return False
+
+
+@functools.lru_cache(maxsize=1024)
+def place_of(found: type) -> tuple[str, str] | None:
+    """Module and path of a class that its module has under another name than it says of itself.
+
+    As a named tuple within a class. None: it is importable as it is, or is nowhere to be found.
+    """
+    module = sys.modules.get(found.__module__)
+    if module is None or found.__module__ == "__main__" or is_importable(found):
+        return None
+    for name, value in list(vars(module).items()):
+        if value is found:
+            return found.__module__, name
+        if isinstance(value, type) and value.__module__ == found.__module__:
+            for inner, member in list(vars(value).items()):
+                if member is found:
+                    return found.__module__, f"{name}.{inner}"
+    return None
+
+
+def class_at(module: str, path: str) -> object:
+    """Returns the class at a place that `place_of` named, as a pickle's own names are looked up."""
+    return attrgetter(path)(importlib.import_module(module))

@@ -1,20 +1,13 @@
 """What seeds a batch where torch's own iterators fetch it: in a torch worker, or in the trainer."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, cast
 
 from torch.utils.data import _DatasetKind
 
 from stoker.feed.iterators import Numbered, Seeding
-from stoker.feed.seeding import (
-    BATCH_WORDS,
-    OneByOne,
-    makes_many,
-    preserved_random_state,
-    seed_batch,
-    seed_each,
-    seed_place,
-)
+from stoker.feed.seeder import Seeder
+from stoker.feed.seeding import OneByOne, makes_many
 
 WorkerInit = Callable[[int], object]
 
@@ -33,9 +26,10 @@ class Fetcher(Protocol):
 class SeededFetcher:
     """Seeds before it fetches; indices without words (of other loaders) pass as they are."""
 
-    def __init__(self, fetcher: Fetcher, seeding: Seeding) -> None:
+    def __init__(self, fetcher: Fetcher, seeding: Seeding, seeder: Seeder) -> None:
         self._fetcher = fetcher
         self._seeding = seeding
+        self._seeder = seeder
         if seeding == "sample" and fetcher.auto_collation and not makes_many(fetcher.dataset):
             fetcher.dataset = OneByOne(fetcher.dataset)
         # There may be one around another.
@@ -46,18 +40,21 @@ class SeededFetcher:
         """The batch, the same wherever it is made."""
         if not isinstance(index, Numbered):
             return self._fetcher.fetch(index)
-        seed_batch(index.words[:BATCH_WORDS])
+        words, given = index.words, index.index
+        if isinstance(given, Iterator):
+            # The batch may have to be made again.
+            given = list(given)
         if self._seeding == "sample":
-            return self._fetch_samples(index.words, index.index)
-        return self._fetcher.fetch(index.index)
+            return self._seeder.make(words, lambda: self._fetch_samples(words, given))
+        return self._seeder.make(words, lambda: self._fetcher.fetch(given))
 
     def _fetch_samples(self, words: tuple[int, ...], index: object) -> object:
         if not self.auto_collation:
-            seed_place(words, index, 0)
+            self._seeder.place(words, index, 0)
             return self._fetcher.fetch(index)
         if makes_many(self.dataset):
             return self._fetcher.fetch(index)
-        return self._fetcher.fetch(seed_each(words, cast("Iterable[object]", index)))
+        return self._fetcher.fetch(self._seeder.each(words, cast("Iterable[object]", index)))
 
 
 class PreservingFetcher(SeededFetcher):
@@ -65,16 +62,21 @@ class PreservingFetcher(SeededFetcher):
 
     def fetch(self, index: object) -> object:
         """The batch, the same wherever it is made."""
-        with preserved_random_state():
+        with self._seeder.preserved():
             return super().fetch(index)
 
 
 class SeedingInit:
-    """A worker_init_fn that makes a torch worker seed its batches, after the user's own."""
+    """A worker_init_fn that makes a torch worker seed its batches, after the user's own.
 
-    def __init__(self, user: WorkerInit | None, seeding: Seeding) -> None:
+    Args:
+        num_workers: Of the script, at least 1.
+    """
+
+    def __init__(self, user: WorkerInit | None, seeding: Seeding, *, num_workers: int) -> None:
         self.user = user
         self.seeding = seeding
+        self.num_workers = num_workers
 
     def __call__(self, worker_id: int) -> None:
         """Runs in the worker."""
@@ -83,7 +85,14 @@ class SeedingInit:
         create = _DatasetKind.create_fetcher
 
         def create_seeded(*args: object) -> SeededFetcher:
-            return SeededFetcher(create(*args), self.seeding)  # type: ignore[no-untyped-call]
+            _, dataset, _, collate_fn, _ = args
+            seeder = Seeder(
+                {"dataset": dataset, "collate_fn": collate_fn},
+                num_workers=self.num_workers,
+                warns=worker_id == 0,
+            )
+            fetcher = create(*args)  # type: ignore[no-untyped-call]
+            return SeededFetcher(fetcher, self.seeding, seeder)
 
         # In the worker's own process; its loop asks for the fetcher right after this.
         _DatasetKind.create_fetcher = staticmethod(create_seeded)  # type: ignore[method-assign]

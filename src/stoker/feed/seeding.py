@@ -15,21 +15,24 @@ import numpy as np
 import torch
 from torch.utils.data import StackDataset, Subset
 
+from stoker.feed.generators import MAX_SEED
+
 # Base seed, replica, epoch, number of the batch.
 BATCH_WORDS = 4
 
 _MASK = (1 << 64) - 1
-# Of torch's: scripts make an int64 of `torch.initial_seed()`.
-_MAX_SEED = (1 << 63) - 1
 
 
-def seed_batch(words: Sequence[int]) -> None:
-    """Sets the three random states from `words`: whole numbers from 0 to 2**64 - 1. 15 us."""
-    _seed(_digest(words))
+def seed_batch(words: Sequence[int]) -> bytes:
+    """Sets the three random states from `words`: whole numbers from 0 to 2**64 - 1. 15 us.
+
+    Returns the digest that they were made of.
+    """
+    return _seed(_digest(words))
 
 
-def seed_sample(words: Sequence[int], index: object, occurrence: int) -> None:
-    """Sets the three random states for one sample.
+def seed_sample(words: Sequence[int], index: object, occurrence: int) -> bytes:
+    """Sets the three random states for one sample; returns the digest that they were made of.
 
     Args:
         words: Base seed, epoch.
@@ -39,10 +42,10 @@ def seed_sample(words: Sequence[int], index: object, occurrence: int) -> None:
     digest = hashlib.blake2b(_digest(words), digest_size=64, person=b"stoker sample")
     digest.update(index_bytes(index))
     digest.update(struct.pack("<Q", occurrence))
-    _seed(digest.digest())
+    return _seed(digest.digest())
 
 
-def seed_place(words: Sequence[int], index: object, place: int) -> None:
+def seed_place(words: Sequence[int], index: object, place: int) -> bytes:
     """Sets the three random states for the sample at `place` of a batch.
 
     Args:
@@ -50,18 +53,7 @@ def seed_place(words: Sequence[int], index: object, place: int) -> None:
             not 0. The replica is left out: a sample is the same on whatever rank.
     """
     occurrences = words[BATCH_WORDS:]
-    seed_sample((*words[:1], *words[2:3]), index, occurrences[place] if occurrences else 0)
-
-
-def seed_each(words: Sequence[int], indices: Iterable[object]) -> Iterator[object]:
-    """The indices of a batch; the random states are set for each as it is asked for.
-
-    At the end they are the batch's: the collate function's draws belong to it.
-    """
-    for place, index in enumerate(indices):
-        seed_place(words, index, place)
-        yield index
-    seed_batch(words[:BATCH_WORDS])
+    return seed_sample((*words[:1], *words[2:3]), index, occurrences[place] if occurrences else 0)
 
 
 def makes_many(dataset: object) -> bool:
@@ -145,11 +137,12 @@ def _digest(words: Sequence[int]) -> bytes:
     return hashlib.blake2b(packed, digest_size=64, person=b"stoker batch").digest()
 
 
-def _seed(digest: bytes) -> None:
+def _seed(digest: bytes) -> bytes:
     random.seed(int.from_bytes(digest[:16], "little"))
     np.random.seed(np.frombuffer(digest, dtype="<u4", count=8, offset=16))
     # Not torch.manual_seed: it visits every backend, 76 us against 1.2 us.
-    torch.default_generator.manual_seed(int.from_bytes(digest[48:56], "little") & _MAX_SEED)
+    torch.default_generator.manual_seed(int.from_bytes(digest[48:56], "little") & MAX_SEED)
+    return digest
 
 
 def index_bytes(index: object) -> bytes:

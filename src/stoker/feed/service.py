@@ -189,6 +189,9 @@ class Service:
         elif held.state == "expected" and before != identity and before == held.shipper:
             # The connection that it was to come over is lost.
             self._need(held)
+        self._specs.number_workers(
+            message.spec, first=message.first_worker, step=message.worker_step
+        )
         if left != message.spec:
             self._is_left(left)
         self._retire()

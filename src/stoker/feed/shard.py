@@ -22,6 +22,10 @@ class Shard:
         taken: Positions below were delivered.
         end: How many batches it has, once that is known.
         losses: Deaths in a row without one more batch.
+        state: Random states with which the pass, or one before it, began, as its process has told;
+            empty: as it is seeded.
+        earlier: Batches that were asked of each pass since then.
+        state_at_end: With which the next pass begins.
     """
 
     owner: Peer | None = None
@@ -33,6 +37,17 @@ class Shard:
     taken: int = 0
     end: int | None = None
     losses: int = 0
+    state: bytes = b""
+    earlier: list[int] = field(default_factory=list)
+    state_at_end: bytes = b""
+
+    def note_pass(self) -> None:
+        """The pass is over, or was left: what the random states of the next one follow from."""
+        if self.state_at_end:
+            self.state, self.earlier = self.state_at_end, []
+        elif self.asked:
+            self.earlier.append(self.asked)
+        self.state_at_end = b""
 
     def begin(self, *, is_kept: bool) -> None:
         """A new pass: at its first batch, with the process that it has, or with a new one."""

@@ -65,6 +65,7 @@ class Spec:
     Attributes:
         dataset: Map-style dataset, or a `Remote`.
         auto_collation: False with `batch_size=None`: an index is one sample.
+        num_workers: The script's, at least 1: what `get_worker_info()` says while a batch is made.
         num_threads: torch's threads in a worker; torch's own loader has 1.
         is_iterable: The dataset is only iterated: a worker has one stream.
         drop_last: Of a stream; a map-style loader's sampler drops.
@@ -75,6 +76,7 @@ class Spec:
     collate_fn: Callable[[object], object]
     worker_init_fn: Callable[[int], object] | None = None
     auto_collation: bool = True
+    num_workers: int = 1
     num_threads: int = 1
     is_iterable: bool = False
     drop_last: bool = False
@@ -121,12 +123,14 @@ class PackedSpec:
         data: The pickle.
         digest: Names the spec: hexadecimal digits of BLAKE2b of the pickle.
         warnings: What the user should know, a sentence each.
+        num_workers: As the spec's.
         code: Weak references to the functions and classes in it, which may refer to the loader.
     """
 
     data: bytes
     digest: str
     warnings: tuple[str, ...] = ()
+    num_workers: int = 1
     code: tuple[Callable[[], object], ...] = field(default=(), compare=False, repr=False)
 
     def living_code(self) -> list[object]:
@@ -170,7 +174,9 @@ def pack_spec(spec: Spec, *, max_bytes: int) -> PackedSpec:
             f"the pickled dataset has {len(data) >> 20} MiB, sent once to each data host; "
             f"{largest(_parts(spec))}; stoker.remote('module:function') builds it there instead",
         )
-    return PackedSpec(data, digest(data), warnings, tuple(map(weakref.ref, pickler.code)))
+    return PackedSpec(
+        data, digest(data), warnings, spec.num_workers, tuple(map(weakref.ref, pickler.code))
+    )
 
 
 def unpack_spec(data: bytes | memoryview) -> Spec:

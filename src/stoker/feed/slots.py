@@ -49,7 +49,8 @@ class Slots:
             self._retire(min(self._free, key=lambda number: len(self._free[number])))
 
     def begin(self) -> None:
-        """A batch is begun: it may be built in a slot of the size of the one before."""
+        """A batch is begun, perhaps anew: it may be built in a slot of the last one's size."""
+        self.clear()
         if self._last_nbytes:
             slot, memory = self._take(self._last_nbytes)
             view: Bytes1D = np.frombuffer(memory, dtype=np.uint8)

@@ -60,7 +60,16 @@ class Specs:
         known = self._specs.get(digest)
         if known is not None and known.arrival is not None:
             known.arrival.close()
-        self._specs[digest] = HeldSpec(digest, "expected", now, nbytes=nbytes, shipper=shipper)
+        held = HeldSpec(digest, "expected", now, nbytes=nbytes, shipper=shipper)
+        if known is not None:
+            held.first_worker, held.worker_step = known.first_worker, known.worker_step
+        self._specs[digest] = held
+
+    def number_workers(self, digest: str, *, first: int, step: int) -> None:
+        """The ids of its data workers: `first`, `first + step` ...; every trainer says the same."""
+        held = self._specs.get(digest)
+        if held is not None:
+            held.first_worker, held.worker_step = first, step
 
     def overdue(self, before: float) -> list[HeldSpec]:
         """Those that were asked for before `before` and have not come."""
@@ -89,6 +98,7 @@ class Specs:
                 self.forget(spec)
                 now = time.monotonic()
                 self.expect(spec.digest, nbytes=spec.nbytes, shipper=b"", now=now)
+                self.number_workers(spec.digest, first=spec.first_worker, step=spec.worker_step)
                 raise ProtocolError("a shipped spec that is not the one named")
 
     def begin(self, spec: HeldSpec, *, seeding: str, base_seed: int) -> None:
@@ -220,8 +230,9 @@ class Specs:
         def start(number: int, sock: socket.socket) -> Process:
             return holder.fork(
                 sock,
-                worker_id=number,
-                num_workers=self._workers,
+                worker_id=spec.first_worker + spec.worker_step * number,
+                # At least: of other hosts it is not known here.
+                num_workers=spec.first_worker + spec.worker_step * self._workers,
                 base_seed=base_seed,
                 seeding=seeding,
             )

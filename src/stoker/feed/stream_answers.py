@@ -22,6 +22,7 @@ class StreamAnswer:
         kind: A batch or its exception; the end of the stream; the death of its process; an error
             after which the stream cannot go on.
         reason: How the process died.
+        state: Random states that the stream began the pass with; at its end, begins the next with.
     """
 
     kind: Literal["batch", "end", "lost", "final"]
@@ -31,6 +32,7 @@ class StreamAnswer:
     digest: int = 0
     frame_bytes: int = 0
     reason: str = ""
+    state: bytes = b""
 
 
 def in_message(message: m.Message, frame_bytes: int) -> StreamAnswer | None:
@@ -43,6 +45,7 @@ def in_message(message: m.Message, frame_bytes: int) -> StreamAnswer | None:
                 number=message.number,
                 generation=generation,
                 digest=message.digest,
+                state=message.state,
                 frame_bytes=frame_bytes,
             )
         case m.Raised(generation=generation) if generation:
@@ -52,10 +55,12 @@ def in_message(message: m.Message, frame_bytes: int) -> StreamAnswer | None:
                 number=message.number,
                 generation=generation,
                 digest=message.digest,
+                state=message.state,
             )
         case m.Ended():
             return StreamAnswer(
                 kind="end",
+                state=message.state,
                 pass_number=message.pass_number,
                 number=message.number,
                 generation=message.generation,
@@ -90,6 +95,7 @@ def in_result(result: Result, frame_bytes: int) -> StreamAnswer:
         number=number,
         generation=generation,
         digest=result.digest,
+        state=result.state,
         frame_bytes=frame_bytes,
         reason=result.summary,
     )
@@ -115,7 +121,7 @@ def settle(
             lose(session, streams, peer, answer)
             return None
         if answer.kind == "end":
-            streams.ended(peer, answer.number, generation=answer.generation)
+            streams.ended(peer, answer.number, generation=answer.generation, state=answer.state)
             session.stir(is_head=True)
             return None
         is_wanted = streams.arrived(
@@ -123,6 +129,7 @@ def settle(
             answer.number,
             generation=answer.generation,
             digest=answer.digest,
+            state=answer.state,
             frame_bytes=answer.frame_bytes,
         )
     if not is_wanted:

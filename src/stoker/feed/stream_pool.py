@@ -175,5 +175,8 @@ def stream_job(
         made=stream.made,
         digest=stream.digest,
         shared_seed=-1 if stream.shared_seed is None else stream.shared_seed,
+        persists=stream.persists,
+        state=stream.state,
+        earlier=stream.earlier,
     )
     return Job(key, next=order), opening

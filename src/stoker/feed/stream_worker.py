@@ -24,6 +24,7 @@ from stoker.feed import seeding, wire
 from stoker.feed.channel import Batch, Channel, End, Error, Free, Next, pack, to_worker
 from stoker.feed.shipping import Spec, built, pack_error
 from stoker.feed.slots import Slots
+from stoker.feed.stream_states import set_states, states_here
 from stoker.feed.worker import become_worker
 
 
@@ -63,6 +64,7 @@ class ShardStream:
     Attributes:
         position: Batches that were asked of it in this pass.
         is_exhausted: There is no batch at `position`.
+        state: Random states with which the pass began, where it is to tell them.
     """
 
     def __init__(self, spec: Spec, *, shard: int, num_shards: int, base_seed: int) -> None:
@@ -76,29 +78,64 @@ class ShardStream:
         self._init_error: Exception | None = None
         self.position = 0
         self.is_exhausted = False
+        self.state = b""
 
-    def begin(self, pass_number: int, shared_seed: int) -> None:
-        """Has the stream at that pass."""
-        if pass_number == self._pass_number:
+    def begin(self, job: Next, index: object) -> None:
+        """Has the stream at the pass of the job."""
+        if job.pass_number == self._pass_number:
             return
         is_new = self._pass_number is None
-        self._pass_number, self.position, self.is_exhausted = pass_number, 0, False
+        self._pass_number, self.position, self.is_exhausted = job.pass_number, 0, False
         self._init_error = None
         try:
             if is_new:
                 self._start()
-            self._share(shared_seed)
+            self._share(job.shared_seed)
             if is_new:
                 self._initialise()
-            self._fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
-                _DatasetKind.Iterable,
-                self._dataset,
-                self._spec.auto_collation,
-                self._spec.collate_fn,
-                self._spec.drop_last,
-            )
+                self._take_up(job, index)
+            self.state = self.states() if job.persists else b""
+            self._fetcher = self._iterate()
         except Exception as err:
             self._init_error = err
+
+    def states(self) -> bytes:
+        """Returns the random states, as they are now."""
+        return states_here(self._roots())
+
+    def _take_up(self, job: Next, index: object) -> None:
+        """Goes on with the random states of another process of the shard."""
+        if job.state and set_states(job.state, self._roots()):
+            # A generator that is made at its first use.
+            self._make_again(1, index)
+            set_states(job.state, self._roots())
+        for count in job.earlier:
+            self._make_again(count, index)
+
+    def _make_again(self, count: int, index: object) -> None:
+        """Makes the first batches of an earlier pass, for what they draw."""
+        fetcher = self._iterate()
+        for _ in range(count):
+            try:
+                fetcher.fetch(index)
+            except StopIteration:
+                return
+            except Exception:
+                # It was the script's to see, in that pass.
+                continue
+
+    def _iterate(self) -> _Fetcher:
+        fetcher: _Fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
+            _DatasetKind.Iterable,
+            self._dataset,
+            self._spec.auto_collation,
+            self._spec.collate_fn,
+            self._spec.drop_last,
+        )
+        return fetcher
+
+    def _roots(self) -> dict[str, object]:
+        return {"dataset": self._dataset, "collate_fn": self._spec.collate_fn}
 
     def make(self, index: object) -> object:
         """The next batch, or its exception.
@@ -182,10 +219,12 @@ class StreamWorker:
     def do(self, job: Next) -> Batch | Error | End:
         """Makes a batch."""
         wall, cpu = time.monotonic(), time.process_time()
-        self._stream.begin(job.pass_number, job.shared_seed)
+        index = wire.unpack_value(job.index, allow_pickle=True)
+        self._stream.begin(job, index)
         if self._stream.position == 0:
             self.digest = 0
-        index = wire.unpack_value(job.index, allow_pickle=True)
+        # Once a pass: 5 kB.
+        state = self._stream.state if job.position == 0 else b""
         try:
             self._catch_up(job, index)
         except FeedError as err:
@@ -194,10 +233,12 @@ class StreamWorker:
             value = self._stream.make(index)
             encoded, slot = self._slots.end(value)
         except StopIteration:
-            return End()
+            return End(self._stream.states() if job.persists else b"")
         except Exception as err:
             self._note_error(err)
-            return Error(self._pack(err), f"{type(err).__name__} in {self._name}", self.digest)
+            return Error(
+                self._pack(err), f"{type(err).__name__} in {self._name}", self.digest, state=state
+            )
         self.digest = encoded.checksum(self._slots.memory(slot), self.digest)
         return Batch(
             slot,
@@ -207,6 +248,7 @@ class StreamWorker:
             time.process_time() - cpu,
             time.monotonic() - wall,
             self.digest,
+            state,
         )
 
     def _catch_up(self, job: Next, index: object) -> None:

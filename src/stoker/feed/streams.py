@@ -12,9 +12,13 @@ or stopped process is not judged here (torch's own loader waits for it, too): on
 which makes what has arrived once more and throws it away. A running checksum of what it makes,
 which each batch brings along, tells whether it makes the same again: a stream that does not is an
 error. What it cannot tell: whether the batches that had not arrived would have been others (so no
-sample comes twice, but of a stream that is not deterministic one may be missing), and with
-persistent workers, whether a dataset that has changed itself, or drawn random numbers, in the
-passes before would go on differently: a process that is new begins as at the first pass.
+sample comes twice, but of a stream that is not deterministic one may be missing).
+
+With persistent workers random states go on from pass to pass. A process tells with the first batch
+of a pass what they were at its beginning, and with the end of its shard what they are then, and a
+new process of the shard begins with them. Where a pass was left before its end, it makes what was
+asked of that pass once more. What a dataset has changed in itself in passes before is not handed
+over: a new process has it as it was shipped.
 """
 
 from collections import Counter
@@ -45,6 +49,8 @@ class Start:
     Attributes:
         made: Batches of the shard that have arrived: another process made them.
         digest: Checksum of these.
+        state: Random states with which the pass, or one before it, began; empty: seeds do.
+        earlier: Batches that were made of each pass since then.
     """
 
     shard: int
@@ -53,6 +59,8 @@ class Start:
     made: int
     digest: int
     persists: bool
+    state: bytes
+    earlier: tuple[int, ...]
 
 
 class Streams:
@@ -88,6 +96,8 @@ class Streams:
     def begin(self) -> None:
         """Starts a new pass: every shard at its beginning."""
         for shard in self._shards:
+            if self.persists:
+                shard.note_pass()
             shard.begin(is_kept=self.persists and shard.owner is not None)
         self._cursor = 0
         self._is_finished = False
@@ -155,22 +165,32 @@ class Streams:
             self._is_settled, self._settle_at = False, None
 
     def arrived(
-        self, peer: Peer, number: int, *, generation: int, digest: int, frame_bytes: int
+        self,
+        peer: Peer,
+        number: int,
+        *,
+        generation: int,
+        digest: int,
+        frame_bytes: int,
+        state: bytes = b"",
     ) -> bool:
         """A batch (or its exception) came; False if it is to be dropped."""
         position, shard = self._answered(peer, number, generation)
         if shard is None or not shard.arrives(position, digest=digest):
             return False
+        if state:
+            shard.state, shard.earlier = state, []
         self._mean_bytes = (
             frame_bytes if self._mean_bytes == 0 else 0.9 * self._mean_bytes + 0.1 * frame_bytes
         )
         return True
 
-    def ended(self, peer: Peer, number: int, *, generation: int) -> None:
+    def ended(self, peer: Peer, number: int, *, generation: int, state: bytes = b"") -> None:
         """The shard has no batch of that number, and none after it."""
         position, shard = self._answered(peer, number, generation)
         if shard is not None:
             shard.ends(position)
+            shard.state_at_end = state
             self._skip()
 
     def dropped(self, peer: Peer, number: int, *, generation: int) -> bool:
@@ -217,6 +237,8 @@ class Streams:
             made=shard.arrived,
             digest=shard.digest,
             persists=self.persists,
+            state=shard.state,
+            earlier=tuple(shard.earlier),
         )
 
     def look(self, now: float) -> tuple[int, bool]:

@@ -19,6 +19,7 @@ from torch.utils.data.dataloader import (
 from stoker.feed.iterators import Counted, Pass, Seeding
 from stoker.feed.process import Process
 from stoker.feed.seeded_fetchers import PreservingFetcher, SeedingInit, WorkerInit
+from stoker.feed.seeder import Seeder
 
 
 class LoaderView:
@@ -40,7 +41,9 @@ class SingleProcessIterator(Counted, _SingleProcessDataLoaderIter):  # type: ign
         super().__init__(loader)
         self._ask_sampler_again()
         if pass_.seeding != "torch":
-            self._dataset_fetcher = PreservingFetcher(self._dataset_fetcher, pass_.seeding)
+            roots = {"dataset": self._dataset, "collate_fn": self._collate_fn}
+            seeder = Seeder(roots, num_workers=None)
+            self._dataset_fetcher = PreservingFetcher(self._dataset_fetcher, pass_.seeding, seeder)
         weakref.finalize(self, pass_.drop)
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
@@ -81,7 +84,7 @@ class MultiProcessingIterator(Counted, _MultiProcessingDataLoaderIter):  # type:
     def _worker_init_fn(self) -> WorkerInit | None:
         if self._pass.seeding == "torch":
             return self._user_init
-        return SeedingInit(self._user_init, self._pass.seeding)
+        return SeedingInit(self._user_init, self._pass.seeding, num_workers=self._pass.num_workers)
 
     @_worker_init_fn.setter
     def _worker_init_fn(self, user: WorkerInit | None) -> None:

@@ -20,6 +20,7 @@ from stoker.errors import ShippingError
 from stoker.feed import seeding, wire
 from stoker.feed.channel import Batch, Channel, Error, Free, Job, pack, to_worker
 from stoker.feed.lifeline import die_with_parent
+from stoker.feed.seeder import Seeder
 from stoker.feed.shipping import Spec, built, pack_error
 from stoker.feed.slots import Slots
 
@@ -42,8 +43,10 @@ def worker_main(
     """Makes batches until the other end of `sock` is closed; for a forked or spawned child.
 
     Args:
-        num_workers: For `get_worker_info()`.
-        base_seed: For `get_worker_info()`, and for `torch` seeding until a job says another.
+        worker_id: For worker_init_fn: no other process of the run has it, of this spec and rank.
+        num_workers: For `get_worker_info()` in worker_init_fn, and with `torch` seeding: more than
+            the id. While a batch is made it is the script's; see seeder.
+        base_seed: The same; with `torch` seeding until a job says another.
         seeding: `batch`, `sample` or `torch`.
         host: Named in errors.
         niceness: Added to the process's own; a trainer beside it goes first.
@@ -98,6 +101,7 @@ class _Worker:
         self._host = host
         self._fetcher: _Fetcher | None = None
         self._init_error: bytes | None = None
+        self._seeder: Seeder | None = None
         self._makes_many = False
         self._at: object = None
 
@@ -111,6 +115,9 @@ class _Worker:
             if self._spec.worker_init_fn is not None:
                 self._spec.worker_init_fn(self._id)
             dataset = self._spec.dataset
+            if self._seeding != "torch":
+                roots = {"dataset": dataset, "collate_fn": self._spec.collate_fn}
+                self._seeder = Seeder(roots, num_workers=self._spec.num_workers)
             self._makes_many = seeding.makes_many(dataset)
             if self._seeding == "sample" and self._spec.auto_collation and not self._makes_many:
                 dataset = seeding.OneByOne(dataset)
@@ -136,7 +143,6 @@ class _Worker:
             self._channel.send(pack(Error(self._init_error, "worker_init_fn raised")))
             return
         wall, cpu = time.monotonic(), time.process_time()
-        self._slots.begin()
         try:
             encoded, slot = self._slots.end(self._make(job))
         except Exception as err:
@@ -159,27 +165,30 @@ class _Worker:
     def _make(self, job: Job) -> object:
         self._at = None
         index = wire.unpack_value(job.index, allow_pickle=True)
-        if self._seeding == "torch":
-            if job.seed[:3] != self._stream:
-                self._stream = job.seed[:3]
-                self._start_stream(job.seed[0] if job.seed else self._base_seed)
-        else:
-            if job.seed and job.seed[0] != self._base_seed:
-                self._tell(job.seed[0])
-            seeding.seed_batch(job.seed[: seeding.BATCH_WORDS])
+        if self._seeder is not None:
+            return self._seeder.make(job.seed, lambda: self._fetch(job, index))
+        if job.seed[:3] != self._stream:
+            self._stream = job.seed[:3]
+            self._start_stream(job.seed[0] if job.seed else self._base_seed)
+        return self._fetch(job, index)
+
+    def _fetch(self, job: Job, index: object) -> object:
+        # Again, where it is made again.
+        self._slots.begin()
         assert self._fetcher is not None
+        per_sample = self._seeder if self._seeding == "sample" else None
         if not self._spec.auto_collation:
             self._at = index
-            if self._seeding == "sample":
-                seeding.seed_place(job.seed, index, 0)
+            if per_sample is not None:
+                per_sample.place(job.seed, index, 0)
             return self._fetcher.fetch(index)
         if self._makes_many or (
-            self._seeding != "sample" and getattr(self._spec.dataset, "__getitems__", None)
+            per_sample is None and getattr(self._spec.dataset, "__getitems__", None)
         ):
             return self._fetcher.fetch(index)
         indices = cast("Iterable[object]", index)
-        if self._seeding == "sample":
-            indices = seeding.seed_each(job.seed, indices)
+        if per_sample is not None:
+            indices = per_sample.each(job.seed, indices)
         return self._fetcher.fetch(self._watched(indices))
 
     def _watched(self, indices: Iterable[object]) -> Iterator[object]:
@@ -194,8 +203,7 @@ class _Worker:
         self._tell(base_seed)
 
     def _tell(self, base_seed: int) -> None:
-        """get_worker_info() of a pass."""
-        self._base_seed = base_seed
+        """get_worker_info() as the process itself has it; a batch has its own, see seeder."""
         torch_worker._worker_info = torch_worker.WorkerInfo(
             id=self._id,
             num_workers=self._num_workers,

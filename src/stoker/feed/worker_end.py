@@ -71,10 +71,11 @@ class WorkerEnd:
                     result = self._finish()
                     result.error, result.summary = error, summary
                     result.digest, result.is_final = message.digest, message.is_final
+                    result.state = message.state
                     return result
-                case messages.End():
+                case messages.End(state):
                     result = self._finish()
-                    result.is_end = True
+                    result.is_end, result.state = True, state
                     return result
         finally:
             for descriptor in descriptors:
@@ -86,7 +87,7 @@ class WorkerEnd:
         if batch.slot >= 0 and (memory is None or len(memory) < batch.nbytes):
             raise ProtocolError(f"a batch of {batch.nbytes} bytes in slot {batch.slot}")
         result = self._finish()
-        result.tree, result.digest = batch.tree, batch.digest
+        result.tree, result.digest, result.state = batch.tree, batch.digest, batch.state
         result.has_pickle = batch.has_pickle
         result.cpu_seconds, result.wall_seconds = batch.cpu_seconds, batch.wall_seconds
         self.deaths_in_a_row = 0

@@ -218,15 +218,18 @@ class Members:
 
     def roster(self, now: float) -> Roster:
         """The agents that trainers may dial, those that are lost, and those that never came."""
-        agents = [(s, s.join) for s in self._seats.values() if s.kind == "agent" and s.join]
+        seats = [seat for seat in self._seats.values() if seat.kind == "agent"]
+        agents = [(place, s, s.join) for place, s in enumerate(seats) if s.join]
         return Roster(
-            agents=tuple(_member(join, now - s.heard_at) for s, join in agents if s.is_live),
+            agents=tuple(
+                _member(join, now - s.heard_at, place) for place, s, join in agents if s.is_live
+            ),
             lost=tuple(
-                _member(join, now - s.heard_at)
-                for s, join in agents
+                _member(join, now - s.heard_at, place)
+                for place, s, join in agents
                 if not s.is_live and not s.has_left
             ),
-            expected=sum(seat.kind == "agent" for seat in self._seats.values()),
+            expected=len(seats),
             awaited=tuple(
                 host
                 for host, seat in self._seats.items()
@@ -279,9 +282,10 @@ def _speaks_for(seat: _Seat, incarnation: str) -> bool:
     return seat.join is not None and seat.join.incarnation == incarnation
 
 
-def _member(join: Join, silent_seconds: float) -> Member:
+def _member(join: Join, silent_seconds: float, place: int) -> Member:
     return Member(
         host=join.host,
+        place=place,
         group=join.group,
         address=join.address,
         port=join.port,
