@@ -154,3 +154,13 @@ def test_the_command_line_explains_itself(
     assert out in printed.out
     assert err in printed.err
     assert "error: Usage" not in printed.err
+
+
+def test_shared_cores_are_said_on_the_terminal(tmp_path: Path) -> None:
+    command = [*CLI, "train", "--group", "dnn=local.c999:1", "--", "python", "-c", "pass"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    warning = "warning: dnn/algo-1: hosts share cores: its times compare with no other cluster's"
+    assert done.stderr.count(warning) == 1

@@ -168,6 +168,11 @@ def test_training_that_did_not_succeed_has_not_passed(status: Literal["failed", 
     assert summary(evaluation).startswith("failed: the training did not succeed")
 
 
+def test_a_training_that_was_stopped_by_hand_is_refused_in_words() -> None:
+    evaluation = _evaluate(_training(status="stopped", m=1.0), Gate(metric="m", min=0.9))
+    assert evaluation.reason == "the training stopped: it was ended before it was done"
+
+
 def test_promise_is_held_against_the_outcome() -> None:
     performance = _performance(_training(step=0.033))
     assert performance.baseline.step_seconds == 0.06

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from stoker.cli.run_view import RunView, as_table, as_text, plain_line
+from stoker.cli.workloads import RUNS
 from stoker.errors import PlatformError, UsageError
 from stoker.logs import parse_line
 from stoker.platforms.tail import Tail
@@ -163,8 +164,9 @@ def source_of(run: str) -> LineSource:
 def _refuse_other_folder(path: Path) -> None:
     """Refuses a folder that is no run: it would be watched for ever."""
     names = {entry.name for entry in path.iterdir()}
-    # An empty one has perhaps just begun.
-    if names and not names & {"logs", "hosts", "workload.json", "training.json"}:
+    # An empty one, and one among the runs, has perhaps just begun.
+    has_begun = bool(names) and path.absolute().parent.name != RUNS.name
+    if has_begun and not names & {"logs", "hosts", "workload.json", "training.json"}:
         raise UsageError(
             f"{path} is no run: no logs are in it",
             where=str(path.absolute()),

@@ -95,6 +95,8 @@ class Training(Record, frozen=True, kw_only=True):
     @property
     def cause(self) -> str:
         """The line of the failure that names its cause, fit for a terminal."""
+        if self.status == "stopped" and not self.failure:
+            return "it was ended before it was done"
         return cause_of(self.failure or "")
 
 
