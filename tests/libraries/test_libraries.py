@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import stoker
+from support import cluster as cluster_module
 from support.cluster import Cluster, run_script, wait_until
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -34,12 +35,17 @@ LIBRARIES = {
     "webdataset_tars": "webdataset",
 }
 
-pytestmark = [pytest.mark.library, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.library, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(agents=2, workers=1, feed={"start_deadline_seconds": 120.0}) as made:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Cluster(agents=2, workers=1, feed={"start_deadline_seconds": 120.0}) as made,
+    ):
+        # Beside other work, monai alone is imported for a minute.
+        patch.setattr(cluster_module, "DEADLINE_SECONDS", 180.0)
         made.wait_for_agents()
         yield made
 
@@ -71,6 +77,7 @@ def test_a_librarys_batches_are_torchs_also_when_a_data_host_dies(
         wait_until(
             lambda number=number: "spec_arrives" in since(cluster, number, heard[number]),
             f"host {number} has the dataset",
+            180.0,
         )
     cluster.kill(0)
     cluster.hosts[0].wait()

@@ -34,8 +34,8 @@ from stoker.feed.shipping import Spec, pack_error, read_place, read_spec
 # From the kill of its children to the end of a process of the nursery.
 END_SECONDS = 2.0
 # After the last order; then the next holder is forked (10 ms), which would have had to share a core
-# with the workers of the one before.
-SPARE_SECONDS = 2.0
+# with the workers of the one before. The script's next loader may follow within a second.
+SPARE_SECONDS = 0.5
 
 _INSTALLED = re.compile(
     rf"^{re.escape(sysconfig.get_path('stdlib'))}{os.sep}|{os.sep}(site|dist)-packages{os.sep}"
