@@ -1,6 +1,7 @@
 """Datasets that hold random generators of their own, over the feed: every draw is compared."""
 
 import functools
+import json
 
 import pytest
 
@@ -80,3 +81,19 @@ def test_every_process_was_begun_with_an_id_of_its_own(fed: list[Found]) -> None
         pairs = {*zip(line["process"], line["begun"], strict=True)}  # type: ignore[call-overload]
         assert len(pairs) == len({begun for _, begun in pairs}) == len({pid for pid, _ in pairs})
         assert min(begun for _, begun in pairs) >= 0
+
+
+def test_with_torchs_seeding_no_two_workers_draw_the_same() -> None:
+    with Cluster(agents=2, workers=2) as cluster:
+        cluster.wait_for_agents()
+        (found,) = cluster.train(
+            workers=1,
+            script=SCRIPT,
+            env={"STOKER_FEED": json.dumps(cluster.settings | {"seeding": "torch"})},
+            num_workers=2,
+            samples=SAMPLES,
+            kinds=["Drawing"],
+        ).finish()
+    assert len(set(found["drawn"])) == 2 * SAMPLES  # type: ignore[call-overload]
+    told = {*zip(found["process"], (number for number, *_ in found["worker"]), strict=True)}  # type: ignore[call-overload]
+    assert len(told) == len({number for _, number in told})

@@ -1,7 +1,8 @@
 """A training script whose datasets hold random generators of their own.
 
-Argument: {"num_workers": n, "samples": n}. Prints a JSON line a kind of dataset: the draws of all
-samples of two passes, who made the batches, and the ids that worker_init_fn was given.
+Argument: {"num_workers": n, "samples": n, "kinds": names, or all}. Prints a JSON line a kind of
+dataset: the draws of all samples of two passes, who made the batches, and the ids that
+worker_init_fn was given.
 """
 
 import json
@@ -113,9 +114,9 @@ def begin(worker_id: int) -> None:
     assert info is not None
     assert info.id == worker_id < info.num_workers
     assert torch.initial_seed() == info.seed
-    np.random.seed(worker_id)
     info.dataset.begun = worker_id
     if isinstance(info.dataset, Initialised):
+        np.random.seed(worker_id)
         info.dataset.rng = random.Random(worker_id)
 
 
@@ -125,6 +126,8 @@ KINDS = [Drawing, Numpys, Monais, Albumentations, Torchs, ModuleWide, Initialise
 def main() -> None:
     given = json.loads(sys.argv[1])
     for kind in KINDS:
+        if kind.__name__ not in given.get("kinds", [each.__name__ for each in KINDS]):
+            continue
         torch.manual_seed(7)
         loader = stoker.DataLoader(
             kind(given["samples"]),
