@@ -39,7 +39,6 @@ def rows(*, is_quick: bool) -> Iterator[Row]:
             folder=folder / "hosts",
             hosts=HOSTS,
             workers_each=WORKERS_EACH,
-            is_encrypted=True,
             seconds=_SECONDS,
             ranks=RANKS,
             meanwhile=partial(_look_twice, folder, looks),

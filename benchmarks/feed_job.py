@@ -13,7 +13,7 @@ from stoker_hosts import run_under_stoker
 
 EXAMPLE = HERE.parent / "examples" / "mnist"
 WORKERS = 2
-LOADERS = ("torch local", "stoker local", "stoker plain", "stoker encrypted")
+LOADERS = ("torch local", "stoker local", "stoker encrypted")
 _SECONDS = 300.0
 _MIN_SHARE_OF_TORCH = 0.97
 _MAX_TIMES_TORCH = 1.5
@@ -26,7 +26,7 @@ def trained(loader: str, step: str, *, num_batches: int) -> dict[str, list[float
     with tempfile.TemporaryDirectory(prefix="feed-benchmark-") as name:
         folder = Path(name)
         result = folder / "result.json"
-        is_remote = loader in ("stoker plain", "stoker encrypted")
+        is_remote = loader == "stoker encrypted"
         command = [sys.executable, str(HERE / "job_trainer.py"), loader.split()[0], step]
         command += [str(0 if is_remote else WORKERS), str(num_batches), str(result)]
         if is_remote:
@@ -36,7 +36,6 @@ def trained(loader: str, step: str, *, num_batches: int) -> dict[str, list[float
                 folder=folder / "hosts",
                 hosts=1,
                 workers_each=WORKERS,
-                is_encrypted=loader == "stoker encrypted",
                 seconds=_SECONDS,
                 modules=[EXAMPLE],
             )

@@ -11,13 +11,13 @@ from cases import Case
 from measuring import rotated, say, spread, trained
 from rows import Comparison, Row, points
 
-LOADERS = ("raw", "stoker plain", "stoker encrypted", "torch local")
+LOADERS = ("raw", "stoker encrypted", "torch local")
 UNORDERED = (*LOADERS, "torch unordered")
 # Points over the raw loader.
 LIMITS = {
-    "even": {"stoker plain": 2.0, "stoker encrypted": 3.0},
-    "exponential": {"stoker plain": 3.0, "stoker encrypted": 3.0},
-    "straggler": {"stoker plain": 3.0, "stoker encrypted": 3.0},
+    "even": {"stoker encrypted": 2.0},
+    "exponential": {"stoker encrypted": 3.0},
+    "straggler": {"stoker encrypted": 3.0},
 }
 WORKERS = {"even": (1, 2, 3, 4, 5, 6), "exponential": (3, 4), "straggler": (4,)}
 QUICK_WORKERS = {"even": (1, 4), "exponential": (4,), "straggler": (4,)}

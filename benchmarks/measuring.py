@@ -32,7 +32,7 @@ def trained(
     """What `feed_trainer.py` saw of `loader`.
 
     Args:
-        loader: raw, stoker plain, stoker encrypted, torch local, torch unordered, grpc raw,
+        loader: raw, stoker encrypted, torch local, torch unordered, grpc raw,
             grpc protobuf, ray, ray data or tf.data service.
         hosts: Data hosts among which stoker's workers are shared.
         python: Interpreter of gRPC's, Ray's and TensorFlow's processes.
@@ -56,7 +56,6 @@ def trained(
                 folder=folder / "hosts",
                 hosts=hosts,
                 workers_each=case.workers // hosts,
-                is_encrypted=loader == "stoker encrypted",
                 seconds=seconds,
             )
         elif loader == "raw":

@@ -28,7 +28,6 @@ def run_under_stoker(
     folder: Path,
     hosts: int,
     workers_each: int,
-    is_encrypted: bool,
     seconds: float,
     ranks: int = 1,
     modules: Sequence[Path] = (),
@@ -53,7 +52,6 @@ def run_under_stoker(
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
     token.chmod(0o600)
-    feed = json.dumps({"encrypt_batches": is_encrypted})
     processes: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for name, port in zip(names, ports, strict=True):
@@ -66,7 +64,6 @@ def run_under_stoker(
                 "STOKER_RUN_ID": "feed-overhead",
                 "STOKER_BASE_DIR": str(base),
                 "STOKER_TOKEN_FILE": str(token),
-                "STOKER_FEED": feed,
                 "STOKER_WORKERS": json.dumps({"dnn": 0, "data": workers_each}),
                 "STOKER_STRATEGY": "auto",
                 "STOKER_PROCESSES_PER_HOST": str(ranks),

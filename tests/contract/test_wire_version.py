@@ -16,8 +16,8 @@ from stoker.feed.layout import Tag
 # After a change that an older stoker would misread: a new PROTOCOL_VERSION, and the new digests.
 # After one that it would not (a limit that grew, say): the new digests alone.
 PINNED = {
-    "version": 17,
-    "messages": "f442c052c0f5c049",
+    "version": 18,
+    "messages": "d3ee4e20c06a6ad4",
     "trees": "52c3607ba96c49c6",
     "pickles": "c3cf7a8190821ac0",
 }
@@ -27,6 +27,7 @@ UNIONS = {
     "from coordinator": m.FromCoordinator,
     "to agent": m.ToAgent,
     "from agent": m.FromAgent,
+    "batches": m.Made,
 }
 
 

@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,10 +23,12 @@ import zmq
 from torch.utils.data import default_collate, default_convert, get_worker_info
 
 from stoker.errors import ShippingError, UsageError
-from stoker.feed import messages, outbox, security, wire
+from stoker.feed import messages, security, wire
 from stoker.feed.agent import Agent
+from stoker.feed.arrival import PIECE_BYTES
+from stoker.feed.batch_stream import BatchReader, tune
 from stoker.feed.remote import remote
-from stoker.feed.sealing import Unsealer, key_number, payload_bytes
+from stoker.feed.sealing import TAG_BYTES, Unsealer
 from stoker.feed.seeding import seed_batch
 from stoker.feed.shipping import PackedSpec, Spec, pack_spec, unpack_error
 from stoker.logs import Log
@@ -35,6 +38,9 @@ pytestmark = pytest.mark.fault
 TOKEN = "ab" * 32
 KEYS = security.Keys.from_token(bytes.fromhex(TOKEN))
 DEADLINE_SECONDS = 30.0
+MAX_HEAD_BYTES = 1 << 20
+# Of each agent that runs, its port for batches.
+BATCH_PORTS: dict[int, int] = {}
 
 
 class Images:
@@ -99,10 +105,13 @@ class Client:
     def __init__(
         self, port: int, spec: PackedSpec, *, keys: security.Keys = KEYS, **kwargs: object
     ):
+        self.port = port
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         security.secure_client(self.socket, keys)
         self.socket.connect(f"tcp://127.0.0.1:{port}")
+        self.batches: socket.socket | None = None
+        self.reader: BatchReader | None = None
         self.spec = spec
         self.name = f"s{random.SystemRandom().randrange(1 << 30)}"
         self.answers = messages.Unpacker(messages.FromAgent)
@@ -131,7 +140,30 @@ class Client:
                 return message, frame
             assert isinstance(message, messages.Credits | messages.Need), message
 
+    def ticket(self) -> messages.Ticket:
+        self.send(messages.Attach(host="data-1"))
+        ticket, _ = self.expect(messages.Ticket)
+        assert isinstance(ticket, messages.Ticket)
+        return ticket
+
+    def attach(self) -> None:
+        ticket = self.ticket()
+        if self.batches is not None:
+            self.batches.close()
+        self.batches = socket.create_connection(("127.0.0.1", BATCH_PORTS[self.port]), 10)
+        self.batches.sendall(ticket.ticket)
+        tune(self.batches)
+        self.reader = BatchReader(
+            self.batches,
+            Unsealer(ticket.key),
+            max_head_bytes=MAX_HEAD_BYTES,
+            silent_seconds=DEADLINE_SECONDS,
+        )
+        assert self.reader.head(is_awaited=True) == (b"", 0)
+
     def open(self) -> messages.Ready:
+        if self.reader is None:
+            self.attach()
         self.send(self.opening)
         message, frame = self.receive()
         if isinstance(message, messages.Need):
@@ -143,6 +175,8 @@ class Client:
         return message
 
     def ask(self, number: int, index: object, *, pass_number: int = 0) -> None:
+        if self.reader is None:
+            self.attach()
         make = messages.Make(
             session=self.name,
             pass_number=pass_number,
@@ -152,13 +186,23 @@ class Client:
         )
         self.send(make)
 
-    def batch(self) -> tuple[int, object]:
-        message, frame = self.expect(messages.Made)
+    def made(self) -> tuple[messages.Made, bytearray]:
+        assert self.reader is not None
+        packed, nbytes = self.reader.head(is_awaited=True)
+        memory = bytearray(nbytes + TAG_BYTES)
+        self.reader.read(memoryview(memory), nbytes)
+        message = messages.Unpacker(messages.Made)(packed)
         assert isinstance(message, messages.Made)
-        payload = np.frombuffer(bytearray(frame), dtype=np.uint8)
+        return message, memory[:nbytes]
+
+    def batch(self) -> tuple[int, object]:
+        message, memory = self.made()
+        payload = np.frombuffer(memory, dtype=np.uint8)
         return message.number, wire.decode(message.tree, payload, allow_pickle=True)
 
     def close(self) -> None:
+        if self.batches is not None:
+            self.batches.close()
         with contextlib.suppress(zmq.Again):
             self.socket.send(messages.pack(messages.Close(session=self.name)), zmq.NOBLOCK)
         self.context.destroy(linger=200)
@@ -181,6 +225,7 @@ def make_agent(**kwargs: object) -> Agent:
 def running(agent: Agent) -> Iterator[Agent]:
     before = set(psutil.Process().children())
     agent.open()
+    BATCH_PORTS[agent.port] = agent.batch_port
     # Another agent's may fork meanwhile.
     (nursery,) = set(psutil.Process().children()) - before
     thread = threading.Thread(target=agent.run)
@@ -459,117 +504,111 @@ class Mixed:
         return {index} if index else torch.arange(100_000)
 
 
-@contextlib.contextmanager
-def batches_of(client: Client, agent: Agent) -> Iterator["zmq.Socket[bytes]"]:
-    """The client's connection for batches."""
-    batches = client.context.socket(zmq.DEALER)
-    batches.routing_id = client.opening.batch_identity
-    security.plain_socket(batches, max_message_bytes=-1)
-    events = batches.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-    batches.connect(f"tcp://127.0.0.1:{agent.batch_port}")
-    assert events.poll(5000)
-    yield batches
-    batches.disable_monitor()
-    events.close()
-
-
-def test_batches_on_a_connection_of_their_own_are_sealed_pickles_too(agent: Agent) -> None:
+def test_batches_come_pickles_too(agent: Agent) -> None:
     spec = spec_of(Mixed(), auto_collation=False)
-    with (
-        client_of(agent.port, spec, batch_identity=b"sealed-1") as client,
-        batches_of(client, agent) as batches,
-    ):
-        ready = client.open()
-        assert ready.batch_key is not None
-        unsealer = Unsealer(ready.batch_key)
-        client.ask(0, 0)
-        assert batches.poll(5000)
-        header, sealed = map(memoryview, batches.recv_multipart())
-        assert key_number(header) == ready.batch_key.number
-        made = messages.Unpacker(messages.FromAgent)(
-            unsealer.header(header, nbytes=payload_bytes(sealed))
-        )
-        assert isinstance(made, messages.Made)
-        payload = np.empty(payload_bytes(sealed), dtype=np.uint8)
-        unsealer.payload(sealed, payload)
-        assert made.tree not in bytes(header)
-        tensor = wire.decode(made.tree, payload, allow_pickle=False)
-        assert torch.equal(tensor, torch.arange(100_000))  # type: ignore[arg-type]
-        client.ask(1, 1)
-        assert batches.poll(5000)
-        header, sealed = map(memoryview, batches.recv_multipart())
-        made = messages.Unpacker(messages.FromAgent)(
-            unsealer.header(header, nbytes=payload_bytes(sealed))
-        )
-        assert isinstance(made, messages.Made)
-        payload = np.empty(payload_bytes(sealed), dtype=np.uint8)
-        unsealer.payload(sealed, payload)
-        assert wire.decode(made.tree, payload, allow_pickle=True) == {1}
-
-
-def test_a_key_is_of_one_session_on_one_connection(agent: Agent) -> None:
-    spec = spec_of(Mixed(), auto_collation=False)
-    keys = []
-    with client_of(agent.port, spec, batch_identity=b"sealed-2") as client:
-        keys.append(client.open().batch_key)
-        # The same session once more, after the trainer has found it forgotten, say.
-        keys.append(client.open().batch_key)
-        client.opening = msgspec.structs.replace(client.opening, batch_identity=b"sealed-3")
-        keys.append(client.open().batch_key)
-        client.send(messages.Close(session=client.name))
-        keys.append(client.open().batch_key)
-    with client_of(agent.port, spec, batch_identity=b"sealed-3") as client:
-        keys.append(client.open().batch_key)
-    assert None not in keys
-    assert keys[0] == keys[1]
-    assert len({key.number for key in keys[1:] if key}) == 4
-    assert len({key.key for key in keys[1:] if key}) == 4
-    for key in keys:
-        assert key is not None
-        assert str(key.key) not in repr(key)
-
-
-def test_a_batch_too_large_to_be_sealed_comes_by_the_other_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(outbox, "MAX_BYTES", 799_999)
-    spec = spec_of(Mixed(), auto_collation=False)
-    with (
-        running(make_agent()) as agent,
-        client_of(agent.port, spec, batch_identity=b"sealed-4") as client,
-        batches_of(client, agent) as batches,
-    ):
+    with client_of(agent.port, spec) as client:
         client.open()
         client.ask(0, 0)
         number, tensor = client.batch()
         assert number == 0
         assert torch.equal(tensor, torch.arange(100_000))  # type: ignore[arg-type]
-        assert not batches.poll(0)
-
-
-def test_an_agent_that_encrypts_does_not_sign_instead_whoever_asks_for_it(agent: Agent) -> None:
-    spec = spec_of(Mixed(), auto_collation=False)
-    with client_of(agent.port, spec, batch_identity=b"plain-0", takes_plain=True) as client:
-        assert client.open().batch_key is not None
-
-
-def test_batches_that_are_not_encrypted_carry_a_mac_and_never_a_pickle() -> None:
-    spec = spec_of(Mixed(), auto_collation=False)
-    with (
-        running(make_agent(feed=FeedSettings(encrypt_batches=False))) as agent,
-        client_of(agent.port, spec, batch_identity=b"plain-1", takes_plain=True) as client,
-        batches_of(client, agent) as plain,
-    ):
-        assert client.open().batch_key is None
-        client.ask(0, 0)
-        assert plain.poll(5000)
-        signed, payload = plain.recv_multipart()
-        mac, header = signed[: security.MAC_BYTES], signed[security.MAC_BYTES :]
-        assert security.verify(KEYS.mac_key, header, mac)
-        assert not security.verify(KEYS.mac_key, header + b" ", mac)
-        assert len(payload) == 800_000
         client.ask(1, 1)
         assert client.batch() == (1, {1})
+
+
+def test_what_is_made_before_the_connection_for_batches_is_there_waits_for_it(
+    agent: Agent,
+) -> None:
+    with client_of(agent.port, spec_of(Images())) as client:
+        client.open()
+        ticket = client.ticket()
+        # The connection before has ended with its ticket.
+        assert client.batches is not None
+        assert client.batches.recv(1) == b""
+        client.ask(0, [1])
+        client.ask(1, [500])
+        client.expect(messages.Raised)
+        with socket.create_connection(("127.0.0.1", agent.batch_port), 10) as connection:
+            connection.sendall(ticket.ticket)
+            client.reader = BatchReader(
+                connection, Unsealer(ticket.key), max_head_bytes=0, silent_seconds=30.0
+            )
+            assert client.reader.head() == (b"", 0)
+            assert same(client.batch()[1], expected(0, [1]))
+
+
+def hangs_up(connection: socket.socket) -> bool:
+    """Whether the agent closes it, within the deadline, without a byte."""
+    connection.settimeout(DEADLINE_SECONDS)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_a_ticket_is_good_once(agent: Agent) -> None:
+    with client_of(agent.port, spec_of(Images())) as client:
+        client.open()
+        ticket = client.ticket()
+        address = ("127.0.0.1", agent.batch_port)
+        with (
+            socket.create_connection(address, 10) as first,
+            socket.create_connection(address, 10) as second,
+        ):
+            first.sendall(ticket.ticket)
+            assert len(first.recv(1)) == 1
+            second.sendall(ticket.ticket)
+            assert hangs_up(second)
+
+
+def test_an_earlier_ticket_is_void(agent: Agent) -> None:
+    with client_of(agent.port, spec_of(Images())) as client:
+        tickets = [client.ticket() for _ in range(2)]
+        assert tickets[0].ticket != tickets[1].ticket
+        assert tickets[0].key != tickets[1].key
+        with socket.create_connection(("127.0.0.1", agent.batch_port), 10) as connection:
+            connection.sendall(tickets[0].ticket)
+            assert hangs_up(connection)
+
+
+def test_who_speaks_after_its_ticket_is_cut_and_may_come_again(agent: Agent) -> None:
+    with client_of(agent.port, spec_of(Images())) as client:
+        client.open()
+        assert client.batches is not None
+        client.batches.sendall(b"one word more")
+        assert hangs_up(client.batches)
+        client.attach()
+        client.ask(0, [1])
+        assert same(client.batch()[1], expected(0, [1]))
+
+
+def test_a_request_that_is_too_long_for_a_frame_goes_in_pieces(agent: Agent) -> None:
+    with client_of(agent.port, spec_of(Images(size=1))) as client:
+        client.open()
+        indices = [200_000 + number for number in range(100_000)]
+        packed = wire.pack_value(indices, allow_pickle=True)
+        assert len(packed) > security.MAX_CONTROL_BYTES
+        whole = messages.pack(
+            messages.Make(
+                session=client.name, pass_number=0, number=0, index=packed, seed=(7, 0, 0, 0)
+            )
+        )
+        pieces = [whole[at : at + PIECE_BYTES] for at in range(0, len(whole), PIECE_BYTES)]
+        for piece in pieces:
+            client.send(messages.Piece(is_last=piece is pieces[-1]), piece)
+        number, batch = client.batch()
+        assert number == 0
+        assert batch[1].tolist() == indices  # type: ignore[index]
+
+
+def test_a_frame_that_is_too_long_costs_the_connection(agent: Agent) -> None:
+    with client_of(agent.port, spec_of(Images())) as client:
+        client.open()
+        events = client.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        client.socket.send(bytes(security.MAX_CONTROL_BYTES + 1))
+        assert events.poll(round(DEADLINE_SECONDS * 1000))
+        client.socket.disable_monitor()
+        events.close()
 
 
 def test_a_killed_worker_loses_no_batch(agent: Agent, tmp_path: Path) -> None:
@@ -608,8 +647,7 @@ def test_forgotten_batches_are_not_made(agent: Agent, tmp_path: Path) -> None:
         client.ask(0, [5], pass_number=1)
         # The first message to come is of pass 1, when a worker is free again.
         (tmp_path / "go").touch()
-        message, _ = client.expect(messages.Made)
-        assert isinstance(message, messages.Made)
+        message, _ = client.made()
         assert message.pass_number == 1
     assert not (tmp_path / "1006").exists()
 
@@ -812,10 +850,10 @@ from stoker.feed.security import Keys
 from stoker.logs import Log
 from stoker.records import FeedSettings
 agent = Agent(keys=Keys.from_token(bytes.fromhex(sys.argv[1])), workers=2, feed=FeedSettings(),
-    log=Log(run="r", host="h"), host="h", run_id="r", bind="127.0.0.1", port=None)
+    log=Log(run="r", host="data-1"), host="data-1", run_id="r", bind="127.0.0.1", port=None)
 signal.signal(signal.SIGTERM, lambda *_: agent.drain())
 agent.open()
-print(agent.port, flush=True)
+print(agent.port, agent.batch_port, flush=True)
 agent.run()
 """
 
@@ -826,7 +864,9 @@ def agent_process() -> Iterator[tuple[subprocess.Popen[str], int]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            yield process, int(process.stdout.readline())
+            port, batch_port = map(int, process.stdout.readline().split())
+            BATCH_PORTS[port] = batch_port
+            yield process, port
         finally:
             process.kill()
 

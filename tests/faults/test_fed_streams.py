@@ -83,11 +83,6 @@ def test_local_streams_serve_alone_however_they_are_started(start: str) -> None:
         assert cluster.train(script=SCRIPT, loader=options).finish() == torchs()
 
 
-def test_plain_batches_of_streams_are_torchs() -> None:
-    with Cluster(agents=1, workers=2, feed={"encrypt_batches": False}) as cluster:
-        assert cluster.train(workers=0, script=SCRIPT).finish() == torchs()
-
-
 def test_error_of_the_iterator_reaches_the_trainer() -> None:
     with Cluster(agents=1, workers=2) as cluster:
         found = cluster.train(workers=0, script=SCRIPT, kind="no iterator").finish()

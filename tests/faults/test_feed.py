@@ -7,7 +7,6 @@ bytes of every tensor.
 import functools
 import json
 import re
-from pathlib import Path
 
 import psutil
 import pytest
@@ -55,43 +54,21 @@ def test_batches_are_the_same_bytes_wherever_they_are_made(
         assert cluster.train(**options).finish() == expected
 
 
-def test_plain_batches_are_the_same_bytes() -> None:
-    with Cluster(agents=1, feed={"encrypt_batches": False}) as cluster:
+def test_trainers_that_accept_no_pickles_get_what_needs_none() -> None:
+    with Cluster(agents=1, feed={"accept_pickles": False}) as cluster:
         assert cluster.train().finish() == reference()
 
 
-@pytest.mark.parametrize("encrypts", [True, False], ids=["trainer", "agent"])
-def test_where_one_side_alone_encrypts_batches_come_sealed(encrypts: bool) -> None:
-    with Cluster(agents=1, feed={"encrypt_batches": not encrypts}) as cluster:
-        settings = json.dumps(cluster.settings | {"encrypt_batches": encrypts})
-        trainer = cluster.train(env={"STOKER_FEED": settings})
-        assert trainer.finish() == reference()
-    assert "message_refused" not in trainer.errors
-    assert trainer.errors.count("agent_ready") == 1
-
-
-def test_two_hosts_are_received_on_two_threads_and_nothing_changes() -> None:
-    # Batches of 1 MB, so that receiving them is what those threads do.
-    given = {"shape": [3, 300, 300], "epochs": 1}
-    with Cluster(agents=2, feed={"receive_threads": 2}) as cluster:
-        cluster.wait_for_agents()
-        trainer = cluster.train(pause_at=[1, 10], **given)
-        trainer.until("pause")
-        for host in ("algo-0", "algo-1"):
-            wait_until(lambda host=host: f"agent_ready agent={host}" in trainer.errors, host)
-        trainer.go_on()
-        trainer.until("pause")
-        tasks = Path(f"/proc/{trainer.process.pid}/task")
-        names = {task: (task / "comm").read_text() for task in tasks.iterdir()}
-        worked = [
-            int((task / "schedstat").read_text().split()[0])
-            for task, name in names.items()
-            if name.startswith("ZMQbg/IO")
-        ]
-        trainer.go_on()
-        assert trainer.finish() == reference(**given)
-    # pyzmq has one more, which does next to nothing.
-    assert sum(each > max(worked) / 10 for each in worked) == 2
+def test_trainers_that_accept_no_pickles_say_what_was_sent_and_what_was_raised() -> None:
+    with Cluster(agents=1, feed={"accept_pickles": False}) as cluster:
+        lines = cluster.train(raise_at=17, objects=True, epochs=1).finish()
+    found = [line for line in lines if "error" in line]
+    (raised,) = (line for line in found if line["error"] == "RuntimeError")
+    assert "LookupError at index 17" in str(raised["text"])
+    assert "feed.accept_pickles is false" in str(raised["text"])
+    refused = [str(line["text"]) for line in found if line is not raised]
+    assert len(refused) == 11
+    assert all("pickled (a set)" in text and "feed.accept_pickles" in text for text in refused)
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])

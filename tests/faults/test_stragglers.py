@@ -3,12 +3,14 @@
 Every batch of every run is compared with the same script without any cluster.
 """
 
+import contextlib
 import functools
 import json
 import re
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -91,19 +93,12 @@ def test_a_hole_of_40_s_before_the_only_data_host_changes_nothing() -> None:
         assert "no_data_host_left" in trainer.errors
 
 
-@pytest.mark.parametrize("batches", ["sealed", "signed", "by CURVE"])
-def test_connection_cut_in_the_middle_of_a_batch_changes_nothing(batches: str) -> None:
+def test_connection_cut_in_the_middle_of_a_batch_changes_nothing() -> None:
     # Batches of 230 kB, so that the cut is inside of one.
     given = {**SLOW, "shape": [3, 140, 140], "samples": 64}
-    feed = {"encrypt_batches": batches != "signed"}
-    with Proxy(cut_after=500_000) as proxy, Cluster(agents=1, late=True, feed=feed) as cluster:
-        if batches == "by CURVE":
-            # As of a host whose port for batches is taken.
-            cluster.start_agent(0, advertised_port=proxy.port, advertised_batch_port=0)
-            proxy.target = cluster.agent_port(0)
-        else:
-            cluster.start_agent(0, advertised_batch_port=proxy.port)
-            proxy.target = cluster.agent_port(0) + 1
+    with Proxy(cut_after=500_000) as proxy, Cluster(agents=1, late=True) as cluster:
+        cluster.start_agent(0, advertised_batch_port=proxy.port)
+        proxy.target = cluster.agent_port(0) + 1
         trainer = cluster.train(pause_at=3, **given)
         trainer.until("pause")
         proxy.arm()
@@ -125,19 +120,98 @@ def test_batches_that_are_changed_on_their_way_are_refused_and_come_again() -> N
         assert trainer.finish() == reference(**given)
         assert proxy.num_forged == 3
     refused = re.findall(r"message_refused agent=algo-0 reason=(.*)", trainer.errors)
-    # What a changed byte hits that is not of a batch (a length) breaks the connection.
+    # A byte of padding is no part of a batch.
     assert 1 <= len(refused) <= 3
     assert all("not what was sealed" in reason for reason in refused)
 
 
-def test_host_whose_port_for_batches_nobody_reaches_serves_by_its_other_one() -> None:
-    with Cluster(agents=1, late=True) as cluster, socket.socket() as held:
-        # Bound, and not listening: who connects is refused.
+@contextlib.contextmanager
+def refusing() -> Iterator[int]:
+    """A port that is bound and does not listen: who connects is refused."""
+    with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
-        cluster.start_agent(0, advertised_batch_port=held.getsockname()[1])
+        yield held.getsockname()[1]
+
+
+@contextlib.contextmanager
+def mute() -> Iterator[int]:
+    """A port that accepts, and hangs up on whoever speaks."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        is_over = threading.Event()
+        listener.settimeout(0.1)
+
+        def serve() -> None:
+            while not is_over.is_set():
+                with contextlib.suppress(TimeoutError), listener.accept()[0] as connection:
+                    connection.settimeout(5)
+                    connection.recv(32)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1]
+        is_over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("port", [refusing, mute])
+def test_host_whose_port_for_batches_nobody_reaches_is_an_error_in_words(
+    port: Callable[[], contextlib.AbstractContextManager[int]],
+) -> None:
+    with Cluster(agents=1, late=True) as cluster, port() as number:
+        cluster.start_agent(0, advertised_batch_port=number)
         trainer = cluster.train(**SLOW)
+        assert trainer.end() == 5
+    assert "data host algo-0 delivers no batches" in trainer.errors
+    assert "lost 5 times in a row" in trainer.errors
+    assert f"port {number}" in trainer.errors
+    assert "feed.port + 1" in trainer.errors
+
+
+def test_host_whose_port_for_batches_nobody_reaches_is_left_out_and_the_others_go_on() -> None:
+    with Cluster(agents=2, late=True) as cluster, refusing() as number:
+        cluster.start_agent(0, advertised_batch_port=number)
+        cluster.start_agent(1)
+        cluster.wait_for_agents()
+        trainer = cluster.train(pause_at=3, **SLOW)
+        trainer.until("pause")
+        wait_until(
+            lambda: "host_makes_nothing agent=algo-0" in trainer.errors, "the first is left out"
+        )
+        trainer.go_on()
         assert trainer.finish() == reference(**SLOW)
-    assert trainer.errors.count("no_port_for_batches agent=algo-0") == 1
+
+
+def test_connection_that_is_lost_again_and_again_in_its_first_batch_is_an_error() -> None:
+    given = {**SLOW, "shape": [3, 140, 140], "samples": 64}
+    with Proxy() as proxy, Cluster(agents=1, late=True) as cluster:
+        cluster.start_agent(0, advertised_batch_port=proxy.port)
+        proxy.target = cluster.agent_port(0) + 1
+        # The data host's first record, 1 KiB, gets through; no batch of 230 kB does.
+        proxy.cut_each(after=50_000)
+        trainer = cluster.train(**given)
+        assert trainer.end() == 5
+        assert proxy.num_cut == 5
+    assert "delivers no batches" in trainer.errors
+
+
+def test_host_whose_port_for_batches_opens_after_a_while_serves_from_the_next_pass() -> None:
+    given = {**SLOW, "epochs": 2}
+    with Proxy() as proxy, Cluster(agents=2, late=True) as cluster:
+        cluster.start_agent(0, advertised_batch_port=proxy.port)
+        cluster.start_agent(1)
+        cluster.wait_for_agents()
+        trainer = cluster.train(pause_at=8, **given)
+        trainer.until("pause")
+        wait_until(
+            lambda: "host_makes_nothing agent=algo-0" in trainer.errors, "the first is left out"
+        )
+        proxy.target = cluster.agent_port(0) + 1
+        trainer.go_on()
+        assert trainer.finish() == reference(**given)
+        feed = cluster.coordinator.progress[0].feed
+        assert feed is not None
+        batches = {work.host: work.batches for work in feed.hosts}
+    assert batches["algo-0"] > 0
 
 
 def test_host_that_joins_in_the_epoch_takes_part_and_changes_nothing() -> None:

@@ -232,6 +232,11 @@ class Cluster:
         wait_until(is_listening, "the agent listens")
         return int(found[-1])
 
+    @property
+    def leader_log(self) -> Path:
+        """The log of the coordinator."""
+        return self.folder / "leader.log"
+
     def log_of(self, number: int) -> Path:
         """The log of a data host."""
         return self.folder / f"algo-{number}.log"

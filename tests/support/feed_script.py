@@ -39,6 +39,7 @@ DEFAULTS = {
     "ddp": False,
     "lock": False,
     "loader": {},
+    "objects": False,
 }
 
 
@@ -79,6 +80,10 @@ def collate(items: list) -> dict[str, object]:
     }
 
 
+def collate_with_object(items: list) -> dict[str, object]:
+    return collate(items) | {"object": {1, 2}}
+
+
 def digest(batch: dict[str, object]) -> str:
     whole = hashlib.sha256()
     for key, value in batch.items():
@@ -112,6 +117,7 @@ def main() -> None:
     random.seed(7)
     np.random.seed(7)
     lock = __import__("threading").Lock()
+    first = collate_with_object if given["objects"] else collate
     loaders = []
     for number in range(given["loaders"]):
         dataset = Images(given, salt=number)
@@ -129,7 +135,7 @@ def main() -> None:
                 shuffle=sampler is None,
                 sampler=sampler,
                 num_workers=given["num_workers"],
-                collate_fn=collate if number == 0 else lambda items: collate(items),
+                collate_fn=first if number == 0 else lambda items: collate(items),
                 **given["loader"],
             )
         )

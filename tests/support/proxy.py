@@ -27,6 +27,8 @@ class Proxy:
         self.num_cut = self.num_forged = 0
         self._forge_every = self._forgeries = self._unforged = 0
         self._left = cut_after
+        self._cut_each_after = 0
+        self._passed: dict[socket.socket, int] = {}
         self._is_armed = False
         self._is_closing = threading.Event()
         self.is_hole = threading.Event()
@@ -36,7 +38,13 @@ class Proxy:
         """From here on bytes are counted; again, if there was a cut before."""
         if cut_after is not None:
             self._left = cut_after
+        self._cut_each_after = 0
+        self._passed: dict[socket.socket, int] = {}
         self._is_armed = True
+
+    def cut_each(self, *, after: int) -> None:
+        """From here on every connection is cut after so many bytes to the trainer."""
+        self._cut_each_after = after
 
     def forge(self, *, every: int, times: int) -> None:
         """From here on one byte in so many that go to the trainer is changed, so many times."""
@@ -83,6 +91,11 @@ class Proxy:
     ) -> bool:
         try:
             data = source.recv(4096)
+            if is_counted and self._cut_each_after:
+                self._passed[source] = self._passed.get(source, 0) + len(data)
+                if self._passed[source] > self._cut_each_after:
+                    self.num_cut += 1
+                    return False
             if is_counted and self._is_armed:
                 self._left -= len(data)
                 if self._left < 0:

@@ -14,9 +14,7 @@ from stoker.feed.requests import (
 
 
 def session(name: str = "s", *, rank: int = 0) -> Session:
-    return Session(
-        name=name, identity=b"", rank=rank, spec="spec", seeding="batch", batch_identity=b""
-    )
+    return Session(name=name, identity=b"", rank=rank, spec="spec", seeding="batch")
 
 
 def request(number: int, *, spec: str = "spec", epoch: int = 0) -> Request:

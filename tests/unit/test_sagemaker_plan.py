@@ -216,13 +216,6 @@ def test_the_launcher_reads_what_the_request_tells_it() -> None:
     assert told.profile is None
 
 
-def test_batches_are_not_encrypted_twice() -> None:
-    spec = job(sagemaker=settings(encrypt_traffic=True))
-    assert body(spec)["EnableInterContainerTrafficEncryption"] is True
-    assert not from_environment(environment(spec)).feed.encrypt_batches
-    assert from_environment(environment(job())).feed.encrypt_batches
-
-
 @pytest.mark.parametrize(
     ("names", "told"),
     [

@@ -1,165 +1,257 @@
-"""What is sealed comes out as it went in, or not at all."""
+"""What is sealed comes out as it went in, in its order, or not at all."""
 
-import struct
+import hashlib
+import itertools
+from collections.abc import Iterator
 
-import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import ProtocolError
 from stoker.feed import sealing
-from stoker.feed.landing import Bytes, Landing
-from stoker.feed.messages import BatchKey, Ready
-from stoker.feed.sealing import Sealer, Unsealer, key_number, payload_bytes
+from stoker.feed.messages import Ticket
+from stoker.feed.sealing import (
+    FIRST_BYTES,
+    HEAD_BYTES,
+    TAG_BYTES,
+    Head,
+    Sealer,
+    Unsealer,
+    records,
+)
 
-Frames = tuple[bytearray, bytearray]
-
-
-def sealed(sealer: Sealer, header: bytes, payload: bytes) -> Frames:
-    first = sealer.header(header, nbytes=len(payload))
-    second = sealer.payload(memoryview(payload), Landing())
-    sealer.sent()
-    return bytearray(first), bytearray(second.tobytes())
-
-
-def unsealed(unsealer: Unsealer, frames: Frames) -> tuple[bytes, bytes]:
-    first, second = map(memoryview, frames)
-    nbytes = payload_bytes(second)
-    header = unsealer.header(first, nbytes=nbytes)
-    into: Bytes = np.empty(nbytes, dtype=np.uint8)
-    unsealer.payload(second, into)
-    return header, into.tobytes()
+KEY = bytes(range(32))
+Sealed = list[bytearray]
 
 
-@given(st.lists(st.tuples(st.binary(max_size=300), st.binary(max_size=5000)), max_size=5))
+def seal(sealer: Sealer, packed: bytes, payload: bytes, *, epoch: int = 0) -> Sealed:
+    """The head, then all records."""
+    head = sealer.head(packed, payload_bytes=len(payload), of=("s", epoch))
+    made = [bytearray(head)]
+    for text in (packed[FIRST_BYTES:], payload):
+        for start, end in records(len(text)):
+            record = bytearray(end - start + TAG_BYTES)
+            sealer.record(memoryview(text)[start:end], memoryview(record))
+            made.append(record)
+    return made
+
+
+def unseal(unsealer: Unsealer, sealed: Sealed) -> tuple[bytes, bytes]:
+    """Packed message and payload, as a receiver takes them: by the lengths that the head says."""
+    left = iter(sealed)
+    head = unsealer.head(memoryview(next(left)))
+    rest = _text(unsealer, left, head.missing_bytes)
+    return head.packed + rest, _text(unsealer, left, head.payload_bytes)
+
+
+def _text(unsealer: Unsealer, sealed: Iterator[bytearray], nbytes: int) -> bytes:
+    text = bytearray()
+    for start, end in records(nbytes):
+        record = memoryview(bytearray(next(sealed)))
+        assert record.nbytes == end - start + TAG_BYTES
+        # In place, as the trainer does.
+        unsealer.record(record, record[: end - start])
+        text += record[: end - start]
+    return bytes(text)
+
+
+@pytest.fixture
+def small_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealing, "RECORD_BYTES", 100)
+
+
+def test_records_are_the_pinned_ones() -> None:
+    """Test vectors: key 00 01 .. 1f; a batch of one pass, then one of the next.
+
+    They were made with PyCryptodome, by the description on top of sealing.py.
+    """
+    sealer = Sealer(KEY)
+    first = seal(sealer, b"packed", b"hello")
+    second = seal(sealer, b"next pass", b"world", epoch=1)
+    assert [bytes(part).rstrip(b"\0").hex() for part in first + second] == [
+        "000000000000000600000000000000057eddd6b5d048b97d6c0ec96ac2a96500ad031944bbca",
+        "7db3d3902b668586cf2edee656e1ea5fe36d7bf3d1",
+        # Under HKDF-SHA256(key 00 01 .. 1f, salt "stoker", info "stoker feed v1 next batch key")
+        # = e86048cd687df8b5fef152b50036f98102d90ad7166b40a942844426a3825a75
+        "00000001000000090000000000000005769e26ccbb3ad766fe4ba26b90c92f3de9f66538e8eba12fb9",
+        "9b234388bc64fd387fbb82ac463145ba2aee7ac1a9",
+    ]
+    wire = b"".join(first + second)
+    assert len(wire) == 2 * (HEAD_BYTES + 5 + TAG_BYTES)
+    assert hashlib.sha256(wire).hexdigest() == (
+        "4e3839603549144e9b6f7404edf93b9112595c347bfee81b4980e0d6ff433997"
+    )
+
+
+@given(st.lists(st.tuples(st.binary(max_size=3000), st.binary(max_size=5000)), max_size=5))
 def test_what_was_sealed_comes_out(batches: list[tuple[bytes, bytes]]) -> None:
-    sealer = Sealer(7)
-    unsealer = Unsealer(sealer.key)
-    for header, payload in batches:
-        frames = sealed(sealer, header, payload)
-        assert key_number(memoryview(frames[0])) == 7
-        assert unsealed(unsealer, frames) == (header, payload)
+    sealer, unsealer = Sealer(KEY), Unsealer(KEY)
+    for packed, payload in batches:
+        assert unseal(unsealer, seal(sealer, packed, payload)) == (packed, payload)
 
 
-def test_a_batch_without_payload_is_one_frame() -> None:
-    sealer = Sealer(0)
-    unsealer = Unsealer(sealer.key)
-    for header in (b"first", b"second"):
-        frame = memoryview(sealer.header(header, nbytes=None))
-        sealer.sent()
-        assert unsealer.header(frame, nbytes=None) == header
+@pytest.mark.usefixtures("small_records")
+@pytest.mark.parametrize("nbytes", [0, 1, 99, 100, 101, 1000])
+def test_what_is_longer_than_a_record_comes_in_several(nbytes: int) -> None:
+    payload, packed = bytes(range(256)) * 4, b"m" * (FIRST_BYTES + 350)
+    sealed = seal(Sealer(KEY), packed, payload[:nbytes])
+    assert [len(each) for each in sealed[1:5]] == [116, 116, 116, 66]
+    assert max(map(len, sealed[1:])) <= 116
+    assert unseal(Unsealer(KEY), sealed) == (packed, payload[:nbytes])
 
 
 @given(data=st.data())
 def test_any_bit_that_is_changed_is_found(data: st.DataObject) -> None:
-    sealer = Sealer(1)
-    frames = sealed(sealer, b"header", bytes(1000))
-    frame = frames[data.draw(st.integers(0, 1))]
-    # Not the key's number: that chooses the key, and proves nothing.
-    at = data.draw(st.integers(4 if frame is frames[0] else 0, len(frame) - 1))
-    frame[at] ^= 1 << data.draw(st.integers(0, 7))
+    sealed = seal(Sealer(KEY), b"p" * (FIRST_BYTES + 50), bytes(1000))
+    part = data.draw(st.sampled_from(sealed))
+    at = data.draw(st.integers(0, len(part) - 1))
+    part[at] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(ProtocolError):
-        unsealed(Unsealer(sealer.key), frames)
+        unseal(Unsealer(KEY), sealed)
 
 
-@pytest.mark.parametrize("length", [0, 15, 16, 1015, 1017, 5000])
-def test_a_payload_of_another_length_is_refused_before_there_is_memory_for_it(length: int) -> None:
-    sealer = Sealer(1)
-    first, second = sealed(sealer, b"header", bytes(1000))
-    other = memoryview((bytes(second) + bytes(5000))[:length])
-    with pytest.raises(ProtocolError):
-        Unsealer(sealer.key).header(memoryview(first), nbytes=payload_bytes(other))
+def test_padding_is_not_looked_at() -> None:
+    """It is no part of the batch; what it holds changes nothing."""
+    sealed = seal(Sealer(KEY), b"packed", b"payload")
+    sealed[0][-1] ^= 1
+    assert unseal(Unsealer(KEY), sealed) == (b"packed", b"payload")
 
 
-def test_no_frame_is_longer_than_what_is_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealing, "MAX_BYTES", 1000)
-    payload_bytes(memoryview(bytes(1016)))
-    key_number(memoryview(bytes(1028)))
-    with pytest.raises(ProtocolError, match="1017 bytes"):
-        payload_bytes(memoryview(bytes(1017)))
-    with pytest.raises(ProtocolError, match="1029 bytes"):
-        key_number(memoryview(bytes(1029)))
+@pytest.mark.parametrize("claimed", [0, 1, 999, 1001, 1 << 40, (1 << 64) - 1])
+def test_a_length_that_was_changed_is_refused_before_there_is_memory_for_it(claimed: int) -> None:
+    (head, _) = seal(Sealer(KEY), b"packed", bytes(1000))
+    head[8:16] = claimed.to_bytes(8, "big")
+    with pytest.raises(ProtocolError, match="head"):
+        Unsealer(KEY).head(memoryview(head))
 
 
-@pytest.mark.parametrize("size", range(28))
-def test_a_header_that_is_too_short_is_refused(size: int) -> None:
-    with pytest.raises(ProtocolError, match=f"{size} bytes"):
-        key_number(memoryview(bytes(size)))
+@pytest.mark.parametrize("claimed", [0, 5, 7, FIRST_BYTES, FIRST_BYTES + 1, (1 << 32) - 1])
+def test_so_is_the_length_of_the_message(claimed: int) -> None:
+    (head, _) = seal(Sealer(KEY), b"packed", bytes(1000))
+    head[4:8] = claimed.to_bytes(4, "big")
+    with pytest.raises(ProtocolError, match="head"):
+        Unsealer(KEY).head(memoryview(head))
 
 
-def test_a_payload_belongs_to_its_header() -> None:
-    sealer = Sealer(1)
-    first, second = (sealed(sealer, b"header", bytes(100)) for _ in range(2))
-    with pytest.raises(ProtocolError, match="payload"):
-        unsealed(Unsealer(sealer.key), (first[0], second[1]))
-
-
-def test_a_payload_can_be_neither_left_out_nor_put_in() -> None:
-    sealer = Sealer(1)
-    frames = sealed(sealer, b"header", bytes(100))
-    with pytest.raises(ProtocolError, match="header"):
-        Unsealer(sealer.key).header(memoryview(frames[0]), nbytes=None)
-    for nbytes in (0, 1, 100):
-        alone = memoryview(Sealer(1).header(b"header", nbytes=None))
-        with pytest.raises(ProtocolError, match="header"):
-            Unsealer(sealer.key).header(alone, nbytes=nbytes)
-
-
+@pytest.mark.usefixtures("small_records")
 def test_nothing_comes_twice_nor_out_of_order_nor_is_left_out() -> None:
-    sealer = Sealer(1)
-    first, second, third = (sealed(sealer, b"header", bytes(100)) for _ in range(3))
-    unsealer = Unsealer(sealer.key)
-    with pytest.raises(ProtocolError, match="sealed next"):
-        unsealed(unsealer, second)
-    unsealed(unsealer, first)
-    for frames in (first, third):
+    sealer = Sealer(KEY)
+    batches = [seal(sealer, b"packed", bytes([number]) * 150) for number in range(3)]
+    parts = [part for batch in batches for part in batch]
+    kinds = ["head", "record", "record"] * 3
+    for order in ([1], [3], [0, 2], [0, 3], [0, 1, 1], [0, 1, 3], [0, 1, 2, 0], [0, 1, 2, 6]):
+        unsealer = Unsealer(KEY)
+        *right, wrong = order
+        for number in right:
+            take(unsealer, kinds[number], parts[number])
         with pytest.raises(ProtocolError, match="sealed next"):
-            unsealed(unsealer, frames)
-    unsealed(unsealer, second)
-    unsealed(unsealer, third)
+            take(unsealer, kinds[wrong], parts[wrong])
+    unsealer = Unsealer(KEY)
+    for kind, part in zip(kinds, parts, strict=True):
+        take(unsealer, kind, part)
 
 
-def test_what_could_not_be_sent_is_not_missed() -> None:
-    sealer = Sealer(1)
-    unsealer = Unsealer(sealer.key)
-    unsealed(unsealer, sealed(sealer, b"first", bytes(100)))
-    for _ in range(3):
-        sealer.header(b"nobody there", nbytes=100)
-        sealer.payload(memoryview(bytes(100)), Landing())
-    assert unsealed(unsealer, sealed(sealer, b"second", bytes(100)))[0] == b"second"
+def take(unsealer: Unsealer, kind: str, part: bytearray) -> None:
+    if kind == "head":
+        unsealer.head(memoryview(part.ljust(HEAD_BYTES, b"\0")))
+    else:
+        unsealer.record(memoryview(part), memoryview(bytearray(len(part) - TAG_BYTES)))
+
+
+def test_a_record_is_no_head_nor_of_another_connection() -> None:
+    sealed = seal(Sealer(KEY), b"packed", bytes(1000))
+    with pytest.raises(ProtocolError):
+        Unsealer(KEY).head(memoryview(bytes(sealed[1])[:1000].ljust(HEAD_BYTES, b"\0")))
+    with pytest.raises(ProtocolError):
+        unseal(Unsealer(bytes(32)), sealed)
 
 
 def test_what_is_refused_moves_nothing() -> None:
-    """A forged header with a high number does not shut out what comes after it."""
-    sealer = Sealer(1)
-    frames = sealed(sealer, b"header", b"payload")
-    unsealer = Unsealer(sealer.key)
-    forged = memoryview(struct.pack(">IQ", 1, 1 << 62) + bytes(100))
-    with pytest.raises(ProtocolError):
-        unsealer.header(forged, nbytes=7)
-    assert unsealed(unsealer, frames) == (b"header", b"payload")
+    sealed = seal(Sealer(KEY), b"packed", b"payload")
+    unsealer = Unsealer(KEY)
+    for generation in (0, 1, 2, 1 << 31):
+        forged = bytearray(sealed[0])
+        forged[:4] = generation.to_bytes(4, "big")
+        forged[20] ^= 1
+        with pytest.raises(ProtocolError):
+            unsealer.head(memoryview(forged))
+    assert unseal(unsealer, sealed) == (b"packed", b"payload")
 
 
-def test_no_two_messages_of_a_key_share_a_nonce() -> None:
-    """Equal plain texts never give equal bytes, of header or payload."""
-    sealer = Sealer(1)
-    pairs = [sealed(sealer, bytes(64), bytes(64)) for _ in range(50)]
-    alone = [sealer.header(bytes(64), nbytes=None) for _ in range(50)]
-    bodies = [bytes(first[12:]) for first, _ in pairs] + [first[12:] for first in alone]
-    bodies += [bytes(second) for _, second in pairs]
-    assert len({body[:64] for body in bodies}) == len(bodies) == 150
+def generation_of(sealed: Sealed) -> int:
+    return int.from_bytes(sealed[0][:4], "big")
 
 
-def test_each_sealer_has_a_key_of_its_own() -> None:
-    keys = [Sealer(0).key.key for _ in range(20)]
-    assert len(set(keys)) == 20
-    frames = sealed(Sealer(0), b"header", b"payload")
-    with pytest.raises(ProtocolError):
-        unsealed(Unsealer(Sealer(0).key), frames)
+def test_each_pass_of_a_session_has_another_key() -> None:
+    sealer, unsealer = Sealer(KEY), Unsealer(KEY)
+    seen = []
+    for epoch in (0, 0, 1, 1, 2):
+        sealed = seal(sealer, b"packed", b"payload", epoch=epoch)
+        seen.append(generation_of(sealed))
+        assert unseal(unsealer, sealed) == (b"packed", b"payload")
+    assert seen == [0, 0, 1, 1, 2]
 
 
-def test_no_text_shows_a_key() -> None:
-    key = BatchKey(number=3, key=b"k" * 32)
-    ready = Ready(session="s", spec="d", credits=1, workers=1, batch_key=key)
-    assert "kkk" not in f"{key} {key!r} {ready} {ready!r}"
+def test_so_have_64_gb_of_one_pass() -> None:
+    assert sealing.REKEY_BYTES == 64 * 10**9
+    sealer, unsealer = Sealer(KEY, rekey_bytes=1000), Unsealer(KEY)
+    seen = []
+    for _ in range(6):
+        sealed = seal(sealer, b"packed", bytes(400))
+        seen.append(generation_of(sealed))
+        assert unseal(unsealer, sealed)[1] == bytes(400)
+    assert seen == [0, 0, 0, 1, 1, 1]
+
+
+def test_two_sessions_that_take_turns_do_not_rekey_each_batch() -> None:
+    sealer = Sealer(KEY)
+    heads = [sealer.head(b"", payload_bytes=0, of=(name, 0)) for name in "abababab"]
+    assert {head[:4] for head in heads} == {bytes(4)}
+
+
+def test_no_nonce_comes_twice_not_even_across_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bytes, bytes]] = []
+
+    class Recorded:
+        def __init__(self, key: bytes) -> None:
+            self._key = key
+            self._cipher = AESGCM(key)
+
+        def encrypt(self, nonce: bytes, *more: object) -> bytes:
+            seen.append((self._key, nonce))
+            return self._cipher.encrypt(nonce, *more)  # type: ignore[arg-type]
+
+        def encrypt_into(self, nonce: bytes, *more: object) -> int:
+            seen.append((self._key, nonce))
+            return self._cipher.encrypt_into(nonce, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sealing, "AESGCM", Recorded)
+    monkeypatch.setattr(sealing, "RECORD_BYTES", 100)
+    sealer = Sealer(KEY, rekey_bytes=3000)
+    for epoch, _ in itertools.product(range(4), range(10)):
+        seal(sealer, b"m" * 1200, bytes(250), epoch=epoch)
+    assert len({key for key, _ in seen}) > 10
+    assert len({nonce for _, nonce in seen}) == len(seen) == 40 * (1 + 3 + 3)
+
+
+def test_a_key_tells_nothing_of_the_one_before() -> None:
+    """Whoever has the key of a pass cannot compute that of an earlier one: HKDF goes one way."""
+    first, second = sealing._Key(KEY), sealing._Key(KEY).next()
+    assert second._key != first._key
+    assert second.next()._key not in (first._key, second._key)
+    assert len(second._key) == 32
+
+
+def test_no_text_shows_a_ticket() -> None:
+    ticket = Ticket(ticket=b"t" * 32, key=b"k" * 32)
+    assert "kkk" not in f"{ticket} {ticket!r}"
+    assert "ttt" not in f"{ticket} {ticket!r}"
+
+
+def test_a_head_says_what_is_to_come() -> None:
+    head = Sealer(KEY).head(b"m" * 2000, payload_bytes=12345, of=("s", 0))
+    found = Unsealer(KEY).head(memoryview(head))
+    assert found == Head(b"m" * FIRST_BYTES, 2000 - FIRST_BYTES, 12345)
+    assert len(head) == HEAD_BYTES

@@ -306,3 +306,12 @@ def test_bytes_that_are_no_error_are_refused() -> None:
     for data in (b"", b"junk", pickle.dumps(3)):
         with pytest.raises(ShippingError):
             unpack_error(data)
+
+
+def test_an_error_that_holds_much_travels_without_it() -> None:
+    """It has to fit a message of the feed: else the connection would be lost, again and again."""
+    packed = pack_error(ValueError("too dark", bytes(5 << 20)), host="h", where="worker 0")
+    assert len(packed) < 2 << 20
+    back = unpack_error(packed)
+    assert isinstance(back, ValueError)
+    assert "too dark" in str(back)

@@ -222,12 +222,37 @@ def test_a_part_that_cannot_be_pickled_is_named() -> None:
         wire.encode([(i for i in range(3))], allow_pickle=True)
 
 
-def test_a_pickle_is_refused_where_none_is_allowed() -> None:
-    tree = wire.encode({1}, allow_pickle=True)
-    payload = np.zeros(tree.nbytes, dtype=np.uint8)
-    tree.write_into(memoryview(payload))
-    with pytest.raises(ProtocolError, match="pickle"):
-        wire.decode(tree.tree, payload, allow_pickle=False)
+class Marks:
+    """Has no encoding of its own."""
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [({1}, "a set"), (Marks(), f"a {__name__}.Marks"), ([range(3)], "a builtins.range")],
+)
+def test_a_pickle_that_is_not_accepted_is_an_error_that_names_setting_and_type(
+    value: object, name: str
+) -> None:
+    encoded = wire.encode(value, allow_pickle=True)
+    payload = np.zeros(encoded.nbytes, dtype=np.uint8)
+    encoded.write_into(memoryview(payload))
+    with pytest.raises(ProtocolError) as caught:
+        wire.decode(encoded.tree, payload, allow_pickle=False)
+    assert name in caught.value.what
+    assert "feed.accept_pickles is false" in caught.value.what
+    assert "feed.accept_pickles: true" in caught.value.fix
+
+
+def test_naming_the_type_of_a_pickle_runs_nothing_of_it() -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (pytest.fail, ("it was run",))
+
+    encoded = wire.encode(Bomb(), allow_pickle=True)
+    payload = np.zeros(encoded.nbytes, dtype=np.uint8)
+    encoded.write_into(memoryview(payload))
+    with pytest.raises(ProtocolError, match="is pickled"):
+        wire.decode(encoded.tree, payload, allow_pickle=False)
 
 
 def test_a_deep_batch_is_bounded() -> None:

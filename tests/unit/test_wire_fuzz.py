@@ -25,6 +25,7 @@ DIRECTIONS = {
     "from the coordinator": m.FromCoordinator,
     "to an agent": m.ToAgent,
     "from an agent": m.FromAgent,
+    "batches": m.Made,
 }
 MEMBER = m.Member(
     host="d1", group="data", address="d1", port=1, batch_port=2, workers=3, incarnation="x"

@@ -1,7 +1,8 @@
 """The agent of a data host: listens on its ports, has workers make batches, and sends them.
 
-One thread, one poll loop: zmq, the workers' channels, the holders' channels and a wake-up
-descriptor. What is done for the trainers is in `service`.
+One poll loop: zmq, the port for batches, the workers' channels, the holders' channels and a wake-up
+descriptor; and a thread for each trainer that batches are sent to. What is done for the trainers is
+in `service`.
 """
 
 import contextlib
@@ -17,18 +18,19 @@ import zmq
 
 from stoker.errors import FeedLostError, ProtocolError, UsageError
 from stoker.feed import messages, security
-from stoker.feed.connection import send_uncopied_ahead
+from stoker.feed.arrival import Assembly
+from stoker.feed.batch_port import BatchPort, OutgoingBatch
 from stoker.feed.holders import Nursery
 from stoker.feed.priority import interrupting_nobody
 from stoker.feed.service import Service
 from stoker.feed.specs import Specs
+from stoker.feed.strangers import HandshakeGuard, StrangerLog
 from stoker.logs import Log
 from stoker.records import FeedSettings
 
 # What is begun is finished within this, or dropped.
 DRAIN_SECONDS = 10.0
 TICK_SECONDS = 1.0
-_MAX_INPUT_BYTES = 1024
 _MAX_MESSAGES_A_TURN = 100
 _LINGER_MILLISECONDS = 2000
 
@@ -42,11 +44,11 @@ class Agent:
         workers: Batches made at a time.
         host: This host's name, in errors and logs.
         port: None: any free one, and another free one for batches. Else these are sent from
-            `port` + 1, which encrypts nothing: they are sealed, or signed.
+            `port` + 1.
 
     Attributes:
         port: The bound one, after `open`.
-        batch_port: As `port`, for batches; 0: it is taken, and they go by `port`, encrypted.
+        batch_port: As `port`, for batches.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Agent:
         self._drain_until: float | None = None
         self._workers = workers
         self._registered: dict[int, int] = {}
+        self._assembly = Assembly(max_bytes=feed.max_dataset_bytes)
         self._next_tick = 0.0
         self._heard_at = -math.inf
         self._wake_lock = threading.RLock()
@@ -122,30 +125,38 @@ class Agent:
                 log=self._log,
                 host=self._host,
             )
-            # Two I/O threads: what is not sealed is encrypted there, 1.7 GB/s each.
-            self._context = zmq.Context(io_threads=2)
+            self._context = zmq.Context()
             with interrupting_nobody():
                 # libzmq starts them with the first socket.
                 self._allow = security.AllowList(self._context, self._keys)
-            self._router = self._router_socket()
-            limit = self._feed.max_dataset_bytes + (16 << 20)
-            security.secure_server(self._router, self._keys, max_message_bytes=limit)
+            self._router = self._context.socket(zmq.ROUTER)
+            self._router.router_mandatory = True
+            # Bounded by credits, not by dropping.
+            self._router.sndhwm = 0
+            security.secure_server(self._router, self._keys)
             self._router.router_handover = True
-            self._batches = self._router_socket()
-            security.plain_socket(self._batches, max_message_bytes=_MAX_INPUT_BYTES)
             wanted = self.port
-            self.port = self._bind_socket(self._router, wanted)
-            if wanted < 65535:
-                self._bind_batches(wanted + 1 if wanted else 0)
+            self.port = self._bind_router(wanted)
+            self._guard = HandshakeGuard(
+                self._router, StrangerLog(self._log, port=self.port), port=self.port
+            )
+            self._batches = BatchPort(
+                bind=self._bind,
+                port=wanted + 1 if wanted else None,
+                host=self._host,
+                run_id=self._run_id,
+                log=self._log,
+                wake=self.wake,
+            )
+            self.batch_port = self._batches.port
         except BaseException:
             nursery.close()
             self.close()
             raise
         self._poller = zmq.Poller()
-        for source in (self._router, self._batches, self._allow.socket):
+        for source in (self._router, self._guard.monitor, self._allow.socket):
             self._poller.register(source, zmq.POLLIN)
         self._poller.register(self._wake_fd, zmq.POLLIN)
-        send_uncopied_ahead()
         self._log.event("agent_listens", port=self.port, workers=self._workers)
 
     def run(self) -> None:
@@ -174,15 +185,19 @@ class Agent:
 
     def send(self, identity: bytes, frames: Sequence[bytes | memoryview]) -> bool:
         """Sends to a peer, without blocking; False if it is not connected."""
-        return _send(self._router, identity, frames)
+        try:
+            self._router.send_multipart([identity, *frames], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
 
-    def send_batch(self, identity: bytes, frames: Sequence[bytes | memoryview]) -> bool:
-        """The same on the connection for batches, which encrypts nothing."""
-        return _send(self._batches, identity, frames)
+    def ticket_for(self, identity: bytes) -> messages.Ticket:
+        """A ticket for a peer's connection for batches."""
+        return self._batches.ticket_for(identity, time.monotonic())
 
-    def sign(self, packed: bytes) -> bytes:
-        """A message that is not sealed, behind its MAC."""
-        return security.sign(self._keys.mac_key, packed) + packed
+    def send_batch(self, identity: bytes, batch: OutgoingBatch) -> bool:
+        """Queues a batch for a peer; False if it has no connection for batches, nor a ticket."""
+        return self._batches.send(identity, batch)
 
     def wake(self) -> None:
         """Has the loop turn once more. Any thread and any signal handler may call it."""
@@ -199,6 +214,10 @@ class Agent:
         self._state = "closed"
         if hasattr(self, "_specs"):
             self._specs.close()
+        if hasattr(self, "_batches"):
+            self._batches.close()
+        if hasattr(self, "_guard"):
+            self._guard.close()
         if self._context is not None:
             self._context.destroy(linger=linger)
         with self._wake_lock:
@@ -207,31 +226,17 @@ class Agent:
             os.close(wake_fd)
         self._log.event("agent_ends", batches=self.num_sent)
 
-    def _router_socket(self) -> "zmq.Socket[bytes]":
-        assert self._context is not None
-        router = self._context.socket(zmq.ROUTER)
-        router.router_mandatory = True
-        # Bounded by credits and max_bytes, not by dropping.
-        router.sndhwm = 0
-        return router
-
-    def _bind_socket(self, socket: "zmq.Socket[bytes]", port: int) -> int:
+    def _bind_router(self, port: int) -> int:
         try:
-            socket.bind(f"tcp://{self._bind}:{port or '*'}")
+            self._router.bind(f"tcp://{self._bind}:{port or '*'}")
         except zmq.ZMQError as err:
             raise UsageError(
                 f"port {port} cannot be bound: {err.strerror}",
                 where=f"host {self._host}, run {self._run_id}",
                 fix="set feed.port to a free port of every host",
             ) from None
-        endpoint = socket.get_string(zmq.LAST_ENDPOINT)
+        endpoint = self._router.get_string(zmq.LAST_ENDPOINT)
         return int(endpoint.rpartition(":")[2])
-
-    def _bind_batches(self, port: int) -> None:
-        try:
-            self.batch_port = self._bind_socket(self._batches, port)
-        except UsageError as err:
-            self._log.event("no_port_for_batches", port=port, reason=err.what)
 
     def _turn(self) -> None:
         """Waits for something to do, a second at most, and does it."""
@@ -241,19 +246,22 @@ class Agent:
             os.eventfd_read(self._wake_fd)
         if self._allow.socket in ready:
             self._allow.handle()
-        if self._batches in ready:
-            self._discard()
+        if self._guard.monitor in ready:
+            self._guard.handle(time.monotonic())
         if self._router in ready:
             self._receive()
+        self._batches.handle(ready, time.monotonic())
         self._service.work([key for key in ready if isinstance(key, int)])
         now = time.monotonic()
         if now >= self._next_tick:
             self._next_tick = now + TICK_SECONDS
+            self._guard.tick(now)
+            self._batches.tick(now)
             self._check_nursery()
             self._service.tick(now)
 
     def _watch(self) -> None:
-        wanted = self._specs.sockets()
+        wanted = self._specs.sockets() | dict.fromkeys(self._batches.filenos(), False)
         for fileno in self._registered.keys() - wanted.keys():
             self._poller.unregister(fileno)
         for fileno, wants_write in wanted.items():
@@ -262,14 +270,6 @@ class Agent:
                 self._poller.register(fileno, flags)
                 self._registered[fileno] = flags
         self._registered = {fileno: self._registered[fileno] for fileno in wanted}
-
-    def _discard(self) -> None:
-        """Nobody has anything to say on the port for batches."""
-        for _ in range(_MAX_MESSAGES_A_TURN):
-            try:
-                self._batches.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
 
     def _receive(self) -> None:
         for _ in range(_MAX_MESSAGES_A_TURN):
@@ -283,8 +283,15 @@ class Agent:
             try:
                 if len(frames) not in (2, 3):
                     raise ProtocolError(f"a message of {len(frames)} frames")
+                self._guard.proved(frames[1])
                 frame = frames[2].buffer if len(frames) == 3 else memoryview(b"")
-                self._service.take(identity, _unpack(frames[1].buffer), frame)
+                message = _unpack(frames[1].buffer)
+                if isinstance(message, messages.Piece):
+                    whole = self._assembly.take(identity, frame, is_last=message.is_last)
+                    if whole is None:
+                        continue
+                    message, frame = _unpack(whole), memoryview(b"")
+                self._service.take(identity, message, frame)
             except ProtocolError as err:
                 self._service.warn(identity, "peer_sends_rubbish", str(err))
 
@@ -312,13 +319,3 @@ def _allow_all_files() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _send(
-    socket: "zmq.Socket[bytes]", identity: bytes, frames: Sequence[bytes | memoryview]
-) -> bool:
-    try:
-        socket.send_multipart([identity, *frames], zmq.NOBLOCK, copy=False)
-    except zmq.ZMQError:
-        return False
-    return True

@@ -1,9 +1,7 @@
-"""What the pump gets of agents: batches, errors and grants, to sessions.
+"""What comes from agents: batches, errors and grants, to sessions.
 
-A sealed batch is decrypted to where it will live: pinned, where the loader pins. One that is not
-sealed becomes views of the memory that libzmq received it into, which is free again with the last
-of them; where it is to be pinned, it is copied. All that is off the thread that trains, with the
-interpreter's lock released.
+Each data host's batches are received by a thread of its own, to where they will live: pinned, where
+the loader pins. All else is read by the pump. Both are off the thread that trains.
 """
 
 import time
@@ -12,48 +10,50 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import zmq
 
-from stoker.errors import FeedLostError, ProtocolError
+from stoker.errors import FeedError, FeedLostError, ProtocolError
+from stoker.feed import memory, stream_answers
 from stoker.feed import messages as m
-from stoker.feed import stream_answers
+from stoker.feed.batch_receiver import BatchReceiver
 from stoker.feed.connection import MAX_PAUSE_SECONDS
 from stoker.feed.endings import advice_on
-from stoker.feed.landing import Bytes
+from stoker.feed.landing import Bytes, Landing
 from stoker.feed.links import AgentLink
 from stoker.feed.observe import Observer
-from stoker.feed.placing import Placing, error_in, may_stay
+from stoker.feed.placing import Placing, error_in
 from stoker.feed.schedule import Schedule
-from stoker.feed.sealing import key_number, payload_bytes
-from stoker.feed.security import MAC_BYTES, Keys, verify
 from stoker.feed.session import Outcome, Session
 from stoker.feed.shared import Shared
 from stoker.feed.stream_answers import StreamAnswer
 from stoker.feed.streams import Streams
+from stoker.records import FeedSettings
 
 _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 
 
 class Answers:
-    """The pump's ear; the lock is held for the books only, never while memory is copied.
+    """The feed's ear; the lock is held for the books only, never while memory is written.
 
     Args:
-        takes_plain: Batches on connections of their own are signed, not sealed.
+        on_lost: Told of an agent whose connection for batches was lost, and the other one with it.
     """
 
     def __init__(
         self,
         shared: Shared,
-        keys: Keys,
         observer: Observer,
-        placing: Placing,
+        landing: Landing,
+        feed: FeedSettings,
         *,
-        takes_plain: bool,
+        on_lost: Callable[[AgentLink], None],
     ) -> None:
+        self._on_lost = on_lost
         self._shared = shared
         self._observer = observer
-        self._keys = keys
-        self._takes_plain = takes_plain
-        self._placing = placing
+        self._landing = landing
+        self._max_bytes = memory.max_message_bytes(feed)
+        self._accepts_pickles = feed.accept_pickles
         self._unpack_agent = m.Unpacker(m.FromAgent)
+        self._unpack_batch = m.Unpacker(m.Made)
 
     def take(self, link: AgentLink, frames: Sequence[zmq.Frame]) -> None:
         """A message on the encrypted connection; one that is none costs the connection."""
@@ -64,46 +64,70 @@ class Answers:
         except ProtocolError as err:
             self._refuse(link, err)
 
-    def take_batch(self, link: AgentLink, frames: Sequence[zmq.Frame]) -> None:
-        """A batch on the connection that encrypts nothing; as `take`, one that is none."""
-        try:
-            if len(frames) > 2:
-                raise ProtocolError(f"a batch of {len(frames)} frames")
-            payload = frames[1] if len(frames) == 2 else None
-            if self._takes_plain and not link.is_sealed:
-                self._take_signed(link, frames[0], payload)
-            else:
-                self._take_sealed(link, frames[0].buffer, payload)
-        except ProtocolError as err:
-            self._refuse(link, err)
+    def _receive_batches(self, link: AgentLink, ticket: m.Ticket) -> None:
+        """The agent waits for the connection for batches."""
 
-    def _take_sealed(self, link: AgentLink, header: memoryview, frame: zmq.Frame | None) -> None:
-        unsealer = link.unsealers.get(key_number(header))
-        if unsealer is None:
-            # Of a session that has ended, or was opened anew.
-            return
-        nbytes = None if frame is None else payload_bytes(frame.buffer)
-        made = self._unpack_agent(unsealer.header(header, nbytes=nbytes))
-        if not isinstance(made, m.Made):
-            raise ProtocolError("a sealed message that is no batch")
+        def take(receiver: BatchReceiver, packed: bytes, nbytes: int) -> None:
+            self._take_batch(link, receiver, packed, nbytes)
+
+        def ended(receiver: BatchReceiver) -> None:
+            self._shared.post(lambda: self._lost_batches(link, receiver))
+
+        receiver = BatchReceiver(
+            address=link.address,
+            port=link.member.batch_port,
+            ticket=ticket,
+            placing=Placing(self._landing),
+            take=take,
+            ended=ended,
+            max_head_bytes=self._max_bytes,
+        )
+        link.receive_by(receiver)
+        self._shared.receivers.add(receiver)
+        receiver.start()
+
+    def _take_batch(
+        self, link: AgentLink, receiver: BatchReceiver, packed: bytes, nbytes: int
+    ) -> None:
+        """The head of a batch has come; in the receiver's thread."""
+        made = self._unpack_batch(packed)
+        assert isinstance(made, m.Made)
         session = self._shared.sessions.get(made.session)
-        if session is None:
-            return
+        if nbytes > self._max_bytes:
+            error = FeedError(
+                f"a batch of {nbytes} bytes, more than this host can hold ({self._max_bytes})",
+                where=f"batch {made.number}, from host {link.member.host}",
+                fix="make smaller batches, or send uint8 and convert on the accelerator",
+            )
+            if session is not None:
+                with self._shared.lock:
+                    session.fail(error)
+            raise ProtocolError(error.what)
         payload = _NOTHING
-        if frame is not None and nbytes is not None:
-            payload = self._placing.room(nbytes, session.pins_on)
-            unsealer.payload(frame.buffer, payload)
-        self._take_made(link, made, payload, is_placed=True, allow_pickle=True)
+        if nbytes:
+            pins_on = None if session is None else session.pins_on
+            payload, room = receiver.placing.room_to_receive(nbytes, pins_on)
+            receiver.reader.read(room, nbytes)
+        if session is not None:
+            self._take_made(link, receiver, session, made, payload)
 
-    def _take_signed(self, link: AgentLink, header: zmq.Frame, frame: zmq.Frame | None) -> None:
-        signed = header.bytes
-        packed = signed[MAC_BYTES:]
-        if not verify(self._keys.mac_key, packed, signed[:MAC_BYTES]):
-            raise ProtocolError("a batch's header is not what was signed")
-        made = self._unpack_agent(packed)
-        if not isinstance(made, m.Made):
-            raise ProtocolError("a signed message that is no batch")
-        self._take_made(link, made, _bytes_in(frame), is_placed=False, allow_pickle=False)
+    def _lost_batches(self, link: AgentLink, receiver: BatchReceiver) -> None:
+        """The connection for batches has ended; in the pump's thread."""
+        if link.receiver is not receiver:
+            return
+        failure = receiver.failure
+        if not isinstance(failure, OSError | ProtocolError):
+            raise failure or FeedError("the thread that receives batches ended")
+        event = "message_refused" if isinstance(failure, ProtocolError) else "batches_lost"
+        self._shared.log.event(event, agent=link.member.host, reason=receiver.words())
+        error = link.lose_batches(time.monotonic())
+        if error is None:
+            self._on_lost(link)
+            return
+        with self._shared.lock:
+            for session in self._shared.sessions.values():
+                self._leave_out(link, session, error.what, error)
+        self._tell_left_out(link, error.what)
 
     def _refuse(self, link: AgentLink, err: ProtocolError) -> None:
         self._shared.log.event("message_refused", agent=link.member.host, reason=err.what)
@@ -111,18 +135,18 @@ class Answers:
         forget_peer(self._shared, link)
 
     def _handle(self, link: AgentLink, message: m.Message, frame: zmq.Frame | None) -> None:
-        if isinstance(message, m.Made):
-            self._take_made(link, message, _bytes_in(frame), is_placed=False, allow_pickle=True)
-            return
         answer = stream_answers.in_message(message, 0)
         if answer is not None:
             assert isinstance(message, m.Raised | m.Ended | m.Dropped)
-            self._take_of_stream(link, message, answer, lambda _: Outcome(error=_error_of(frame)))
+            self._take_of_stream(
+                link, message, answer, lambda _: Outcome(error=self._error_of(message, frame))
+            )
             return
         match message:
+            case m.Ticket():
+                self._receive_batches(link, message)
             case m.Raised():
-                error = _error_of(frame)
-                self._take_error(link, message, error)
+                self._take_error(link, message, self._error_of(message, frame))
             case m.Dropped():
                 self._take_dropped(link, message)
             case m.Need():
@@ -132,7 +156,7 @@ class Answers:
             case m.Credits():
                 self._grant(link, message.session, message.credits)
             case m.Failed():
-                self._take_failed(link, message, _error_of(frame))
+                self._take_failed(link, message, self._error_of(message, frame))
             case m.Leaving():
                 link.is_leaving = True
                 with self._shared.lock:
@@ -147,45 +171,44 @@ class Answers:
                 forget_peer(self._shared, link)
 
     def _take_made(
-        self, link: AgentLink, made: m.Made, source: Bytes, *, is_placed: bool, allow_pickle: bool
+        self,
+        link: AgentLink,
+        receiver: BatchReceiver,
+        session: Session,
+        made: m.Made,
+        payload: Bytes,
     ) -> None:
-        """A batch.
-
-        Args:
-            is_placed: `source` is where it will live.
-        """
+        """A batch is there; in the receiver's thread."""
+        # Views cost less than to ask whether it is wanted before they are made.
+        outcome = receiver.placing.decoded(made.tree, payload, allow_pickle=self._accepts_pickles)
+        host, nbytes, now = link.member.host, payload.nbytes, time.monotonic()
+        is_wanted: bool | None = None
         if made.generation:
-            answer = stream_answers.in_message(made, source.nbytes)
+            answer = stream_answers.in_message(made, nbytes)
             assert answer is not None
-
-            def make(session: Session) -> Outcome:
-                payload = source if is_placed else self._placing.kept(source, session.pins_on)
-                return self._placing.decoded(made.tree, payload, allow_pickle=allow_pickle)
-
-            self._take_of_stream(link, made, answer, make)
-            return
-        host = link.member.host
-        # No lock: whether it is still wanted is looked at under it.
-        session = self._shared.sessions.get(made.session)
-        if session is None:
-            return
-        if is_placed or (session.pins_on is None and may_stay(source)):
-            # Views cost less than to ask whether it is wanted before they are made.
-            outcome = self._placing.decoded(made.tree, source, allow_pickle=allow_pickle)
-            is_wanted = self._arrived(session, host, made, source.nbytes, outcome)
-        else:
-            is_wanted = self._arrived(session, host, made, source.nbytes)
-            if is_wanted:
-                payload = self._placing.landed(source, session.pins_on)
-                outcome = self._placing.decoded(made.tree, payload, allow_pickle=allow_pickle)
-                self._deliver(session, made, outcome)
-        if is_wanted is not None:
-            self._observer.came(host, made, frame_bytes=source.nbytes, is_wanted=is_wanted)
+            is_wanted = stream_answers.settle(
+                self._shared, session, host, answer, lambda _: outcome
+            )
+        with self._shared.lock:
+            if not made.generation and session.pass_number == made.pass_number and session.is_busy:
+                if isinstance(session.schedule, Streams):
+                    raise ProtocolError("an answer without its stream")
+                is_wanted = session.schedule.arrived(host, made.number, frame_bytes=nbytes, now=now)
+                if is_wanted:
+                    session.deliver(made.number, outcome)
+            if is_wanted is None:
+                return
+            self._observer.came(host, made, frame_bytes=nbytes, is_wanted=is_wanted)
+            if session.is_due:
+                session.ring()
+            has_work = session.schedule.may_assign()
+        if has_work:
+            self._shared.wake()
 
     def _take_of_stream(
         self,
         link: AgentLink,
-        message: m.Made | m.Raised | m.Ended | m.Dropped,
+        message: m.Raised | m.Ended | m.Dropped,
         answer: StreamAnswer,
         make: Callable[[Session], Outcome],
     ) -> None:
@@ -197,52 +220,21 @@ class Answers:
             session = self._shared.sessions.get(message.session)
         if session is None:
             return
-        is_wanted = stream_answers.settle(self._shared, session, link.member.host, answer, make)
-        if is_wanted is not None and isinstance(message, m.Made):
-            self._observer.came(
-                link.member.host, message, frame_bytes=answer.frame_bytes, is_wanted=is_wanted
-            )
-
-    def _arrived(
-        self,
-        session: Session,
-        host: str,
-        message: m.Made | m.Raised | m.Dropped,
-        frame_bytes: int,
-        outcome: Outcome | None = None,
-    ) -> bool | None:
-        """Whether to make the batch and `_deliver` it: it is not late, and is wanted.
-
-        Gives False for a duplicate, None for what is of another pass. With an `outcome`, that is
-        delivered.
-        """
-        now = time.monotonic()
-        with self._shared.lock:
-            if session.pass_number != message.pass_number or not session.is_busy:
-                return None
-            if isinstance(session.schedule, Streams):
-                raise ProtocolError("an answer without its stream")
-            number = message.number
-            is_wanted = session.schedule.arrived(host, number, frame_bytes=frame_bytes, now=now)
-            if is_wanted and outcome is not None:
-                session.deliver(number, outcome)
-            return is_wanted
-
-    def _deliver(
-        self, session: Session, message: m.Made | m.Raised | m.Dropped, outcome: Outcome
-    ) -> None:
-        with self._shared.lock:
-            if session.pass_number == message.pass_number and session.is_busy:
-                session.deliver(message.number, outcome)
+        stream_answers.settle(self._shared, session, link.member.host, answer, make)
 
     def _take_error(
         self, link: AgentLink, message: m.Raised | m.Dropped, error: BaseException
     ) -> None:
         """In place of a batch."""
-        # As above.
-        session = self._shared.sessions.get(message.session)
-        if session is not None and self._arrived(session, link.member.host, message, 0):
-            self._deliver(session, message, Outcome(error=error))
+        with self._shared.lock:
+            session = self._shared.sessions.get(message.session)
+            if session is None or session.pass_number != message.pass_number or not session.is_busy:
+                return
+            if isinstance(session.schedule, Streams):
+                raise ProtocolError("an answer without its stream")
+            number, now = message.number, time.monotonic()
+            if session.schedule.arrived(link.member.host, number, frame_bytes=0, now=now):
+                session.deliver(number, Outcome(error=error))
 
     def _take_dropped(self, link: AgentLink, message: m.Dropped) -> None:
         with self._shared.lock:
@@ -277,9 +269,11 @@ class Answers:
             if session is None or session.spec is None or session.spec.digest != message.spec:
                 return
             spec = session.spec
+        if link.has_failed(message.session):
+            # It was left out while this was on its way.
+            return
         self._shared.values_there.take(message.spec, link.member.host, message.module_values)
         self._shared.values_there.compare(spec.digest, spec.living_code())
-        link.unseal(message.session, message.batch_key)
         link.opened[message.session] = message.spec
         link.ready.add(message.session)
         self._grant(link, message.session, message.credits)
@@ -289,7 +283,6 @@ class Answers:
 
     def _take_failed(self, link: AgentLink, message: m.Failed, error: BaseException) -> None:
         """A host cannot use the spec: nobody can, or it alone, and others go on."""
-        host = link.member.host
         with self._shared.lock:
             session = self._shared.sessions.get(message.session)
             if session is None or not _has_spec(session, message.spec):
@@ -297,14 +290,22 @@ class Answers:
             if not message.is_of_host:
                 session.fail(error)
                 return
-            link.fail(
-                session.name, pass_number=session.pass_number, reason=message.reason, error=error
-            )
-            session.schedule.lost(host)
+            self._leave_out(link, session, message.reason, error)
+        self._tell_left_out(link, message.reason)
+
+    def _leave_out(
+        self, link: AgentLink, session: Session, reason: str, error: BaseException
+    ) -> None:
+        """The host makes nothing for a session in this pass; under the lock."""
+        link.fail(session.name, pass_number=session.pass_number, reason=reason, error=error)
+        session.schedule.lost(link.member.host)
+
+    def _tell_left_out(self, link: AgentLink, reason: str) -> None:
+        host = link.member.host
         self._shared.log.event(
             "host_makes_nothing",
             agent=host,
-            text=f"data host {host} makes no batches in this pass: {message.reason}",
+            text=f"data host {host} makes no batches in this pass: {reason}",
         )
 
     def _grant(self, link: AgentLink, name: str, credits: int) -> None:
@@ -315,6 +316,21 @@ class Answers:
             session.schedule.grant(link.member.host, credits)
             session.had_peers = True
             session.stir()
+
+    def _error_of(self, message: m.Message, frame: zmq.Frame | None) -> Exception:
+        """What a data host says was raised there."""
+        if frame is None:
+            return ProtocolError("an error without its frame")
+        if self._accepts_pickles:
+            return error_in(frame.buffer)
+        if isinstance(message, m.Failed) and message.is_of_host:
+            return FeedLostError(message.reason)
+        words = message.summary if isinstance(message, m.Raised) else ""
+        words = message.reason if isinstance(message, m.Failed) else words
+        return RuntimeError(
+            f"{words} (raised on a data host; feed.accept_pickles is false, so its text is all "
+            "that is taken)"
+        )
 
     def _ship(self, link: AgentLink, digest: str) -> None:
         with self._shared.lock:
@@ -330,14 +346,6 @@ def forget_peer(shared: Shared, link: AgentLink) -> None:
     with shared.lock:
         for session in shared.sessions.values():
             session.schedule.lost(link.member.host)
-
-
-def _bytes_in(frame: zmq.Frame | None) -> Bytes:
-    return _NOTHING if frame is None else np.frombuffer(frame.buffer, dtype=np.uint8)
-
-
-def _error_of(frame: zmq.Frame | None) -> Exception:
-    return ProtocolError("an error without its frame") if frame is None else error_in(frame.buffer)
 
 
 def _has_spec(session: Session, digest: str) -> bool:

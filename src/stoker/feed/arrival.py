@@ -1,5 +1,7 @@
-"""A pickled spec on its way to a data host: it comes in pieces, each of which is encrypted, sent,
-decrypted and written while the others are on their way."""
+"""What is too long for one frame comes to a data host in pieces: pickled specs, and long messages.
+
+Each piece is encrypted, sent, decrypted and written while the others are on their way.
+"""
 
 import mmap
 import os
@@ -7,10 +9,12 @@ import os
 from stoker.errors import ProtocolError
 from stoker.feed.shipping import digest
 
-# Smaller ones are more messages; with larger ones sender and receiver wait for each other. 6 MB,
-# encrypted, on one busy machine: 29 ms from Need to the memory in one piece, its digest included;
-# 12 ms in pieces of this size, the digest taken later, beside the holder's work.
-PIECE_BYTES = 512 << 10
+# As large as fits a frame (security.MAX_CONTROL_BYTES) beside its message. 6 MB, encrypted, on one
+# busy machine, from Need to the memory: 29 ms in one piece, its digest included; 12 ms in pieces of
+# 512 KiB, the digest taken later, beside the holder's work; 2 ms more in pieces of this size.
+PIECE_BYTES = 240 << 10
+# Long messages that are under way at a time.
+_MAX_UNFINISHED = 64
 
 
 class Arrival:
@@ -59,3 +63,33 @@ class Arrival:
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+
+class Assembly:
+    """Long messages of several peers, as far as their pieces have come.
+
+    Args:
+        max_bytes: Of one message.
+    """
+
+    def __init__(self, *, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._parts: dict[bytes, bytearray] = {}
+
+    def take(self, peer: bytes, piece: bytes | memoryview, *, is_last: bool) -> bytearray | None:
+        """Adds a piece; gives the message, if it was the last one.
+
+        Raises:
+            ProtocolError: If the message is too long; it is forgotten.
+        """
+        whole = self._parts.pop(peer, None) or bytearray()
+        whole += piece
+        if len(whole) > self._max_bytes:
+            raise ProtocolError(f"a message of more than {self._max_bytes} bytes")
+        if is_last:
+            return whole
+        self._parts[peer] = whole
+        while len(self._parts) > _MAX_UNFINISHED:
+            # Of a peer that is gone, for others send theirs without a pause.
+            del self._parts[next(iter(self._parts))]
+        return None

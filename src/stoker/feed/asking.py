@@ -70,6 +70,7 @@ class Asking:
             if link.opened.get(session.name) != session.spec.digest:
                 link.opened[session.name] = session.spec.digest
                 link.ready.discard(session.name)
+                link.attach()
                 link.send(
                     m.Open(
                         protocol=m.PROTOCOL_VERSION,
@@ -77,8 +78,6 @@ class Asking:
                         rank=self._settings.rank,
                         spec=session.spec.digest,
                         spec_bytes=len(session.spec.data),
-                        batch_identity=link.batch_identity,
-                        takes_plain=not self._settings.feed.encrypt_batches,
                         seeding=session.seeding,
                         base_seed=session.base_seed,
                         first_worker=self._first_worker(session.spec) + link.member.place,
@@ -124,6 +123,7 @@ class Asking:
                     seed=asked.seed,
                 )
             elif isinstance(peer, str) and peer in self._links:
+                self._links[peer].has_asked = True
                 self._links[peer].send(
                     m.Make(
                         session=session.name,
@@ -179,6 +179,7 @@ class Asking:
                 for result in lost:
                     lose(session, streams, LOCAL, in_result(result, 0))
             elif isinstance(peer, str) and peer in self._links:
+                self._links[peer].has_asked = True
                 self._links[peer].send(make)
         if session.local is not None:
             session.local.flush()

@@ -13,8 +13,9 @@ from collections.abc import Callable, Container, Sequence
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from stoker.feed.messages import Message, pack
-from stoker.feed.security import Keys, plain_socket, secure_client
+from stoker.feed.arrival import PIECE_BYTES
+from stoker.feed.messages import Message, Piece, pack
+from stoker.feed.security import Keys, secure_client
 
 ZmqSocket = zmq.Socket[bytes]
 ZmqContext = zmq.Context[ZmqSocket]
@@ -74,9 +75,8 @@ class Connection:
     """A DEALER socket with its monitor; used by the pump thread only.
 
     Args:
-        keys: Of the run; None: not encrypted.
-        max_message_bytes: A longer message cuts the connection before memory is taken for it.
-        io_thread: Number of the context's I/O thread that reads and sends.
+        keys: Of the run.
+        max_message_bytes: A longer frame cuts the connection before memory is taken for it.
 
     Attributes:
         filenos: What to poll for reading, where `has_input` says no: none, or of socket and
@@ -92,14 +92,12 @@ class Connection:
     def __init__(
         self,
         context: ZmqContext,
-        keys: Keys | None,
+        keys: Keys,
         *,
         now: float,
         max_message_bytes: int,
-        io_thread: int = 0,
     ) -> None:
         self._context = context
-        self._io_thread = io_thread
         self._keys = keys
         self._max_message_bytes = max_message_bytes
         self._socket: ZmqSocket | None = None
@@ -135,25 +133,14 @@ class Connection:
         self.is_drained = not int(self._socket.get(_EVENTS)) & _IN
         return not self.is_drained
 
-    def dial(self, endpoint: str, *, identity: bytes = b"") -> None:
-        """Connects; `watch` tells what becomes of it.
-
-        Args:
-            endpoint: `tcp://ADDRESS:PORT`.
-            identity: Routing id; empty: libzmq's own.
-        """
+    def dial(self, endpoint: str) -> None:
+        """Connects to `tcp://ADDRESS:PORT`; `watch` tells what becomes of it."""
         self.close()
         made: ZmqSocket = self._context.socket(zmq.DEALER)
-        if self._keys is None:
-            plain_socket(made, max_message_bytes=self._max_message_bytes)
-        else:
-            secure_client(made, self._keys, max_message_bytes=self._max_message_bytes)
-        made.affinity = 1 << self._io_thread
+        secure_client(made, self._keys, max_message_bytes=self._max_message_bytes)
         made.reconnect_ivl = -1
         made.connect_timeout = round(CONNECT_SECONDS * 1000)
         made.sndhwm = made.rcvhwm = 0
-        if identity:
-            made.routing_id = identity
         self._monitor = made.get_monitor_socket(_UP | _DOWN)
         self._socket, self.is_open = made, True
         self.filenos = (int(made.get(zmq.FD)), int(self._monitor.get(zmq.FD)))
@@ -189,32 +176,39 @@ class Connection:
         if self._socket is None:
             return
         self.is_drained = False
+        packed = pack(message)
         # Not contextlib's `suppress`, which takes longer than the rest.
         try:
-            if frame is None:
-                self._socket.send(pack(message), _NOBLOCK)
-            else:
-                self._socket.send(pack(message), _NOBLOCK | _MORE)
+            if frame is not None:
+                self._socket.send(packed, _NOBLOCK | _MORE)
                 self._socket.send(frame, _NOBLOCK, copy=False)
+            elif len(packed) <= PIECE_BYTES:
+                self._socket.send(packed, _NOBLOCK)
+            else:
+                self._send_in_pieces(packed)
         except zmq.Again:
             return
+
+    def _send_in_pieces(self, packed: bytes) -> None:
+        """Sends what is too long for a frame: the indices of a batch of 100,000 samples, say."""
+        for start in range(0, len(packed), PIECE_BYTES):
+            end = start + PIECE_BYTES
+            self.send(Piece(is_last=end >= len(packed)), packed[start:end])
 
     def receive(
         self,
         take: Callable[[Sequence[zmq.Frame]], None],
         *,
         at_most: int,
-        at_most_bytes: float,
         ready: Container[int] = (),
     ) -> None:
         """Hands the frames of the messages that are there to `take`, one message at a time.
 
-        What is left after so many, or so many bytes and more, is there at the next poll.
+        What is left after so many is there at the next poll.
 
         Args:
             ready: Descriptors that can be read from.
         """
-        taken = 0
         if self.filenos and self.filenos[0] not in ready and not self._has_messages():
             return
         while self._socket is not None:
@@ -229,9 +223,8 @@ class Connection:
                 return
             self.is_drained = False
             at_most -= 1
-            taken += len(frame)
             take(frames)
-            if at_most <= 0 or taken >= at_most_bytes or not self._has_messages():
+            if at_most <= 0 or not self._has_messages():
                 return
 
     def close(self, *, linger_seconds: float = 0.0) -> None:

@@ -1,8 +1,10 @@
 """From a tree and its payload to a batch; everything is judged before anything is made of it."""
 
+import contextlib
 import io
 import math
 import pickle
+import pickletools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -65,6 +67,24 @@ class _LeafUnpickler(pickle.Unpickler):
         if not isinstance(pid, int) or not 0 <= pid < len(self._leaves):
             raise ProtocolError(f"a pickle names leaf {pid!r} of {len(self._leaves)}")
         return self._leaves[pid]
+
+
+def _type_in(data: bytes) -> str:
+    """The first class that a pickle names, as far as its opcodes tell: nothing of it is run."""
+    words: list[str] = []
+    with contextlib.suppress(ValueError, IndexError, UnicodeDecodeError):
+        for opcode, argument, _ in pickletools.genops(data):
+            if opcode.name == "EMPTY_SET":
+                return "set"
+            if opcode.name == "FROZENSET":
+                return "frozenset"
+            if opcode.name == "STACK_GLOBAL":
+                return ".".join(words[-2:])[:200]
+            if opcode.name == "GLOBAL":
+                return str(argument).replace(" ", ".")[:200]
+            if isinstance(argument, str):
+                words.append(argument)
+    return "value of no known type"
 
 
 class Decoder:
@@ -190,10 +210,15 @@ class Decoder:
         return scalar
 
     def _unpickled(self, place: list[object], leaves: list[object]) -> object:
-        if not self._allow_pickle:
-            raise ProtocolError("a pickle where none is allowed")
         data = self._leaf(Tag.BYTES, place[1:])
         assert isinstance(data, bytes)
+        if not self._allow_pickle:
+            raise ProtocolError(
+                f"a part of the batch is pickled (a {_type_in(data)}), and pickles are not "
+                "accepted (feed.accept_pickles is false)",
+                fix="have collate_fn return tensors, arrays, numbers, strings, lists, tuples or "
+                "dicts, or trust the data hosts: feed.accept_pickles: true",
+            )
         values: list[object] = []
         for leaf in leaves:
             if not isinstance(leaf, list) or leaf[:1] not in (

@@ -68,16 +68,6 @@ class Landing:
             lent.free.append(lent.block)
 
 
-def keep_freed_memory() -> None:
-    """Has the C library keep the memory that messages were received into, for the next ones.
-
-    At first it gives back all above 128 kB, later above twice the largest block that was freed: a
-    third of what receiving 0.6 MB costs is page faults. It learns from one free block of 32 MB, the
-    largest that it learns from; nothing of that is ever touched.
-    """
-    np.empty((32 << 20) - (64 << 10), dtype=np.uint8)
-
-
 def _size_class(size: int) -> int:
     """`size` rounded up: four classes to each doubling, at most 25 % is unused."""
     step = max(mmap.PAGESIZE, 1 << ((size - 1).bit_length() - 3))

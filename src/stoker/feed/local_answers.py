@@ -52,7 +52,8 @@ class LocalAnswers:
             lambda session: self._outcome(session, result, payload),
         )
         if is_wanted is not None and result.error is None:
-            self._observer.came(None, result, frame_bytes=size, is_wanted=is_wanted)
+            with self._shared.lock:
+                self._observer.came(None, result, frame_bytes=size, is_wanted=is_wanted)
 
     def _settle_local(self, session: Session, schedule: Schedule, result: Result) -> None:
         pass_number, number = result.job.key
@@ -65,8 +66,8 @@ class LocalAnswers:
             if result.is_lost and not schedule.dropped(LOCAL, number):
                 return
             is_wanted = schedule.arrived(LOCAL, number, frame_bytes=size, now=time.monotonic())
-        if result.error is None:
-            self._observer.came(None, result, frame_bytes=size, is_wanted=is_wanted)
+            if result.error is None:
+                self._observer.came(None, result, frame_bytes=size, is_wanted=is_wanted)
         if not is_wanted:
             return
         outcome = self._outcome(session, result, payload)

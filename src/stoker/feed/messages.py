@@ -1,16 +1,17 @@
 """The protocol: every message that crosses a connection of the feed.
 
-Each message is one zmq multipart: the packed message first, then its frames (at most one).
-Two services, both ROUTER sockets with CURVE, one fixed port a host; batches come from an agent's
-next port, sealed or signed:
+Each message is one zmq multipart: the packed message first, then its frames (at most one); to an
+agent, a long one goes in pieces. Two services, both ROUTER sockets with CURVE, one fixed port a
+host; batches come from an agent's next port, which is no zmq socket, sealed (see batch_stream):
 
 coordinator (in the dnn leader's launcher)
     launchers  Join → Welcome | Refused;  Beat → State;  Leave;  unasked to followers: Start
     ranks      Attend → Roster, and a Roster again whenever it changes;  Progress
 
 agent (on a data host)
-    trainers   Open → Need | Ready | Failed | Leaving | WrongHost;  Ships + frames → Ready | Failed
-               Make → Made + frame | Raised + frame | Ended;  Forget;  Close
+    trainers   Attach → Ticket | WrongHost
+               Open → Need | Ready | Failed | Leaving | WrongHost;  Ships + frames → Ready | Failed
+               Make → Made + payload, sealed | Raised + frame | Ended;  Forget;  Close;  Piece
                and unasked: Credits, Leaving
 
 A *session* is one loader of one trainer process. A *spec* is what makes batches: dataset, collate
@@ -26,10 +27,13 @@ from stoker.errors import ProtocolError
 
 # Raised with every change that an older peer would misread: of these messages, of a batch's tree
 # (layout), of what travels pickled (shipping). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 17
+PROTOCOL_VERSION = 18
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
+
+# The first bytes on a connection for batches.
+TICKET_BYTES = 32
 
 # Of a daemon that a follower starts.
 MAX_START_ARGUMENTS = 500
@@ -61,7 +65,7 @@ class Join(Message, frozen=True, kw_only=True):
     Attributes:
         address: Under which trainers reach this host.
         port: Of its agent; 0 for a follower.
-        batch_port: Where batches are sent from; 0: they come by `port`, too.
+        batch_port: Where an agent sends batches from.
         workers: Data workers of the host.
         incarnation: Random; a host that comes back has another one.
     """
@@ -252,14 +256,44 @@ class Progress(Message, frozen=True, kw_only=True):
     feed: FeedWork | None = None
 
 
+class Attach(Message, frozen=True, kw_only=True):
+    """A trainer asks for a ticket for its connection for batches; an earlier one is void.
+
+    Attributes:
+        host: Whom it is for.
+    """
+
+    host: Identifier
+
+
+class Ticket(Message, frozen=True, kw_only=True):
+    """Opens one connection for batches, once; never shown.
+
+    Attributes:
+        ticket: To be sent as its first bytes.
+        key: The first one that its records are sealed with, see sealing.
+    """
+
+    ticket: Annotated[bytes, msgspec.Meta(min_length=TICKET_BYTES, max_length=TICKET_BYTES)]
+    key: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+    def __repr__(self) -> str:
+        """No log and no error shows them."""
+        return "Ticket()"
+
+
+class Piece(Message, frozen=True, kw_only=True):
+    """A part, in the frame, of a packed message that is too long for one frame; in order."""
+
+    is_last: bool
+
+
 class Open(Message, frozen=True, kw_only=True):
     """A trainer opens a session, or changes its spec at the next iter().
 
     Attributes:
         spec: Digest of the pickled spec.
         spec_bytes: Its size.
-        batch_identity: Routing id of the trainer's connection for batches; empty: they come here.
-        takes_plain: Batches need not be sealed.
         seeding: How a worker seeds each batch.
         base_seed: Of the pass that begins: workers start with it while the spec is on its way;
             None: they start with the first batch that is asked for.
@@ -273,8 +307,6 @@ class Open(Message, frozen=True, kw_only=True):
     rank: Count
     spec: Identifier
     spec_bytes: Count
-    batch_identity: bytes = b""
-    takes_plain: bool = False
     seeding: Literal["batch", "sample", "torch"] = "batch"
     base_seed: Word | None = None
     first_worker: Count = 0
@@ -296,26 +328,10 @@ class Ship(Message, frozen=True, kw_only=True):
     offset: Count = 0
 
 
-class BatchKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What batches on a connection of their own are sealed with (see sealing); never shown.
-
-    Attributes:
-        number: Among the keys of its agent.
-    """
-
-    number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-    key: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-
-    def __repr__(self) -> str:
-        """No log and no error shows the key."""
-        return f"BatchKey(number={self.number})"
-
-
 class Ready(Message, frozen=True, kw_only=True):
     """The session may ask for batches: at most `credits` at a time.
 
     Attributes:
-        batch_key: Of the session's batches on the connection for batches; None: they are signed.
         module_values: What modules of the user say there; see module_values.values_here.
     """
 
@@ -323,7 +339,6 @@ class Ready(Message, frozen=True, kw_only=True):
     spec: Identifier
     credits: Count
     workers: Count
-    batch_key: BatchKey | None = None
     versions: dict[str, str] = {}
     module_values: dict[str, str] = {}
 
@@ -397,10 +412,7 @@ class Make(Message, frozen=True, kw_only=True):
 
 
 class Made(Message, frozen=True, kw_only=True):
-    """A batch; the frame is its payload, `tree` describes it (see wire).
-
-    On a connection for batches it is sealed, or, unencrypted, behind a MAC of the packed message
-    in the same frame.
+    """A batch, on a connection for batches only; `tree` describes its payload (see wire).
 
     Attributes:
         generation: Of its stream.
@@ -499,8 +511,10 @@ class WrongHost(Message, frozen=True, kw_only=True):
 
 ToCoordinator = Join | Beat | Leave | Attend | Progress
 FromCoordinator = Welcome | Refused | State | Roster | Start
-ToAgent = Open | Ship | Make | Forget | Close
-FromAgent = Need | Ready | Failed | Credits | Made | Ended | Raised | Dropped | Leaving | WrongHost
+ToAgent = Attach | Open | Ship | Make | Forget | Close | Piece
+FromAgent = (
+    Ticket | Need | Ready | Failed | Credits | Ended | Raised | Dropped | Leaving | WrongHost
+)
 
 _AnyT = TypeVar("_AnyT")
 _encoder = msgspec.msgpack.Encoder()
@@ -521,7 +535,7 @@ class Unpacker:
     def __init__(self, kinds: object) -> None:
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(kinds)
 
-    def __call__(self, data: bytes | memoryview) -> Message:
+    def __call__(self, data: bytes | bytearray | memoryview) -> Message:
         """The message.
 
         Raises:

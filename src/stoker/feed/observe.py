@@ -60,7 +60,7 @@ class _HostBooks:
 
 
 class Observer:
-    """The books of one process; used by the pump's thread only.
+    """The books of one process; used under the feed's lock.
 
     Args:
         own_host: Whose the local workers are.

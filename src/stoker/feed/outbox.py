@@ -1,21 +1,17 @@
 """What the agent sends: answers and batches to sessions, and what of it is still under way.
 
-A batch is sealed into other memory, and its slot is free at once. Where it is not sealed, it goes
-from the worker's shared memory without a copy; the slot is free again when the transport has let go
-of it.
+A batch is sealed from the worker's shared memory as it is sent; its slot is free after that.
 """
 
 import time
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
 from stoker.feed import messages
+from stoker.feed.batch_port import OutgoingBatch
 from stoker.feed.jobs import Result
-from stoker.feed.landing import Bytes, Landing
 from stoker.feed.requests import Request, Session
-from stoker.feed.sealing import MAX_BYTES, Sealer
 
 
 class Transport(Protocol):
@@ -25,12 +21,12 @@ class Transport(Protocol):
         """Sends to a peer, without blocking; False if it is not connected."""
         ...
 
-    def send_batch(self, identity: bytes, frames: Sequence[bytes | memoryview]) -> bool:
-        """The same on the connection for batches, which encrypts nothing."""
+    def ticket_for(self, identity: bytes) -> messages.Ticket:
+        """A ticket for a peer's connection for batches."""
         ...
 
-    def sign(self, packed: bytes) -> bytes:
-        """A message that is not sealed, behind its MAC."""
+    def send_batch(self, identity: bytes, batch: OutgoingBatch) -> bool:
+        """Queues a batch for a peer; False if it has no connection for batches, nor a ticket."""
         ...
 
     def wake(self) -> None:
@@ -49,11 +45,10 @@ class Outbox:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._landing = Landing()
         self.sent_bytes = 0
         self.batch_bytes: int | None = None
         self.num_sent = 0
-        # Appended to in a thread of zmq's.
+        # Appended to in threads of the transport's.
         self._let_go: deque[int] = deque()
 
     def settle(self) -> None:
@@ -69,6 +64,10 @@ class Outbox:
     def answer(self, identity: bytes, message: messages.Message) -> None:
         """Sends to a peer that has no session."""
         self._transport.send(identity, [messages.pack(message)])
+
+    def give_ticket(self, identity: bytes) -> None:
+        """Lets a peer open its connection for batches."""
+        self.answer(identity, self._transport.ticket_for(identity))
 
     def refuse(self, identity: bytes, message: messages.Make, reason: str) -> None:
         """A batch that cannot be made here now."""
@@ -133,57 +132,32 @@ class Outbox:
 
     def _send_batch(self, session: Session, made: messages.Made, result: Result) -> None:
         self.num_sent += 1
-        packed = messages.pack(made)
         payload, result.payload = result.payload, None
+        nbytes = 0 if payload is None else payload.nbytes
         if payload is not None:
-            self.batch_bytes = payload.nbytes
-        # Where the connection for batches is not there (yet), the other one is.
-        if session.sealer is not None and self._send_sealed(
-            session, session.sealer, packed, payload
-        ):
-            del payload
+            self.batch_bytes = nbytes
+        self.sent_bytes += nbytes
+
+        def done() -> None:
             result.release()
+            self._let_go.append(nbytes)
+            self._transport.wake()
+
+        batch = OutgoingBatch(messages.pack(made), payload, (made.session, made.pass_number), done)
+        del payload
+        if self._transport.send_batch(session.identity, batch):
+            self._mark(session, is_sent=True)
             return
-        frames: list[bytes | memoryview] = [packed]
-        if payload is not None:
-            self.sent_bytes += payload.nbytes
-            # Runs where zmq lets go of the memory, in a thread of its own.
-            done = weakref.finalize(payload, self._free, result, payload.nbytes)
-            done.atexit = False
-            frames.append(payload.data)
-        if session.takes_plain and session.batch_identity and not result.has_pickle:
-            signed = [self._transport.sign(packed), *frames[1:]]
-            if self._transport.send_batch(session.batch_identity, signed):
-                return
-        self._mark(session, is_sent=self._transport.send(session.identity, frames))
-
-    def _send_sealed(
-        self, session: Session, sealer: Sealer, packed: bytes, payload: Bytes | None
-    ) -> bool:
-        """Whether it was sent: then the worker's memory is needed no more."""
-        nbytes = None if payload is None else payload.nbytes
-        if max(len(packed), nbytes or 0) > MAX_BYTES:
-            return False
-        frames: list[bytes | memoryview] = [sealer.header(packed, nbytes=nbytes)]
-        if payload is not None:
-            sealed = sealer.payload(payload.data, self._landing)
-            frames.append(sealed.data)
-        if not self._transport.send_batch(session.batch_identity, frames):
-            return False
-        sealer.sent()
-        if payload is not None:
-            self.sent_bytes += sealed.nbytes
-            # As above.
-            weakref.finalize(sealed, self._let_go_of, sealed.nbytes).atexit = False
-        return True
-
-    def _let_go_of(self, nbytes: int) -> None:
-        self._let_go.append(nbytes)
-        self._transport.wake()
-
-    def _free(self, result: Result, nbytes: int) -> None:
-        self._let_go.append(nbytes)
-        result.release()
+        batch.payload = None
+        done()
+        dropped = messages.Dropped(
+            session=made.session,
+            pass_number=made.pass_number,
+            number=made.number,
+            reason="there is no connection for batches",
+            generation=made.generation,
+        )
+        self.send(session, dropped)
 
     def _mark(self, session: Session, *, is_sent: bool) -> None:
         if is_sent:

@@ -1,27 +1,26 @@
 """The pump: the one thread of a trainer that owns the feed's sockets, so that the thread that
 trains only takes finished batches."""
 
+import os
 import select
 import time
+import weakref
 from collections.abc import Container, Sequence
 from functools import partial
 
 import zmq
 
 from stoker.errors import FeedError, ProtocolError
-from stoker.feed import memory
 from stoker.feed import messages as m
 from stoker.feed.answers import Answers, forget_peer
 from stoker.feed.asking import Asking
 from stoker.feed.connection import GOODBYE_SECONDS, ZmqContext, send_uncopied_ahead
-from stoker.feed.landing import keep_freed_memory
-from stoker.feed.links import MAX_ROSTER_BYTES, AgentLink, Link
+from stoker.feed.landing import Landing
+from stoker.feed.links import AgentLink, Link
 from stoker.feed.local_answers import LocalAnswers
 from stoker.feed.observe import Observer, Standing
 from stoker.feed.placing import Placing
-from stoker.feed.receiving import num_receive_threads, quietest
 from stoker.feed.schedule import Peer
-from stoker.feed.sealing import MAX_FRAME_BYTES
 from stoker.feed.security import Keys
 from stoker.feed.session import Session
 from stoker.feed.shared import Shared
@@ -48,10 +47,9 @@ class Pump:
         self._settings = settings
         self._feed = settings.feed
         self._keys = keys
-        self._num_threads = num_receive_threads(self._feed, processes=settings.local_world_size)
-        keep_freed_memory()
-        self._context: ZmqContext = zmq.Context(self._num_threads)
+        self._context: ZmqContext = zmq.Context()
         self._unpack_coordinator = m.Unpacker(m.FromCoordinator)
+        os.register_at_fork(after_in_child=partial(_let_go, weakref.ref(shared)))
         now = time.monotonic()
         self._polled: _Polled = ([], [], {})
         self._poll = select.poll()
@@ -60,11 +58,9 @@ class Pump:
         self._observer = Observer(own_host=settings.host, clock=time.monotonic)
         self._ended: list[Standing] = []
         self._has_begun = False
-        placing = Placing()
-        self._answers = Answers(
-            shared, keys, self._observer, placing, takes_plain=not self._feed.encrypt_batches
-        )
-        self._local_answers = LocalAnswers(shared, self._observer, placing)
+        landing = Landing()
+        self._answers = Answers(shared, self._observer, landing, self._feed, on_lost=self._lost)
+        self._local_answers = LocalAnswers(shared, self._observer, Placing(landing))
         self._asking = Asking(shared, settings, self._links)
         self._progress_at = now
         host, _, port = (settings.coordinator or "").rpartition(":")
@@ -72,10 +68,9 @@ class Pump:
             self._context,
             keys,
             name=host,
-            ports=[int(port)],
+            port=int(port),
             now=now,
             post=shared.post,
-            max_message_bytes=MAX_ROSTER_BYTES,
         )
 
     def run(self) -> None:
@@ -104,7 +99,7 @@ class Pump:
         seconds = _TICK_SECONDS
         served: set[Link] = set()
         for link in links:
-            if not link.connections[0].is_open:
+            if not link.connection.is_open:
                 wait = link.wait_seconds(now)
                 if wait is not None and wait < seconds:
                     seconds = wait
@@ -136,18 +131,13 @@ class Pump:
 
     def _watch(self, links: list[Link], children: dict[int, tuple[Session, int]]) -> None:
         """Has `_poll` look at all that there is now."""
-        filenos = [connection.filenos for link in links for connection in link.connections]
+        filenos = [link.connection.filenos for link in links]
         polled = (links, filenos, children)
         if polled == self._polled:
             return
         self._poll, self._polled = select.poll(), polled
         self._poll.register(self._shared.wake_fd, _IN)
-        self._link_of = {
-            fileno: link
-            for link in links
-            for connection in link.connections
-            for fileno in connection.filenos
-        }
+        self._link_of = {fileno: link for link in links for fileno in link.connection.filenos}
         for fileno in self._link_of:
             self._poll.register(fileno, _IN)
         for fileno, (_, flags) in children.items():
@@ -157,14 +147,9 @@ class Pump:
         has_events = link.has_events(ready)
         # First what came, then what became of the connection: the last words count.
         if isinstance(link, AgentLink):
-            link.receive(
-                partial(self._answers.take, link),
-                partial(self._answers.take_batch, link),
-                ready=ready,
-                is_last=has_events,
-            )
+            link.receive(partial(self._answers.take, link), ready=ready)
         else:
-            link.receive(self._take_roster, self._take_roster, ready=ready, is_last=has_events)
+            link.receive(self._take_roster, ready=ready)
         if not has_events or not link.watch(time.monotonic()):
             return
         if not isinstance(link, AgentLink):
@@ -178,22 +163,20 @@ class Pump:
                     )
                 )
         elif link.is_up:
-            if link.lacks_batches:
-                member = link.member
-                self._shared.log.event(
-                    "no_port_for_batches", agent=member.host, port=member.batch_port
-                )
+            link.attach()
             with self._shared.lock:
                 for session in self._shared.sessions.values():
                     session.has_news = True
         else:
-            self._shared.log.event("agent_connection_lost", agent=link.member.host)
-            forget_peer(self._shared, link)
-            if not any(other.is_up for other in self._links.values()):
-                with self._shared.lock:
-                    self._asking.tell_alone()
-            if not link.is_listed:
-                self._remove(link)
+            self._lost(link)
+
+    def _lost(self, link: AgentLink) -> None:
+        """The connection to a data host is lost; it is dialled again."""
+        self._shared.log.event("agent_connection_lost", agent=link.member.host)
+        forget_peer(self._shared, link)
+        if not any(other.is_up for other in self._links.values()):
+            with self._shared.lock:
+                self._asking.tell_alone()
 
     def _take_roster(self, frames: Sequence[zmq.Frame]) -> None:
         try:
@@ -220,27 +203,24 @@ class Pump:
             elif not link.is_listed and not link.is_up:
                 # It left, and its last words are read.
                 self._remove(link)
-        max_bytes = memory.max_message_bytes(self._feed)
         for host, member in listed.items():
             if host not in self._links:
-                used = [link.io_thread for link in self._links.values()]
                 self._links[host] = AgentLink(
                     self._context,
                     self._keys,
                     member,
                     now=time.monotonic(),
                     post=self._shared.post,
-                    max_message_bytes=max_bytes,
-                    max_batch_bytes=(
-                        min(MAX_FRAME_BYTES, max_bytes) if self._feed.encrypt_batches else max_bytes
-                    ),
-                    io_thread=quietest(used, num_threads=self._num_threads),
                 )
 
     def _tick(self, now: float) -> None:
         for link in [self._coordinator, *self._links.values()]:
-            if not link.connections[0].is_open:
-                link.tick(now)
+            if not link.connection.is_open:
+                if isinstance(link, AgentLink) and not link.is_listed:
+                    # It left, and its last words are read.
+                    self._remove(link)
+                else:
+                    link.tick(now)
         if now >= self._progress_at:
             self._progress_at = now + _TICK_SECONDS
             self._report()
@@ -281,6 +261,7 @@ class Pump:
                 standings = self._ended
                 self._ended = []
                 standings += [self._standing(each) for each in self._shared.sessions.values()]
+                feed = self._observer.tell(standings)
             self._coordinator.send(
                 m.Progress(
                     rank=self._settings.rank,
@@ -288,7 +269,7 @@ class Pump:
                     samples=timeline.samples,
                     wait_seconds=timeline.wait_seconds,
                     compute_seconds=timeline.compute_seconds,
-                    feed=self._observer.tell(standings),
+                    feed=feed,
                 )
             )
 
@@ -318,4 +299,14 @@ class Pump:
         self._report()
         for link in [self._coordinator, *self._links.values()]:
             link.close(linger_seconds=GOODBYE_SECONDS)
+        for receiver in list(self._shared.receivers):
+            receiver.join(GOODBYE_SECONDS)
         self._context.term()
+
+
+def _let_go(shared: "weakref.ref[Shared]") -> None:
+    """Closes the connections for batches in a forked child: agents are to see their end when the
+    trainer ends."""
+    found = shared()
+    for receiver in list(found.receivers) if found else ():
+        receiver.forget()

@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from stoker.feed.sealing import Sealer
-
 # 2 a worker are enough where batches cost the same; with costs that vary exponentially 5 bring
 # what they can (tests/unit/test_schedule.py), and more only fill memory.
 MAX_CREDITS_PER_WORKER = 8
@@ -34,9 +32,6 @@ class Session:
     Attributes:
         identity: Routing id of its connection.
         spec: Digest of the spec it uses now.
-        batch_identity: Of its connection for batches; empty: there is none.
-        sealer: Of that connection; None: there is none, or batches are signed only.
-        takes_plain: They need not be sealed.
         base_seed: Of workers that start before they have a job; None: they start with one.
         is_ready: It was told Ready for that spec.
         credits: What it was told last.
@@ -49,9 +44,6 @@ class Session:
     rank: int
     spec: str
     seeding: str
-    batch_identity: bytes = b""
-    sealer: Sealer | None = None
-    takes_plain: bool = False
     base_seed: int | None = None
     is_ready: bool = False
     credits: int = 0

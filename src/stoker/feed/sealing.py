@@ -1,136 +1,172 @@
-"""Batches sealed: AES-256-GCM on their way from a data host to a trainer, without CURVE's price.
+"""Sealed batches: what a data host sends on a connection for batches, record by record.
 
-Of an encrypted connection of libzmq, decrypting is three quarters of the receiver's work, as the
-sender's: 0.35 to 0.5 CPU-seconds a GB for XSalsa20 and Poly1305, and three copies. Processors have
-AES in hardware: 0.1 with the same strength, into the memory where the batch will live.
+A batch is a *head* and its payload, both in records of AES-256-GCM with at most 4 MiB of plain text
+(processors have AES in hardware: 0.1 CPU-seconds per GB on each side; CURVE's cipher takes 0.4):
 
-The data host draws a key for each session and each connection of it, and tells it over CURVE. No
-nonce comes twice under a key. Sender and receiver count what they sealed and unsealed: what is cut,
-changed, put in, left out, comes twice or out of order is refused, before memory is taken for it.
-Neither keys nor plain bytes are ever in an error.
+    prefix        key generation (u32), bytes of the packed message (u32), of the payload (u64)
+    first record  the packed message, as much of it as fits; its additional data are the prefix
+    padding       zeros, so that a head has 1024 bytes and is received in one call
+    records       the rest of the packed message, if there is one; then the payload
+
+The sizes of all records follow from the prefix, which the first record authenticates before memory
+is taken. The nonce of a record is the key generation and the number of the record on its
+connection, which both ends count and nobody sends: what is changed, cut, put in, left out, comes
+twice or in another order fails to decrypt. The number runs on over the life of a connection, so no
+nonce is ever used twice.
+
+The first key is told over CURVE with the ticket of the connection. The next generation's key is
+HKDF of the one before (as TLS 1.3 updates its keys): whoever gets hold of a key reads nothing that
+was sent under an earlier one. The sender goes on to it with each pass of a session, and after
+64 GB; the receiver follows by one generation at a time, once a head proves it.
+
+A key is of one connection and one direction. Neither keys nor plain bytes are ever in an error.
 """
 
 import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from stoker.errors import ProtocolError
-from stoker.feed.landing import Bytes, Landing
-from stoker.feed.messages import BatchKey
+from stoker.feed.security import derive
 
-KEY_BITS = 256
+KEY_BYTES = 32
 TAG_BYTES = 16
-# A longer batch goes by CURVE: OpenSSL takes no 2 GiB.
-MAX_BYTES = 1 << 30
-# Number of the key, and of what it seals: the header, then, one higher, the payload.
+# Of plain text a record. A call for each, with the interpreter's lock to be had anew: larger ones
+# are fewer calls; beyond 1 MiB there is no gain otherwise, see benchmarks/README.md.
+RECORD_BYTES = 4 << 20
+# What a head has at least: nearly all packed messages fit.
+HEAD_BYTES = 1024
+# RFC 8446, 5.5: AES-GCM keys are good for 24 million full-size TLS records, 388 GB.
+REKEY_BYTES = 64 * 10**9
+
+_PREFIX = struct.Struct(">IIQ")
 _NONCE = struct.Struct(">IQ")
-MAX_FRAME_BYTES = _NONCE.size + MAX_BYTES + TAG_BYTES
-# Not sent, both know it: batches sent before under this key; bytes of the payload, or that there
-# is none.
-_KNOWN = struct.Struct(">QQ?")
+# Of the packed message, in the head.
+FIRST_BYTES = HEAD_BYTES - _PREFIX.size - TAG_BYTES
+_NEXT_KEY = b"stoker feed v1 next batch key"
+
+Pass = tuple[str, int]
+
+
+def records(nbytes: int) -> Iterator[tuple[int, int]]:
+    """The plain text of `nbytes` in records: start and end of each."""
+    return ((at, min(at + RECORD_BYTES, nbytes)) for at in range(0, nbytes, RECORD_BYTES))
+
+
+class _Key:
+    """The current key of a connection, and the number of the next record."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self.generation = 0
+        self.number = 0
+        self.cipher = AESGCM(key)
+
+    def next(self) -> "_Key":
+        """The key after this one."""
+        made = _Key(derive(self._key, info=_NEXT_KEY))
+        made.generation, made.number = self.generation + 1, self.number
+        return made
+
+    def nonce(self) -> bytes:
+        """The nonce of the next record."""
+        return _NONCE.pack(self.generation, self.number)
 
 
 class Sealer:
-    """The sender's end, for one key; used by one thread.
+    """The sender's end of one connection; used by one thread.
 
     Args:
-        number: Of the key, among those of this sender.
-
-    Attributes:
-        key: For the receiver, over CURVE.
+        key: As told to the receiver.
+        rekey_bytes: Plain text under one key, about.
     """
 
-    def __init__(self, number: int) -> None:
-        self.key = BatchKey(number=number, key=AESGCM.generate_key(KEY_BITS))
-        self._cipher = AESGCM(self.key.key)
-        self._sealed = self._sent = 0
+    def __init__(self, key: bytes, *, rekey_bytes: int = REKEY_BYTES) -> None:
+        self._now = _Key(key)
+        self._rekey_bytes = rekey_bytes
+        self._sealed_bytes = 0
+        self._epochs: dict[str, int] = {}
 
-    def header(self, packed: bytes, *, nbytes: int | None) -> bytes:
-        """The first frame: nonce and sealed message.
+    def head(self, packed: bytes, *, payload_bytes: int, of: Pass) -> bytes:
+        """The head of a batch: prefix, first record, padding. `record` seals what is left.
 
         Args:
-            nbytes: Of the payload, which is to follow; None: there is none.
+            packed: The message that describes the batch.
+            of: Session and pass of the batch; another pass than the session's batch before has
+                another key.
         """
-        nonce = _NONCE.pack(self.key.number, self._sealed)
-        # Also of what is not sent in the end: no nonce is used again.
-        self._sealed += 2
-        return nonce + self._cipher.encrypt(nonce, packed, _known(self._sent, nbytes))
+        session, epoch = of
+        if self._epochs.setdefault(session, epoch) != epoch or (
+            self._sealed_bytes >= self._rekey_bytes
+        ):
+            self._now, self._sealed_bytes = self._now.next(), 0
+            self._epochs[session] = epoch
+        now = self._now
+        prefix = _PREFIX.pack(now.generation, len(packed), payload_bytes)
+        sealed = now.cipher.encrypt(now.nonce(), packed[:FIRST_BYTES], prefix)
+        now.number += 1
+        self._sealed_bytes += len(packed) + payload_bytes
+        return (prefix + sealed).ljust(HEAD_BYTES, b"\0")
 
-    def payload(self, payload: memoryview, landing: Landing) -> Bytes:
-        """The second frame: the sealed payload of the last header, in memory of `landing`."""
-        sealed = landing.take(payload.nbytes + TAG_BYTES)
-        nonce = _NONCE.pack(self.key.number, self._sealed - 1)
-        self._cipher.encrypt_into(nonce, payload, None, sealed.data)
-        return sealed
+    def record(self, plain: memoryview, into: memoryview) -> None:
+        """Seals the next record into `into`, which has TAG_BYTES more than `plain`."""
+        now = self._now
+        now.cipher.encrypt_into(now.nonce(), plain, None, into)
+        now.number += 1
 
-    def sent(self) -> None:
-        """The last header and its payload are on their way; the receiver will count them."""
-        self._sent += 1
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The authenticated head of a batch.
+
+    Attributes:
+        packed: The message, or its first part.
+        missing_bytes: Of the message, in records of their own.
+        payload_bytes: Of the payload, in the records that follow.
+    """
+
+    packed: bytes
+    missing_bytes: int
+    payload_bytes: int
 
 
 class Unsealer:
-    """The receiver's end, for one key; used by one thread."""
+    """The receiver's end of one connection; used by one thread."""
 
-    def __init__(self, key: BatchKey) -> None:
-        self._number = key.number
-        self._cipher = AESGCM(key.key)
-        self._taken = 0
-        self._nonce = b""
+    def __init__(self, key: bytes) -> None:
+        self._now = _Key(key)
 
-    def header(self, frame: memoryview, *, nbytes: int | None) -> bytes:
-        """The packed message in the first frame.
-
-        Args:
-            nbytes: Of the payload that came with it, by `payload_bytes`; None: there was none.
+    def head(self, head: memoryview) -> Head:
+        """Decrypts HEAD_BYTES.
 
         Raises:
             ProtocolError: If it is not what the sender sealed next.
         """
-        nonce = bytes(frame[: _NONCE.size])
+        generation, packed_bytes, payload_bytes = _PREFIX.unpack_from(head)
+        now = self._now.next() if generation == self._now.generation + 1 else self._now
+        first_bytes = min(packed_bytes, FIRST_BYTES)
+        sealed = head[_PREFIX.size : _PREFIX.size + first_bytes + TAG_BYTES]
         try:
-            packed = self._cipher.decrypt(nonce, frame[_NONCE.size :], _known(self._taken, nbytes))
+            packed = now.cipher.decrypt(now.nonce(), sealed, head[: _PREFIX.size])
         except InvalidTag:
-            raise ProtocolError("a batch's header is not what was sealed next") from None
-        self._taken += 1
-        self._nonce = _NONCE.pack(self._number, _NONCE.unpack(nonce)[1] + 1)
-        return packed
+            raise ProtocolError("a batch's head is not what was sealed next") from None
+        now.number += 1
+        self._now = now
+        return Head(packed, packed_bytes - first_bytes, payload_bytes)
 
-    def payload(self, frame: memoryview, into: Bytes) -> None:
-        """Writes the payload of the last header into `into`, of `payload_bytes`.
+    def record(self, sealed: memoryview, into: memoryview) -> None:
+        """Decrypts the next record into `into`, which may be the very memory of `sealed`.
 
         Raises:
-            ProtocolError: If it is not what the sender sealed; what `into` holds then is nothing.
+            ProtocolError: If it is not what the sender sealed next; what `into` holds then is
+                nothing.
         """
+        now = self._now
         try:
-            self._cipher.decrypt_into(self._nonce, frame, None, into.data)
+            now.cipher.decrypt_into(now.nonce(), sealed, None, into)
         except InvalidTag:
-            raise ProtocolError("a batch's payload is not what was sealed") from None
-
-
-def key_number(frame: memoryview) -> int:
-    """Which key a first frame says it is sealed with; not yet to be trusted.
-
-    Raises:
-        ProtocolError: If it is too short to say, or too long to be one.
-    """
-    if not _NONCE.size + TAG_BYTES <= len(frame) <= _NONCE.size + TAG_BYTES + MAX_BYTES:
-        raise ProtocolError(f"a sealed batch has a header of {len(frame)} bytes")
-    number: int
-    number, _ = _NONCE.unpack_from(frame)
-    return number
-
-
-def payload_bytes(frame: memoryview) -> int:
-    """Bytes of the payload in a second frame.
-
-    Raises:
-        ProtocolError: If it is shorter than its tag, or longer than any.
-    """
-    if not TAG_BYTES <= frame.nbytes <= TAG_BYTES + MAX_BYTES:
-        raise ProtocolError(f"a sealed payload of {frame.nbytes} bytes")
-    return frame.nbytes - TAG_BYTES
-
-
-def _known(count: int, nbytes: int | None) -> bytes:
-    return _KNOWN.pack(count, nbytes or 0, nbytes is not None)
+            raise ProtocolError("a batch's payload is not what was sealed next") from None
+        now.number += 1

@@ -4,12 +4,8 @@ Every process of a run holds the token, so every one can be server or client; wh
 token can be neither. CURVE alone lets in any client that knows the server's public key: the
 allow-list lets in the run's own client key only, and the handshake fails before a byte of a message
 is parsed.
-
-Batches are sealed, see sealing, or go unencrypted where the network is encrypted already. Then they
-carry a MAC over their header, and never a pickle.
 """
 
-import functools
 import hashlib
 import hmac
 import secrets
@@ -22,7 +18,6 @@ from zmq.utils import z85
 from stoker.errors import UsageError
 
 TOKEN_BYTES = 32
-MAC_BYTES = 32
 
 # A handshake that takes longer is cut; on a LAN it takes milliseconds, at start names may be slow.
 HANDSHAKE_SECONDS = 10.0
@@ -30,7 +25,9 @@ HANDSHAKE_SECONDS = 10.0
 # thread answers for a process that is busy, so slow is not mistaken for dead.
 HEARTBEAT_SECONDS = 3.0
 HEARTBEAT_TIMEOUT_SECONDS = 15.0
-MAX_MESSAGE_BYTES = (1 << 30) + (16 << 20)
+# Of a frame at a server's port: what a stranger can have it hold before the handshake. Longer
+# messages of members go in pieces.
+MAX_CONTROL_BYTES = 256 << 10
 
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _ZAP_DOMAIN = b"stoker"
@@ -55,14 +52,14 @@ class Keys:
         """
         if len(token) < TOKEN_BYTES:
             raise ValueError(f"a token has at least {TOKEN_BYTES} bytes, this one {len(token)}")
-        server = z85.encode(_hkdf(token, info=b"stoker feed v1 server"))
-        client = z85.encode(_hkdf(token, info=b"stoker feed v1 client"))
+        server = z85.encode(derive(token, info=b"stoker feed v1 server"))
+        client = z85.encode(derive(token, info=b"stoker feed v1 client"))
         return cls(
             server_public=zmq.curve_public(server),
             server_secret=server,
             client_public=zmq.curve_public(client),
             client_secret=client,
-            mac_key=_hkdf(token, info=b"stoker feed v1 mac"),
+            mac_key=derive(token, info=b"stoker feed v1 mac"),
         )
 
 
@@ -104,7 +101,7 @@ def secure_server(
     socket: "zmq.Socket[bytes]",
     keys: Keys,
     *,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    max_message_bytes: int = MAX_CONTROL_BYTES,
     silence_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
 ) -> None:
     """Makes `socket` a CURVE server, before it is bound and after the context's AllowList is.
@@ -130,29 +127,6 @@ def secure_client(socket: "zmq.Socket[bytes]", keys: Keys, *, max_message_bytes:
     socket.curve_serverkey = keys.server_public
     socket.curve_publickey = keys.client_public
     socket.curve_secretkey = keys.client_secret
-
-
-def plain_socket(socket: "zmq.Socket[bytes]", *, max_message_bytes: int) -> None:
-    """Sets the options of a socket that is not encrypted."""
-    _limit(socket, max_message_bytes)
-
-
-def sign(mac_key: bytes, header: bytes | memoryview) -> bytes:
-    """The MAC of the packed message `header`: keyed BLAKE2b, 32 bytes."""
-    hashed = _keyed(mac_key).copy()
-    hashed.update(header)
-    return hashed.digest()
-
-
-@functools.lru_cache(maxsize=1)
-def _keyed(mac_key: bytes) -> "hashlib.blake2b":
-    """The key hashed: half of the work for a message."""
-    return hashlib.blake2b(key=mac_key, digest_size=MAC_BYTES, person=b"stoker plain")
-
-
-def verify(mac_key: bytes, header: bytes | memoryview, mac: bytes | memoryview) -> bool:
-    """Whether `mac` is that of `header`, in constant time."""
-    return hmac.compare_digest(sign(mac_key, header), bytes(mac))
 
 
 class AllowList:
@@ -211,6 +185,7 @@ def _limit(socket: "zmq.Socket[bytes]", max_message_bytes: int) -> None:
     socket.tcp_keepalive_cnt = 3
 
 
-def _hkdf(secret: bytes, *, info: bytes) -> bytes:
+def derive(secret: bytes, *, info: bytes) -> bytes:
+    """A key of 32 bytes, by HKDF-SHA256 with the salt "stoker"."""
     extracted = hmac.new(b"stoker", secret, hashlib.sha256).digest()
     return hmac.new(extracted, info + b"\x01", hashlib.sha256).digest()

@@ -3,7 +3,6 @@
 The loop is `agent`'s; how the batches of all sessions are made is in `dispatch`.
 """
 
-import itertools
 import math
 import time
 from collections.abc import Iterable
@@ -14,7 +13,6 @@ from stoker.feed.dispatch import Dispatch
 from stoker.feed.held_spec import HeldSpec
 from stoker.feed.outbox import Outbox, Transport
 from stoker.feed.requests import Session
-from stoker.feed.sealing import Sealer
 from stoker.feed.shipping import pack_error
 from stoker.feed.specs import Specs
 from stoker.feed.versions import compare_versions, own_versions
@@ -61,7 +59,6 @@ class Service:
         self._dispatch = Dispatch(
             specs, self._outbox, sessions=self._sessions, workers=workers, feed=feed, log=log
         )
-        self._key_numbers = itertools.count()
         self._is_draining = False
         self._warned: set[tuple[bytes, str]] = set()
         self._versions = own_versions()
@@ -128,6 +125,8 @@ class Service:
             ProtocolError: If it makes no sense.
         """
         match message:
+            case messages.Attach():
+                self._attach(identity, message)
             case messages.Open():
                 self._open_session(identity, message)
             case messages.Ship():
@@ -138,6 +137,12 @@ class Service:
                 self._forget(name, before_pass)
             case messages.Close(session=name):
                 self._end_session(name, "closed")
+
+    def _attach(self, identity: bytes, message: messages.Attach) -> None:
+        if message.host == self._host:
+            self._outbox.give_ticket(identity)
+        else:
+            self._outbox.answer(identity, messages.WrongHost(host=self._host))
 
     def _open_session(self, identity: bytes, message: messages.Open) -> None:
         if message.host not in ("", self._host):
@@ -162,7 +167,6 @@ class Service:
             self._specs.forget_streams(session.name)
         before, session.identity = session.identity, identity
         session.spec, session.seeding = message.spec, message.seeding
-        self._seal(session, message)
         session.base_seed = message.base_seed
         # The trainer says next which passes are over.
         session.before_pass = 0
@@ -196,15 +200,6 @@ class Service:
             self._is_left(left)
         self._retire()
 
-    def _seal(self, session: Session, message: messages.Open) -> None:
-        """Another connection for batches has another key: no nonce may come twice under one."""
-        is_plain = message.takes_plain and not self._feed.encrypt_batches
-        if session.batch_identity != message.batch_identity or session.takes_plain != is_plain:
-            session.batch_identity, session.takes_plain = message.batch_identity, is_plain
-            session.sealer = None
-            if message.batch_identity and not is_plain:
-                session.sealer = Sealer(next(self._key_numbers))
-
     def _ship(self, identity: bytes, message: messages.Ship, piece: memoryview) -> None:
         held = self._specs.find(message.spec)
         if held is None or held.state != "expected":
@@ -237,7 +232,6 @@ class Service:
                     spec=held.digest,
                     credits=session.credits,
                     workers=self._workers,
-                    batch_key=None if session.sealer is None else session.sealer.key,
                     versions=self._versions,
                     module_values=held.module_values,
                 )

@@ -3,9 +3,11 @@
 import contextlib
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 
+from stoker.feed.batch_receiver import BatchReceiver
 from stoker.feed.module_values import ValuesThere
 from stoker.feed.session import Session
 from stoker.feed.timeline import Timeline
@@ -21,6 +23,7 @@ class Shared:
         failure: Ends every session, later ones too.
         wake_fd: An eventfd for the pump's poll; see `sleeps`.
         values_there: For the pump.
+        receivers: Of batches, as long as anybody has them.
     """
 
     def __init__(self, *, timeline: Timeline, log: Log) -> None:
@@ -31,6 +34,7 @@ class Shared:
         self.timeline = timeline
         self.log = log
         self.values_there = ValuesThere(log)
+        self.receivers: weakref.WeakSet[BatchReceiver] = weakref.WeakSet()
         self._pid = os.getpid()
         self._is_asleep = self._is_called = False
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

@@ -249,6 +249,11 @@ class _PackedError:
     arguments: bytes | None = field(default=None)
 
 
+# Of an error on its way: its text, of which beginning and end say most, and what it holds.
+_MAX_ERROR_TEXT = 200_000
+_MAX_ERROR_BYTES = 1 << 20
+
+
 def pack_error(err: BaseException, *, host: str, where: str) -> bytes:
     """Pickles an error that a worker met, with its traceback as text.
 
@@ -256,10 +261,14 @@ def pack_error(err: BaseException, *, host: str, where: str) -> bytes:
         where: Worker and sample, as `data worker 1, index 41`.
     """
     text = "".join(traceback.format_exception(err))
+    if len(text) > _MAX_ERROR_TEXT:
+        text = f"{text[: _MAX_ERROR_TEXT // 2]}\n[...]\n{text[-_MAX_ERROR_TEXT // 2 :]}"
     message = f"Caught {type(err).__name__} in {where} on host {host}.\nOriginal {text}"
-    return pickle.dumps(
-        _PackedError(pickle_of(type(err)), type(err).__name__, message, pickle_of(err))
-    )
+    arguments = pickle_of(err)
+    if arguments is not None and len(arguments) > _MAX_ERROR_BYTES:
+        # A tensor among them, say: an error has to fit a message of the feed.
+        arguments = None
+    return pickle.dumps(_PackedError(pickle_of(type(err)), type(err).__name__, message, arguments))
 
 
 def unpack_error(data: bytes | memoryview) -> Exception:

@@ -32,6 +32,7 @@ from stoker.feed.messages import (
     pack,
 )
 from stoker.feed.security import HEARTBEAT_TIMEOUT_SECONDS, AllowList, Keys, secure_server
+from stoker.feed.strangers import HandshakeGuard, StrangerLog
 from stoker.launch.attendance import Attendance
 from stoker.launch.members import Change, Members
 from stoker.logs import Log, now_utc
@@ -98,6 +99,7 @@ class Coordinator:
         self._straggler_seconds = straggler_seconds
         self._run_id = run_id
         self._log = log
+        self._port = port
         self._endpoint = f"tcp://{address}:{port}"
         self._on_failure = on_failure
         self._clock = clock
@@ -197,8 +199,9 @@ class Coordinator:
             self._context.term()
             raise
         self._log.event("coordinator_listens", endpoint=self._endpoint)
+        guard = HandshakeGuard(socket, StrangerLog(self._log, port=self._port), port=self._port)
         self._thread = threading.Thread(
-            target=self._serve, args=(socket, allow_list), name="coordinator", daemon=True
+            target=self._serve, args=(socket, allow_list, guard), name="coordinator", daemon=True
         )
         self._thread.start()
 
@@ -269,18 +272,23 @@ class Coordinator:
                     ) from None
             time.sleep(0.1)
 
-    def _serve(self, socket: "zmq.Socket[bytes]", allow_list: AllowList) -> None:
+    def _serve(
+        self, socket: "zmq.Socket[bytes]", allow_list: AllowList, guard: HandshakeGuard
+    ) -> None:
         poller = zmq.Poller()
-        poller.register(socket, zmq.POLLIN)
-        poller.register(allow_list.socket, zmq.POLLIN)
+        for source in (socket, allow_list.socket, guard.monitor):
+            poller.register(source, zmq.POLLIN)
         self._turned_at = self._clock()
         try:
             while not self._is_done():
                 ready = dict(poller.poll(_POLL_MS))
                 if allow_list.socket in ready:
                     allow_list.handle()
+                if guard.monitor in ready:
+                    guard.handle(self._clock())
                 if socket in ready:
-                    self._receive(socket)
+                    self._receive(socket, guard)
+                guard.tick(self._clock())
                 self._apply_end(socket)
                 self._apply_stage(socket)
                 self._apply_release(socket)
@@ -293,6 +301,7 @@ class Coordinator:
                 Change(what="lost", host="", kind="follower", reason=f"the coordinator: {err!r}")
             )
         finally:
+            guard.close()
             # Linger, so that the last State gets out.
             socket.linger = 500
             socket.close()
@@ -324,21 +333,23 @@ class Coordinator:
         awaits_start = bool(self._members.awaited) and elapsed < self._straggler_seconds
         return not awaits_goodbye and not awaits_start
 
-    def _receive(self, socket: "zmq.Socket[bytes]") -> None:
+    def _receive(self, socket: "zmq.Socket[bytes]", guard: HandshakeGuard) -> None:
         # Bounded, so that leases are looked at under any load.
         for _ in range(100):
             try:
-                frames = socket.recv_multipart(zmq.NOBLOCK)
+                frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            guard.proved(frames[-1])
+            sender = frames[0].bytes
             try:
                 if len(frames) != 2:
                     raise ProtocolError(f"{len(frames) - 1} frames, expected 1")
-                message = self._unpack(frames[1])
+                message = self._unpack(frames[1].buffer)
             except ProtocolError as err:
-                self._warn(frames[0], err.what)
+                self._warn(sender, err.what)
                 continue
-            self._handle(socket, frames[0], message)
+            self._handle(socket, sender, message)
 
     def _handle(self, socket: "zmq.Socket[bytes]", sender: bytes, message: Message) -> None:
         now = self._clock()

@@ -1,22 +1,24 @@
 """What the feed would cost this trainer: sealed batches over a loopback connection.
 
-Sender and receiver are threads of this process with contexts of their own; CPU is counted by
-thread, so the sender's share stays out. The receiver does what the feed's does: takes the frames
-off the connection, unseals them into reused memory, and hands it to the trainer's thread, which
-decodes.
+Sender and receiver are threads of this process; CPU is counted by thread, so the sender's share
+stays out. The receiver does what the feed's does: receives a batch into reused memory, decrypts it
+there, and hands it to the trainer's thread, which decodes.
 """
 
+import contextlib
+import os
 import queue
+import socket
 import threading
 import time
 
-import zmq
-
 from stoker.errors import StokerError
+from stoker.feed.batch_stream import BatchReader, BatchWriter, tune
 from stoker.feed.landing import Bytes, Landing
-from stoker.feed.sealing import Sealer, Unsealer, payload_bytes
+from stoker.feed.placing import Placing
+from stoker.feed.sealing import KEY_BYTES, Sealer, Unsealer
 from stoker.feed.wire import Encoded, decode, encode
-from stoker.profile.clocks import thread_ids, threads_cpu_seconds
+from stoker.profile.clocks import threads_cpu_seconds
 from stoker.profile.raw import Receive, block_means, quartiles
 
 _MAX_BATCHES = 200
@@ -47,38 +49,34 @@ def measure_receive(batch: object, *, seconds: float = 1.0) -> Receive | None:
     frame = bytearray(encoded.nbytes)
     if frame:
         encoded.write_into(memoryview(frame))
-    sealer = Sealer(0)
-    stop = threading.Event()
-    with zmq.Context() as sending, zmq.Context() as receiving:
-        source = sending.socket(zmq.PUSH)
-        source.setsockopt(zmq.SNDTIMEO, 200)
-        source.setsockopt(zmq.SNDHWM, 2)
-        source.setsockopt(zmq.LINGER, 0)
-        port = source.bind_to_random_port("tcp://127.0.0.1")
-        others = thread_ids()
-        sink = receiving.socket(zmq.PULL)
-        sink.setsockopt(zmq.RCVTIMEO, int(_WAIT_SECONDS * 1000))
-        sink.setsockopt(zmq.RCVHWM, 2)
-        sink.setsockopt(zmq.LINGER, 0)
-        sink.connect(f"tcp://127.0.0.1:{port}")
-        io_threads = thread_ids() - others
-        landed: queue.Queue[Bytes | None] = queue.Queue(maxsize=2)
+    key = os.urandom(KEY_BYTES)
+    landed: queue.Queue[Bytes | None] = queue.Queue(maxsize=2)
+    source, sink = _connected()
+    with source, sink:
         threads = [
-            threading.Thread(target=_send, args=(source, sealer, frame, stop), daemon=True),
-            threading.Thread(
-                target=_receive, args=(sink, Unsealer(sealer.key), landed, stop), daemon=True
-            ),
+            threading.Thread(target=_send, args=(source, key, frame), daemon=True),
+            threading.Thread(target=_receive, args=(sink, key, landed), daemon=True),
         ]
         for thread in threads:
             thread.start()
         try:
-            ids = io_threads | {threads[1].native_id or 0}
-            return _take(landed, encoded, ids=ids, seconds=seconds) if io_threads else None
+            return _take(landed, encoded, ids={threads[1].native_id or 0}, seconds=seconds)
         finally:
-            stop.set()
+            for connection in (source, sink):
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
             _empty(landed)
             for thread in threads:
                 thread.join(2 * _WAIT_SECONDS)
+
+
+def _connected() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sink = socket.create_connection(listener.getsockname())
+        source, _ = listener.accept()
+    for connection in (source, sink):
+        tune(connection)
+    return source, sink
 
 
 def _take(
@@ -123,43 +121,25 @@ def _cold_read_seconds(payload: Bytes) -> float:
     return max(0.0, 2 * first - started - time.thread_time())
 
 
-def _send(
-    socket: "zmq.Socket[bytes]", sealer: Sealer, frame: bytearray, stop: threading.Event
-) -> None:
-    landing = Landing()
-    while not stop.is_set():
-        header = sealer.header(b"", nbytes=len(frame))
-        sealed = sealer.payload(memoryview(frame), landing)
-        while not stop.is_set():
-            try:
-                socket.send_multipart([header, sealed.data], copy=False)
-                sealer.sent()
-                break
-            except zmq.Again:
-                continue
-        del sealed
-    socket.close()
+def _send(connection: socket.socket, key: bytes, frame: bytearray) -> None:
+    writer = BatchWriter(connection, Sealer(key), Landing())
+    payload = memoryview(frame) if frame else None
+    with contextlib.suppress(OSError):
+        while True:
+            writer.write(b"", payload, of=("", 0))
 
 
-def _receive(
-    socket: "zmq.Socket[bytes]",
-    unsealer: Unsealer,
-    landed: "queue.Queue[Bytes | None]",
-    stop: threading.Event,
-) -> None:
-    landing = Landing()
-    while not stop.is_set():
-        try:
-            header, frame = socket.recv_multipart(copy=False)
-        except zmq.Again:
-            landed.put(None)
-            break
-        nbytes = payload_bytes(frame.buffer)
-        unsealer.header(header.buffer, nbytes=nbytes)
-        array = landing.take(nbytes)
-        unsealer.payload(frame.buffer, array)
-        landed.put(array)
-    socket.close()
+def _receive(connection: socket.socket, key: bytes, landed: "queue.Queue[Bytes | None]") -> None:
+    placing = Placing()
+    reader = BatchReader(connection, Unsealer(key), max_head_bytes=0, silent_seconds=_WAIT_SECONDS)
+    try:
+        while True:
+            _, nbytes = reader.head(is_awaited=True)
+            payload, room = placing.room_to_receive(nbytes, None)
+            reader.read(room, nbytes)
+            landed.put(payload)
+    except (OSError, StokerError):
+        landed.put(None)
 
 
 def _empty(landed: "queue.Queue[Bytes | None]") -> None:

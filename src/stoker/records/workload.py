@@ -122,11 +122,13 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         max_bytes: Bytes of batches that may wait in one host, made or under way, of all its loaders
             and ranks together; one batch a loader always may. Absent: a quarter of the host's
             memory (of its cgroup's limit, where there is one).
-        receive_threads: Threads of a trainer process that read what comes; a data host keeps to
-            one of them. Absent: with encrypted batches one for every two cores of a process, at
-            most 4, else 1.
-        encrypt_batches: False where the network between the hosts is encrypted already; requests,
-            datasets and membership stay encrypted.
+        receive_threads: Has no effect any more: each data host is received by a thread of its own.
+        encrypt_batches: Has no effect any more: batches are always sealed, which costs 0.1
+            CPU-seconds per GB on each side.
+        accept_pickles: Whether trainers take what data hosts can only send pickled (objects that
+            are no tensors, arrays, numbers, strings or containers of them, and exceptions). False:
+            who takes over a data host runs no code in the trainers by that; such a batch is an
+            error, and of an exception only its text comes.
         seeding: What the random state of a sample is made from: `batch` (seed, replica, epoch,
             batch number), `sample` (..., index, occurrence), `torch` (torch's own, not independent
             of placement).
@@ -152,6 +154,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     max_bytes: PositiveInt | None = None
     receive_threads: Annotated[int, msgspec.Meta(ge=1, le=16)] | None = None
     encrypt_batches: bool = True
+    accept_pickles: bool = True
     seeding: Literal["batch", "sample", "torch"] = "batch"
     model_parallel_size: PositiveInt = 1
     replicas: tuple[tuple[NonNegativeInt, ...], ...] | None = None

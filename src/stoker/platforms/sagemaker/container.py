@@ -2,8 +2,6 @@
 
 from pathlib import PurePosixPath
 
-import msgspec
-
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker.job_rules import CODE_CHANNEL, TOKEN_CHANNEL
@@ -23,11 +21,7 @@ def environment_of(
     Raises:
         UsageError: If the user sets what stoker does.
     """
-    # With the service's own encryption between hosts, batches are not encrypted twice.
-    feed = job.feed
-    if settings.encrypt_traffic:
-        feed = msgspec.structs.replace(feed, encrypt_batches=False)
-    ours = job_variables(job, feed=feed)
+    ours = job_variables(job, feed=job.feed)
     # The run's id is the job's name, which the service tells each container.
     ours["STOKER_TOKEN_FILE"] = f"{_INPUT}/{TOKEN_CHANNEL}/token"
     if code_uri:

@@ -1,0 +1,196 @@
+"""The port for batches before strangers: bounded, deaf, and quick to hang up."""
+
+import io
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from stoker.errors import UsageError
+from stoker.feed import batch_port
+from stoker.feed.batch_port import BatchPort, OutgoingBatch
+from stoker.feed.messages import TICKET_BYTES
+from stoker.feed.security import HANDSHAKE_SECONDS
+from stoker.feed.strangers import MAX_WAITING
+from stoker.logs import Log
+
+DEADLINE_SECONDS = 10.0
+NOW = 1000.0
+
+
+@pytest.fixture
+def log() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def port(log: io.StringIO) -> Iterator[BatchPort]:
+    made = BatchPort(
+        bind="127.0.0.1",
+        port=None,
+        host="data-1",
+        run_id="test",
+        log=Log(run="test", host="data-1", stream=log),
+        wake=lambda: None,
+    )
+    yield made
+    made.close()
+
+
+def turn(port: BatchPort, now: float = NOW) -> None:
+    """One turn of the agent's loop, with all that there is."""
+    port.handle(port.filenos(), now)
+
+
+def connect(port: BatchPort) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port.port), DEADLINE_SECONDS)
+
+
+def is_cut(connection: socket.socket) -> bool:
+    """Whether the other end has hung up; waits a little for what is under way."""
+    connection.settimeout(0.2)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_whoever_has_no_ticket_is_cut_with_the_first_32_bytes(port: BatchPort) -> None:
+    port.ticket_for(b"trainer", NOW)
+    with connect(port) as stranger:
+        stranger.sendall(b"x" * (TICKET_BYTES - 1))
+        turn(port)
+        turn(port)
+        assert not is_cut(stranger)
+        stranger.sendall(b"x" * 1000)
+        turn(port)
+        assert is_cut(stranger)
+
+
+def test_whoever_is_silent_is_cut_after_ten_seconds(port: BatchPort) -> None:
+    assert HANDSHAKE_SECONDS == 10
+    with connect(port) as stranger:
+        turn(port)
+        port.tick(NOW + HANDSHAKE_SECONDS)
+        assert not is_cut(stranger)
+        port.tick(NOW + HANDSHAKE_SECONDS + 0.1)
+        assert is_cut(stranger)
+
+
+def test_a_stranger_has_a_line_in_the_log_a_thousand_have_one_in_ten_seconds(
+    port: BatchPort, log: io.StringIO
+) -> None:
+    for second in range(9):
+        for _ in range(20):
+            with connect(port) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1\r\nHost: anybody.example\r\n\r\n")
+                turn(port)
+                turn(port)
+        port.tick(NOW + second)
+    lines = log.getvalue().splitlines()
+    assert len(lines) == 1
+    assert f"strangers_cut port={port.port} connections=20 last=127.0.0.1" in lines[0]
+    assert "no ticket of this run" in lines[0]
+    port.tick(NOW + 11)
+    assert "connections=160" in log.getvalue().splitlines()[1]
+
+
+def test_so_many_wait_at_a_time_and_the_newest_gets_through(port: BatchPort) -> None:
+    strangers = [connect(port) for _ in range(20)]
+    ticket = port.ticket_for(b"trainer", NOW)
+    while len(strangers) < MAX_WAITING + 30:
+        turn(port)
+        strangers.append(connect(port))
+    turn(port)
+    assert len(port._waiting) == MAX_WAITING
+    assert is_cut(strangers[0])
+    assert not is_cut(strangers[-1])
+    with connect(port) as trainer:
+        trainer.sendall(ticket.ticket)
+        turn(port)
+        turn(port)
+        assert len(trainer.recv(16)) == 16
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_what_is_queued_for_who_never_comes_is_let_go_of(port: BatchPort) -> None:
+    done: list[int] = []
+    port.ticket_for(b"trainer", NOW)
+    batch = OutgoingBatch(b"packed", None, ("s", 0), lambda: done.append(1))
+    assert port.send(b"trainer", batch)
+    port.tick(NOW + 59)
+    assert not done
+    port.tick(NOW + 61)
+    assert done == [1]
+    assert not port.send(b"trainer", batch)
+    assert not port.send(b"nobody", batch)
+
+
+def test_what_is_queued_for_who_hangs_up_is_let_go_of(port: BatchPort) -> None:
+    done: list[int] = []
+    ticket = port.ticket_for(b"trainer", NOW)
+    with connect(port) as trainer:
+        trainer.sendall(ticket.ticket)
+        turn(port)
+        turn(port)
+        assert trainer.recv(1)
+    end = time.monotonic() + DEADLINE_SECONDS
+    batch = OutgoingBatch(bytes(100_000), None, ("s", 0), lambda: done.append(1))
+    num_sent = 0
+    while port.send(b"trainer", batch) and time.monotonic() < end:
+        num_sent += 1
+        turn(port)
+    while len(done) < num_sent and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(done) == num_sent
+
+
+def test_no_more_open_files_cuts_the_oldest_stranger_and_spins_not(
+    port: BatchPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        def __init__(self, listener: socket.socket) -> None:
+            self._listener = listener
+
+        def accept(self) -> None:
+            raise OSError(24, "Too many open files")
+
+        def fileno(self) -> int:
+            return self._listener.fileno()
+
+        def close(self) -> None:
+            self._listener.close()
+
+    listener = port._listener
+    with connect(port) as stranger:
+        turn(port)
+        monkeypatch.setattr(port, "_listener", Full(listener))
+        turn(port)
+        assert is_cut(stranger)
+        assert listener.fileno() not in port.filenos()
+        port.tick(NOW + 1)
+        assert listener.fileno() in port.filenos()
+
+
+def test_a_taken_port_is_an_error_that_names_it(port: BatchPort) -> None:
+    with pytest.raises(UsageError, match=f"port {port.port} cannot be bound"):
+        BatchPort(
+            bind="127.0.0.1",
+            port=port.port,
+            host="data-2",
+            run_id="test",
+            log=Log(run="test", host="data-2"),
+            wake=lambda: None,
+        )
+
+
+def test_it_listens_on_both_families(log: io.StringIO) -> None:
+    both = batch_port._listen("*", 0)
+    with both:
+        assert both.family == socket.AF_INET6
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, both.getsockname()[1]), DEADLINE_SECONDS).close()

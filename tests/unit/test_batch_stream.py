@@ -1,0 +1,172 @@
+"""Batches over a real TCP connection, by both ends' code: written, read, cut, slowed down."""
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from stoker.errors import ProtocolError
+from stoker.feed import sealing
+from stoker.feed.batch_stream import BatchReader, BatchWriter, tune
+from stoker.feed.landing import Landing
+from stoker.feed.sealing import HEAD_BYTES, TAG_BYTES, Sealer, Unsealer
+
+KEY = bytes(range(32))
+MAX_HEAD_BYTES = 1 << 20
+
+
+@dataclass
+class Pair:
+    """A connection: the ends, their writer and reader."""
+
+    source: socket.socket
+    sink: socket.socket
+    writer: BatchWriter
+    reader: BatchReader
+
+
+@contextlib.contextmanager
+def connected(*, silent_seconds: float = 30.0) -> Iterator[Pair]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sink = socket.create_connection(listener.getsockname())
+        source, _ = listener.accept()
+    with source, sink:
+        tune(source)
+        tune(sink)
+        yield Pair(
+            source,
+            sink,
+            BatchWriter(source, Sealer(KEY), Landing()),
+            BatchReader(
+                sink,
+                Unsealer(KEY),
+                max_head_bytes=MAX_HEAD_BYTES,
+                silent_seconds=silent_seconds,
+            ),
+        )
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with connected() as made:
+        yield made
+
+
+@contextlib.contextmanager
+def written(writer: BatchWriter, packed: bytes, payload: bytes | None) -> Iterator[None]:
+    """Meanwhile, in a thread, for it blocks until it is read."""
+    view = None if payload is None else memoryview(payload)
+    thread = threading.Thread(target=writer.write, args=(packed, view), kwargs={"of": ("s", 0)})
+    thread.start()
+    yield
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def read(reader: BatchReader) -> tuple[bytes, bytes]:
+    packed, nbytes = reader.head()
+    memory = bytearray(nbytes + TAG_BYTES)
+    reader.read(memoryview(memory), nbytes)
+    return packed, bytes(memory[:nbytes])
+
+
+@pytest.mark.parametrize("packed_bytes", [0, 300, 5000])
+@pytest.mark.parametrize("payload_bytes", [0, 1, 70_000, sealing.RECORD_BYTES + 1])
+def test_what_is_written_is_read(pair: Pair, packed_bytes: int, payload_bytes: int) -> None:
+    for _ in range(2):
+        packed, payload = os.urandom(packed_bytes), os.urandom(payload_bytes)
+        with written(pair.writer, packed, payload or None):
+            assert read(pair.reader) == (packed, payload)
+
+
+def test_a_description_that_is_too_long_is_refused_before_there_is_memory_for_it(
+    pair: Pair,
+) -> None:
+    head = Sealer(KEY).head(bytes(2 * MAX_HEAD_BYTES), payload_bytes=0, of=("s", 0))
+    pair.source.sendall(head)
+    with pytest.raises(ProtocolError, match="description"):
+        pair.reader.head()
+
+
+def test_an_end_in_the_middle_of_a_batch_is_an_error(pair: Pair) -> None:
+    pair.source.sendall(Sealer(KEY).head(b"packed", payload_bytes=1000, of=("s", 0)))
+    pair.source.close()
+    assert pair.reader.head() == (b"packed", 1000)
+    with pytest.raises(ConnectionResetError):
+        pair.reader.read(memoryview(bytearray(1000 + TAG_BYTES)), 1000)
+
+
+def test_half_a_head_is_none(pair: Pair) -> None:
+    pair.source.sendall(bytes(HEAD_BYTES // 2))
+    pair.source.close()
+    with pytest.raises(ConnectionResetError):
+        pair.reader.head()
+
+
+def test_a_batch_may_take_longer_than_the_silence_that_ends_a_connection() -> None:
+    """A slow network delivers: bytes that come are life. 20 pieces, each after half of it."""
+    payload = os.urandom(200_000)
+    sent: list[bytes] = []
+
+    class Slow(socket.socket):
+        """Sends a little at a time."""
+
+        def sendall(self, data: object, *_: object) -> None:  # type: ignore[override]
+            sent.append(bytes(data))  # type: ignore[call-overload]
+
+    with connected(silent_seconds=0.5) as pair, Slow() as slow:
+        BatchWriter(slow, Sealer(KEY), Landing()).write(b"packed", memoryview(payload), of=("s", 0))
+        wire = b"".join(sent)
+        began = time.monotonic()
+
+        def trickle() -> None:
+            step = len(wire) // 20 + 1
+            for at in range(0, len(wire), step):
+                time.sleep(0.15)
+                pair.source.sendall(wire[at : at + step])
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        assert read(pair.reader) == (b"packed", payload)
+        thread.join()
+        assert time.monotonic() - began > 2 * 0.5
+
+
+def test_silence_in_the_middle_of_a_batch_ends_the_connection_in_words() -> None:
+    with connected(silent_seconds=0.2) as pair:
+        pair.source.sendall(Sealer(KEY).head(b"packed", payload_bytes=1000, of=("s", 0)) + b"x")
+        pair.reader.head()
+        with pytest.raises(TimeoutError, match=r"no byte for 0\.2 s"):
+            pair.reader.read(memoryview(bytearray(1000 + TAG_BYTES)), 1000)
+
+
+def test_silence_between_batches_does_not_unless_one_is_awaited() -> None:
+    with connected(silent_seconds=0.1) as pair:
+        with pytest.raises(TimeoutError):
+            pair.reader.head(is_awaited=True)
+        timer = threading.Timer(0.5, pair.writer.write, (b"packed", None), {"of": ("s", 0)})
+        timer.start()
+        assert pair.reader.head() == (b"packed", 0)
+        timer.join()
+
+
+def test_few_calls_move_a_batch(pair: Pair) -> None:
+    """Each wants the interpreter's lock anew, for which a main thread in pure Python takes 5 ms."""
+    calls: list[int] = []
+    receive = pair.sink.recv_into
+
+    class Counted:
+        def recv_into(self, *arguments: object) -> int:
+            calls.append(1)
+            return receive(*arguments)  # type: ignore[arg-type]
+
+    pair.reader._socket = Counted()  # type: ignore[assignment]
+    payload = bytes(2 * sealing.RECORD_BYTES)
+    with written(pair.writer, b"packed", payload):
+        assert read(pair.reader)[1] == payload
+    assert len(calls) == 3
