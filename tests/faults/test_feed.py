@@ -288,11 +288,28 @@ def test_early_break_leaves_nothing_behind() -> None:
         assert found == reference(break_at=3, epochs=4)
 
 
-def test_dataset_that_cannot_travel_is_named() -> None:
-    with Cluster(agents=1) as cluster:
-        trainer = cluster.train(lock=True, num_workers=1)
-        assert trainer.end() != 0
+@pytest.mark.parametrize(("num_workers", "unshippable"), [(1, None), (0, "error"), (1, "error")])
+def test_dataset_that_cannot_travel_is_named(num_workers: int, unshippable: str | None) -> None:
+    feed = {} if unshippable is None else {"unshippable": unshippable}
+    with Cluster(agents=1, late=True, feed=feed) as cluster:
+        trainer = cluster.train(lock=True, num_workers=num_workers)
+        assert trainer.end() == 5
         assert "ShippingError: dataset.lock (_thread.lock) cannot travel" in trainer.errors
+
+
+@pytest.mark.parametrize(("num_workers", "unshippable"), [(0, None), (0, "local"), (2, "local")])
+def test_dataset_that_cannot_travel_is_made_as_torch_makes_it(
+    num_workers: int, unshippable: str | None
+) -> None:
+    feed = {} if unshippable is None else {"unshippable": unshippable}
+    with Cluster(agents=1, late=True, feed=feed) as cluster:
+        trainer = cluster.train(lock=True, num_workers=num_workers, loaders=2)
+        assert trainer.finish() == reference(loaders=2, num_workers=num_workers)
+        said = [line for line in trainer.errors.splitlines() if "made_locally" in line]
+        # Once a loader, not once a pass.
+        assert len(said) == 2
+        assert "dataset.lock (_thread.lock) cannot travel" in said[0]
+        assert "without help of data hosts" in said[0]
 
 
 def test_decided_workers_replace_the_scripts() -> None:

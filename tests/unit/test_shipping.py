@@ -21,6 +21,7 @@ from stoker.feed.shipping import (
     pack_spec,
     unpack_error,
     unpack_spec,
+    why_unshippable,
 )
 
 
@@ -213,7 +214,7 @@ def test_a_large_dataset_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_remote_dataset_is_built_when_it_is_asked_for() -> None:
     dataset = remote("builtins:dict", a=1, b=2)
-    assert len(pack_spec(spec(dataset), max_bytes=1 << 20).data) < 5000
+    assert len(pack_spec(spec(dataset), max_bytes=1 << 20).data) < 15_000
     assert dataset["a"] == 1
     assert len(dataset) == 2
     assert built(spec(dataset)).dataset == {"a": 1, "b": 2}
@@ -315,3 +316,23 @@ def test_an_error_that_holds_much_travels_without_it() -> None:
     back = unpack_error(packed)
     assert isinstance(back, ValueError)
     assert "too dark" in str(back)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "found"),
+    [
+        ({"numbers": [1, 2]}, ""),
+        ({"inner": {"deep": [threading.Lock()]}}, "dataset.inner['deep'][0] (_thread.lock)"),
+        ({"file": sys.stderr}, "dataset.file"),
+    ],
+)
+def test_what_cannot_travel_is_said_beforehand(attributes: dict[str, object], found: str) -> None:
+    why = why_unshippable(spec(Numbers(**attributes)), max_bytes=1 << 20, max_seconds=60)
+    assert why.startswith(found)
+    assert bool(why) is bool(found)
+
+
+@pytest.mark.parametrize(("max_bytes", "max_seconds"), [(1000, 60.0), (1 << 20, -1.0)])
+def test_a_look_at_what_cannot_travel_is_bounded(max_bytes: int, max_seconds: float) -> None:
+    dataset = Numbers(large=bytes(100_000), lock=threading.Lock())
+    assert not why_unshippable(spec(dataset), max_bytes=max_bytes, max_seconds=max_seconds)

@@ -27,6 +27,7 @@ _WARNINGS = (
     "host_makes_nothing",
     "hosts_not_comparable",
     "large_dataset",
+    "made_locally",
     "module_values_differ",
 )
 

@@ -12,11 +12,12 @@ import torch.utils.data
 from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from stoker.errors import UsageError
+from stoker.errors import ShippingError, UsageError
 from stoker.feed import state
 from stoker.feed.process import Process, this_process
 from stoker.feed.torch_iterators import is_making, part_iterator, torch_iterator
-from stoker.settings import from_environment
+from stoker.logs import Log
+from stoker.settings import ProcessSettings, from_environment
 
 _FEED = "stoker.feed.feed_iterator"
 
@@ -111,24 +112,25 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
 
     Raises:
         UsageError: If a STOKER_* variable is malformed.
-        ShippingError: If the dataset cannot travel to the data hosts.
+        ShippingError: If the dataset cannot travel to the data hosts, and may not be made here.
         FeedLostError: If no data worker came in time (from the first `next`).
     """
     if is_making():
         return part_iterator(loader)
     process = this_process()
-    is_iterable = loader._dataset_kind == _DatasetKind.Iterable
     if _has_feed(process):
-        from stoker.feed.client import feed_of
-
-        if is_iterable:
-            from stoker.feed.stream_iterator import StreamIterator
-
-            return StreamIterator(loader, process, feed_of(process))
-        from stoker.feed.feed_iterator import FeedIterator
-
-        return FeedIterator(loader, process, feed_of(process))
+        if process.books(loader).is_unshippable:
+            return torch_iterator(loader, process)
+        try:
+            return _fed_iterator(loader, process)
+        except ShippingError as err:
+            if not _may_be_local(loader, process.settings):
+                raise
+            _say_it_is_local(loader, process, err)
+            process.books(loader).is_unshippable = True
+        return torch_iterator(loader, process)
     # The shards of an iterable dataset are the script's to say.
+    is_iterable = loader._dataset_kind == _DatasetKind.Iterable
     decided = None if is_iterable else process.settings.workers.get("dnn")
     return torch_iterator(
         loader, process, num_workers=None if decided is None else process.share(decided)
@@ -144,3 +146,33 @@ def _has_feed(process: Process) -> bool:
     from stoker.feed.unfed import is_released
 
     return not is_released(process)
+
+
+def _fed_iterator(loader: AnyLoader, process: Process) -> _BaseDataLoaderIter:
+    from stoker.feed.client import feed_of
+
+    if loader._dataset_kind == _DatasetKind.Iterable:
+        from stoker.feed.stream_iterator import StreamIterator
+
+        return StreamIterator(loader, process, feed_of(process))
+    from stoker.feed.feed_iterator import FeedIterator
+
+    return FeedIterator(loader, process, feed_of(process))
+
+
+def _may_be_local(loader: AnyLoader, settings: ProcessSettings) -> bool:
+    """Whether a loader that cannot travel is made as torch makes it."""
+    if settings.feed.unshippable is None:
+        return loader.num_workers == 0
+    return settings.feed.unshippable == "local"
+
+
+def _say_it_is_local(loader: AnyLoader, process: Process, err: ShippingError) -> None:
+    settings = process.settings
+    who = "torch's local workers make" if loader.num_workers else "the trainer itself makes"
+    Log(run=settings.run_id, host=settings.host).event(
+        "made_locally",
+        rank=settings.rank,
+        loader=process.books(loader).number,
+        text=f"{err.what}; {who} the batches of that loader, without help of data hosts",
+    )

@@ -27,7 +27,7 @@ from stoker.errors import ProtocolError
 
 # Raised with every change that an older peer would misread: of these messages, of a batch's tree
 # (layout), of what travels pickled (shipping). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 18
+PROTOCOL_VERSION = 19
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096

@@ -130,12 +130,14 @@ class _Modules:
         self.is_first = True
         self.are_news = False
         self._files: dict[str, tuple[int, int]] = {}
+        self._changes: tuple[tuple[str, str | None], ...] | None = None
 
     def prepare(self, memory: int) -> Literal["ready", "stale", "started"]:
         """Imports what the spec in `memory` names, before it is unpickled.
 
         Returns:
-            stale: A file of what was imported has changed since. started: What was imported has
+            stale: A file of what was imported has changed since, or what the script says of its
+            environment. started: What was imported has
             started threads of Python's, or an accelerator: a forked process would not have them.
             (Native pools begin with their first work, or begin anew in a child, as OpenBLAS's do.)
         """
@@ -149,6 +151,11 @@ class _Modules:
         except Exception:
             # The holder meets the same, and says it.
             return "ready"
+        changes = place.environment.changes
+        if self._changes not in (None, changes):
+            # A module may have asked for the environment when it was imported.
+            return "stale"
+        self._changes = changes
         missing = [name for name in place.modules if name not in sys.modules]
         if not missing:
             return "ready"

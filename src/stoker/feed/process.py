@@ -31,6 +31,7 @@ class LoaderBooks:
         position: How far the pass begun last is; None: there was none.
         loaded: A state that the next pass goes on from.
         base_seed: Of the pass begun last.
+        is_unshippable: What makes its batches cannot travel: they are made here.
         keeps_seed: Whether one base seed is for all passes, where a loaded state says so.
     """
 
@@ -41,6 +42,7 @@ class LoaderBooks:
     loaded: "LoaderState | None" = None
     base_seed: int | None = None
     keeps_seed: bool | None = None
+    is_unshippable: bool = False
 
     def next_epoch(self) -> int:
         """Number of the pass that begins now."""

@@ -9,16 +9,21 @@ import io
 import os
 import pickle
 import sys
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from stoker.errors import ShippingError, StokerError
 from stoker.feed.culprit import culprit, largest, pickle_of
 from stoker.feed.remote import FactsOf, Remote, remotes_in
+from stoker.feed.script_environment import ARGUMENT_BYTES, ScriptEnvironment
 from stoker.feed.spec_pickle import SpecPickler, SpecUnpickler
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 # A larger spec is sent, but named: it delays the start and is held once a host.
 LARGE_SPEC_BYTES = 64 << 20
@@ -93,21 +98,29 @@ class Place:
         paths: Where the trainer looks for modules: all hosts run one image, so the folder of the
             training script is there, too.
         modules: That the spec refers to by name.
+        environment: What the script changed in its own.
     """
 
     directory: str
     paths: tuple[str, ...]
     modules: tuple[str, ...]
+    environment: ScriptEnvironment
 
     @classmethod
     def of_this_process(cls, modules: Iterable[str]) -> "Place":
         """As it is now."""
         directory = _working_directory()
         paths = [os.path.join(directory, path) for path in sys.path if directory or path]
-        return cls(directory, tuple(map(os.path.normpath, paths)), tuple(sorted(modules)))
+        return cls(
+            directory,
+            tuple(map(os.path.normpath, paths)),
+            tuple(sorted(modules)),
+            ScriptEnvironment.of_this_process(),
+        )
 
     def enter(self) -> None:
-        """Has this process find what the trainer finds."""
+        """Has this process find what the trainer finds; before a module is imported there."""
+        self.environment.set()
         if os.path.isdir(self.directory):
             os.chdir(self.directory)
         for path in self.paths:
@@ -121,7 +134,7 @@ class PackedSpec:
 
     Attributes:
         data: The pickle.
-        digest: Names the spec: hexadecimal digits of BLAKE2b of the pickle.
+        digest: Names the spec: see `digest`.
         warnings: What the user should know, a sentence each.
         num_workers: As the spec's.
         code: Weak references to the functions and classes in it, which may refer to the loader.
@@ -157,11 +170,13 @@ def pack_spec(spec: Spec, *, max_bytes: int) -> PackedSpec:
         raise ShippingError(
             f"{culprit(_parts(spec))} cannot travel to a data host: {type(err).__name__}: {err}",
             fix="make it in worker_init_fn or at first use, leave it out in __getstate__, "
-            "or name the dataset by stoker.remote('module:function')",
+            "name the dataset by stoker.remote('module:function'), or have local workers make "
+            "its batches: feed.unshippable=local",
         ) from err
     place = Place.of_this_process(pickler.modules)
-    head = pickle.dumps((place.directory, place.paths, place.modules))
-    data = b"".join((head, buffer.getbuffer()))
+    environment = place.environment
+    head = (place.directory, place.paths, place.modules, environment.packed_changes())
+    data = b"".join((environment.packed_arguments(), pickle.dumps(head), buffer.getbuffer()))
     if len(data) > max_bytes:
         raise ShippingError(
             f"the pickled dataset has {len(data)} bytes, more than feed.max_dataset_bytes "
@@ -177,6 +192,49 @@ def pack_spec(spec: Spec, *, max_bytes: int) -> PackedSpec:
     return PackedSpec(
         data, digest(data), warnings, spec.num_workers, tuple(map(weakref.ref, pickler.code))
     )
+
+
+def why_unshippable(spec: Spec, *, max_bytes: int, max_seconds: float) -> str:
+    """What of a spec cannot travel, as `pack_spec` says it; empty: nothing, as far as was looked.
+
+    Args:
+        max_bytes: Of a pickle that is looked at.
+        max_seconds: After so long it is not looked at any further.
+    """
+    try:
+        SpecPickler(_Looking(max_bytes, max_seconds)).dump(spec)
+    except _EnoughSeenError:
+        return ""
+    except ShippingError as err:
+        return err.what
+    except Exception as err:
+        return f"{culprit(_parts(spec))} cannot travel to a data host: {type(err).__name__}: {err}"
+    return ""
+
+
+class _EnoughSeenError(Exception):
+    """The bounds of a look at a spec are reached."""
+
+
+class _Looking(io.BytesIO):
+    """Keeps nothing of a pickle, and ends it at its bounds."""
+
+    def __init__(self, max_bytes: int, max_seconds: float) -> None:
+        super().__init__()
+        self._left = max_bytes
+        self._until = time.monotonic() + max_seconds
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Counts it.
+
+        Raises:
+            _EnoughSeenError: If it is too much, or too late.
+        """
+        nbytes = memoryview(data).nbytes
+        self._left -= nbytes
+        if self._left < 0 or time.monotonic() > self._until:
+            raise _EnoughSeenError
+        return nbytes
 
 
 def unpack_spec(data: bytes | memoryview) -> Spec:
@@ -209,8 +267,9 @@ def read_spec(file: BinaryIO) -> Spec:
 
 def read_place(file: BinaryIO) -> Place:
     """What stands in front of a pickled spec."""
-    directory, paths, modules = pickle.load(file)
-    return Place(directory, paths, modules)
+    arguments = file.read(ARGUMENT_BYTES)
+    directory, paths, modules, changes = pickle.load(file)
+    return Place(directory, paths, modules, ScriptEnvironment.unpacked(changes, arguments))
 
 
 def _working_directory() -> str:
@@ -237,8 +296,9 @@ def built(spec: Spec) -> Spec:
 
 
 def digest(data: bytes | memoryview) -> str:
-    """The name of a pickled spec."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    """The name of a pickled spec: of all but the script's arguments."""
+    named = memoryview(data)[ARGUMENT_BYTES:]
+    return hashlib.blake2b(named, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

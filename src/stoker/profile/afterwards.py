@@ -1,12 +1,13 @@
 """The phases after the script's last step: what needs its loader or its batches, not its model."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 from torch.utils.data import DataLoader
 
 from stoker.feed.batch_bytes import num_bytes
+from stoker.feed.shipping import Spec, why_unshippable
 from stoker.logs import Log
 from stoker.profile.costs import measure_costs
 from stoker.profile.drain import shut_down
@@ -23,6 +24,8 @@ _RECEIVE_SHARE = 0.03
 _READS_SHARE = 0.03
 _COSTS_SHARE = 0.03
 _MOST_SECONDS = 6.0
+# Of the look at what could not travel: what is larger is too dear to look at.
+_MAX_PICKLE_BYTES, _MAX_PICKLE_SECONDS = 256 << 20, 2.0
 # Shorter than that they say nothing.
 _LEAST_SECONDS = 0.2
 
@@ -56,6 +59,8 @@ def measure_afterwards(
         instance_type: What the user calls this host; `auto`: to be found out.
     """
     shut_down(inner)
+    if findings.result.rank == 0:
+        findings.note(*_what_stays_here(loader))
     findings.meet("loader-only")
     drains, notes = measure_loading(
         loader,
@@ -137,3 +142,23 @@ def _tried(
         return None
     findings.note(*notes)
     return found
+
+
+def _what_stays_here(loader: "DataLoader[object]") -> list[str]:
+    """What of the loader could not travel to data hosts; no error of it ends the profile."""
+    try:
+        why = why_unshippable(
+            Spec(
+                dataset=loader.dataset,
+                collate_fn=cast("Callable[[object], object]", loader.collate_fn),
+                worker_init_fn=loader.worker_init_fn,
+            ),
+            max_bytes=_MAX_PICKLE_BYTES,
+            max_seconds=_MAX_PICKLE_SECONDS,
+        )
+    except Exception as err:
+        why = f"it is not known whether the dataset can travel: {type(err).__name__}: {err}"
+    if not why:
+        return []
+    then = "is an error there" if loader.num_workers else "gets no help from them"
+    return [f"{why}; with data hosts, this loader {then} (see feed.unshippable)"]

@@ -142,6 +142,10 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         start_deadline_seconds: How long hosts wait for the first sign of each other; on Kubernetes
             trainers wait as long for a data pod to come back where all are gone.
         max_dataset_bytes: A larger pickled dataset is refused: use `stoker.remote`.
+        unshippable: What becomes of a loader whose dataset or collate function cannot travel:
+            `error`, or `local` (it is made as torch makes it, without help of data hosts, and named
+            on the terminal). Absent: local with `num_workers=0`, where torch pickles nothing
+            either; else error.
         port: Fixed port of coordinator and agents; port + 1 of agents carries batches.
         metrics_port: Where the dnn leader serves Prometheus metrics of the feed, at /metrics; null:
             nowhere. Needs `stoker[metrics]` in the image.
@@ -161,6 +165,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     lease_seconds: Annotated[float, msgspec.Meta(ge=1)] = 60.0
     start_deadline_seconds: PositiveFloat = 1800.0
     max_dataset_bytes: PositiveInt = 1 << 30
+    unshippable: Literal["error", "local"] | None = None
     port: Annotated[int, msgspec.Meta(ge=1024, le=65534)] = 7600
     metrics_port: Annotated[int, msgspec.Meta(ge=1024, le=65535)] | None = None
     metrics_address: Name | None = None

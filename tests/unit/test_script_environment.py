@@ -1,0 +1,117 @@
+"""What of a script's environment travels with its dataset."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from stoker.feed.script_environment import (
+    ARGUMENT_BYTES,
+    ScriptEnvironment,
+    arguments_of,
+    changes_between,
+    environment_at_start,
+    may_travel,
+)
+
+
+def test_what_was_set_changed_and_deleted_travels() -> None:
+    start = {"KEPT": "1", "CHANGED": "1", "DELETED": "1"}
+    now = {"KEPT": "1", "CHANGED": "2", "SET": "ä\udc80"}
+    assert changes_between(start, now) == (("CHANGED", "2"), ("DELETED", None), ("SET", "ä\udc80"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("HF_TOKEN", "aws_secret_access_key", "DB_PASSWORD", "GITHUBTOKEN", "GOOGLE_CREDENTIALS"),
+        *("AWS_ACCESS_KEY_ID", "MY_KEYS", "NETRC_AUTH", "STOKER_FEED", "SM_HOSTS", "RANK"),
+        *("LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "MY_RANK", "CUDA_VISIBLE_DEVICES", "PATH"),
+        *("https_proxy", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "TORCHELASTIC_RUN_ID", "TMPDIR"),
+    ],
+)
+def test_secrets_and_what_is_of_one_rank_or_host_stay(name: str) -> None:
+    assert not may_travel(name, "x")
+    assert not may_travel(name, None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["TOKENIZERS_PARALLELISM", "HF_HOME", "MYVAR", "DATA_ROOT", "KEYBOARD", "HF_DATASETS_CACHE"],
+)
+def test_what_code_is_steered_by_travels(name: str) -> None:
+    assert may_travel(name, "x")
+    assert may_travel(name, None)
+
+
+def test_an_address_with_a_password_stays() -> None:
+    assert not may_travel("DATABASE_URL", "postgres://me:secret@host/db")
+    assert may_travel("DATABASE_URL", "postgres://host:5432/db")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (["s.py", "--local-rank=1", "a"], ("s.py", "a")),
+        (["s.py", "--local_rank", "1", "a"], ("s.py", "a")),
+        (["s.py", "--local_rank"], ("s.py",)),
+        (["s.py", "--rank", "1"], ("s.py", "--rank", "1")),
+    ],
+)
+def test_the_rank_among_the_arguments_stays(given: list[str], kept: tuple[str, ...]) -> None:
+    assert arguments_of(given) == kept
+
+
+def test_it_comes_as_it_went() -> None:
+    sent = ScriptEnvironment((("A", "ä\udc80"), ("B", None)), ("s.py", "-x"))
+    packed = (sent.packed_changes(), sent.packed_arguments())
+    assert ScriptEnvironment.unpacked(*packed) == sent
+
+
+def test_arguments_take_the_same_room_whatever_they_are() -> None:
+    some = [ScriptEnvironment((), ("s.py",) * times) for times in (0, 1, 100, 10_000)]
+    assert {len(each.packed_arguments()) for each in some} == {ARGUMENT_BYTES}
+    assert ScriptEnvironment.unpacked(b"[]", some[-1].packed_arguments()).arguments == ()
+
+
+def run(code: str, **environ: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PATH": os.environ["PATH"], **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout
+
+
+LOOK = (
+    "import os, sys; os.environ['SET'] = 'here'; del os.environ['GONE']\n"
+    "from stoker.feed.script_environment import ScriptEnvironment\n"
+    "print(ScriptEnvironment.of_this_process().changes)\n"
+)
+
+
+def test_the_difference_is_to_what_the_script_was_started_with() -> None:
+    found = run(LOOK, GONE="1", STOKER_RUN_ID="r")
+    assert found == "(('GONE', None), ('SET', 'here'))\n"
+
+
+def test_where_it_is_not_known_what_was_there_nothing_travels() -> None:
+    # As after setproctitle, which writes over what the kernel shows.
+    assert run(LOOK, GONE="1") == "()\n"
+    assert environment_at_start("0") is None
+
+
+def test_a_spawned_rank_was_started_with_what_its_parent_was() -> None:
+    code = (
+        "import multiprocessing, os\n"
+        "from stoker.feed import script_environment as s\n"
+        "os.environ['SET'] = 'by the parent'\n"
+        "context = multiprocessing.get_context('spawn')\n"
+        "with context.Pool(1) as pool:\n"
+        "    print(pool.apply(s.ScriptEnvironment.of_this_process).changes)\n"
+    )
+    assert run(code, STOKER_RUN_ID="r") == "(('SET', 'by the parent'),)\n"
