@@ -278,6 +278,8 @@ def _train(
             on_tick=tick,
             folder=run.folder,
             asks_children=mpi_host is not None,
+            # One process a run: ranks would take what is there from each other.
+            takes_input=trainer.strategy == "none" and membership is None,
             beside=engine.pids,
         )
         if mpi_host:

@@ -103,6 +103,7 @@ def supervise(
     folder: Path | None = None,
     beside: Collection[int] = (),
     asks_children: bool = False,
+    takes_input: bool = False,
 ) -> Ending:
     """Runs `command` to its end and ends everything it left behind.
 
@@ -119,6 +120,7 @@ def supervise(
         beside: Children of this process that are none of the command's, and stay.
         asks_children: A first signal goes to the command's children: to ranks of mpirun, which
             itself would kill them a second later.
+        takes_input: It reads this process's standard input; else there is none.
     """
     spawn.adopt_orphans()
     kills_before = machine.num_memory_kills()
@@ -127,7 +129,7 @@ def supervise(
         spawn.wrapped(command, signal_number=signal.SIGKILL),
         env=dict(environ),
         cwd=folder,
-        stdin=subprocess.DEVNULL,
+        stdin=None if takes_input else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # A group of its own, so that Ctrl-C at a terminal comes through the launcher, once; the

@@ -47,13 +47,26 @@ def start_host(request: LocalRequest, host: LocalHost, environ: Mapping[str, str
             # SIGTERM, so that hosts end in good order when this process is killed.
             spawn.wrapped(launcher, signal_number=signal.SIGTERM, cores=host.cores),
             env=dict(environ),
-            stdin=subprocess.DEVNULL,
+            stdin=_standard_input() if host == request.leader else subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     marker = f"\0STOKER_BASE_DIR={request.base_dir(host)}\0".encode()
     return StartedHost(host=host, process=process, marker=marker)
+
+
+def _standard_input() -> int | None:
+    """What the leader's script reads: this command's own, unless a terminal that others use.
+
+    A script in the background of a shell would take what is typed for the shell.
+    """
+    try:
+        is_others = os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
+        os.fstat(0)
+    except OSError:
+        return subprocess.DEVNULL
+    return subprocess.DEVNULL if is_others else None
 
 
 def host_variables(

@@ -1,0 +1,41 @@
+"""The script of `stoker train` and `stoker profile` reads the standard input of the command."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
+
+READ = "import sys; print('read', repr(sys.stdin.read()), flush=True)"
+
+
+def said(tmp_path: Path, *words: str, given: str | None) -> str:
+    ended = subprocess.run(
+        [Path(sys.executable).with_name("stoker"), *words, "--", sys.executable, "-c", READ],
+        input=given,
+        stdin=subprocess.DEVNULL if given is None else None,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=100,
+        check=False,
+    )
+    logs = "".join(path.read_text() for path in tmp_path.glob("runs/*/logs/**/*") if path.is_file())
+    return ended.stdout + ended.stderr + logs
+
+
+@pytest.mark.parametrize("given", ["hello\n", "", None])
+def test_a_training_reads_what_the_command_is_given(tmp_path: Path, given: str | None) -> None:
+    assert f"read {given or ''!r}" in said(tmp_path, "train", given=given)
+
+
+def test_a_profiled_script_reads_it_too(tmp_path: Path) -> None:
+    assert "read 'hello\\n'" in said(tmp_path, "profile", "--budget", "5", given="hello\n")
+
+
+def test_ranks_of_torchrun_are_given_nothing(tmp_path: Path) -> None:
+    found = said(tmp_path, "train", "--set", "strategy.name=torchrun", given="hello\n")
+    assert "read ''" in found
+    assert "hello" not in found.replace(READ, "")
