@@ -117,6 +117,12 @@ def test_samples_are_not_walked_through() -> None:
     assert not held.has_changed()
 
 
+def test_a_list_that_holds_itself_is_walked_through_once() -> None:
+    samples: list[object] = [("path", 1)] * 100
+    samples[0] = samples
+    assert paths(Holds(samples=samples, rng=random.Random())) == ["dataset.rng"]
+
+
 def test_many_datasets_are_walked_through() -> None:
     many = [Holds(rng=random.Random()) for _ in range(100)]
     assert len(paths(Holds(datasets=many))) == 100

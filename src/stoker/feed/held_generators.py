@@ -282,10 +282,12 @@ class _Walk:
     def _function(self, path: str, function: FunctionType) -> None:
         self._sequence(f"{path}.__defaults__", function.__defaults__ or ())
         for name, values in (
-            ("__kwdefaults__", function.__kwdefaults__ or {}),
+            ("__kwdefaults__", function.__kwdefaults__),
             ("__dict__", function.__dict__),
         ):
-            self._dictionary(f"{path}.{name}", cast("dict[object, object]", values))
+            # Empty ones are not watched: every method of the user's classes has one.
+            if values:
+                self._dictionary(f"{path}.{name}", cast("dict[object, object]", values))
         for name, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
         ):
@@ -382,16 +384,17 @@ def _contents(cell: object) -> object:
 
 
 def _function_in(member: object) -> object:
-    if isinstance(member, staticmethod | classmethod):
-        return member.__func__
-    if isinstance(member, property):
+    # By its type: to ask an object for its class may run code.
+    if type(member) in (staticmethod, classmethod):
+        return vars(member).get("__wrapped__")
+    if type(member) is property:
         return member.fget
-    return member.func if isinstance(member, functools.cached_property) else member
+    return member.func if type(member) is functools.cached_property else member
 
 
-def _is_data(values: Iterable[object]) -> bool:
+def _is_data(values: Iterable[object], *, depth: int = 3) -> bool:
     """Whether such values are samples, or parts of some, and no objects."""
-    for value in values:
+    for value in values if depth else ():
         match _sort_of(_kind(value)):
             case "plain":
                 continue
@@ -401,7 +404,7 @@ def _is_data(values: Iterable[object]) -> bool:
                 parts = cast("dict[object, object]", value).values()
             case _:
                 return False
-        if not _is_data(islice(parts, 4)):
+        if not _is_data(islice(parts, 4), depth=depth - 1):
             return False
     return True
 
