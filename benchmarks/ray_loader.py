@@ -18,8 +18,8 @@ import torch
 from cases import SAMPLE_SHAPE, Case, Images, SleptCollate
 
 _AHEAD = 2
-# Of Ray Data: tasks of one batch cost the trainer's process so much that the step was two to four
-# times as far over the bound; 4 and 8 batches a task were no better than 2.
+# Of Ray Data: each task costs the trainer milliseconds; benchmarks/README.md has what one,
+# 2, 4 and 8 batches a task gave.
 _BATCHES_PER_TASK = 2
 _TASKS_PER_ACTOR = 4
 _PREFETCHED = 4
