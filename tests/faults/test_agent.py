@@ -1,9 +1,9 @@
 """A real agent with its real nursery and workers, driven over real sockets by a small client."""
 
 import contextlib
+import io
 import itertools
 import os
-import pickle
 import random
 import signal
 import socket
@@ -30,7 +30,7 @@ from stoker.feed.batch_stream import BatchReader, tune
 from stoker.feed.remote import remote
 from stoker.feed.sealing import TAG_BYTES, Unsealer
 from stoker.feed.seeding import seed_batch
-from stoker.feed.shipping import PackedSpec, Spec, pack_spec, unpack_error
+from stoker.feed.shipping import PackedSpec, Spec, digest, pack_spec, read_place, unpack_error
 from stoker.logs import Log
 from stoker.records import FeedSettings
 
@@ -407,13 +407,19 @@ def test_workers_start_with_the_dataset_where_the_base_seed_is_known(tmp_path: P
         assert client.batch()[0] == 0
 
 
-def test_a_dataset_that_fails_costs_no_workers(capfd: pytest.CaptureFixture[str]) -> None:
-    broken = pickle.dumps(("", (), ())) + b"cno_such_module\nThing\n."
-    from stoker.feed.shipping import digest
+def broken_spec() -> PackedSpec:
+    """Returns a spec whose dataset is of a module that is not there; its place is in order."""
+    whole = io.BytesIO(spec_of(Images()).data)
+    read_place(whole)
+    data = whole.getvalue()[: whole.tell()] + b"cno_such_module\nThing\n."
+    return PackedSpec(data, digest(data))
 
+
+def test_a_dataset_that_fails_costs_no_workers(capfd: pytest.CaptureFixture[str]) -> None:
+    broken = broken_spec()
     with (
         running(make_agent()) as own,
-        client_of(own.port, PackedSpec(broken, digest(broken)), base_seed=1) as client,
+        client_of(own.port, broken, base_seed=1) as client,
         pytest.raises(ShippingError, match="no_such_module"),
     ):
         client.open()
@@ -489,10 +495,8 @@ def test_a_remote_dataset_is_built_on_the_data_host(agent: Agent) -> None:
 
 def test_a_dataset_that_cannot_be_rebuilt_says_why(agent: Agent) -> None:
     spec = spec_of(Images())
-    broken = pickle.dumps(("", (), ())) + b"cno_such_module\nThing\n."
-    from stoker.feed.shipping import digest
-
-    with client_of(agent.port, PackedSpec(broken, digest(broken))) as client:
+    broken = broken_spec()
+    with client_of(agent.port, broken) as client:
         with pytest.raises(ShippingError, match="no_such_module"):
             client.open()
     with client_of(agent.port, spec) as client:

@@ -15,7 +15,6 @@ import time
 from stoker.errors import StokerError
 from stoker.feed.batch_stream import BatchReader, BatchWriter, tune
 from stoker.feed.landing import Bytes, Landing
-from stoker.feed.placing import Placing
 from stoker.feed.sealing import KEY_BYTES, Sealer, Unsealer
 from stoker.feed.wire import Encoded, decode, encode
 from stoker.profile.clocks import threads_cpu_seconds
@@ -130,6 +129,10 @@ def _send(connection: socket.socket, key: bytes, frame: bytearray) -> None:
 
 
 def _receive(connection: socket.socket, key: bytes, landed: "queue.Queue[Bytes | None]") -> None:
+    # Not above: the probe may be imported in the middle of the feed's own import of torch,
+    # and what places batches needs all of the feed.
+    from stoker.feed.placing import Placing
+
     placing = Placing()
     reader = BatchReader(connection, Unsealer(key), max_head_bytes=0, silent_seconds=_WAIT_SECONDS)
     try:
