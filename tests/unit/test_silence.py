@@ -2,7 +2,7 @@
 
 from math import inf
 
-from stoker.launch.silence import REFUSED_SECONDS, Silence
+from stoker.launch.silence import ENDED_SECONDS, REFUSED_SECONDS, Silence
 
 LEASE = 60.0
 
@@ -62,3 +62,23 @@ def test_the_time_in_which_this_host_stood_still_is_no_silence_of_the_leader() -
     assert silence.reason(101.0, trainers_heard_at=-inf) == ""
     silence.turn(101.5)
     assert silence.reason(100.1 + LEASE, trainers_heard_at=-inf) != ""
+
+
+def test_a_leader_that_ended_its_connection_and_is_not_there_is_lost_before_the_lease() -> None:
+    # Its container was killed: the kernel says goodbye, and then nobody has the address any more.
+    silence = heard()
+    silence.end(1.0)
+    assert silence.reason(1.0 + ENDED_SECONDS, trainers_heard_at=-inf) == ""
+    assert "ended its connection" in silence.reason(1.1 + ENDED_SECONDS, trainers_heard_at=-inf)
+    assert silence.reason(1.1 + ENDED_SECONDS, trainers_heard_at=10.0) == ""
+
+
+def test_a_connection_that_ends_in_silence_or_comes_back_tells_nothing() -> None:
+    silence = heard()
+    # libzmq gave it up: the network, or a leader that stands still.
+    silence.end(15.0)
+    assert silence.reason(50.0, trainers_heard_at=-inf) == ""
+    silence = heard()
+    silence.end(1.0)
+    silence.hear(3.0)
+    assert silence.reason(50.0, trainers_heard_at=-inf) == ""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from stoker.errors import ProtocolError
 from stoker.feed.messages import (
@@ -162,9 +163,12 @@ class Membership:
             while not self._is_closing.is_set():
                 connection = self._connect()
                 if connection is not None:
+                    monitor = connection.get_monitor_socket(zmq.EVENT_DISCONNECTED)
                     try:
-                        self._speak(connection)
+                        self._speak(connection, monitor)
                     finally:
+                        connection.disable_monitor()
+                        monitor.close(linger=0)
                         connection.linger = 500
                         connection.close()
                 else:
@@ -210,7 +214,7 @@ class Membership:
                 self._judge_silence()
         return ()
 
-    def _speak(self, connection: "zmq.Socket[bytes]") -> None:
+    def _speak(self, connection: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]") -> None:
         """Speaks over one connection until it falls silent, the run ends, or `close`."""
         connected_at = self._clock()
         is_member = False
@@ -234,6 +238,9 @@ class Membership:
                     is_member = self._hear(message, is_member)
                     if is_member:
                         next_at = min(next_at, heard_at + self._beat_seconds)
+            if monitor.poll(0):
+                recv_monitor_message(monitor)
+                self._silence.end(self._clock())
             self._judge_silence()
             patience = max(RECONNECT_SECONDS, 2 * self._beat_seconds)
             if self._clock() - max(connected_at, self._silence.heard_at or 0.0) > patience:
