@@ -23,6 +23,12 @@ RAY := .venv-ray/.installed
 MPI := .venv-mpi/.installed
 LIBRARIES := .venv-libraries/.installed
 PEERS := .venv-peers/.installed
+# An environment that sees what .venv has, behind what it has itself.
+define VENV_OVER_OURS
+@$(PYTHON) -m venv $(@D)
+@echo "import site; site.addsitedir('$(abspath .venv)/lib/$$(ls .venv/lib)/site-packages')" \
+  >"$$(ls -d $(@D)/lib/*/site-packages)/beside.pth"
+endef
 OWN_PIP = $(@D)/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off
 
 .PHONY: help setup run test test-failed test-skipped test-engines test-libraries check fmt faults bench soak image image-control lock clean
@@ -99,26 +105,20 @@ $(RAY): examples/ray_digits/requirements.txt examples/rl_simulators/requirements
 # Yardsticks of benchmarks/peers.py. TensorFlow comes last: its versions are the narrower ones.
 $(PEERS): examples/ray_digits/requirements.txt examples/tf_mnist/requirements.txt | $(DEV)
 	@echo "set-up: TensorFlow, gRPC and Ray in .venv-peers (2 GB)"
-	@$(PYTHON) -m venv .venv-peers
-	@echo "import site; site.addsitedir('$(abspath .venv)/lib/$$(ls .venv/lib)/site-packages')" \
-	  >"$$(ls -d .venv-peers/lib/*/site-packages)/beside.pth"
+	$(VENV_OVER_OURS)
 	@for each in $^; do $(OWN_PIP) --no-deps -r $$each || exit 1; done
 	@touch $@
 
 # Without dependencies: .venv has them, and nothing may bring another torch.
 $(LIBRARIES): tests/libraries/requirements.txt | $(DEV)
 	@echo "set-up: libraries in .venv-libraries (0.1 GB)"
-	@$(PYTHON) -m venv .venv-libraries
-	@echo "import site; site.addsitedir('$(abspath .venv)/lib/$$(ls .venv/lib)/site-packages')" \
-	  >"$$(ls -d .venv-libraries/lib/*/site-packages)/beside.pth"
+	$(VENV_OVER_OURS)
 	@$(OWN_PIP) --no-deps -r $<
 	@touch $@
 
 $(MPI): tests/engines/requirements-mpi.txt | $(DEV)
 	@echo "set-up: mpi4py in .venv-mpi"
-	@$(PYTHON) -m venv .venv-mpi
-	@echo "import site; site.addsitedir('$(abspath .venv)/lib/$$(ls .venv/lib)/site-packages')" \
-	  >"$$(ls -d .venv-mpi/lib/*/site-packages)/beside.pth"
+	$(VENV_OVER_OURS)
 	@$(OWN_PIP) -r $<
 	@touch $@
 

@@ -14,7 +14,6 @@ import contextlib
 import json
 import multiprocessing
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -23,10 +22,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
-from prediction import Busy, cpu_model, passes_per_millisecond, stoker
+from prediction import Busy, machine, passes_per_millisecond, stoker
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "honesty.json"
@@ -439,13 +437,7 @@ def _read(file: Path) -> list[Row]:
 
 def _write(file: Path, rows: Sequence[Row]) -> None:
     document = {
-        "machine": {
-            "cores": len(os.sched_getaffinity(0)),
-            "cpu": cpu_model(),
-            "python": platform.python_version(),
-            "torch": version("torch"),
-            "stoker": version("stoker"),
-        },
+        "machine": machine(),
         "summary": summary(rows),
         "rows": [asdict(row) for row in rows],
     }

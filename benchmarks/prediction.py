@@ -266,18 +266,23 @@ def _read(file: Path) -> list[Row]:
 
 def _write(file: Path, rows: Sequence[Row]) -> None:
     document = {
-        "machine": {
-            "cores": len(os.sched_getaffinity(0)),
-            "cpu": cpu_model(),
-            "python": platform.python_version(),
-            "torch": version("torch"),
-            "stoker": version("stoker"),
-        },
+        "machine": machine(),
         "summary": summary(rows),
         "rows": [asdict(row) for row in rows],
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def machine() -> dict[str, object]:
+    """What a result was measured on, and with."""
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": cpu_model(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "stoker": version("stoker"),
+    }
 
 
 def cpu_model() -> str:
