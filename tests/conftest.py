@@ -1,9 +1,11 @@
 """What holds for all tests, and how `make test` divides them between processes."""
 
+import ctypes
 import fcntl
 import signal
+import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,19 @@ settings.load_profile("stoker")
 # The longest first: what begins last must not be what lasts.
 _ORDER = ("docker", "engine", "fault", "e2e", "browser")
 
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@pytest.fixture(autouse=True)
+def _orphans_are_not_adopted_for_ever() -> Iterator[None]:
+    """A launcher that a test calls in this process adopts orphans, and ends with its process.
+
+    Here it would go on: what later tests kill would stay as zombies, by the hundred.
+    """
+    yield
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
 
 class ByFile(LoadScopeScheduling):
     """A file stays in one process, with its fixtures; all Docker tests do, with their engine."""
@@ -34,6 +49,7 @@ class ByFile(LoadScopeScheduling):
         return "docker" if "/docker/" in path else path
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
     """Used where there are several processes: `pytest -n 2`."""
     config.option.loadscopereorder = False
@@ -64,7 +80,8 @@ class Skipped:
     @classmethod
     def names(cls, config: pytest.Config) -> set[str]:
         """Node ids of tests, and of files that were skipped as a whole."""
-        return set(config.cache.get(cls.CACHE_KEY, [])) if config.cache else set()
+        cache = getattr(config, "cache", None)
+        return set(cache.get(cls.CACHE_KEY, [])) if cache else set()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         self._update(report)
@@ -74,8 +91,9 @@ class Skipped:
             self._update(report)
 
     def pytest_sessionfinish(self) -> None:
-        if self._config.cache and not self._config.option.collectonly:
-            self._config.cache.set(self.CACHE_KEY, sorted(self._names))
+        cache = getattr(self._config, "cache", None)
+        if cache and not self._config.option.collectonly:
+            cache.set(self.CACHE_KEY, sorted(self._names))
 
     def _update(self, report: pytest.CollectReport | pytest.TestReport) -> None:
         if report.skipped:
