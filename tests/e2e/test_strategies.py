@@ -18,6 +18,9 @@ RANKS = 4
 # Eight processes that import torch on two cores: launchers may not be heard for seconds.
 PATIENT = FeedSettings(lease_seconds=20)
 
+# Of each rank: the sample numbers and digests that it saw, by who loads; and the data host's log.
+Replicas = tuple[list[dict[str, tuple[list[int], list[str]]]], str]
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
@@ -26,13 +29,14 @@ def run_job(
     *arguments: str,
     dnn: int,
     data: int,
+    ranks: int = RANKS,
     strategy: StrategySettings,
     fails: bool = False,
 ) -> LocalJob:
-    """A whole run of the script on RANKS ranks."""
+    """A whole run of the script."""
     folder.mkdir()
     command = ("python", str(SCRIPT), str(folder), *arguments)
-    job = LocalJob(folder, command, dnn=dnn, data=data, processes=RANKS // dnn, feed=PATIENT)
+    job = LocalJob(folder, command, dnn=dnn, data=data, processes=ranks // dnn, feed=PATIENT)
     job.spec = replace(job.spec, strategy=strategy)
     with job:
         end = job.end()
@@ -52,19 +56,27 @@ def seen(folder: Path) -> list[object]:
 
 @pytest.fixture(scope="module")
 def homogeneous(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One host with all ranks, no data group."""
-    folder = tmp_path_factory.mktemp("homogeneous") / "run"
-    run_job(folder, dnn=1, data=0, strategy=StrategySettings())
+    """One host with all ranks: no launcher, no data group."""
+    folder = tmp_path_factory.mktemp("homogeneous")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
+    environ = clean | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, SCRIPT, folder], env=environ, timeout=120, check=True)
     assert len(losses(folder)) == 12
     return folder
 
 
+@pytest.mark.soak
 def test_two_hosts_of_two_processes_and_two_data_hosts_have_the_homogeneous_curve(
     tmp_path: Path, homogeneous: Path
 ) -> None:
     job = run_job(tmp_path / "run", dnn=2, data=2, strategy=StrategySettings())
     assert seen(tmp_path / "run") == seen(homogeneous)
     assert losses(tmp_path / "run") == pytest.approx(losses(homogeneous), rel=1e-6)
+    assert_spread(job)
+
+
+def assert_spread(job: LocalJob) -> None:
+    """Two hosts of two processes, and two data hosts that fed."""
     record = job.training()
     assert record.strategy == "torchrun"
     assert [host.rank for host in record.hosts] == [0, 2, None, None]
@@ -74,19 +86,20 @@ def test_two_hosts_of_two_processes_and_two_data_hosts_have_the_homogeneous_curv
 def test_ranks_started_again_go_on_from_their_state_with_the_same_batches(
     tmp_path: Path, homogeneous: Path
 ) -> None:
-    strategy = StrategySettings(name="torchrun", max_restarts=2)
-    job = run_job(tmp_path / "run", "3", "8", dnn=2, data=1, strategy=strategy)
-    # The rank died in the second epoch, and all were started again on both hosts.
+    strategy = StrategySettings(max_restarts=2)
+    job = run_job(tmp_path / "run", "3", "8", dnn=2, data=2, strategy=strategy)
+    # The rank died in the second epoch, and all were started again on both hosts. Until then it is
+    # the curve of two hosts and two data hosts, as they are without a death.
     assert "exitcode: -9" in job.log(job.request.hosts[1].name)
     assert job.log(job.leader).count("is done") == 2
     assert seen(tmp_path / "run") == seen(homogeneous)
     assert losses(tmp_path / "run") == pytest.approx(losses(homogeneous), rel=1e-6)
+    assert_spread(job)
 
 
 def test_without_restarts_a_killed_rank_ends_the_job_with_its_code(tmp_path: Path) -> None:
-    job = run_job(
-        tmp_path / "run", "1", "3", dnn=1, data=1, strategy=StrategySettings(), fails=True
-    )
+    folder = tmp_path / "run"
+    job = run_job(folder, "1", "3", dnn=1, data=0, ranks=2, strategy=StrategySettings(), fails=True)
     assert job.training().exit_code == 128 + signal.SIGKILL
     assert (job.training().failure or "").startswith("rank 1 on ")
 
@@ -124,11 +137,12 @@ def test_the_script_gets_the_backend_of_smddp_or_the_one_to_fall_back_to(
     library.mkdir(parents=True)
     (library / "torch_smddp.py").write_text(LIBRARY)
     strategy = {"name": "smddp"} if has_library else {"name": "smddp", "fallback": "gloo"}
+    ranks = 2 if has_library else 1
     environ = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))},
         "STOKER_BASE_DIR": str(base),
         "STOKER_STRATEGY": json.dumps(strategy),
-        "STOKER_PROCESSES_PER_HOST": "2",
+        "STOKER_PROCESSES_PER_HOST": str(ranks),
         "STOKER_TEST_DIR": str(tmp_path),
     }
     if has_library:
@@ -143,8 +157,9 @@ def test_the_script_gets_the_backend_of_smddp_or_the_one_to_fall_back_to(
     )
     assert done.returncode == 0, done.stderr
     name = "smddp" if has_library else "gloo"
-    for rank in range(2):
-        assert json.loads((tmp_path / f"told-{rank}").read_text()) == [name, name, 3.0]
+    total = sum(range(1, ranks + 1))
+    for rank in range(ranks):
+        assert json.loads((tmp_path / f"told-{rank}").read_text()) == [name, name, total]
     record = json.loads((base / "output/data/stoker/training.json").read_text())
     assert record["strategy"] == ("smddp" if has_library else "torchrun")
     assert ("backend_falls_back" in done.stdout + done.stderr) == (not has_library)
@@ -169,46 +184,55 @@ replica, part = divmod(rank, 2)
 inside = [dist.new_group([0, 1]), dist.new_group([2, 3])][replica]
 across = [dist.new_group([0, 2]), dist.new_group([1, 3])][part]
 sampler = DistributedSampler(Noisy(), 2, replica, shuffle=False)
-batches = DataLoader(Noisy(), batch_size=3, sampler=sampler, num_workers=0,
-                     generator=torch.Generator().manual_seed(7))
-loads = sys.argv[1] == "both" or part == 0
-source = iter(batches) if loads else None
-weight = torch.full((4,), float(part + 1), requires_grad=True)
-digests, ids = [], []
-for _ in range(len(batches)):
-    numbers, wanted = next(source) if loads else (torch.empty(3, 4), torch.empty(3).long())
-    if sys.argv[1] == "first":
-        dist.broadcast(numbers, src=2 * replica, group=inside)
-        dist.broadcast(wanted, src=2 * replica, group=inside)
-    # Each rank has half of the model: its outputs are summed inside the replica.
-    output = numbers @ weight.detach()
-    dist.all_reduce(output, group=inside)
-    gradient = numbers.sum(0)
-    dist.all_reduce(gradient, group=across)
-    digests.append(hashlib.sha256(numbers.numpy().tobytes()).hexdigest())
-    ids += wanted.tolist()
-Path(os.environ["STOKER_TEST_DIR"], f"rank-{rank}.json").write_text(json.dumps([ids, digests]))
+found = {}
+for who in ("both", "first"):
+    batches = DataLoader(Noisy(), batch_size=3, sampler=sampler, num_workers=0,
+                         generator=torch.Generator().manual_seed(7))
+    loads = who == "both" or part == 0
+    source = iter(batches) if loads else None
+    weight = torch.full((4,), float(part + 1), requires_grad=True)
+    digests, ids = [], []
+    for _ in range(len(batches)):
+        numbers, wanted = next(source) if loads else (torch.empty(3, 4), torch.empty(3).long())
+        if who == "first":
+            dist.broadcast(numbers, src=2 * replica, group=inside)
+            dist.broadcast(wanted, src=2 * replica, group=inside)
+        # Each rank has half of the model: its outputs are summed inside the replica.
+        output = numbers @ weight.detach()
+        dist.all_reduce(output, group=inside)
+        gradient = numbers.sum(0)
+        dist.all_reduce(gradient, group=across)
+        digests.append(hashlib.sha256(numbers.numpy().tobytes()).hexdigest())
+        ids += wanted.tolist()
+    found[who] = [ids, digests]
+Path(os.environ["STOKER_TEST_DIR"], f"rank-{rank}.json").write_text(json.dumps(found))
 dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize(
-    ("who", "feed"),
-    [
-        ("both", FeedSettings(lease_seconds=20, model_parallel_size=2)),
-        ("first", FeedSettings(lease_seconds=20, replicas=((0, 1), (2, 3)))),
-    ],
-)
-def test_ranks_of_a_replica_share_batches_or_leave_loading_to_one_of_them(
-    tmp_path: Path, who: str, feed: FeedSettings
-) -> None:
-    with LocalJob(tmp_path, REPLICAS, arguments=(who,), data=1, processes=4, feed=feed) as job:
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> Replicas:
+    """Two replicas of two ranks: first both ranks of each load, then the first of each does."""
+    folder = tmp_path_factory.mktemp("replicas")
+    # As the shape with model_parallel_size=2, see tests/unit/test_launch_strategies.py.
+    feed = FeedSettings(lease_seconds=20, replicas=((0, 1), (2, 3)))
+    with LocalJob(folder, REPLICAS, data=1, processes=4, feed=feed) as job:
         end = job.end()
         assert end.status == "succeeded", end.failure
-    found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(4)]
+    found = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(4)]
+    return found, job.log("algo-1")
+
+
+@pytest.mark.parametrize("who", ["both", "first"])
+def test_ranks_of_a_replica_share_batches_or_leave_loading_to_one_of_them(
+    replicas: Replicas, who: str
+) -> None:
+    ranks, log = replicas
+    found = [each[who] for each in ranks]
     assert found[0] == found[1]
     assert found[2] == found[3]
     assert sorted(found[0][0] + found[2][0]) == list(range(24))
     assert not set(found[0][1]) & set(found[2][1]), "replicas have random states of their own"
-    opened = {rank for rank in range(4) if f"session=r{rank}-l" in job.log("algo-1")}
+    loader = ("both", "first").index(who)
+    opened = {rank for rank in range(4) if f"session=r{rank}-l{loader}" in log}
     assert opened == ({0, 1, 2, 3} if who == "both" else {0, 2})

@@ -1,5 +1,7 @@
 """A training for tests of strategies: what each rank saw, the loss curve, and a rank that dies.
 
+Whoever starts it gives it its rank; else it is all ranks of one host itself, without a launcher.
+
 Arguments: OUT [KILL_RANK KILL_STEP]. Each rank's batches (epoch, sample numbers, a digest of the
 noise in them) and the losses of all ranks together go to OUT/rank-R.json and OUT/losses.json. With
 a rank to kill, that one ends by signal 9 before that step, in the first attempt; each step is
@@ -10,16 +12,19 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing import start_processes
 from torch.utils.data import Dataset, DistributedSampler
 
 from stoker import DataLoader
 
 EPOCHS = 2
+RANKS = 4
 SAMPLES, BATCH = 48, 2
 
 
@@ -107,5 +112,20 @@ def save(
     dist.barrier()
 
 
+def rank_alone(rank: int, out: Path) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), STOKER_HOST="nowhere")
+    main(out)
+
+
+def all_ranks(out: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    os.environ.update(WORLD_SIZE=str(RANKS), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    start_processes(rank_alone, (out,), nprocs=RANKS, start_method="fork")
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    if "RANK" in os.environ:
+        main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    else:
+        all_ranks(Path(sys.argv[1]))
