@@ -6,6 +6,7 @@ Memory is judged by a stated number of bytes for a stated number of attempts, ne
 import base64
 import contextlib
 import json
+import re
 import resource
 import secrets
 import select
@@ -13,8 +14,9 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -35,6 +37,10 @@ from support.cluster import Cluster, Line, run_script, wait_until
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
 GIVEN = {"sample_seconds": 0.01, "samples": 96, "epochs": 1, "pause_at": [4, 8]}
+# Of one training that is struck again and again: a pause before each blow and after the last.
+STEP = 4
+PAUSES = [*range(STEP, 160, STEP)]
+MANY = {**GIVEN, "samples": 640, "pause_at": PAUSES}
 # Of a listener's memory, for all attempts of a flood together: each may cost a few KiB of buffers
 # while it lasts, and nothing that its sender chooses the size of.
 FLOOD = 120
@@ -44,11 +50,55 @@ DEADLINE_MS = 10_000
 Flood = Callable[[int, Keys], "contextlib.ExitStack"]
 
 
+def reference_of(given: Mapping[str, object]) -> list[Line]:
+    """What the script yields alone."""
+    return run_script({**given, "pause_at": None, "sample_seconds": 0.0}).finish()
+
+
 @pytest.fixture(scope="module")
 def reference() -> list[Line]:
-    """What the script yields alone."""
-    given = {key: value for key, value in GIVEN.items() if key != "pause_at"}
-    return run_script(given).finish()
+    """Of a short training."""
+    return reference_of(GIVEN)
+
+
+class Struck:
+    """A cluster and its training, which pauses after each blow.
+
+    Attributes:
+        ports: Of the agent's two listeners, and the coordinator's.
+        at_first: Memory before the first blow.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        port = cluster.agent_port(0)
+        self.ports = {"control": port, "batches": port + 1, "coordinator": cluster.port}
+        self._trainer = cluster.train(**MANY)
+        self._trainer.until("pause")
+        self._expected = reference_of(MANY)
+        self.at_first = rss_bytes(cluster)
+
+    def go_on(self) -> None:
+        """To the next pause; all batches so far are what they are to be."""
+        self._trainer.go_on()
+        self._trainer.until("pause")
+        found = [line for line in self._trainer.lines if "pause" not in line]
+        assert found == self._expected[: len(found)]
+
+    def finish(self) -> None:
+        """To its end."""
+        for _ in PAUSES[sum("pause" in line for line in self._trainer.lines) - 1 :]:
+            self._trainer.go_on()
+        assert self._trainer.finish() == self._expected
+
+
+@pytest.fixture(scope="module")
+def struck() -> Iterator[Struck]:
+    """For all attacks of strangers and members, one after the other."""
+    with Cluster(agents=1) as cluster:
+        made = Struck(cluster)
+        yield made
+        made.finish()
 
 
 def greeting(*, version: bytes = b"\x03\x01", mechanism: bytes = b"CURVE") -> bytes:
@@ -139,32 +189,6 @@ def rss_bytes(cluster: Cluster) -> dict[str, int]:
     return {"agent": agent.memory_info().rss, "here": psutil.Process().memory_info().rss}
 
 
-@pytest.mark.parametrize("name", FLOODS)
-def test_flood_is_refused_in_bounded_memory_while_the_others_are_served(
-    name: str, reference: list[Line]
-) -> None:
-    with Cluster(agents=1) as cluster:
-        port = cluster.agent_port(0)
-        trainer = cluster.train(**GIVEN)
-        trainer.until("pause")
-        before = rss_bytes(cluster)
-        keys = keys_of(cluster)
-        flood = FLOODS[name]
-        # The agent's two ports, and the coordinator's.
-        with flood(port, keys), flood(port + 1, keys), flood(cluster.port, keys):
-            trainer.go_on()
-            trainer.until("pause")
-            after = rss_bytes(cluster)
-        trainer.go_on()
-        assert trainer.finish() == reference
-        logged = cluster.log_of(0).read_text()
-    growth = {who: after[who] - before[who] for who in before}
-    assert max(growth.values()) < MAX_GROWTH_BYTES, growth
-    # Nobody of them was parsed, nobody filled the log.
-    assert "peer_sends_rubbish" not in logged
-    assert len(logged.splitlines()) < 40
-
-
 def multipart(_: int) -> bytes:
     """ZeroMQ's handshake without encryption, then frames that say that there is more to come."""
     ready = b"\x04\x26\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
@@ -204,46 +228,94 @@ def hose(address: tuple[str, int], first: bytes) -> tuple[int, bool]:
     return sent, False
 
 
-@pytest.mark.parametrize("listener", ["control", "batches", "coordinator"])
+LISTENERS = ["control", "batches", "coordinator"]
+
+
+@dataclass
+class Hosed:
+    """What became of the strangers at one listener: bytes more at the peak, and who was cut."""
+
+    growth: int
+    were_cut: list[bool]
+
+
+def hose_all(struck: Struck, name: str, listener: str) -> Hosed:
+    """Strangers of one kind at one listener, while the training is in a pause."""
+    address = ("127.0.0.1", struck.ports[listener])
+    who = "here" if listener == "coordinator" else "agent"
+    peak = [0]
+    with ThreadPoolExecutor(HOSES) as pool:
+        hoses = [pool.submit(hose, address, HOSED[name](0)) for _ in range(HOSES)]
+        while not all(each.done() for each in hoses):
+            peak.append(rss_bytes(struck.cluster)[who])
+            wait(hoses, timeout=0.1)
+    struck.go_on()
+    return Hosed(max(peak) - struck.at_first[who], [each.result()[1] for each in hoses])
+
+
+def told_of(struck: Struck, listener: str) -> list[int]:
+    """How many strangers each line of the listener's log tells of."""
+    log = struck.cluster.leader_log if listener == "coordinator" else struck.cluster.log_of(0)
+    line = rf"strangers_cut port={struck.ports[listener]} connections=(\d+)"
+    return [int(number) for number in re.findall(line, log.read_text())]
+
+
+@pytest.fixture(scope="module")
+def hosed(struck: Struck) -> dict[tuple[str, str], Hosed]:
+    """All kinds at all listeners, one after the other; the logs have told of all of them."""
+    found = {
+        (name, listener): hose_all(struck, name, listener)
+        for name in HOSED
+        for listener in LISTENERS
+    }
+    wait_until(
+        lambda: all(sum(told_of(struck, each)) >= HOSES * len(HOSED) for each in LISTENERS),
+        "they are told of",
+    )
+    return found
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
 @pytest.mark.parametrize("name", HOSED)
 def test_strangers_that_send_and_send_grow_no_listener_and_are_cut(
-    name: str, listener: str, reference: list[Line]
+    name: str, listener: str, struck: Struck, hosed: dict[tuple[str, str], Hosed]
 ) -> None:
-    with Cluster(agents=1) as cluster:
-        ports = {
-            "control": cluster.agent_port(0),
-            "batches": cluster.agent_port(0) + 1,
-            "coordinator": cluster.port,
-        }
-        address = ("127.0.0.1", ports[listener])
-        is_agent = listener != "coordinator"
-        who, log = ("agent", cluster.log_of(0)) if is_agent else ("here", cluster.leader_log)
-        trainer = cluster.train(**GIVEN)
-        trainer.until("pause")
-        before = rss_bytes(cluster)[who]
-        peak = [before]
-        with ThreadPoolExecutor(HOSES) as pool:
-            hoses = [pool.submit(hose, address, HOSED[name](0)) for _ in range(HOSES)]
-            while not all(each.done() for each in hoses):
-                peak.append(rss_bytes(cluster)[who])
-                wait(hoses, timeout=0.1)
-        trainer.go_on()
-        trainer.until("pause")
-        trainer.go_on()
-        assert trainer.finish() == reference
-        wait_until(lambda: "strangers_cut" in log.read_text(), "they are told of")
-        logged = log.read_text()
-    assert max(peak) - before < HOSES << 20, "more than 1 MiB a stranger"
-    assert all(was_cut for _, was_cut in (each.result() for each in hoses))
-    assert f"strangers_cut port={address[1]}" in logged
-    assert logged.count("strangers_cut") < 4
+    found = hosed[name, listener]
+    assert found.growth < HOSES << 20, "more than 1 MiB a stranger"
+    assert all(found.were_cut)
+    # A line for many, not a line for each.
+    assert len(told_of(struck, listener)) < 4
 
 
-def test_hello_that_was_recorded_and_is_replayed_opens_nothing(reference: list[Line]) -> None:
-    with Cluster(agents=1) as cluster, Recorder(cluster.agent_port(0)) as recorder:
+@pytest.mark.parametrize("name", FLOODS)
+def test_flood_is_refused_in_bounded_memory_while_the_others_are_served(
+    name: str, struck: Struck
+) -> None:
+    cluster = struck.cluster
+    keys = keys_of(cluster)
+    flood = FLOODS[name]
+    logged_before = cluster.log_of(0).read_text()
+    with contextlib.ExitStack() as floods:
+        for port in struck.ports.values():
+            floods.enter_context(flood(port, keys))
+        struck.go_on()
+        after = rss_bytes(cluster)
+    struck.go_on()
+    logged = cluster.log_of(0).read_text().removeprefix(logged_before)
+    # All floods so far together.
+    growth = {who: after[who] - struck.at_first[who] for who in after}
+    assert max(growth.values()) < MAX_GROWTH_BYTES, growth
+    # Nobody of them was parsed, nobody filled the log.
+    assert "peer_sends_rubbish" not in logged
+    assert len(logged.splitlines()) < 40
+
+
+def test_hello_that_was_recorded_and_is_replayed_opens_nothing(struck: Struck) -> None:
+    port = struck.ports["control"]
+    with Recorder(port) as recorder:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         client = context.socket(zmq.DEALER)
-        secure_client(client, keys_of(cluster))
+        secure_client(client, keys_of(struck.cluster))
         client.connect(f"tcp://127.0.0.1:{recorder.port}")
         # Whoever is let in is answered: that session is not known.
         make = m.pack(m.Make(session="nobody", pass_number=0, number=0, index=b"", seed=()))
@@ -253,7 +325,7 @@ def test_hello_that_was_recorded_and_is_replayed_opens_nothing(reference: list[L
         context.destroy(linger=0)
         wait_until(lambda: len(recorder.sent) > 300, "the whole hello is recorded")
         for _ in range(3):
-            with socket.create_connection(("127.0.0.1", cluster.agent_port(0)), 10) as replay:
+            with socket.create_connection(("127.0.0.1", port), 10) as replay:
                 replay.settimeout(20)
                 replay.sendall(bytes(recorder.sent))
                 answer = b""
@@ -263,11 +335,7 @@ def test_hello_that_was_recorded_and_is_replayed_opens_nothing(reference: list[L
             # Greeting and WELCOME at most: no READY, no message.
             assert b"\x05READY" not in answer
             assert len(answer) < 64 + 170 + 100
-        trainer = cluster.train(**GIVEN)
-        for _ in range(2):
-            trainer.until("pause")
-            trainer.go_on()
-        assert trainer.finish() == reference
+    struck.go_on()
 
 
 class Recorder:
@@ -302,47 +370,45 @@ class Recorder:
                         ends[end].sendall(data)
 
 
-def test_a_member_with_another_protocol_is_refused_in_words_by_the_coordinator() -> None:
-    with Cluster(agents=1) as cluster:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        client = context.socket(zmq.DEALER)
-        secure_client(client, keys_of(cluster))
-        client.connect(f"tcp://127.0.0.1:{cluster.port}")
-        client.send(m.pack(m.Attend(protocol=999, run_id=cluster.run, rank=0, host="x")))
-        assert client.poll(DEADLINE_MS)
-        refused = m.Unpacker(m.FromCoordinator)(client.recv())
-        context.destroy(linger=0)
+def test_a_member_with_another_protocol_is_refused_in_words_by_the_coordinator(
+    struck: Struck,
+) -> None:
+    cluster = struck.cluster
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    client = context.socket(zmq.DEALER)
+    secure_client(client, keys_of(cluster))
+    client.connect(f"tcp://127.0.0.1:{cluster.port}")
+    client.send(m.pack(m.Attend(protocol=999, run_id=cluster.run, rank=0, host="x")))
+    assert client.poll(DEADLINE_MS)
+    refused = m.Unpacker(m.FromCoordinator)(client.recv())
+    context.destroy(linger=0)
     assert isinstance(refused, m.Refused)
     assert f"version {m.PROTOCOL_VERSION}" in refused.reason
+    struck.go_on()
 
 
-def test_rubbish_of_a_member_leaves_coordinator_and_agent_serving(reference: list[Line]) -> None:
-    with Cluster(agents=1) as cluster:
-        keys = keys_of(cluster)
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        trainer = cluster.train(**GIVEN)
-        trainer.until("pause")
-        before = rss_bytes(cluster)
-        clients = []
-        for port in (cluster.agent_port(0), cluster.port):
-            client = context.socket(zmq.DEALER)
-            secure_client(client, keys)
-            client.connect(f"tcp://127.0.0.1:{port}")
-            for number in range(2000):
-                client.send(secrets.token_bytes(number % 60))
-            # Longer than the coordinator takes; the agent takes datasets.
-            client.send(bytes(1 << 20))
-            clients.append(client)
-        trainer.go_on()
-        trainer.until("pause")
-        after = rss_bytes(cluster)
-        trainer.go_on()
-        assert trainer.finish() == reference
-        context.destroy(linger=0)
-        logged = cluster.log_of(0).read_text() + cluster.leader_log.read_text()
+def test_rubbish_of_a_member_leaves_coordinator_and_agent_serving(struck: Struck) -> None:
+    cluster = struck.cluster
+    logs = [cluster.log_of(0), cluster.leader_log]
+    before = rss_bytes(cluster)
+    lines_before = sum(len(log.read_text().splitlines()) for log in logs)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    clients = [context.socket(zmq.DEALER) for _ in range(2)]
+    for client, port in zip(clients, (struck.ports["control"], cluster.port), strict=True):
+        secure_client(client, keys_of(cluster))
+        client.connect(f"tcp://127.0.0.1:{port}")
+        for number in range(2000):
+            client.send(secrets.token_bytes(number % 60))
+        # Longer than the coordinator takes; the agent takes datasets.
+        client.send(bytes(1 << 20))
+    struck.go_on()
+    after = rss_bytes(cluster)
+    struck.go_on()
+    context.destroy(linger=0)
+    lines = sum(len(log.read_text().splitlines()) for log in logs)
     assert max(after[who] - before[who] for who in before) < MAX_GROWTH_BYTES
     # A line a peer, not a line a message.
-    assert len(logged.splitlines()) < 60
+    assert lines - lines_before < 60
 
 
 def secrets_of(cluster: Cluster) -> list[bytes]:
@@ -359,7 +425,7 @@ def secrets_of(cluster: Cluster) -> list[bytes]:
     ]
 
 
-def test_nothing_secret_is_in_logs_arguments_or_environments(reference: list[Line]) -> None:
+def test_nothing_secret_is_in_logs_arguments_or_environments() -> None:
     with Cluster(agents=1) as cluster:
         trainer = cluster.train(num_workers=1, **GIVEN)
         trainer.until("pause")
@@ -417,35 +483,38 @@ def flood(address: tuple[str, int], *, connections: int) -> Iterator[None]:
             connection.close()
 
 
-@pytest.mark.skipif(
-    resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 4096, reason="too few file descriptors"
-)
-@pytest.mark.parametrize("offset", [0, 1], ids=["control", "batches"])
-def test_trainer_comes_in_and_a_worker_is_replaced_amid_a_thousand_half_open_connections(
-    offset: int, reference: list[Line]
-) -> None:
+@pytest.fixture(scope="module")
+def crowded() -> Iterator[Cluster]:
+    """A data host that holds as many files as `select` can take."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip("too few file descriptors")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
     try:
         with Cluster(agents=1, late=True) as cluster:
             # The limit as most systems have it; the agent takes what it may. What it opens has
             # numbers that `select` cannot take.
             cluster.start_agent(0, held_files=1010, max_files=1024)
-            address = ("127.0.0.1", cluster.agent_port(0) + offset)
-            agent = psutil.Process(cluster.hosts[0].pid)
-            before = agent.num_fds()
-            assert before > 1024
-            with flood(address, connections=1000):
-                assert agent.num_threads() < 12
-                wait_until(
-                    lambda: agent.num_fds() < before + 2 * MAX_WAITING, "strangers are few", 20.0
-                )
-                trainer = cluster.train(**GIVEN)
-                trainer.until("pause")
-                cluster.kill_worker(0)
-                trainer.go_on()
-                trainer.until("pause")
-                trainer.go_on()
-                assert trainer.finish() == reference
+            yield cluster
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("offset", [0, 1], ids=["control", "batches"])
+def test_trainer_comes_in_and_a_worker_is_replaced_amid_a_thousand_half_open_connections(
+    offset: int, crowded: Cluster, reference: list[Line]
+) -> None:
+    address = ("127.0.0.1", crowded.agent_port(0) + offset)
+    agent = psutil.Process(crowded.hosts[0].pid)
+    before = agent.num_fds()
+    assert before > 1024
+    with flood(address, connections=1000):
+        assert agent.num_threads() < 12
+        wait_until(lambda: agent.num_fds() < before + 2 * MAX_WAITING, "strangers are few", 20.0)
+        trainer = crowded.train(**GIVEN)
+        trainer.until("pause")
+        crowded.kill_worker(0)
+        trainer.go_on()
+        trainer.until("pause")
+        trainer.go_on()
+        assert trainer.finish() == reference
