@@ -1,66 +1,43 @@
-"""What CURVE's decryption alone costs: what a loader on libzmq's encrypted connections cannot leave
-out, and stoker, whose batches are sealed, can."""
+"""What AES-256-GCM alone costs who receives: a feed that encrypts cannot leave it out."""
 
-import ctypes
-import ctypes.util
-import threading
+import multiprocessing
+import os
 import time
-from pathlib import Path
 
-import zmq
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-_KEY_BYTES = 32
-_NONCE_BYTES = 24
-# As NaCl has it, in front of what is encrypted, and of what comes out.
-_ZERO_BYTES = 32
-_MESSAGES_BYTES = 100_000_000
+from stoker.feed.sealing import KEY_BYTES, TAG_BYTES, records
+
+_NONCE = bytes(12)
+_BATCHES_BYTES = 100_000_000
 
 
 def decryption_cpu_seconds(nbytes: int) -> float:
-    """CPU-seconds for each GB of messages of `nbytes`: CURVE's XSalsa20-Poly1305, by the libsodium
-    that libzmq brings, in one thread, the same message again and again.
+    """CPU-seconds per GB of batches of `nbytes`, decrypted in records of the feed's size.
 
-    Another thread encrypts meanwhile, as a data host on this machine does: two cores that are
+    Another process encrypts meanwhile, as a data host on this machine does: two cores that are
     threads of one are slower when both are busy.
-
-    Raises:
-        OSError: If there is no libsodium.
     """
-    sodium = _libsodium()
-    # Until then it is as slow as on any CPU.
-    sodium.sodium_init()
-    public, secret, shared = (ctypes.create_string_buffer(_KEY_BYTES) for _ in range(3))
-    sodium.crypto_box_keypair(public, secret)
-    sodium.crypto_box_beforenm(shared, public, secret)
-    nonce = ctypes.create_string_buffer(_NONCE_BYTES)
-    size = ctypes.c_ulonglong(_ZERO_BYTES + nbytes)
-    plain, boxed, opened, beside = (ctypes.create_string_buffer(size.value) for _ in range(4))
-    sodium.crypto_box_afternm(boxed, plain, size, nonce, shared)
-    is_done = threading.Event()
-
-    def encrypt() -> None:
-        while not is_done.is_set():
-            sodium.crypto_box_afternm(beside, plain, size, nonce, shared)
-
-    other = threading.Thread(target=encrypt)
-    other.start()
+    cipher = AESGCM(bytes(KEY_BYTES))
+    sizes = [end - start for start, end in records(nbytes)]
+    sealed = {size: cipher.encrypt(_NONCE, bytes(size), None) for size in sizes}
+    plain = memoryview(bytearray(sizes[0]))
+    beside = multiprocessing.get_context("fork").Process(target=_encrypt, args=(sizes[0],))
+    beside.start()
     try:
-        count = max(1, _MESSAGES_BYTES // nbytes)
+        count = max(1, _BATCHES_BYTES // nbytes)
         begun = time.thread_time()
         for _ in range(count):
-            if sodium.crypto_box_open_afternm(opened, boxed, size, nonce, shared) != 0:
-                raise RuntimeError("libsodium refused its own message")
+            for size in sizes:
+                cipher.decrypt_into(_NONCE, sealed[size], None, plain[:size])
         return (time.thread_time() - begun) / (count * nbytes / 1e9)
     finally:
-        is_done.set()
-        other.join()
+        beside.kill()
+        beside.join()
 
 
-def _libsodium() -> ctypes.CDLL:
-    bundled = Path(zmq.__file__).parent.parent / "pyzmq.libs"
-    for path in bundled.glob("libsodium*.so*"):
-        return ctypes.CDLL(str(path))
-    found = ctypes.util.find_library("sodium")
-    if found is None:
-        raise OSError("no libsodium beside pyzmq, nor in the system")
-    return ctypes.CDLL(found)
+def _encrypt(nbytes: int) -> None:
+    cipher, parent = AESGCM(bytes(KEY_BYTES)), os.getppid()
+    plain, sealed = bytes(nbytes), bytearray(nbytes + TAG_BYTES)
+    while os.getppid() == parent:
+        cipher.encrypt_into(_NONCE, plain, None, sealed)

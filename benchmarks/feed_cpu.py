@@ -60,11 +60,11 @@ def rows(*, repetitions: int, is_quick: bool, python: str) -> Iterator[Row]:
         yield Row(
             part="cpu",
             case=_case(size),
-            loader="raw + CURVE",
+            loader="raw + AES-GCM",
             figure=_FIGURE,
             value=spread(floor),
             comparisons=(times(floor, raw, beside="raw"),),
-            note=f"{spread(decryption[size])['median']:.2f} of it libsodium's",
+            note=f"{spread(decryption[size])['median']:.2f} of it the decryption",
         )
         for name, note in missing.items():
             yield Row(
@@ -89,7 +89,7 @@ def _row(
     if loader != "raw":
         comparisons.append(times(cpu, raw, beside="raw"))
     if loader == "stoker encrypted":
-        comparisons.append(times(cpu, decrypted, beside="raw + CURVE"))
+        comparisons.append(times(cpu, decrypted, beside="raw + AES-GCM"))
         comparisons.append(alone(cpu, at_most=0.35 if size == 32 else 0.7))
     speed = spread([found["megabytes_per_second"] for found in mine])
     note = f"{speed['median']:.0f} MB/s"

@@ -27,8 +27,9 @@ from stoker.feed import messages, security, wire
 from stoker.feed.agent import Agent
 from stoker.feed.arrival import PIECE_BYTES
 from stoker.feed.batch_stream import BatchReader, tune
+from stoker.feed.landing import Landing
 from stoker.feed.remote import remote
-from stoker.feed.sealing import TAG_BYTES, Unsealer
+from stoker.feed.sealing import Unsealer
 from stoker.feed.seeding import seed_batch
 from stoker.feed.shipping import PackedSpec, Spec, digest, pack_spec, read_place, unpack_error
 from stoker.logs import Log
@@ -156,6 +157,7 @@ class Client:
         self.reader = BatchReader(
             self.batches,
             Unsealer(ticket.key),
+            Landing(),
             max_head_bytes=MAX_HEAD_BYTES,
             silent_seconds=DEADLINE_SECONDS,
         )
@@ -189,8 +191,8 @@ class Client:
     def made(self) -> tuple[messages.Made, bytearray]:
         assert self.reader is not None
         packed, nbytes = self.reader.head(is_awaited=True)
-        memory = bytearray(nbytes + TAG_BYTES)
-        self.reader.read(memoryview(memory), nbytes)
+        memory = bytearray(nbytes)
+        self.reader.read(memoryview(memory))
         message = messages.Unpacker(messages.Made)(packed)
         assert isinstance(message, messages.Made)
         return message, memory[:nbytes]
@@ -535,7 +537,11 @@ def test_what_is_made_before_the_connection_for_batches_is_there_waits_for_it(
         with socket.create_connection(("127.0.0.1", agent.batch_port), 10) as connection:
             connection.sendall(ticket.ticket)
             client.reader = BatchReader(
-                connection, Unsealer(ticket.key), max_head_bytes=0, silent_seconds=30.0
+                connection,
+                Unsealer(ticket.key),
+                Landing(),
+                max_head_bytes=0,
+                silent_seconds=30.0,
             )
             assert client.reader.head() == (b"", 0)
             assert same(client.batch()[1], expected(0, [1]))

@@ -14,7 +14,7 @@ from stoker.errors import ProtocolError
 from stoker.feed import sealing
 from stoker.feed.batch_stream import BatchReader, BatchWriter, tune
 from stoker.feed.landing import Landing
-from stoker.feed.sealing import HEAD_BYTES, TAG_BYTES, Sealer, Unsealer
+from stoker.feed.sealing import HEAD_BYTES, Sealer, Unsealer
 
 KEY = bytes(range(32))
 MAX_HEAD_BYTES = 1 << 20
@@ -45,6 +45,7 @@ def connected(*, silent_seconds: float = 30.0) -> Iterator[Pair]:
             BatchReader(
                 sink,
                 Unsealer(KEY),
+                Landing(),
                 max_head_bytes=MAX_HEAD_BYTES,
                 silent_seconds=silent_seconds,
             ),
@@ -70,9 +71,9 @@ def written(writer: BatchWriter, packed: bytes, payload: bytes | None) -> Iterat
 
 def read(reader: BatchReader) -> tuple[bytes, bytes]:
     packed, nbytes = reader.head()
-    memory = bytearray(nbytes + TAG_BYTES)
-    reader.read(memoryview(memory), nbytes)
-    return packed, bytes(memory[:nbytes])
+    memory = bytearray(nbytes)
+    reader.read(memoryview(memory))
+    return packed, bytes(memory)
 
 
 @pytest.mark.parametrize("packed_bytes", [0, 300, 5000])
@@ -98,7 +99,7 @@ def test_an_end_in_the_middle_of_a_batch_is_an_error(pair: Pair) -> None:
     pair.source.close()
     assert pair.reader.head() == (b"packed", 1000)
     with pytest.raises(ConnectionResetError):
-        pair.reader.read(memoryview(bytearray(1000 + TAG_BYTES)), 1000)
+        pair.reader.read(memoryview(bytearray(1000)))
 
 
 def test_half_a_head_is_none(pair: Pair) -> None:
@@ -142,7 +143,7 @@ def test_silence_in_the_middle_of_a_batch_ends_the_connection_in_words() -> None
         pair.source.sendall(Sealer(KEY).head(b"packed", payload_bytes=1000, of=("s", 0)) + b"x")
         pair.reader.head()
         with pytest.raises(TimeoutError, match=r"no byte for 0\.2 s"):
-            pair.reader.read(memoryview(bytearray(1000 + TAG_BYTES)), 1000)
+            pair.reader.read(memoryview(bytearray(1000)))
 
 
 def test_silence_between_batches_does_not_unless_one_is_awaited() -> None:

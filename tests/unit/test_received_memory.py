@@ -47,10 +47,8 @@ def test_no_view_is_overwritten_by_what_comes_later() -> None:
         encoded.write_into(memoryview(sent))
         sealed = bytearray(len(sent) + TAG_BYTES)
         sealer.record(memoryview(sent), memoryview(sealed))
-        payload, room = placing.room_to_receive(len(sent), None)
-        room[:] = sealed
-        unsealer.record(room, room[: len(sent)])
-        del room
+        payload = placing.room(len(sent), None)
+        unsealer.record(memoryview(sealed), payload.data)
         # From the third on, as all batches that are described alike.
         value = placing.decoded(encoded.tree, payload, allow_pickle=False).value
         assert isinstance(value, torch.Tensor)

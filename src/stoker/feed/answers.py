@@ -78,6 +78,7 @@ class Answers:
             port=link.member.batch_port,
             ticket=ticket,
             placing=Placing(self._landing),
+            landing=self._landing,
             take=take,
             ended=ended,
             max_head_bytes=self._max_bytes,
@@ -106,8 +107,8 @@ class Answers:
         payload = _NOTHING
         if nbytes:
             pins_on = None if session is None else session.pins_on
-            payload, room = receiver.placing.room_to_receive(nbytes, pins_on)
-            receiver.reader.read(room, nbytes)
+            payload = receiver.placing.room(nbytes, pins_on)
+            receiver.reader.read(payload.data)
         if session is not None:
             self._take_made(link, receiver, session, made, payload)
 

@@ -1,7 +1,7 @@
 """A trainer's connection for the batches of one data host: dialled with a ticket, read by a thread.
 
-The thread blocks in the kernel until a batch comes, receives it to where it will live, decrypts it
-there and hands it over. A slow network makes it wait, and nobody else.
+The thread blocks in the kernel until a batch comes, decrypts it to where it will live, record by
+record, and hands it over. A slow network makes it wait, and nobody else.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from stoker.errors import ProtocolError
 from stoker.feed.batch_stream import SILENT_SECONDS, BatchReader, tune
+from stoker.feed.landing import Landing
 from stoker.feed.messages import Ticket
 from stoker.feed.placing import Placing
 from stoker.feed.sealing import Unsealer
@@ -28,6 +29,7 @@ class BatchReceiver:
         address: IP address of the data host.
         ticket: For this connection; used up by it.
         placing: For this thread alone.
+        landing: For what is still sealed.
         take: Called in the thread with the packed message of a batch and the bytes of its payload,
             which it receives by `reader.read`.
         ended: Called in the thread, once, after all else.
@@ -47,6 +49,7 @@ class BatchReceiver:
         port: int,
         ticket: Ticket,
         placing: Placing,
+        landing: Landing,
         take: Callable[["BatchReceiver", bytes, int], None],
         ended: Callable[["BatchReceiver"], None],
         max_head_bytes: int,
@@ -62,6 +65,7 @@ class BatchReceiver:
         self.reader: BatchReader
         self._peer = (address, port)
         self._ticket = ticket
+        self._landing = landing
         self._take = take
         self._ended = ended
         self._max_head_bytes = max_head_bytes
@@ -117,13 +121,18 @@ class BatchReceiver:
             tune(connection)
             unsealer = Unsealer(self._ticket.key)
             answer = BatchReader(
-                connection, unsealer, max_head_bytes=0, silent_seconds=self._answer_seconds
+                connection,
+                unsealer,
+                self._landing,
+                max_head_bytes=0,
+                silent_seconds=self._answer_seconds,
             )
             answer.head(is_awaited=True)
             self.has_been_up = True
             self.reader = BatchReader(
                 connection,
                 unsealer,
+                self._landing,
                 max_head_bytes=self._max_head_bytes,
                 silent_seconds=self._silent_seconds,
             )

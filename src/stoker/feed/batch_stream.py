@@ -91,6 +91,7 @@ class BatchReader:
     """The trainer's end of a connection; used by one thread.
 
     Args:
+        landing: For the sealed records, one at a time.
         max_head_bytes: A longer message is refused before there is memory for it.
         silent_seconds: See SILENT_SECONDS.
     """
@@ -99,12 +100,14 @@ class BatchReader:
         self,
         connection: socket.socket,
         unsealer: Unsealer,
+        landing: Landing,
         *,
         max_head_bytes: int,
         silent_seconds: float = SILENT_SECONDS,
     ) -> None:
         self._socket = connection
         self._unsealer = unsealer
+        self._landing = landing
         self._max_head_bytes = max_head_bytes
         self._silent_seconds = silent_seconds
         self._head = memoryview(bytearray(HEAD_BYTES))
@@ -129,24 +132,22 @@ class BatchReader:
             return head.packed, head.payload_bytes
         if head.missing_bytes > self._max_head_bytes:
             raise ProtocolError(f"a batch whose description has {head.missing_bytes} bytes")
-        rest = bytearray(head.missing_bytes + TAG_BYTES)
-        self.read(memoryview(rest), head.missing_bytes)
-        return head.packed + rest[: head.missing_bytes], head.payload_bytes
+        rest = bytearray(head.missing_bytes)
+        self.read(memoryview(rest))
+        return head.packed + rest, head.payload_bytes
 
-    def read(self, memory: memoryview, nbytes: int) -> None:
-        """Receives and decrypts the next `nbytes`, where they are to be.
-
-        Args:
-            memory: TAG_BYTES more than `nbytes`; what these hold then is nothing.
+    def read(self, memory: memoryview) -> None:
+        """Receives what `memory` has room for, and decrypts it into that.
 
         Raises:
             OSError: If the connection is lost.
             ProtocolError: If it is not what was sealed next.
         """
-        for start, end in records(nbytes):
-            sealed = memory[start : end + TAG_BYTES]
+        # What was used a moment ago is still in the processor's cache; a batch's own memory is not.
+        room = self._landing.take(min(memory.nbytes, RECORD_BYTES) + TAG_BYTES).data
+        for start, end in records(memory.nbytes):
+            sealed = room[: end - start + TAG_BYTES]
             self._fill(sealed)
-            # In place: no memory for sealed records, and what was just received is in the cache.
             self._unsealer.record(sealed, memory[start:end])
 
     def _fill(self, view: memoryview, *, may_wait: bool = False) -> None:

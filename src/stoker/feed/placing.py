@@ -6,7 +6,6 @@ import torch
 from stoker.errors import FeedError
 from stoker.feed.landing import Bytes, Landing
 from stoker.feed.plans import Plans
-from stoker.feed.sealing import TAG_BYTES
 from stoker.feed.session import Outcome
 from stoker.feed.shipping import unpack_error
 
@@ -25,35 +24,27 @@ class Placing:
 
     def landed(self, source: Bytes, pins_on: int | None) -> Bytes:
         """`source` copied, once, to where the batch will live."""
-        payload, _ = self._room(source.nbytes, pins_on)
+        payload = self.room(source.nbytes, pins_on)
         np.copyto(payload, source)
         return payload
 
-    def room_to_receive(self, nbytes: int, pins_on: int | None) -> tuple[Bytes, memoryview]:
-        """Memory where a batch will live, and the same with TAG_BYTES more, to receive it in.
+    def room(self, nbytes: int, pins_on: int | None) -> Bytes:
+        """Memory of `nbytes` where a batch will live.
+
+        Pinned, it is of torch's allocator, which uses it again and knows of the copies to the
+        accelerator that are under way; ours could not.
 
         Args:
             pins_on: Number of the accelerator that it is to be pinned for; None: it is not.
         """
-        payload, whole = self._room(nbytes, pins_on, spare=TAG_BYTES)
-        return payload, whole.data
-
-    def _room(self, nbytes: int, pins_on: int | None, *, spare: int = 0) -> tuple[Bytes, Bytes]:
-        """An array of `nbytes`, and one of all of its memory.
-
-        Pinned, it is of torch's allocator, which uses it again and knows of the copies to the
-        accelerator that are under way; ours could not.
-        """
         if pins_on is None:
-            whole = self._landing.take(nbytes + spare)
-            return whole[:nbytes], whole
+            return self._landing.take(nbytes)
         if self._pins_on != pins_on:
             # The device is the thread's; without this, every rank would open device 0.
             torch.accelerator.set_device_index(pins_on)
             self._pins_on = pins_on
-        pinned = torch.empty(nbytes + spare, dtype=torch.uint8, pin_memory=True)
         # The base of the array is a tensor: see Plans.
-        return pinned[:nbytes].numpy(), pinned.numpy()
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
 
     def decoded(self, tree: bytes, payload: Bytes | None, *, allow_pickle: bool) -> Outcome:
         """The batch, or the error that it cannot be made of that."""

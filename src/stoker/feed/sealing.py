@@ -158,7 +158,7 @@ class Unsealer:
         return Head(packed, packed_bytes - first_bytes, payload_bytes)
 
     def record(self, sealed: memoryview, into: memoryview) -> None:
-        """Decrypts the next record into `into`, which may be the very memory of `sealed`.
+        """Decrypts the next record into `into`.
 
         Raises:
             ProtocolError: If it is not what the sender sealed next; what `into` holds then is

@@ -133,13 +133,16 @@ def _receive(connection: socket.socket, key: bytes, landed: "queue.Queue[Bytes |
     # and what places batches needs all of the feed.
     from stoker.feed.placing import Placing
 
-    placing = Placing()
-    reader = BatchReader(connection, Unsealer(key), max_head_bytes=0, silent_seconds=_WAIT_SECONDS)
+    landing = Landing()
+    placing = Placing(landing)
+    reader = BatchReader(
+        connection, Unsealer(key), landing, max_head_bytes=0, silent_seconds=_WAIT_SECONDS
+    )
     try:
         while True:
             _, nbytes = reader.head(is_awaited=True)
-            payload, room = placing.room_to_receive(nbytes, None)
-            reader.read(room, nbytes)
+            payload = placing.room(nbytes, None)
+            reader.read(payload.data)
             landed.put(payload)
     except (OSError, StokerError):
         landed.put(None)
