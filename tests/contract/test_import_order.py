@@ -41,8 +41,15 @@ def test_no_module_of_the_feed_imports_itself_by_way_of_others() -> None:
     graphlib.TopologicalSorter(graph).prepare()
 
 
-# The first leads to torch by way of the second.
-@pytest.mark.parametrize("first", ["stoker.feed.client", "stoker.feed.iterators", "stoker.feed"])
+# The first leads to torch by way of the others.
+@pytest.mark.parametrize(
+    "first",
+    [
+        "stoker.feed.client",
+        pytest.param("stoker.feed.iterators", marks=pytest.mark.soak),
+        pytest.param("stoker.feed", marks=pytest.mark.soak),
+    ],
+)
 @pytest.mark.parametrize("variable", ["STOKER_REPLACE_DATALOADER", "STOKER_PROFILE"])
 def test_torch_is_changed_also_when_stoker_imports_it(
     first: str, variable: str, tmp_path: Path

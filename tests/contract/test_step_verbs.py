@@ -1,20 +1,34 @@
 """The component verbs as a pipeline's containers run them: texts and paths in, files out."""
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from stoker.cli.edge import run
 from stoker.errors import UsageError
 from stoker.platforms.local_plan import channel_folder
 from stoker.records import Decision, Evaluation, Json, read_json, to_json, write_json
 from support import sample_records
 
 
-def stoker(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def process(*words: str, cwd: Path) -> Done:
+    """The command as a container runs it: a process of its own."""
+    done = subprocess.run(
         [sys.executable, "-m", "stoker.cli", *words],
         cwd=cwd,
         capture_output=True,
@@ -22,6 +36,19 @@ def stoker(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         timeout=60,
         check=False,
     )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def stoker(*words: str, cwd: Path) -> Done:
+    """The same in this process, which spares its start."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        code = run([*words])
+    return Done(code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture
@@ -75,7 +102,7 @@ def test_decide_takes_its_workload_as_a_text_and_tells_kubeflow_what_to_do(folde
 
 
 def test_evaluate_takes_a_training_as_a_text_and_its_gate_fails_in_its_words(folder: Path) -> None:
-    done = stoker(
+    done = process(
         *("evaluate", WORKLOAD, "--profile=profile.json", "--decision=decision.json"),
         *("--training", to_json(sample_records.training()), "--param=gate=accuracy>=1.5"),
         *("--out=evaluation", "--report=report", "--always"),
@@ -88,7 +115,7 @@ def test_evaluate_takes_a_training_as_a_text_and_its_gate_fails_in_its_words(fol
     assert parameters == {"passed": "false"}
     assert metrics["passed"] == 0
     assert "<html" in (folder / "report").read_text()
-    gate = stoker("evaluate", "--gate-of=evaluation", cwd=folder)
+    gate = process("evaluate", "--gate-of=evaluation", cwd=folder)
     assert gate.returncode == 3
     assert gate.stderr.startswith(f"error: {evaluation.reason}")
 
@@ -152,8 +179,8 @@ def test_the_last_word_of_a_run_is_how_it_ended(folder: Path, status: str, words
 def test_a_failed_training_fails_its_step_unless_always_is_asked_for(folder: Path) -> None:
     workload = json.dumps({"name": "bad", "command": [sys.executable, "-c", "raise SystemExit(9)"]})
     words = ["train", workload, "--platform=local", "--yes", "--out=record", "--run-id=1234567890"]
-    assert stoker(*words, cwd=folder).returncode == 6
-    done = stoker(
+    assert process(*words, cwd=folder).returncode == 6
+    done = process(
         *words,
         "--always",
         *("--executor-input", executor_input(folder, "status", "training")),
@@ -169,7 +196,7 @@ def test_a_failed_training_fails_its_step_unless_always_is_asked_for(folder: Pat
 def test_a_model_is_copied_to_where_it_is_to_stay(folder: Path) -> None:
     script = "import os; open(os.environ['SM_MODEL_DIR'] + '/weights', 'w').write('w')"
     workload = json.dumps({"name": "model", "command": [sys.executable, "-c", script]})
-    done = stoker("train", workload, "--yes", "--out=record", "--model=kept/model", cwd=folder)
+    done = process("train", workload, "--yes", "--out=record", "--model=kept/model", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert (folder / "kept" / "model" / "weights").read_text() == "w"
     assert json.loads((folder / "record").read_text())["model_uri"] == "kept/model"

@@ -28,26 +28,28 @@ while True:
 """
 
 
+# With torch, time enough to import it on a busy machine.
 @pytest.mark.parametrize(
-    ("argument", "words"), [("plain", ""), ("torch", "; it uses fastai's DataLoader")]
+    ("argument", "budget", "words"),
+    [("plain", 8, ""), ("torch", 15, "; it uses fastai's DataLoader")],
 )
 def test_a_loop_without_a_loader_ends_within_the_budget_counted_from_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argument: str, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argument: str, budget: int, words: str
 ) -> None:
-    monkeypatch.setattr(body, "START_ALLOWANCE_SECONDS", 15.0)
+    monkeypatch.setattr(body, "START_ALLOWANCE_SECONDS", budget)
     (tmp_path / "loop.py").write_text(LOOP)
     workload = Workload(
         name="loop",
         command=("python", str(tmp_path / "loop.py"), argument),
         cluster=Cluster(dnn=TodaysGroup(instance_type="local.c1", count=1)),
-        profile=ProfileSettings(budget_seconds=15.0),
+        profile=ProfileSettings(budget_seconds=budget),
     )
     with pytest.raises(UnmeasuredError) as caught:
         profile(workload, platform=LocalPlatform(), run_dir=tmp_path / "run")
-    assert "no DataLoader of torch was read within 15 s of the start" in caught.value.what
+    assert f"no DataLoader of torch was read within {budget} s of the start" in caught.value.what
     assert caught.value.what.endswith(f"stopped{words}")
     assert "stoker.timed" in caught.value.fix
     observed = caught.value.observed
     assert observed is not None
     # Not the allowance on top, which is for what is measured.
-    assert 14.0 < observed.what["wall_seconds"] < 29.0
+    assert budget - 1 < observed.what["wall_seconds"] < 2 * budget - 1

@@ -1,15 +1,17 @@
 """A real local run seen from outside: by `stoker watch`, by its feed.csv, by its metrics."""
 
+import importlib.util
 import socket
 import subprocess
 import sys
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from stoker.launch.bottleneck import bottleneck_of
-from stoker.launch.feed_interval import mean, read_csv
+from stoker.launch.feed_interval import FeedInterval, mean, read_csv
 from stoker.records import FeedSettings
 from support.local_job import LocalJob, until
 
@@ -44,23 +46,89 @@ def watch(run_dir: Path, *flags: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_watch_names_hosts_rates_and_waits_and_ends_with_the_run(tmp_path: Path) -> None:
-    with LocalJob(tmp_path, SCRIPT, data=2, arguments=["900"]) as job:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """A run that has ended, and what was seen of it from outside."""
+
+    hosts: list[str]
+    leader: str
+    out: str
+    err: str
+    code: int
+    intervals: list[FeedInterval]
+    metrics: dict[str, float]
+    metrics_after: bool
+
+
+def read_metrics(port: int, found: dict[str, float]) -> bool:
+    """Whether a run's metrics are there; the highest value of each is kept in `found`."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return False
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = f"{sample.name} {sample.labels.get('host', '')}"
+            found[key] = max(found.get(key, 0.0), sample.value)
+    return True
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    """A run on one data host, watched from its start to its end, its metrics read meanwhile."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = tmp_path_factory.mktemp("watched")
+    has_client = importlib.util.find_spec("prometheus_client") is not None
+    feed = FeedSettings(lease_seconds=2.0, metrics_port=port if has_client else None)
+    metrics: dict[str, float] = {}
+    with LocalJob(folder, SCRIPT, data=1, feed=feed, arguments=["9000"]) as job:
+        names = [host.name for host in job.request.hosts]
+        file = job.base_dir(job.leader) / "output" / "data" / "stoker" / "feed.csv"
+
+        def has_batches() -> bool:
+            return read_metrics(port, metrics) and all(
+                metrics.get(f"stoker_feed_batches_total {name}", 0) > 0 for name in names
+            )
+
+        def has_intervals() -> bool:
+            found = read_csv(file.read_text()) if file.exists() else []
+            return len([each for each in found if len(each.hosts) == len(names)]) > 2
+
         with watch(job.spec.run_dir) as watcher:
+            if has_client:
+                until(has_batches, what="batches of all hosts are in the metrics")
+            until(has_intervals, what="all hosts have fed for some intervals")
+            (folder / "stop").touch()
             assert job.end().status == "succeeded"
             out, err = watcher.communicate(timeout=60)
-        assert (watcher.returncode, err) == (0, "")
-        lines = out.splitlines()
-        full = [each for each in lines if "% of it waiting" in each and "/s" in each]
-        assert full, out
-        for host in job.request.hosts:
-            local = " (local)" if host.name == job.leader else ""
-            assert f"{host.name}{local} " in full[-1]
-        assert "limit: workers" in out
-        assert lines[-1].endswith("succeeded")
-        intervals = read_csv(
-            (job.base_dir(job.leader) / "output" / "data" / "stoker" / "feed.csv").read_text()
+        return Watched(
+            hosts=names,
+            leader=job.leader,
+            out=out,
+            err=err,
+            code=watcher.returncode,
+            intervals=read_csv(file.read_text()),
+            metrics=metrics,
+            metrics_after=has_client and read_metrics(port, {}),
         )
+
+
+def test_watch_names_hosts_rates_and_waits_and_ends_with_the_run(watched: Watched) -> None:
+    assert (watched.code, watched.err) == (0, "")
+    lines = watched.out.splitlines()
+    full = [each for each in lines if "% of it waiting" in each and "/s" in each]
+    assert full, watched.out
+    for host in watched.hosts:
+        local = " (local)" if host == watched.leader else ""
+        assert f"{host}{local} " in full[-1]
+    assert "limit: workers" in watched.out
+    assert lines[-1].endswith("succeeded")
+    intervals = watched.intervals
     made = sum(
         each.seconds * host.batches_per_second for each in intervals[1:] for host in each.hosts
     )
@@ -68,43 +136,19 @@ def test_watch_names_hosts_rates_and_waits_and_ends_with_the_run(tmp_path: Path)
     assert made > 0
     assert taken > 0
     whole = mean(intervals)
-    assert {host.name for host in whole.hosts} == {host.name for host in job.request.hosts}
+    assert {host.name for host in whole.hosts} == set(watched.hosts)
     assert whole.wait_share is not None
     assert whole.wait_share > 0.5
     # On a busy machine the start takes most of the run: not of the whole.
     assert "workers" in {bottleneck_of(each).limit for each in intervals}
 
 
-def test_a_runs_metrics_are_there_while_it_runs(tmp_path: Path) -> None:
+def test_a_runs_metrics_are_there_while_it_runs(watched: Watched) -> None:
     pytest.importorskip("prometheus_client")
-    from prometheus_client.parser import text_string_to_metric_families
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    feed = FeedSettings(lease_seconds=2.0, metrics_port=port)
-    found: dict[str, float] = {}
-
-    def has_batches() -> bool:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-                text = answer.read().decode()
-        except OSError:
-            return False
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                key = f"{sample.name} {sample.labels.get('host', '')}"
-                found[key] = max(found.get(key, 0.0), sample.value)
-        return all(found.get(f"stoker_feed_batches_total {host}", 0) > 0 for host in hosts)
-
-    with LocalJob(tmp_path, SCRIPT, data=1, feed=feed, arguments=["9000"]) as job:
-        hosts = [host.name for host in job.request.hosts]
-        until(has_batches, what="batches of all hosts are in the metrics")
-        (tmp_path / "stop").touch()
-        assert job.end().status == "succeeded"
-        assert not has_batches(), "the port is closed with the run"
-    assert found["stoker_steps_total "] > 0
-    assert sum(v for k, v in found.items() if k.startswith("stoker_data_host_up ")) == 1
+    assert not watched.metrics_after, "the port is closed with the run"
+    assert watched.metrics["stoker_steps_total "] > 0
+    up = [v for k, v in watched.metrics.items() if k.startswith("stoker_data_host_up ")]
+    assert sum(up) == 1
 
 
 def test_a_killed_data_host_is_gone_in_the_view_and_its_batches_count_as_moved(

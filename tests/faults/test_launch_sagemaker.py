@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -65,22 +65,83 @@ class Numbers(Dataset):
 """
 
 
-def test_packed_code_is_unpacked_on_all_hosts_and_all_run_in_it(tmp_path: Path) -> None:
-    train = (
-        "import os, pathlib\n"
-        "from stoker import DataLoader\n"
-        "from jinja2 import Numbers\n"
-        "print(f'trains in {os.getcwd()}', flush=True)\n"
-        "for batch in DataLoader(Numbers(), batch_size=4, num_workers=0):\n"
-        "    print(f'batch {batch.tolist()}', flush=True)\n"
-    )
-    with Hosts(tmp_path, SMALL) as hosts:
-        give_code(hosts, {"train.py": train, "jinja2.py": SHADOWING, "numbers.txt": "7 5 3 2"})
+# A process that is orphaned, and ends while its host goes on.
+ORPHAN = """
+import os, pathlib, time
+def leave_an_orphan():
+    if (pid := os.fork()) == 0:
+        if os.fork() == 0:
+            while os.getppid() != 1:
+                time.sleep(0.01)
+            pathlib.Path(f"/opt/ml/orphan-{os.getpid()}").touch()
+        os._exit(0)
+    os.waitpid(pid, 0)
+class Leaving:
+    def __len__(self):
+        return 3
+    def __getitem__(self, index):
+        leave_an_orphan()
+        return index
+"""
+
+PACKED = """
+import os, pathlib, time
+from stoker import DataLoader
+from jinja2 import Numbers
+from orphans import Leaving, leave_an_orphan
+print(f'trains in {os.getcwd()}', flush=True)
+for batch in DataLoader(Numbers(), batch_size=4, num_workers=0):
+    print(f'batch {batch.tolist()}', flush=True)
+for batch in DataLoader(Leaving(), batch_size=1, num_workers=0):
+    pass
+for _ in range(3):
+    leave_an_orphan()
+print('all left', flush=True)
+while not pathlib.Path('/opt/ml/go').exists():
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """Hosts that run packed code, until the training is told to go on to its end."""
+    with Hosts(tmp_path_factory.mktemp("packed"), SMALL) as hosts:
+        give_code(
+            hosts,
+            {
+                "train.py": PACKED,
+                "orphans.py": ORPHAN,
+                "jinja2.py": SHADOWING,
+                "numbers.txt": "7 5 3 2",
+            },
+        )
         start_all(hosts, *CLI, "--", "python", "train.py", STOKER_CODE_FILE=CODE_FILE)
-        assert hosts.codes() == {"algo-1": 0, "algo-2": 0}, hosts.log("algo-2")
-        assert "trains in /opt/ml/code" in hosts.log("algo-2")
-        assert "batch [7, 5, 3, 2]" in hosts.log("algo-2")
-        assert (hosts.ml("algo-1") / "code" / "numbers.txt").exists()
+        hosts.wait_for_log("algo-2", "all left")
+        yield hosts
+
+
+def adopted_orphans(hosts: Hosts, host: str, *, number: int) -> set[int]:
+    """The orphans that the host's first process has got, once they are so many."""
+    folder = hosts.ml(host)
+    until(lambda: len(list(folder.glob("orphan-*"))) == number, what=f"{host} adopts orphans")
+    return {int(path.name.removeprefix("orphan-")) for path in folder.glob("orphan-*")}
+
+
+def test_orphans_of_the_training_and_of_data_workers_are_reaped(packed: Hosts) -> None:
+    for host in packed.names:
+        left = adopted_orphans(packed, host, number=3)
+        until(
+            lambda host=host, left=left: not left & packed.children(host),
+            what=f"the orphans of {host} are reaped",
+        )
+
+
+def test_packed_code_is_unpacked_on_all_hosts_and_all_run_in_it(packed: Hosts) -> None:
+    (packed.ml("algo-2") / "go").touch()
+    assert packed.codes() == {"algo-1": 0, "algo-2": 0}, packed.log("algo-2")
+    assert "trains in /opt/ml/code" in packed.log("algo-2")
+    assert "batch [7, 5, 3, 2]" in packed.log("algo-2")
+    assert (packed.ml("algo-1") / "code" / "numbers.txt").exists()
 
 
 def test_ranks_of_torchrun_and_their_children_run_in_the_packed_code(tmp_path: Path) -> None:
@@ -196,61 +257,6 @@ def test_a_homogeneous_job_trains_without_a_token_and_sees_no_gpus(tmp_path: Pat
         assert "rank 1 sums 2.0 0 GPUs" in hosts.log("algo-1")
 
 
-# A process that is orphaned, and ends while its host goes on.
-ORPHAN = """
-import os, pathlib, time
-def leave_an_orphan():
-    if (pid := os.fork()) == 0:
-        if os.fork() == 0:
-            while os.getppid() != 1:
-                time.sleep(0.01)
-            pathlib.Path(f"/opt/ml/orphan-{os.getpid()}").touch()
-        os._exit(0)
-    os.waitpid(pid, 0)
-"""
-
-
-def adopted_orphans(hosts: Hosts, host: str, *, number: int) -> set[int]:
-    """The orphans that the host's first process has got, once they are so many."""
-    folder = hosts.ml(host)
-    until(lambda: len(list(folder.glob("orphan-*"))) == number, what=f"{host} adopts orphans")
-    return {int(path.name.removeprefix("orphan-")) for path in folder.glob("orphan-*")}
-
-
-def test_orphans_of_the_training_and_of_data_workers_are_reaped(tmp_path: Path) -> None:
-    train = (
-        "import os, pathlib, time\n"
-        "from stoker import DataLoader\n"
-        "from orphans import Leaving, leave_an_orphan\n"
-        "for batch in DataLoader(Leaving(), batch_size=1, num_workers=0):\n"
-        "    pass\n"
-        "for _ in range(3):\n"
-        "    leave_an_orphan()\n"
-        "print('all left', flush=True)\n"
-        "while not pathlib.Path('/opt/ml/go').exists():\n"
-        "    time.sleep(0.02)\n"
-    )
-    dataset = (
-        ORPHAN
-        + "class Leaving:\n"
-        + "    def __len__(self):\n        return 3\n"
-        + "    def __getitem__(self, index):\n"
-        + "        leave_an_orphan()\n        return index\n"
-    )
-    with Hosts(tmp_path, SMALL) as hosts:
-        give_code(hosts, {"train.py": train, "orphans.py": dataset})
-        start_all(hosts, *CLI, "--", "python", "train.py", STOKER_CODE_FILE=CODE_FILE)
-        hosts.wait_for_log("algo-2", "all left")
-        for host in hosts.names:
-            left = adopted_orphans(hosts, host, number=3)
-            until(
-                lambda host=host, left=left: not left & hosts.children(host),
-                what=f"the orphans of {host} are reaped",
-            )
-        (hosts.ml("algo-2") / "go").touch()
-        assert set(hosts.codes().values()) == {0}, hosts.log("algo-2")
-
-
 SAVING = """
 import pathlib, signal, sys, time
 def save(*_):
@@ -319,7 +325,7 @@ for batch in DataLoader(Slow(), batch_size=4, num_workers=1):
     model(batch).sum().backward()
 """
 PROFILE = {
-    "STOKER_PROFILE": '{"budget_seconds": 8}',
+    "STOKER_PROFILE": '{"budget_seconds": 5}',
     "STOKER_PROFILE_FILE": "/opt/ml/checkpoints/profile.json",
     "STOKER_WORKLOAD_SHA256": "ab" * 32,
 }
@@ -329,6 +335,7 @@ def profile_of(hosts: Hosts) -> Profile:
     return read_json(hosts.ml("algo-1") / "checkpoints" / "profile.json", Profile)
 
 
+@pytest.mark.soak
 def test_a_profile_job_leaves_its_profile_where_the_service_keeps_it(tmp_path: Path) -> None:
     with Hosts(tmp_path, ALONE) as hosts:
         start_all(hosts, *CLI, "--", "python", "-c", LOADING, **PROFILE)
@@ -389,9 +396,14 @@ def test_a_profile_job_of_two_hosts_holds_the_results_of_all_ranks(tmp_path: Pat
     with Hosts(tmp_path, {"homogeneousCluster": ["algo-2", "algo-1"]}) as hosts:
         start_all(hosts, *CLI, "--", "python", "-c", together, **PROFILE)
         assert set(hosts.codes().values()) == {0}, hosts.log("algo-2") + hosts.log("algo-1")
-        path = hosts.ml("algo-2") / "checkpoints" / "profile.json"
-        found = read_json(path, Profile)
-        assert found.host.count == 2
+        kept = hosts.ml("algo-2") / "checkpoints"
+        found = read_json(kept / "profile.json", Profile)
+        assert (found.host.instance_type, found.host.count) == ("ml.c5.xlarge", 2)
+        assert found.workload_sha256 == "ab" * 32
+        assert found.step.loader_cpu_seconds is not None
+        assert (kept / "baseline-timeline.csv").read_text().count("\n") > 3
+        assert "profile_written" in hosts.log("algo-2")
+        assert failure(hosts, "algo-2") is None
         assert found.step.global_batch_size == 8
         assert found.step.num_workers == 1
         assert not (hosts.ml("algo-1") / "checkpoints").exists()

@@ -105,7 +105,14 @@ REPLACED = (
 )
 
 
-@pytest.mark.parametrize("how", ["torch", "torch.utils.data", "torch.nn.functional"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "torch",
+        pytest.param("torch.utils.data", marks=pytest.mark.soak),
+        pytest.param("torch.nn.functional", marks=pytest.mark.soak),
+    ],
+)
 def test_the_replacement_is_installed_however_torch_is_imported(tmp_path: Path, how: str) -> None:
     ended = python(REPLACED.format(how=how), tmp_path, STOKER_REPLACE_DATALOADER="1")
     assert ended.stdout == "replaced True\nfinder left False\n", ended.stderr
