@@ -21,7 +21,7 @@ from stoker.profile.raw import Drain, RankResult, read_ranks
 from stoker.records import Cluster, Profile, ProfileSettings, TodaysGroup, Workload
 from support.local_job import until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "support" / "burning.py"
@@ -37,7 +37,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     children: list[subprocess.Popen[str]] = []
     core = max(os.sched_getaffinity(0))
 
-    def start_command(*command: str, budget: float = 8.0) -> "subprocess.Popen[str]":
+    def start_command(*command: str, budget: float = 5.0) -> "subprocess.Popen[str]":
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT / "src")]),
@@ -87,6 +87,7 @@ def processes_with(text: str) -> list[int]:
 
 
 # With a worker they are those of the local platform's test, too.
+@pytest.mark.alone
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_burnt_costs_are_found(start: Start, tmp_path: Path, workers: int) -> None:
     # An odd number of milliseconds makes the command of this test unlike any other's.
@@ -118,11 +119,12 @@ def test_burnt_costs_are_found(start: Start, tmp_path: Path, workers: int) -> No
     assert len(rows) - 1 >= found.as_is.step_seconds.samples
 
 
+@pytest.mark.alone
 def test_two_ranks_change_phase_together_and_both_end_with_0(start: Start, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     script = burning(loading=10, model=5, workers=1, batches=40, epochs=500)[1:]
     child = start(*torchrun, "--master-port=0", "--rdzv-endpoint=127.0.0.1:0",
-                  "--rdzv-backend=c10d", *script, budget=6.0)  # fmt: skip
+                  "--rdzv-backend=c10d", *script)  # fmt: skip
     output = end_of(child)
     assert child.returncode == 0, output
     results = read_ranks(tmp_path / "out")
@@ -277,7 +279,7 @@ def test_a_dataset_that_raises_ends_the_drain_with_its_error() -> None:
         drained(DataLoader(Raising()))
 
 
-def run_profile(tmp_path: Path, command: list[str], *, budget: float = 8.0) -> Profile:
+def run_profile(tmp_path: Path, command: list[str], *, budget: float = 5.0) -> Profile:
     workload = Workload(
         name="burning",
         command=tuple(command),
@@ -289,6 +291,7 @@ def run_profile(tmp_path: Path, command: list[str], *, budget: float = 8.0) -> P
     return profile(workload, platform=LocalPlatform(), run_dir=run_dir)
 
 
+@pytest.mark.alone
 def test_a_workload_is_profiled_on_the_local_platform(tmp_path: Path) -> None:
     command = burning(loading=40, model=23, workers=1, batches=30, epochs=100)
     found = run_profile(tmp_path, command)

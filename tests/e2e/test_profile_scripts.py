@@ -13,7 +13,7 @@ import pytest
 
 from stoker.records import Profile, read_json
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 SUPPORT = Path(__file__).parents[1] / "support"
 SCRIPT = str(SUPPORT / "profiled_script.py")
@@ -194,6 +194,7 @@ for batch in DataLoader(torch.zeros(1000, 4), batch_size=4):
 
 
 @pytest.mark.soak
+@pytest.mark.alone
 def test_a_second_loader_of_the_steps_is_waited_for_and_replayed_too(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TWO_LOADERS)
     found = run_profile(tmp_path, sys.executable, "train.py")
@@ -208,6 +209,7 @@ def test_a_second_loader_of_the_steps_is_waited_for_and_replayed_too(tmp_path: P
 
 
 @pytest.mark.soak
+@pytest.mark.alone
 def test_steps_of_a_large_part_of_the_budget_are_measured_within_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SLOW_STEPS)
     found = run_profile(tmp_path, sys.executable, "train.py")
