@@ -3,12 +3,8 @@
 The cluster is a small server on loopback that checks what it is asked.
 """
 
-import contextlib
-import io
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,8 +17,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 
-from stoker.cli.edge import run
 from stoker.records import Decision, read_json
+from support import command
 from support.kubernetes_nodes import EKS, pod
 
 kube_config = pytest.importorskip("kubernetes.config.kube_config")
@@ -126,53 +122,26 @@ def cluster(tmp_path: Path) -> Iterator[FakeCluster]:
     thread.join(timeout=10)
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """How a command ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 def environ(folder: Path) -> dict[str, str]:
     return {"KUBECONFIG": str(folder / "config"), "PATH": "/usr/bin:/bin", "HOME": str(folder)}
 
 
-def process(folder: Path, *arguments: str) -> Done:
-    """The command as people run it: a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker.cli", *arguments],
-        cwd=folder,
-        env=environ(folder),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
-
-
-def stoker(folder: Path, *arguments: str) -> Done:
-    """The same in this process, which spares its start."""
-    out, err = io.StringIO(), io.StringIO()
+def stoker(folder: Path, *arguments: str) -> command.Done:
+    """The command in this process."""
     with (
         mock.patch.dict(os.environ, environ(folder), clear=True),
         # The client reads KUBECONFIG when it is imported.
         mock.patch.object(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(folder / "config")),
-        contextlib.chdir(folder),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
     ):
-        code = run([*arguments])
-    return Done(code, out.getvalue(), err.getvalue())
+        return command.stoker(*arguments, cwd=folder)
 
 
 REFRESH = ("catalog", "refresh", "--from-cluster", "--context", "here")
 
 
 def test_refresh_writes_the_pools_of_the_cluster(cluster: FakeCluster, tmp_path: Path) -> None:
-    done = process(tmp_path, *REFRESH, "--out", "pools.csv")
+    arguments = (*REFRESH, "--out", "pools.csv")
+    done = command.process(*arguments, cwd=tmp_path, env=environ(tmp_path))
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "pools.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines[1:]] == [

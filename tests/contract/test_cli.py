@@ -1,19 +1,16 @@
 """The command line is an interface: its verbs and flags are held against a list here."""
 
-import contextlib
-import io
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import typer.main
 
-from stoker.cli import edge
 from stoker.cli.app import app
 from stoker.records import RECORDS
+from support.command import process, stoker
 
 # Where Kubeflow is.
 REACH = {"--host", "--namespace", "--token-file", "--ca-file"}
@@ -174,40 +171,6 @@ HEAVY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """How a command ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def process(*arguments: str, cwd: Path) -> Done:
-    """The command as people run it: a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker.cli", *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
-
-
-def run(*arguments: str, cwd: Path) -> Done:
-    """The same in this process, which spares its start."""
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        contextlib.chdir(cwd),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        code = edge.run([*arguments])
-    return Done(code, out.getvalue(), err.getvalue())
-
-
 def test_verbs_and_flags_equal_the_list() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     found = {
@@ -241,14 +204,14 @@ def test_importing_stoker_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "launch"])
 def test_every_verb_explains_itself(tmp_path: Path, verb: str) -> None:
-    done = run(verb, "--help", cwd=tmp_path)
+    done = stoker(verb, "--help", cwd=tmp_path)
     assert done.returncode == 0
     assert all(flag in done.stdout for flag in VERBS[verb])
 
 
 @pytest.mark.parametrize("record", sorted(RECORDS))
 def test_schema_prints_a_json_schema(tmp_path: Path, record: str) -> None:
-    done = run("schema", record, cwd=tmp_path)
+    done = stoker("schema", record, cwd=tmp_path)
     assert json.loads(done.stdout)["$schema"].startswith("https://json-schema.org/")
 
 
@@ -294,7 +257,7 @@ def test_bad_input_gets_three_lines_and_the_usage_exit_code(
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     is_first = arguments == ["run", "missing.yaml"]
-    done = (process if is_first else run)(*arguments, cwd=tmp_path)
+    done = (process if is_first else stoker)(*arguments, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert done.stderr.startswith("error: ")
     assert len(done.stderr.strip().splitlines()) <= 3

@@ -1,8 +1,6 @@
 """What a workload's settings change in the pipeline, and what `stoker compile` refuses."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,6 +28,7 @@ from stoker.targets.compiled import (
     compile_pipeline,
 )
 from support import sagemaker_pipeline as sample
+from support.command import process, stoker
 from support.sagemaker_job import KEY, ROLE
 
 MODEL = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
@@ -214,25 +213,14 @@ def test_limits_are_those_of_the_services_model() -> None:
     assert most("ContainerArgument") == MAX_ARGUMENT
 
 
-def stoker(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "stoker.cli", *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def test_compile_writes_the_definition_of_the_project_that_it_is_run_in(tmp_path: Path) -> None:
     """From a workload in YAML's subset JSON, with the installation's own pipeline."""
     (tmp_path / "mnist.json").write_text(to_json(sample.WORKLOAD))
     write_json(tmp_path / "decision.json", sample.decision(data=sample.DATA))
     native = ("--train-step", "native", "--decision", "decision.json")
-    for kind, more in (("launched", ()), ("native", native)):
+    for kind, more, call in (("launched", (), stoker), ("native", native, process)):
         words = ("compile", "sagemaker", "mnist.json", "--out", "out/def.json", "--json", *more)
-        done = stoker(*words, cwd=tmp_path)
+        done = call(*words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         summary = json.loads(done.stdout)
         assert summary["parameters"]["InstanceType"] == "ml.g5.2xlarge"

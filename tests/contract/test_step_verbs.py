@@ -1,54 +1,16 @@
 """The component verbs as a pipeline's containers run them: texts and paths in, files out."""
 
-import contextlib
-import io
 import json
-import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from stoker.cli.edge import run
 from stoker.errors import UsageError
 from stoker.platforms.local_plan import channel_folder
 from stoker.records import Decision, Evaluation, Json, read_json, to_json, write_json
 from support import sample_records
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """How a command ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def process(*words: str, cwd: Path) -> Done:
-    """The command as a container runs it: a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker.cli", *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
-
-
-def stoker(*words: str, cwd: Path) -> Done:
-    """The same in this process, which spares its start."""
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        contextlib.chdir(cwd),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        code = run([*words])
-    return Done(code, out.getvalue(), err.getvalue())
+from support.command import process, stoker
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from support.few_digits import few_digits
+
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "mnist" / "train.py"
 
 pytestmark = pytest.mark.e2e
@@ -23,7 +25,7 @@ def run_script(folder: Path, *launcher: str) -> None:
         "SM_MODEL_DIR": str(folder),
     }
     words = ["--epochs", "1", "--samples", "512", "--workers", "0"]
-    words += ["--loss-log", str(folder / "losses")]
+    words += ["--loss-log", str(folder / "losses"), "--data", str(few_digits(folder / "data"))]
     done = subprocess.run(
         [sys.executable, *launcher, str(SCRIPT), *words],
         env=environ,

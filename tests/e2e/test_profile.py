@@ -279,7 +279,7 @@ def test_a_dataset_that_raises_ends_the_drain_with_its_error() -> None:
         drained(DataLoader(Raising()))
 
 
-def run_profile(tmp_path: Path, command: list[str], *, budget: float = 5.0) -> Profile:
+def run_profile(tmp_path: Path, command: list[str], *, budget: float = 8.0) -> Profile:
     workload = Workload(
         name="burning",
         command=tuple(command),

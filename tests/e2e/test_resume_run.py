@@ -10,6 +10,7 @@ import psutil
 import pytest
 import torch
 
+from support.few_digits import few_digits
 from support.local_job import LocalJob, marked_processes, until
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "mnist" / "train.py"
@@ -18,20 +19,26 @@ STEPS = 11
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
-def words(folder: Path, *more: str) -> list[str]:
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return few_digits(tmp_path_factory.mktemp("digits") / "data")
+
+
+def words(folder: Path, digits: Path, *more: str) -> list[str]:
     """Two epochs."""
     return [
+        *("--data", str(digits)),
         *("--epochs", "2", "--samples", str(64 * STEPS), "--save-every", "3"),
         *("--loss-log", str(folder / "losses"), "--checkpoints", str(folder / "checkpoints")),
         *more,
     ]
 
 
-def train(folder: Path, *more: str, launcher: tuple[str, ...] = ()) -> None:
+def train(folder: Path, digits: Path, *more: str, launcher: tuple[str, ...] = ()) -> None:
     """A whole run, or the rest of one, by the script alone."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
     done = subprocess.run(
-        [sys.executable, *launcher, str(SCRIPT), *words(folder, *more)],
+        [sys.executable, *launcher, str(SCRIPT), *words(folder, digits, *more)],
         env=environ | {"OMP_NUM_THREADS": "1"},
         timeout=200,
         capture_output=True,
@@ -47,10 +54,10 @@ def steps_saved(folder: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Path:
     """The folder of a run that was never stopped."""
     folder = tmp_path_factory.mktemp("whole")
-    train(folder, "--workers", "0")
+    train(folder, digits, "--workers", "0")
     assert len((folder / "losses").read_text().split()) == 2 * STEPS
     return folder
 
@@ -65,13 +72,13 @@ def kill_in_an_epoch(job: LocalJob, folder: Path, *, after: int) -> None:
 
 
 def test_killed_trainer_goes_on_with_other_hosts_and_workers_on_the_same_losses(
-    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, whole: Path, digits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Sums of floats depend on how many threads they are shared among.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-    command = ("python", str(SCRIPT), *words(tmp_path, "--workers", "0"))
+    command = ("python", str(SCRIPT), *words(tmp_path, digits, "--workers", "0"))
     with LocalJob(tmp_path / "first", command, data=1) as job:
         kill_in_an_epoch(job, tmp_path, after=3)
         assert job.end().status == "failed"
@@ -79,23 +86,23 @@ def test_killed_trainer_goes_on_with_other_hosts_and_workers_on_the_same_losses(
     assert saved % STEPS, "killed in the middle of an epoch"
     assert saved < 2 * STEPS
     assert not (tmp_path / "losses").exists()
-    command = ("python", str(SCRIPT), *words(tmp_path, "--workers", "1"))
+    command = ("python", str(SCRIPT), *words(tmp_path, digits, "--workers", "1"))
     with LocalJob(tmp_path / "second", command, data=0) as job:
         assert job.end().status == "succeeded"
     assert (tmp_path / "losses").read_text() == (whole / "losses").read_text()
 
 
-def test_a_finished_run_has_nothing_left_to_do(whole: Path) -> None:
+def test_a_finished_run_has_nothing_left_to_do(whole: Path, digits: Path) -> None:
     before = (whole / "losses").read_text()
-    train(whole, "--workers", "1")
+    train(whole, digits, "--workers", "1")
     assert (whole / "losses").read_text() == before
 
 
 @pytest.mark.soak
-def test_a_finished_run_of_two_ranks_has_nothing_left_to_do(tmp_path: Path) -> None:
+def test_a_finished_run_of_two_ranks_has_nothing_left_to_do(tmp_path: Path, digits: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    train(tmp_path, "--workers", "1", launcher=torchrun)
+    train(tmp_path, digits, "--workers", "1", launcher=torchrun)
     before = (tmp_path / "losses").read_text()
-    train(tmp_path, "--workers", "0", launcher=torchrun)
+    train(tmp_path, digits, "--workers", "0", launcher=torchrun)
     assert (tmp_path / "losses").read_text() == before
     assert len(before.split()) == 2 * STEPS

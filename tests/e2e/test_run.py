@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from stoker.records import Decision, Evaluation, Profile, Training, read_json
+from support.few_digits import few_digits
 from support.local_job import assert_nothing_left, marked_processes, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -34,7 +35,7 @@ profile: {{budget_seconds: 6}}
 def project(tmp_path: Path, *, gate: float = 0.05, epochs: int = 2) -> Path:
     """A project folder of its own with the example's script and a small workload."""
     shutil.copy(EXAMPLE / "train.py", tmp_path)
-    text = WORKLOAD.format(gate=gate, epochs=epochs, data=EXAMPLE / "data")
+    text = WORKLOAD.format(gate=gate, epochs=epochs, data=few_digits(tmp_path / "data"))
     (tmp_path / "mini.yaml").write_text(text)
     return tmp_path
 
@@ -59,7 +60,7 @@ def only_run(folder: Path) -> Path:
 
 def losses(folder: Path, name: str, *arguments: str) -> list[str]:
     command = ["python", "train.py", "--epochs", "1", "--samples", "1024"]
-    command += ["--data", str(EXAMPLE / "data"), "--loss-log", name]
+    command += ["--data", str(folder / "data"), "--loss-log", name]
     done = stoker("train", *arguments, "--", *command, cwd=folder)
     assert done.returncode == 0, done.stderr
     return (folder / name).read_text().split()

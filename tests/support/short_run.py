@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.records import Training, read_json
+from support.few_digits import few_digits
 from support.local_job import assert_nothing_left
 
 REPO = Path(__file__).resolve().parents[2]
@@ -22,7 +23,8 @@ def short_run(workload: str, folder: Path, *, groups: Sequence[str], epochs: int
         epochs: Of the training.
     """
     script = REPO / "examples" / "mnist" / "train.py"
-    command = ["python", str(script), "--workers", "0", "--samples", "1024"]
+    data = few_digits(folder.with_name(f"{folder.name}-data"))
+    command = ["python", str(script), "--workers", "0", "--samples", "1024", "--data", str(data)]
     command += ["--epochs", str(epochs)]
     words = ["train", str(REPO / "configs" / workload), "--yes", "--out", "training.json"]
     for group in groups:

@@ -1,0 +1,46 @@
+"""The command line, as people run it and in this process."""
+
+import contextlib
+import io
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.cli.edge import run
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def process(*words: str, cwd: Path, env: Mapping[str, str] | None = None) -> Done:
+    """The command as people run it: a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "stoker.cli", *words],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def stoker(*words: str, cwd: Path) -> Done:
+    """The same in this process, which spares its start."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        code = run([*words])
+    return Done(code, out.getvalue(), err.getvalue())

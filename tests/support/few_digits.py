@@ -1,0 +1,18 @@
+"""The example's digits in small: validating on all of them costs more than a short training."""
+
+import gzip
+from pathlib import Path
+
+BUNDLED = Path(__file__).resolve().parents[2] / "examples" / "mnist" / "data"
+
+
+def few_digits(folder: Path) -> Path:
+    """MNIST's four files with 1,024 digits to train on and 256 to validate, in a new folder."""
+    folder.mkdir()
+    for kind, header, size in (("images-idx3", 16, 28 * 28), ("labels-idx1", 8, 1)):
+        content = gzip.decompress((BUNDLED / f"t10k-{kind}-ubyte.gz").read_bytes())
+        for name, first, count in (("train", 0, 1024), ("t10k", 1024, 256)):
+            head = content[:4] + count.to_bytes(4, "big") + content[8:header]
+            part = content[header + first * size : header + (first + count) * size]
+            (folder / f"{name}-{kind}-ubyte.gz").write_bytes(gzip.compress(head + part, 1))
+    return folder
