@@ -44,7 +44,7 @@ def run_under_stoker(
             the trainer is waited for.
 
     Raises:
-        RuntimeError: If the trainer failed, with the end of its log.
+        RuntimeError: If the trainer or a data host failed, with the end of its log.
         TimeoutError: If it, or a data host after it, did not end in time.
     """
     names = [_TRAINER, *(f"data-{number}" for number in range(1, hosts + 1))]
@@ -81,11 +81,11 @@ def run_under_stoker(
                 )
         if meanwhile is not None:
             meanwhile({name: process.pid for name, process in processes.items()})
-        code = _wait(processes[_TRAINER], seconds, folder / f"{_TRAINER}.log")
-        if code != 0:
-            raise RuntimeError(
-                f"the trainer ended with {code}:\n{_tail(folder / f'{_TRAINER}.log')}"
-            )
+        code = _wait(processes[_TRAINER], seconds, folder / f"{_TRAINER}.log", beside=processes)
+        for name, process in processes.items():
+            ended = code if name == _TRAINER else process.poll()
+            if ended:
+                raise RuntimeError(f"{name} ended with {ended}:\n{_tail(folder / f'{name}.log')}")
         for name in names[1:]:
             _wait(processes[name], END_SECONDS, folder / f"{name}.log")
     finally:
@@ -139,11 +139,23 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-def _wait(process: "subprocess.Popen[bytes]", seconds: float, log: Path) -> int:
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        raise TimeoutError(f"not ended after {seconds:.0f} s: {log}\n{_tail(log)}") from None
+def _wait(
+    process: "subprocess.Popen[bytes]",
+    seconds: float,
+    log: Path,
+    *,
+    beside: Mapping[str, "subprocess.Popen[bytes]"] | None = None,
+) -> int:
+    """The exit code; 0 as well where one of `beside` has failed, which ends the wait."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            return process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            # One whose port was taken meanwhile has joined nobody: the trainer would wait for it.
+            if any(other.poll() for other in (beside or {}).values()):
+                return 0
+    raise TimeoutError(f"not ended after {seconds:.0f} s: {log}\n{_tail(log)}")
 
 
 def _tail(log: Path) -> str:
