@@ -58,6 +58,8 @@ class Watched:
     intervals: list[FeedInterval]
     metrics: dict[str, float]
     metrics_after: bool
+    victim: str
+    view: str
 
 
 def read_metrics(port: int, found: dict[str, float]) -> bool:
@@ -78,7 +80,10 @@ def read_metrics(port: int, found: dict[str, float]) -> bool:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    """A run on one data host, watched from its start to its end, its metrics read meanwhile."""
+    """A run on two data hosts, watched from its start to its end, its metrics read meanwhile.
+
+    When all have fed for a while, one data host is killed.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -86,8 +91,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     has_client = importlib.util.find_spec("prometheus_client") is not None
     feed = FeedSettings(lease_seconds=2.0, metrics_port=port if has_client else None)
     metrics: dict[str, float] = {}
-    with LocalJob(folder, SCRIPT, data=1, feed=feed, arguments=["9000"]) as job:
+    with LocalJob(folder, SCRIPT, data=2, feed=feed, arguments=["9000"]) as job:
         names = [host.name for host in job.request.hosts]
+        victim = next(host.name for host in job.request.hosts if host.role == "data")
         file = job.base_dir(job.leader) / "output" / "data" / "stoker" / "feed.csv"
 
         def has_batches() -> bool:
@@ -99,10 +105,21 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
             found = read_csv(file.read_text()) if file.exists() else []
             return len([each for each in found if len(each.hosts) == len(names)]) > 2
 
+        def has(name: str, *, is_there: bool) -> bool:
+            intervals = read_csv(file.read_text()) if file.exists() else []
+            rates = [host for each in intervals[-1:] for host in each.hosts if host.name == name]
+            return any(bool(host.credits) == is_there for host in rates)
+
         with watch(job.spec.run_dir) as watcher:
             if has_client:
                 until(has_batches, what="batches of all hosts are in the metrics")
             until(has_intervals, what="all hosts have fed for some intervals")
+            until(lambda: has(victim, is_there=True), what="both data hosts feed")
+            for pid in job.processes(victim):
+                job.kill(pid)
+            until(lambda: has(victim, is_there=False), what="the host is seen to be gone")
+            with watch(job.spec.run_dir, "--once") as once:
+                view, _ = once.communicate(timeout=60)
             (folder / "stop").touch()
             assert job.end().status == "succeeded"
             out, err = watcher.communicate(timeout=60)
@@ -114,6 +131,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
             code=watcher.returncode,
             intervals=read_csv(file.read_text()),
             metrics=metrics,
+            victim=victim,
+            view=view,
             metrics_after=has_client and read_metrics(port, {}),
         )
 
@@ -148,35 +167,18 @@ def test_a_runs_metrics_are_there_while_it_runs(watched: Watched) -> None:
     assert not watched.metrics_after, "the port is closed with the run"
     assert watched.metrics["stoker_steps_total "] > 0
     up = [v for k, v in watched.metrics.items() if k.startswith("stoker_data_host_up ")]
-    assert sum(up) == 1
+    assert sum(up) == 2
 
 
 def test_a_killed_data_host_is_gone_in_the_view_and_its_batches_count_as_moved(
-    tmp_path: Path,
+    watched: Watched,
 ) -> None:
-    with LocalJob(tmp_path, SCRIPT, data=2, arguments=["9000"]) as job:
-        file = job.base_dir(job.leader) / "output" / "data" / "stoker" / "feed.csv"
-        victim = next(host.name for host in job.request.hosts if host.role == "data")
-
-        def has(name: str, *, is_there: bool) -> bool:
-            intervals = read_csv(file.read_text()) if file.exists() else []
-            rates = [host for each in intervals[-1:] for host in each.hosts if host.name == name]
-            return any(bool(host.credits) == is_there for host in rates)
-
-        until(lambda: has(victim, is_there=True), what="both data hosts feed")
-        for pid in job.processes(victim):
-            job.kill(pid)
-        until(lambda: has(victim, is_there=False), what="the host is seen to be gone")
-        with watch(job.spec.run_dir, "--once") as watcher:
-            out, _ = watcher.communicate(timeout=60)
-        (tmp_path / "stop").touch()
-        assert job.end().status == "succeeded"
-        moved = sum(
-            host.moved
-            for each in read_csv(file.read_text())
-            for host in each.hosts
-            if host.name == victim
-        )
-    assert "asked gone" in out
+    moved = sum(
+        host.moved
+        for each in watched.intervals
+        for host in each.hosts
+        if host.name == watched.victim
+    )
+    assert "asked gone" in watched.view
     # One worker with two credits at least: what it was asked for is made elsewhere.
     assert moved >= 1
