@@ -11,11 +11,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import psutil
 import pytest
 
-from support.cluster import Cluster, Line, run_script, wait_until
+from support.cluster import Cluster, Line, Trainer, run_script, wait_until
 from support.proxy import Proxy
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
@@ -30,17 +31,48 @@ def _reference(given: str) -> tuple[str, ...]:
 
 def reference(**given: object) -> list[Line]:
     """What the script yields alone, with num_workers=0."""
-    return [json.loads(line) for line in _reference(json.dumps(given, sort_keys=True))]
+    quick = {**given, "sample_seconds": 0.0}
+    return [json.loads(line) for line in _reference(json.dumps(quick, sort_keys=True))]
 
 
-def test_stopped_worker_of_the_only_host_is_not_waited_for() -> None:
+@pytest.fixture(scope="module")
+def only() -> Iterator[Cluster]:
+    """A data host with two workers, for one training after the other."""
     with Cluster(agents=1, workers=2) as cluster:
-        trainer = cluster.train(pause_at=5, **SLOW)
-        trainer.until("pause")
-        cluster.workers_of(0)[0].suspend()
-        trainer.go_on()
-        assert trainer.finish() == reference(**SLOW)
-        assert "batch_overdue" in cluster.log_of(0).read_text()
+        cluster.wait_for_agents()
+        yield cluster
+
+
+def stop_one(cluster: Cluster, trainer: Trainer, *, before: set[psutil.Process]) -> psutil.Process:
+    """Stops a data worker of this training, which is in a pause and then goes on."""
+    trainer.until("pause")
+    worker = min(set(cluster.workers_of(0)) - before, key=lambda own: own.pid)
+    worker.suspend()
+    trainer.go_on()
+    return worker
+
+
+def test_what_a_worker_makes_that_is_woken_late_is_dropped(only: Cluster) -> None:
+    given = {**SLOW, "epochs": 2}
+    logged_before, workers = only.log_of(0).read_text(), set(only.workers_of(0))
+    trainer = only.train(pause_at=5, **given)
+    stopped = stop_one(only, trainer, before=workers)
+
+    def logged() -> str:
+        return only.log_of(0).read_text().removeprefix(logged_before)
+
+    wait_until(lambda: "batch_overdue" in logged(), "its batch is made again")
+    stopped.resume()
+    assert trainer.finish() == reference(**given)
+    assert "data_worker_died" not in logged()
+
+
+def test_stopped_worker_of_the_only_host_is_not_waited_for(only: Cluster) -> None:
+    logged_before, workers = only.log_of(0).read_text(), set(only.workers_of(0))
+    trainer = only.train(pause_at=5, **SLOW)
+    stop_one(only, trainer, before=workers)
+    assert trainer.finish() == reference(**SLOW)
+    assert "batch_overdue" in only.log_of(0).read_text().removeprefix(logged_before)
 
 
 def test_stopped_local_worker_is_not_waited_for() -> None:
@@ -51,22 +83,6 @@ def test_stopped_local_worker_is_not_waited_for() -> None:
         trainer.go_on()
         assert trainer.finish() == reference(**SLOW)
         assert "local_batch_overdue" in trainer.errors
-
-
-def test_what_a_worker_makes_that_is_woken_late_is_dropped() -> None:
-    given = {**SLOW, "epochs": 3}
-    with Cluster(agents=1, workers=2) as cluster:
-        trainer = cluster.train(pause_at=5, **given)
-        trainer.until("pause")
-        stopped = cluster.workers_of(0)[0]
-        stopped.suspend()
-        trainer.go_on()
-        wait_until(
-            lambda: "batch_overdue" in cluster.log_of(0).read_text(), "its batch is made again"
-        )
-        stopped.resume()
-        assert trainer.finish() == reference(**given)
-        assert "data_worker_died" not in cluster.log_of(0).read_text()
 
 
 @pytest.mark.soak
@@ -93,132 +109,159 @@ def test_a_hole_of_40_s_before_the_only_data_host_changes_nothing() -> None:
         assert "no_data_host_left" in trainer.errors
 
 
-def test_connection_cut_in_the_middle_of_a_batch_changes_nothing() -> None:
-    # Batches of 230 kB, so that the cut is inside of one.
-    given = {**SLOW, "shape": [3, 140, 140], "samples": 64}
-    with Proxy(cut_after=500_000) as proxy, Cluster(agents=1, late=True) as cluster:
-        cluster.start_agent(0, advertised_batch_port=proxy.port)
-        proxy.target = cluster.agent_port(0) + 1
-        trainer = cluster.train(pause_at=3, **given)
-        trainer.until("pause")
-        proxy.arm()
-        trainer.go_on()
-        assert trainer.finish() == reference(**given)
-        assert proxy.num_cut == 1
-        assert "agent_connection_lost" in trainer.errors
+# Batches of 230 kB, so that what happens to a connection happens inside of one.
+LARGE = {**SLOW, "shape": [3, 140, 140], "samples": 64}
 
 
-def test_batches_that_are_changed_on_their_way_are_refused_and_come_again() -> None:
-    given = {**SLOW, "shape": [3, 140, 140], "samples": 64}
+@dataclass
+class Behind:
+    """A data host behind a proxy, for one training after the other."""
+
+    cluster: Cluster
+    proxy: Proxy
+
+
+@pytest.fixture(scope="module")
+def behind() -> Iterator[Behind]:
     with Proxy() as proxy, Cluster(agents=1, late=True) as cluster:
         cluster.start_agent(0, advertised_batch_port=proxy.port)
         proxy.target = cluster.agent_port(0) + 1
-        trainer = cluster.train(pause_at=3, **given)
-        trainer.until("pause")
-        proxy.forge(every=300_000, times=3)
-        trainer.go_on()
-        assert trainer.finish() == reference(**given)
-        assert proxy.num_forged == 3
+        yield Behind(cluster, proxy)
+
+
+def test_connection_cut_in_the_middle_of_a_batch_changes_nothing(behind: Behind) -> None:
+    trainer = behind.cluster.train(pause_at=3, **LARGE)
+    trainer.until("pause")
+    behind.proxy.num_cut = 0
+    behind.proxy.arm(cut_after=500_000)
+    trainer.go_on()
+    assert trainer.finish() == reference(**LARGE)
+    assert behind.proxy.num_cut == 1
+    assert "agent_connection_lost" in trainer.errors
+
+
+def test_batches_that_are_changed_on_their_way_are_refused_and_come_again(behind: Behind) -> None:
+    trainer = behind.cluster.train(pause_at=3, **LARGE)
+    trainer.until("pause")
+    behind.proxy.forge(every=300_000, times=3)
+    trainer.go_on()
+    assert trainer.finish() == reference(**LARGE)
+    assert behind.proxy.num_forged == 3
     refused = re.findall(r"message_refused agent=algo-0 reason=(.*)", trainer.errors)
     # A byte of padding is no part of a batch.
     assert 1 <= len(refused) <= 3
     assert all("not what was sealed" in reason for reason in refused)
 
 
-@contextlib.contextmanager
-def refusing() -> Iterator[int]:
-    """A port that is bound and does not listen: who connects is refused."""
-    with socket.socket() as held:
+def test_connection_that_is_lost_again_and_again_in_its_first_batch_is_an_error(
+    behind: Behind,
+) -> None:
+    behind.proxy.num_cut = 0
+    # The data host's first record, 1 KiB, gets through; no batch of 230 kB does.
+    behind.proxy.cut_each(after=50_000)
+    trainer = behind.cluster.train(**LARGE)
+    assert trainer.end() == 5
+    assert behind.proxy.num_cut == 5
+    behind.proxy.cut_each(after=0)
+    assert "delivers no batches" in trainer.errors
+
+
+@dataclass
+class Unreached:
+    """A data host whose port for batches is another's: bound, and refusing until it listens."""
+
+    cluster: Cluster
+    held: socket.socket
+
+
+@pytest.fixture(scope="module")
+def unreached() -> Iterator[Unreached]:
+    with Cluster(agents=1, late=True) as cluster, socket.socket() as held:
         held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
+        cluster.start_agent(0, advertised_batch_port=held.getsockname()[1])
+        yield Unreached(cluster, held)
 
 
 @contextlib.contextmanager
-def mute() -> Iterator[int]:
+def refusing(held: socket.socket) -> Iterator[None]:
+    """A port that is bound and does not listen: who connects is refused."""
+    yield
+
+
+@contextlib.contextmanager
+def mute(held: socket.socket) -> Iterator[None]:
     """A port that accepts, and hangs up on whoever speaks."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        is_over = threading.Event()
-        listener.settimeout(0.1)
+    held.listen()
+    is_over = threading.Event()
+    held.settimeout(0.1)
 
-        def serve() -> None:
-            while not is_over.is_set():
-                with contextlib.suppress(TimeoutError), listener.accept()[0] as connection:
-                    connection.settimeout(5)
-                    connection.recv(32)
+    def serve() -> None:
+        while not is_over.is_set():
+            with contextlib.suppress(TimeoutError), held.accept()[0] as connection:
+                connection.settimeout(5)
+                connection.recv(32)
 
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield listener.getsockname()[1]
-        is_over.set()
-        thread.join()
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield
+    is_over.set()
+    thread.join()
 
 
 @pytest.mark.parametrize("port", [refusing, mute])
 def test_host_whose_port_for_batches_nobody_reaches_is_an_error_in_words(
-    port: Callable[[], contextlib.AbstractContextManager[int]],
+    port: Callable[[socket.socket], contextlib.AbstractContextManager[None]], unreached: Unreached
 ) -> None:
-    with Cluster(agents=1, late=True) as cluster, port() as number:
-        cluster.start_agent(0, advertised_batch_port=number)
-        trainer = cluster.train(**SLOW)
+    with port(unreached.held):
+        trainer = unreached.cluster.train(**SLOW)
         assert trainer.end() == 5
     assert "data host algo-0 delivers no batches" in trainer.errors
     assert "lost 5 times in a row" in trainer.errors
-    assert f"port {number}" in trainer.errors
+    assert f"port {unreached.held.getsockname()[1]}" in trainer.errors
     assert "feed.port + 1" in trainer.errors
 
 
-def test_host_whose_port_for_batches_nobody_reaches_is_left_out_and_the_others_go_on() -> None:
-    with Cluster(agents=2, late=True) as cluster, refusing() as number:
-        cluster.start_agent(0, advertised_batch_port=number)
-        cluster.start_agent(1)
-        cluster.wait_for_agents()
-        trainer = cluster.train(pause_at=3, **SLOW)
-        trainer.until("pause")
-        wait_until(
-            lambda: "host_makes_nothing agent=algo-0" in trainer.errors, "the first is left out"
-        )
-        trainer.go_on()
-        assert trainer.finish() == reference(**SLOW)
-
-
-def test_connection_that_is_lost_again_and_again_in_its_first_batch_is_an_error() -> None:
-    given = {**SLOW, "shape": [3, 140, 140], "samples": 64}
-    with Proxy() as proxy, Cluster(agents=1, late=True) as cluster:
-        cluster.start_agent(0, advertised_batch_port=proxy.port)
-        proxy.target = cluster.agent_port(0) + 1
-        # The data host's first record, 1 KiB, gets through; no batch of 230 kB does.
-        proxy.cut_each(after=50_000)
-        trainer = cluster.train(**given)
-        assert trainer.end() == 5
-        assert proxy.num_cut == 5
-    assert "delivers no batches" in trainer.errors
-
-
-def test_host_whose_port_for_batches_opens_after_a_while_serves_from_the_next_pass() -> None:
-    given = {**SLOW, "epochs": 2}
+@pytest.fixture(scope="module")
+def half_reached() -> Iterator[Behind]:
+    """Two data hosts; nobody reaches the port for batches of the first."""
     with Proxy() as proxy, Cluster(agents=2, late=True) as cluster:
         cluster.start_agent(0, advertised_batch_port=proxy.port)
         cluster.start_agent(1)
         cluster.wait_for_agents()
-        trainer = cluster.train(pause_at=8, **given)
-        trainer.until("pause")
-        wait_until(
-            lambda: "host_makes_nothing agent=algo-0" in trainer.errors, "the first is left out"
-        )
-        proxy.target = cluster.agent_port(0) + 1
-        trainer.go_on()
-        assert trainer.finish() == reference(**given)
-        feed = cluster.coordinator.progress[0].feed
-        assert feed is not None
-        batches = {work.host: work.batches for work in feed.hosts}
+        yield Behind(cluster, proxy)
+
+
+def test_host_whose_port_for_batches_nobody_reaches_is_left_out_and_the_others_go_on(
+    half_reached: Behind,
+) -> None:
+    trainer = half_reached.cluster.train(pause_at=3, **SLOW)
+    trainer.until("pause")
+    wait_until(lambda: "host_makes_nothing agent=algo-0" in trainer.errors, "the first is left out")
+    trainer.go_on()
+    assert trainer.finish() == reference(**SLOW)
+
+
+def test_host_whose_port_for_batches_opens_after_a_while_serves_from_the_next_pass(
+    half_reached: Behind,
+) -> None:
+    given = {**SLOW, "epochs": 2}
+    cluster = half_reached.cluster
+    trainer = cluster.train(pause_at=8, **given)
+    trainer.until("pause")
+    wait_until(lambda: "host_makes_nothing agent=algo-0" in trainer.errors, "the first is left out")
+    half_reached.proxy.target = cluster.agent_port(0) + 1
+    trainer.go_on()
+    assert trainer.finish() == reference(**given)
+    feed = cluster.coordinator.progress[0].feed
+    assert feed is not None
+    batches = {work.host: work.batches for work in feed.hosts}
     assert batches["algo-0"] > 0
 
 
 def test_host_that_joins_in_the_epoch_takes_part_and_changes_nothing() -> None:
-    given = {**SLOW, "samples": 160}
     with Cluster(agents=2, late=True) as cluster:
         cluster.start_agent(0)
-        trainer = cluster.train(pause_at=[5, 10], **given)
+        trainer = cluster.train(pause_at=[5, 10], **SLOW)
         trainer.until("pause")
         cluster.start_agent(1)
         wait_until(lambda: "agent_ready agent=algo-1" in trainer.errors, "the second is ready")
@@ -227,26 +270,27 @@ def test_host_that_joins_in_the_epoch_takes_part_and_changes_nothing() -> None:
         # From here on only the second is there.
         cluster.kill(0)
         trainer.go_on()
-        assert trainer.finish() == reference(**given)
+        assert trainer.finish() == reference(**SLOW)
 
 
-def test_slow_host_among_quick_ones_does_not_hold_the_epoch() -> None:
-    given = {**SLOW, "samples": 160}
-    with Cluster(agents=2) as cluster:
-        cluster.wait_for_agents()
-        trainer = cluster.train(pause_at=5, **given)
-        trainer.until("pause")
-        slow = cluster.workers_of(0)[0]
-        # One that is stopped most of the time.
-        stop = threading.Event()
-        hand = threading.Thread(target=_limp, args=(slow, stop))
-        hand.start()
-        trainer.go_on()
-        try:
-            assert trainer.finish() == reference(**given)
-        finally:
-            stop.set()
-            hand.join(10)
+def test_slow_host_among_quick_ones_does_not_hold_the_epoch(half_reached: Behind) -> None:
+    cluster = half_reached.cluster
+    half_reached.proxy.target = cluster.agent_port(0) + 1
+    workers = set(cluster.workers_of(0))
+    trainer = cluster.train(pause_at=5, **SLOW)
+    wait_until(lambda: "agent_ready agent=algo-0" in trainer.errors, "the first makes batches")
+    trainer.until("pause")
+    (slow,) = set(cluster.workers_of(0)) - workers
+    # One that is stopped most of the time.
+    stop = threading.Event()
+    hand = threading.Thread(target=_limp, args=(slow, stop))
+    hand.start()
+    trainer.go_on()
+    try:
+        assert trainer.finish() == reference(**SLOW)
+    finally:
+        stop.set()
+        hand.join(10)
 
 
 def _limp(process: psutil.Process, stop: threading.Event) -> None:
@@ -257,7 +301,7 @@ def _limp(process: psutil.Process, stop: threading.Event) -> None:
         stop.wait(0.03)
 
 
-@pytest.mark.parametrize("max_bytes", [1, 60_000])
+@pytest.mark.parametrize("max_bytes", [1, pytest.param(60_000, marks=pytest.mark.soak)])
 def test_one_batch_always_goes_however_small_the_budget(max_bytes: int) -> None:
     with Cluster(agents=2, workers=2, feed={"max_bytes": max_bytes}) as cluster:
         cluster.wait_for_agents()
