@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from support.cluster import run_script
 from support.dropin_claims import CLAIMS, VALUED, VALUES
 
 TESTS = Path(__file__).parents[1]
+Samples = Callable[..., list[list[object]]]
 # Torch's own loader draws in this process there: compared with its workers in test_dropin_fed.
 OURS_ALONE = {"own_random_state_of_the_trainer"}
 
@@ -49,70 +51,94 @@ import json, os, random, sys
 sys.path.insert(0, {str(TESTS)!r})
 import numpy as np, torch, stoker
 from support.dropin_claims import Each, content, draws, same
-given = json.loads(sys.argv[1])
-torch.manual_seed(11)
-dataset = Each(lambda i: (i, draws(i)), 99)
-if given.get("subset"):
-    dataset = torch.utils.data.Subset(torch.utils.data.Subset(dataset, range(1, 99)), range(50))
-loader = stoker.DataLoader(dataset, collate_fn=same, **given.get("loader", {{}}))
-state = given.get("state")
-found = []
-for epoch in range(given.get("epochs", 1)):
-    for number, batch in enumerate(loader):
-        found += [[epoch, *sample] for sample in batch]
-        if number == given.get("stop"):
-            torch.save(loader.state_dict(), given["file"])
-            break
-if given.get("resume"):
-    again = stoker.DataLoader(
-        Each(lambda i: (i, draws(i)), 99), collate_fn=same, **given["resume"]
-    )
-    again.load_state_dict(torch.load(given["file"]))
-    found += [[0, *sample] for batch in again for sample in batch]
-print(json.dumps(found))
+
+def samples(given):
+    torch.manual_seed(11)
+    dataset = Each(lambda i: (i, draws(i)), 99)
+    if given.get("subset"):
+        dataset = torch.utils.data.Subset(torch.utils.data.Subset(dataset, range(1, 99)), range(50))
+    loader = stoker.DataLoader(dataset, collate_fn=same, **given.get("loader", {{}}))
+    found = []
+    for epoch in range(given.get("epochs", 1)):
+        for number, batch in enumerate(loader):
+            found += [[epoch, *sample] for sample in batch]
+            if number == given.get("stop"):
+                torch.save(loader.state_dict(), given["file"])
+                break
+    if given.get("resume"):
+        again = stoker.DataLoader(
+            Each(lambda i: (i, draws(i)), 99), collate_fn=same, **given["resume"]
+        )
+        again.load_state_dict(torch.load(given["file"]))
+        found += [[0, *sample] for batch in again for sample in batch]
+    return found
+
+# A process for each that is asked for: all they share is the import of torch.
+for line in sys.stdin:
+    given = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.environ.update(given["env"])
+        print(json.dumps(samples(given)), flush=True)
+        sys.stderr.flush()
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        sys.exit("it failed")
 """
 
 
-def samples(seeding: str, *, rank: int = 0, world: int = 1, **given: object) -> list[list[object]]:
-    """Epoch, index and draws of each sample, in order."""
-    env = {"STOKER_FEED": json.dumps({"seeding": seeding})}
-    env |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
-    found: list[list[object]] = json.loads(python(SAMPLES, json.dumps(given), **env))
-    return found
-
-
-def python(script: str, *arguments: str, **env: str) -> str:
+@pytest.fixture(scope="module")
+def samples() -> Iterator[Samples]:
+    """Epoch, index and draws of each sample, in order; each time from a process of its own."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, *arguments],
-        env=clean | {"OMP_NUM_THREADS": "1"} | env,
-        capture_output=True,
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", SAMPLES],
+        env=clean | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=100,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+    ) as script:
+
+        def ask(
+            seeding: str, *, rank: int = 0, world: int = 1, **given: object
+        ) -> list[list[object]]:
+            assert script.stdin is not None
+            assert script.stdout is not None
+            env = {"STOKER_FEED": json.dumps({"seeding": seeding})}
+            env |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
+            print(json.dumps({**given, "env": env}), file=script.stdin, flush=True)
+            found: list[list[object]] = json.loads(script.stdout.readline())
+            return found
+
+        yield ask
+        _, errors = script.communicate(timeout=100)
+        assert (script.returncode, errors) == (0, "")
 
 
 REPEATED = [3, 1, 3, 3, 1, 3, 2]
 
 
-@functools.cache
-def repeated_alone() -> str:
+@pytest.fixture(scope="module")
+def repeated_alone(samples: Samples) -> str:
+    """Each sample in a batch of its own."""
     return json.dumps(samples("sample", loader={"sampler": REPEATED, "batch_size": 1}, epochs=2))
 
 
 @pytest.mark.parametrize(
     "options", [{"batch_size": 2}, {"batch_size": 7}, {"batch_size": 2, "num_workers": 2}], ids=str
 )
-def test_sample_seeding_survives_other_batches_and_workers(options: dict[str, object]) -> None:
+def test_sample_seeding_survives_other_batches_and_workers(
+    options: dict[str, object], samples: Samples, repeated_alone: str
+) -> None:
     found = samples("sample", loader={"sampler": REPEATED, **options}, epochs=2)
-    assert json.dumps(found) == repeated_alone()
+    assert json.dumps(found) == repeated_alone
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_sample_seeding_of_a_subset_survives_other_batches(num_workers: int) -> None:
+def test_sample_seeding_of_a_subset_survives_other_batches(
+    num_workers: int, samples: Samples
+) -> None:
     """torch's Subset and random_split ask their dataset for many samples at once."""
     options: dict[str, object] = {"sampler": REPEATED, "num_workers": num_workers}
     alone = samples("sample", subset=True, loader=options | {"batch_size": 1})
@@ -120,12 +146,12 @@ def test_sample_seeding_of_a_subset_survives_other_batches(num_workers: int) -> 
     assert samples("sample", subset=True, loader=options | {"batch_size": 4}) == alone
 
 
-def test_sample_seeding_draws_anew_each_time_that_an_index_comes() -> None:
-    draws = [str(sample[2]) for sample in json.loads(repeated_alone())]
+def test_sample_seeding_draws_anew_each_time_that_an_index_comes(repeated_alone: str) -> None:
+    draws = [str(sample[2]) for sample in json.loads(repeated_alone)]
     assert len(set(draws)) == 2 * len(REPEATED)
 
 
-def test_sample_seeding_survives_another_world_size() -> None:
+def test_sample_seeding_survives_another_world_size(samples: Samples) -> None:
     whole = samples("sample", loader={"sampler": list(range(8)), "batch_size": 4})
     halves = [
         samples(
@@ -139,7 +165,9 @@ def test_sample_seeding_survives_another_world_size() -> None:
     assert sorted(map(str, halves[0] + halves[1])) == sorted(map(str, whole))
 
 
-def test_sample_seeding_survives_a_resume_with_repeated_indices(tmp_path: Path) -> None:
+def test_sample_seeding_survives_a_resume_with_repeated_indices(
+    tmp_path: Path, samples: Samples, repeated_alone: str
+) -> None:
     options: dict[str, object] = {"sampler": REPEATED, "batch_size": 2}
     found = samples(
         "sample",
@@ -148,10 +176,10 @@ def test_sample_seeding_survives_a_resume_with_repeated_indices(tmp_path: Path) 
         file=str(tmp_path / "state"),
         resume=options | {"num_workers": 1},
     )
-    assert json.dumps(found) == json.dumps(json.loads(repeated_alone())[: len(REPEATED)])
+    assert json.dumps(found) == json.dumps(json.loads(repeated_alone)[: len(REPEATED)])
 
 
-def test_batch_seeding_makes_replicas_differ_and_survives_other_workers() -> None:
+def test_batch_seeding_makes_replicas_differ_and_survives_other_workers(samples: Samples) -> None:
     options: dict[str, object] = {"sampler": list(range(6)), "batch_size": 2}
     first = samples("batch", loader=options, epochs=2)
     assert samples("batch", loader=options | {"num_workers": 2}, epochs=2) == first
@@ -159,7 +187,7 @@ def test_batch_seeding_makes_replicas_differ_and_survives_other_workers() -> Non
     assert not {str(one[2]) for one in first} & {str(one[2]) for one in other}
 
 
-def test_torch_seeding_does_not_survive_other_workers() -> None:
+def test_torch_seeding_does_not_survive_other_workers(samples: Samples) -> None:
     """Its price; what it gives is torch's own numbers, see test_loader."""
     options: dict[str, object] = {"sampler": list(range(6)), "batch_size": 2}
     first = samples("torch", loader=options | {"num_workers": 1})
