@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -25,13 +26,44 @@ def _reference(given: str) -> tuple[str, ...]:
 
 def reference(**given: object) -> list[Line]:
     """What the script yields alone, with num_workers=0."""
-    return [json.loads(line) for line in _reference(json.dumps(given, sort_keys=True))]
+    quick = {**given, "sample_seconds": 0.0}
+    return [json.loads(line) for line in _reference(json.dumps(quick, sort_keys=True))]
 
 
-def kill_holder(cluster: Cluster, number: int) -> None:
+# Nobody who is silent is given up while a test lasts.
+LONG = {"lease_seconds": 30.0}
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[Cluster]:
+    """One data host, for one training after the other."""
+    with Cluster(agents=1, feed=LONG) as cluster:
+        cluster.wait_for_agents()
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Cluster]:
+    """Two data hosts, for one training after the other, each with settings of its own.
+
+    The settings are part of the dataset: of one that they know, hosts may have workers already.
+    """
+    with Cluster(agents=2, workers=2, feed=LONG) as cluster:
+        cluster.wait_for_agents()
+        yield cluster
+
+
+def workers_of(cluster: Cluster, trainer: Trainer, number: int) -> list[psutil.Process]:
+    """A host's data workers for this training: those of earlier ones are kept for a while."""
+    begin = psutil.Process(trainer.process.pid).create_time()
+    return [worker for worker in cluster.workers_of(number) if worker.create_time() > begin]
+
+
+def kill_holder(cluster: Cluster, trainer: Trainer, number: int) -> None:
     """Of the dataset that the host's workers have; they die with it."""
-    wait_until(lambda: bool(cluster.workers_of(number)), "a data worker")
-    holder = cluster.workers_of(number)[0].parent()
+    wait_until(lambda: f"agent_ready agent=algo-{number}" in trainer.errors, "the host is ready")
+    wait_until(lambda: bool(workers_of(cluster, trainer, number)), "a data worker")
+    holder = workers_of(cluster, trainer, number)[0].parent()
     assert holder is not None
     holder.kill()
 
@@ -40,110 +72,107 @@ def makes_nothing(trainer: Trainer, host: str) -> int:
     return trainer.errors.count(f"host_makes_nothing agent={host}")
 
 
-def test_others_go_on_and_it_is_asked_again_with_the_next_pass() -> None:
+def test_others_go_on_and_it_is_asked_again_with_the_next_pass(pair: Cluster) -> None:
     given = SLOW | {"epochs": 3}
-    with Cluster(agents=2) as cluster:
-        cluster.wait_for_agents()
-        trainer = cluster.train(pause_at=5, **given)
-        trainer.until("pause")
-        wait_until(lambda: "agent_ready agent=algo-0" in trainer.errors, "the host makes batches")
-        kill_holder(cluster, 0)
-        wait_until(lambda: makes_nothing(trainer, "algo-0") == 1, "the host is left out")
-        assert REASON in trainer.errors
-        trainer.go_on()
-        assert trainer.finish() == reference(**given)
+    trainer = pair.train(pause_at=5, **given)
+    trainer.until("pause")
+    kill_holder(pair, trainer, 0)
+    wait_until(lambda: makes_nothing(trainer, "algo-0") == 1, "the host is left out")
+    assert REASON in trainer.errors
+    trainer.go_on()
+    assert trainer.finish() == reference(**given)
     assert makes_nothing(trainer, "algo-0") == 1
     assert makes_nothing(trainer, "algo-1") == 0
     assert trainer.errors.count("agent_ready agent=algo-0") == 2
     assert trainer.errors.count("agent_ready agent=algo-1") == 1
 
 
-def test_workers_that_die_one_after_the_other_cost_that_host_only() -> None:
+def test_workers_that_die_one_after_the_other_cost_that_host_only(pair: Cluster) -> None:
     given = {"sample_seconds": 0.1, "epochs": 1}
-    with Cluster(agents=2) as cluster:
-        cluster.wait_for_agents()
-        trainer = cluster.train(pause_at=1, **given)
-        trainer.until("pause")
-        wait_until(lambda: "agent_ready agent=algo-0" in trainer.errors, "the host makes batches")
-        trainer.go_on()
+    trainer = pair.train(pause_at=1, **given)
+    trainer.until("pause")
+    wait_until(lambda: "agent_ready agent=algo-0" in trainer.errors, "the host makes batches")
+    trainer.go_on()
 
-        def is_left_out() -> bool:
-            for worker in cluster.workers_of(0):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    worker.kill()
-            return makes_nothing(trainer, "algo-0") == 1
+    def is_left_out() -> bool:
+        for worker in workers_of(pair, trainer, 0):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.kill()
+        return makes_nothing(trainer, "algo-0") == 1
 
-        wait_until(is_left_out, "the host is left out")
-        assert trainer.finish() == reference(**given)
+    wait_until(is_left_out, "the host is left out")
+    assert trainer.finish() == reference(**given)
     assert "its data workers die: data worker" in trainer.errors
 
 
-def test_streams_of_its_host_go_to_another() -> None:
-    with Cluster(agents=2, workers=2) as cluster:
-        cluster.wait_for_agents()
-        trainer = cluster.train(workers=0, script=STREAMS, pause_at=5)
-        trainer.until("pause")
-        number = next(n for n in range(2) if cluster.workers_of(n))
-        kill_holder(cluster, number)
-        trainer.go_on()
-        assert trainer.finish() == run_script({"torch": True}, script=STREAMS).finish()
+def test_streams_of_its_host_go_to_another(pair: Cluster) -> None:
+    trainer = pair.train(workers=0, script=STREAMS, pause_at=5)
+    trainer.until("pause")
+    number = next(number for number in range(2) if workers_of(pair, trainer, number))
+    kill_holder(pair, trainer, number)
+    trainer.go_on()
+    assert trainer.finish() == run_script({"torch": True}, script=STREAMS).finish()
     assert makes_nothing(trainer, f"algo-{number}") == 1
 
 
-def test_local_workers_go_on_when_the_only_host_cannot() -> None:
-    with Cluster(agents=1) as cluster:
-        trainer = cluster.train(pause_at=5, num_workers=1, **SLOW)
-        trainer.until("pause")
-        wait_until(lambda: "agent_ready" in trainer.errors, "the host makes batches")
-        kill_holder(cluster, 0)
-        trainer.go_on()
-        assert trainer.finish() == reference(**SLOW)
+def test_local_workers_go_on_when_the_only_host_cannot(single: Cluster) -> None:
+    trainer = single.train(pause_at=5, num_workers=1, **SLOW)
+    trainer.until("pause")
+    kill_holder(single, trainer, 0)
+    trainer.go_on()
+    assert trainer.finish() == reference(**SLOW)
 
 
 @pytest.mark.parametrize("agents", [1, 2])
-def test_where_none_is_left_the_training_ends_with_the_reason(agents: int) -> None:
-    with Cluster(agents=agents, feed={"lease_seconds": 30.0}) as cluster:
-        cluster.wait_for_agents()
-        trainer = cluster.train(pause_at=5, **SLOW)
-        trainer.until("pause")
-        for number in range(agents):
-            kill_holder(cluster, number)
-        trainer.go_on()
-        # At once: nobody is waited for.
-        assert trainer.end() == 5
+def test_where_none_is_left_the_training_ends_with_the_reason(
+    agents: int, request: pytest.FixtureRequest
+) -> None:
+    cluster = request.getfixturevalue({1: "single", 2: "pair"}[agents])
+    # Far more batches than are asked for ahead.
+    trainer = cluster.train(pause_at=5, samples=400, **SLOW)
+    trainer.until("pause")
+    for number in range(agents):
+        kill_holder(cluster, trainer, number)
+    trainer.go_on()
+    # At once: nobody is waited for.
+    assert trainer.end() == 5
     assert REASON in trainer.errors.rpartition("Traceback")[2]
 
 
-def test_a_host_that_cannot_and_one_that_is_gone_are_both_named() -> None:
+@pytest.fixture(scope="module")
+def short() -> Iterator[Cluster]:
+    """Two data hosts that nobody has asked for a batch, and a short lease."""
     with Cluster(agents=2, feed={"lease_seconds": 5.0}) as cluster:
         cluster.wait_for_agents()
-        trainer = cluster.train(pause_at=5, **SLOW)
-        trainer.until("pause")
-        kill_holder(cluster, 0)
-        wait_until(lambda: makes_nothing(trainer, "algo-0") == 1, "the host is left out")
-        cluster.kill(1)
-        trainer.go_on()
-        assert trainer.end() == 5
+        yield cluster
+
+
+def test_it_keeps_nothing_of_that_dataset(short: Cluster) -> None:
+    trainer = short.train(pause_at=5, epochs=1, **SLOW)
+    trainer.until("pause")
+    agent = Path(f"/proc/{short.hosts[0].pid}")
+
+    def slots() -> int:
+        return (agent / "maps").read_text().count("/memfd:stoker-")
+
+    wait_until(lambda: slots() > 0, "it has made batches")
+    kill_holder(short, trainer, 0)
+    wait_until(lambda: makes_nothing(trainer, "algo-0") == 1, "the host is left out")
+    wait_until(lambda: not workers_of(short, trainer, 0), "its workers have ended")
+    wait_until(lambda: slots() == 0, "their memory is free")
+    trainer.go_on()
+    assert trainer.finish() == reference(epochs=1, **SLOW)
+
+
+def test_a_host_that_cannot_and_one_that_is_gone_are_both_named(short: Cluster) -> None:
+    trainer = short.train(pause_at=5, **SLOW)
+    trainer.until("pause")
+    kill_holder(short, trainer, 0)
+    wait_until(lambda: makes_nothing(trainer, "algo-0") == 1, "the host is left out")
+    short.kill(1)
+    trainer.go_on()
+    assert trainer.end() == 5
     assert REASON in trainer.errors.rpartition("Traceback")[2]
-
-
-def test_it_keeps_nothing_of_that_dataset() -> None:
-    with Cluster(agents=2) as cluster:
-        cluster.wait_for_agents()
-        trainer = cluster.train(pause_at=5, epochs=1, **SLOW)
-        trainer.until("pause")
-        agent = Path(f"/proc/{cluster.hosts[0].pid}")
-
-        def slots() -> int:
-            return (agent / "maps").read_text().count("/memfd:stoker-")
-
-        wait_until(lambda: slots() > 0, "it has made batches")
-        kill_holder(cluster, 0)
-        wait_until(lambda: makes_nothing(trainer, "algo-0") == 1, "the host is left out")
-        wait_until(lambda: not cluster.workers_of(0), "its workers have ended")
-        wait_until(lambda: slots() == 0, "their memory is free")
-        trainer.go_on()
-        assert trainer.finish() == reference(epochs=1, **SLOW)
 
 
 def test_it_is_asked_again_twice() -> None:
