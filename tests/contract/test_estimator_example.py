@@ -18,19 +18,20 @@ EXAMPLE = ROOT / "examples" / "sagemaker_estimator"
 IMAGE = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/stoker:1"
 ROLE = "arn:aws:iam::123456789012:role/stoker"
 
-# Runs the example with the SDK's requests on record; they still go to the server.
+# Runs the example with the SDK's requests on record; they still go to the server. Each argument is
+# a run: the file for its requests, and the command line.
 RECORDER = """
 import json, runpy, sys
 import botocore.client
-sent, script = sys.argv[1:3]
-sys.argv = sys.argv[2:]
 call = botocore.client.BaseClient._make_api_call
 def recorded(self, operation, parameters):
     with open(sent, "a") as file:
         file.write(json.dumps([operation, parameters], default=repr) + "\\n")
     return call(self, operation, parameters)
 botocore.client.BaseClient._make_api_call = recorded
-runpy.run_path(script, run_name="__main__")
+for run in sys.argv[1:]:
+    sent, *sys.argv = json.loads(run)
+    runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 PLANS = {
@@ -56,23 +57,27 @@ PLANS = {
 }
 
 
-def start(
-    server: AwsServer, plan: list[dict[str, object]], tmp_path: Path, *more: str
-) -> list[tuple[str, dict[str, object]]]:
-    """All requests of a run of the example, in order."""
-    (tmp_path / "decision.json").write_text(json.dumps({"plan": {"groups": plan}}))
+Calls = list[tuple[str, dict[str, object]]]
+
+
+def start(server: AwsServer, tmp_path: Path, *plans: tuple[str, ...]) -> list[Calls]:
+    """All requests, in order, of a run of the example for each plan and its options."""
     opt_out = tmp_path / "sagemaker.yaml"
     opt_out.write_text(
         "SchemaVersion: '1.0'\nSageMaker: {PythonSDK: {Modules: {TelemetryOptOut: true}}}\n"
     )
-    sent = tmp_path / "sent.jsonl"
     server.make_bucket("photos")
-    arguments = [str(EXAMPLE / "estimator.py"), str(tmp_path / "decision.json")]
-    arguments += ["--image", IMAGE, "--role", ROLE, "--no-wait"]
-    arguments += ["--data", "s3://photos/mnist/", "--output", "s3://photos/stoker"]
-    arguments += [*more, "--", "python", "train.py", "--epochs", "3"]
+    runs, files = [], []
+    for number, (plan, *more) in enumerate(plans):
+        decision = tmp_path / f"decision-{number}.json"
+        decision.write_text(json.dumps({"plan": {"groups": PLANS[plan]}}))
+        files.append(tmp_path / f"sent-{number}.jsonl")
+        words = [str(files[-1]), str(EXAMPLE / "estimator.py"), str(decision)]
+        words += ["--image", IMAGE, "--role", ROLE, "--no-wait"]
+        words += ["--data", "s3://photos/mnist/", "--output", "s3://photos/stoker"]
+        runs.append(json.dumps([*words, *more, "--", "python", "train.py", "--epochs", "3"]))
     done = subprocess.run(
-        [sys.executable, "-c", RECORDER, str(sent), *arguments],
+        [sys.executable, "-c", RECORDER, *runs],
         env={
             **server.environ(),
             "SAGEMAKER_VALIDATE_ROLE": "false",
@@ -86,17 +91,25 @@ def start(
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return [tuple(json.loads(line)) for line in sent.read_text().splitlines()]  # type: ignore[misc]
+    return [[tuple(json.loads(line)) for line in file.read_text().splitlines()] for file in files]  # type: ignore[misc]
 
 
-def test_the_groups_of_a_decision_become_a_job_that_the_service_takes(
-    aws_server: AwsServer, tmp_path: Path
-) -> None:
-    calls = start(aws_server, PLANS["two groups"], tmp_path, "--data-groups", "data")
+def training_job(calls: Calls) -> tuple[dict[str, object], dict[str, object]]:
+    """The request for the job, which the service's rules hold for, and its resources."""
     (body,) = [parameters for operation, parameters in calls if operation == "CreateTrainingJob"]
     check_body(body)  # type: ignore[arg-type]
     resources = body["ResourceConfig"]
     assert isinstance(resources, dict)
+    return body, resources
+
+
+def test_the_groups_of_a_decision_become_a_job_that_the_service_takes_and_one_a_plain_job(
+    aws_server: AwsServer, tmp_path: Path
+) -> None:
+    calls, plain = start(
+        aws_server, tmp_path, ("two groups", "--data-groups", "data"), ("one group",)
+    )
+    body, resources = training_job(calls)
     assert resources["InstanceGroups"] == [
         {"InstanceGroupName": "dnn", "InstanceType": "ml.g5.xlarge", "InstanceCount": 1},
         {"InstanceGroupName": "data", "InstanceType": "ml.c7i.4xlarge", "InstanceCount": 2},
@@ -106,9 +119,13 @@ def test_the_groups_of_a_decision_become_a_job_that_the_service_takes(
     assert json.loads(variables["STOKER_COMMAND"]) == ["python", "train.py", "--epochs", "3"]
     assert json.loads(variables["STOKER_WORKERS"]) == {"dnn": 0, "data": 16}
     token_of_the_run(body, calls)
+    # A plan of one group becomes a plain job.
+    _, resources = training_job(plain)
+    assert (resources["InstanceType"], resources["InstanceCount"]) == ("ml.g5.2xlarge", 1)
+    assert "InstanceGroups" not in resources
 
 
-def token_of_the_run(body: dict[str, object], calls: list[tuple[str, dict[str, object]]]) -> None:
+def token_of_the_run(body: dict[str, object], calls: Calls) -> None:
     """The token lies where its channel looks, is long enough, and stands in no request."""
     (put,) = [parameters for operation, parameters in calls if operation == "PutObject"]
     channels = body["InputDataConfig"]
@@ -121,16 +138,6 @@ def token_of_the_run(body: dict[str, object], calls: list[tuple[str, dict[str, o
     content = Aws(region="eu-central-1").read_object(f"{token['S3Uri']}token").decode()
     assert len(bytes.fromhex(content)) == 32
     assert content not in json.dumps(body)
-
-
-def test_a_plan_of_one_group_becomes_a_plain_job(aws_server: AwsServer, tmp_path: Path) -> None:
-    calls = start(aws_server, PLANS["one group"], tmp_path)
-    (body,) = [parameters for operation, parameters in calls if operation == "CreateTrainingJob"]
-    check_body(body)  # type: ignore[arg-type]
-    resources = body["ResourceConfig"]
-    assert isinstance(resources, dict)
-    assert (resources["InstanceType"], resources["InstanceCount"]) == ("ml.g5.2xlarge", 1)
-    assert "InstanceGroups" not in resources
 
 
 def launched(tmp_path: Path, environ: dict[str, str], *, path: str) -> subprocess.CompletedProcess:  # type: ignore[type-arg]
