@@ -1,7 +1,7 @@
 """Blocks are used again with their last view, not before."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -11,6 +11,14 @@ from stoker.feed.landing import Landing
 from stoker.feed.wire import decode, encode
 
 SIZE = 1 << 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_else_is_collected() -> Iterator[None]:
+    """Each collection looks at what these tests made, not at all that was imported."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def tensor_on(landing: Landing) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """stoker.DataLoader without a data group: torch's own iterators, numbered and seeded."""
 
 import copy
+import functools
 import hashlib
 import json
 import os
@@ -264,36 +265,53 @@ def test_decided_workers_replace_the_scripts() -> None:
     )
 
 
-DRAWING_SAMPLER = """
-import sys, torch; sys.path.insert(0, 'tests/unit'); import stoker
-from test_loader import Plain
 class AtOnce:
-    def __iter__(self):
-        order = torch.randperm(10, generator=generator).tolist()
+    """Draws its order when its iterator is made."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(10, generator=self.generator).tolist()
         return iter([order[:5], order[5:]])
-generator = torch.Generator().manual_seed(3)
-kind = {kind}.DataLoader
-{options}
-loader = kind(Plain(), batch_sampler=AtOnce(), generator=generator, **options)
-print([batch.tolist() for _ in range(3) for batch in loader])
-"""
+
+
+def drawn(kind: type[data.DataLoader[int]], options: dict[str, object]) -> list[list[int]]:
+    """The batches of three passes."""
+    generator = torch.Generator().manual_seed(3)
+    loader = kind(Plain(), batch_sampler=AtOnce(generator), generator=generator, **options)  # type: ignore[arg-type]
+    return [batch.tolist() for _ in range(3) for batch in loader]  # type: ignore[attr-defined]
+
+
+DRAWN: list[dict[str, object]] = [
+    {},
+    {"num_workers": 1},
+    {"num_workers": 1, "persistent_workers": True},
+]
+
+
+@functools.cache
+def drawn_where_decided(workers: int) -> list[list[list[int]]]:
+    """For each of DRAWN, where the launcher says how many workers there are."""
+    script = (
+        "import sys, torch; sys.path.insert(0, 'tests/unit'); import stoker\n"
+        "from test_loader import DRAWN, drawn\n"
+        "print([drawn(stoker.DataLoader, options) for options in DRAWN])\n"
+    )
+    found: list[list[list[int]]] = json.loads(
+        run(script, STOKER_WORKERS=json.dumps({"dnn": workers}))
+    )
+    return found
 
 
 @pytest.mark.parametrize("decided", [0, 2])
-@pytest.mark.parametrize(
-    "options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}], ids=str
-)
+@pytest.mark.parametrize("options", DRAWN, ids=str)
 def test_samplers_are_asked_for_iterators_as_the_scripts_workers_would_have_it(
     options: dict[str, object], decided: int
 ) -> None:
     """torch asks twice at the start of a pass with workers, once without."""
-    given = f"options = {options}"
-    torchs = run(DRAWING_SAMPLER.format(kind="torch.utils.data", options=given))
-    found = run(
-        DRAWING_SAMPLER.format(kind="stoker", options=given),
-        STOKER_WORKERS=json.dumps({"dnn": decided}),
-    )
-    assert found == torchs
+    found = drawn_where_decided(decided)[DRAWN.index(options)]
+    assert found == drawn(data.DataLoader, options)
 
 
 def test_decided_zero_workers_fit_a_script_with_workers() -> None:
