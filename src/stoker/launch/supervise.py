@@ -108,7 +108,8 @@ def supervise(
     """Runs `command` to its end and ends everything it left behind.
 
     Blocks for as long as the command runs; after the first SIGTERM or SIGINT for GRACE_SECONDS at
-    most, after a second one or a `Decided` for a few seconds.
+    most, after a second one, or a `Decided` alone, for a few seconds. However many of them come,
+    the command is asked once: a second SIGTERM would kill one that saves.
 
     Args:
         command: Program and arguments; the program must be found.
@@ -243,15 +244,18 @@ def _follow(
                 signals.append(happening.number)
                 log.event("signal_received", number=happening.number, count=len(signals))
                 kill_at = _now() + GRACE_SECONDS if len(signals) == 1 else _now()
-                if len(signals) == 1 and not (
+                # Where all hosts are stopped at once, another may have ended, and decided, before.
+                is_asked = len(signals) > 1 or bool(decided)
+                if not is_asked and not (
                     asks_children and _send_to_children(process, happening.number)
                 ):
                     _send(process, happening.number)
             case Decided() if not decided:
                 decided = happening.reason
                 log.event("command_is_ended", reason=decided)
-                kill_at = min(kill_at, _now() + VERDICT_GRACE_SECONDS)
-                _send(process, signal.SIGTERM)
+                if not signals:
+                    kill_at = _now() + VERDICT_GRACE_SECONDS
+                    _send(process, signal.SIGTERM)
             case _:
                 if on_tick:
                     on_tick()
