@@ -37,12 +37,18 @@ def reference(rank: int = 0, world: int = 1) -> list[Line]:
 
 def start(pods: Pods) -> tuple[Pod, Pod, Pod]:
     """One pod that trains, before batch FAULT_AT, and two that make batches, which both do."""
+    trainer, first, second = start_with(pods, data=2)
+    return trainer, first, second
+
+
+def start_with(pods: Pods, *, data: int) -> list[Pod]:
+    """The same with so many pods that make batches."""
     trainer = pods.start("dnn", 0)
-    data = pods.start("data", 0), pods.start("data", 1)
-    for pod in data:
+    started = [pods.start("data", number) for number in range(data)]
+    for pod in started:
         trainer.wait_for("agent_ready", agent=pod.host)
     trainer.wait_for_pause(FAULT_AT)
-    return trainer, *data
+    return [trainer, *started]
 
 
 def look_at(pods: Pods, trainer: Pod, *, rejoined: Pod) -> None:
@@ -107,17 +113,16 @@ def test_training_waits_while_all_data_pods_are_gone(tmp_path: Path) -> None:
 
 
 def test_data_pods_that_start_late_help_local_workers(tmp_path: Path) -> None:
-    with Pods(tmp_path, local=1, feed=FEED, given=PAUSES) as pods:
+    with Pods(tmp_path, data=1, local=1, feed=FEED, given=PAUSES) as pods:
         trainer = pods.start("dnn", 0)
         trainer.wait_for_pause(FAULT_AT)
-        late = pods.start("data", 0), pods.start("data", 1)
-        for pod in late:
-            trainer.wait_for("agent_ready", agent=pod.host)
+        late = pods.start("data", 0)
+        trainer.wait_for("agent_ready", agent=late.host)
         pods.go_on(FAULT_AT)
         pods.go_on(LOOK_AT)
-        assert_exact(pods, trainer, *late)
-        assert all(pod.num_sent() > 0 for pod in late)
-        # Reachable, they were told the end, and said goodbye.
+        assert_exact(pods, trainer, late)
+        assert late.num_sent() > 0
+        # Reachable, it was told the end, and said goodbye.
         assert pods.record(trainer).data_group_release_seconds is not None
 
 
@@ -152,26 +157,26 @@ def test_data_pod_that_is_cut_off_for_ever_is_not_waited_for_and_ends(tmp_path: 
 
 
 def test_pods_start_in_any_order_and_are_named_late(tmp_path: Path) -> None:
-    with Pods(tmp_path, dnn=2, feed=FEED, given={**GIVEN, "ddp": True}) as pods:
+    with Pods(tmp_path, dnn=2, data=1, feed=FEED, given={**GIVEN, "ddp": True}) as pods:
         started = [
             pods.start(group, index, named_after_seconds=None)
-            for group, index in (("dnn", 1), ("data", 1), ("dnn", 0), ("data", 0))
+            for group, index in (("dnn", 1), ("data", 0), ("dnn", 0))
         ]
-        leader, follower = started[2], started[0]
+        follower, _, leader = started
         until(lambda: pods.names.count(leader.host) > 8, what="nobody knows the leader yet")
         for pod in started:
             pods.publish(pod)
-        assert [pod.code() for pod in started] == [0, 0, 0, 0]
+        assert [pod.code() for pod in started] == [0, 0, 0]
         assert leader.lines() == reference(0, world=2)
         assert follower.lines() == reference(1, world=2)
 
 
 def test_data_pods_end_by_their_leases_when_the_node_that_trains_is_lost(tmp_path: Path) -> None:
-    with Pods(tmp_path, feed=FEED, given=PAUSES) as pods:
-        trainer, *data = start(pods)
+    with Pods(tmp_path, data=1, feed=FEED, given=PAUSES) as pods:
+        trainer, data = start_with(pods, data=1)
         trainer.lose_node()
-        # Started again, they wait for the next leader until the job is deleted.
-        assert [pod.code() for pod in data] == [5, 5]
+        # Started again, it waits for the next leader until the job is deleted.
+        assert data.code() == 5
 
 
 def test_address_of_a_lost_pod_that_another_one_has_now_is_not_taken_for_it(tmp_path: Path) -> None:

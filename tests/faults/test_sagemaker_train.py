@@ -102,7 +102,12 @@ def put_line(aws: Aws, host: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"]
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGTERM, 143, id="SIGTERM"),
+        # In test_kubernetes_train, which runs always: cli/edge.py catches both for all platforms.
+        pytest.param(signal.SIGINT, 130, id="SIGINT", marks=pytest.mark.soak),
+    ],
 )
 def test_a_signal_while_following_stops_the_job_and_deletes_the_token(
     start: Callable[[], Train], service: SageMakerService, aws: Aws, number: int, code: int
