@@ -26,10 +26,13 @@ from stoker.feed.security import Keys, new_token, read_token
 from stoker.launch.coordinator import Coordinator
 from stoker.logs import Log
 from stoker.records import FeedSettings
+from support.warm_python import WarmProcess, warm_up
 
 SUPPORT = Path(__file__).parent
 FEED = {"lease_seconds": 2.0, "start_deadline_seconds": 40.0}
 DEADLINE_SECONDS = 60.0
+# Variables that Python or torch read as they start.
+_READ_AT_START = ("PYTHON", "OMP_", "MKL_", "LD_", "TORCH", "CUDA")
 
 Line = dict[str, object]
 
@@ -56,7 +59,7 @@ def wait_until(claim: Callable[[], bool], what: str, seconds: float = DEADLINE_S
 class Trainer:
     """A training script under way; its JSON lines are read as they come."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
+    def __init__(self, process: "subprocess.Popen[str] | WarmProcess") -> None:
         self.process = process
         self.lines: list[Line] = []
         self.errors = ""
@@ -135,16 +138,26 @@ def run_script(
     env: Mapping[str, str] | None = None,
     script: str = "feed_script.py",
 ) -> Trainer:
-    """Starts a test script of the feed."""
+    """Starts a test script of the feed.
+
+    Args:
+        env: With variables that matter to the start of Python or torch, it starts anew; else it is
+            forked of a Python that has torch imported.
+    """
+    own = dict(env or {})
     clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
+    variables = clean | {"OMP_NUM_THREADS": "1"} | own
+    argv = [str(SUPPORT / script), json.dumps(dict(given))]
+    if not any(name.startswith(_READ_AT_START) for name in own):
+        return Trainer(WarmProcess(argv, variables))
     return Trainer(
         subprocess.Popen(
-            [sys.executable, SUPPORT / script, json.dumps(dict(given))],
+            [sys.executable, *argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=clean | {"OMP_NUM_THREADS": "1"} | dict(env or {}),
+            env=variables,
         )
     )
 
@@ -173,6 +186,7 @@ class Cluster:
         self._token_file.write_text(new_token())
         self._log = (self.folder / "leader.log").open("a")
         self._shm = set(os.listdir("/dev/shm"))
+        warm_up()
         self._open = _sockets()
         self.port = free_port()
         self.hosts: list[subprocess.Popen[bytes]] = []

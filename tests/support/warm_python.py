@@ -1,0 +1,171 @@
+"""A Python that has torch imported, and forks a process for each script that a test starts.
+
+To import torch costs more than most tests do. What it forks is a process of its own, with the
+arguments, variables, standard streams, folder and `__main__` that the script would have been
+started with; only the import is not done again.
+
+A script. Argument: the descriptor of a socket. A message is {"argv": ..., "env": ..., "folder":
+...} with four descriptors: the standard streams, and where its pid, and then its exit code, go.
+"""
+
+import atexit
+import builtins
+import contextlib
+import ctypes
+import functools
+import gc
+import importlib.machinery
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+MESSAGE_BYTES = 2**17
+# /proc shows variables where they were as the process began: this is room for others.
+ROOM = "STOKER_TEST_ROOM"
+ROOM_BYTES = 2**16
+
+
+class WarmProcess:
+    """What subprocess.Popen is for a script that a Python with torch was forked for."""
+
+    def __init__(self, argv: list[str], env: Mapping[str, str]) -> None:
+        ends = [os.pipe() for _ in range(4)]
+        theirs = [ends[0][0], *(end[1] for end in ends[1:])]
+        given = {"argv": argv, "env": dict(env), "folder": os.getcwd()}
+        try:
+            socket.send_fds(_channel(), [json.dumps(given).encode()], theirs)
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        self.stdin: IO[str] | None = os.fdopen(ends[0][1], "w")
+        self.stdout: IO[str] | None = os.fdopen(ends[1][0])
+        self.stderr: IO[str] | None = os.fdopen(ends[2][0])
+        self._facts = os.fdopen(ends[3][0], "rb", buffering=0)
+        self.pid = int(self._fact())
+        self.returncode: int | None = None
+
+    def _fact(self) -> bytes:
+        return self._facts.read(16)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code; below 0: of which signal it died."""
+        if self.returncode is None:
+            if not select.select([self._facts], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("a script", timeout or 0.0)
+            self.returncode = int(self._fact())
+            self._facts.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """Its exit code, if it has ended."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """kill -9, if it has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+@functools.cache
+def _channel() -> socket.socket:
+    """Leads to the process that forks; it ends with this one."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env=clean | {"OMP_NUM_THREADS": "1", ROOM: "x" * ROOM_BYTES},
+        )
+
+    def end() -> None:
+        ours.close()
+        process.wait()
+
+    atexit.register(end)
+    return ours
+
+
+def warm_up() -> None:
+    """Starts the process that forks, if it is not there."""
+    _channel()
+
+
+def _serve(channel: socket.socket) -> tuple[dict, list[int]]:
+    """Returns in each process that is to become a script, with its message and streams."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 4)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not message:
+            sys.exit()
+        if os.fork() == 0:
+            channel.close()
+            *streams, facts = descriptors
+            if pid := os.fork():
+                _tell(pid, streams, facts)
+            os.close(facts)
+            return json.loads(message), streams
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _tell(pid: int, streams: list[int], facts: int) -> None:
+    for descriptor in streams:
+        os.close(descriptor)
+    os.write(facts, f"{pid}".encode().ljust(16))
+    _, status = os.waitpid(pid, 0)
+    os.write(facts, f"{os.waitstatus_to_exitcode(status)}".encode().ljust(16))
+    os._exit(0)
+
+
+def _set_environment(env: dict[str, str]) -> None:
+    """For this process, for the programs that it starts, and for who looks in /proc."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    os.environ.clear()
+    os.environ.update(env)
+    shown = b"".join(os.fsencode(f"{key}={value}") + b"\0" for key, value in env.items())
+    assert len(shown) <= end - start
+    ctypes.memmove(start, shown.ljust(end - start, b"\0"), end - start)
+
+
+def _become_script(given: dict, streams: list[int]) -> types.CodeType:
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(given["folder"])
+    _set_environment(given["env"])
+    sys.argv[:] = given["argv"]
+    path = sys.argv[0]
+    sys.path[0] = os.path.dirname(path)
+    main = types.ModuleType("__main__")
+    main.__file__ = path
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    vars(main)["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    numpy.random.seed()
+    return compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+
+
+if __name__ == "__main__":
+    import numpy
+    import torch  # noqa: F401
+
+    gc.freeze()
+    code = _become_script(*_serve(socket.socket(fileno=int(sys.argv[1]))))
+    exec(code, vars(sys.modules["__main__"]))
