@@ -7,11 +7,12 @@ bytes of every tensor.
 import functools
 import json
 import re
+from collections.abc import Iterator
 
 import psutil
 import pytest
 
-from support.cluster import Cluster, Line, run_script, wait_until
+from support.cluster import Cluster, Line, Trainer, run_script, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
@@ -19,13 +20,35 @@ SLOW = {"sample_seconds": 0.01}
 
 
 @functools.cache
-def _reference(given: str) -> tuple[str, ...]:
-    return tuple(json.dumps(line) for line in run_script(json.loads(given)).finish())
+def _reference(given: str, rank: int) -> tuple[str, ...]:
+    lines = run_script(json.loads(given), env={"RANK": f"{rank}"}).finish()
+    return tuple(json.dumps(line) for line in lines)
 
 
-def reference(**given: object) -> list[Line]:
+def reference(*, rank: int = 0, **given: object) -> list[Line]:
     """What the script yields alone, with num_workers=0."""
-    return [json.loads(line) for line in _reference(json.dumps(given, sort_keys=True))]
+    return [json.loads(line) for line in _reference(json.dumps(given, sort_keys=True), rank)]
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Cluster]:
+    """One data host with two workers, for one trainer after another."""
+    with Cluster(agents=1, workers=2) as cluster:
+        cluster.wait_for_agents()
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Cluster]:
+    """Two data hosts with a worker each, for one trainer after another."""
+    with Cluster(agents=2, feed={"lease_seconds": 30.0}) as cluster:
+        cluster.wait_for_agents()
+        yield cluster
+
+
+def env_of(cluster: Cluster, **feed: object) -> dict[str, str]:
+    """Feed settings of one trainer."""
+    return {"STOKER_FEED": json.dumps(cluster.settings | feed)}
 
 
 def test_torchs_local_workers_make_the_same_batches() -> None:
@@ -33,35 +56,35 @@ def test_torchs_local_workers_make_the_same_batches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("agents", "options"),
+    ("fixture", "options"),
     [
-        (1, {}),
-        (2, {}),
-        (1, {"num_workers": 1}),
-        (1, {"num_workers": 1, "loader": {"multiprocessing_context": "spawn"}}),
-        (1, {"num_workers": 1, "loader": {"persistent_workers": True}}),
+        ("host", {}),
+        ("hosts", {}),
+        ("host", {"num_workers": 1}),
+        ("host", {"num_workers": 1, "loader": {"multiprocessing_context": "spawn"}}),
+        ("host", {"num_workers": 1, "loader": {"persistent_workers": True}}),
     ],
     ids=["one agent", "two agents", "mixed", "mixed, spawned", "mixed, persistent"],
 )
 def test_batches_are_the_same_bytes_wherever_they_are_made(
-    agents: int, options: dict[str, object]
+    request: pytest.FixtureRequest, fixture: str, options: dict[str, object]
 ) -> None:
     loader = options.get("loader", {})
     is_persistent = isinstance(loader, dict) and "persistent_workers" in loader
     expected = reference(num_workers=1, loader=loader) if is_persistent else reference()
-    with Cluster(agents=agents, workers=2 if agents == 1 else 1) as cluster:
-        cluster.wait_for_agents()
-        assert cluster.train(**options).finish() == expected
+    cluster: Cluster = request.getfixturevalue(fixture)
+    assert cluster.train(**options).finish() == expected
 
 
-def test_trainers_that_accept_no_pickles_get_what_needs_none() -> None:
-    with Cluster(agents=1, feed={"accept_pickles": False}) as cluster:
-        assert cluster.train().finish() == reference()
+def test_trainers_that_accept_no_pickles_get_what_needs_none(host: Cluster) -> None:
+    assert host.train(env=env_of(host, accept_pickles=False)).finish() == reference()
 
 
-def test_trainers_that_accept_no_pickles_say_what_was_sent_and_what_was_raised() -> None:
-    with Cluster(agents=1, feed={"accept_pickles": False}) as cluster:
-        lines = cluster.train(raise_at=17, objects=True, epochs=1).finish()
+def test_trainers_that_accept_no_pickles_say_what_was_sent_and_what_was_raised(
+    host: Cluster,
+) -> None:
+    env = env_of(host, accept_pickles=False)
+    lines = host.train(env=env, raise_at=17, objects=True, epochs=1).finish()
     found = [line for line in lines if "error" in line]
     (raised,) = (line for line in found if line["error"] == "RuntimeError")
     assert "LookupError at index 17" in str(raised["text"])
@@ -79,21 +102,53 @@ def test_local_workers_serve_alone_however_they_are_started(start: str) -> None:
         assert "local_worker_died" not in trainer.errors
 
 
-def test_local_workers_alone_serve_until_agents_come() -> None:
+@pytest.fixture(scope="module")
+def around_a_host() -> dict[str, list[Line]]:
+    """What trainers yield while their only data host comes, is killed, and comes back."""
+    found = {}
     with Cluster(agents=1, late=True) as cluster:
-        trainer = cluster.train(num_workers=1, pause_at=6)
-        trainer.until("pause")
+        alone = cluster.train(num_workers=1, pause_at=6)
+        alone.until("pause")
+        waiting = cluster.train(rank=1)
+        wait_until(lambda: 1 in cluster.coordinator._ranks._senders, "the rank attends")
         cluster.start_agent(0)
-        trainer.go_on()
-        assert trainer.finish() == reference()
+        alone.go_on()
+        found["came to local workers"] = alone.finish()
+        found["was waited for"] = waiting.finish()
+        helped = cluster.train(pause_at=4, num_workers=1, **SLOW)
+        bereft = cluster.train(rank=1, pause_at=3, **SLOW)
+        helped.until("pause")
+        bereft.until("pause")
+        cluster.kill(0)
+        cluster.hosts[0].wait(10)
+        helped.go_on()
+        found["left local workers alone"] = helped.finish()
+        cluster.start_agent(0)
+        bereft.go_on()
+        found["came back"] = bereft.finish()
+    return found
 
 
-def test_training_waits_for_the_first_data_host() -> None:
-    with Cluster(agents=1, late=True) as cluster:
-        trainer = cluster.train()
-        wait_until(lambda: cluster.coordinator._ranks != {}, "the rank attends")
-        cluster.start_agent(0)
-        assert trainer.finish() == reference()
+def test_local_workers_alone_serve_until_agents_come(
+    around_a_host: dict[str, list[Line]],
+) -> None:
+    assert around_a_host["came to local workers"] == reference()
+
+
+def test_training_waits_for_the_first_data_host(around_a_host: dict[str, list[Line]]) -> None:
+    assert around_a_host["was waited for"] == reference(rank=1)
+
+
+def test_local_workers_go_on_when_all_hosts_are_dead(
+    around_a_host: dict[str, list[Line]],
+) -> None:
+    assert around_a_host["left local workers alone"] == reference(**SLOW)
+
+
+def test_host_that_comes_back_at_another_port_helps_again(
+    around_a_host: dict[str, list[Line]],
+) -> None:
+    assert around_a_host["came back"] == reference(rank=1, **SLOW)
 
 
 def test_no_data_host_in_time_names_what_was_expected() -> None:
@@ -106,13 +161,12 @@ def test_no_data_host_in_time_names_what_was_expected() -> None:
         )
 
 
-def test_worker_killed_in_the_epoch_changes_nothing() -> None:
-    with Cluster(agents=1, workers=2) as cluster:
-        trainer = cluster.train(pause_at=5, **SLOW)
-        trainer.until("pause")
-        cluster.kill_worker(0)
-        trainer.go_on()
-        assert trainer.finish() == reference(**SLOW)
+def test_worker_killed_in_the_epoch_changes_nothing(host: Cluster) -> None:
+    trainer = host.train(pause_at=5, **SLOW)
+    trainer.until("pause")
+    host.kill_worker(0)
+    trainer.go_on()
+    assert trainer.finish() == reference(**SLOW)
 
 
 def test_local_worker_killed_in_the_epoch_changes_nothing() -> None:
@@ -125,65 +179,59 @@ def test_local_worker_killed_in_the_epoch_changes_nothing() -> None:
         assert "local_worker_died" in trainer.errors
 
 
-def test_host_killed_in_the_epoch_changes_nothing() -> None:
-    with Cluster(agents=2) as cluster:
-        cluster.wait_for_agents()
-        trainer = cluster.train(pause_at=5, **SLOW)
-        trainer.until("pause")
-        cluster.kill(0)
-        trainer.go_on()
-        assert trainer.finish() == reference(**SLOW)
+def test_stopped_host_is_not_waited_for(hosts: Cluster) -> None:
+    trainer = hosts.train(pause_at=5, **SLOW)
+    trainer.until("pause")
+    hosts.stop(0)
+    trainer.go_on()
+    found = trainer.finish()
+    hosts.cont(0)
+    assert found == reference(**SLOW)
+    assert "batch_overdue" in trainer.errors
 
 
-def test_host_that_comes_back_at_another_port_helps_again() -> None:
-    with Cluster(agents=1) as cluster:
-        trainer = cluster.train(pause_at=3, **SLOW)
-        trainer.until("pause")
-        cluster.kill(0)
-        cluster.hosts[0].wait(10)
-        cluster.start_agent(0)
-        trainer.go_on()
-        assert trainer.finish() == reference(**SLOW)
+def test_late_answers_of_a_stopped_host_are_dropped(hosts: Cluster) -> None:
+    trainer = hosts.train(pause_at=5, epochs=3, **SLOW)
+    trainer.until("pause")
+    hosts.stop(0)
+    trainer.go_on()
+    while trainer.lines[-1].get("epoch") != 1:
+        trainer.until("hash")
+    hosts.cont(0)
+    assert trainer.finish() == reference(epochs=3, **SLOW)
 
 
-def test_stopped_host_is_not_waited_for() -> None:
-    with Cluster(agents=2, feed={"lease_seconds": 30.0}) as cluster:
-        cluster.wait_for_agents()
-        trainer = cluster.train(pause_at=5, **SLOW)
-        trainer.until("pause")
-        cluster.stop(0)
-        trainer.go_on()
-        found = trainer.finish()
-        cluster.cont(0)
-        assert found == reference(**SLOW)
-        assert "batch_overdue" in trainer.errors
-
-
-def test_late_answers_of_a_stopped_host_are_dropped() -> None:
-    with Cluster(agents=2, feed={"lease_seconds": 30.0}) as cluster:
-        cluster.wait_for_agents()
-        trainer = cluster.train(pause_at=5, epochs=3, **SLOW)
-        trainer.until("pause")
-        cluster.stop(0)
-        trainer.go_on()
-        while trainer.lines[-1].get("epoch") != 1:
-            trainer.until("hash")
-        cluster.cont(0)
-        assert trainer.finish() == reference(epochs=3, **SLOW)
-
-
-def test_all_hosts_gone_ends_with_code_5_and_names_each_and_when_it_was_heard() -> None:
+@pytest.fixture(scope="module")
+def bereaved() -> tuple[Trainer, Trainer]:
+    """A trainer that ended with one data host of two, the other killed, and one left by both."""
     with Cluster(agents=3, late=True) as cluster:
         cluster.start_agent(0)
         cluster.start_agent(1)
         cluster.wait_for_agents(2)
+        helped = cluster.train(rank=1, pause_at=5, **SLOW)
         trainer = cluster.train(pause_at=4, samples=200, **SLOW)
+        helped.until("pause")
         trainer.until("pause")
+        cluster.kill(1)
+        helped.go_on()
+        helped.end()
         cluster.hosts[0].terminate()
         wait_until(lambda: any("left" in e.what for e in cluster.coordinator.events), "it left")
-        cluster.kill(1)
         trainer.go_on()
-        assert trainer.end() == 5
+        trainer.end()
+    return helped, trainer
+
+
+def test_host_killed_in_the_epoch_changes_nothing(bereaved: tuple[Trainer, Trainer]) -> None:
+    helped, _ = bereaved
+    assert helped.finish() == reference(rank=1, **SLOW)
+
+
+def test_all_hosts_gone_ends_with_code_5_and_names_each_and_when_it_was_heard(
+    bereaved: tuple[Trainer, Trainer],
+) -> None:
+    _, trainer = bereaved
+    assert trainer.end() == 5
     assert "stoker.errors.FeedLostError: no data worker is left" in trainer.errors
     assert "3 data hosts expected" in trainer.errors
     for fate in (
@@ -195,64 +243,62 @@ def test_all_hosts_gone_ends_with_code_5_and_names_each_and_when_it_was_heard() 
     assert "batch" in trainer.errors.rpartition("where:")[2]
 
 
-def test_local_workers_go_on_when_all_hosts_are_dead() -> None:
-    with Cluster(agents=1) as cluster:
-        trainer = cluster.train(pause_at=4, num_workers=1, **SLOW)
-        trainer.until("pause")
-        cluster.kill(0)
-        trainer.go_on()
-        assert trainer.finish() == reference(**SLOW)
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_two_loaders_interleaved(num_workers: int) -> None:
+def test_two_loaders_interleaved(host: Cluster, num_workers: int) -> None:
     expected = reference(loaders=2, num_workers=num_workers)
-    with Cluster(agents=1, workers=2) as cluster:
-        assert cluster.train(loaders=2, num_workers=num_workers).finish() == expected
+    assert host.train(loaders=2, num_workers=num_workers).finish() == expected
 
 
-def test_a_loader_connects_as_it_is_made_and_says_nothing_until_it_is_iterated() -> None:
-    with Cluster(agents=1) as cluster:
-        cluster.wait_for_agents()
-        trainer = cluster.train(pause_at=-1)
+def test_a_loader_connects_as_it_is_made_and_says_nothing_until_it_is_iterated(
+    host: Cluster,
+) -> None:
+    def opened() -> int:
+        return host.log_of(0).read_text().count("session_opens")
+
+    before = opened()
+    # A rank that no other trainer had.
+    trainer = host.train(rank=9, pause_at=-1)
+    trainer.until("pause")
+    process = psutil.Process(trainer.process.pid)
+
+    def connected() -> int:
+        found = process.net_connections("tcp")
+        return sum(each.status == psutil.CONN_ESTABLISHED for each in found)
+
+    wait_until(lambda: connected() == 3, "connections to coordinator and agent")
+    assert opened() == before
+    assert 9 not in host.coordinator.progress
+    trainer.go_on()
+    assert trainer.finish() == reference(rank=9)
+    assert opened() > before
+    assert 9 in host.coordinator.progress
+
+
+def test_two_ranks_share_the_agents(hosts: Cluster) -> None:
+    def held(number: int) -> set[psutil.Process]:
+        # A holder without workers is one that was forked ahead.
+        return {holder for holder in hosts.holders_of(number) if holder.children()}
+
+    def arrived(number: int) -> int:
+        return hosts.log_of(number).read_text().count("spec_arrives")
+
+    before = [(held(number), arrived(number)) for number in range(2)]
+    ranks = [hosts.train(rank=rank, world=2, pause_at=2) for rank in range(2)]
+    for trainer in ranks:
         trainer.until("pause")
-        process = psutil.Process(trainer.process.pid)
-
-        def connected() -> int:
-            found = process.net_connections("tcp")
-            return sum(each.status == psutil.CONN_ESTABLISHED for each in found)
-
-        wait_until(lambda: connected() == 3, "connections to coordinator and agent")
-        assert "session_opens" not in cluster.log_of(0).read_text()
-        assert cluster.coordinator.progress == {}
+        # One agent alone may have made what they have so far.
+        for name in ("algo-0", "algo-1"):
+            wait_until(
+                lambda trainer=trainer, name=name: f"agent_ready agent={name}" in trainer.errors,
+                name,
+            )
+    for number, (held_before, arrived_before) in enumerate(before):
+        # The dataset is a class of the script: it is held, and has workers, once for both.
+        assert len(held(number) - held_before) == 1
+        assert arrived(number) == arrived_before + 1
+    for trainer in ranks:
         trainer.go_on()
-        assert trainer.finish() == reference()
-        assert 0 in cluster.coordinator.progress
-
-
-def test_two_ranks_share_the_agents() -> None:
-    with Cluster(agents=2) as cluster:
-        cluster.wait_for_agents()
-        ranks = [cluster.train(rank=rank, world=2, pause_at=2) for rank in range(2)]
-        for trainer in ranks:
-            trainer.until("pause")
-            # One agent alone may have made what they have so far.
-            for host in ("algo-0", "algo-1"):
-                wait_until(
-                    lambda trainer=trainer, host=host: (
-                        f"agent_ready agent={host}" in trainer.errors
-                    ),
-                    host,
-                )
-        for number in range(2):
-            # The dataset is a class of the script: it is held, and has workers, once for both.
-            # A holder without workers is one that was forked ahead.
-            holders = cluster.holders_of(number)
-            assert len([holder for holder in holders if holder.children()]) == 1
-            assert cluster.log_of(number).read_text().count("spec_arrives") == 1
-        for trainer in ranks:
-            trainer.go_on()
-        found = [trainer.finish() for trainer in ranks]
+    found = [trainer.finish() for trainer in ranks]
     seen = [
         sample
         for lines in found
@@ -267,9 +313,8 @@ def test_two_ranks_share_the_agents() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_broken_sample_is_named_and_the_epoch_goes_on(num_workers: int) -> None:
-    with Cluster(agents=1) as cluster:
-        found = cluster.train(raise_at=17, num_workers=num_workers).finish()
+def test_broken_sample_is_named_and_the_epoch_goes_on(host: Cluster, num_workers: int) -> None:
+    found = host.train(raise_at=17, num_workers=num_workers).finish()
     expected = reference(raise_at=17)
     errors = [line for line in found if "error" in line]
     assert len(errors) == 2
@@ -325,25 +370,26 @@ def test_timeout_is_torchs() -> None:
         assert "RuntimeError: DataLoader timed out after 1 seconds" in trainer.errors
 
 
-def test_trainer_killed_leaves_no_local_worker() -> None:
-    with Cluster(agents=1) as cluster:
-        trainer = cluster.train(pause_at=3, num_workers=2)
-        trainer.until("pause")
-        trainer.process.kill()
-        trainer.end()
+def test_trainer_killed_leaves_no_local_worker(host: Cluster) -> None:
+    trainer = host.train(pause_at=3, num_workers=2)
+    trainer.until("pause")
+    workers = psutil.Process(trainer.process.pid).children()
+    assert len(workers) == 2
+    trainer.process.kill()
+    trainer.end()
+    assert not psutil.wait_procs(workers, timeout=10)[1]
 
 
-def test_wrong_token_gets_nothing() -> None:
-    with Cluster(agents=1, feed={"start_deadline_seconds": 2.0}) as cluster:
-        other = cluster.folder / "other"
-        other.write_text("ab" * 32)
-        trainer = cluster.train(env={"STOKER_TOKEN_FILE": str(other)})
-        assert trainer.end() != 0
-        assert "did not answer" in trainer.errors
+def test_wrong_token_gets_nothing(host: Cluster) -> None:
+    other = host.folder / "other"
+    other.write_text("ab" * 32)
+    env = env_of(host, start_deadline_seconds=2.0) | {"STOKER_TOKEN_FILE": str(other)}
+    trainer = host.train(env=env)
+    assert trainer.end() != 0
+    assert "did not answer" in trainer.errors
 
 
-def test_what_torchs_loader_promises_holds_under_a_data_group() -> None:
-    with Cluster(agents=1) as cluster:
-        trainer = cluster.train(script="feed_semantics.py")
-        assert trainer.end() == 0, (trainer.lines, trainer.errors)
-        assert len(trainer.lines) == 16
+def test_what_torchs_loader_promises_holds_under_a_data_group(host: Cluster) -> None:
+    trainer = host.train(script="feed_semantics.py")
+    assert trainer.end() == 0, (trainer.lines, trainer.errors)
+    assert len(trainer.lines) == 16

@@ -183,7 +183,8 @@ def check_iterable_dataset() -> None:
 
 def check_crash_of_the_pump_is_an_error_and_no_hang() -> None:
     """The last one."""
-    iterator = iter(DataLoader(Plain(), batch_size=1))
+    # More batches than are made ahead.
+    iterator = iter(DataLoader(range(500), batch_size=1))
     next(iterator)
 
     def crash(self: Pump, now: float) -> None:
