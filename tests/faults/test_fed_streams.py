@@ -2,11 +2,12 @@
 
 import functools
 import json
+from collections.abc import Iterator
 
 import psutil
 import pytest
 
-from support.cluster import Cluster, Line, run_script, wait_until
+from support.cluster import Cluster, Line, Trainer, run_script, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
@@ -39,6 +40,22 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def host() -> Iterator[Cluster]:
+    """One data host with two workers, for one trainer after another."""
+    with Cluster(agents=1, workers=2) as cluster:
+        cluster.wait_for_agents()
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Cluster]:
+    """Two data hosts with a worker each, for one trainer after another."""
+    with Cluster(agents=2) as cluster:
+        cluster.wait_for_agents()
+        yield cluster
+
+
 @functools.cache
 def _torchs(given: str) -> tuple[str, ...]:
     trainer = run_script(json.loads(given) | {"torch": True}, script=SCRIPT)
@@ -50,7 +67,7 @@ def torchs(**given: object) -> list[Line]:
     return [json.loads(line) for line in _torchs(json.dumps(given, sort_keys=True))]
 
 
-# Each variant is a small cluster of its own; the others run with `make soak`.
+# The others run with `make soak`.
 OFTEN = {
     "sharded",
     "unequal lengths, and reported too low",
@@ -68,50 +85,67 @@ OFTEN = {
         for name, options in VARIANTS.items()
     ],
 )
-def test_batches_are_torchs(options: dict[str, object]) -> None:
+def test_batches_are_torchs(hosts: Cluster, options: dict[str, object]) -> None:
     expected = torchs(**options)
     assert run_script(options, script=SCRIPT).finish() == expected
-    with Cluster(agents=2, workers=1) as cluster:
-        cluster.wait_for_agents()
-        assert cluster.train(workers=1, script=SCRIPT, **options).finish() == expected
+    assert hosts.train(workers=1, script=SCRIPT, **options).finish() == expected
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_local_streams_serve_alone_however_they_are_started(start: str) -> None:
+@pytest.mark.parametrize(("start", "epochs"), [("fork", 2), ("spawn", 1)])
+def test_local_streams_serve_alone_however_they_are_started(start: str, epochs: int) -> None:
     with Cluster(agents=1, late=True) as cluster:
         options = {"batch_size": 4, "multiprocessing_context": start}
-        assert cluster.train(script=SCRIPT, loader=options).finish() == torchs()
+        trainer = cluster.train(script=SCRIPT, loader=options, epochs=epochs)
+        assert trainer.finish() == torchs(epochs=epochs)
 
 
-def test_error_of_the_iterator_reaches_the_trainer() -> None:
-    with Cluster(agents=1, workers=2) as cluster:
-        found = cluster.train(workers=0, script=SCRIPT, kind="no iterator").finish()
+def test_error_of_the_iterator_reaches_the_trainer(host: Cluster) -> None:
+    found = host.train(workers=0, script=SCRIPT, kind="no iterator").finish()
     assert [(line["error"], line["trace"]) for line in found[:-1]] == [("OSError", True)] * 2
 
 
-def test_ranks_have_shards_of_their_own() -> None:
-    with Cluster(agents=1, workers=2) as cluster:
-        trainers = [cluster.train(rank=r, world=2, workers=0, script=SCRIPT) for r in range(2)]
-        for rank, trainer in enumerate(trainers):
-            assert trainer.finish() == torchs(rank=rank, world=2)
+def test_ranks_have_shards_of_their_own(host: Cluster) -> None:
+    trainers = [host.train(rank=r, world=2, workers=0, script=SCRIPT) for r in range(2)]
+    for rank, trainer in enumerate(trainers):
+        assert trainer.finish() == torchs(rank=rank, world=2)
 
 
-def test_rank_without_data_hosts_yet_waits_for_them() -> None:
+@pytest.fixture(scope="module")
+def around_a_host() -> tuple[list[Line], list[Line]]:
+    """Of a trainer that waits for the only data host, and of one that loses it for a while."""
     with Cluster(agents=1, workers=2, late=True) as cluster:
         trainer = cluster.train(workers=0, script=SCRIPT)
-        wait_until(lambda: cluster.coordinator._ranks != {}, "the rank attends")
+        wait_until(lambda: cluster.coordinator._ranks.senders() != (), "the rank attends")
         cluster.start_agent(0)
-        assert trainer.finish() == torchs()
-
-
-def test_stream_killed_on_a_data_host_changes_nothing() -> None:
-    with Cluster(agents=1, workers=2) as cluster:
+        waited = trainer.finish()
         trainer = cluster.train(workers=0, script=SCRIPT, pause_at=5)
         trainer.until("pause")
-        cluster.kill_worker(0)
+        cluster.kill(0)
+        cluster.hosts[0].wait(10)
+        cluster.start_agent(0)
         trainer.go_on()
-        assert trainer.finish() == torchs()
-        assert "stream_lost" in trainer.errors
+        return waited, trainer.finish()
+
+
+def test_rank_without_data_hosts_yet_waits_for_them(
+    around_a_host: tuple[list[Line], list[Line]],
+) -> None:
+    assert around_a_host[0] == torchs()
+
+
+def test_the_only_data_host_killed_and_back_at_another_port_changes_nothing(
+    around_a_host: tuple[list[Line], list[Line]],
+) -> None:
+    assert around_a_host[1] == torchs()
+
+
+def test_stream_killed_on_a_data_host_changes_nothing(host: Cluster) -> None:
+    trainer = host.train(workers=0, script=SCRIPT, pause_at=5)
+    trainer.until("pause")
+    host.kill_worker(0)
+    trainer.go_on()
+    assert trainer.finish() == torchs()
+    assert "stream_lost" in trainer.errors
 
 
 def test_local_stream_killed_changes_nothing() -> None:
@@ -124,65 +158,17 @@ def test_local_stream_killed_changes_nothing() -> None:
         assert "local_worker_died" in trainer.errors
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"raise_at": 9}, {"kind": "resilient", "raise_at": 9}, {"kind": "unequal"}],
-    ids=["sharded", "raises", "raises and goes on", "unequal"],
-)
-def test_data_host_killed_changes_nothing(options: dict[str, object]) -> None:
-    with Cluster(agents=2) as cluster:
-        cluster.wait_for_agents()
-        trainer = cluster.train(workers=0, script=SCRIPT, pause_at=3, **options)
-        trainer.until("pause")
-        cluster.kill(0)
-        trainer.go_on()
-        assert trainer.finish() == torchs(**options)
-
-
-def test_the_only_data_host_killed_and_back_at_another_port_changes_nothing() -> None:
-    with Cluster(agents=1, workers=2) as cluster:
-        trainer = cluster.train(workers=0, script=SCRIPT, pause_at=5)
-        trainer.until("pause")
-        cluster.kill(0)
-        cluster.hosts[0].wait(10)
-        cluster.start_agent(0)
-        trainer.go_on()
-        assert trainer.finish() == torchs()
-
-
-def test_data_host_that_drains_hands_its_shards_on() -> None:
-    with Cluster(agents=2) as cluster:
-        cluster.wait_for_agents()
-        trainer = cluster.train(workers=0, script=SCRIPT, pause_at=3)
-        trainer.until("pause")
-        cluster.hosts[0].terminate()
-        trainer.go_on()
-        assert trainer.finish() == torchs()
-
-
-def test_stopped_data_host_is_given_up_with_its_lease() -> None:
-    with Cluster(agents=2) as cluster:
-        cluster.wait_for_agents()
-        trainer = cluster.train(workers=0, script=SCRIPT, pause_at=3)
-        trainer.until("pause")
-        cluster.stop(0)
-        trainer.go_on()
-        found = trainer.finish()
-        cluster.cont(0)
-        assert found == torchs()
-
-
-def test_persistent_streams_go_on_after_a_loss_in_the_first_pass() -> None:
+def test_persistent_streams_go_on_after_a_loss_in_the_first_pass(host: Cluster) -> None:
     loader = {"batch_size": 4, "persistent_workers": True}
-    with Cluster(agents=1, workers=2) as cluster:
-        trainer = cluster.train(workers=0, script=SCRIPT, pause_at=5, loader=loader)
-        trainer.until("pause")
-        cluster.kill_worker(0)
-        trainer.go_on()
-        assert trainer.finish() == torchs(loader=loader)
+    trainer = host.train(workers=0, script=SCRIPT, pause_at=5, loader=loader)
+    trainer.until("pause")
+    host.kill_worker(0)
+    trainer.go_on()
+    assert trainer.finish() == torchs(loader=loader)
 
 
 PERSISTENT = {"batch_size": 4, "persistent_workers": True}
+RANDOM = {"loader": PERSISTENT, "epochs": 3}
 # Where in the second pass a process is lost: after some batches, before any, after a pass that
 # was left early.
 LOSSES: dict[str, dict[str, object]] = {
@@ -193,49 +179,120 @@ LOSSES: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("options", LOSSES.values(), ids=LOSSES)
-@pytest.mark.parametrize("place", ["data host", "local"])
-def test_random_numbers_of_persistent_streams_go_on_after_a_loss(
-    place: str, options: dict[str, object]
-) -> None:
-    options = {"loader": PERSISTENT, "epochs": 3, **options}
+LOST_WITH_A_HOST: dict[str, dict[str, object]] = {
+    "sharded": {"pause_at": 3},
+    "raises": {"pause_at": 3, "raise_at": 9},
+    "raises and goes on": {"pause_at": 3, "kind": "resilient", "raise_at": 9},
+    "unequal": {"pause_at": 3, "kind": "unequal"},
+    **{name: RANDOM | options for name, options in LOSSES.items()},
+}
+
+
+def unpaused(options: dict[str, object]) -> dict[str, object]:
     paused = ("pause_at", "pause_epoch", "pause_before")
-    expected = torchs(**{key: each for key, each in options.items() if key not in paused})
-    is_local = place == "local"
-    with Cluster(agents=1 if is_local else 2, late=is_local) as cluster:
-        if not is_local:
-            cluster.wait_for_agents()
-        trainer = cluster.train(workers=1 if is_local else 0, script=SCRIPT, **options)
+    return {key: each for key, each in options.items() if key not in paused}
+
+
+@pytest.fixture(scope="module")
+def bereaved() -> dict[str, list[Line]]:
+    """What trainers yield that have a stream on each of two data hosts when one ends.
+
+    By how it ended; of those that was killed for all at once, by what they go through.
+    """
+
+    def begun(options: dict[str, object], rank: int = 0) -> Trainer:
+        return cluster.train(rank=rank, workers=0, script=SCRIPT, **options)
+
+    found = {}
+    with Cluster(agents=3, late=True) as cluster:
+        cluster.start_agent(0)
+        cluster.start_agent(1)
+        cluster.wait_for_agents(2)
+        trainer = begun({"pause_at": 3})
         trainer.until("pause")
-        if is_local:
-            psutil.Process(trainer.process.pid).children()[0].kill()
-        else:
-            cluster.kill(0)
+        cluster.hosts[0].terminate()
         trainer.go_on()
-        assert trainer.finish() == expected
+        found["drained"] = trainer.finish()
+        cluster.hosts[0].wait(10)
 
+        cluster.start_agent(2)
+        cluster.wait_for_agents(3)
+        trainers = [begun(each, rank) for rank, each in enumerate(LOST_WITH_A_HOST.values())]
+        for trainer in trainers:
+            trainer.until("pause")
+        assert len(cluster.workers_of(1)) == len(trainers)
+        cluster.kill(1)
+        for trainer in trainers:
+            trainer.go_on()
+        for name, trainer in zip(LOST_WITH_A_HOST, trainers, strict=True):
+            found[name] = trainer.finish()
 
-def test_stream_that_is_not_deterministic_is_an_error_when_it_is_lost() -> None:
-    with Cluster(agents=1, workers=2) as cluster:
-        trainer = cluster.train(workers=0, script=SCRIPT, kind="clock", pause_at=5)
+        cluster.start_agent(0)
+        cluster.wait_for_agents(4)
+        trainer = begun({"pause_at": 3})
         trainer.until("pause")
-        cluster.kill_worker(0)
+        cluster.stop(2)
         trainer.go_on()
-        assert trainer.end() != 0
-        assert "the iterable dataset Stream is not deterministic: shard" in trainer.errors
-        assert "try:   have its __iter__ give the same" in trainer.errors
+        found["stopped"] = trainer.finish()
+        cluster.cont(2)
+    return found
 
 
-def test_stream_that_is_not_deterministic_is_no_error_without_a_loss() -> None:
-    with Cluster(agents=1, workers=2) as cluster:
-        trainer = cluster.train(workers=0, script=SCRIPT, kind="clock")
-        ids = [line["ids"] for line in trainer.finish()[:-1]]
+def expected_with_a_host_lost(name: str) -> list[Line]:
+    rank = list(LOST_WITH_A_HOST).index(name)
+    return torchs(rank=rank, **unpaused(LOST_WITH_A_HOST[name]))
+
+
+@pytest.mark.parametrize("name", [name for name in LOST_WITH_A_HOST if name not in LOSSES])
+def test_data_host_killed_changes_nothing(bereaved: dict[str, list[Line]], name: str) -> None:
+    assert bereaved[name] == expected_with_a_host_lost(name)
+
+
+def test_data_host_that_drains_hands_its_shards_on(bereaved: dict[str, list[Line]]) -> None:
+    assert bereaved["drained"] == torchs()
+
+
+def test_stopped_data_host_is_given_up_with_its_lease(bereaved: dict[str, list[Line]]) -> None:
+    assert bereaved["stopped"] == torchs()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_random_numbers_of_persistent_streams_go_on_after_a_loss_of_a_data_host(
+    bereaved: dict[str, list[Line]], name: str
+) -> None:
+    assert bereaved[name] == expected_with_a_host_lost(name)
+
+
+@pytest.mark.parametrize("options", LOSSES.values(), ids=LOSSES)
+def test_random_numbers_of_persistent_streams_go_on_after_a_loss_of_a_local_worker(
+    options: dict[str, object],
+) -> None:
+    with Cluster(agents=1, late=True) as cluster:
+        trainer = cluster.train(workers=1, script=SCRIPT, **RANDOM, **options)
+        trainer.until("pause")
+        psutil.Process(trainer.process.pid).children()[0].kill()
+        trainer.go_on()
+        assert trainer.finish() == torchs(**unpaused(RANDOM | options))
+
+
+def test_stream_that_is_not_deterministic_is_an_error_when_it_is_lost(host: Cluster) -> None:
+    trainer = host.train(workers=0, script=SCRIPT, kind="clock", pause_at=5)
+    trainer.until("pause")
+    host.kill_worker(0)
+    trainer.go_on()
+    assert trainer.end() != 0
+    assert "the iterable dataset Stream is not deterministic: shard" in trainer.errors
+    assert "try:   have its __iter__ give the same" in trainer.errors
+
+
+def test_stream_that_is_not_deterministic_is_no_error_without_a_loss(host: Cluster) -> None:
+    trainer = host.train(workers=0, script=SCRIPT, kind="clock")
+    ids = [line["ids"] for line in trainer.finish()[:-1]]
     assert ids == [line["ids"] for line in torchs()[:-1]]
 
 
-def test_stream_that_kills_its_process_is_an_error() -> None:
-    with Cluster(agents=1, workers=2) as cluster:
-        trainer = cluster.train(workers=0, script=SCRIPT, die_at=9)
-        assert trainer.end() != 0
-        assert "shard 1 of the iterable dataset cannot be made" in trainer.errors
-        assert "exited with code 7, 3 times at the same place" in trainer.errors
+def test_stream_that_kills_its_process_is_an_error(host: Cluster) -> None:
+    trainer = host.train(workers=0, script=SCRIPT, die_at=9)
+    assert trainer.end() != 0
+    assert "shard 1 of the iterable dataset cannot be made" in trainer.errors
+    assert "exited with code 7, 3 times at the same place" in trainer.errors

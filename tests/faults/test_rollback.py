@@ -1,6 +1,7 @@
 """A state loaded into the loader that gave it: the same bytes as a new loader gives from it."""
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,21 +19,29 @@ LOADERS = {
 }
 
 
-@pytest.mark.parametrize("is_under_way", [False, True], ids=["between passes", "in a pass"])
-@pytest.mark.parametrize("name", LOADERS)
-def test_a_loader_goes_back_to_any_of_its_own_states(name: str, is_under_way: bool) -> None:
-    options, local = LOADERS[name]
+@pytest.fixture(scope="module")
+def host() -> Iterator[Cluster]:
+    """One data host, for one trainer after another."""
     with Cluster(agents=1, workers=2) as cluster:
         cluster.wait_for_agents()
-        trainer = cluster.train(
-            script=SCRIPT,
-            loader=options,
-            stream=False,
-            workers=local,
-            to=PLACES,
-            is_under_way=is_under_way,
-        )
-        lines = trainer.finish()
+        yield cluster
+
+
+@pytest.mark.parametrize("is_under_way", [False, True], ids=["between passes", "in a pass"])
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_loader_goes_back_to_any_of_its_own_states(
+    host: Cluster, name: str, is_under_way: bool
+) -> None:
+    options, local = LOADERS[name]
+    trainer = host.train(
+        script=SCRIPT,
+        loader=options,
+        stream=False,
+        workers=local,
+        to=PLACES,
+        is_under_way=is_under_way,
+    )
+    lines = trainer.finish()
     assert [line["to"] for line in lines] == PLACES
     for line in lines:
         assert line["again"] == line["fresh"], line["to"]
@@ -40,14 +49,14 @@ def test_a_loader_goes_back_to_any_of_its_own_states(name: str, is_under_way: bo
 
 
 @pytest.mark.parametrize(("local", "persists"), list(itertools.product([0, 1], [False, True])))
-def test_a_loader_of_an_iterable_dataset_goes_back(local: int, persists: bool) -> None:
+def test_a_loader_of_an_iterable_dataset_goes_back(
+    host: Cluster, local: int, persists: bool
+) -> None:
     options = {"num_workers": 2, "persistent_workers": persists}
-    with Cluster(agents=1, workers=2) as cluster:
-        cluster.wait_for_agents()
-        trainer = cluster.train(
-            script=SCRIPT, loader=options, stream=True, workers=local, to=STARTS, is_under_way=False
-        )
-        lines = trainer.finish()
+    trainer = host.train(
+        script=SCRIPT, loader=options, stream=True, workers=local, to=STARTS, is_under_way=False
+    )
+    lines = trainer.finish()
     assert [line["to"] for line in lines] == STARTS
     for line in lines:
         assert line["again"] == line["fresh"], line["to"]

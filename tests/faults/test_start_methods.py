@@ -2,6 +2,7 @@
 
 import functools
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -26,22 +27,47 @@ def forked() -> list[Line]:
     return found
 
 
-@pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("replaced", [False, True], ids=["stoker's loader", "torch's, replaced"])
-def test_workers_of_one_machine_begin_by_any_start_method(start: str, replaced: bool) -> None:
+# Replaced and by forkserver: so are those beside a data group.
+ALONE = [
+    pytest.param(
+        replaced,
+        start,
+        id=f"{'torch' if replaced else 'stoker'}'s {start}",
+        marks=pytest.mark.soak if replaced and start == "forkserver" else (),
+    )
+    for replaced in (False, True)
+    for start in STARTS
+]
+
+
+@pytest.mark.parametrize(("replaced", "start"), ALONE)
+def test_workers_of_one_machine_begin_by_any_start_method(replaced: bool, start: str) -> None:
     env = REPLACED if replaced else {}
     trainer = run_script({"start": start, "replaced": replaced}, script=SCRIPT, env=env)
     assert trainer.finish() == forked() * (2 if replaced else 1)
     assert "Error" not in trainer.errors
 
 
-@pytest.mark.parametrize("local", [0, 1])
-@pytest.mark.parametrize("start", STARTS)
-def test_workers_beside_a_data_group_begin_by_any_start_method(start: str, local: int) -> None:
+@pytest.fixture(scope="module")
+def host() -> Iterator[Cluster]:
+    """One data host, for one trainer after another."""
     with Cluster(agents=1, workers=2) as cluster:
         cluster.wait_for_agents()
-        trainer = cluster.train(
-            script=SCRIPT, start=start, replaced=True, workers=local, env=REPLACED
-        )
-        assert trainer.finish() == forked() * 2
+        yield cluster
+
+
+# Without local workers nothing is begun here, whatever the method.
+BESIDE = [
+    pytest.param(start, local, marks=pytest.mark.soak if start != "spawn" and not local else ())
+    for start in STARTS
+    for local in (0, 1)
+]
+
+
+@pytest.mark.parametrize(("start", "local"), BESIDE)
+def test_workers_beside_a_data_group_begin_by_any_start_method(
+    host: Cluster, start: str, local: int
+) -> None:
+    trainer = host.train(script=SCRIPT, start=start, replaced=True, workers=local, env=REPLACED)
+    assert trainer.finish() == forked() * 2
     assert "Error" not in trainer.errors

@@ -31,8 +31,9 @@ from support.warm_python import WarmProcess, warm_up
 SUPPORT = Path(__file__).parent
 FEED = {"lease_seconds": 2.0, "start_deadline_seconds": 40.0}
 DEADLINE_SECONDS = 60.0
-# Variables that Python or torch read as they start.
+# Variables that Python or torch read as they start, and those that a script is forked with.
 _READ_AT_START = ("PYTHON", "OMP_", "MKL_", "LD_", "TORCH", "CUDA")
+_FORKED_WITH = os.environ | {"OMP_NUM_THREADS": "1"}
 
 Line = dict[str, object]
 
@@ -141,14 +142,14 @@ def run_script(
     """Starts a test script of the feed.
 
     Args:
-        env: With variables that matter to the start of Python or torch, it starts anew; else it is
-            forked of a Python that has torch imported.
+        env: With other variables that matter to the start of Python or torch, it starts anew; else
+            it is forked of a Python that has torch imported.
     """
-    own = dict(env or {})
     clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
-    variables = clean | {"OMP_NUM_THREADS": "1"} | own
+    variables = clean | {"OMP_NUM_THREADS": "1"} | dict(env or {})
     argv = [str(SUPPORT / script), json.dumps(dict(given))]
-    if not any(name.startswith(_READ_AT_START) for name in own):
+    names = [name for name in _FORKED_WITH | variables if name.startswith(_READ_AT_START)]
+    if all(variables.get(name) == _FORKED_WITH.get(name) for name in names):
         return Trainer(WarmProcess(argv, variables))
     return Trainer(
         subprocess.Popen(

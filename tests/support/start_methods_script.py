@@ -1,7 +1,7 @@
 """Goes through loaders whose workers begin by a start method. Argument: {"start": ..., "local": N}.
 
-Prints one JSON line a loader: the digest of its two passes. stoker is the first import, so in a
-spawned worker it is stoker that imports torch.
+Prints one JSON line a loader: the digest of two passes with a worker, or of one with two. stoker is
+the first import, so in a spawned worker it is stoker that imports torch.
 """
 
 import hashlib
@@ -40,13 +40,15 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     torch.multiprocessing.set_start_method(given["start"])
     torch_loader = torch.utils.data.DataLoader
-    for loader_class in (DataLoader, torch_loader) if given["replaced"] else (DataLoader,):
-        for dataset in (Drawing(), Stream()):
-            torch.manual_seed(7)
-            loader = loader_class(dataset, batch_size=4, num_workers=2)
-            passes = [batch.numpy().tobytes() for _ in range(2) for batch in loader]
-            found = hashlib.sha256(b"".join(passes)).hexdigest()[:16]
-            print(json.dumps({type(dataset).__name__: found}), flush=True)
+    cases = [(DataLoader, Drawing(), 1, 2), (DataLoader, Stream(), 2, 1)]
+    if given["replaced"]:
+        cases += [(torch_loader, *case) for _, *case in cases]
+    for loader_class, dataset, num_workers, passes in cases:
+        torch.manual_seed(7)
+        loader = loader_class(dataset, batch_size=4, num_workers=num_workers)
+        whole = b"".join(batch.numpy().tobytes() for _ in range(passes) for batch in loader)
+        found = hashlib.sha256(whole).hexdigest()[:16]
+        print(json.dumps({type(dataset).__name__: found}), flush=True)
 
 
 if __name__ == "__main__":
