@@ -288,12 +288,19 @@ class Cluster:
         return trainer
 
     def wait_for_agents(self, number: int | None = None) -> None:
-        """Until that many agents (all) have joined."""
+        """Until that many agents (all) have joined, and those that run can hold a dataset."""
         wanted = self.agents if number is None else number
         wait_until(
             lambda: sum("joined" in e.what for e in self.coordinator.events) >= wanted,
             f"{wanted} agents",
         )
+        for number, host in enumerate(self.hosts):
+            wait_until(
+                lambda number=number, host=host: (
+                    host.poll() is not None or bool(self._templates_of(number))
+                ),
+                f"host {number} has imported torch",
+            )
 
     def workers_of(self, number: int) -> list[psutil.Process]:
         """The data workers of a host."""
@@ -301,9 +308,11 @@ class Cluster:
 
     def holders_of(self, number: int) -> list[psutil.Process]:
         """The processes that hold a dataset on a host; those that fork them are left out."""
+        return [holder for one in self._templates_of(number) for holder in _children(one)]
+
+    def _templates_of(self, number: int) -> list[psutil.Process]:
         nurseries = _children(psutil.Process(self.hosts[number].pid))
-        templates = [template for nursery in nurseries for template in _children(nursery)]
-        return [holder for template in templates for holder in _children(template)]
+        return [template for nursery in nurseries for template in _children(nursery)]
 
     def kill(self, number: int) -> None:
         """kill -9 of a whole host."""

@@ -58,7 +58,9 @@ class WarmProcess:
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code; below 0: of which signal it died."""
         if self.returncode is None:
-            if not select.select([self._facts], [], [], timeout)[0]:
+            poll = select.poll()
+            poll.register(self._facts, select.POLLIN)
+            if not poll.poll(None if timeout is None else 1000 * timeout):
                 raise subprocess.TimeoutExpired("a script", timeout or 0.0)
             self.returncode = int(self._fact())
             self._facts.close()
