@@ -1553,6 +1553,8 @@ def main() -> None:
     states = Path(given["states"]) if "states" in given else None
     load = Load(cls, given.get("local", given.get("workers", 0)), given.get("pool", 0), states)
     signal.signal(signal.SIGALRM, give_up)
+    # How long torch waits for each worker of a pass that was given up: 5 s, which is seen often.
+    data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
     for name, function in (CLAIMS | VALUED | SEEDED).items():
         if name not in given.get("only", [name]):
             continue
