@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,7 +12,7 @@ from support.held_script import KINDS
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
 SCRIPT = "held_script.py"
-SAMPLES = 200
+SAMPLES = 100
 NAMES = [kind.__name__ for kind in KINDS]
 Found = dict[str, Line]
 
@@ -28,15 +29,20 @@ def alone(num_workers: int) -> Found:
 
 
 @pytest.fixture(scope="module")
-def fed() -> list[Found]:
-    """From two hosts with two workers each, twice, and once with two local workers beside them."""
+def hosts() -> Iterator[Cluster]:
+    """Two data hosts with two workers each, for one trainer after another."""
     with Cluster(agents=2, workers=2) as cluster:
         cluster.wait_for_agents()
-        given = {"num_workers": 2, "samples": SAMPLES}
-        return [
-            by_kind(cluster.train(workers=local, script=SCRIPT, **given).finish())
-            for local in (0, 0, 2)
-        ]
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def fed(hosts: Cluster) -> list[Found]:
+    """From two hosts with two workers each, twice, and once with two local workers beside them."""
+    given = {"num_workers": 2, "samples": SAMPLES}
+    return [
+        by_kind(hosts.train(workers=local, script=SCRIPT, **given).finish()) for local in (0, 0, 2)
+    ]
 
 
 @pytest.mark.parametrize("kind", NAMES)
@@ -83,17 +89,15 @@ def test_every_process_was_begun_with_an_id_of_its_own(fed: list[Found]) -> None
         assert min(begun for _, begun in pairs) >= 0
 
 
-def test_with_torchs_seeding_no_two_workers_draw_the_same() -> None:
-    with Cluster(agents=2, workers=2) as cluster:
-        cluster.wait_for_agents()
-        (found,) = cluster.train(
-            workers=1,
-            script=SCRIPT,
-            env={"STOKER_FEED": json.dumps(cluster.settings | {"seeding": "torch"})},
-            num_workers=2,
-            samples=SAMPLES,
-            kinds=["Drawing"],
-        ).finish()
+def test_with_torchs_seeding_no_two_workers_draw_the_same(hosts: Cluster) -> None:
+    (found,) = hosts.train(
+        workers=1,
+        script=SCRIPT,
+        env={"STOKER_FEED": json.dumps(hosts.settings | {"seeding": "torch"})},
+        num_workers=2,
+        samples=SAMPLES,
+        kinds=["Drawing"],
+    ).finish()
     assert len(set(found["drawn"])) == 2 * SAMPLES  # type: ignore[call-overload]
     told = {*zip(found["process"], (number for number, *_ in found["worker"]), strict=True)}  # type: ignore[call-overload]
     assert len(told) == len({number for _, number in told})
