@@ -5,6 +5,7 @@ import select
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -142,3 +143,20 @@ def test_a_batch_that_was_changed_does_not_travel_twice() -> None:
             result.release()
             pool.flush()
         assert set(sizes) == {BATCH * 3 * 20 * 20 * 4}
+
+
+def num_slots() -> int:
+    return Path("/proc/self/maps").read_text().count("/memfd:stoker-")
+
+
+def test_the_memory_of_a_closed_pool_is_free_with_its_last_batch() -> None:
+    before = num_slots()
+    with pool_of(default_collate) as pool:
+        results = [make(pool, list(range(first, first + BATCH))) for first in (0, 8)]
+        assert num_slots() > before
+        results.pop(0).release()
+        pool.close()
+        # Sent by another thread, which lets go of it when nobody gives slots back any more.
+        results.pop().release()
+        # The pool is still held: by whatever made it, until garbage is collected.
+        assert num_slots() == before

@@ -186,12 +186,13 @@ class WorkerPool:
     def close(self) -> None:
         """Kills the workers and waits for their end; may be called twice, never raises.
 
-        Blocks for 5 s at most. Batches that are held stay readable.
+        Blocks for 5 s at most. Batches that are held stay readable, and free their memory.
         """
         self._is_closed = True
         workers, self._workers = list(self._workers.values()), {}
         for worker in workers:
             worker.channel.close()
+        self._freed.clear()
         end_all(worker.process for worker in workers)
 
     def _begin(self, number: int, *, deaths_in_a_row: int) -> None:
@@ -237,6 +238,9 @@ class WorkerPool:
 
     def _free(self, worker: WorkerEnd, slot: int) -> None:
         self._freed.append((worker, slot))
+        if self._is_closed:
+            # Nobody takes them any more: they would hold memory for as long as the pool is held.
+            self._freed.clear()
         if self._wake is not None:
             self._wake()
 
