@@ -89,6 +89,8 @@ class EngineRun:
                     if "engine_ready" in line or "listens" in line:
                         pids |= marked_processes(self._tmp_path / "runs")
                     if stop_at and stop_at in line:
+                        # Once: the end of the log is shown when the run has ended.
+                        stop_at = None
                         process.terminate()
                 code = process.wait(LIMIT_SECONDS)
             finally:
