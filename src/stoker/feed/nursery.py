@@ -33,9 +33,10 @@ from stoker.feed.shipping import Spec, pack_error, read_place, read_spec
 
 # From the kill of its children to the end of a process of the nursery.
 END_SECONDS = 2.0
-# After the last order; then the next holder is forked (10 ms), which would have had to share a core
-# with the workers of the one before. The script's next loader may follow within a second.
-SPARE_SECONDS = 0.5
+# After the last order; then the next holder is forked (10 ms). The workers of the one before have
+# made their first batch by then, and would have had to share a core with the fork; the script's next
+# loader may follow within a third of a second.
+SPARE_SECONDS = 0.15
 
 _INSTALLED = re.compile(
     rf"^{re.escape(sysconfig.get_path('stdlib'))}{os.sep}|{os.sep}(site|dist)-packages{os.sep}"
