@@ -34,8 +34,8 @@ from stoker.feed.shipping import Spec, pack_error, read_place, read_spec
 # From the kill of its children to the end of a process of the nursery.
 END_SECONDS = 2.0
 # After the last order; then the next holder is forked (10 ms). The workers of the one before have
-# made their first batch by then, and would have had to share a core with the fork; the script's next
-# loader may follow within a third of a second.
+# made their first batch by then, and would have had to share a core with the fork. The script's
+# next loader may follow within a third of a second.
 SPARE_SECONDS = 0.15
 
 _INSTALLED = re.compile(
