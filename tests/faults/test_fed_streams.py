@@ -41,14 +41,6 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 
 @pytest.fixture(scope="module")
-def host() -> Iterator[Cluster]:
-    """One data host with two workers, for one trainer after another."""
-    with Cluster(agents=1, workers=2) as cluster:
-        cluster.wait_for_agents()
-        yield cluster
-
-
-@pytest.fixture(scope="module")
 def hosts() -> Iterator[Cluster]:
     """Two data hosts with a worker each, for one trainer after another."""
     with Cluster(agents=2) as cluster:

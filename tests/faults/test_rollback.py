@@ -1,7 +1,6 @@
 """A state loaded into the loader that gave it: the same bytes as a new loader gives from it."""
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,14 +16,6 @@ LOADERS = {
     "a local worker": ({"num_workers": 1}, 1),
     "workers that persist": ({"num_workers": 2, "persistent_workers": True}, 1),
 }
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[Cluster]:
-    """One data host, for one trainer after another."""
-    with Cluster(agents=1, workers=2) as cluster:
-        cluster.wait_for_agents()
-        yield cluster
 
 
 @pytest.mark.parametrize("is_under_way", [False, True], ids=["between passes", "in a pass"])

@@ -2,7 +2,6 @@
 
 import functools
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -46,14 +45,6 @@ def test_workers_of_one_machine_begin_by_any_start_method(replaced: bool, start:
     trainer = run_script({"start": start, "replaced": replaced}, script=SCRIPT, env=env)
     assert trainer.finish() == forked() * (2 if replaced else 1)
     assert "Error" not in trainer.errors
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[Cluster]:
-    """One data host, for one trainer after another."""
-    with Cluster(agents=1, workers=2) as cluster:
-        cluster.wait_for_agents()
-        yield cluster
 
 
 # Without local workers nothing is begun here, whatever the method.
