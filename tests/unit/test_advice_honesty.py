@@ -173,6 +173,28 @@ def test_what_a_profile_says_of_storage_does_not_exclude_itself() -> None:
     assert "keeps up" not in text
 
 
+# 16 MB files, eight a batch, one disk; copying them is two thirds of a worker's time.
+DISK_AND_COPIES = profile_of(
+    rank_of(
+        step=0.166,
+        wait=0.160,
+        accelerator=0.0053,
+        trainer_cpu=0.0002,
+        loader_cpu=0.101,
+        loader_wall=0.151,
+        rates={2: 7.98, 1: 6.54},
+        workers=1,
+        vcpus=2,
+        read_bytes=134.2e6,
+    )
+)
+
+
+def test_a_profile_names_the_storage_where_its_parts_do() -> None:
+    assert decided(DISK_AND_COPIES, objective="time").bottleneck == "storage"
+    assert [state.id for state in DISK_AND_COPIES.states] == ["storage"]
+
+
 # One vCPU, one worker; other programs took 0.6 of the vCPU.
 ONE_BUSY_CORE = profile_of(
     rank_of(

@@ -61,7 +61,14 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[St
         _other_programs(signs, vcpus=vcpus),
         _cpu(signs, vcpus=vcpus, busy=busy) if binding in ("cpu", None) else None,
         # So do workers: what they do not compute then is not reading.
-        (_cold_reads(waiting) or _reads(waiting, is_shared=parts is not None and parts.is_shared))
+        (
+            _cold_reads(waiting)
+            or _reads(
+                waiting,
+                is_shared=parts is not None and parts.is_shared,
+                is_storage=binding == "storage",
+            )
+        )
         if binding != "cpu" and not stopped
         else None,
         _few_workers(waiting, busy=busy) if binding == "latency" and not is_serial else None,
@@ -107,12 +114,16 @@ def _cpu(signs: Sequence[Signs], *, vcpus: float, busy: float) -> State | None:
     )
 
 
-def _reads(own: Signs, *, is_shared: bool) -> State | None:
-    """Workers that wait for what they read, and for what."""
-    if own.wait_share < MIN_SHARE or own.worker_idle_share < MIN_WORKER_IDLE or not own.alone:
+def _reads(own: Signs, *, is_shared: bool, is_storage: bool) -> State | None:
+    """Workers wait for what they read; where the parts name the storage, however little they wait.
+
+    Copying what was read can be most of a worker's time.
+    """
+    if own.wait_share < MIN_SHARE or not own.alone:
         return None
     rate = own.rate(max(1, own.workers)) or own.alone.batches_per_second
-    if rate * own.step_seconds * MIN_LOADING > 1:
+    is_waiting = own.worker_idle_share >= MIN_WORKER_IDLE
+    if not is_storage and (not is_waiting or rate * own.step_seconds * MIN_LOADING > 1):
         return None
     wall, cpu = own.alone.wall_seconds.mean, own.alone.cpu_seconds.mean
     share = own.wait_share * own.worker_idle_share
@@ -127,13 +138,13 @@ def _reads(own: Signs, *, is_shared: bool) -> State | None:
             f"received, and more workers get no more ({rates})",
             share=share,
         )
-    if is_shared:
+    if is_shared or is_storage:
         stall = own.evidence.storage_stall_seconds
         stalled = f"; storage was waited for {stall:.1f} s" if stall else ""
         return State(
             id="storage",
-            text=f"storage-bound: {batch}; it waits for reads, and more workers get no more "
-            f"({rates}){stalled}",
+            text=f"storage-bound: {batch}; it waits for reads, and more workers get "
+            f"{'no' if is_waiting else 'little'} more ({rates}){stalled}",
             share=share,
         )
     grows = f"; more workers wait at the same time ({rates})" if rates else ""
