@@ -20,6 +20,7 @@ from stoker.decide.measure import measure, today_of
 from stoker.decide.model import estimate
 from stoker.decide.work import Hosts, Shape
 from stoker.profile.explain import explain as explain_profile
+from stoker.profile.evidence import Evidence
 from stoker.profile.measure import combine
 from stoker.profile.raw import (
     AcceleratorOnly,
@@ -61,6 +62,7 @@ def rank_of(
     others: float = 0.0,
     read_bytes: float = 0.0,
     threads: int | None = None,
+    looks: tuple[float, ...] = (),
 ) -> RankResult:
     """A rank with these figures."""
     return RankResult(
@@ -77,6 +79,7 @@ def rank_of(
             receive_seconds=0.0,
             others_vcpus=others,
         ),
+        evidence=Evidence(core_looks=looks),
         accelerator=AcceleratorOnly(
             step_seconds=at(accelerator), trainer_cpu_seconds=at(trainer_cpu), cached_batches=8
         ),
@@ -193,6 +196,58 @@ DISK_AND_COPIES = profile_of(
 def test_a_profile_names_the_storage_where_its_parts_do() -> None:
     assert decided(DISK_AND_COPIES, objective="time").bottleneck == "storage"
     assert [state.id for state in DISK_AND_COPIES.states] == ["storage"]
+
+
+# The main process loads, on a virtual machine whose cores others use as well: a batch took 42 ms
+# while it was profiled, and 30 ms while it trained.
+UNSTEADY = rank_of(
+    step=0.0624,
+    wait=0.0418,
+    accelerator=0.0203,
+    trainer_cpu=0.0002,
+    loader_cpu=0.0365,
+    loader_wall=0.0370,
+    rates={2: 54.0, 1: 27.0},
+    workers=0,
+    vcpus=2,
+    looks=((0.0002,) * 20 + (0.00025,) * 20) * 4,
+)
+
+
+def test_a_cpu_whose_own_speed_changes_widens_the_bands_and_is_told() -> None:
+    profile = profile_of(UNSTEADY)
+    assert profile.observed is not None
+    assert profile.observed.cpu_speed_spread == pytest.approx(0.114, abs=0.002)
+    assert "CPU's own speed varied by 11% from second to second" in " ".join(
+        explain_profile(profile).split()
+    )
+    decision = decided(profile, objective="time")
+    assert "CPU's own speed varied by 11% from second to second" in words(decision)
+    steady = decided(
+        profile_of(msgspec.structs.replace(UNSTEADY, evidence=None)), objective="time"
+    )
+    assert "own speed" not in words(steady)
+    for unsure, sure in zip(decision.plans, steady.plans, strict=True):
+        assert unsure.predicted is not None
+        assert sure.predicted is not None
+        # Two standard deviations, as an independent doubt.
+        width = (unsure.predicted.step_seconds_high / unsure.predicted.step_seconds) - 1
+        known = (sure.predicted.step_seconds_high / sure.predicted.step_seconds) - 1
+        assert width == pytest.approx(math.hypot(known, 2 * 0.114), abs=0.005), unsure.action
+
+
+def test_of_several_hosts_the_least_steady_one_counts() -> None:
+    second = msgspec.structs.replace(UNSTEADY, rank=1, world_size=2, host="algo-2", evidence=None)
+    first = msgspec.structs.replace(UNSTEADY, world_size=2)
+    profile = combine(
+        [first, second],
+        group=TodaysGroup(instance_type="local.c2", count=2),
+        settings=ProfileSettings(),
+        workload_sha256=None,
+        what={},
+    )
+    assert profile.observed is not None
+    assert profile.observed.cpu_speed_spread == pytest.approx(0.114, abs=0.002)
 
 
 # One vCPU, one worker; other programs took 0.6 of the vCPU.

@@ -6,6 +6,7 @@ others: more CPU never makes an accelerator faster than it was measured to be. T
 loading stay those that were measured: what a step takes longer is never booked as loading.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -16,7 +17,15 @@ from stoker.decide.words import ms
 from stoker.decide.work import Doubt, Hosts, Shape, Work
 from stoker.errors import UsageError
 from stoker.records import Calibration, Limit, Profile, StepTerms
-from stoker.records.parts import others_vcpus_of, others_width, read_seconds, shared_of, too_busy
+from stoker.records.parts import (
+    others_vcpus_of,
+    others_width,
+    read_seconds,
+    shared_of,
+    speed_width,
+    speed_words,
+    too_busy,
+)
 
 _NumberT = TypeVar("_NumberT", int, float)
 
@@ -103,10 +112,13 @@ def measure(
             "was profiled"
         )
         doubts += (Doubt(width=others, text=text),)
+    speed = speed_width(profile)
+    if speed:
+        doubts += (Doubt(width=speed, text=speed_words(profile)),)
     return replace(
         work,
         doubts=doubts,
-        others_width=others,
+        machine_width=math.hypot(others, speed),
         parts_seconds=modelled.step_seconds,
         unexplained=too_busy(profile, vcpus=vcpus)
         or _unexplained(profile, modelled.step_seconds, at_least=at_least),

@@ -101,7 +101,7 @@ def measured(
     spread = (profile.spread or {}).get("step_seconds")
     low, high = (spread.low, spread.high) if spread else (step, step)
     if profile.check is not None:
-        width = min(math.hypot(_BAND, work.others_width), _WIDEST)
+        width = min(math.hypot(_BAND, work.machine_width), _WIDEST)
         low, high = min(low, step * (1 - width)), max(high, step * (1 + width))
     return _priced(
         made,

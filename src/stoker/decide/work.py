@@ -38,7 +38,7 @@ class Work:
         read_seconds: What the storage of today's hosts needs for a step; 0: not known.
         shared: What today's loader workers share.
         others_vcpus: vCPUs of today's hosts that other programs kept busy.
-        others_width: The relative error that they may cause.
+        machine_width: The relative error that they, and a CPU of changing speed, may cause.
         has_own_storage: Whether each host brings storage bandwidth of its own.
         doubts: What was not measured.
         is_checked: Whether the profile was checked against its own parts.
@@ -68,7 +68,7 @@ class Work:
     read_seconds: float = 0.0
     shared: Shared = Shared()  # noqa: RUF009 - frozen
     others_vcpus: float = 0.0
-    others_width: float = 0.0
+    machine_width: float = 0.0
     has_own_storage: bool = False
     local_receive_seconds: float | None = None
     doubts: tuple[Doubt, ...] = ()

@@ -44,6 +44,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         received_bytes: By the network interfaces of this host or pod, loopback left out.
         read_bytes: From storage, by this process and those below it; page cache left out.
         storage_stall_seconds: Some process of the machine waited for storage; None: not known.
+        core_looks: CPU-seconds of one and the same short computation, one every 0.1 s.
         passes: The epochs, in order.
     """
 
@@ -67,6 +68,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     received_bytes: int = 0
     read_bytes: int = 0
     storage_stall_seconds: float | None = None
+    core_looks: tuple[float, ...] = ()
     passes: tuple[Pass, ...] = ()
 
     @property

@@ -5,7 +5,7 @@ import textwrap
 from stoker.profile.observed import explain_observed, observed_words
 from stoker.profile.transform_words import transform_table
 from stoker.records import Profile, StepTerms, parts_of
-from stoker.records.parts import too_busy
+from stoker.records.parts import speed_words, too_busy
 
 _WIDTH = 88
 _TERMS = (
@@ -56,9 +56,10 @@ def explain(profile: Profile) -> str:
         lines += ["", *observed_words(profile)]
     if profile.check:
         lines += ["", *_wrapped(_check(profile))]
-    notes = profile.what.get("notes")
-    if isinstance(notes, list):
-        lines += [line for note in notes for line in _wrapped(f"note: {note}")]
+    noted = profile.what.get("notes")
+    notes = [*noted] if isinstance(noted, list) else []
+    for note in [*notes, *filter(None, [speed_words(profile)])]:
+        lines += _wrapped(f"note: {note}")
     if profile.fixes:
         is_busy = bool(_too_busy(profile))
         lines += ["", "free or nearly so:"]

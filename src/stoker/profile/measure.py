@@ -13,6 +13,7 @@ from stoker.profile.closer import (
     storage_rate_of,
     transforms_of,
 )
+from stoker.profile.core_speed import speed_spread
 from stoker.profile.fixes import find_fixes
 from stoker.profile.misfit import explaining_state
 from stoker.profile.raw import AcceleratorOnly, AsIs, BatchFacts, Drain, Quartiles, RankResult
@@ -114,6 +115,7 @@ def combine(
             cpu_utilization=_cpu_share(whole, hosts),
             hosts=len(hosts),
             others_vcpus=others_of([signs_of(rank) for rank in results]),
+            cpu_speed_spread=max(_speed_spreads(results), default=None),
         ),
         spread={name: own for name, own in spread.items() if own is not None},
         loader_rates=_loader_rates(results),
@@ -249,6 +251,11 @@ def _check(
         if is_explained
         else explaining_state(states, signs, parts, measured_seconds=measured, tolerance=tolerance),
     )
+
+
+def _speed_spreads(ranks: Sequence[RankResult]) -> list[float]:
+    looks = (rank.evidence.core_looks for rank in ranks if rank.evidence)
+    return [spread for spread in map(speed_spread, looks) if spread is not None]
 
 
 def _cpu_share(whole: Sequence[_Whole], hosts: Mapping[str, float]) -> float:

@@ -12,6 +12,7 @@ import msgspec
 from stoker.feed.cpu_quota import cpu_groups, cpu_quota
 from stoker.profile.alarm import Alarm
 from stoker.profile.clocks import machine_cpu_seconds, pids_below, threads_cpu_seconds
+from stoker.profile.core_speed import LOOK_SECONDS, look
 from stoker.profile.counters import (
     OwnSchedule,
     Scheduled,
@@ -172,6 +173,7 @@ class _Watched:
             storage_stall_seconds=None
             if stall is None or self._stall is None
             else stall - self._stall,
+            core_looks=tuple(knocker.core_looks),
         )
 
 
@@ -190,6 +192,7 @@ class _Knocker:
         self.worker_seconds = 0.0
         self.worker_cpu_seconds = 0.0
         self.worker_queued_seconds = 0.0
+        self.core_looks: list[float] = []
         self._is_reading = is_reading
         self._reader = threading.get_ident()
         self._pids = pids
@@ -206,7 +209,7 @@ class _Knocker:
 
     def _knock(self) -> None:
         schedule = OwnSchedule()
-        began = looked = time.monotonic()
+        began = looked = speed_looked = time.monotonic()
         first = {pid: scheduled(f"/proc/{pid}") for pid in self._pids}
         before = schedule.queued_seconds()
         asked = time.monotonic()
@@ -229,6 +232,10 @@ class _Knocker:
             if now - looked >= _WORKERS_SECONDS:
                 looked = now
                 self._look(first, seconds=now - began)
+                queued = schedule.queued_seconds()
+            if now - speed_looked >= LOOK_SECONDS:
+                speed_looked = now
+                self.core_looks.append(look())
                 queued = schedule.queued_seconds()
             before = queued
             asked = time.monotonic()

@@ -37,6 +37,8 @@ _NEAR_BEST = 1.05
 LEAST_FREE = 0.02
 # Other programs that keep more of the vCPUs busy than this make the numbers doubtful.
 MAX_OTHERS = 0.10
+# A CPU's own speed that differs by less from second to second is steady.
+MIN_SPEED_SPREAD = 0.03
 # What other programs took they may leave, or take again from the plan: a step may be so much
 # longer as they took over what they left. From here on that is beyond any band: nothing is said.
 _BEYOND_TELLING = 0.6
@@ -240,6 +242,27 @@ def others_width(profile: Profile, *, vcpus: float) -> float:
     """
     others = min(others_vcpus_of(profile), vcpus * (1 - LEAST_FREE))
     return others / (vcpus - others) if others > MAX_OTHERS * vcpus else 0.0
+
+
+def speed_width(profile: Profile) -> float:
+    """The relative error that the CPU's own speed may cause; 0 where it was steady.
+
+    Two standard deviations of a second: minutes of the profile and of the training that follows
+    differ by about one each, as slow changes weigh more than fast ones.
+    """
+    spread = profile.observed.cpu_speed_spread if profile.observed else None
+    return 2 * spread if spread is not None and spread >= MIN_SPEED_SPREAD else 0.0
+
+
+def speed_words(profile: Profile) -> str:
+    """That the CPU's own speed varied; empty where it was steady."""
+    width = speed_width(profile)
+    if not width:
+        return ""
+    return (
+        f"the CPU's own speed varied by {width / 2:.0%} from second to second while it was "
+        "profiled: probably other machines share its cores"
+    )
 
 
 def too_busy(profile: Profile, *, vcpus: float) -> str:

@@ -111,12 +111,15 @@ class Observed(Record, frozen=True, kw_only=True):
 
     Attributes:
         others_vcpus: vCPUs of all hosts that other programs kept busy during the steps as is.
+        cpu_speed_spread: Standard deviation of the CPU's own speed from second to second during
+            the steps as is, as a share of its mean; of several hosts the largest.
     """
 
     cpu_utilization: Fraction | None = None
     gpu_utilization: Fraction | None = None
     hosts: PositiveInt | None = None
     others_vcpus: NonNegativeFloat | None = None
+    cpu_speed_spread: NonNegativeFloat | None = None
 
     @property
     def is_known(self) -> bool:
