@@ -39,8 +39,6 @@ _DUTY_SECONDS = 0.02
 _BUSY_VCPUS = 0.15
 # More, between profile and trainings, and what was profiled is not the machine that trained.
 _STEADY = 1.1
-# A case is run so often where the machine is not steady.
-_TRIES = 3
 # How long a case waits for a machine that is quiet: as long as others use less than this.
 _QUIET_VCPUS, _LOOK_SECONDS = 0.1, 3.0
 
@@ -174,8 +172,9 @@ class Row:
         is_inside: The measured ratio is inside the promised band.
         busy_vcpus: That this benchmark kept busy beside, on purpose.
         others_vcpus: vCPUs that other programs, these among them, kept busy meanwhile.
-        speed_change: Of the machine's cores meanwhile, the quickest look over the slowest; this
-            benchmark measures it, stoker cannot see it.
+        speed_change: Of the machine's cores meanwhile, the quickest look over the slowest.
+        speed_spread: That the profile saw from second to second; see docs/method.md.
+        steps_today: Of the runs on today's cluster, one a pair.
     """
 
     case: str
@@ -199,6 +198,8 @@ class Row:
     seconds: float
     when: str
     speed_change: float = 1.0
+    speed_spread: float = 0.0
+    steps_today: tuple[float, ...] = field(default=())
 
     @property
     def is_busy(self) -> bool:
@@ -298,6 +299,8 @@ def run_case(
         seconds=time.monotonic() - began,
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         speed_change=max(speeds) / min(speeds),
+        steps_today=tuple(found["today"]),
+        speed_spread=profile["observed"].get("cpu_speed_spread") or 0.0,
     )
 
 
@@ -439,8 +442,10 @@ def text(row: Row) -> str:
         f"{mark} {row.case:<13} {row.verdict:<12} {row.action:<14} promised {row.promised:.2f} "
         f"({row.low:.2f}..{row.high:.2f}) measured {row.measured:.2f}  "
         f"others {row.profiled_others:.2f}, then {row.others_vcpus:.2f} vCPUs; "
-        f"states {','.join(row.states) or '-'}; step {row.profiled_step * 1e3:.1f} ms, "
-        f"speed within {row.speed_change - 1:.0%}, {row.seconds:.0f} s"
+        f"states {','.join(row.states) or '-'}; step {row.profiled_step * 1e3:.1f} ms profiled, "
+        f"{statistics.median(row.steps_today) * 1e3:.1f} today, "
+        f"speed within {row.speed_change - 1:.0%}, {row.speed_spread:.0%} a second; "
+        f"{row.seconds:.0f} s"
     )
 
 
@@ -448,8 +453,8 @@ def _read(file: Path) -> list[Row]:
     if not file.is_file():
         return []
     rows = json.loads(file.read_text())["rows"]
-    lists = ("states", "ratios")
-    return [Row(**{**row, **{name: tuple(row[name]) for name in lists}}) for row in rows]
+    lists = ("states", "ratios", "steps_today")
+    return [Row(**{**row, **{name: tuple(row.get(name, ())) for name in lists}}) for row in rows]
 
 
 def _write(file: Path, rows: Sequence[Row]) -> None:
@@ -499,21 +504,16 @@ def main() -> int:
         if options.wait_minutes:
             wait_until_quiet(60 * options.wait_minutes)
         try:
-            tries: list[Row] = []
-            while not tries or (len(tries) < _TRIES and not (tries[-1].is_steady or options.busy)):
-                with burning(options.busy, most_seconds=600):
-                    tries.append(
-                        run_case(
-                            case,
-                            per_ms=per_ms,
-                            turns_per_ms=turns_per_ms,
-                            pairs=pairs,
-                            busy=options.busy,
-                            keep=options.keep,
-                        )
-                    )
-                print(text(tries[-1]), flush=True)
-            row = min(tries, key=lambda each: each.speed_change)
+            with burning(options.busy, most_seconds=600):
+                row = run_case(
+                    case,
+                    per_ms=per_ms,
+                    turns_per_ms=turns_per_ms,
+                    pairs=pairs,
+                    busy=options.busy,
+                    keep=options.keep,
+                )
+            print(text(row), flush=True)
         except (RuntimeError, subprocess.TimeoutExpired) as err:
             failed += 1
             print(f"{case.name}: FAILED: {err}", file=sys.stderr, flush=True)

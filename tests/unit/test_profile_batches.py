@@ -1,13 +1,15 @@
 """Cached batches: clones own their memory, and what is in a batch is seen."""
 
+import time
 from collections import namedtuple
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from stoker.profile import batches
-from stoker.profile.drain import Stamp, summarize
+from stoker.profile.drain import Round, Stamp, read_round, summarize
 from stoker.profile.loading import worker_counts
 
 Pair = namedtuple("Pair", "image label")
@@ -65,7 +67,7 @@ def test_costs_are_of_one_worker_from_batch_to_batch_and_the_rate_of_all() -> No
         # 30 ms of CPU and 50 ms of wall a batch, of which it was kept from the CPU for 10 ms.
         return [(pid, 5 + n * 0.03, start + n * 0.05, n * 0.01) for n in range(21)]
 
-    drained = summarize([[worker(1, 0.0), worker(2, 0.025)]], workers=2)
+    drained = summarize([Round([worker(1, 0.0), worker(2, 0.025)])], workers=2)
     assert drained is not None
     assert drained.cpu_seconds.mean == pytest.approx(0.03)
     assert drained.wall_seconds.median == pytest.approx(0.04)
@@ -74,12 +76,43 @@ def test_costs_are_of_one_worker_from_batch_to_batch_and_the_rate_of_all() -> No
 
 
 def test_a_first_batch_alone_says_nothing() -> None:
-    assert summarize([[[(1, 1.0, 1.0, 0.0)]]], workers=1) is None
+    assert summarize([Round([[(1, 1.0, 1.0, 0.0)]])], workers=1) is None
+
+
+class _HoldsTheLock(torch.utils.data.Dataset[torch.Tensor]):
+    """Python code that does not give the interpreter lock up by itself, for 10 ms."""
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        until = time.thread_time() + 0.01
+        while time.thread_time() < until:
+            pass
+        return torch.zeros(4)
+
+
+def test_handovers_are_timed_where_batches_are_ready_and_their_workers_busy() -> None:
+    loader = DataLoader(_HoldsTheLock(), batch_size=1, num_workers=1)
+    read = read_round(
+        loader,
+        workers=1,
+        seconds=2.0,
+        is_stopped=lambda: False,
+        iterate=DataLoader.__iter__,
+    )
+    drained = summarize([read], workers=1)
+    assert drained is not None
+    assert drained.handover_seconds is not None
+    # Less than the worker needs for a batch, which is what a reader that is faster waits for.
+    assert 0 < drained.handover_seconds.median < 0.01
+    assert drained.handover_seconds.samples >= 3
+    assert 20 < drained.batches_per_second <= 101
 
 
 def test_a_rate_is_over_all_rounds_and_a_round_that_lacks_a_worker_gives_none() -> None:
-    def round_of(gap: float) -> list[list[Stamp]]:
-        return [[(1, 0.01 * n, gap * n, 0.0) for n in range(5)]]
+    def round_of(gap: float) -> Round:
+        return Round([[(1, 0.01 * n, gap * n, 0.0) for n in range(5)]])
 
     drained = summarize([round_of(0.1), round_of(0.3)], workers=1)
     assert drained is not None

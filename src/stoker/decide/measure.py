@@ -169,6 +169,7 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
         shared=shared_of(profile, vcpus=today.capacity * hosts - others),
         others_vcpus=others,
         local_receive_seconds=step.local_receive_seconds,
+        handover_seconds=step.handover_seconds or 0.0,
         doubts=tuple(doubts),
         global_batch_size=_known_batch(step),
     )

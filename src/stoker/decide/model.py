@@ -116,10 +116,11 @@ def parts_on(work: Work, shape: Shape) -> Parts:
     ranks = dnn.count * shape.processes
     loads_itself = dnn.workers == 0 and not shape.data
     local = work.local_receive_seconds
+    receive = work.receive_seconds if local is None else local
     storage = work.hosts / dnn.count if work.has_own_storage else 1.0
     return Parts(
         accelerator_seconds=_accelerator_seconds(work, shape),
-        receive_seconds=0.0 if loads_itself else work.receive_seconds if local is None else local,
+        receive_seconds=0.0 if loads_itself else max(receive, work.handover_seconds),
         loader_cpu_seconds=work.loader_cpu_seconds,
         # Where the trainer loads by itself, nobody shares with it.
         loader_wall_seconds=worker_seconds(work, instance)

@@ -29,6 +29,7 @@ class Work:
         receive_seconds: Not overlapped, in the trainer's own thread, with the feed.
         local_receive_seconds: The same with local workers alone, and inside what a rank's process
             uses; None: not known, as with the feed.
+        handover_seconds: Wall clock to take a ready batch from a local worker; 0: not known.
         loader_cpu_seconds: Loading and augmenting, all ranks: those that were measured.
         loader_wall_seconds: Worker-seconds of the same work, with the fewest workers.
         trainer_cpu_seconds: The trainer processes themselves, all ranks.
@@ -71,6 +72,7 @@ class Work:
     machine_width: float = 0.0
     has_own_storage: bool = False
     local_receive_seconds: float | None = None
+    handover_seconds: float = 0.0
     doubts: tuple[Doubt, ...] = ()
     unexplained: str = ""
     is_checked: bool = False

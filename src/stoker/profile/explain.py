@@ -15,6 +15,7 @@ _TERMS = (
     ("loader_cpu_seconds", "CPU-seconds to load a batch"),
     ("loader_wall_seconds", "worker-seconds to load it"),
     ("trainer_cpu_seconds", "CPU-seconds of the trainer"),
+    ("handover_seconds", "taking a batch from a worker"),
     ("receive_seconds", "feed: trainer's thread"),
     ("receive_cpu_seconds", "feed: CPU-seconds beside it"),
 )

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 
 from stoker.logs import Log
 from stoker.profile.clocks import children_cpu_seconds
-from stoker.profile.drain import Stamp, read_stamps, summarize
+from stoker.profile.drain import Round, read_round, summarize
 from stoker.profile.raw import Drain
 
 # Less than this says nothing, and starting workers takes about as long.
@@ -64,20 +64,20 @@ def measure_loading(
     until = time.monotonic() + seconds
     rounds = max(1, min(_MOST_ROUNDS, int(seconds / len(counts) / _ROUND_SECONDS)))
     turns = [workers for _ in range(rounds) for workers in counts]
-    stamps: dict[int, list[list[list[Stamp]]]] = {}
+    rounds_of: dict[int, list[Round]] = {}
     failed: dict[int, str] = {}
     for index, workers in enumerate(turns):
         if workers in failed:
             continue
         share = (until - time.monotonic()) / (len(turns) - index)
         if is_stopped() or (index and share < _MIN_SECONDS):
-            if workers not in stamps:
+            if workers not in rounds_of:
                 failed[workers] = (
                     f"the loader was not tried with {workers} workers: no time was left"
                 )
             continue
         try:
-            read = read_stamps(
+            read = read_round(
                 loader, workers=workers, seconds=share, is_stopped=is_stopped, iterate=iterate
             )
         except Exception as err:
@@ -87,10 +87,10 @@ def measure_loading(
                 f"the loader failed with {workers} workers: {type(err).__name__}: {summary}"
             )
             continue
-        stamps.setdefault(workers, []).append(read)
+        rounds_of.setdefault(workers, []).append(read)
     drains: list[Drain] = []
     for workers in counts:
-        drained = summarize(stamps.get(workers, []), workers=workers)
+        drained = summarize(rounds_of.get(workers, []), workers=workers)
         if drained is None:
             failed.setdefault(workers, f"too few batches came from {workers} workers")
             continue

@@ -63,6 +63,7 @@ def combine(
     first = whole[0].rank
     cpu = _sum([_loader_cpu(own) for own in whole])
     wall = _sum([_loader_wall(own) for own in whole])
+    handovers = [own for own in map(_handover, whole) if own is not None]
     receives = [own.rank.receive for own in whole if own.rank.receive is not None]
     waiting = max(whole, key=lambda own: own.as_is.wait_seconds.median)
     slowest = max(whole, key=lambda own: own.accelerator.step_seconds.median)
@@ -81,6 +82,7 @@ def combine(
         local_receive_seconds=max(
             own.as_is.receive_seconds if own.num_workers else 0.0 for own in whole
         ),
+        handover_seconds=max((own.median for own in handovers), default=None),
         receive_cpu_seconds=max((own.cpu_seconds.mean for own in receives), default=None),
         loader_wall_seconds=wall.median if wall else None,
         trainer_cpu_seconds=sum(own.mean for own in trainer),
@@ -101,6 +103,8 @@ def combine(
         "read_bytes": _spread(read_bytes),
         "storage_bytes_per_second": _spread(rate),
     }
+    if handovers:
+        spread["handover_seconds"] = _spread(max(handovers, key=lambda own: own.median))
     if receives:
         most = max(receives, key=lambda own: own.cpu_seconds.median)
         spread["receive_seconds"] = _spread(most.thread_seconds)
@@ -190,6 +194,16 @@ def _loader_cpu(own: _Whole) -> Quartiles | None:
     )
     samples = as_is.step_seconds.samples
     return Quartiles(mean=seconds, median=seconds, low=seconds, high=seconds, samples=samples)
+
+
+def _handover(own: _Whole) -> Quartiles | None:
+    """Of the script's own number of workers; where it has none, with every vCPU busy."""
+    if own.rank.uses_cuda:
+        return None
+    drains = [drain for drain in own.rank.drains if drain.handover_seconds is not None]
+    fitting = [drain for drain in drains if drain.workers == own.num_workers]
+    drain = fitting[0] if fitting else max(drains, key=lambda each: each.workers, default=None)
+    return drain.handover_seconds if drain else None
 
 
 def _loader_wall(own: _Whole) -> Quartiles | None:

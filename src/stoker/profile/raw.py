@@ -62,12 +62,15 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
         wall_seconds: Of a worker, a batch, without the time when it was ready to run and others
             had the CPU: more than cpu_seconds where it waits for storage or a service.
         batches_per_second: Of all its workers; 0: too few batches to say.
+        handover_seconds: Of the reader, to take a batch that is ready while its worker makes the
+            next one; None: not measured.
     """
 
     workers: int
     cpu_seconds: Quartiles
     wall_seconds: Quartiles
     batches_per_second: float
+    handover_seconds: Quartiles | None = None
 
 
 class Receive(msgspec.Struct, frozen=True, kw_only=True):

@@ -69,7 +69,7 @@ class Parts:
 
     Attributes:
         accelerator_seconds: Of the trainer with data at hand.
-        receive_seconds: Of the trainer's own thread to take a batch from a worker.
+        receive_seconds: Of the trainer's own thread to take a batch from a worker, wall clock.
         loader_cpu_seconds: CPU-seconds of loading.
         loader_wall_seconds: Worker-seconds of loading with the fewest workers.
         trainer_cpu_seconds: CPU-seconds of the trainer processes, receiving inside.
@@ -156,6 +156,7 @@ def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
     ranks = ranks or (said if isinstance(said, int) else hosts)
     local = step.local_receive_seconds
     receive = (step.receive_seconds or 0.0) if local is None else local
+    receive = max(receive, step.handover_seconds or 0.0)
     others = others_vcpus_of(profile)
     return Parts(
         accelerator_seconds=step.accelerator_step_seconds,

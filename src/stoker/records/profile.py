@@ -65,6 +65,8 @@ class StepTerms(Record, frozen=True, kw_only=True):
         loader_cpu_seconds: CPU-seconds of loading and augmenting, all ranks, every vCPU busy.
         receive_seconds: Of the trainer's own thread, not overlapped, a rank, with the feed.
         local_receive_seconds: The same with today's local workers.
+        handover_seconds: Wall clock of that thread to take a batch that is ready from a local
+            worker that makes the next one, a rank; not with CUDA, where the GPU works meanwhile.
         receive_cpu_seconds: CPU-seconds of the feed's receive side off that thread, a rank.
         loader_wall_seconds: Worker-seconds of the same work, uncontended.
         trainer_cpu_seconds: CPU-seconds of the trainer processes themselves, all ranks.
@@ -83,6 +85,7 @@ class StepTerms(Record, frozen=True, kw_only=True):
     loader_cpu_seconds: NonNegativeFloat | None = None
     receive_seconds: NonNegativeFloat | None = None
     local_receive_seconds: NonNegativeFloat | None = None
+    handover_seconds: NonNegativeFloat | None = None
     receive_cpu_seconds: NonNegativeFloat | None = None
     loader_wall_seconds: NonNegativeFloat | None = None
     trainer_cpu_seconds: NonNegativeFloat | None = None
