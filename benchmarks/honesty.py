@@ -203,8 +203,8 @@ class Row:
 
     @property
     def is_busy(self) -> bool:
-        """Whether others had a part of the vCPUs: programs, ours among them, or other machines."""
-        return self.busy_vcpus > 0 or self.profiled_others > _BUSY_VCPUS or not self.is_steady
+        """Whether other programs, ours among them, had a part of the vCPUs."""
+        return self.busy_vcpus > 0 or self.profiled_others > _BUSY_VCPUS
 
     @property
     def is_steady(self) -> bool:
@@ -213,9 +213,12 @@ class Row:
 
     @property
     def is_honest(self) -> bool:
-        """Right and inside; on a busy machine also that it cannot tell, and buys nothing."""
+        """Right and inside; on a busy machine also that it cannot tell, and buys nothing.
+
+        So it is where other machines on the same cores change the speed of these.
+        """
         if not self.can_tell:
-            return self.is_busy and self.action in ("keep", "tune")
+            return (self.is_busy or not self.is_steady) and self.action in ("keep", "tune")
         return self.is_right and self.is_inside
 
 

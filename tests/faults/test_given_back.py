@@ -28,8 +28,9 @@ print("late", [batch.tolist() for batch, in late], flush=True)
 """
 
 
-def test_data_hosts_are_given_back_where_no_loader_asks_them(tmp_path: Path) -> None:
-    with LocalJob(tmp_path, FORGOT, data=1) as job:
+@pytest.mark.parametrize("dnn", [1, 2])
+def test_data_hosts_are_given_back_where_no_loader_asks_them(tmp_path: Path, dnn: int) -> None:
+    with LocalJob(tmp_path, FORGOT, dnn=dnn, data=1) as job:
         (host,) = [host.name for host in job.request.hosts if host.group == "data"]
         job.wait_for_log(host, "agent_ends")
         (tmp_path / "go").touch()
@@ -39,4 +40,5 @@ def test_data_hosts_are_given_back_where_no_loader_asks_them(tmp_path: Path) -> 
     assert "takes no batches from its data hosts" in job.log(host)
     assert "DataLoader is read without stoker" in job.log(job.leader)
     assert any("data hosts given back" in event.what for event in training.events)
-    assert "late [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]" in job.log(job.leader)
+    for host in (host.name for host in job.request.hosts if host.group == "dnn"):
+        assert "late [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]" in job.log(host)

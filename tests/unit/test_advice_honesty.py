@@ -274,6 +274,35 @@ def test_a_cpu_whose_own_speed_changes_widens_the_bands_and_is_told() -> None:
         assert width == pytest.approx(math.hypot(known, 2 * 0.114), abs=0.005), unsure.action
 
 
+def test_cores_that_others_keep_busy_promise_nothing_of_hosts_on_them() -> None:
+    # One core of a machine of two, whose other one is burning: the data host would be there.
+    rank = rank_of(
+        step=0.0661,
+        wait=0.0400,
+        accelerator=0.0220,
+        trainer_cpu=0.0210,
+        loader_cpu=0.0420,
+        loader_wall=0.0420,
+        rates={1: 23.0},
+        workers=1,
+        vcpus=1,
+    )
+    evidence = Evidence(elsewhere_vcpus=1.0)
+    busy = profile_of(msgspec.structs.replace(rank, evidence=evidence))
+    decide_on_two = partial(
+        decide,
+        catalog=load_catalog("local", cores=2),
+        constraints=Constraints(
+            objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",)
+        ),
+        today=date(2026, 11, 21),
+    )
+    assert decide_on_two(profile_of(rank)).action == "heterogeneous"
+    decision = decide_on_two(busy)
+    assert (decision.action, decision.bottleneck) == ("keep", "unexplained")
+    assert "kept 1.0 of this machine's other 1 vCPUs busy" in words(decision)
+
+
 def test_of_several_hosts_the_least_steady_one_counts() -> None:
     second = msgspec.structs.replace(UNSTEADY, rank=1, world_size=2, host="algo-2", evidence=None)
     first = msgspec.structs.replace(UNSTEADY, world_size=2)

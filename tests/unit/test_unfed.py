@@ -78,6 +78,7 @@ class Released:
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
+        self.unfed_ranks = 0
 
     def release_agents(self, reason: str) -> None:
         self.reasons.append(reason)
@@ -89,13 +90,12 @@ def test_data_hosts_are_given_back_when_all_ranks_say_the_same(
     monkeypatch.setattr("stoker.launch.release._LOOK_SECONDS", 0.0)
     (tmp_path / unfed_file(1)).write_bytes(msgspec.json.encode(Unfed(1, 2, "of an attempt before")))
     coordinator = Released()
-    release = Release(tmp_path, coordinator)  # type: ignore[arg-type]
+    release = Release(tmp_path, coordinator, ranks=2)  # type: ignore[arg-type]
     ranks = [watch_of(tmp_path, rank=rank, world=2)[0] for rank in (0, 1)]
     for _ in range(ENOUGH_STEPS):
         ranks[0].step()
     release.tick()
     assert coordinator.reasons == []
-    assert not is_released(ranks[0].process())
     for _ in range(ENOUGH_STEPS):
         ranks[1].step()
     release.tick()
@@ -105,3 +105,37 @@ def test_data_hosts_are_given_back_when_all_ranks_say_the_same(
     assert (tmp_path / RELEASED_FILE).exists()
     # Who reads a loader of stoker's after all makes its batches itself.
     assert is_released(ranks[0].process())
+
+
+def test_a_rank_that_asks_after_all_takes_its_word_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.launch.release._LOOK_SECONDS", 0.0)
+    coordinator = Released()
+    release = Release(tmp_path, coordinator, ranks=2)  # type: ignore[arg-type]
+    ranks = [watch_of(tmp_path, rank=rank, world=2)[0] for rank in (0, 1)]
+    for rank in ranks:
+        for _ in range(ENOUGH_STEPS):
+            rank.step()
+    assert not is_released(ranks[0].process())
+    release.tick()
+    assert coordinator.reasons == []
+    assert not (tmp_path / RELEASED_FILE).exists()
+
+
+def test_the_data_hosts_of_a_run_on_several_hosts_wait_for_the_word_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.launch.release._LOOK_SECONDS", 0.0)
+    coordinator = Released()
+    release = Release(tmp_path, coordinator, ranks=1)  # type: ignore[arg-type]
+    rank = watch_of(tmp_path, rank=0, world=2)[0]
+    for _ in range(ENOUGH_STEPS):
+        rank.step()
+    release.tick()
+    assert coordinator.reasons == []
+    # Whatever this rank reads from now on is made here.
+    assert is_released(rank.process())
+    coordinator.unfed_ranks = 1
+    release.tick()
+    assert len(coordinator.reasons) == 1

@@ -105,6 +105,7 @@ def decide(
         processes=processes,
         calibration=calibration or Calibration(),
         has_own_storage=constraints.storage == "per_host",
+        machine_vcpus=catalog.max_total_vcpus,
         data=tuple(
             Hosts(
                 instance=catalog.get(each.instance_type),
@@ -124,7 +125,8 @@ def decide(
     )
     kept = keep(site)
     keep_plan = _keep_plan(profile, work, kept, rules)
-    busy = too_busy(profile, vcpus=now.capacity * profile.host.count)
+    vcpus = now.capacity * profile.host.count
+    busy = too_busy(profile, vcpus=vcpus, machine_vcpus=catalog.max_total_vcpus)
     # What was asked for comes first: its twin among those that are searched is dropped.
     others = [
         _plan(site, candidate, rules)

@@ -67,10 +67,12 @@ def measure(
     calibration: Calibration = Calibration(),  # noqa: B008 - frozen
     data: tuple[Hosts, ...] = (),
     has_own_storage: bool = False,
+    machine_vcpus: float | None = None,
 ) -> Work:
     """The work of a step, corrected so that today's cluster gives today's step.
 
-    `has_own_storage` says that every host brings storage bandwidth of its own.
+    `has_own_storage` says that every host brings storage bandwidth of its own, `machine_vcpus` what
+    the one machine has that all plans run on.
 
     `calibration` is what earlier runs say of a data group's constants; today's step has none, but
     where `data` made batches for it.
@@ -120,7 +122,7 @@ def measure(
         doubts=doubts,
         machine_width=math.hypot(others, speed),
         parts_seconds=modelled.step_seconds,
-        unexplained=too_busy(profile, vcpus=vcpus)
+        unexplained=too_busy(profile, vcpus=vcpus, machine_vcpus=machine_vcpus)
         or _unexplained(profile, modelled.step_seconds, at_least=at_least),
         is_checked=profile.check is not None,
         receive_cpu_seconds=work.receive_cpu_seconds * calibration.receive,

@@ -27,7 +27,7 @@ from stoker.errors import ProtocolError
 
 # Raised with every change that an older peer would misread: of these messages, of a batch's tree
 # (layout), of what travels pickled (shipping). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 19
+PROTOCOL_VERSION = 20
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -101,12 +101,14 @@ class Beat(Message, frozen=True, kw_only=True):
     Attributes:
         stage: How far this host is with the engine's commands.
         has_start: The follower has got its Start.
+        unfed_ranks: Ranks of this host: none of them asks, or will ask, for a batch of the feed.
     """
 
     host: Identifier
     incarnation: Identifier
     stage: HostStage = "begun"
     has_start: bool = False
+    unfed_ranks: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class Start(Message, frozen=True, kw_only=True):

@@ -140,6 +140,13 @@ def _see_loaders(dataloader_class: type[AnyLoader], watch: Watch) -> None:
 
 
 def is_released(process: Process) -> bool:
-    """Whether the data hosts were given back because no rank had asked for a batch."""
-    output = process.settings.output
-    return process.said_unfed and output is not None and (output / RELEASED_FILE).exists()
+    """Whether the data hosts are given back because no rank had asked for a batch.
+
+    To be called by a rank that is about to ask for one after all: it takes its word back first, and
+    the launcher looks at the words again once the file is there. So one of the two sees the other.
+    """
+    settings = process.settings
+    if not process.said_unfed or settings.output is None:
+        return False
+    (settings.output / unfed_file(settings.rank)).unlink(missing_ok=True)
+    return (settings.output / RELEASED_FILE).exists()

@@ -165,6 +165,11 @@ class Coordinator:
         return dict(self._gone_agents)
 
     @property
+    def unfed_ranks(self) -> int:
+        """Ranks of the other dnn hosts that never ask for a batch of the feed."""
+        return self._members.unfed_ranks
+
+    @property
     def release_seconds(self) -> float | None:
         """From the outcome to the last data host's goodbye; None unless all that came said it."""
         if self._end is None or self._agents & set(self._members.live):

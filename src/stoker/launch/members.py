@@ -71,6 +71,7 @@ class _Seat:
     has_left: bool = False
     is_absent: bool = False
     stage: HostStage = "begun"
+    unfed_ranks: int = 0
 
 
 class Members:
@@ -154,7 +155,13 @@ class Members:
         if seat is None or not _speaks_for(seat, message.incarnation) or not seat.is_live:
             return False
         seat.heard_at, seat.stage, seat.cut_off_at = now, message.stage, None
+        seat.unfed_ranks = message.unfed_ranks
         return True
+
+    @property
+    def unfed_ranks(self) -> int:
+        """Ranks of the hosts that are here, and of which none asks for a batch of the feed."""
+        return sum(seat.unfed_ranks for seat in self._seats.values() if seat.is_live)
 
     def late(self, now: float) -> tuple[str, ...]:
         """Hosts whose beat is late: perhaps their connection has ended."""

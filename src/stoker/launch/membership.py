@@ -109,6 +109,8 @@ class Membership:
         self._stage: HostStage = "begun"
         self._said_stage: HostStage = "begun"
         self._run_stage: RunStage = "begun"
+        self._unfed_ranks = 0
+        self._said_unfed_ranks = 0
         self._has_left = False
         self._leader_ip: str | None = None
         self._unpack = Unpacker(FromCoordinator)
@@ -128,6 +130,10 @@ class Membership:
     def tell(self, stage: HostStage) -> None:
         """Tells the leader how far this host is with the engine's commands; returns at once."""
         self._stage = stage
+
+    def tell_unfed(self, ranks: int) -> None:
+        """Tells the leader that none of so many ranks here asks for batches; returns at once."""
+        self._unfed_ranks = ranks
 
     @property
     def start_order(self) -> Start | None:
@@ -226,7 +232,7 @@ class Membership:
             if self._is_closing.is_set():
                 return
             now = self._clock()
-            if is_member and self._said_stage != self._stage:
+            if is_member and self._has_news:
                 next_at = now
             if now >= next_at and not self._has_left and not self._is_refused():
                 self._send(connection, self._beat() if is_member else self._join)
@@ -246,13 +252,19 @@ class Membership:
             if self._clock() - max(connected_at, self._silence.heard_at or 0.0) > patience:
                 return
 
+    @property
+    def _has_news(self) -> bool:
+        said = (self._said_stage, self._said_unfed_ranks)
+        return said != (self._stage, self._unfed_ranks)
+
     def _beat(self) -> Beat:
-        self._said_stage = self._stage
+        self._said_stage, self._said_unfed_ranks = self._stage, self._unfed_ranks
         return Beat(
             host=self._join.host,
             incarnation=self._join.incarnation,
             stage=self._said_stage,
             has_start=self._start is not None,
+            unfed_ranks=self._said_unfed_ranks,
         )
 
     def _is_refused(self) -> bool:

@@ -8,25 +8,30 @@ import msgspec
 
 from stoker.feed.unfed_word import Unfed
 from stoker.launch.coordinator import Coordinator
+from stoker.launch.membership import Membership
 from stoker.settings import RELEASED_FILE, unfed_file
 
 _LOOK_SECONDS = 1.0
 
 
 class Release:
-    """Looks at what the ranks of the leader's host say, until all ranks have said the same.
+    """Looks at what the ranks of this host say: do they train without asking for a batch?
 
-    Ranks on other hosts are not heard: such a training keeps its data hosts to its end.
+    Where all of them do, they make their batches themselves from then on, whatever they read. A
+    follower tells its leader so, which gives the data hosts back once all ranks of the run do.
 
     Args:
         output: STOKER_OUTPUT of the ranks.
-        coordinator: Of the run.
+        run: The coordinator on the leader, the membership on another dnn host.
+        ranks: Of this host.
     """
 
-    def __init__(self, output: Path, coordinator: Coordinator) -> None:
+    def __init__(self, output: Path, run: Coordinator | Membership, *, ranks: int) -> None:
         self._output = output
-        self._coordinator = coordinator
+        self._run = run
+        self._ranks = ranks
         self._look_at = 0.0
+        self._word: Unfed | None = None
         self._is_done = False
         # Of an attempt before this one, in the same folder.
         for file in (*output.glob(unfed_file("*")), output / RELEASED_FILE):
@@ -38,12 +43,28 @@ class Release:
         if self._is_done or now < self._look_at:
             return
         self._look_at = now + _LOOK_SECONDS
-        said = [*self._said()]
-        if said and len({word.rank for word in said}) >= max(word.world_size for word in said):
+        self._word = self._word or self._agreed()
+        if self._word is None:
+            return
+        if isinstance(self._run, Membership):
+            self._run.tell_unfed(self._ranks)
             self._is_done = True
-            # First: a rank that reads a loader of stoker's after all is not to wait for them.
-            (self._output / RELEASED_FILE).touch()
-            self._coordinator.release_agents(said[0].text)
+        elif self._ranks + self._run.unfed_ranks >= self._word.world_size:
+            self._run.release_agents(self._word.text)
+            self._is_done = True
+
+    def _agreed(self) -> Unfed | None:
+        """What a rank said, where all have, and none can take its word back any more."""
+        if len(self._said()) < self._ranks:
+            return None
+        released = self._output / RELEASED_FILE
+        released.touch()
+        said = self._said()
+        if len(said) < self._ranks:
+            # One asks after all, and may not have seen the file.
+            released.unlink()
+            return None
+        return said[0]
 
     def _said(self) -> list[Unfed]:
         said = []

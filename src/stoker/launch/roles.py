@@ -244,7 +244,10 @@ def _train(
     master = (address, run.coordinator_address[1] + 2)
     progress = ProgressLog(run.output / "timeline-rank0.csv", run.log)
     feed = _feed_log(run, coordinator) if coordinator else None
-    release = Release(run.output, coordinator) if coordinator else None
+    release = None
+    in_run = coordinator or membership
+    if in_run:
+        release = Release(run.output, in_run, ranks=trainer.processes_per_host)
 
     def tick() -> None:
         progress.tick()

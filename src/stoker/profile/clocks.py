@@ -46,8 +46,19 @@ def machine_cpu_seconds() -> float:
         seconds = group_cpu_seconds(group)
         return time.process_time() + children_cpu_seconds() if seconds is None else seconds
     cpus = psutil.cpu_times(percpu=True)
-    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(cpus))
-    return sum(_busy(cpus[cpu]._asdict()) for cpu in own if cpu < len(cpus))
+    return sum(_busy(cpus[cpu]._asdict()) for cpu in _own_cpus(len(cpus)))
+
+
+def elsewhere_cpu_seconds() -> float:
+    """CPU-seconds on the vCPUs of this machine that this process may not use."""
+    cpus = psutil.cpu_times(percpu=True)
+    others = set(range(len(cpus))) - _own_cpus(len(cpus))
+    return sum(_busy(cpus[cpu]._asdict()) for cpu in others)
+
+
+def _own_cpus(count: int) -> set[int]:
+    cpus = set(range(count))
+    return cpus & os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else cpus
 
 
 def _busy(times: Mapping[str, float]) -> float:

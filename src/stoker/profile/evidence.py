@@ -37,6 +37,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         worker_cpu_seconds: they had a CPU, and
         worker_queued_seconds: they were ready to run and others had it.
         busy_vcpus: vCPUs of ours that were busy, whoever kept them so; under a quota, of its group.
+        elsewhere_vcpus: vCPUs of this machine that this process may not use, and that were busy.
         quota_vcpus: What the CPU quota of this control group, or of one above it, allows.
         periods: Of that quota; 0: there is none.
         throttled_periods: Of them, the group was stopped in.
@@ -61,6 +62,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     worker_cpu_seconds: float = 0.0
     worker_queued_seconds: float = 0.0
     busy_vcpus: float = 0.0
+    elsewhere_vcpus: float = 0.0
     quota_vcpus: float | None = None
     periods: int = 0
     throttled_periods: int = 0

@@ -119,6 +119,12 @@ def combine(
             cpu_utilization=_cpu_share(whole, hosts),
             hosts=len(hosts),
             others_vcpus=others_of([signs_of(rank) for rank in results]),
+            # Where there are several hosts, it may be one of theirs.
+            elsewhere_vcpus=max(
+                (rank.evidence.elsewhere_vcpus for rank in results if rank.evidence), default=None
+            )
+            if len(hosts) == 1
+            else None,
             cpu_speed_spread=max(_speed_spreads(results), default=None),
         ),
         spread={name: own for name, own in spread.items() if own is not None},

@@ -11,7 +11,12 @@ import msgspec
 
 from stoker.feed.cpu_quota import cpu_groups, cpu_quota
 from stoker.profile.alarm import Alarm
-from stoker.profile.clocks import machine_cpu_seconds, pids_below, threads_cpu_seconds
+from stoker.profile.clocks import (
+    elsewhere_cpu_seconds,
+    machine_cpu_seconds,
+    pids_below,
+    threads_cpu_seconds,
+)
 from stoker.profile.core_speed import LOOK_SECONDS, look
 from stoker.profile.counters import (
     OwnSchedule,
@@ -123,6 +128,7 @@ class _Watched:
         self._pids = pids_below()
         self._read = read_bytes(self._pids)
         self._machine = machine_cpu_seconds()
+        self._elsewhere = elsewhere_cpu_seconds()
         self._thread = scheduled(self._task) or Scheduled(0.0, 0.0)
         self._process = time.process_time()
         self._own = threads_cpu_seconds({self._thread_id})
@@ -142,6 +148,7 @@ class _Watched:
         others = time.process_time() - self._process - own
         thread = scheduled(self._task) or self._thread
         machine = machine_cpu_seconds() - self._machine
+        elsewhere = elsewhere_cpu_seconds() - self._elsewhere
         knocker = self._knocker
         knocker.stop()
         periods = [
@@ -164,6 +171,7 @@ class _Watched:
             worker_cpu_seconds=knocker.worker_cpu_seconds,
             worker_queued_seconds=knocker.worker_queued_seconds,
             busy_vcpus=machine / seconds if seconds else 0.0,
+            elsewhere_vcpus=elsewhere / seconds if seconds else 0.0,
             quota_vcpus=cpu_quota(),
             periods=worst.periods,
             throttled_periods=worst.throttled_periods,
@@ -263,16 +271,23 @@ def _is_collective(frame: FrameType | None) -> bool:
 def _sum(first: Evidence, second: Evidence) -> Evidence:
     stalls = [own.storage_stall_seconds for own in (first, second)]
     seconds = first.seconds + second.seconds
-    busy = first.busy_vcpus * first.seconds + second.busy_vcpus * second.seconds
+    means = ("busy_vcpus", "elsewhere_vcpus")
     sums = {
         name: getattr(first, name) + getattr(second, name)
         for name in Evidence.__struct_fields__
-        if name not in ("busy_vcpus", "quota_vcpus", "storage_stall_seconds", "passes")
+        if name not in (*means, "quota_vcpus", "storage_stall_seconds", "passes")
     }
+    busy, elsewhere = (
+        sum(getattr(own, name) * own.seconds for own in (first, second)) / seconds
+        if seconds
+        else 0.0
+        for name in means
+    )
     return Evidence(
         **sums,
+        busy_vcpus=busy,
+        elsewhere_vcpus=elsewhere,
         quota_vcpus=second.quota_vcpus,
-        busy_vcpus=busy / seconds if seconds else 0.0,
         storage_stall_seconds=sum(own for own in stalls if own is not None)
         if second.storage_stall_seconds is not None
         else None,

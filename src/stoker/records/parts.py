@@ -241,7 +241,11 @@ def others_width(profile: Profile, *, vcpus: float) -> float:
     Args:
         vcpus: Of all hosts.
     """
-    others = min(others_vcpus_of(profile), vcpus * (1 - LEAST_FREE))
+    return _width(others_vcpus_of(profile), vcpus=vcpus)
+
+
+def _width(busy: float, *, vcpus: float) -> float:
+    others = min(busy, vcpus * (1 - LEAST_FREE))
     return others / (vcpus - others) if others > MAX_OTHERS * vcpus else 0.0
 
 
@@ -266,18 +270,26 @@ def speed_words(profile: Profile) -> str:
     )
 
 
-def too_busy(profile: Profile, *, vcpus: float) -> str:
+def too_busy(profile: Profile, *, vcpus: float, machine_vcpus: float | None = None) -> str:
     """Why nothing can be told of another cluster, where other programs had the vCPUs; else empty.
 
     Args:
         vcpus: Of all hosts.
+        machine_vcpus: Of the machine that all plans have to run on; None: they have their own.
     """
-    if others_width(profile, vcpus=vcpus) <= _BEYOND_TELLING:
-        return ""
-    return (
-        f"other programs kept {others_vcpus_of(profile):.1f} of the {vcpus:.3g} vCPUs busy, so it "
-        "cannot be told what the training does without them"
-    )
+    if others_width(profile, vcpus=vcpus) > _BEYOND_TELLING:
+        return (
+            f"other programs kept {others_vcpus_of(profile):.1f} of the {vcpus:.3g} vCPUs busy, so "
+            "it cannot be told what the training does without them"
+        )
+    elsewhere = (profile.observed.elsewhere_vcpus if profile.observed else None) or 0.0
+    rest = (machine_vcpus or 0.0) - vcpus
+    if rest > 0 and _width(elsewhere, vcpus=rest) > _BEYOND_TELLING:
+        return (
+            f"other programs kept {elsewhere:.1f} of this machine's other {rest:.3g} vCPUs busy, "
+            "so it cannot be told what hosts on these would do"
+        )
+    return ""
 
 
 def most_workers(*, vcpus: float, parallel: float, cpu: float) -> int:

@@ -114,6 +114,8 @@ class Observed(Record, frozen=True, kw_only=True):
 
     Attributes:
         others_vcpus: vCPUs of all hosts that other programs kept busy during the steps as is.
+        elsewhere_vcpus: vCPUs of the machine that its only host may not use, and that were busy: by
+            other programs, where another host of the local platform would be.
         cpu_speed_spread: Standard deviation of the CPU's own speed from second to second during
             the steps as is, as a share of its mean; of several hosts the largest.
     """
@@ -122,6 +124,7 @@ class Observed(Record, frozen=True, kw_only=True):
     gpu_utilization: Fraction | None = None
     hosts: PositiveInt | None = None
     others_vcpus: NonNegativeFloat | None = None
+    elsewhere_vcpus: NonNegativeFloat | None = None
     cpu_speed_spread: NonNegativeFloat | None = None
 
     @property
