@@ -23,8 +23,8 @@ from stoker.records import (
     Ready,
     to_document,
 )
-from stoker.records.engine_places import PLAIN, WITH_PORT, fill, places_in
-from stoker.records.engine_presets import PRESETS, completed
+from stoker.records.engine import PLAIN, WITH_PORT, fill, places_in
+from stoker.records.engine_check import PRESETS, completed
 from stoker.settings import from_environment, workload_from
 
 GROUPS = (

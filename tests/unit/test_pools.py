@@ -12,7 +12,7 @@ from stoker.catalog.refresh import PoolsTable, pools_table
 from stoker.catalog.table import Table, parse_table
 from stoker.errors import UsageError
 from stoker.records import Json, NodePool, Toleration, Workload
-from stoker.records.quantities import amount
+from stoker.records.cloud import amount
 from stoker.settings import workload_from
 from support.kubernetes_nodes import EKS, KARPENTER, node, pod
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from stoker.records import Json
-from stoker.records.quantities import amount
+from stoker.records.cloud import amount
 
 Document = Mapping[str, Json]
 

@@ -21,7 +21,7 @@ from stoker.catalog.instances import Catalog, Instance
 from stoker.catalog.load import extended, load_catalog
 from stoker.catalog.table import Row, Table, parse_table
 from stoker.records import KubernetesSettings, NodePool, Toleration, Workload, read_text
-from stoker.records.quantities import amount
+from stoker.records.cloud import amount
 
 _SOURCE = "kubernetes.pools_file"
 _EFFECTS: tuple[Literal["NoSchedule", "PreferNoSchedule", "NoExecute"], ...] = (

@@ -14,7 +14,7 @@ from stoker.platforms.local_plan import LocalHost, LocalRequest
 from stoker.platforms.variables import job_variables
 from stoker.records import to_document
 from stoker.records.engine import EngineHost
-from stoker.records.engine_presets import completed
+from stoker.records.engine_check import completed
 
 LOOPBACK = "127.0.0.1"
 _FOREIGN = ("STOKER_", "SM_", "TORCHELASTIC_", "MASTER_")

@@ -15,6 +15,21 @@ from stoker.records.base import (
     write_json,
     write_text,
 )
+from stoker.records.cloud import (
+    ControlSettings,
+    Framework,
+    KubeflowSettings,
+    KubernetesSettings,
+    MetricDefinition,
+    ModelSettings,
+    NodePool,
+    NodeRule,
+    PodSettings,
+    PodVolume,
+    SageMakerSettings,
+    Toleration,
+    Vpc,
+)
 from stoker.records.decision import (
     Action,
     Advice,
@@ -37,16 +52,6 @@ from stoker.records.engine import (
     StrategyName,
     StrategySettings,
 )
-from stoker.records.evaluation import Band, Evaluation, GateResult, Performance, StepCost
-from stoker.records.kubernetes import (
-    KubeflowSettings,
-    KubernetesSettings,
-    NodePool,
-    NodeRule,
-    PodSettings,
-    PodVolume,
-    Toleration,
-)
 from stoker.records.parts import Parts, Shared, parts_of
 from stoker.records.profile import (
     Check,
@@ -61,16 +66,19 @@ from stoker.records.profile import (
     StepTerms,
     TransformCost,
 )
-from stoker.records.sagemaker import (
-    ControlSettings,
-    Framework,
-    MetricDefinition,
-    ModelSettings,
-    SageMakerSettings,
-    Vpc,
-)
 from stoker.records.schema import RECORDS, json_schema
-from stoker.records.training import Event, Host, Job, Measured, Training
+from stoker.records.training import (
+    Band,
+    Evaluation,
+    Event,
+    GateResult,
+    Host,
+    Job,
+    Measured,
+    Performance,
+    StepCost,
+    Training,
+)
 from stoker.records.workload import (
     Channel,
     Cluster,

@@ -8,9 +8,8 @@ import msgspec
 from stoker.errors import UsageError
 from stoker.records.base import Json, Record, nearest
 from stoker.records.decision import Decision
-from stoker.records.evaluation import Evaluation
 from stoker.records.profile import Profile
-from stoker.records.training import Training
+from stoker.records.training import Evaluation, Training
 from stoker.records.workload import Workload
 
 RECORDS: Mapping[str, type[Record]] = MappingProxyType(

@@ -14,9 +14,8 @@ from stoker.records.base import (
     Scalar,
     sha256_of,
 )
+from stoker.records.cloud import KubernetesSettings, SageMakerSettings
 from stoker.records.engine import EngineName, EngineSettings, StrategyName, StrategySettings
-from stoker.records.kubernetes import KubernetesSettings
-from stoker.records.sagemaker import SageMakerSettings
 
 PlatformName = Literal["local", "sagemaker", "kubernetes"]
 

@@ -9,8 +9,8 @@ from stoker.launch import exports, machine
 from stoker.launch.engines.secret import secret_file
 from stoker.launch.hostrun import HostRun
 from stoker.records import EngineCommand, EngineSettings
-from stoker.records.engine_places import TF_CONFIG, TF_TASKS, EnginePlace, fill
-from stoker.records.engine_presets import completed
+from stoker.records.engine import TF_CONFIG, TF_TASKS, EnginePlace, fill
+from stoker.records.engine_check import completed
 
 Part = Literal["leader", "dnn", "data"]
 

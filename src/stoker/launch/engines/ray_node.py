@@ -26,7 +26,7 @@ import psutil
 from stoker.errors import StokerError, UsageError
 from stoker.feed.memory import host_bytes
 from stoker.platforms import spawn
-from stoker.records.engine_places import places_in
+from stoker.records.engine import places_in
 from stoker.settings import from_environment
 
 # The path of a UNIX socket has 107 bytes; Ray puts this many behind its folder's.

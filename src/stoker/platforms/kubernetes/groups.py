@@ -14,7 +14,7 @@ from stoker.platforms.kubernetes.names import (
 )
 from stoker.platforms.strategies import check_strategy
 from stoker.records import Group, KubernetesSettings, NodePool, PodSettings, Toleration
-from stoker.records.quantities import amount, written
+from stoker.records.cloud import amount, written
 
 # What Kubeflow Trainer calls the job that trains, and its container.
 TRAINER_JOB = "node"

@@ -6,7 +6,7 @@ keys keep the runs of one namespace apart.
 
 from stoker.platforms.kubernetes.names import MANAGED_BY_LABEL, ROLE_LABEL
 from stoker.records import Json, Workload
-from stoker.records.engine_presets import completed
+from stoker.records.engine_check import completed
 
 
 def network_policies(workload: Workload) -> list[dict[str, Json]]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from stoker.platforms.kubernetes.reading import Document, mapping, mappings, text, texts
-from stoker.records.quantities import amount
+from stoker.records.cloud import amount
 
 _LABEL_VALUE = re.compile(r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$")
 _QUALIFIED = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")

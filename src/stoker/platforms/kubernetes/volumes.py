@@ -10,7 +10,7 @@ from stoker.platforms.kubernetes.groups import Layout, PodGroup
 from stoker.platforms.kubernetes.names import config_map, token_secret
 from stoker.platforms.kubernetes.reading import mapping
 from stoker.records import Channel, Json, PodVolume
-from stoker.records.quantities import written
+from stoker.records.cloud import written
 
 JOB_FOLDER = "/opt/ml"
 TOKEN_FOLDER = "/var/run/secrets/stoker"
