@@ -14,8 +14,14 @@ from pathlib import Path
 import pytest
 
 from stoker.catalog import load_catalog
-from stoker.catalog.price_list import ec2_prices, machines, training_prices
-from stoker.catalog.renewed import renewed, shipped_text, shipped_types
+from stoker.catalog.refresh import (
+    ec2_prices,
+    machines,
+    renewed,
+    shipped_text,
+    shipped_types,
+    training_prices,
+)
 from stoker.cli.refreshing import refresh_from_aws, refreshed
 from stoker.decide import decide
 from stoker.errors import PlatformError, UsageError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.catalog import Catalog, catalog_of, load_catalog, with_pools
-from stoker.catalog.nodes import ClusterPool, daemon_requests, pools_of
+from stoker.catalog.pools import ClusterPool, daemon_requests, pools_of
 from stoker.catalog.refresh import PoolsTable, pools_table
 from stoker.catalog.table import Table, parse_table
 from stoker.errors import UsageError

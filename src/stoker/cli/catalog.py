@@ -117,7 +117,7 @@ def _refresh_pools(
     as_json: bool,
 ) -> None:
     from stoker.catalog import load_catalog
-    from stoker.catalog.nodes import daemon_requests, pools_of
+    from stoker.catalog.pools import daemon_requests, pools_of
     from stoker.catalog.refresh import pools_table
     from stoker.cli.progress import say
     from stoker.platforms.kubernetes.api import Cluster

@@ -4,14 +4,17 @@ import json
 from datetime import date
 from pathlib import Path
 
-from stoker.catalog.price_list import (
+from stoker.catalog.refresh import (
+    RenewedTable,
     ec2_filters,
     ec2_prices,
     machines,
+    renewed,
+    shipped_text,
+    shipped_types,
     training_filters,
     training_prices,
 )
-from stoker.catalog.renewed import RenewedTable, renewed, shipped_text, shipped_types
 from stoker.cli.progress import say
 from stoker.errors import PlatformError
 from stoker.platforms.aws import Aws, AwsError
