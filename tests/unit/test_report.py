@@ -27,11 +27,9 @@ from stoker.records import (
     Workload,
 )
 from stoker.report import write_report
-from stoker.report.intervals import Interval, intervals_drawing
-from stoker.report.quantities import MILLISECONDS, count, digits, percent, signed_percent, usd
-from stoker.report.quantities import time_unit as choose_time_unit
-from stoker.report.series import series_drawing
-from stoker.report.strips import Strip, strips_drawing
+from stoker.report.figures import MILLISECONDS, count, digits, percent, signed_percent, usd
+from stoker.report.figures import time_unit as choose_time_unit
+from stoker.report.strips import Interval, Strip, intervals_drawing, series_drawing, strips_drawing
 from stoker.report.svg import Drawing
 from stoker.report.timeline import Step, Timeline, flat_timeline, read_timeline, shown_seconds
 from support import sample_records

@@ -25,9 +25,8 @@ from stoker.records import (
     StepTerms,
 )
 from stoker.report import write_report
-from stoker.report.plan_values import scaling_of, spots_of
-from stoker.report.plans_picture import plans_drawing
-from stoker.report.quantities import MILLISECONDS, time_unit
+from stoker.report.figures import MILLISECONDS, time_unit
+from stoker.report.plans import plans_drawing, scaling_of, spots_of
 from support import sample_records
 
 replace = msgspec.structs.replace

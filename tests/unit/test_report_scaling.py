@@ -13,8 +13,7 @@ from stoker.cli.reporting import scaling_command
 from stoker.errors import UsageError
 from stoker.records import Group, Training, write_json
 from stoker.report import headline, scaling_of_runs
-from stoker.report.scaling import usd_per_million
-from stoker.report.scaling_picture import draw_scaling, words_of_scaling
+from stoker.report.scaling import draw_scaling, usd_per_million, words_of_scaling
 from support import sample_records
 
 replace = msgspec.structs.replace

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from stoker.records import Check, Profile, ProfiledHost, State, StepTerms, TransformCost, Workload
+from stoker.report.figures import transform_rows
 from stoker.report.page import write_report
-from stoker.report.transforms import transform_rows
 
 COSTS = (
     TransformCost(name="getitem", cpu_seconds=0.006, share=0.75, samples=36),

@@ -1,4 +1,4 @@
-"""Tables of instance types, and the catalogs made of them: AWS's, the local one, and prices given."""
+"""Tables of instance types, and the catalogs made of them: AWS's, the local one, prices given."""
 
 import csv
 import io

@@ -1,7 +1,6 @@
 """The report of a run, and of how runs scale: one HTML file with inline pictures."""
 
 from stoker.report.page import write_report
-from stoker.report.scaling import ScalingOfRuns, scaling_of_runs
-from stoker.report.scaling_page import headline, write_scaling
+from stoker.report.scaling import ScalingOfRuns, headline, scaling_of_runs, write_scaling
 
 __all__ = ["ScalingOfRuns", "headline", "scaling_of_runs", "write_report", "write_scaling"]

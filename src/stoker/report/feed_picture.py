@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from stoker.launch.bottleneck import Bottleneck, bottleneck_of
 from stoker.launch.feed_interval import FeedInterval, HostRate, mean, read_csv
-from stoker.report.quantities import NBSP, count, digits, percent
+from stoker.report.figures import NBSP, count, digits, percent
 from stoker.report.svg import Anchor, Drawing, fit, text_width, ticks
 
 _LABEL = 13.0

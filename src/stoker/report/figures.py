@@ -1,9 +1,189 @@
-"""The figures of a run, each from the record that knows it best, with what is missing left open."""
+"""The figures of a run, each from the record that knows it best, and how they are written."""
 
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stoker.records import Decision, Evaluation, Group, Plan, Profile, Spread, Training
-from stoker.report.quantities import count
+from stoker.records import (
+    Decision,
+    Evaluation,
+    Group,
+    Plan,
+    Profile,
+    Spread,
+    Training,
+    TransformCost,
+)
+
+# Parts with less than this share are left to the record.
+_MIN_SHARE = 0.005
+_MOST = 14
+
+
+@dataclass(frozen=True, slots=True)
+class TransformRow:
+    """One part of loading; bytes are words, empty where they are not known."""
+
+    name: str
+    is_part: bool
+    cpu_seconds: float
+    share: float
+    size: str
+    samples: int
+
+
+def transform_rows(transforms: Sequence[TransformCost]) -> list[TransformRow]:
+    """The parts that are worth a row, in the record's order."""
+    shown = [each for each in transforms if each.within is None or each.share >= _MIN_SHARE]
+    return [
+        TransformRow(
+            name=each.name,
+            is_part=each.within is not None,
+            cpu_seconds=each.cpu_seconds,
+            share=each.share,
+            size=_size(each),
+            samples=each.samples,
+        )
+        for each in shown[:_MOST]
+    ]
+
+
+def _size(cost: TransformCost) -> str:
+    if cost.bytes_out is None:
+        return ""
+    made = _bytes(cost.bytes_out)
+    return made if cost.bytes_in is None else f"{_bytes(cost.bytes_in)} → {made}"
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+NBSP = "\N{NO-BREAK SPACE}"
+_THIN = "\N{NARROW NO-BREAK SPACE}"
+_MINUS = "\N{MINUS SIGN}"
+NOT_KNOWN = "not known"
+
+_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+@dataclass(frozen=True, slots=True)
+class TimeUnit:
+    """The one unit of time of a report, so that its figures can be compared at sight.
+
+    Attributes:
+        symbol: What stands behind a figure.
+        per_second: Units of one second.
+    """
+
+    symbol: str
+    per_second: float
+
+    def show(self, seconds: float | None) -> str:
+        """Three significant digits and the unit: `61.8 ms`."""
+        return self._join(seconds, 3)
+
+    def brief(self, seconds: float | None) -> str:
+        """Two significant digits and the unit, for sentences: `62 ms`."""
+        return self._join(seconds, 2)
+
+    def bare(self, seconds: float | None) -> str:
+        """Three significant digits without the unit, for columns whose head names it."""
+        return NOT_KNOWN if seconds is None else digits(seconds * self.per_second, 3, max_places=4)
+
+    def tick(self, seconds: float, *, last: bool) -> str:
+        """A mark of an axis, as short as can be; the last one names the unit."""
+        text = f"{seconds * self.per_second:.10g}"
+        return text + NBSP + self.symbol if last else text
+
+    def span(self, low: float, high: float) -> str:
+        """A range: `31.0 to 37.4 ms`."""
+        return f"{self.bare(low)} to {self.show(high)}"
+
+    def _join(self, seconds: float | None, figures: int) -> str:
+        if seconds is None:
+            return NOT_KNOWN
+        return digits(seconds * self.per_second, figures, max_places=4) + NBSP + self.symbol
+
+
+SECONDS = TimeUnit("s", 1.0)
+MILLISECONDS = TimeUnit("ms", 1e3)
+MICROSECONDS = TimeUnit("\N{MICRO SIGN}s", 1e6)
+
+
+def time_unit(seconds: Iterable[float | None]) -> TimeUnit:
+    """The unit that suits the largest of `seconds`."""
+    largest = max((value for value in seconds if value is not None), default=0.0)
+    if largest >= 10:
+        return SECONDS
+    return MILLISECONDS if largest >= 1e-3 or largest == 0 else MICROSECONDS
+
+
+def digits(value: float, figures: int, *, max_places: int = 9) -> str:
+    """`value` with so many significant digits, whole digits kept, never in powers of ten."""
+    if abs(value) < 0.5 * 10**-max_places:
+        return "0"
+    if not math.isfinite(value):
+        return NOT_KNOWN
+    places = max(0, figures - 1 - math.floor(math.log10(abs(value))))
+    places = min(places, max_places)
+    rounded = round(value, places)
+    if rounded and math.floor(math.log10(abs(rounded))) > math.floor(math.log10(abs(value))):
+        places = max(0, places - 1)
+    return f"{rounded:,.{places}f}".replace(",", _THIN).replace("-", _MINUS)
+
+
+def usd(value: float | None) -> str:
+    """Dollars: cents from 1 $ up, three significant digits below."""
+    if value is None:
+        return NOT_KNOWN
+    if abs(value) >= 1:
+        return "$" + f"{value:,.2f}".replace(",", _THIN)
+    return "$" + digits(value, 3)
+
+
+def percent(fraction: float | None) -> str:
+    """`0.64` as `64 %`."""
+    return NOT_KNOWN if fraction is None else _percent(abs(fraction), sign="")
+
+
+def signed_percent(fraction: float | None) -> str:
+    """A change, with its sign: 0.2 as `+20 %`."""
+    if fraction is None:
+        return NOT_KNOWN
+    return _percent(abs(fraction), sign="+" if fraction >= 0 else _MINUS)
+
+
+def times(factor: float | None) -> str:
+    """A speed-up: `1.72`, with as many digits as a measurement bears."""
+    if factor is None:
+        return NOT_KNOWN
+    return digits(factor, 3 if factor < 100 else 2)
+
+
+def metric(value: float | None) -> str:
+    """A metric or a bound of it, as exact as the script reported it, up to six digits."""
+    return NOT_KNOWN if value is None else f"{value:.6g}".replace("-", _MINUS)
+
+
+def whole(value: int) -> str:
+    """A count: `10 000`, a thin space between thousands."""
+    return f"{value:,}".replace(",", _THIN)
+
+
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    """A count in a sentence: `one data host`, `12 data hosts`."""
+    word = _WORDS[number] if number < len(_WORDS) else whole(number)
+    return f"{word} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _percent(fraction: float, *, sign: str) -> str:
+    value = fraction * 100
+    text = f"{value:,.0f}".replace(",", _THIN) if value >= 9.95 else f"{value:.1f}"
+    return f"{sign if value >= 0.05 else ''}{'0' if text == '0.0' else text}{NBSP}%"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,14 @@
-"""The picture of the report: steps before and after as two strips on one scale of time."""
+"""Pictures of step times: before and after, over the run, and promised against measured."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from markupsafe import Markup
 
-from stoker.report.quantities import NBSP, TimeUnit, percent, whole
+from stoker.report.figures import NBSP, TimeUnit, percent, whole
 from stoker.report.svg import Drawing, fit, text_width, ticks
-from stoker.report.timeline import Step, Timeline, shown_seconds
+from stoker.report.timeline import Bin, Quantiles, Step, Timeline, shown_seconds
 
 _TITLE = 15.0
 _LABEL = 13.0
@@ -183,3 +184,239 @@ def _axis(drawing: Drawing, y: float, *, seconds: float, scale: float) -> None:
             anchor="start" if x < 8 else "end" if last else "middle",
         )
     drawing.line(0, y, drawing.width, y, "axis")
+
+
+_HEAD = 15.0
+_PLOT = 150.0
+_BOX = 18.0
+_GAP = 44.0
+
+
+def draw_series(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: str) -> Markup:
+    """One panel a run on a common scale of step time: side by side, or stacked where narrow."""
+    return series_drawing(strips, unit=unit, width=width, name=name).markup()
+
+
+def series_drawing(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: str) -> Drawing:
+    """As `draw_series`, with the boxes of its labels."""
+    quantiles = [strip.timeline.quantiles() for strip in strips]
+    side_by_side = width >= 640 and len(strips) > 1
+    panel = (width - _GAP) / 2 if side_by_side else width
+    height = _HEAD + 12 + _PLOT + 40
+    rows = 1 if side_by_side else len(strips)
+    at_most = max(24, int(panel / 5))
+    bins = [strip.timeline.bins(at_most) for strip in strips]
+    # Single long steps (the first, a checkpoint) would flatten all others: the scale ends above
+    # 95 % of the steps, and the head of the panel names the longest.
+    top = 1.5 * max(quantile.p95 for quantile in quantiles) or 1.0
+    drawing = Drawing(
+        name=name,
+        width=width,
+        height=rows * height,
+        title="Step time over the whole run",
+        description=" ".join(_words(*pair, unit) for pair in zip(strips, quantiles, strict=True)),
+    )
+    wait = drawing.hatch("wait")
+    for index, (strip, parts, quantile) in enumerate(zip(strips, bins, quantiles, strict=True)):
+        left = index * (panel + _GAP) if side_by_side else 0.0
+        base = 0.0 if side_by_side else index * height
+        _panel(
+            drawing,
+            strip,
+            parts,
+            quantile,
+            left=left,
+            base=base,
+            panel=panel,
+            top=top,
+            unit=unit,
+            wait=wait,
+        )
+    return drawing
+
+
+def _words(strip: Strip, quantile: Quantiles, unit: TimeUnit) -> str:
+    return (
+        f"{strip.name}: median {unit.show(quantile.p50)}, half of the"
+        f" {whole(len(strip.timeline.steps))} steps within {unit.span(quantile.p25, quantile.p75)},"
+        f" nine of ten within {unit.span(quantile.p5, quantile.p95)}."
+    )
+
+
+def _panel(
+    drawing: Drawing,
+    strip: Strip,
+    parts: Sequence[Bin],
+    quantile: Quantiles,
+    *,
+    left: float,
+    base: float,
+    panel: float,
+    top: float,
+    unit: TimeUnit,
+    wait: str,
+) -> None:
+    marks = ticks(top, at_most=5)
+    names = [unit.tick(mark, last=mark == marks[-1]) for mark in marks]
+    gutter = max(text_width(text, 12) for text in names) + 8
+    floor = base + _HEAD + 12 + _PLOT
+    plot = left + gutter
+    right = left + panel - 2 * _BOX
+
+    longest = max(step.step_seconds for step in strip.timeline.steps)
+
+    def height_of(seconds: float) -> float:
+        return floor - min(seconds, top) / top * _PLOT
+
+    drawing.text(left, base + _HEAD - 1, strip.name, css="head", size=14)
+    drawing.text(
+        left + panel,
+        base + _HEAD - 1,
+        f"median {unit.brief(quantile.p50)}, longest {unit.brief(longest)}",
+        css="quiet",
+        anchor="end",
+    )
+    for mark, text in zip(marks, names, strict=True):
+        y = height_of(mark)
+        drawing.line(plot, y, left + panel, y, "axis" if mark == 0 else "grid")
+        drawing.text(plot - 6, y + 4, text, css="quiet", size=12, anchor="end")
+    steps = len(strip.timeline.steps)
+    compute: list[tuple[float, float]] = []
+    whole_step: list[tuple[float, float]] = []
+    for part in parts:
+        for edge in (part.first, part.first + part.steps):
+            x = plot + edge / steps * (right - plot)
+            compute.append((x, height_of(part.compute_seconds)))
+            whole_step.append((x, height_of(part.compute_seconds + part.wait_seconds)))
+    drawing.area([(plot, floor), *compute, (right, floor)], "compute")
+    drawing.area([*whole_step, *reversed(compute)], fill=wait)
+    _box(drawing, x=right + _BOX, heights=[height_of(value) for value in _five(quantile)])
+    drawing.text(plot, floor + 18, "step 1", css="quiet", size=12)
+    drawing.text(right, floor + 18, whole(steps), css="quiet", size=12, anchor="end")
+
+
+def _five(quantile: Quantiles) -> tuple[float, float, float, float, float]:
+    return quantile.p5, quantile.p25, quantile.p50, quantile.p75, quantile.p95
+
+
+def _box(drawing: Drawing, *, x: float, heights: Sequence[float]) -> None:
+    low, lower, middle, upper, high = heights
+    drawing.line(x, low, x, high, "whisker")
+    drawing.rect(x - 6, upper, 12, max(lower - upper, 1), "box")
+    drawing.line(x - 9, middle, x + 9, middle, "median")
+
+
+_INTERVAL_ROW = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """One row: a value with its band, in seconds; low and high are equal where no band is known."""
+
+    name: str
+    kind: Literal["predicted", "measured"]
+    value: float
+    low: float
+    high: float
+
+
+def draw_intervals(rows: Sequence[Interval], *, unit: TimeUnit, width: float, name: str) -> Markup:
+    """The rows below each other; the band of a prediction runs on to the row that it promised."""
+    return intervals_drawing(rows, unit=unit, width=width, name=name).markup()
+
+
+def intervals_drawing(
+    rows: Sequence[Interval], *, unit: TimeUnit, width: float, name: str
+) -> Drawing:
+    """As `draw_intervals`, with the boxes of its labels."""
+    narrow = width < 640
+    texts = [unit.show(row.value) for row in rows]
+    left = 4.0 if narrow else max(text_width(row.name, _LABEL) for row in rows) + 18
+    right = max(text_width(text, _LABEL) for text in texts) + 18
+    largest = max(max(row.high, row.value) for row in rows) or 1.0
+    row_height = _INTERVAL_ROW + 14 if narrow else _INTERVAL_ROW
+    floor = len(rows) * row_height + 4
+    drawing = Drawing(
+        name=name,
+        width=width,
+        height=floor + 26,
+        title="Step time, predicted against measured",
+        description=" ".join(f"{row.name}: {_words_of_intervals(row, unit)}." for row in rows),
+    )
+
+    def x_of(seconds: float) -> float:
+        return left + 6 + seconds / largest * (width - left - right - 12)
+
+    tops = [index * row_height + (26 if narrow else 0) for index in range(len(rows))]
+    _axis_of_intervals(
+        drawing, floor, tops, largest=largest, x_of=[x_of(0), x_of(largest)], unit=unit
+    )
+    for index, row in enumerate(rows):
+        y = index * row_height + row_height - _INTERVAL_ROW / 2
+        if row.kind == "predicted":
+            reach = _INTERVAL_ROW / 2 if index + 1 == len(rows) else row_height + 12
+            drawing.rect(
+                x_of(row.low), y - 12, max(x_of(row.high) - x_of(row.low), 1), 12 + reach, "band"
+            )
+    for index, (row, text) in enumerate(zip(rows, texts, strict=True)):
+        y = index * row_height + row_height - _INTERVAL_ROW / 2
+        name_y = y - 18 if narrow else y + 4
+        drawing.text(0, name_y, row.name, css="head" if narrow else "", size=_LABEL)
+        if row.kind == "predicted":
+            drawing.line(x_of(row.value), y - 12, x_of(row.value), y + 12, "median")
+        else:
+            drawing.line(x_of(row.low), y, x_of(row.high), y, "whisker")
+            drawing.circle(x_of(row.value), y, 5, "dot")
+        drawing.text(x_of(max(row.high, row.value)) + 10, y + 4, text, css="head", size=_LABEL)
+    return drawing
+
+
+def draw_bar(interval: Interval, *, largest: float) -> Markup:
+    """A row of a table as a small bar: the predicted step with its band, or the measured one.
+
+    It says no more than the figures beside it, so it is hidden from readers of text.
+    """
+    width, height = 120.0, 14.0
+
+    def place(seconds: float) -> str:
+        return f"{min(seconds / largest, 1.0) * width:.1f}"
+
+    band = ""
+    if interval.high > interval.low:
+        band = (
+            f'<rect class="band" x="{place(interval.low)}" y="1" height="12"'
+            f' width="{float(place(interval.high)) - float(place(interval.low)):.1f}"/>'
+        )
+    # The names of the classes are ours and the numbers are formatted above: nothing to escape.
+    return Markup(
+        f'<svg class="bar" aria-hidden="true" viewBox="0 0 {width:g} {height:g}">'
+        f'<rect class="ground" y="5" width="{width:g}" height="4"/>{band}'
+        f'<rect class="{interval.kind}" y="5" width="{place(interval.value)}" height="4"/></svg>'
+    )
+
+
+def _words_of_intervals(row: Interval, unit: TimeUnit) -> str:
+    text = f"{row.kind} {unit.show(row.value)}"
+    return f"{text}, {unit.span(row.low, row.high)}" if row.high > row.low else text
+
+
+def _axis_of_intervals(
+    drawing: Drawing,
+    floor: float,
+    tops: Sequence[float],
+    *,
+    largest: float,
+    x_of: Sequence[float],
+    unit: TimeUnit,
+) -> None:
+    """Marks of the axis; grid lines leave out the names that stand above their rows."""
+    start, end = x_of
+    marks = ticks(largest, at_most=max(3, int((end - start) / 60)))
+    for mark in marks:
+        x = start + mark / largest * (end - start)
+        css = "axis" if mark == 0 else "grid"
+        for top, below in zip(tops, [*tops[1:], floor + 26], strict=True):
+            drawing.line(x, top, x, min(below - (26 if tops[0] else 0), floor), css)
+        text = unit.tick(mark, last=mark == marks[-1])
+        drawing.text(x, floor + 18, text, css="quiet", size=12, anchor="middle")
+    drawing.line(start, floor, end, floor, "axis")

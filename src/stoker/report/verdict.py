@@ -7,13 +7,15 @@ from typing import Literal
 from unicodedata import category
 
 from stoker.records import Decision, Evaluation, GateResult, Plan, Profile, Training
-from stoker.report.figures import Figures, plan_name, todays_group
-from stoker.report.quantities import (
+from stoker.report.figures import (
+    Figures,
     TimeUnit,
     count,
     digits,
     metric,
     percent,
+    plan_name,
+    todays_group,
     usd,
 )
 
