@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from stoker.catalog import load_catalog
 from stoker.cli.chain import free_advice
 from stoker.decide import decide, explain
-from stoker.decide.measure import measure, today_of
-from stoker.decide.model import estimate
-from stoker.decide.work import Hosts, Shape
+from stoker.decide.model import Hosts, Shape, estimate
+from stoker.decide.work import measure, today_of
 from stoker.profile.evidence import Evidence
 from stoker.profile.explain import explain as explain_profile
 from stoker.profile.measure import combine

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.catalog import Catalog, load_catalog
 from stoker.decide import decide, explain, pareto_front
-from stoker.decide.break_even import START_UP_SECONDS, break_even_steps, break_even_words
+from stoker.decide.pricing import START_UP_SECONDS, break_even_steps, break_even_words
 from stoker.decide.words import limits, pays
 from stoker.errors import UsageError
 from stoker.records import (

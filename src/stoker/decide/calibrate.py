@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from stoker.catalog import Catalog
-from stoker.decide.measure import measure, today_of
-from stoker.decide.model import estimate
-from stoker.decide.plans import Site, named
-from stoker.decide.work import Shape, Work
+from stoker.decide.candidates import Site, named
+from stoker.decide.model import Shape, Work, estimate
+from stoker.decide.work import measure, today_of
 from stoker.errors import UsageError
 from stoker.records import Calibration, Decision, FeedSettings, Group, Profile, Training
 

@@ -5,8 +5,7 @@ import textwrap
 from collections.abc import Sequence
 
 from stoker.decide.calibrate import LEAST_RUNS
-from stoker.decide.choose import error_band
-from stoker.decide.front import pareto_front
+from stoker.decide.choose import error_band, pareto_front
 from stoker.decide.pricing import ASKED_FOR
 from stoker.decide.words import cluster, limit_words, limits, ms, pays
 from stoker.records import Decision, Group, Plan, Prices

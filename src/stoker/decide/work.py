@@ -1,137 +1,322 @@
-"""Values the cost model works on: what a step asks for, and the hosts that could give it."""
+"""From a profile to the work of a step: what was measured, what is taken instead.
 
-from dataclasses import dataclass
+Today's step is measured, so the model is held against it once: the factor between the two goes to
+the terms that bind today (CPU and workers, the accelerator's, or the storage's), never to the
+others: more CPU never makes an accelerator faster than it was measured to be. The CPU-seconds of
+loading stay those that were measured: what a step takes longer is never booked as loading.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from stoker.catalog import Instance
-from stoker.records import Limit, Shared
-from stoker.records.parts import WAITS
+from stoker.decide.model import Doubt, Hosts, Shape, Work, estimate, free_vcpus
+from stoker.decide.words import ms
+from stoker.errors import UsageError
+from stoker.records import Calibration, Limit, Profile, StepTerms
+from stoker.records.parts import (
+    others_vcpus_of,
+    others_width,
+    read_seconds,
+    shared_of,
+    speed_width,
+    speed_words,
+    too_busy,
+)
+
+_NumberT = TypeVar("_NumberT", int, float)
+
+# Of the step: a shorter wait is no starving.
+_WAITS = 0.1
+# CPU-seconds a byte of the feed's receive side where it was not measured: encrypted, flat out.
+_RECEIVE_CPU_PER_BYTE = 0.7e-9
+# Parts that nobody checked are not believed where they are so far from the measured step.
+_FAR = 1.5
+# What binds today is corrected; the way from data hosts says nothing of the work itself.
+_LOADING: tuple[Limit, ...] = ("cpu", "latency")
+_CORRECTED: Mapping[Limit, tuple[Limit, ...]] = {
+    "cpu": _LOADING,
+    "latency": _LOADING,
+    "accelerator": ("accelerator",),
+    "storage": ("storage",),
+}
+_LONGEST_STEP = 1e7
+_SHORTEST_STEP = 1e-7
+_MOST = 1e15
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doubt:
-    """Something that was not measured: `width` is the relative error that it may cause."""
+def today_of(profile: Profile, listed: Instance) -> Instance:
+    """Today's type as the profile saw it: its own vCPUs and accelerators win over the catalog's."""
+    host = profile.host
+    return replace(
+        listed,
+        vcpus=listed.vcpus if host.vcpus is None else host.vcpus,
+        quota_vcpus=host.quota_vcpus,
+        accelerators=listed.accelerators if host.accelerators is None else host.accelerators,
+    )
 
-    width: float
-    text: str
 
+def measure(
+    profile: Profile,
+    *,
+    today: Instance,
+    processes: int,
+    calibration: Calibration = Calibration(),  # noqa: B008 - frozen
+    data: tuple[Hosts, ...] = (),
+    has_own_storage: bool = False,
+    machine_vcpus: float | None = None,
+) -> Work:
+    """The work of a step, corrected so that today's cluster gives today's step.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What one global step asks for. CPU-seconds are those of the profiled host's vCPUs.
+    `has_own_storage` says that every host brings storage bandwidth of its own, `machine_vcpus` what
+    the one machine has that all plans run on.
 
-    Attributes:
-        reference: The profiled type, with the vCPUs and accelerators that were measured.
-        hosts: Hosts of that type that train today.
-        ranks: Trainer processes of all of them.
-        num_workers: Loader workers of one host; None: not known.
-        step_seconds: Measured, as is.
-        accelerator_seconds: Accelerator-only step with its all-reduce; 0: not known.
-        receive_seconds: Not overlapped, in the trainer's own thread, with the feed.
-        local_receive_seconds: The same with local workers alone, and inside what a rank's process
-            uses; None: not known, as with the feed.
-        handover_seconds: Wall clock to take a ready batch from a local worker; 0: not known.
-        loader_cpu_seconds: Loading and augmenting, all ranks: those that were measured.
-        loader_wall_seconds: Worker-seconds of the same work, with the fewest workers.
-        trainer_cpu_seconds: The trainer processes themselves, all ranks.
-        reserved_vcpus: Of one host, instead of trainer_cpu_seconds.
-        receive_cpu_seconds: The feed's receive side for a whole global batch, all ranks.
-        batch_bytes: 0: not known.
-        read_seconds: What the storage of today's hosts needs for a step; 0: not known.
-        shared: What today's loader workers share.
-        others_vcpus: vCPUs of today's hosts that other programs kept busy.
-        machine_width: The relative error that they, and a CPU of changing speed, may cause.
-        has_own_storage: Whether each host brings storage bandwidth of its own.
-        doubts: What was not measured.
-        is_checked: Whether the profile was checked against its own parts.
-        unexplained: Why no spending may be advised on this profile; empty: it may.
-        global_batch_size: Samples of a step today; None: not known.
-        efficiency: Factor on what data hosts reach, from earlier runs.
-        calibration_spread: Relative error that those runs leave; 0: none, or no such runs.
-        data: Data hosts that load today; none, but where the profile is of such a run.
-        parts_seconds: The step that the parts give.
-        correction: Measured step over the step the parts gave.
-        corrected: The limits that the correction is for: those that bind today.
+    `calibration` is what earlier runs say of a data group's constants; today's step has none, but
+    where `data` made batches for it.
+
+    Raises:
+        UsageError: If a number of the profile is beyond any machine.
     """
+    _refuse_absurd(profile, today)
+    raw = _with_inferred(_bare(profile, today=today, processes=processes), profile)
+    raw = replace(raw, data=data, has_own_storage=has_own_storage)
+    shape = Shape(
+        dnn=Hosts(instance=today, count=raw.hosts, workers=raw.num_workers),
+        data=data,
+        processes=processes,
+    )
+    modelled = estimate(raw, shape)
+    # What the trainer needs for itself may be a guess: with nothing for it, this is left.
+    guesses_trainer = profile.timed_step.trainer_cpu_seconds is None
+    free = replace(raw, reserved_vcpus=0.0, trainer_cpu_seconds=0.0) if guesses_trainer else raw
+    at_least = min(modelled.step_seconds, estimate(free, shape).step_seconds)
+    ratio = raw.step_seconds / modelled.step_seconds
+    work = replace(
+        raw, correction=min(max(ratio, 0.2), 5.0), corrected=_CORRECTED.get(modelled.limit, ())
+    )
+    doubts = work.doubts
+    if abs(ratio - 1) > 0.05:
+        text = (
+            f"the parts give {ms(modelled.step_seconds)} a step, and {ms(raw.step_seconds)} were "
+            "measured"
+        )
+        doubts += (Doubt(width=min(abs(ratio - 1), 0.5), text=text),)
+    if profile.check is None:
+        doubts += (Doubt(width=0.1, text="the profile was not checked against its own parts"),)
+    vcpus = today.capacity * raw.hosts
+    others = others_width(profile, vcpus=vcpus)
+    if others:
+        text = (
+            f"other programs kept {raw.others_vcpus:.1f} of the {vcpus:.3g} vCPUs busy while it "
+            "was profiled"
+        )
+        doubts += (Doubt(width=others, text=text),)
+    speed = speed_width(profile)
+    if speed:
+        doubts += (Doubt(width=speed, text=speed_words(profile)),)
+    return replace(
+        work,
+        doubts=doubts,
+        machine_width=math.hypot(others, speed),
+        parts_seconds=modelled.step_seconds,
+        unexplained=too_busy(profile, vcpus=vcpus, machine_vcpus=machine_vcpus)
+        or _unexplained(profile, modelled.step_seconds, at_least=at_least),
+        is_checked=profile.check is not None,
+        receive_cpu_seconds=work.receive_cpu_seconds * calibration.receive,
+        efficiency=calibration.efficiency,
+        calibration_spread=calibration.spread,
+    )
 
-    reference: Instance
-    hosts: int
-    ranks: int
-    num_workers: int | None
-    step_seconds: float
-    accelerator_seconds: float
-    receive_seconds: float
-    loader_cpu_seconds: float
-    loader_wall_seconds: float
-    trainer_cpu_seconds: float
-    reserved_vcpus: float
-    receive_cpu_seconds: float
-    batch_bytes: float
-    read_seconds: float = 0.0
-    shared: Shared = Shared()  # noqa: RUF009 - frozen
-    others_vcpus: float = 0.0
-    machine_width: float = 0.0
-    has_own_storage: bool = False
-    local_receive_seconds: float | None = None
-    handover_seconds: float = 0.0
+
+def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
+    step, hosts = profile.timed_step, profile.host.count
+    ranks = hosts * processes
+    batch_bytes = step.batch_bytes or 0.0
+    others = others_vcpus_of(profile)
+    doubts: list[Doubt] = []
+    if step.receive_cpu_seconds is not None:
+        receive_cpu = step.receive_cpu_seconds * ranks
+    else:
+        receive_cpu = _RECEIVE_CPU_PER_BYTE * batch_bytes
+        doubts.append(Doubt(width=0.05, text="the cost of receiving batches was not measured"))
+    trainer, reserved = 0.0, 0.0
+    if step.trainer_cpu_seconds is not None:
+        trainer = step.trainer_cpu_seconds
+    elif step.trainer_vcpus is not None:
+        reserved = step.trainer_vcpus
+    else:
+        doubts.append(Doubt(width=0.23, text="the trainer's own CPU use was not measured"))
+        if today.accelerators:
+            reserved = min(today.accelerators + 1, today.capacity / 2)
+        else:
+            trainer = (step.accelerator_step_seconds or 0.0) * ranks
+    return Work(
+        reference=today,
+        hosts=hosts,
+        ranks=ranks,
+        num_workers=step.num_workers,
+        step_seconds=step.step_seconds,
+        accelerator_seconds=0.0,
+        receive_seconds=step.receive_seconds or 0.0,
+        loader_cpu_seconds=0.0,
+        loader_wall_seconds=0.0,
+        trainer_cpu_seconds=trainer,
+        reserved_vcpus=reserved,
+        receive_cpu_seconds=receive_cpu,
+        batch_bytes=batch_bytes,
+        read_seconds=read_seconds(profile),
+        shared=shared_of(profile, vcpus=today.capacity * hosts - others),
+        others_vcpus=others,
+        local_receive_seconds=step.local_receive_seconds,
+        handover_seconds=step.handover_seconds or 0.0,
+        doubts=tuple(doubts),
+        global_batch_size=_known_batch(step),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """What a profile says of loading and computing, where it does not say it outright."""
+
+    step: StepTerms
+    cpu_utilization: float | None
+    accelerator_seconds: float | None
+    doubts: tuple[Doubt, ...]
+
+    @property
+    def is_starved(self) -> bool | None:
+        seconds = self.step.step_seconds
+        if self.step.wait_seconds is not None:
+            return self.step.wait_seconds >= _WAITS * seconds
+        if self.accelerator_seconds is not None:
+            busy = self.accelerator_seconds + (self.step.receive_seconds or 0.0)
+            return busy <= (1 - _WAITS) * seconds
+        return None
+
+
+def _with_inferred(work: Work, profile: Profile) -> Work:
+    evidence = _evidence(profile)
+    doubts = [*work.doubts, *evidence.doubts]
+    cpu, wall = _loading(work, evidence, doubts)
+    work = replace(work, loader_cpu_seconds=cpu or 0.0, loader_wall_seconds=wall or 0.0)
+    accelerator = evidence.accelerator_seconds
+    if accelerator is None:
+        accelerator = 0.0
+        bare = estimate(work, Shape(dnn=_todays(work), processes=_processes(work)))
+        is_loading = cpu is not None and bare.step_seconds >= 0.85 * work.step_seconds
+        if work.reference.accelerators or not is_loading:
+            doubts.append(Doubt(width=0.2, text="the accelerator-only step was not measured"))
+        if not is_loading:
+            accelerator = max(0.0, work.step_seconds - work.receive_seconds)
+    return replace(work, accelerator_seconds=accelerator, doubts=tuple(doubts))
+
+
+def _evidence(profile: Profile) -> _Evidence:
+    step, observed = profile.timed_step, profile.observed
+    utilization = observed.gpu_utilization if observed else None
+    accelerator = step.accelerator_step_seconds
     doubts: tuple[Doubt, ...] = ()
-    unexplained: str = ""
-    is_checked: bool = False
-    parts_seconds: float = 0.0
-    correction: float = 1.0
-    corrected: tuple[Limit, ...] = ()
-    global_batch_size: int | None = None
-    efficiency: float = 1.0
-    calibration_spread: float = 0.0
-    data: "tuple[Hosts, ...]" = ()
-
-    @property
-    def parallel_seconds(self) -> float:
-        """Worker-seconds of loading that more workers divide among them."""
-        return max(0.0, self.loader_wall_seconds - self.shared.least * self.shared.seconds)
-
-    @property
-    def waits(self) -> bool:
-        """Whether loading waits for something, beside what its workers share."""
-        return self.parallel_seconds > WAITS * self.loader_cpu_seconds
-
-    def factor(self, limit: Limit) -> float:
-        """What a term of the model is corrected by, so that today's cluster gives today's step."""
-        return self.correction if limit in self.corrected else 1.0
+    if accelerator is None and step.wait_seconds is not None:
+        busy = step.step_seconds - step.wait_seconds - (step.receive_seconds or 0.0)
+        accelerator = max(0.0, busy)
+        doubts = (Doubt(width=0.15, text="the accelerator-only step is the step less its wait"),)
+    elif accelerator is None and utilization is not None:
+        accelerator = utilization * step.step_seconds
+        text = "the accelerator-only step is taken from its utilization"
+        doubts = (Doubt(width=0.15, text=text),)
+    return _Evidence(step, observed.cpu_utilization if observed else None, accelerator, doubts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hosts:
-    """Hosts of one type. workers: data workers of one host; None: as many as its vCPUs."""
+def _loading(
+    work: Work, evidence: _Evidence, doubts: list[Doubt]
+) -> tuple[float | None, float | None]:
+    """CPU-seconds and worker-seconds of loading; None where there is no evidence at all."""
+    step = evidence.step
+    if step.loader_cpu_seconds is not None:
+        return step.loader_cpu_seconds, _or(step.loader_wall_seconds, step.loader_cpu_seconds)
+    seconds = work.step_seconds
+    hosts = _todays(work)
+    free = max(0.0, seconds * free_vcpus(work, hosts) - work.trainer_cpu_seconds)
+    if evidence.cpu_utilization is not None:
+        vcpus = hosts.instance.capacity * hosts.count
+        trainer = work.trainer_cpu_seconds + work.reserved_vcpus * hosts.count * seconds
+        cpu = max(0.0, evidence.cpu_utilization * vcpus * seconds - trainer)
+        doubts.append(Doubt(width=0.15, text="loading is taken from the hosts' CPU utilization"))
+        wall = step.loader_wall_seconds
+        if wall is None and evidence.is_starved and evidence.cpu_utilization < 0.7:
+            # The workers were busy all the time, yet not computing: they waited.
+            wall = seconds * hosts.count * _or(work.num_workers, hosts.instance.vcpus)
+        return cpu, _or(wall, cpu)
+    if evidence.is_starved is None:
+        wall = step.loader_wall_seconds
+        return (None, None) if wall is None else (wall, wall)
+    doubts.append(Doubt(width=0.15, text="loading is taken to use all the CPU of today's hosts"))
+    if not evidence.is_starved:
+        return free / 2, _or(step.loader_wall_seconds, free / 2)
+    if work.num_workers == 0:
+        alone = seconds - (evidence.accelerator_seconds or 0.0) - work.receive_seconds
+        free = min(free, max(0.0, alone) * work.ranks)
+    elif work.num_workers is not None:
+        free = min(free, seconds * hosts.count * work.num_workers)
+    return free, _or(step.loader_wall_seconds, free)
 
-    instance: Instance
-    count: int
-    workers: int | None = None
+
+def _unexplained(profile: Profile, modelled: float, *, at_least: float) -> str:
+    step, check = profile.timed_step, profile.check
+    if profile.unmeasured:
+        parts = " and ".join(profile.unmeasured)
+        return f"not measured, as no DataLoader of torch makes the batches: {parts} alone"
+    if check is not None:
+        # The profile judged it where it was measured, and knows what else kept the CPUs busy.
+        missed = f"the parts of the profile miss the measured step by {abs(check.error):.0%}"
+        missed += f", which its state explains: {check.state}" if check.state else ""
+        return "" if check.explained else missed
+    known = (step.loader_cpu_seconds, step.accelerator_step_seconds, step.wait_seconds)
+    if all(value is None for value in (*known, step.loader_wall_seconds, profile.observed)):
+        return "only the time of a step is known, not what it waits for"
+    if not at_least / _FAR <= step.step_seconds <= modelled * _FAR:
+        return f"the parts give {ms(modelled)} a step, and {ms(step.step_seconds)} were measured"
+    return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """A cluster.
+def _refuse_absurd(profile: Profile, today: Instance) -> None:
+    step = profile.timed_step
+    fields = ("step.step_seconds", step.step_seconds, _SHORTEST_STEP, _LONGEST_STEP)
+    bounds = [fields, ("host.count", profile.host.count, 1, 1e6)]
+    bounds.append(("host.vcpus", today.vcpus, 1, 1e6))
+    bounds.append(("host.quota_vcpus", today.capacity, 1e-2, 1e6))
+    bounds.append(("host.accelerators", today.accelerators, 0, 1e6))
+    for name in step.__struct_fields__:
+        value = getattr(step, name)
+        if value is not None and name != "storage_bytes_per_second":
+            bounds.append((f"step.{name}", value, 0, _MOST))
+    rate = step.storage_bytes_per_second
+    if rate is not None:
+        bounds.append(("step.storage_bytes_per_second", rate, 1, _MOST))
+    for name, value, low, high in bounds:
+        if not low <= value <= high:
+            raise UsageError(
+                f"{value:g} is beyond any machine (from {low:g} to {high:g})",
+                where=f"profile, key {name}",
+                fix="mind the unit: seconds and bytes",
+            )
 
-    Attributes:
-        dnn: The hosts that train; with `workers` 0 and data hosts they load nothing.
-        data: The hosts that only load.
-        processes: Trainer processes of one dnn host.
-        replicas: Accelerators over today's.
-        scaling: What each further replica is worth, of a whole one.
-    """
 
-    dnn: Hosts
-    data: tuple[Hosts, ...] = ()
-    processes: int = 1
-    replicas: float = 1.0
-    scaling: float = 1.0
+def _known_batch(step: StepTerms) -> int | None:
+    """Samples of a step; None: not known (1 stands for that where only a step time was given)."""
+    size = step.global_batch_size
+    return size if size and size > 1 else None
 
-    @property
-    def machines(self) -> int:
-        """All hosts together."""
-        return self.dnn.count + sum(hosts.count for hosts in self.data)
 
-    @property
-    def data_hosts(self) -> int:
-        """Hosts that only load."""
-        return sum(hosts.count for hosts in self.data)
+def _todays(work: Work) -> Hosts:
+    return Hosts(instance=work.reference, count=work.hosts, workers=work.num_workers)
+
+
+def _processes(work: Work) -> int:
+    return work.ranks // work.hosts
+
+
+def _or(value: _NumberT | None, other: _NumberT) -> _NumberT:
+    return other if value is None else value

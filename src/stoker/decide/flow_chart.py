@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stoker.decide.choose import best_free, buys, combined_band, error_band, gain, ranked
-from stoker.decide.model import Estimate, free_vcpus
+from stoker.decide.model import Estimate, Hosts, Work, free_vcpus
 from stoker.decide.words import cluster, limit_words, limits, ms, pays
-from stoker.decide.work import Hosts, Work
 from stoker.records import Action, Answer, Bottleneck, Constraints, Plan
 
 _Reply = Literal["yes", "no", "unknown"]

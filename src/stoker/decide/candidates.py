@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from stoker.catalog import Catalog, Instance
-from stoker.decide.model import Estimate, estimate, parts_on, worker_seconds
-from stoker.decide.work import Hosts, Shape, Work
+from stoker.decide.model import Estimate, Hosts, Shape, Work, estimate, parts_on, worker_seconds
 from stoker.errors import UsageError
 from stoker.records import Action, FeedSettings, Group
 from stoker.records.parts import most_workers, useful_workers
