@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from stoker import doctor as host
+from stoker import doctor as part
 from stoker.cli.doctor import doctor_command
-from stoker.doctor import Check, examine, host, part
-from stoker.doctor.check import within
-from stoker.doctor.cloud import aws_check
-from stoker.doctor.peer import peer_check
+from stoker.doctor import Check, aws_check, examine, peer_check, within
 from stoker.feed.security import Keys, new_token
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.topology import Topology, from_resourceconfig
@@ -152,7 +151,7 @@ def test_a_peer_with_another_token_is_not_of_this_run(
 def test_a_stranger_that_says_nothing_is_not_of_this_run(
     port: int, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.doctor.peer.HANDSHAKE_SECONDS", 0.5)
+    monkeypatch.setattr("stoker.doctor.HANDSHAKE_SECONDS", 0.5)
     with stranger_at(port):
         found = peer_check("127.0.0.1", port=port, token_file=token_file)
     assert found.state == "fail"
@@ -212,7 +211,7 @@ def test_aws_says_who_we_are(aws_server: AwsServer) -> None:
 
 
 def test_aws_that_cannot_be_reached_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.doctor.cloud.AWS_SECONDS", 0.05)
+    monkeypatch.setattr("stoker.doctor.AWS_SECONDS", 0.05)
     release = threading.Event()
 
     def hang() -> Aws:

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from stoker import train as body
 from stoker.catalog import load_catalog
 from stoker.errors import PlatformError
 from stoker.platforms.base import JobEnd, JobSpec, LogLine
 from stoker.records import Group, Json, Training
-from stoker.train import body, train
+from stoker.train import train
 
 JOB = JobSpec(
     name="run",

@@ -1,10 +1,11 @@
-"""The body of the train component, the same on every platform."""
+"""The train component runs a workload on a chosen cluster and records what it did."""
 
 import queue
 import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ import msgspec
 
 from stoker.catalog import Catalog
 from stoker.errors import StokerError, UsageError
-from stoker.logs import now_utc
+from stoker.logs import now_utc, parse_line
 from stoker.platforms.base import JobEnd, JobSpec, LogLine, ObservedRun, Platform, Run
 from stoker.records import (
     Decision,
@@ -26,7 +27,40 @@ from stoker.records import (
     sha256_of,
     write_json,
 )
-from stoker.train.follow import Progress, progress_in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far the run is.
+
+    Attributes:
+        steps: Steps done.
+        total_steps: Steps of the whole training, where known.
+        step_seconds: Mean step since the last report.
+        wait_seconds: Of it, waiting for data.
+    """
+
+    steps: int
+    total_steps: int | None
+    step_seconds: float
+    wait_seconds: float
+
+
+def progress_in(line: LogLine, *, total_steps: int | None) -> Progress | None:
+    """The progress that rank 0 reports in `line`, or None."""
+    event = parse_line(line.text) if "progress" in line.text else None
+    if event is None or event.event != "progress":
+        return None
+    try:
+        return Progress(
+            steps=int(event.values["steps"]),
+            total_steps=total_steps,
+            step_seconds=float(event.values["step_seconds"]),
+            wait_seconds=float(event.values["wait_seconds"]),
+        )
+    except (KeyError, ValueError):
+        return None
+
 
 RequestT = TypeVar("RequestT")
 
