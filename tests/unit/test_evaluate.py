@@ -3,10 +3,9 @@ from typing import Literal
 import msgspec
 import pytest
 
-from stoker import evaluate as summary
 from stoker.cli.chain import evaluation_words
 from stoker.errors import UsageError
-from stoker.evaluate import evaluate, lost_training
+from stoker.evaluate import evaluate, lost_training, summary
 from stoker.records import (
     Constraints,
     Decision,
