@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker.launch.strategy import SITE_DIR
+from stoker.launch.strategies.start import SITE_DIR
 
 PACKAGE = Path(stoker.__file__).parent
 FEED = sorted(PACKAGE.glob("feed/*.py"))

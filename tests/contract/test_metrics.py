@@ -9,7 +9,7 @@ import pytest
 
 from stoker.errors import PlatformError, UsageError
 from stoker.feed.messages import FeedWork, HostWork, Progress, WorkerWork
-from stoker.launch.metrics_port import metrics_served
+from stoker.launch.prometheus import metrics_served
 from stoker.logs import Log
 from stoker.records import FeedSettings
 

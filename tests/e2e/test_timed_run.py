@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launch.passive import UNMEASURED
+from stoker.launch.measure import UNMEASURED
 from stoker.records import (
     Decision,
     EngineCommand,

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launch.bottleneck import bottleneck_of
-from stoker.launch.feed_interval import FeedInterval, mean, read_csv
+from stoker.launch.telemetry import FeedInterval, bottleneck_of, mean, read_csv
 from stoker.records import FeedSettings
 from support.local_job import LocalJob, until
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from stoker.feed.security import new_token
-from stoker.launch import mpi
+from stoker.launch.strategies import mpi
 from stoker.records import EngineCommand, EngineSettings, FeedSettings, Ready, StrategySettings
 from support.local_job import LocalJob, is_running, resource_config, until
 from support.short_run import REPO, short_run

@@ -9,8 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stoker.launch.engines.order import ServerOrder
-from stoker.launch.engines.server import Server, stop_servers
+from stoker.launch.engines.server import Server, ServerOrder, stop_servers
 from stoker.logs import Log
 from support.local_job import is_running, until
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launch.strategy import SITE_DIR
+from stoker.launch.strategies.start import SITE_DIR
 
 pytestmark = pytest.mark.fault
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from stoker.launch.strategy import SITE_DIR
+from stoker.launch.strategies.start import SITE_DIR
 from support.cluster import Cluster, Line, run_script
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]

@@ -3,7 +3,7 @@
 from pathlib import Path
 from random import Random
 
-from stoker.launch.feed_interval import COLUMNS, FeedInterval, HostRate, RankRate, csv_text
+from stoker.launch.telemetry import COLUMNS, FeedInterval, HostRate, RankRate, csv_text
 
 SECONDS = 2.0
 LOST = range(26, 40)

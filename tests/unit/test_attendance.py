@@ -1,7 +1,7 @@
 """Which processes attend for the ranks, and whose report counts."""
 
 from stoker.feed.messages import Progress
-from stoker.launch.attendance import MAX_PROCESSES, SILENT_SECONDS, Attendance
+from stoker.launch.coordinator import MAX_PROCESSES, SILENT_SECONDS, Attendance
 
 
 def report(steps: int, rank: int = 0) -> Progress:

@@ -25,7 +25,7 @@ from stoker.feed.security import Keys, new_token, secure_client
 from stoker.launch import coordinator as coordinator_module
 from stoker.launch import members as members_module
 from stoker.launch import membership as membership_module
-from stoker.launch import silence as silence_module
+from stoker.launch import membership as silence_module
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.members import Change
 from stoker.launch.membership import Membership, Verdict, new_incarnation

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launch.strategy import SITE_DIR
+from stoker.launch.strategies.start import SITE_DIR
 from support.cluster import run_script
 from support.dropin_claims import CLAIMS, VALUED, VALUES
 

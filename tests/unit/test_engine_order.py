@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UsageError
-from stoker.launch.engines.order import EngineOrder, order_of
+from stoker.launch.engines.server import EngineOrder, order_of
 from stoker.launch.hostrun import HostRun
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log

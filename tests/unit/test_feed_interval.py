@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.feed.messages import FeedWork, HostWork, Progress, WorkerWork
-from stoker.launch.bottleneck import bottleneck_of
-from stoker.launch.feed_interval import (
+from stoker.launch.telemetry import (
     COLUMNS,
     FeedInterval,
+    FeedLog,
     HostRate,
     RankRate,
+    bottleneck_of,
     csv_text,
+    interval_between,
     log_values,
     mean,
     of_event,
     read_csv,
 )
-from stoker.launch.feed_log import FeedLog
-from stoker.launch.feed_rates import interval_between
 from stoker.logs import Log, parse_line
 
 HEAD = ",".join(COLUMNS) + "\n"

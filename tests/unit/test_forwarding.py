@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from stoker.launch.forwarding import STDERR_TAIL_BYTES, Tail, forward
+from stoker.launch.supervise import STDERR_TAIL_BYTES, Tail, forward
 
 DEADLINE_SECONDS = 10.0
 

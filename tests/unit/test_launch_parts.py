@@ -12,7 +12,8 @@ import pytest
 from stoker.errors import UsageError
 from stoker.feed.messages import Progress
 from stoker.launch import exports, machine
-from stoker.launch.failures import (
+from stoker.launch.finish import (
+    FAILURE_CHARACTERS,
     Cause,
     RankEnd,
     RankFailure,
@@ -21,13 +22,13 @@ from stoker.launch.failures import (
     read_cause,
     read_failures,
     write_cause,
+    write_failure,
 )
-from stoker.launch.finish import FAILURE_CHARACTERS, write_failure
 from stoker.launch.measure import Step, main_loader, measure, read_timeline, read_timelines, steady
-from stoker.launch.progress import ProgressLog
 from stoker.launch.run import output_folder
-from stoker.launch.strategy import SITE_DIR, Trainer
+from stoker.launch.strategies.start import SITE_DIR, Trainer
 from stoker.launch.supervise import resolve_program
+from stoker.launch.telemetry import ProgressLog
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log, parse_line
 from stoker.settings import from_environment

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UsageError
-from stoker.launch import mpi, mpi_agent, mpi_rank, smddp
-from stoker.launch.strategy import Trainer
+from stoker.launch.strategies import mpi, mpi_agent, mpi_rank, smddp
+from stoker.launch.strategies.start import Trainer
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec

@@ -13,8 +13,7 @@ from stoker.decide import decide
 from stoker.feed.messages import FeedWork, HostWork, Progress
 from stoker.feed.timeline import Timeline
 from stoker.feed.usage import LoaderUsage, RankUsage, Usage, read_usage
-from stoker.launch.measure import Step, measure
-from stoker.launch.passive import MIN_STEPS, Ran, passive_profile
+from stoker.launch.measure import MIN_STEPS, Ran, Step, measure, passive_profile
 from stoker.records import Constraints, Group, Place, Profile, convert, to_document
 
 BATCH_BYTES = 4096

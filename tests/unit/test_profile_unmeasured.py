@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from stoker.feed.usage import LoaderUsage, RankUsage
-from stoker.launch.passive import FILE, MIN_STEPS, UNMEASURED
+from stoker.launch.measure import FILE, MIN_STEPS, UNMEASURED
 from stoker.profile import explain
 from stoker.profile.raw import LoaderFacts, RankResult
 from stoker.profile.timed_profile import _CPU_NOTE, NOTE, timed_profile, too_few

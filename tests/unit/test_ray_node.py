@@ -13,7 +13,6 @@ import pytest
 from stoker.errors import UsageError
 from stoker.feed.security import Keys
 from stoker.launch.engines import ray_node
-from stoker.launch.engines.order import order_of
 from stoker.launch.engines.ray_node import (
     MAX_FOLDER_BYTES,
     MIN_STORE_BYTES,
@@ -22,7 +21,7 @@ from stoker.launch.engines.ray_node import (
     session_folder,
     store_bytes,
 )
-from stoker.launch.engines.secret import forget_secret, secret_file
+from stoker.launch.engines.server import forget_secret, order_of, secret_file
 from stoker.launch.hostrun import HostRun
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log

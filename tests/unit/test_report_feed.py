@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launch.feed_interval import COLUMNS
+from stoker.launch.telemetry import COLUMNS
 from stoker.report import write_report
 from stoker.report.feed_picture import FeedStory, feed_drawing, read_feed
 from support import sample_records

@@ -13,7 +13,7 @@ from stoker.feed.process import Process
 from stoker.feed.timeline import Timeline
 from stoker.feed.unfed import ENOUGH_STEPS, Watch, is_released
 from stoker.feed.unfed_word import Unfed
-from stoker.launch.release import Release
+from stoker.launch.trainer_host import Release
 from stoker.logs import Log
 from stoker.settings import RELEASED_FILE, from_environment, unfed_file
 
@@ -87,7 +87,7 @@ class Released:
 def test_data_hosts_are_given_back_when_all_ranks_say_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.launch.release._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("stoker.launch.trainer_host._LOOK_SECONDS", 0.0)
     (tmp_path / unfed_file(1)).write_bytes(msgspec.json.encode(Unfed(1, 2, "of an attempt before")))
     coordinator = Released()
     release = Release(tmp_path, coordinator, ranks=2)  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ def test_data_hosts_are_given_back_when_all_ranks_say_the_same(
 def test_a_rank_that_asks_after_all_takes_its_word_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.launch.release._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("stoker.launch.trainer_host._LOOK_SECONDS", 0.0)
     coordinator = Released()
     release = Release(tmp_path, coordinator, ranks=2)  # type: ignore[arg-type]
     ranks = [watch_of(tmp_path, rank=rank, world=2)[0] for rank in (0, 1)]
@@ -126,7 +126,7 @@ def test_a_rank_that_asks_after_all_takes_its_word_back(
 def test_the_data_hosts_of_a_run_on_several_hosts_wait_for_the_word_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.launch.release._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("stoker.launch.trainer_host._LOOK_SECONDS", 0.0)
     coordinator = Released()
     release = Release(tmp_path, coordinator, ranks=1)  # type: ignore[arg-type]
     rank = watch_of(tmp_path, rank=0, world=2)[0]

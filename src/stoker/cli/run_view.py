@@ -9,8 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from stoker.launch.bottleneck import bottleneck_of
-from stoker.launch.feed_interval import FeedInterval, HostRate, of_event
+from stoker.launch.telemetry import FeedInterval, HostRate, bottleneck_of, of_event
 from stoker.logs import LogEvent
 
 _HOSTS_IN_A_LINE = 6

@@ -1,7 +1,11 @@
-"""What a run's timelines say of the main loader's steps.
+"""What a run's timelines say of its steps, and the profile of a run that was not profiled.
 
 Batches come in bursts (several workers, data hosts and local workers of different pace), so that a
 median of single steps would miss the wait that ends a burst: medians are over means of blocks.
+
+It holds what was measured and nothing that was not: no accelerator-only step and no self-check, so
+that bands on it are wider. With a data group the step is that of the whole cluster, and loading is
+counted in CPU-seconds of the dnn hosts' type.
 """
 
 import csv
@@ -11,9 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, median
 
+from stoker.catalog import Catalog
+from stoker.errors import UsageError
 from stoker.feed.messages import Progress
-from stoker.records import Measured, Spread
+from stoker.feed.usage import LoaderUsage, RankUsage
+from stoker.records import Group, Measured, Observed, Profile, ProfiledHost, Spread, StepTerms
+from stoker.records.base import Value
+from stoker.records.profile import ProfiledData
 
 # The first steps of an epoch hold the start of workers and the filling of the pipeline.
 SKIPPED_STEPS = 2
@@ -160,3 +170,242 @@ def spread_of(values: Sequence[float]) -> Spread:
         return Spread(low=values[0], high=values[0], samples=1)
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return Spread(low=low, high=high, samples=len(values))
+
+
+FILE = "passive-profile.json"
+# What stays unknown where batches are none of a DataLoader: `Profile.unmeasured`.
+UNMEASURED = ("accelerator", "loader")
+# Fewer steps say nothing that money may rest on.
+MIN_STEPS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What ran.
+
+    Attributes:
+        groups: dnn first.
+        host_types: Type of each data host, by its name.
+        vcpus: Of this dnn host, usable.
+        processes_per_host: Of a dnn host.
+        what: For the record.
+    """
+
+    groups: tuple[Group, ...]
+    host_types: Mapping[str, str]
+    vcpus: int
+    processes_per_host: int
+    workload_sha256: str | None
+    what: Mapping[str, Value]
+
+
+def passive_profile(
+    ran: Ran,
+    *,
+    timelines: Mapping[int, Sequence[Step]],
+    usages: Sequence[RankUsage],
+    measured: Measured | None,
+    progress: Mapping[int, Progress],
+    catalog: Catalog,
+) -> Profile | None:
+    """The profile of a run that has ended, from what its ranks left; None where that is too little.
+
+    Args:
+        timelines: The main loader's steps of the leader's ranks.
+        usages: What they used.
+        measured: What the timelines said.
+        progress: Last report of each rank, where there is a data group.
+        catalog: For the CPU speeds of types.
+    """
+    if measured is None or measured.steps < MIN_STEPS or not measured.step_seconds:
+        return None
+    usage = [main for each in usages if (main := _main(each)) is not None]
+    dnn, *data = ran.groups
+    world = dnn.count * ran.processes_per_host
+    waits = [_wait(steps) for steps in timelines.values()] or [measured.wait_seconds]
+    loading = _loading(usage, ran=ran, progress=progress, world=world, catalog=catalog)
+    sizes = [own.batch_bytes / own.sized_batches for own in usage if own.sized_batches]
+    read = _read_bytes(usage, world)
+    step = StepTerms(
+        step_seconds=measured.step_seconds,
+        wait_seconds=min(max(waits), measured.step_seconds),
+        loader_cpu_seconds=loading.cpu_seconds,
+        loader_wall_seconds=loading.wall_seconds,
+        receive_cpu_seconds=loading.receive_cpu_seconds,
+        trainer_cpu_seconds=loading.trainer_cpu_seconds,
+        num_workers=loading.num_workers,
+        global_batch_size=_samples(timelines, world),
+        batch_bytes=fmean(sizes) * world if sizes else None,
+        read_bytes=read,
+    )
+    spread = dict(measured.spread)
+    spread.pop("compute_seconds", None)
+    spread |= loading.spread
+    known = {name for name in step.__struct_fields__ if getattr(step, name) is not None}
+    return Profile(
+        workload_sha256=ran.workload_sha256,
+        host=ProfiledHost(instance_type=dnn.instance_type, count=dnn.count, vcpus=ran.vcpus),
+        data=tuple(
+            ProfiledData(
+                instance_type=group.instance_type,
+                count=group.count,
+                workers_per_host=group.workers_per_host,
+            )
+            for group in data
+        ),
+        step=step,
+        observed=_observed(usage, ran),
+        unmeasured=UNMEASURED if is_elsewhere(usages) else (),
+        spread={name: each for name, each in spread.items() if name in known},
+        what={**ran.what, "passive": True, "ranks": world, "steps": measured.steps},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loading:
+    """Of a global step; None: not known."""
+
+    cpu_seconds: float | None = None
+    wall_seconds: float | None = None
+    receive_cpu_seconds: float | None = None
+    trainer_cpu_seconds: float | None = None
+    num_workers: int | None = None
+    spread: Mapping[str, Spread]
+
+
+def _loading(
+    usage: Sequence[LoaderUsage],
+    *,
+    ran: Ran,
+    progress: Mapping[int, Progress],
+    world: int,
+    catalog: Catalog,
+) -> _Loading:
+    """Who loads decides where its cost is to be found: the feed, children, or the trainer."""
+    trainer = [own.trainer_cpu_seconds / own.steps for own in usage]
+    if any(own.is_elsewhere for own in usage):
+        # The trainer's threads may make batches, and so may hosts that nobody here can see.
+        return _Loading(spread={})
+    spans = [span for own in usage for span in own.spans]
+    feed = [own.feed_cpu_seconds / own.span_steps for own in usage if own.span_steps]
+    made = _made_by_feed(progress, ran=ran, world=world, catalog=catalog)
+    spread: dict[str, Spread] = {}
+    workers = ran.groups[0].workers_per_host
+    if spans:
+        seconds = [world * (span[0] - span[2]) for span in spans]
+        spread["trainer_cpu_seconds"] = spread_of([max(0.0, each) for each in seconds])
+    if made is not None:
+        receive = fmean(feed) if feed else None
+        own = max(0.0, fmean(trainer) - (receive or 0.0)) if trainer else None
+        spread["loader_cpu_seconds"] = spread_of(made)
+        if receive is not None and spans:
+            spread["receive_cpu_seconds"] = spread_of([span[2] for span in spans])
+        return _Loading(
+            cpu_seconds=fmean(made),
+            receive_cpu_seconds=receive,
+            trainer_cpu_seconds=None if own is None else own * world,
+            num_workers=workers,
+            spread=spread,
+        )
+    if not usage:
+        return _Loading(num_workers=workers, spread=spread)
+    if all(own.num_workers == 0 for own in usage):
+        # Loaded by the trainer itself, while it asks for a batch.
+        loads = [own.next_cpu_seconds / own.steps for own in usage]
+        spread["loader_cpu_seconds"] = spread_of([each * world for each in loads])
+        spread.pop("trainer_cpu_seconds", None)
+        return _Loading(
+            cpu_seconds=fmean(loads) * world,
+            trainer_cpu_seconds=max(0.0, fmean(trainer) - fmean(loads)) * world,
+            num_workers=0,
+            spread=spread,
+        )
+    loads = [own.children_cpu_seconds / own.span_steps for own in usage if own.span_steps]
+    if spans:
+        spread["loader_cpu_seconds"] = spread_of([span[1] * world for span in spans])
+    return _Loading(
+        cpu_seconds=fmean(loads) * world if loads else None,
+        trainer_cpu_seconds=fmean(trainer) * world,
+        num_workers=round(fmean([own.num_workers for own in usage]) * ran.processes_per_host),
+        spread=spread,
+    )
+
+
+def _made_by_feed(
+    progress: Mapping[int, Progress], *, ran: Ran, world: int, catalog: Catalog
+) -> list[float] | None:
+    """CPU-seconds of a global step's batches as each rank saw them made, on the dnn hosts' CPU."""
+    here = ran.groups[0].instance_type
+    found = []
+    for report in progress.values():
+        batches, seconds = 0, 0.0
+        for host in report.feed.hosts if report.feed else ():
+            kind = here if host.is_local else ran.host_types.get(host.host, here)
+            batches += host.batches
+            seconds += host.cpu_seconds * _speed(catalog, kind, over=here)
+        if batches:
+            found.append(world * seconds / batches)
+    return found or None
+
+
+def _speed(catalog: Catalog, instance_type: str, *, over: str) -> float:
+    """CoreMark a vCPU over another type's; 1 where one is not known."""
+    if instance_type == over:
+        return 1.0
+    try:
+        one = catalog.get(instance_type).coremark_per_vcpu
+        other = catalog.get(over).coremark_per_vcpu
+    except UsageError:
+        return 1.0
+    return one / other if one and other else 1.0
+
+
+def is_elsewhere(usages: Sequence[RankUsage]) -> bool:
+    """Whether the batches of the training are none of a DataLoader."""
+    mains = [_main(each) for each in usages]
+    return any(own is not None and own.is_elsewhere for own in mains)
+
+
+def _main(usage: RankUsage) -> LoaderUsage | None:
+    """The loader with most steps."""
+    busiest = max(usage.loaders.values(), key=lambda own: own.steps, default=None)
+    return busiest if busiest is not None and busiest.steps else None
+
+
+def _wait(steps: Sequence[Step]) -> float:
+    """Median of a rank's wait, over blocks."""
+    return median(block_means(steady(steps), lambda step: step.wait_seconds))
+
+
+def _samples(timelines: Mapping[int, Sequence[Step]], world: int) -> int | None:
+    sizes: Counter[int] = Counter()
+    for steps in timelines.values():
+        sizes.update(step.samples for step in steps)
+    del sizes[0]
+    return sizes.most_common(1)[0][0] * world if sizes else None
+
+
+def _read_bytes(usage: Sequence[LoaderUsage], world: int) -> float | None:
+    """Bytes from storage a global step; None where nothing was read, or it is not told."""
+    known = [
+        own.read_bytes / own.span_steps
+        for own in usage
+        if own.read_bytes is not None and own.span_steps
+    ]
+    return fmean(known) * world or None if known else None
+
+
+def _observed(usage: Sequence[LoaderUsage], ran: Ran) -> Observed | None:
+    """How busy the ranks of this host kept its vCPUs."""
+    if not usage or any(not own.wall_seconds for own in usage):
+        return None
+    busy = sum(
+        own.trainer_cpu_seconds / own.wall_seconds
+        + (
+            own.children_cpu_seconds / own.span_steps * own.steps / own.wall_seconds
+            if own.span_steps
+            else 0.0
+        )
+        for own in usage
+    )
+    return Observed(cpu_utilization=min(1.0, busy / ran.vcpus), hosts=1)

@@ -16,7 +16,7 @@ from stoker.settings import PROFILE_ENDED_FILE
 
 _GRACE_SECONDS = 2.0
 # torchrun does nothing of the user's behind its ranks, and says itself how they ended.
-_SPARED = ("torch.distributed.run", "torchrun", "stoker.launch.elastic")
+_SPARED = ("torch.distributed.run", "torchrun", "stoker.launch.strategies.elastic")
 
 
 def end_process(*, folder: Path, launcher_pid: int | None) -> NoReturn:

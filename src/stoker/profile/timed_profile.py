@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.feed.usage import read_usage
-from stoker.launch.passive import FILE, MIN_STEPS
+from stoker.launch.measure import FILE, MIN_STEPS
 from stoker.profile.raw import RankResult
 from stoker.records import Profile, read_json
 from stoker.records.base import Value

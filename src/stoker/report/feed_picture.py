@@ -7,8 +7,14 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from stoker.launch.bottleneck import Bottleneck, bottleneck_of
-from stoker.launch.feed_interval import FeedInterval, HostRate, mean, read_csv
+from stoker.launch.telemetry import (
+    Bottleneck,
+    FeedInterval,
+    HostRate,
+    bottleneck_of,
+    mean,
+    read_csv,
+)
 from stoker.report.figures import NBSP, count, digits, percent
 from stoker.report.svg import Anchor, Drawing, fit, text_width, ticks
 

@@ -12,7 +12,7 @@ from typing import Protocol, cast
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from stoker.launch import smddp
+from stoker.launch.strategies import smddp
 
 
 class _Init(Protocol):

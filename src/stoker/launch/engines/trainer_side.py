@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from stoker.launch.coordinator import Coordinator
-from stoker.launch.engines.data_host import ASKED_TO_STOP
-from stoker.launch.engines.order import EngineOrder, order_of
-from stoker.launch.engines.server import Server, stop_servers
+from stoker.launch.data_host import ENGINE_ASKED_TO_STOP
+from stoker.launch.engines.server import EngineOrder, Server, order_of, stop_servers
 from stoker.launch.hostrun import HostRun
 from stoker.launch.membership import Membership
 from stoker.launch.supervise import GRACE_SECONDS, Decided, Ending, SignalReceived
@@ -215,7 +214,7 @@ class _Commands:
             now = time.monotonic()
             for host, reason in coordinator.gone_agents.items():
                 # Where all hosts are asked to stop, the training may still be saving its state.
-                is_asked = reason == ASKED_TO_STOP
+                is_asked = reason == ENGINE_ASKED_TO_STOP
                 if is_asked and now - asked_at.setdefault(host, now) < GRACE_SECONDS:
                     continue
                 if reason != LEFT_IN_GOOD_ORDER:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 import stoker
-from stoker.launch import exports, machine, mpi, smddp
+from stoker.launch import exports, machine
+from stoker.launch.strategies import mpi, smddp
 from stoker.launch.topology import Topology
 from stoker.logs import Log
 from stoker.records import FeedSettings, StrategySettings
@@ -165,7 +166,7 @@ class Trainer:
         where = self._rendezvous(topology, master, round(feed.start_deadline_seconds))
         return (
             # -P: a module in the working directory must not stand in for one of ours.
-            *(sys.executable, "-P", "-m", "stoker.launch.elastic"),
+            *(sys.executable, "-P", "-m", "stoker.launch.strategies.elastic"),
             *where,
             f"--nproc-per-node={self.processes_per_host}",
             f"--max-restarts={self.settings.max_restarts}",

@@ -6,11 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from stoker.errors import PlatformError, UsageError
-from stoker.launch import failures, mpi
+from stoker.launch import finish as failures
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.hostrun import HostRun
 from stoker.launch.membership import Membership
-from stoker.launch.strategy import Trainer
+from stoker.launch.strategies import mpi
+from stoker.launch.strategies.start import Trainer
 from stoker.launch.supervise import Decided, Ending, SignalReceived
 
 _POLL_SECONDS = 0.1

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from stoker.errors import UsageError
-from stoker.launch import mpi_agent, mpi_rank
+from stoker.launch.strategies import mpi_agent, mpi_rank
 from stoker.logs import Log
 
 MPIRUN, DAEMON = "mpirun", "orted"

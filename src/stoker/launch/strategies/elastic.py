@@ -1,7 +1,7 @@
 """torchrun, run in this process, so that the first failing rank and its exit code are not lost.
 
 torchrun itself exits 1 whatever its ranks did. Started by the launcher as
-`python -m stoker.launch.elastic OPTIONS -- CMD`; OPTIONS are torchrun's own.
+`python -m stoker.launch.strategies.elastic OPTIONS -- CMD`; OPTIONS are torchrun's own.
 """
 
 import sys
@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import get_args_parser, run
 
 from stoker import settings
-from stoker.launch.failures import Cause, RankEnd, first_cause, read_failure, write_cause
+from stoker.launch.finish import Cause, RankEnd, first_cause, read_failure, write_cause
 
 
 def main(arguments: list[str]) -> int:

@@ -8,21 +8,22 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
+
+import msgspec
 
 from stoker.errors import PlatformError, UsageError
-from stoker.launch import failures
+from stoker.feed.unfed_word import Unfed
+from stoker.launch import finish as failures
 from stoker.launch.coordinator import Coordinator
-from stoker.launch.engines.beside import Beside, beside
-from stoker.launch.feed_log import FeedLog
+from stoker.launch.engines.trainer_side import Beside, beside
 from stoker.launch.finish import Outcome, write_failure, write_training
 from stoker.launch.hostrun import HostRun
 from stoker.launch.members import Change
 from stoker.launch.membership import Membership, Verdict
-from stoker.launch.metrics_port import metrics_served
-from stoker.launch.mpi_host import MpiHost
-from stoker.launch.progress import ProgressLog
-from stoker.launch.release import Release
-from stoker.launch.strategy import Trainer
+from stoker.launch.prometheus import metrics_served
+from stoker.launch.strategies.mpi_host import MpiHost
+from stoker.launch.strategies.start import Trainer
 from stoker.launch.supervise import (
     COMMAND_NOT_FOUND,
     Decided,
@@ -31,11 +32,75 @@ from stoker.launch.supervise import (
     resolve_program,
     supervise,
 )
+from stoker.launch.telemetry import FeedLog, ProgressLog
 from stoker.launch.topology import platform_name
 from stoker.logs import now_utc
 from stoker.platforms.processes import why_not_found
 from stoker.records import Event
-from stoker.settings import PROFILE_ENDED_FILE
+from stoker.settings import PROFILE_ENDED_FILE, RELEASED_FILE, unfed_file
+
+_LOOK_SECONDS = 1.0
+
+
+class Release:
+    """Looks at what the ranks of this host say: do they train without asking for a batch?
+
+    Where all of them do, they make their batches themselves from then on, whatever they read. A
+    follower tells its leader so, which gives the data hosts back once all ranks of the run do.
+
+    Args:
+        output: STOKER_OUTPUT of the ranks.
+        run: The coordinator on the leader, the membership on another dnn host.
+        ranks: Of this host.
+    """
+
+    def __init__(self, output: Path, run: Coordinator | Membership, *, ranks: int) -> None:
+        self._output = output
+        self._run = run
+        self._ranks = ranks
+        self._look_at = 0.0
+        self._word: Unfed | None = None
+        self._is_done = False
+        # Of an attempt before this one, in the same folder.
+        for file in (*output.glob(unfed_file("*")), output / RELEASED_FILE):
+            file.unlink(missing_ok=True)
+
+    def tick(self) -> None:
+        """Looks, once a second."""
+        now = time.monotonic()
+        if self._is_done or now < self._look_at:
+            return
+        self._look_at = now + _LOOK_SECONDS
+        self._word = self._word or self._agreed()
+        if self._word is None:
+            return
+        if isinstance(self._run, Membership):
+            self._run.tell_unfed(self._ranks)
+            self._is_done = True
+        elif self._ranks + self._run.unfed_ranks >= self._word.world_size:
+            self._run.release_agents(self._word.text)
+            self._is_done = True
+
+    def _agreed(self) -> Unfed | None:
+        """What a rank said, where all have, and none can take its word back any more."""
+        if len(self._said()) < self._ranks:
+            return None
+        released = self._output / RELEASED_FILE
+        released.touch()
+        said = self._said()
+        if len(said) < self._ranks:
+            # One asks after all, and may not have seen the file.
+            released.unlink()
+            return None
+        return said[0]
+
+    def _said(self) -> list[Unfed]:
+        said = []
+        for file in self._output.glob(unfed_file("*")):
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                said.append(msgspec.json.decode(file.read_bytes(), type=Unfed))
+        return said
+
 
 # A host is lost: the platform's code, for the training has none of its own.
 HOST_LOST = PlatformError.exit_code
