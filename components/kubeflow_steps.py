@@ -32,7 +32,7 @@ from kfp.dsl import (
 )
 
 from stoker.parameters import Parameter
-from stoker.platforms.kubernetes.groups import PodGroup
+from stoker.platforms.kubernetes.objects import PodGroup
 from stoker.records import Toleration
 from stoker.records.cloud import amount
 from stoker.targets.kubeflow_pipeline import KubeflowRequest

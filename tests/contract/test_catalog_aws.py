@@ -25,8 +25,7 @@ from stoker.catalog.refresh import (
 from stoker.cli.refreshing import refresh_from_aws, refreshed
 from stoker.decide import decide
 from stoker.errors import PlatformError, UsageError
-from stoker.platforms.aws import Aws, AwsError
-from stoker.platforms.aws_catalog import price_list_region
+from stoker.platforms.aws import Aws, AwsError, price_list_region
 from stoker.records import Constraints, Group, Observed, Profile, ProfiledHost, StepTerms
 from support.aws_answers import Answers
 from support.moto import REGION, AwsServer

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.platforms.aws import Aws
-from stoker.platforms.sagemaker.rules import check_body
+from stoker.platforms.sagemaker.checks import check_body
 from support.moto import AwsServer
 
 ROOT = Path(__file__).parents[2]

@@ -13,11 +13,9 @@ import pytest
 import yaml
 
 from stoker.platforms.kubernetes import KubernetesPlatform
-from stoker.platforms.kubernetes.manifest import manifest
-from stoker.platforms.kubernetes.network_policy import network_policies
-from stoker.platforms.kubernetes.rbac import rbac
-from stoker.platforms.kubernetes.request import plan_runtime
-from stoker.platforms.kubernetes.rules import problems
+from stoker.platforms.kubernetes.access import network_policies, rbac
+from stoker.platforms.kubernetes.checks import rule_problems
+from stoker.platforms.kubernetes.request import manifest, plan_runtime
 from stoker.records import Json, KubernetesSettings
 from stoker.settings import workload_from
 from support.kubernetes_jobs import DNN, EVERYTHING, POOLS, job
@@ -62,7 +60,7 @@ def test_the_manifest_is_as_it_was(name: str) -> None:
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_a_golden_manifest_breaks_no_rule(name: str) -> None:
     objects = list(yaml.safe_load_all((FOLDER / f"{name}.yaml").read_text()))
-    assert [found for document in objects for found in problems(document, among=objects)] == []
+    assert [found for document in objects for found in rule_problems(document, among=objects)] == []
 
 
 def _stoker(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
@@ -136,7 +134,7 @@ def test_a_run_fits_the_runtime_that_was_rendered_for_it(project: Path) -> None:
     done = _stoker("train", "--dry-run", "mnist.yaml", *groups, *sets, cwd=project)
     *_, train_job = yaml.safe_load_all(done.stdout)
     assert train_job["spec"]["runtimeRef"]["name"] == "stoker-mnist"
-    assert list(problems(train_job, among=[runtime])) == []
+    assert list(rule_problems(train_job, among=[runtime])) == []
 
 
 def test_render_names_what_it_knows(project: Path) -> None:

@@ -16,10 +16,11 @@ from stoker.launch.finish import leave_in_pod
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
 from stoker.platforms.base import JobEnd, JobSpec, LogLine
-from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest, connection
+from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest
+from stoker.platforms.kubernetes import api as connection
 from stoker.platforms.kubernetes.api import Cluster
-from stoker.platforms.kubernetes.run import REPEAT_SECONDS, KubernetesRun
-from stoker.platforms.kubernetes.troubles import CAPACITY_SECONDS, IMAGE_SECONDS, QUOTA_SECONDS
+from stoker.platforms.kubernetes.job import REPEAT_SECONDS, KubernetesRun
+from stoker.platforms.kubernetes.pods import CAPACITY_SECONDS, IMAGE_SECONDS, QUOTA_SECONDS
 from stoker.profile import profile
 from stoker.profile.raw import AcceleratorOnly, RankResult, quartiles
 from stoker.records import Cluster as TodaysCluster

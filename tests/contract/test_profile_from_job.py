@@ -15,8 +15,7 @@ from stoker.cli.observing import observe_command
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.sagemaker.logs import LOG_GROUP
-from stoker.platforms.sagemaker.observed_job import ObservedJob, describe_job, observe_job
-from stoker.platforms.sagemaker.utilisation import NAMESPACE
+from stoker.platforms.sagemaker.usage import NAMESPACE, ObservedJob, describe_job, observe_job
 from stoker.profile.observed import observed_profile
 from stoker.records import Profile, read_json
 from support.aws_answers import Answers

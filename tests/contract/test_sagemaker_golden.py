@@ -19,7 +19,7 @@ if __name__ == "__main__":
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform, plan_body
-from stoker.platforms.sagemaker.rules import problems
+from stoker.platforms.sagemaker.checks import problems
 from stoker.records import Json
 from support import sagemaker_job
 from support.moto import AwsServer

@@ -5,7 +5,7 @@ import tarfile
 from pathlib import Path
 
 from stoker.platforms.aws import Aws
-from stoker.platforms.sagemaker.native import fetch_training
+from stoker.platforms.sagemaker.job import fetch_training
 from support.moto import REGION, AwsServer
 
 JOBS = "s3://bucket/out/stoker/jobs/mnist/abcdefghijkl"

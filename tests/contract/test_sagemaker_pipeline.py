@@ -23,7 +23,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from stoker.cli.app import app
-from stoker.platforms.sagemaker.rules import problems
+from stoker.platforms.sagemaker.checks import problems
 from stoker.records import Evaluation, Json, read_json, to_json
 from support import sagemaker_pipeline as sample
 from support import sample_records

@@ -22,16 +22,16 @@ from stoker.logs import parse_line
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws, AwsError
 from stoker.platforms.base import JobSpec, LogLine
 from stoker.platforms.sagemaker import SageMakerPlatform, SageMakerRequest
-from stoker.platforms.sagemaker.logs import LOG_GROUP
-from stoker.platforms.sagemaker.run import (
+from stoker.platforms.sagemaker.job import (
     DRAIN_SECONDS,
     MAX_INTERVAL_SECONDS,
     MIN_INTERVAL_SECONDS,
     STOP_SECONDS,
     SageMakerRun,
 )
+from stoker.platforms.sagemaker.logs import LOG_GROUP
 from stoker.platforms.sagemaker.start import MAX_NAMES, numbered, stop_job
-from stoker.platforms.sagemaker.utilisation import NAMESPACE, read_utilisation
+from stoker.platforms.sagemaker.usage import NAMESPACE, read_utilisation
 from stoker.profile import profile
 from stoker.records import (
     Cluster,
@@ -811,7 +811,7 @@ def test_a_file_too_large_for_a_record_is_not_taken(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("stoker.platforms.sagemaker.outputs.MAX_FILE_BYTES", 10)
+    monkeypatch.setattr("stoker.platforms.sagemaker.job.MAX_FILE_BYTES", 10)
     content = archive(**{"stoker/training.json": b"x" * 11})
     aws.write_object(f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz", content)
     _, run = submit(platform, job)

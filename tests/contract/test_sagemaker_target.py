@@ -19,7 +19,7 @@ import yaml
 
 from stoker.cli.edge import run
 from stoker.platforms.aws import Aws
-from stoker.platforms.sagemaker.limits import maximum
+from stoker.platforms.sagemaker.checks import maximum
 from stoker.records import Json
 from stoker.targets.base import Uploaded
 from stoker.targets.sagemaker import SageMakerTarget

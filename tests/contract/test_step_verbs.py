@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UsageError
-from stoker.platforms.local_plan import channel_folder
+from stoker.platforms.local import channel_folder
 from stoker.records import Decision, Evaluation, Json, read_json, to_json, write_json
 from support import sample_records
 from support.command import process, stoker
@@ -167,7 +167,7 @@ def test_a_model_is_copied_to_where_it_is_to_stay(folder: Path) -> None:
 def test_a_channel_of_a_claim_is_the_folder_where_the_step_mounts_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.platforms.local_plan.CLAIMS_FOLDER", str(folder))
+    monkeypatch.setattr("stoker.platforms.local.CLAIMS_FOLDER", str(folder))
     (folder / "datasets" / "digits").mkdir(parents=True)
     assert channel_folder("train", "pvc://datasets/digits") == folder / "datasets" / "digits"
     with pytest.raises(UsageError, match="no such folder"):

@@ -12,8 +12,8 @@ import pytest
 
 from stoker.feed.security import new_token
 from stoker.platforms.kubernetes import KubernetesPlatform
-from stoker.platforms.output_lines import OutputParts
-from stoker.platforms.processes import free_ports
+from stoker.platforms.local import free_ports
+from stoker.platforms.logs import OutputParts
 from support.kubernetes_jobs import job
 from support.local_job import marked_processes, until
 

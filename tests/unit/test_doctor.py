@@ -19,7 +19,7 @@ from stoker.launch.coordinator import Coordinator
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.logs import Log
 from stoker.platforms.aws import Aws
-from stoker.platforms.processes import free_ports
+from stoker.platforms.local import free_ports
 from stoker.records import FeedSettings
 from support.local_job import resource_config
 from support.moto import AwsServer

@@ -12,8 +12,7 @@ from stoker.launch.engines.server import EngineOrder, order_of
 from stoker.launch.hostrun import HostRun
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
-from stoker.platforms.base import JobSpec
-from stoker.platforms.variables import job_variables
+from stoker.platforms.base import JobSpec, job_variables
 from stoker.records import (
     EngineCommand,
     EngineSettings,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stoker.platforms.kubernetes import KubernetesPlatform
-from stoker.platforms.kubernetes.network_policy import network_policies
+from stoker.platforms.kubernetes.access import network_policies
 from stoker.platforms.kubernetes.reading import replicated_jobs
 from stoker.records import Json
 from stoker.settings import workload_from

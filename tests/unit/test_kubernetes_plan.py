@@ -14,10 +14,9 @@ from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.platforms import platform_named
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest
-from stoker.platforms.kubernetes.environment import verbatim
-from stoker.platforms.kubernetes.names import MAX_NAME, is_dns_label, object_name
+from stoker.platforms.kubernetes.checks import security_problems as insecurities
+from stoker.platforms.kubernetes.objects import MAX_NAME, is_dns_label, object_name, verbatim
 from stoker.platforms.kubernetes.request import NO_TOKEN, plan_runtime
-from stoker.platforms.kubernetes.security import problems as insecurities
 from support.kubernetes_jobs import CPU, DATA, DNN, EVERYTHING, GPU, POOLS, job
 
 BOTH = pytest.mark.parametrize("api", ["jobset", "trainer"])

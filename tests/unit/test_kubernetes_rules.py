@@ -11,9 +11,9 @@ import pytest
 
 from stoker.errors import UsageError
 from stoker.platforms.kubernetes import KubernetesPlatform
-from stoker.platforms.kubernetes.rules import check_objects, problems
-from stoker.platforms.kubernetes.schema import problems as schema_problems
-from stoker.platforms.kubernetes.security import problems as insecurities
+from stoker.platforms.kubernetes.checks import check_objects, rule_problems
+from stoker.platforms.kubernetes.checks import schema_problems as schema_problems
+from stoker.platforms.kubernetes.checks import security_problems as insecurities
 from support.kubernetes_jobs import EVERYTHING, job
 
 TRAINER = {**EVERYTHING, "api": "trainer"}
@@ -199,17 +199,17 @@ BROKEN: list[tuple[str, Callable[[Any], None], str]] = [
 def test_a_jobset_that_breaks_a_rule_is_told(
     jobset: Any, what: str, change: Callable[[Any], None], words: str
 ) -> None:
-    assert list(problems(jobset)) == []
+    assert list(rule_problems(jobset)) == []
     change(jobset)
-    found = list(problems(jobset))
+    found = list(rule_problems(jobset))
     assert any(words in problem for problem in found), found
 
 
 def test_startup_in_order_and_dependencies_exclude_each_other(jobset: Any) -> None:
     jobset["spec"]["replicatedJobs"][1]["dependsOn"] = [{"name": "dnn", "status": "Ready"}]
-    assert list(problems(jobset)) == []
+    assert list(rule_problems(jobset)) == []
     jobset["spec"]["startupPolicy"] = {"startupPolicyOrder": "InOrder"}
-    assert any("exclude each other" in found for found in problems(jobset))
+    assert any("exclude each other" in found for found in rule_problems(jobset))
 
 
 NODE_RULES = [
@@ -289,9 +289,9 @@ def test_trainers_objects_that_break_a_rule_are_told(
     trainer: dict[str, Any], kind: str, change: Callable[[Any], None], words: str
 ) -> None:
     among = list(trainer.values())
-    assert [found for o in among for found in problems(o, among=among)] == []
+    assert [found for o in among for found in rule_problems(o, among=among)] == []
     change(trainer[kind])
-    found = list(problems(trainer[kind], among=among))
+    found = list(rule_problems(trainer[kind], among=among))
     assert any(words in problem for problem in found), found
 
 

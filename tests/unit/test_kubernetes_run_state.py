@@ -5,13 +5,22 @@ from typing import Any
 
 import pytest
 
-from stoker.platforms.kubernetes.api_errors import Action, refusal
-from stoker.platforms.kubernetes.groups import lay_out
-from stoker.platforms.kubernetes.happenings import Happenings
-from stoker.platforms.kubernetes.owner import object_reference, owned, owners_of, pod_reference
-from stoker.platforms.kubernetes.pod_state import PodState, pod_state, seconds_between
-from stoker.platforms.kubernetes.state import job_state
-from stoker.platforms.kubernetes.troubles import by_job
+from stoker.platforms.kubernetes.api import Action, refusal
+from stoker.platforms.kubernetes.objects import lay_out
+from stoker.platforms.kubernetes.pods import (
+    Happenings,
+    PodState,
+    by_job,
+    pod_state,
+    seconds_between,
+)
+from stoker.platforms.kubernetes.start import (
+    job_state,
+    object_reference,
+    owned,
+    owners_of,
+    pod_reference,
+)
 from stoker.settings import OwnPod, own_pod
 from support.kubernetes_jobs import job
 

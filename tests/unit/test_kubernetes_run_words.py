@@ -7,20 +7,21 @@ import pytest
 
 from stoker.logs import Log
 from stoker.platforms.base import JobEnd
-from stoker.platforms.kubernetes.ending import conclude
-from stoker.platforms.kubernetes.groups import Layout, lay_out
-from stoker.platforms.kubernetes.pod_state import Ended, PodState
-from stoker.platforms.kubernetes.state import JobState, Phase
-from stoker.platforms.kubernetes.troubles import (
+from stoker.platforms.kubernetes.job import conclude
+from stoker.platforms.kubernetes.objects import Layout, lay_out
+from stoker.platforms.kubernetes.pods import (
     CAPACITY_SECONDS,
     IMAGE_SECONDS,
+    Ended,
+    PodState,
     Trouble,
     TroubleLog,
     refused_pods,
     short_of,
     troubles_of,
 )
-from stoker.platforms.output_lines import OutputParts
+from stoker.platforms.kubernetes.start import JobState, Phase
+from stoker.platforms.logs import OutputParts
 from stoker.records import Event, Training, read_json, to_json
 from support.kubernetes_jobs import job
 from support.sample_records import training

@@ -16,10 +16,8 @@ from stoker.launch.strategies import mpi, mpi_agent, mpi_rank, smddp
 from stoker.launch.strategies.start import Trainer
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
-from stoker.platforms.base import JobSpec
+from stoker.platforms.base import JobSpec, check_strategy, job_variables
 from stoker.platforms.local import LocalPlatform
-from stoker.platforms.strategies import check_strategy
-from stoker.platforms.variables import job_variables
 from stoker.records import FeedSettings, Group, StrategySettings
 from stoker.settings import from_environment, read_workload, workload_from
 

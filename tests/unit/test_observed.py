@@ -12,8 +12,7 @@ from stoker.decide import decide
 from stoker.decide import explain as explain_decision
 from stoker.errors import UsageError
 from stoker.evaluate import evaluate
-from stoker.platforms.sagemaker.observed_job import ObservedJob, members_in
-from stoker.platforms.sagemaker.utilisation import HostLoad, point_seconds
+from stoker.platforms.sagemaker.usage import HostLoad, ObservedJob, members_in, point_seconds
 from stoker.profile import explain
 from stoker.profile.logged_steps import MIN_SAMPLES, steps_in
 from stoker.profile.observed import observed_profile

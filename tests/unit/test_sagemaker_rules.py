@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec
-from stoker.platforms.sagemaker import check_body, limits, plan_body
-from stoker.platforms.sagemaker.rules import problems
+from stoker.platforms.sagemaker import check_body, plan_body
+from stoker.platforms.sagemaker import checks as limits
+from stoker.platforms.sagemaker.checks import problems
 from stoker.records import (
     Channel,
     Framework,

@@ -10,7 +10,7 @@ from stoker.platforms.sagemaker.state import (
     no_capacity,
     no_quota,
 )
-from stoker.platforms.sagemaker.utilisation import (
+from stoker.platforms.sagemaker.usage import (
     MAX_POINTS,
     GroupLoad,
     HostLoad,

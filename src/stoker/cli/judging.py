@@ -120,7 +120,7 @@ def _training(
     file = Path(evidence.training)
     if evidence.outputs_uri:
         from stoker.platforms.aws import Aws
-        from stoker.platforms.sagemaker.native import fetch_training
+        from stoker.platforms.sagemaker.job import fetch_training
 
         account = Aws(region=region_of(workload))
         folder = new_run_dir(workload.name)

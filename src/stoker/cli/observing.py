@@ -35,7 +35,7 @@ def observe_command(
         PlatformError: If the job or its load cannot be read.
     """
     from stoker.platforms.aws import Aws
-    from stoker.platforms.sagemaker.observed_job import describe_job, observe_job
+    from stoker.platforms.sagemaker.usage import describe_job, observe_job
     from stoker.profile import explain
     from stoker.profile.logged_steps import steps_in
     from stoker.profile.observed import observed_profile

@@ -17,14 +17,15 @@ from stoker.catalog.refresh import (
 )
 from stoker.cli.progress import say
 from stoker.errors import PlatformError
-from stoker.platforms.aws import Aws, AwsError
-from stoker.platforms.aws_catalog import (
+from stoker.platforms.aws import (
+    Aws,
+    AwsError,
     described_types,
+    failed,
     price_list_region,
     products,
     trainable_types,
 )
-from stoker.platforms.aws_errors import failed
 from stoker.records import write_text
 
 

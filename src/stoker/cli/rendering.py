@@ -61,9 +61,8 @@ def render(
     """
     from stoker.cli.workloads import read_with_params
     from stoker.errors import UsageError
-    from stoker.platforms.kubernetes.manifest import manifest
-    from stoker.platforms.kubernetes.network_policy import network_policies
-    from stoker.platforms.kubernetes.rbac import rbac
+    from stoker.platforms.kubernetes.access import network_policies, rbac
+    from stoker.platforms.kubernetes.request import manifest
     from stoker.records import KubernetesSettings, nearest
 
     if kind not in _KINDS:

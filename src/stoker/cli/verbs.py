@@ -250,7 +250,7 @@ def dry_run_of(platform: Platform[RequestT], job: JobSpec, *, as_json: bool) -> 
 
 def make_token_command(file: Path) -> None:
     """`stoker train --make-token F`: a token for a run that somebody else starts."""
-    from stoker.platforms.local_start import write_secret
+    from stoker.platforms.local import write_secret
 
     write_secret(file, secrets.token_hex(32))
 

@@ -18,7 +18,7 @@ from stoker.cli.run_view import RunView, as_table, as_text, plain_line
 from stoker.cli.workloads import RUNS
 from stoker.errors import PlatformError, UsageError
 from stoker.logs import parse_line
-from stoker.platforms.tail import Tail
+from stoker.platforms.logs import Tail
 
 POLL_SECONDS = 0.25
 # A run that says nothing for so long is gone, or its log is: as long as hosts wait for each other.

@@ -10,7 +10,7 @@ from stoker.catalog import with_pools
 from stoker.errors import UsageError
 from stoker.logs import printable
 from stoker.parameters import overrides_of, parameters_of
-from stoker.platforms.processes import why_not_found
+from stoker.platforms.local import why_not_found
 from stoker.records import Cluster, TodaysGroup, Workload, to_document
 from stoker.settings import read_workload, workload_from
 

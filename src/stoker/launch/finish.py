@@ -32,8 +32,8 @@ from stoker.launch.measure import (
 )
 from stoker.launch.topology import Topology
 from stoker.logs import Log, now_utc, parse_line
-from stoker.platforms.output_lines import log_files
-from stoker.platforms.processes import ended_words
+from stoker.platforms.local import ended_words
+from stoker.platforms.logs import log_files
 from stoker.records import Event, Group, Host, Job, Training, write_json, write_text
 from stoker.records.training import cause_of
 from stoker.settings import ProcessSettings

@@ -42,7 +42,7 @@ from typing import Literal, TypeVar
 from stoker.feed.messages import FeedWork, HostWork, Progress
 from stoker.launch.measure import Step, step_of
 from stoker.logs import Log, LogEvent
-from stoker.platforms.tail import Tail
+from stoker.platforms.logs import Tail
 
 Kind = Literal["rank", "host", "local"]
 

@@ -35,7 +35,7 @@ from stoker.launch.supervise import (
 from stoker.launch.telemetry import FeedLog, ProgressLog
 from stoker.launch.topology import platform_name
 from stoker.logs import now_utc
-from stoker.platforms.processes import why_not_found
+from stoker.platforms.local import why_not_found
 from stoker.records import Event
 from stoker.settings import PROFILE_ENDED_FILE, RELEASED_FILE, unfed_file
 

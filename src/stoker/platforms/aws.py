@@ -1,16 +1,91 @@
-"""Calls to AWS: through boto3, imported here only, retried, bounded, with errors in words."""
+"""Calls to AWS through boto3: retried, bounded, with errors in words; and its price list."""
 
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import IO, cast
 
-from stoker.errors import UsageError
-from stoker.platforms.aws_errors import MAX_ATTEMPTS, AwsError, failed, refusal
+from stoker.errors import PlatformError, UsageError
 from stoker.records import Json
 from stoker.settings import cloud_region
+
+# Attempts of one call with exponential backoff (botocore's standard mode: at most 20 s each).
+MAX_ATTEMPTS = 8
+
+_ACTION = re.compile(r"perform:? ([a-z0-9-]+:[A-Za-z*]+)")
+_MISSING = ("ResourceNotFound", "ResourceNotFoundException", "NoSuchKey", "404", "NotFound")
+# Some services say only in words that what was asked for is not there.
+_MISSING_WORDS = ("does not exist", "not found", "could not find")
+_THROTTLED = ("ThrottlingException", "Throttling", "TooManyRequestsException", "SlowDown")
+_DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403")
+_STALE_LOGIN = (
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidClientTokenId",
+    "RequestExpired",
+    "UnrecognizedClientException",
+)
+
+
+class AwsError(PlatformError):
+    """AWS refused a call.
+
+    Attributes:
+        code: AWS's own error code, such as `ResourceLimitExceeded`.
+        action: Service and operation, as in a policy: `sagemaker:CreateTrainingJob`.
+    """
+
+    code = ""
+    action = ""
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether what was asked for is not there (a bucket that is not there is a wrong name)."""
+        if self.code == "NoSuchBucket" or self.is_denied:
+            return False
+        words = self.what.lower()
+        return self.code in _MISSING or any(missing in words for missing in _MISSING_WORDS)
+
+    @property
+    def is_denied(self) -> bool:
+        """Whether a permission is missing, or the login is no longer valid."""
+        return self.code in _DENIED or self.code in _STALE_LOGIN or "not authorized" in self.what
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether the service did not answer, or too late: asking again may help."""
+        return self.code in _THROTTLED or "AWS did not answer" in self.what
+
+
+def refusal(error: Mapping[str, object], action: str, where: str) -> AwsError:
+    """The error for a refusal as botocore has parsed it."""
+    code = str(error.get("Code", ""))
+    message = str(error.get("Message", "")).strip()
+    what, fix = f"{code}: {message}", ""
+    if code in _DENIED or "not authorized" in message:
+        found = _ACTION.search(message)
+        missing = found.group(1) if found else action
+        what = f"permission {missing} is missing: {message}"
+        fix = f"allow {missing} in the caller's policy; configs/sagemaker has ones to start from"
+    elif code in _STALE_LOGIN:
+        fix = "log in again: aws sso login, or new keys"
+    elif code in _THROTTLED:
+        what = f"AWS throttled {action} {MAX_ATTEMPTS} times: {message}"
+        fix = "try again in a minute"
+    elif code == "NoSuchBucket":
+        fix = "check the bucket's name, or make it"
+    return failed(what, action, where=where, code=code, fix=fix)
+
+
+def failed(what: str, action: str, *, where: str = "", code: str = "", fix: str = "") -> AwsError:
+    """An error with AWS's code and the action that failed."""
+    error = AwsError(what, where=where or action, fix=fix)
+    error.code = code
+    error.action = action
+    return error
+
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
@@ -285,13 +360,80 @@ def _json(value: object) -> Json:
             return str(value)
 
 
-__all__ = [
-    "CONNECT_SECONDS",
-    "EVENTUAL_SECONDS",
-    "MAX_ATTEMPTS",
-    "READ_SECONDS",
-    "Aws",
-    "AwsError",
-    "explained",
-    "split_uri",
-]
+# The price list of all regions is to be had in three of them.
+_NEAREST = {"eu": "eu-central-1", "me": "eu-central-1", "af": "eu-central-1", "ap": "ap-south-1"}
+_ELSEWHERE = "us-east-1"
+# 100 products a page; EC2 has about a thousand on-demand Linux ones in a region.
+MAX_PAGES = 200
+# Values that a filter of DescribeInstanceTypes takes.
+_MOST_VALUES = 200
+
+
+def price_list_region(region: str) -> str:
+    """Where the price list of `region` is asked for.
+
+    Raises:
+        UsageError: If that region's prices are not in dollars.
+    """
+    if region.startswith("cn-"):
+        raise UsageError(
+            f"prices of {region} are in CNY, and a catalog is in dollars",
+            where="--region",
+            fix="write your own table: stoker decide --prices FILE",
+        )
+    return _NEAREST.get(region.partition("-")[0], _ELSEWHERE)
+
+
+def products(aws: Aws, *, service: str, filters: Sequence[Mapping[str, str]]) -> Iterator[Json]:
+    """The products of a service in the price list, each as JSON text.
+
+    Args:
+        aws: An account, in a region that has the price list.
+        service: `AmazonSageMaker` or `AmazonEC2`.
+        filters: Of GetProducts.
+
+    Raises:
+        AwsError: If AWS refuses, throttles or cannot be reached.
+    """
+    token: dict[str, object] = {}
+    for _ in range(MAX_PAGES):
+        answer = aws.call(
+            "pricing",
+            "GetProducts",
+            ServiceCode=service,
+            Filters=list(filters),
+            FormatVersion="aws_v1",
+            MaxResults=100,
+            **token,
+        )
+        listed = answer.get("PriceList")
+        yield from listed if isinstance(listed, list) else ()
+        following = {"NextToken": answer.get("NextToken")}
+        if not answer.get("NextToken") or following == token:
+            return
+        token = dict(following)
+
+
+def described_types(aws: Aws, kinds: Sequence[str]) -> list[Mapping[str, Json]]:
+    """EC2's types of these names, those that the region has.
+
+    Raises:
+        AwsError: If AWS refuses, throttles or cannot be reached.
+    """
+    found: list[Mapping[str, Json]] = []
+    for first in range(0, len(kinds), _MOST_VALUES):
+        values = list(kinds[first : first + _MOST_VALUES])
+        found += aws.pages(
+            "ec2",
+            "DescribeInstanceTypes",
+            items="InstanceTypes",
+            Filters=[{"Name": "instance-type", "Values": values}],
+        )
+    return found
+
+
+def trainable_types(aws: Aws) -> Collection[str]:
+    """Types that a training job takes, with `ml.`, as boto3's own model has them."""
+    meta = getattr(aws.client("sagemaker"), "meta")  # noqa: B009
+    listed: Sequence[str] = meta.service_model.shape_for("TrainingInstanceType").enum
+    return frozenset(listed)

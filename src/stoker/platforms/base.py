@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
+import msgspec
+
 from stoker.errors import UsageError
 from stoker.records import (
     Channel,
@@ -21,6 +23,7 @@ from stoker.records import (
     StrategySettings,
     Workload,
     nearest,
+    to_document,
 )
 
 _ROLES: tuple[Role, ...] = ("dnn", "data")
@@ -217,3 +220,94 @@ def hyperparameters(values: Mapping[str, Scalar]) -> dict[str, str]:
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in sorted(values.items())
     }
+
+
+def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, key: str) -> None:
+    """Refuses a job of which no container can run.
+
+    Args:
+        entrypoint: In front of the job's command.
+        platform: Its name, in errors.
+        key: Of its settings in the workload, in errors.
+
+    Raises:
+        UsageError: Naming the key of the workload and the reason.
+    """
+    if not job.image:
+        raise UsageError(
+            f"the job names no image, and {platform} runs nothing else",
+            where=f"job {job.name}, key image",
+            fix="build one with make image, push it, and set image to its address",
+        )
+    if not job.command:
+        raise UsageError("no command to run", where=f"job {job.name}, key command")
+    if entrypoint[-1] != "--":
+        raise UsageError(
+            "the command follows the entry point behind --: " + " ".join(entrypoint),
+            where=f"key {key}.entrypoint",
+            fix="let its last word be --",
+        )
+
+
+def check_strategy(strategy: StrategySettings, groups: Sequence[Group]) -> None:
+    """Refuses what cannot train so.
+
+    Raises:
+        UsageError: If more than one group would train, or the hosts of the dnn group are not such
+            as the strategy needs.
+    """
+    trainers = [group for group in groups if group.role == "dnn"]
+    if len(trainers) > 1:
+        names = ", ".join(group.name for group in trainers)
+        raise UsageError(
+            f"a strategy is of one group, and here train: {names}",
+            where="the plan's groups",
+            fix="make one of them the dnn group, the others data groups",
+        )
+    for group in trainers:
+        refusal = strategy.refusal(
+            instance_type=group.instance_type, processes_per_host=group.processes_per_host or 1
+        )
+        if refusal is not None:
+            what, fix = refusal
+            raise UsageError(what, where=f"key strategy, group {group.name}", fix=fix)
+
+
+def job_variables(job: JobSpec, *, feed: FeedSettings | None = None) -> dict[str, str]:
+    """What a launcher must know of `job` wherever it runs; paths and names are the platform's.
+
+    Args:
+        job: The job.
+        feed: Instead of the job's own settings.
+    """
+    workers = {
+        group.role: group.workers_per_host
+        for group in job.groups
+        if group.workers_per_host is not None
+    }
+    variables = {
+        "STOKER_FEED": json.dumps(to_document(feed or job.feed)),
+        "STOKER_WORKERS": json.dumps(workers),
+        "STOKER_STRATEGY": _strategy(job.strategy),
+        "STOKER_ROLES": json.dumps({group.name: group.role for group in job.groups}),
+    }
+    decided = job.groups[0].processes_per_host
+    if decided is not None:
+        variables["STOKER_PROCESSES_PER_HOST"] = str(decided)
+    if job.engine.name != "feed":
+        # Without what is as it is by default: SageMaker allows 512 characters.
+        variables["STOKER_ENGINE"] = msgspec.json.encode(job.engine).decode()
+    if job.profile:
+        variables["STOKER_PROFILE"] = json.dumps(to_document(job.profile))
+    if job.workload_sha256:
+        variables["STOKER_WORKLOAD_SHA256"] = job.workload_sha256
+    if job.replace_dataloader:
+        variables["STOKER_REPLACE_DATALOADER"] = "1"
+    return variables
+
+
+def _strategy(strategy: StrategySettings) -> str:
+    """Its name, where all else is as it is by default."""
+    if strategy == StrategySettings(name=strategy.name):
+        return strategy.name
+    return json.dumps(to_document(strategy))

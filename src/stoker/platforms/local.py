@@ -7,16 +7,683 @@ Instance types are local.c1, local.c2, ... A job of one host may name any other 
 all of this machine, which is what that name stands for (a GPU host, the pod of a pipeline's step).
 """
 
+import contextlib
+import io
+import json
 import os
+import queue
+import random
 import re
-from collections.abc import Mapping, Sequence
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
-from stoker.errors import UsageError
-from stoker.platforms.base import JobSpec, groups_of_channel, hyperparameters
-from stoker.platforms.local_plan import LocalHost, LocalRequest
-from stoker.platforms.local_run import LocalRun
-from stoker.platforms.strategies import check_strategy
-from stoker.records import Group, Json, to_document
+import msgspec
+import psutil
+
+from stoker.errors import PlatformError, UsageError
+from stoker.logs import Log, now_utc
+from stoker.platforms import spawn
+from stoker.platforms.base import (
+    JobEnd,
+    JobSpec,
+    LogLine,
+    check_strategy,
+    groups_of_channel,
+    hyperparameters,
+    job_variables,
+)
+from stoker.platforms.logs import Tail
+from stoker.records import Event, Group, Json, Role, Training, read_json, to_document, write_json
+from stoker.records.engine import EngineHost
+from stoker.records.engine_check import completed
+
+# Where the steps of a pipeline on Kubernetes mount the claims that channels name.
+CLAIMS_FOLDER = "/mnt/pvc"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalHost:
+    """One host of a run.
+
+    Attributes:
+        cores: That it is pinned to; empty where it is not.
+        num_cores: Of its instance type.
+    """
+
+    name: str
+    group: str
+    role: Role
+    instance_type: str
+    cores: tuple[int, ...]
+    num_cores: int
+    processes: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRequest:
+    """A job as this machine runs it.
+
+    Attributes:
+        hosts: The dnn group first; the first one leads.
+        not_comparable: Why its times cannot be compared with other runs'; empty where they can.
+    """
+
+    job: JobSpec
+    hosts: tuple[LocalHost, ...]
+    not_comparable: str
+
+    @property
+    def leader(self) -> LocalHost:
+        """The host that leads."""
+        return self.hosts[0]
+
+    def base_dir(self, host: LocalHost) -> Path:
+        """The directory that stands for /opt/ml on `host`."""
+        return (self.job.run_dir / "hosts" / host.name).absolute()
+
+    def log_file(self, host: LocalHost) -> Path:
+        """Where the output of `host` goes."""
+        return (self.job.run_dir / "logs" / f"{host.group}-{host.name}.log").absolute()
+
+
+def channel_folder(name: str, uri: str) -> Path:
+    """The folder that a channel of a local job names; of a claim, where it is mounted.
+
+    Raises:
+        UsageError: If it is not there.
+    """
+    if uri.startswith("pvc://"):
+        uri = f"{CLAIMS_FOLDER}/{uri.removeprefix('pvc://')}"
+    folder = Path(uri.removeprefix("file://")).absolute()
+    if not folder.is_dir():
+        raise UsageError(
+            f"no such folder: {folder}", where=f"channel {name}", fix="check the channel's uri"
+        )
+    return folder
+
+
+def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
+    """Makes the directory of `host` in SageMaker's layout; what an earlier run left is deleted.
+
+    Raises:
+        UsageError: If a channel's folder is not there.
+    """
+    job = request.job
+    base = request.base_dir(host)
+    shutil.rmtree(base, ignore_errors=True)
+    for folder in ("input/config", "input/data", "model", "output/data", "checkpoints", "code"):
+        (base / folder).mkdir(parents=True)
+    channels: dict[str, Json] = {}
+    for name, channel in sorted(job.channels.items()):
+        if host.group not in (groups_of_channel(name, channel, job.groups) or (host.group,)):
+            continue
+        (base / "input" / "data" / name).symlink_to(channel_folder(name, channel.uri))
+        channels[name] = {
+            "TrainingInputMode": "File",
+            "S3DistributionType": "FullyReplicated",
+            "RecordWrapperType": "None",
+        }
+    _write(base, "inputdataconfig", channels)
+    _write(base, "hyperparameters", {**hyperparameters(job.hyperparameters)})
+    _write(base, "resourceconfig", resource_config(request, host))
+
+
+def resource_config(request: LocalRequest, host: LocalHost) -> dict[str, Json]:
+    """What SageMaker would tell `host` of the run."""
+    return {
+        "current_host": host.name,
+        "current_instance_type": host.instance_type,
+        "current_group_name": host.group,
+        "hosts": [other.name for other in request.hosts],
+        "instance_groups": [
+            {
+                "instance_group_name": group.name,
+                "instance_type": group.instance_type,
+                "hosts": [other.name for other in request.hosts if other.group == group.name],
+            }
+            for group in request.job.groups
+        ],
+        "network_interface_name": "lo",
+    }
+
+
+def _write(base: Path, name: str, document: dict[str, Json]) -> None:
+    path = base / "input" / "config" / f"{name}.json"
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+# SIGKILL cannot be refused: what is still there afterwards sits in the kernel.
+KILL_SECONDS = 5.0
+PORTS = range(20000, 30000)
+PORTS_PER_HOST = 3
+
+
+def ended_words(code: int) -> str:
+    """How a process ended, behind "ended with": its exit code, or its signal and what may be why.
+
+    Args:
+        code: Negative for a signal.
+    """
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = f" ({signal.Signals(-code).name})"
+    except ValueError:
+        name = ""
+    hint = ", perhaps out of memory" if -code == signal.SIGKILL else ""
+    return f"signal {-code}{name}{hint}"
+
+
+def why_not_found(program: str, *, folder: Path | None = None) -> tuple[str, str]:
+    """Why a program cannot be started, and what to do about it.
+
+    Args:
+        program: As the command names it.
+        folder: That relative paths begin at; None: this process's.
+    """
+    path = Path(folder or "", program)
+    if os.path.dirname(program) and path.is_dir():
+        return f"{program} is a folder, no program", "name the program in it"
+    if os.path.dirname(program) and path.is_file():
+        fix = f"chmod +x {program}"
+        return f"{program} may not be executed", (
+            f"{fix}, or: python {program}" if program.endswith(".py") else fix
+        )
+    return f"command not found: {program}", "check its spelling and the PATH"
+
+
+def processes_of(session: int, marker: bytes) -> list[int]:
+    """Processes of a host: of its launcher's session, or with its marker in their environment.
+
+    A process that is the caller's own is never among them.
+    """
+    found = []
+    for pid in psutil.pids():
+        if pid == os.getpid() or not _is_running(pid):
+            continue
+        try:
+            if os.getsid(pid) == session or marker in _environment(pid):
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+def kill_all(session: int, marker: bytes) -> bool:
+    """Kills what `processes_of` finds until nothing is left; False after KILL_SECONDS."""
+    deadline = time.monotonic() + KILL_SECONDS
+    while True:
+        pids = processes_of(session, marker)
+        _reap(session)
+        if not pids:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def free_ports(taken: set[int], *, count: int = PORTS_PER_HOST) -> int:
+    """The first of `count` neighbouring free ports on loopback; they are added to `taken`.
+
+    Raises:
+        OSError: If none are found.
+    """
+    # Not for secrets: two runs that draw the same ports would only have to draw again.
+    for first in random.sample(PORTS, 200):
+        ports = set(range(first, first + count))
+        if not ports & taken and all(_is_free(port) for port in ports):
+            taken |= ports
+            return first
+    raise OSError("no free ports between 20000 and 30000")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _reap(session: int) -> None:
+    """Takes the exit status of orphans of that session that this process has adopted."""
+    for child in psutil.Process().children():
+        with contextlib.suppress(OSError, psutil.Error):
+            is_theirs = os.getsid(child.pid) == session and child.pid != session
+            if is_theirs and child.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(child.pid, os.WNOHANG)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return b"\0" + file.read()
+    except OSError:
+        return b""
+
+
+LOOPBACK = "127.0.0.1"
+_FOREIGN = ("STOKER_", "SM_", "TORCHELASTIC_", "MASTER_")
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+_FOREIGN_NAMES = frozenset((*_TORCHRUN, "TRAINING_JOB_NAME", "SAGEMAKER_BASE_DIR"))
+
+
+@dataclass(slots=True)
+class StartedHost:
+    """A host whose launcher has been started."""
+
+    host: LocalHost
+    process: "subprocess.Popen[bytes]"
+    marker: bytes
+    ended_at: float | None = None
+
+
+def start_host(request: LocalRequest, host: LocalHost, environ: Mapping[str, str]) -> StartedHost:
+    """Starts the launcher of `host` in a session of its own; its output goes to its log file.
+
+    Raises:
+        OSError: If it cannot be started.
+    """
+    log_file = request.log_file(host)
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    # -P: a module in the working directory must not stand in for one of ours.
+    launcher = (sys.executable, "-P", "-m", "stoker.launch", "--", *request.job.command)
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            # SIGTERM, so that hosts end in good order when this process is killed.
+            spawn.wrapped(launcher, signal_number=signal.SIGTERM, cores=host.cores),
+            env=dict(environ),
+            stdin=_standard_input() if host == request.leader else subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    marker = f"\0STOKER_BASE_DIR={request.base_dir(host)}\0".encode()
+    return StartedHost(host=host, process=process, marker=marker)
+
+
+def _standard_input() -> int | None:
+    """What the leader's script reads: this command's own, unless a terminal that others use.
+
+    A script in the background of a shell would take what is typed for the shell.
+    """
+    try:
+        is_others = os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
+        os.fstat(0)
+    except OSError:
+        return subprocess.DEVNULL
+    return subprocess.DEVNULL if is_others else None
+
+
+def host_variables(
+    request: LocalRequest,
+    host: LocalHost,
+    *,
+    environ: Mapping[str, str],
+    ports: Mapping[str, int],
+    engine: Mapping[str, EngineHost],
+    token_file: Path,
+) -> dict[str, str]:
+    """The environment of a host's launcher.
+
+    Args:
+        request: The run.
+        host: One of its hosts.
+        environ: To start from; variables of an outer run are left out.
+        ports: Host to the first of its ports.
+        engine: How the servers of the engine are reached.
+        token_file: With the run's token.
+    """
+    job = request.job
+    leader_port = ports[request.leader.name]
+    variables = {
+        **job_variables(job),
+        "STOKER_RUN_ID": job.name,
+        "STOKER_BASE_DIR": str(request.base_dir(host)),
+        "STOKER_TOKEN_FILE": str(token_file),
+        "STOKER_ADVERTISE": LOOPBACK,
+        "STOKER_PORT": str(ports[host.name]),
+        "STOKER_COORDINATOR": f"{LOOPBACK}:{leader_port}",
+        "STOKER_HOST": host.name,
+        "STOKER_GROUP": host.group,
+        "OMP_NUM_THREADS": str(max(1, host.num_cores // host.processes)),
+    }
+    if engine:
+        documents = {name: to_document(reached) for name, reached in engine.items()}
+        variables["STOKER_ENGINE_HOSTS"] = json.dumps(documents)
+    inherited = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(_FOREIGN) and name not in _FOREIGN_NAMES
+    }
+    return {**inherited, **job.environment, **variables}
+
+
+def engine_hosts(request: LocalRequest, taken: set[int]) -> dict[str, EngineHost]:
+    """How each host's servers of the engine are reached: they share an address, so not the ports.
+
+    Args:
+        request: The run.
+        taken: Ports of this run; those of the engine are added.
+
+    Raises:
+        OSError: If there are no free ports.
+    """
+    names = sorted(completed(request.job.engine).ports)
+    if not names:
+        return {}
+    found = {}
+    for host in request.hosts:
+        first = free_ports(taken, count=len(names))
+        numbers = {name: first + index for index, name in enumerate(names)}
+        found[host.name] = EngineHost(address=LOOPBACK, ports=numbers)
+    return found
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Writes a file that only this user may read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(text)
+
+
+# Once the leader has ended, the others know it within 10 s: nobody listens at its port.
+AFTER_LEADER_SECONDS = 30.0
+# Asked to stop, a trainer may save its state.
+STOP_SECONDS = 30.0
+# The leader tells the others; that they are asked themselves, too, is for those it cannot reach.
+STOP_OTHERS_SECONDS = 1.0
+_POLL_SECONDS = 0.05
+
+
+class LocalRun:
+    """A submitted job; its hosts are started when it is made.
+
+    Args:
+        request: What to run.
+        environ: Of the hosts' processes; variables of an outer run are left out.
+
+    Raises:
+        UsageError: If a channel's folder is not there.
+        PlatformError: If a host cannot be started.
+    """
+
+    def __init__(self, request: LocalRequest, *, environ: Mapping[str, str]) -> None:
+        self.name = request.job.name
+        self.not_comparable = request.not_comparable
+        self._request = request
+        self._token_file = (request.job.run_dir / "token").absolute()
+        self._events: list[Event] = []
+        self._failure = ""
+        self._is_stopping = threading.Event()
+        self._stopped_by_caller = False
+        self._has_ended = threading.Event()
+        self._end: JobEnd | None = None
+        self._error: BaseException | None = None
+        self._hosts: list[StartedHost] = []
+        self._asked: set[str] = set()
+        self._said: queue.SimpleQueue[LogLine] = queue.SimpleQueue()
+        if request.not_comparable:
+            self._note(f"not comparable: {request.not_comparable}")
+            text = f"{request.not_comparable}: its times compare with no other cluster's"
+            self._say(request.leader, "hosts_not_comparable", text=text)
+        self._start(environ)
+        self._monitor = threading.Thread(target=self._watch, name=f"run {self.name}", daemon=True)
+        self._monitor.start()
+
+    @property
+    def comparable(self) -> bool:
+        """Whether its times can be compared with other runs'."""
+        return not self.not_comparable
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What happened so far that only the platform sees."""
+        return tuple(self._events)
+
+    @property
+    def launchers(self) -> Mapping[str, int]:
+        """Host to the pid of its launcher."""
+        return {started.host.name: started.process.pid for started in self._hosts}
+
+    def lines(self) -> Iterator[LogLine]:
+        """Log lines of all hosts as they come; ends when the job has ended."""
+        tails = [(host, Tail(self._request.log_file(host))) for host in self._request.hosts]
+        try:
+            is_last = False
+            while not is_last:
+                is_last = self._has_ended.is_set()
+                while not self._said.empty():
+                    yield self._said.get()
+                for host, tail in tails:
+                    for text in tail.read(is_last=is_last):
+                        yield LogLine(group=host.group, host=host.name, text=text)
+                if not is_last:
+                    self._has_ended.wait(_POLL_SECONDS)
+        finally:
+            for _, tail in tails:
+                tail.close()
+
+    def wait(self) -> JobEnd:
+        """Blocks until all hosts have ended."""
+        self._has_ended.wait()
+        self._monitor.join()
+        if self._error is not None:
+            raise self._error
+        assert self._end is not None
+        return self._end
+
+    def stop(self) -> None:
+        """Asks the job to stop and ends what does not: blocks STOP_SECONDS and a little at most."""
+        if not self._has_ended.is_set():
+            self._stopped_by_caller = True
+            self._is_stopping.set()
+            limit = STOP_SECONDS + KILL_SECONDS * (len(self._hosts) + 1)
+            self._has_ended.wait(limit)
+
+    def _start(self, environ: Mapping[str, str]) -> None:
+        request = self._request
+        try:
+            for host in request.hosts:
+                make_job_folder(request, host)
+            write_secret(self._token_file, secrets.token_hex(32))
+            taken: set[int] = set()
+            ports = {host.name: free_ports(taken) for host in request.hosts}
+            engine = engine_hosts(request, taken)
+            spawn.adopt_orphans()
+            for host in request.hosts:
+                variables = host_variables(
+                    request,
+                    host,
+                    environ=environ,
+                    ports=ports,
+                    engine=engine,
+                    token_file=self._token_file,
+                )
+                self._hosts.append(start_host(request, host, variables))
+        except BaseException as err:
+            self._clean_up()
+            if isinstance(err, OSError):
+                raise PlatformError(
+                    f"the local run cannot start: {err}", where=str(request.job.run_dir)
+                ) from None
+            raise
+
+    def _watch(self) -> None:
+        try:
+            self._follow()
+            self._end = self._conclude()
+        except BaseException as err:
+            self._error = err
+        finally:
+            self._clean_up()
+            self._has_ended.set()
+
+    def _follow(self) -> None:
+        leader = self._hosts[0]
+        stop_at: float | None = None
+        while not self._look_for_ended():
+            now = time.monotonic()
+            if self._is_stopping.is_set() and stop_at is None:
+                stop_at = now
+                _ask(leader)
+            if stop_at is not None:
+                if now > stop_at + STOP_OTHERS_SECONDS:
+                    # Once each: a second SIGTERM would mean "at once".
+                    for started in self._hosts[1:]:
+                        if started.host.name not in self._asked:
+                            self._asked.add(started.host.name)
+                            _ask(started)
+                if now > stop_at + STOP_SECONDS:
+                    self._kill_rest(f"did not stop within {STOP_SECONDS:g} s")
+            if leader.ended_at is not None and now > leader.ended_at + AFTER_LEADER_SECONDS:
+                self._kill_rest(f"did not end within {AFTER_LEADER_SECONDS:g} s of the leader")
+            time.sleep(_POLL_SECONDS)
+
+    def _look_for_ended(self) -> bool:
+        for started in self._hosts:
+            if started.ended_at is None and started.process.poll() is not None:
+                started.ended_at = time.monotonic()
+                self._clean_host(started)
+                self._judge(started)
+        return all(started.ended_at is not None for started in self._hosts)
+
+    def _judge(self, started: StartedHost) -> None:
+        code = started.process.returncode
+        host = started.host
+        leader = self._hosts[0]
+        self._note(f"host ended with {_words(code)}", host.name)
+        if leader.ended_at is not None and started is not leader:
+            return
+        if code < 0 and host.role == "data" and not self._is_stopping.is_set():
+            self._say(host, "host_ended", how=ended_words(code))
+        if started is leader:
+            if code < 0:
+                self._failure = (
+                    f"the launcher of dnn host {host.name} (group {host.group}, the leader) "
+                    f"ended with {ended_words(code)}"
+                )
+        elif host.role == "data" and code > 0 and not self._is_stopping.is_set():
+            log = self._request.log_file(host)
+            self._failure = f"data host {host.name} ended with exit code {code}, see {log}"
+            self._is_stopping.set()
+
+    def _kill_rest(self, why: str) -> None:
+        for started in self._hosts:
+            if started.ended_at is None:
+                self._note(f"killed: {why}", started.host.name)
+                started.process.kill()
+
+    def _clean_host(self, started: StartedHost) -> None:
+        if not kill_all(started.process.pid, started.marker):
+            self._note("has processes that cannot be killed", started.host.name)
+
+    def _clean_up(self) -> None:
+        for started in self._hosts:
+            if started.process.poll() is None:
+                started.process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    started.process.wait(KILL_SECONDS)
+            self._clean_host(started)
+        self._token_file.unlink(missing_ok=True)
+
+    def _conclude(self) -> JobEnd:
+        leader = self._hosts[0]
+        assert leader.ended_at is not None
+        data_ends = [s.ended_at for s in self._hosts if s.host.role == "data" and s.ended_at]
+        release = max(0.0, max(data_ends) - leader.ended_at) if data_ends else None
+        base = self._request.base_dir(leader.host)
+        code = leader.process.returncode
+        training = self._complete_record(base / "output" / "data" / "stoker", release)
+        failure = self._failure or (training.failure if training else None)
+        exit_code = training.exit_code if training else (code if code >= 0 else None)
+        status: Literal["succeeded", "failed", "stopped"]
+        if self._stopped_by_caller:
+            status = "stopped"
+        else:
+            status = "failed" if code != 0 or self._failure else "succeeded"
+            if training and training.status == "stopped" and not self._failure:
+                status = "stopped"
+        if status == "failed" and not failure:
+            words = f"the leader ended with {ended_words(code)}"
+            failure = _read(base / "output" / "failure") or words
+        return JobEnd(
+            status=status,
+            exit_code=exit_code,
+            failure=failure if status == "failed" else None,
+            output_dir=base / "output" / "data",
+            model_uri=_model(base / "model"),
+            data_group_release_seconds=release,
+        )
+
+    def _complete_record(self, folder: Path, release: float | None) -> Training | None:
+        """Adds what only the platform saw to the record that the leader wrote."""
+        path = folder / "training.json"
+        try:
+            training = read_json(path, Training)
+            events = sorted([*training.events, *self._events], key=lambda event: event.when)
+            training = msgspec.structs.replace(
+                training, events=tuple(events), data_group_release_seconds=release
+            )
+            write_json(path, training)
+        except UsageError:
+            return None
+        return training
+
+    def _say(self, host: LocalHost, event: str, **values: str) -> None:
+        """Puts a line of the platform's own between those of the hosts' logs."""
+        line = io.StringIO()
+        Log(run=self.name, host=host.name, stream=line).event(event, **values)
+        self._said.put(LogLine(group=host.group, host=host.name, text=line.getvalue().rstrip()))
+
+    def _note(self, what: str, host: str | None = None) -> None:
+        self._events.append(Event(when=now_utc(), what=what, host=host))
+
+
+def _ask(started: StartedHost) -> None:
+    if started.process.poll() is None:
+        started.process.terminate()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _words(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def _model(folder: Path) -> str | None:
+    """The folder, if the training left something in it."""
+    return str(folder) if folder.is_dir() and any(folder.iterdir()) else None
+
 
 _TYPE = re.compile(r"^(?:ml\.)?local\.c(\d+)$")
 _NAME = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?$")
@@ -169,6 +836,3 @@ def _usable_cores() -> tuple[int, ...]:
         return tuple(sorted(os.sched_getaffinity(0)))
     except AttributeError:  # not on macOS
         return tuple(range(os.cpu_count() or 1))
-
-
-__all__ = ["LocalHost", "LocalPlatform", "LocalRequest", "LocalRun"]

@@ -3,8 +3,7 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from stoker.platforms.sagemaker.observed_job import ObservedJob
-from stoker.platforms.sagemaker.utilisation import HostLoad, group_loads
+from stoker.platforms.sagemaker.usage import HostLoad, ObservedJob, group_loads
 from stoker.profile.logged_steps import LoggedSteps
 from stoker.records import Observed, Profile, ProfiledHost, Spread, StepTerms
 from stoker.records.base import Value

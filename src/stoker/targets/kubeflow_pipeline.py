@@ -12,9 +12,8 @@ from stoker.catalog import with_pools
 from stoker.errors import UsageError
 from stoker.parameters import Kind, Parameter, parameters_of
 from stoker.platforms.base import JobSpec
-from stoker.platforms.kubernetes.groups import PodGroup, lay_out
-from stoker.platforms.kubernetes.volumes import claim_of
-from stoker.platforms.local_plan import CLAIMS_FOLDER
+from stoker.platforms.kubernetes.objects import PodGroup, claim_of, lay_out
+from stoker.platforms.local import CLAIMS_FOLDER
 from stoker.records import Group, KubernetesSettings, Workload, to_document
 from stoker.targets.compiled import Compiled
 from stoker.targets.project import project_pipeline

@@ -1,15 +1,385 @@
-"""Calls to a cluster: retried and bounded, objects as they are in JSON."""
+"""Calls to a cluster: the connection, retries, and refusals in words."""
 
+import contextlib
 import json
+import os
+import re
+import socket
 import time
-from collections.abc import Callable, Mapping
-from typing import cast
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
 
-from stoker.platforms.kubernetes.api_errors import Action, ApiError
-from stoker.platforms.kubernetes.connection import Response, Stream, connect, explained
+from stoker.errors import PlatformError, UsageError
 from stoker.platforms.kubernetes.reading import Document, mapping, mappings, text
-from stoker.platforms.kubernetes.resources import OF_CLUSTER, Resource
 from stoker.records import Json
+
+# As an API server says that a role lacks something; quotas and admission say Forbidden, too.
+_DENIED = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource')
+_PASSING = frozenset((0, 408, 429, 500, 502, 503, 504))
+_INSTALL = {
+    "jobset.x-k8s.io": "install JobSet: https://jobset.sigs.k8s.io/docs/installation",
+    "trainer.kubeflow.org": "install Kubeflow Trainer, or set kubernetes.api to jobset",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """A call as RBAC names it.
+
+    Attributes:
+        verb: get, list, watch, create, patch or delete.
+        group: Of the API; empty for the core.
+        resource: In the plural; `pods/log` for what belongs to an object.
+        name: Of the object, where it is about one.
+    """
+
+    verb: str
+    group: str
+    resource: str
+    namespace: str
+    name: str = ""
+
+    @property
+    def right(self) -> str:
+        """What RBAC has to allow: `create jobsets.jobset.x-k8s.io`."""
+        resource, slash, part = self.resource.partition("/")
+        return f"{self.verb} {resource}{'.' + self.group if self.group else ''}{slash}{part}"
+
+    def __str__(self) -> str:
+        """With the object and its namespace."""
+        named = f" {self.name}" if self.name else ""
+        return f"{self.right}{named} in namespace {self.namespace}"
+
+
+class ApiError(PlatformError):
+    """A cluster refused a call, or did not answer it.
+
+    Attributes:
+        code: HTTP's; 0 where there was no answer.
+        reason: Kubernetes' own word, such as AlreadyExists.
+        action: That failed.
+        user: Who lacks a right, where that is the reason.
+        is_final: Whether asking again cannot help, whatever the code is.
+        is_repeated: Whether the call was sent before, and that was not answered.
+    """
+
+    code = 0
+    reason = ""
+    action: Action | None = None
+    user = ""
+    is_final = False
+    is_repeated = False
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the same call may succeed later."""
+        return self.code in _PASSING and not self.is_final
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether what was asked for is not there."""
+        return self.code == 404
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether there is an object of that name already."""
+        return self.code == 409 and self.reason == "AlreadyExists"
+
+    @property
+    def is_too_old(self) -> bool:
+        """Whether a watch has to begin anew."""
+        return self.code == 410
+
+    @property
+    def is_denied(self) -> bool:
+        """Whether a right is missing (not a quota, not an admission rule)."""
+        return self.code == 403 and bool(self.user)
+
+
+def refusal(code: int, body: str, action: Action) -> ApiError:
+    """The error for an answer with a bad status.
+
+    Args:
+        code: HTTP's.
+        body: A Status object as JSON, or whatever something in between said.
+        action: That failed.
+    """
+    status = _status(body)
+    reason = str(status.get("reason") or "")
+    message = " ".join(str(status.get("message") or body[:300]).split())
+    denied = _DENIED.search(message)
+    user = denied.group("user") if denied and code == 403 else ""
+    what, fix = f"the cluster refused it: {message or f'HTTP status {code}'}", ""
+    if code == 401:
+        what = "the cluster does not accept these credentials"
+        fix = "log in again (kubectl get pods shows whether), or set kubernetes.context"
+    elif user:
+        what = f"the right {action.right} is missing in namespace {action.namespace}: {message}"
+        fix = "stoker render rbac WORKLOAD | kubectl apply -f -"
+    elif code == 403 and "exceeded quota" in message:
+        what = f"the namespace's quota does not allow it: {message}"
+        fix = "free some of it, or ask for more (kubectl describe quota)"
+    elif code == 403 and "violates PodSecurity" in message:
+        what = f"the namespace's pod security forbids it: {message}"
+    elif code == 404 and not action.name:
+        what, fix = _nothing_there(message, action)
+    elif code in _PASSING:
+        what = f"the cluster cannot answer now: {message or f'HTTP status {code}'}"
+        fix = "try again in a minute"
+    elif code in (400, 422):
+        fix = "is the cluster's JobSet or Trainer of another version than stoker's rules are?"
+    return failed(what, action, code=code, reason=reason, user=user, fix=fix)
+
+
+def failed(
+    what: str,
+    action: Action,
+    *,
+    code: int = 0,
+    reason: str = "",
+    user: str = "",
+    fix: str = "",
+    is_final: bool = False,
+) -> ApiError:
+    """An error with the facts of the call.
+
+    Args:
+        what: In words.
+        action: That failed.
+        code: HTTP's; 0: there was no answer.
+        reason: Kubernetes' own word.
+        user: Who lacks a right.
+        fix: What to do.
+        is_final: Whether asking again cannot help, whatever the code is.
+    """
+    error = ApiError(what, where=str(action), fix=fix)
+    error.code, error.reason, error.action, error.user = code, reason, action, user
+    error.is_final = is_final
+    return error
+
+
+def _nothing_there(message: str, action: Action) -> tuple[str, str]:
+    if message.startswith("namespaces "):
+        return (
+            f"there is no namespace {action.namespace}",
+            f"kubectl create namespace {action.namespace}, or set kubernetes.namespace",
+        )
+    return (
+        f"the cluster knows no {action.resource}.{action.group}".rstrip("."),
+        _INSTALL.get(action.group, ""),
+    )
+
+
+def _status(body: str) -> Mapping[str, Json]:
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return {}
+    return document if isinstance(document, Mapping) else {}
+
+
+# Beside a pod's token.
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_CERTIFICATE = "check the cluster's certificate in the kube config"
+
+
+class Response(Protocol):
+    """What urllib3 answers."""
+
+    status: int
+    data: bytes
+
+    def stream(self, amt: int | None) -> Iterator[bytes]:
+        """What comes, as it comes."""
+        ...
+
+    def close(self) -> None:
+        """Ends the answer."""
+        ...
+
+    def release_conn(self) -> None:
+        """Gives the connection back."""
+        ...
+
+
+class Stream:
+    """An answer that comes bit by bit: a watch, or a log. Closed by its user, from any thread."""
+
+    def __init__(self, response: Response, action: Action) -> None:
+        self._response = response
+        self._action = action
+        self._is_closed = False
+
+    def lines(self) -> Iterator[tuple[str, bool]]:
+        """Lines without their ends, and whether they had one (the last one may not).
+
+        Raises:
+            ApiError: If the connection breaks off; what came of the last line is not given then.
+        """
+        rest = b""
+        with explained(self._action):
+            for chunk in self._response.stream(None):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    yield line.decode(errors="replace"), True
+        if rest and not self._is_closed:
+            yield rest.decode(errors="replace"), False
+
+    def close(self) -> None:
+        """Ends the reading, in whatever thread; may be called twice, never raises."""
+        self._is_closed = True
+        connection = getattr(self._response, "connection", None)
+        open_socket = getattr(connection, "sock", None)
+        if isinstance(open_socket, socket.socket):
+            # A reader that waits for more wakes up only from that.
+            with contextlib.suppress(OSError, ValueError):
+                open_socket.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """Gives everything back, by the thread that read."""
+        with contextlib.suppress(Exception):
+            self._response.close()
+        with contextlib.suppress(Exception):
+            self._response.release_conn()
+
+
+def connect(context: str | None) -> tuple[object, str]:
+    """The client, and the namespace that its configuration names."""
+    try:
+        from kubernetes import client, config  # type: ignore[import-untyped]
+    except ImportError:
+        raise UsageError(
+            "the kubernetes client is not installed", fix="pip install 'stoker[kubernetes]'"
+        ) from None
+    settings = client.Configuration()
+    # Ours tell apart what may be sent twice.
+    settings.retries = False
+    settings.connection_pool_maxsize = 64
+    try:
+        if context is None and not _has_kube_config(config.kube_config):
+            config.load_incluster_config(client_configuration=settings)
+            namespace = _own_namespace()
+        else:
+            config.load_kube_config(
+                client_configuration=settings, context=context, persist_config=False
+            )
+            contexts, active = config.list_kube_config_contexts()
+            chosen = next((c for c in contexts if c["name"] == context), active)
+            namespace = str(chosen["context"].get("namespace") or "default")
+    except config.ConfigException as err:
+        raise _not_configured(err, context) from None
+    except (OSError, KeyError, TypeError, ValueError) as err:
+        raise _not_configured(err, context) from err
+    return client.ApiClient(settings), namespace
+
+
+def _has_kube_config(kube_config: object) -> bool:
+    # Resolved by the client from KUBECONFIG, a list of files.
+    named = str(getattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", ""))
+    return any(os.path.exists(os.path.expanduser(path)) for path in named.split(os.pathsep))
+
+
+def _own_namespace() -> str:
+    return NAMESPACE_FILE.read_text(encoding="ascii").strip()
+
+
+def _not_configured(err: Exception, context: str | None) -> PlatformError:
+    words = " ".join(str(err).split()) or type(err).__name__
+    if context:
+        return PlatformError(
+            f"the kube config cannot be used: {words}",
+            where=f"key kubernetes.context, {context}",
+            fix="kubectl config get-contexts lists what there is",
+        )
+    return PlatformError(
+        f"no cluster is configured: {words}",
+        where="kube config (variable KUBECONFIG, else ~/.kube/config), or a pod's service account",
+        fix="kubectl config view shows what there is; set KUBECONFIG, or kubernetes.context",
+    )
+
+
+@contextlib.contextmanager
+def explained(action: Action) -> Iterator[None]:
+    """Turns the client's errors into ours.
+
+    Raises:
+        ApiError: In place of a refusal, or of a cluster that does not answer.
+    """
+    import urllib3
+    from kubernetes.client.exceptions import ApiException  # type: ignore[import-untyped]
+
+    exceptions = urllib3.exceptions
+    try:
+        yield
+    except ApiException as err:
+        if err.status:
+            body = err.body.decode(errors="replace") if isinstance(err.body, bytes) else err.body
+            raise refusal(int(err.status), body or "", action) from err
+        raise _unsafe(err.reason, action) from err
+    except exceptions.SSLError as err:
+        raise _unsafe(err, action) from err
+    except (exceptions.HTTPError, OSError) as err:
+        raise failed(
+            f"the cluster does not answer: {_words(err)}",
+            action,
+            fix="check with kubectl get pods: VPN, proxy, the context's server",
+        ) from err
+    except ValueError as err:
+        raise failed(f"the cluster's answer is not JSON: {_words(err)}", action) from err
+
+
+def _unsafe(err: object, action: Action) -> PlatformError:
+    what = f"no safe connection to the cluster: {_words(err)}"
+    return failed(what, action, is_final=True, fix=_CERTIFICATE)
+
+
+def _words(err: object) -> str:
+    return " ".join(str(err).split())[:300]
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A kind of object as its API's paths name it.
+
+    Attributes:
+        is_everywhere: Those of all namespaces are meant.
+    """
+
+    group: str
+    version: str
+    plural: str
+    is_everywhere: bool = False
+
+    @property
+    def api(self) -> str:
+        """The path of its API."""
+        prefix = f"apis/{self.group}" if self.group else "api"
+        return f"/{prefix}/{self.version}"
+
+
+JOBSETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets")
+TRAINJOBS = Resource("trainer.kubeflow.org", "v1alpha1", "trainjobs")
+RUNTIMES = Resource("trainer.kubeflow.org", "v1alpha1", "trainingruntimes")
+SECRETS = Resource("", "v1", "secrets")
+CONFIG_MAPS = Resource("", "v1", "configmaps")
+PODS = Resource("", "v1", "pods")
+ALL_PODS = Resource("", "v1", "pods", is_everywhere=True)
+EVENTS = Resource("", "v1", "events")
+NODES = Resource("", "v1", "nodes")
+ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
+# Those that belong to no namespace, or are meant in all of them.
+OF_CLUSTER = (NODES, ACCESS_REVIEWS, ALL_PODS)
+
+OF_KIND: Mapping[str, Resource] = {
+    "JobSet": JOBSETS,
+    "TrainJob": TRAINJOBS,
+    "TrainingRuntime": RUNTIMES,
+    "Secret": SECRETS,
+    "ConfigMap": CONFIG_MAPS,
+}
+
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
@@ -231,14 +601,38 @@ class Cluster:
 _METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
 
 
-__all__ = [
-    "CONNECT_SECONDS",
-    "MAX_ATTEMPTS",
-    "PAGE",
-    "READ_SECONDS",
-    "RETRY_SECONDS",
-    "ApiError",
-    "Cluster",
-    "Document",
-    "Resource",
-]
+_ATTEMPTS = 3
+
+
+def list_nodes(cluster: Cluster) -> list[Document]:
+    """All nodes, as the API gives them.
+
+    Raises:
+        PlatformError: If the cluster refuses, with the right that it takes, or does not answer.
+    """
+    try:
+        return cluster.list(NODES, attempts=_ATTEMPTS)[0]
+    except ApiError as err:
+        if not err.is_denied:
+            raise
+        raise PlatformError(
+            f"{err.user} may not list the nodes of the cluster",
+            where="the cluster's RBAC: nodes belong to no namespace",
+            fix="let an administrator run it, or grant it: kubectl create clusterrole "
+            "stoker-catalog --verb=list --resource=nodes,pods, and bind it",
+        ) from err
+
+
+def pods_of_node(cluster: Cluster, node: str) -> list[Document] | None:
+    """The pods of all namespaces on a node; None where one may not see them.
+
+    Raises:
+        PlatformError: If the cluster does not answer.
+    """
+    try:
+        query = {"fieldSelector": f"spec.nodeName={node}"}
+        return cluster.list(ALL_PODS, query=query, attempts=_ATTEMPTS)[0]
+    except ApiError as err:
+        if err.is_denied:
+            return None
+        raise

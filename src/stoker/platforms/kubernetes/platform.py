@@ -2,19 +2,13 @@
 
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec
-from stoker.platforms.kubernetes.api import Cluster
-from stoker.platforms.kubernetes.api_errors import ApiError
-from stoker.platforms.kubernetes.manifest import manifest
-from stoker.platforms.kubernetes.names import RUN_ANNOTATION, object_name
-from stoker.platforms.kubernetes.owner import pod_reference
-from stoker.platforms.kubernetes.picture import SERVICE
+from stoker.platforms.kubernetes.access import check_rights, explained_denial
+from stoker.platforms.kubernetes.api import JOBSETS, TRAINJOBS, ApiError, Cluster
+from stoker.platforms.kubernetes.job import SERVICE, KubernetesRun
+from stoker.platforms.kubernetes.objects import RUN_ANNOTATION, object_name
 from stoker.platforms.kubernetes.reading import mapping
-from stoker.platforms.kubernetes.request import KubernetesRequest, plan_request
-from stoker.platforms.kubernetes.resources import JOBSETS, TRAINJOBS
-from stoker.platforms.kubernetes.rights import check_rights, explained_denial
-from stoker.platforms.kubernetes.run import KubernetesRun
-from stoker.platforms.kubernetes.start import start
-from stoker.platforms.kubernetes.state import job_state
+from stoker.platforms.kubernetes.request import KubernetesRequest, manifest, plan_request
+from stoker.platforms.kubernetes.start import job_state, pod_reference, start
 from stoker.records import Json, KubernetesSettings
 from stoker.settings import own_pod
 

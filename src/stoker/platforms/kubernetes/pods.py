@@ -1,165 +1,458 @@
-"""The pods of a group."""
+"""Pods of a run: their state, events, and why they do not run."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 
-from stoker.platforms.kubernetes.environment import (
-    environment_of_group,
-    environment_of_run,
-    verbatim,
-)
-from stoker.platforms.kubernetes.groups import Layout, PodGroup
-from stoker.platforms.kubernetes.names import (
-    ISTIO_INJECT,
-    JOBSET_LABEL,
-    MANAGED_BY_LABEL,
-    ROLE_LABEL,
-    ZONE_LABEL,
-)
-from stoker.platforms.kubernetes.volumes import Mounted, volumes_of_group, volumes_of_run
-from stoker.records import Json, NodeRule, Toleration
+from stoker.platforms.kubernetes.objects import COMPLETION_INDEX, REPLICATED_JOB_LABEL, PodGroup
+from stoker.platforms.kubernetes.reading import Document, mapping, mappings, number, text
 
-_ZONE_WEIGHT = 100
-# A GPU host that is moved to save a node costs the whole run; a data host comes back.
-_STAY = {
-    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
-    "karpenter.sh/do-not-disrupt": "true",
-}
+# Newer JobSets count their attempts so.
+_ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 
 
-def pod_template(layout: Layout, group: PodGroup, *, of_run: bool) -> dict[str, Json]:
-    """The template of a group's pods.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a container ended; `at` is ISO 8601, empty where it is not known."""
+
+    exit_code: int
+    reason: str
+    message: str
+    at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodState:
+    """A pod of the run.
+
+    Attributes:
+        name: Of the pod; a pod that takes its place has another.
+        group: Of the plan.
+        host: The same for all pods that have this place in the group.
+        index: Of the host in its group.
+        is_started: Whether its container has, or had, a process.
+        is_running: Whether it has one now.
+        restarts: How often the container was started again.
+        attempt: Of the whole job.
+        ended: How its container ended, if it has; a container that is started again has not.
+        waits_for: Why its container does not run, in one word: ImagePullBackOff.
+        waits_because: The same in words.
+        unschedulable: Why no node takes it; empty where one does.
+        lost: Why it was taken away: evicted, preempted, its node lost.
+        is_final: Whether nothing of it runs any more.
+        is_deleted: Whether it is about to go.
+    """
+
+    name: str
+    uid: str
+    group: str
+    role: str
+    host: str
+    index: int
+    node: str
+    created_at: str
+    is_started: bool
+    is_running: bool
+    restarts: int
+    attempt: int
+    ended: Ended | None
+    waits_for: str
+    waits_because: str
+    unschedulable: str
+    lost: str
+    is_final: bool
+    is_deleted: bool
+
+
+def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -> PodState | None:
+    """The state of a pod; None where it is none of the run's groups.
 
     Args:
-        layout: Of the job.
-        group: One of its groups.
-        of_run: With what is this run's alone: token, configuration, variables, zone.
-
-    Raises:
-        UsageError: If a volume or variable is none that pods can have.
+        document: The pod.
+        groups: Of the run, by the name of their replicated job.
+        run: Name of the JobSet.
     """
-    settings, pods = layout.settings, group.settings
-    mounted = volumes_of_group(layout, group)
-    environment = environment_of_group(layout, group)
-    if of_run:
-        mounted += volumes_of_run(layout, group)
-        environment += environment_of_run(layout, group)
-    container: dict[str, Json] = {
-        "name": group.job,
-        "image": layout.image,
-        "command": [verbatim(word) for word in settings.entrypoint],
-        "args": [verbatim(word) for word in layout.job.command],
-        "env": environment,
-        "resources": {"requests": dict(group.requests), "limits": dict(group.limits)},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        # The last words of a host that failed stand in its pod's status.
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": mounts_of(mounted),
-    }
-    if settings.image_pull_policy:
-        container["imagePullPolicy"] = settings.image_pull_policy
-    if pods.env_from_secrets:
-        container["envFrom"] = [{"secretRef": {"name": name}} for name in pods.env_from_secrets]
-    spec: dict[str, Json] = {
-        "restartPolicy": "Never" if group.is_dnn else "OnFailure",
-        "terminationGracePeriodSeconds": settings.grace_seconds,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": settings.run_as,
-            "runAsGroup": settings.run_as,
-            "fsGroup": settings.run_as,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "nodeSelector": dict(group.node_selector),
-        "tolerations": [_toleration(toleration) for toleration in group.tolerations],
-        "containers": [container],
-        "volumes": [one.volume for one in mounted],
-    }
-    affinity = {**_node_affinity(pods.node_rules), **(zone_affinity(layout) if of_run else {})}
-    if affinity:
-        spec["affinity"] = affinity
-    if settings.image_pull_secrets:
-        spec["imagePullSecrets"] = [{"name": name} for name in settings.image_pull_secrets]
-    account = pods.service_account or settings.service_account
-    if account:
-        spec["serviceAccountName"] = account
-    if pods.priority_class:
-        spec["priorityClassName"] = pods.priority_class
-    return {"metadata": _metadata(layout, group), "spec": spec}
+    described, status = mapping(document, "metadata"), mapping(document, "status")
+    labels, annotations = mapping(described, "labels"), mapping(described, "annotations")
+    group = groups.get(text(labels, REPLICATED_JOB_LABEL))
+    if group is None:
+        return None
+    place = text(labels, COMPLETION_INDEX) or text(annotations, COMPLETION_INDEX)
+    index = int(place) if place.isdigit() else 0
+    container = _container(status, group.job)
+    state, last = mapping(container, "state"), mapping(container, "lastState")
+    waiting = mapping(state, "waiting")
+    attempt = text(labels, _ATTEMPT)
+    phase = text(status, "phase")
+    return PodState(
+        name=text(described, "name"),
+        uid=text(described, "uid"),
+        group=group.group.name,
+        role=group.group.role,
+        host=f"{run}-{group.job}-0-{index}",
+        index=index,
+        node=text(mapping(document, "spec"), "nodeName"),
+        created_at=text(described, "creationTimestamp"),
+        is_started=bool(mapping(state, "running") or mapping(state, "terminated") or last),
+        is_running=bool(mapping(state, "running")),
+        restarts=number(container, "restartCount"),
+        attempt=int(attempt) if attempt.isdigit() else 0,
+        ended=_ended(state),
+        waits_for=text(waiting, "reason"),
+        waits_because=text(waiting, "message"),
+        unschedulable=_unschedulable(status),
+        lost=_lost(status),
+        is_final=phase in ("Succeeded", "Failed"),
+        is_deleted="deletionTimestamp" in described,
+    )
 
 
-def mounts_of(mounted: Sequence[Mounted]) -> list[Json]:
-    """The mounts of a container."""
-    return [mount for one in mounted for mount in one.mounts]
+def seconds_between(begin: str, end: str) -> float | None:
+    """Seconds from one time of Kubernetes' to another; None where one is not known."""
+    try:
+        difference = datetime.fromisoformat(end) - datetime.fromisoformat(begin)
+    except (ValueError, TypeError):
+        return None
+    return difference.total_seconds()
 
 
-def zone_affinity(layout: Layout) -> dict[str, Json]:
-    """All pods of the run in one zone, as far as that is asked for; {} for one pod."""
-    if layout.settings.zone == "any" or sum(g.group.count for g in layout.groups) == 1:
-        return {}
-    term: dict[str, Json] = {
-        "labelSelector": {"matchLabels": {JOBSET_LABEL: layout.name}},
-        "topologyKey": ZONE_LABEL,
-    }
-    if layout.settings.zone == "require":
-        return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-    weighed: Json = {"weight": _ZONE_WEIGHT, "podAffinityTerm": term}
-    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [weighed]}}
+def _container(status: Document, name: str) -> Document:
+    found = mappings(status, "containerStatuses")
+    return next((c for c in found if text(c, "name") == name), found[0] if found else {})
 
 
-def _metadata(layout: Layout, group: PodGroup) -> dict[str, Json]:
-    # A mesh's sidecar does not end when the training does, and stands between the hosts.
-    no_mesh = {ISTIO_INJECT: "false"}
-    return {
-        "labels": {
-            **layout.settings.labels,
-            MANAGED_BY_LABEL: "stoker",
-            ROLE_LABEL: group.group.role,
-            **no_mesh,
-            **group.settings.labels,
-        },
-        "annotations": {
-            **no_mesh,
-            **(_STAY if group.is_dnn else {}),
-            **group.settings.annotations,
-        },
-    }
+def _ended(state: Document) -> Ended | None:
+    terminated = mapping(state, "terminated")
+    if not terminated:
+        return None
+    return Ended(
+        exit_code=number(terminated, "exitCode", -1),
+        reason=text(terminated, "reason"),
+        message=text(terminated, "message"),
+        at=text(terminated, "finishedAt"),
+    )
 
 
-def _toleration(toleration: Toleration) -> dict[str, Json]:
-    fields = {
-        "key": toleration.key,
-        "operator": toleration.operator,
-        "value": toleration.value,
-        "effect": toleration.effect,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
+def _unschedulable(status: Document) -> str:
+    for condition in mappings(status, "conditions"):
+        if (
+            text(condition, "type") == "PodScheduled"
+            and condition.get("status") == "False"
+            and text(condition, "reason") == "Unschedulable"
+        ):
+            return text(condition, "message") or "no node takes it"
+    return ""
 
 
-def _node_affinity(rules: Sequence[NodeRule]) -> dict[str, Json]:
-    must: list[Json] = [_expression(rule) for rule in rules if rule.weight is None]
-    better: list[Json] = [
-        {"weight": rule.weight, "preference": {"matchExpressions": [_expression(rule)]}}
-        for rule in rules
-        if rule.weight is not None
-    ]
-    affinity: dict[str, Json] = {}
-    if must:
-        affinity["requiredDuringSchedulingIgnoredDuringExecution"] = {
-            "nodeSelectorTerms": [{"matchExpressions": must}]
-        }
-    if better:
-        affinity["preferredDuringSchedulingIgnoredDuringExecution"] = better
-    return {"nodeAffinity": affinity} if affinity else {}
+def _lost(status: Document) -> str:
+    for condition in mappings(status, "conditions"):
+        if text(condition, "type") == "DisruptionTarget" and condition.get("status") == "True":
+            words = (text(condition, "reason"), text(condition, "message"))
+            return ": ".join(word for word in words if word)
+    if text(status, "reason") in ("Evicted", "NodeLost", "Shutdown", "Preempting", "NodeShutdown"):
+        return ": ".join(w for w in (text(status, "reason"), text(status, "message")) if w)
+    return ""
 
 
-def _expression(rule: NodeRule) -> dict[str, Json]:
-    expression: dict[str, Json] = {"key": rule.key, "operator": rule.operator}
-    if rule.values:
-        expression["values"] = list(rule.values)
-    return expression
+# A registry may be away for a moment, and a secret be made a moment late.
+IMAGE_SECONDS = 120.0
+CONTAINER_SECONDS = 120.0
+# Somebody else's run may give a quota back; not for long while this one is waited for.
+QUOTA_SECONDS = 120.0
+# Until the next best plan is named to those who wait for nodes.
+CAPACITY_SECONDS = 600.0
+
+_SHORT = re.compile(r"Insufficient ([A-Za-z0-9./_-]+[A-Za-z0-9])")
+_IMAGE = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
+_IMAGE_FOR_EVER = ("InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+_CONTAINER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+_FOR_EVER = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Why hosts of a group do not run.
+
+    Attributes:
+        key: The same while the trouble is the same.
+        group: Of the plan.
+        what: In words.
+        fix: What to do; empty where there is nothing but to wait.
+        fix_after: Seconds after which that is worth telling.
+        fatal_after: Seconds after which waiting is over; None: never.
+    """
+
+    key: str
+    group: str
+    what: str
+    fix: str = ""
+    fix_after: float = 0.0
+    fatal_after: float | None = None
+
+
+def troubles_of(
+    pods: Iterable[PodState], groups: Sequence[PodGroup], *, image: str, next_best: str
+) -> Iterator[Trouble]:
+    """What is wrong with the pods as they are now: for each group at most one trouble of a kind.
+
+    Args:
+        pods: Those that there are.
+        groups: Of the run.
+        image: That all pods run.
+        next_best: The plan to take instead.
+    """
+    by_group: dict[str, list[PodState]] = {}
+    for pod in pods:
+        if not pod.is_final and not pod.is_deleted:
+            by_group.setdefault(pod.group, []).append(pod)
+    for group in groups:
+        waiting = by_group.get(group.group.name, [])
+        yield from _unschedulable_troubles(waiting, group, next_best)
+        yield from _not_pulled(waiting, group, image)
+        yield from _not_made(waiting, group)
+
+
+def refused_pods(group: PodGroup, message: str) -> Trouble:
+    """The cluster lets a job be, but none of its pods: quotas, pod security, webhooks.
+
+    Args:
+        group: Of the pods.
+        message: The job controller's.
+    """
+    what, fix = f"pods of {group.group.name} are refused: {message}", "ask who runs the cluster"
+    if "exceeded quota" in message:
+        fix = (
+            "free some of the namespace's quota, or ask for more (kubectl describe quota); "
+            "or plan fewer or smaller hosts"
+        )
+    elif "PodSecurity" in message:
+        fix = "take out of kubernetes." + group.group.role + " what the namespace does not allow"
+    elif "serviceaccount" in message or "service account" in message:
+        fix = "make the service account, or change kubernetes.service_account"
+    return Trouble(
+        key=f"refused {group.group.name}",
+        group=group.group.name,
+        what=what,
+        fix=fix,
+        fatal_after=QUOTA_SECONDS if group.is_dnn else None,
+    )
+
+
+def short_of(message: str) -> list[str]:
+    """The resources that the scheduler says are missing: `nvidia.com/gpu`."""
+    return list(dict.fromkeys(_SHORT.findall(message)))
+
+
+def _unschedulable_troubles(
+    pods: Sequence[PodState], group: PodGroup, next_best: str
+) -> Iterator[Trouble]:
+    without = [pod for pod in pods if pod.unschedulable]
+    if not without:
+        return
+    said = " ".join(without[0].unschedulable.split(" preemption:")[0].split())
+    missing = short_of(said)
+    pool = group.group.instance_type.removeprefix("ml.")
+    words = f"{_hosts(without, group)} for a node of {pool}"
+    words += f", short of {', '.join(missing)}" if missing else ""
+    fix, fix_after = f"it waits on; or take the next best plan: {next_best}", CAPACITY_SECONDS
+    if not missing and "didn't match" in said:
+        fix_after = 0.0
+        labels = ", ".join(f"{key}={value}" for key, value in group.node_selector.items())
+        fix = f"is there a node with {labels}? kubernetes.pools.{pool} says which are meant"
+    elif not missing and "persistentvolumeclaim" in said:
+        fix, fix_after = "make the claim that channels or kubernetes.output name", 0.0
+    elif not next_best:
+        fix = ""
+    yield Trouble(
+        key=f"unschedulable {group.group.name}",
+        group=group.group.name,
+        what=f"{words}: {said}",
+        fix=fix,
+        fix_after=fix_after,
+    )
+
+
+def _not_pulled(pods: Sequence[PodState], group: PodGroup, image: str) -> Iterator[Trouble]:
+    found = [p for p in pods if p.waits_for in (*_IMAGE, *_IMAGE_FOR_EVER)]
+    if not found:
+        return
+    first = found[0]
+    seconds = _FOR_EVER if first.waits_for in _IMAGE_FOR_EVER else IMAGE_SECONDS
+    yield Trouble(
+        key=f"image {group.group.name}",
+        group=group.group.name,
+        what=f"{_hosts(found, group)} for the image {image} "
+        f"({first.waits_for}): {first.waits_because or 'no reason is given'}",
+        fix="push it, check its name, and let kubernetes.image_pull_secrets open its registry",
+        fatal_after=seconds if group.is_dnn else None,
+    )
+
+
+def _not_made(pods: Sequence[PodState], group: PodGroup) -> Iterator[Trouble]:
+    found = [pod for pod in pods if pod.waits_for in _CONTAINER]
+    if not found:
+        return
+    first = found[0]
+    yield Trouble(
+        key=f"container {group.group.name}",
+        group=group.group.name,
+        what=f"{_hosts(found, group)} for their containers "
+        f"({first.waits_for}): {first.waits_because or 'no reason is given'}",
+        fix=f"check kubernetes.{group.group.role}: env_from_secrets, volumes; and the entry point",
+        fatal_after=CONTAINER_SECONDS if group.is_dnn else None,
+    )
+
+
+def _hosts(pods: Sequence[PodState], group: PodGroup) -> str:
+    return f"{len(pods)} of {group.group.count} {group.group.name} hosts wait"
+
+
+@dataclass(slots=True)
+class _Seen:
+    since: float
+    said_at: float | None = None
+    fix_is_said: bool = False
+
+
+class TroubleLog:
+    """Says a trouble once, and again ever so seldom while it lasts.
+
+    Args:
+        repeat_seconds: Between two times that the same is said.
+    """
+
+    def __init__(self, *, repeat_seconds: float) -> None:
+        self._repeat_seconds = repeat_seconds
+        self._seen: dict[str, _Seen] = {}
+
+    def news(self, troubles: Iterable[Trouble], *, now: float) -> Iterator[tuple[Trouble, str]]:
+        """The troubles to tell now, in words; what is not among them is over.
+
+        Args:
+            troubles: All there are.
+            now: Monotonic seconds.
+        """
+        current = {trouble.key: trouble for trouble in troubles}
+        for key in [key for key in self._seen if key not in current]:
+            del self._seen[key]
+        for key, trouble in current.items():
+            seen = self._seen.setdefault(key, _Seen(since=now))
+            waited = now - seen.since
+            has_fix = bool(trouble.fix) and waited >= trouble.fix_after
+            is_due = seen.said_at is None or now >= seen.said_at + self._repeat_seconds
+            if is_due or (has_fix and not seen.fix_is_said):
+                seen.said_at, seen.fix_is_said = now, has_fix
+                words = trouble.what + (f" (for {waited:.0f} s)" if waited >= 1 else "")
+                yield trouble, words + (f"; {trouble.fix}" if has_fix else "")
+
+    def over(self, troubles: Iterable[Trouble], *, now: float) -> Trouble | None:
+        """A trouble for which waiting is over."""
+        for trouble in troubles:
+            seen = self._seen.get(trouble.key)
+            limit = trouble.fatal_after
+            if seen and limit is not None and now >= seen.since + limit:
+                return trouble
+        return None
+
+
+def by_job(groups: Sequence[PodGroup]) -> Mapping[str, PodGroup]:
+    """The groups by the name of their replicated job."""
+    return {group.job: group for group in groups}
+
+
+# Of those that are no warnings: what tells why a run waits, or has lost a host.
+_TELLING = frozenset(
+    (
+        "Admitted",
+        "NotTriggerScaleUp",
+        "Pending",
+        "Preempted",
+        "QuotaReserved",
+        "TriggeredScaleUp",
+        "Nominated",
+    )
+)
+# What pods' own states tell better, and what is part of every start or end.
+_TOLD_BY_PODS = frozenset(
+    ("FailedScheduling", "BackOff", "Failed", "ErrImageNeverPull", "InspectFailed", "Unhealthy")
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happening:
+    """An event.
+
+    Attributes:
+        about: Kind and name of its object.
+        job: Replicated job whose pods could not be made; empty in other events.
+    """
+
+    about: str
+    reason: str
+    message: str
+    job: str = ""
+
+    @property
+    def text(self) -> str:
+        """In one line."""
+        return f"{self.about}: {self.reason}: {self.message}"
+
+
+class Happenings:
+    """Picks what is worth telling, once.
+
+    Args:
+        run: Name of its objects.
+        groups: Of the run.
+        since: When the job was made, ISO 8601: what was told of an earlier one of the name is old.
+    """
+
+    def __init__(self, *, run: str, groups: Sequence[PodGroup], since: str) -> None:
+        self._since = since
+        self._jobs: Mapping[str, str] = {f"{run}-{group.job}-0": group.job for group in groups}
+        self._names = (run, *self._jobs)
+        # Kueue's.
+        self._workloads = (f"jobset-{run}-", f"trainjob-{run}-")
+        self._told: set[tuple[str, str, str]] = set()
+
+    def take(self, event: Document) -> Iterator[Happening]:
+        """What an event tells; nothing if it is of something else, known, old, or dull."""
+        about = mapping(event, "involvedObject")
+        kind, name = text(about, "kind"), text(about, "name")
+        reason = text(event, "reason")
+        if not self._is_ours(kind, name) or not self._is_new(event):
+            return
+        is_warning = text(event, "type") == "Warning" and reason not in _TOLD_BY_PODS
+        if not is_warning and reason not in _TELLING:
+            return
+        message = " ".join(text(event, "message").split())
+        key = (name, reason, message)
+        if key in self._told:
+            return
+        self._told.add(key)
+        is_refusal = kind == "Job" and reason == "FailedCreate" and "forbidden" in message
+        yield Happening(
+            about=f"{kind} {name}",
+            reason=reason,
+            message=message,
+            job=self._jobs.get(name, "") if is_refusal else "",
+        )
+
+    def _is_ours(self, kind: str, name: str) -> bool:
+        match kind:
+            case "JobSet" | "TrainJob":
+                return name == self._names[0]
+            case "Job":
+                return name in self._jobs
+            case "Pod":
+                return name.startswith(tuple(f"{job}-" for job in self._jobs))
+            case "Workload":
+                return name.startswith(self._workloads)
+        return False
+
+    def _is_new(self, event: Document) -> bool:
+        times = [text(event, key) for key in ("lastTimestamp", "eventTime", "firstTimestamp")]
+        when = next((time for time in times if time), "")
+        age = seconds_between(self._since, when)
+        return age is None or age >= 0

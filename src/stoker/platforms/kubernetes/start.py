@@ -1,4 +1,4 @@
-"""Making a run's objects exactly once, however often it is tried.
+"""Making a run's objects exactly once, however often it is tried, and what a cluster says of them.
 
 The job comes first, and owns the rest: whatever ends this process in between, nothing is left
 behind that would not go with the job. Its pods wait for their token until the Secret is there, a
@@ -10,28 +10,206 @@ under the same name; another job of that name is left alone.
 """
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from stoker.errors import PlatformError, StokerError
 from stoker.logs import Log
-from stoker.platforms.kubernetes.api import Cluster
-from stoker.platforms.kubernetes.api_errors import ApiError
-from stoker.platforms.kubernetes.names import REQUEST_ANNOTATION, RUN_ANNOTATION
-from stoker.platforms.kubernetes.owner import object_reference, owned, owners_of
-from stoker.platforms.kubernetes.reading import Document, mapping, name_of, text
+from stoker.platforms.kubernetes.api import (
+    CONFIG_MAPS,
+    OF_KIND,
+    RUNTIMES,
+    SECRETS,
+    ApiError,
+    Cluster,
+    Resource,
+)
+from stoker.platforms.kubernetes.objects import REQUEST_ANNOTATION, RUN_ANNOTATION, TOKEN_KEY
+from stoker.platforms.kubernetes.reading import Document, mapping, mappings, name_of, text
 from stoker.platforms.kubernetes.request import KubernetesRequest
-from stoker.platforms.kubernetes.resources import CONFIG_MAPS, OF_KIND, RUNTIMES, SECRETS, Resource
-from stoker.platforms.kubernetes.runtime import provide_runtime
-from stoker.platforms.kubernetes.state import JobState, job_state
-from stoker.platforms.kubernetes.volumes import TOKEN_KEY
+from stoker.records import Json
+from stoker.settings import OwnPod
+
+Phase = Literal["suspended", "running", "succeeded", "failed"]
+
+# Of a JobSet, and of a TrainJob.
+_SUCCEEDED = ("Completed", "Complete")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """A job as its cluster sees it.
+
+    Attributes:
+        phase: running also while its pods wait for nodes.
+        reason: Kubernetes' own word for the phase, such as FailedJobs; empty where there is none.
+        message: The same in words.
+        since: When the phase began, ISO 8601 in UTC; empty where it is not known.
+        restarts: How often all pods were started again.
+        is_deleted: Whether it is about to go.
+    """
+
+    uid: str
+    phase: Phase
+    reason: str = ""
+    message: str = ""
+    since: str = ""
+    restarts: int = 0
+    is_deleted: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it will run any more, by itself."""
+        return self.phase in ("succeeded", "failed")
+
+
+def job_state(document: Document) -> JobState:
+    """The state of a JobSet or TrainJob."""
+    described, status = mapping(document, "metadata"), mapping(document, "status")
+    restarts = status.get("restarts")
+    phase, condition = _phase(document)
+    return JobState(
+        uid=text(described, "uid"),
+        phase=phase,
+        reason=text(condition, "reason"),
+        message=text(condition, "message"),
+        since=text(condition, "lastTransitionTime"),
+        restarts=restarts if isinstance(restarts, int) else 0,
+        is_deleted="deletionTimestamp" in described,
+    )
+
+
+def _phase(document: Document) -> tuple[Phase, Document]:
+    status = mapping(document, "status")
+    held = {
+        text(condition, "type"): condition
+        for condition in mappings(status, "conditions")
+        if condition.get("status") == "True"
+    }
+    for kind in _SUCCEEDED:
+        if kind in held:
+            return "succeeded", held[kind]
+    if "Failed" in held:
+        return "failed", held["Failed"]
+    match text(status, "terminalState"):
+        case "Completed":
+            return "succeeded", {}
+        case "Failed":
+            return "failed", {}
+    if "Suspended" in held or mapping(document, "spec").get("suspend") is True:
+        return "suspended", held.get("Suspended", {})
+    return "running", {}
+
+
+def pod_reference(pod: OwnPod, *, namespace: str) -> Document | None:
+    """The pod as an owner of a job; None for a job of another namespace, which it cannot own."""
+    if pod.namespace is not None and pod.namespace != namespace:
+        return None
+    return {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid}
+
+
+def object_reference(document: Document, *, is_waited_for: bool) -> Document:
+    """An object as an owner.
+
+    Args:
+        document: The object as the cluster gives it.
+        is_waited_for: Whether the owner is gone only when what it owns is: who makes another one
+            of its name then finds none of the old one's things.
+    """
+    reference = {
+        "apiVersion": text(document, "apiVersion"),
+        "kind": text(document, "kind"),
+        "name": name_of(document),
+        "uid": text(mapping(document, "metadata"), "uid"),
+    }
+    return {**reference, "blockOwnerDeletion": True} if is_waited_for else reference
+
+
+def owners_of(document: Document) -> list[Document]:
+    """The owners of an object."""
+    return mappings(document, "metadata", "ownerReferences")
+
+
+def owned(document: Document, owners: Sequence[Document]) -> Document:
+    """The object with these owners."""
+    references: list[Json] = [dict(owner) for owner in owners]
+    metadata = {**mapping(document, "metadata"), "ownerReferences": references}
+    return {**document, "metadata": metadata}
+
+
+# A runtime goes when the last TrainJob that uses it has gone.
+GONE_SECONDS = 120.0
+LOOK_SECONDS = 1.0
+
+
+def provide_runtime(
+    cluster: Cluster, request: KubernetesRequest, owners: Sequence[Document], *, log: Log
+) -> bool:
+    """Makes the runtime unless it is there; gives whether it was made now.
+
+    Args:
+        cluster: That is to have it.
+        request: With the runtime.
+        owners: Of a runtime that is made, until the TrainJob owns it.
+        log: For what is worth telling.
+
+    Raises:
+        PlatformError: If there is another one of that name, or none where one should be.
+    """
+    wanted = request.runtime
+    assert wanted is not None
+    name, digest = name_of(wanted), _digest(wanted)
+    if not request.runtime_is_ours:
+        found = cluster.find(RUNTIMES, name)
+        if found is None or _digest(found) != digest:
+            what = "is of another plan or workload" if found else "is not there"
+            raise PlatformError(
+                f"TrainingRuntime {name} {what}",
+                where=f"namespace {cluster.namespace}, key kubernetes.runtime",
+                fix="let an administrator apply what stoker render runtime prints for this plan, "
+                "or leave kubernetes.runtime out",
+            )
+        return False
+    deadline = cluster.clock() + GONE_SECONDS
+    while True:
+        try:
+            cluster.create(RUNTIMES, owned(wanted, owners))
+            return True
+        except ApiError as err:
+            if not err.is_taken:
+                raise
+        found = cluster.find(RUNTIMES, name)
+        if found is None:
+            continue
+        if not job_state(found).is_deleted:
+            if _digest(found) == digest:
+                return False
+            if any(text(owner, "kind") == "TrainJob" for owner in owners_of(found)):
+                _refuse_runtime(name, cluster.namespace)
+            log.event("runtime_is_replaced", runtime=name)
+            cluster.delete(RUNTIMES, name)
+        if cluster.clock() >= deadline:
+            _refuse_runtime(name, cluster.namespace)
+        cluster.sleep(LOOK_SECONDS)
+
+
+def _refuse_runtime(name: str, namespace: str) -> None:
+    raise PlatformError(
+        f"there is another TrainingRuntime {name}, and a TrainJob that uses it",
+        where=f"namespace {namespace}",
+        fix="choose another --name",
+    )
+
+
+def _digest(document: Document) -> str:
+    return text(mapping(document, "metadata", "annotations"), REQUEST_ANNOTATION)
+
 
 # As long as the feed asks for; in the Secret they are hexadecimal digits.
 TOKEN_BYTES = 32
-# Deleting waits for pods that end in their own time; beyond their grace it takes that long.
-GONE_SECONDS = 120.0
 # What an earlier job of the name owned may be deleted a little later than it.
 LEFTOVER_SECONDS = 30.0
-LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

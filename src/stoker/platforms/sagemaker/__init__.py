@@ -1,7 +1,7 @@
 """SageMaker: a training job with instance groups, through boto3."""
 
+from stoker.platforms.sagemaker.checks import check_body
 from stoker.platforms.sagemaker.platform import SageMakerPlatform
 from stoker.platforms.sagemaker.request import SageMakerRequest, plan_body
-from stoker.platforms.sagemaker.rules import check_body
 
 __all__ = ["SageMakerPlatform", "SageMakerRequest", "check_body", "plan_body"]

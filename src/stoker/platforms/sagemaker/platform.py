@@ -5,9 +5,9 @@ import dataclasses
 from stoker.logs import Log
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
+from stoker.platforms.sagemaker.checks import notes
+from stoker.platforms.sagemaker.job import SageMakerRun
 from stoker.platforms.sagemaker.request import SageMakerRequest, plan_request
-from stoker.platforms.sagemaker.rules import notes
-from stoker.platforms.sagemaker.run import SageMakerRun
 from stoker.platforms.sagemaker.start import start
 from stoker.records import Json
 

@@ -2,17 +2,100 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from stoker.platforms.base import JobSpec, hyperparameters
-from stoker.platforms.sagemaker.container import CHECKPOINTS, environment_of
-from stoker.platforms.sagemaker.input_channels import input_channels
-from stoker.platforms.sagemaker.job_rules import CODE_CHANNEL, TOKEN_CHANNEL, settings_of
-from stoker.platforms.sagemaker.request_parts import without_none
-from stoker.platforms.sagemaker.rules import check_body
-from stoker.records import Json, MetricDefinition, SageMakerSettings
+from stoker.errors import UsageError
+from stoker.platforms.base import JobSpec, groups_of_channel, hyperparameters, job_variables
+from stoker.platforms.sagemaker.checks import CODE_CHANNEL, TOKEN_CHANNEL, check_body, settings_of
+from stoker.platforms.sagemaker.reading import without_none
+from stoker.records import Channel, Json, MetricDefinition, Role, SageMakerSettings
+
+
+def input_channels(job: JobSpec, *, token_folder: str, code: str | None) -> list[Json]:
+    """InputDataConfig of `job`.
+
+    Args:
+        job: The job.
+        token_folder: Address of the folder with the object `token`.
+        code: Address of the packed code, or of its folder, where there is one.
+
+    Raises:
+        UsageError: If a channel names a group that is none of the job's.
+    """
+    own = {TOKEN_CHANNEL: Channel(uri=token_folder)}
+    if code:
+        own[CODE_CHANNEL] = Channel(uri=code)
+    channels = {**dict(sorted(job.channels.items())), **own}
+    groups = {
+        name: groups_of_channel(name, channel, job.groups) for name, channel in channels.items()
+    }
+    if not any(groups.values()):
+        return [_channel(name, channel, ()) for name, channel in channels.items()]
+    # One channel with groups means all channels with groups.
+    everyone = tuple(group.name for group in job.groups)
+    return [_channel(name, channel, groups[name] or everyone) for name, channel in channels.items()]
+
+
+def _channel(name: str, channel: Channel, groups: Sequence[str]) -> dict[str, Json]:
+    wrapper = channel.record_wrapper
+    if wrapper is None and channel.data_type == "AugmentedManifestFile":
+        wrapper = "RecordIO"
+    source: dict[str, Json] = {
+        "S3DataType": channel.data_type,
+        "S3Uri": channel.uri,
+        "S3DataDistributionType": channel.distribution,
+        "AttributeNames": list(channel.attribute_names) if channel.attribute_names else None,
+        "InstanceGroupNames": list(groups) or None,
+    }
+    return without_none(
+        {
+            "ChannelName": name,
+            "DataSource": {"S3DataSource": without_none(source)},
+            "InputMode": channel.mode,
+            "RecordWrapperType": wrapper,
+        }
+    )
+
+
+# Folders of the service in every container.
+CHECKPOINTS = "/opt/ml/checkpoints"
+_INPUT = "/opt/ml/input/data"
+
+
+def environment_of(
+    job: JobSpec, settings: SageMakerSettings, *, code_uri: str | None
+) -> dict[str, Json]:
+    """Environment of `job`: STOKER_* and the user's own.
+
+    Raises:
+        UsageError: If the user sets what stoker does.
+    """
+    ours = job_variables(job, feed=job.feed)
+    # The run's id is the job's name, which the service tells each container.
+    ours["STOKER_TOKEN_FILE"] = f"{_INPUT}/{TOKEN_CHANNEL}/token"
+    if code_uri:
+        ours["STOKER_CODE_FILE"] = f"{_INPUT}/{CODE_CHANNEL}/{PurePosixPath(code_uri).name}"
+    if job.profile:
+        ours["STOKER_PROFILE_FILE"] = f"{CHECKPOINTS}/profile.json"
+    if len(job.groups) == 1 or all(_role_by_name(g.name) == g.role for g in job.groups):
+        del ours["STOKER_ROLES"]
+    theirs = {**job.environment, **settings.environment}
+    taken = sorted(set(ours) & set(theirs))
+    if taken:
+        raise UsageError(
+            f"{taken[0]} is set by stoker",
+            where="key sagemaker.environment",
+            fix="leave it out; the workload has keys for what it says",
+        )
+    return dict(sorted({**theirs, **ours}.items()))
+
+
+def _role_by_name(group: str) -> Role:
+    """As launch.topology reads it where nothing else is said."""
+    return "data" if group.lower().startswith("data") else "dnn"
+
 
 REQUEST_TAG = "stoker:request-sha256"
 WORKLOAD_TAG = "stoker:workload-sha256"

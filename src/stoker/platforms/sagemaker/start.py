@@ -1,5 +1,8 @@
 """Starting a training job exactly once, however often it is tried.
 
+It is written before the job is created and deleted at its end; neither the request nor a log holds
+it. docs/threat-model.md says whom it keeps out.
+
 A job's name is unique in its account and region, so that an attempt that finds its own job there
 goes on with it. One that ended badly, or is somebody else's, is left alone: NAME-2, NAME-3 ... are
 tried next, with outputs and a token of their own. Only jobs that do not exist get a token written;
@@ -7,6 +10,7 @@ a token that is there already stays as it is, for hosts may have read it.
 """
 
 import json
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -22,8 +26,32 @@ from stoker.platforms.sagemaker.state import (
     no_capacity,
     no_quota,
 )
-from stoker.platforms.sagemaker.token import delete_token, put_token
 from stoker.records import Json
+
+# As long as the feed asks for; in the file they are hexadecimal digits.
+TOKEN_BYTES = 32
+
+
+def put_token(aws: Aws, uri: str, *, kms_key: str | None) -> None:
+    """Makes the token unless there is one.
+
+    One that is there already was left by an earlier attempt, or is another attempt's of this very
+    moment: hosts of its job may have read it, so that it must stay as it is.
+
+    Raises:
+        AwsError: If it cannot be written.
+    """
+    content = secrets.token_bytes(TOKEN_BYTES).hex().encode("ascii")
+    aws.create_object(uri, content, kms_key=kms_key)
+
+
+def delete_token(aws: Aws, uri: str, *, log: Log) -> None:
+    """Deletes the token; what hinders it is logged, for a job has ended by then."""
+    try:
+        aws.delete_object(uri)
+    except StokerError as err:
+        log.event("token_not_deleted", object=uri, why=err.what)
+
 
 # NAME, NAME-2 ... NAME-5: who comes to more has another trouble than a name.
 MAX_NAMES = 5

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 from stoker.errors import PlatformError, StokerError, UsageError
 from stoker.platforms.base import LogLine
-from stoker.platforms.kubernetes.api import Cluster
-from stoker.platforms.kubernetes.api_errors import ApiError
-from stoker.platforms.kubernetes.resources import PODS
+from stoker.platforms.kubernetes.api import PODS, ApiError, Cluster
 from stoker.records import Json, nearest
 from stoker.targets.kubeflow.client import Kubeflow
 from stoker.targets.kubeflow.deployed import run_url

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.errors import UsageError
-from stoker.platforms.aws import Aws
-from stoker.platforms.aws_errors import AwsError
+from stoker.platforms.aws import Aws, AwsError
 from stoker.records import Json
 
 

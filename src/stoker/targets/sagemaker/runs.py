@@ -7,8 +7,7 @@ from datetime import datetime
 from typing import Literal
 
 from stoker.errors import UsageError
-from stoker.platforms.aws import Aws
-from stoker.platforms.aws_errors import AwsError
+from stoker.platforms.aws import Aws, AwsError
 from stoker.records import Json
 from stoker.targets.base import RunSummary, State
 from stoker.targets.sagemaker.definition import find_pipeline

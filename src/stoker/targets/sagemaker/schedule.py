@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from stoker.errors import UsageError
-from stoker.platforms.aws import Aws
-from stoker.platforms.aws_errors import AwsError
+from stoker.platforms.aws import Aws, AwsError
 from stoker.records import Json, Workload, nearest
 from stoker.targets import diff
 from stoker.targets.base import Action, Schedule, Timing

@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from stoker.platforms.aws import Aws
-from stoker.platforms.aws_errors import AwsError
+from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.sagemaker.state import JobState, job_state
 from stoker.records import Json
 from stoker.targets.base import Cause, RunState, StepState

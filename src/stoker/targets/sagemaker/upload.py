@@ -5,8 +5,7 @@ import secrets
 from collections.abc import Mapping
 
 from stoker.errors import UsageError
-from stoker.platforms.aws import Aws, split_uri
-from stoker.platforms.aws_errors import AwsError
+from stoker.platforms.aws import Aws, AwsError, split_uri
 from stoker.records import SageMakerSettings
 from stoker.targets.base import Pipeline, Uploaded, UploadPlan
 from stoker.targets.diff import differences

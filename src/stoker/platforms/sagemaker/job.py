@@ -1,28 +1,225 @@
-"""A training job on SageMaker, followed from here: its states and its log, to its end."""
+"""A training job on SageMaker, followed from here: its states, its log, its outputs, its end."""
 
 import contextlib
+import io
+import tarfile
+import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import IO, Literal
 
-from stoker.errors import StokerError
+import msgspec
+
+from stoker.errors import PlatformError, StokerError, UsageError
 from stoker.logs import Log, now_utc
-from stoker.platforms.aws import Aws, AwsError
+from stoker.platforms.aws import Aws, AwsError, split_uri
 from stoker.platforms.base import JobEnd, LogLine
-from stoker.platforms.log_files import LogFiles
-from stoker.platforms.sagemaker.ending import conclude
+from stoker.platforms.logs import LogFiles
 from stoker.platforms.sagemaker.logs import JobLogs, Labels
-from stoker.platforms.sagemaker.start import await_found, stop_job
-from stoker.platforms.sagemaker.state import JobState, Transition, job_state
-from stoker.platforms.sagemaker.token import delete_token
-from stoker.platforms.sagemaker.utilisation import (
+from stoker.platforms.sagemaker.start import await_found, delete_token, stop_job
+from stoker.platforms.sagemaker.state import (
+    JobState,
+    Transition,
+    job_state,
+    lacks_capacity,
+    no_capacity,
+)
+from stoker.platforms.sagemaker.usage import (
     GroupLoad,
     group_loads,
     read_utilisation,
     utilisation_words,
 )
-from stoker.records import Event, Group
+from stoker.records import Event, Group, Training, read_json, write_json
+
+FOLDER = "stoker"
+# The archive may hold outputs of the user's own, too, which are read over: a bound on all of it.
+MAX_ARCHIVE_BYTES = 16 << 30
+# Records, timelines and failures: 64 MiB a file, for a day of steps in a timeline.
+MAX_FILE_BYTES = 64 << 20
+MAX_TOTAL_BYTES = 512 << 20
+MAX_FILES = 1000
+
+
+def fetch_outputs(aws: Aws, uri: str, *, folder: Path) -> Path | None:
+    """Unpacks stoker/ of an output.tar.gz to `folder`; gives `folder`, or None without outputs.
+
+    Only regular files below stoker/ are written, whatever else the archive holds.
+
+    Raises:
+        AwsError: If the archive cannot be read.
+        PlatformError: If it is no archive, or larger than can be meant.
+    """
+    try:
+        with aws.open_object(uri) as content:
+            num_files = _unpack(content, folder, where=uri)
+    except AwsError as err:
+        if err.is_missing:
+            return None
+        raise
+    return folder if num_files else None
+
+
+def _unpack(content: IO[bytes], folder: Path, *, where: str) -> int:
+    num_files = total = 0
+    try:
+        with tarfile.open(fileobj=_Bounded(content, where=where), mode="r|gz") as archive:
+            for member in archive:
+                target = _target(member, folder)
+                if target is None:
+                    continue
+                num_files += 1
+                total += member.size
+                if member.size > MAX_FILE_BYTES or total > MAX_TOTAL_BYTES or num_files > MAX_FILES:
+                    raise _too_large(where, f"{member.name} of {member.size} bytes is too much")
+                source = archive.extractfile(member)
+                assert source is not None
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(source.read())
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as err:
+        raise PlatformError(f"the job's outputs cannot be unpacked: {err}", where=where) from err
+    return num_files
+
+
+def _target(member: tarfile.TarInfo, folder: Path) -> Path | None:
+    """Where a member belongs; None for what is not a regular file below stoker/."""
+    path = PurePosixPath(member.name)
+    if not member.isreg() or path.is_absolute() or ".." in path.parts:
+        return None
+    if len(path.parts) < 2 or path.parts[0] != FOLDER:
+        return None
+    return folder / path
+
+
+def _too_large(where: str, what: str) -> PlatformError:
+    return PlatformError(f"the job's outputs are larger than stoker's can be: {what}", where=where)
+
+
+class _Bounded(io.RawIOBase):
+    """A stream of which at most MAX_ARCHIVE_BYTES are read."""
+
+    def __init__(self, content: IO[bytes], *, where: str) -> None:
+        self._content = content
+        self._where = where
+        self._left = MAX_ARCHIVE_BYTES
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes."""
+        chunk = self._content.read(size)
+        self._left -= len(chunk)
+        if self._left < 0:
+            raise _too_large(self._where, f"more than {MAX_ARCHIVE_BYTES} bytes")
+        return chunk
+
+
+def conclude(
+    aws: Aws,
+    state: JobState,
+    *,
+    groups: Sequence[Group],
+    run_dir: Path | None,
+    asked_name: str,
+    events: Sequence[Event],
+    next_best: str,
+    log: Log,
+) -> JobEnd:
+    """The end of a job whose state is final.
+
+    Args:
+        aws: The account.
+        state: Of the job.
+        groups: That were asked for.
+        run_dir: Gets the folder output/ with the leader's records; absent: they are not fetched.
+        asked_name: Of the job, where an earlier one had it: a pipeline registers the model under
+            the name it knew beforehand, and the model is copied there.
+        events: That only the service saw; they are added to the leader's record.
+        next_best: Plan to take where this one got no hosts.
+        log: For what is worth telling.
+
+    Raises:
+        PlatformError: If the job got no hosts.
+    """
+    if state.status == "Failed" and lacks_capacity(state.reason):
+        raise no_capacity(state.reason, groups, job_name=state.name, next_best=next_best)
+    output_dir = _outputs(aws, state, run_dir, log) if run_dir else None
+    training = _complete_record(output_dir, events) if output_dir else None
+    status, failure = _verdict(state)
+    exit_code = training.exit_code if training else None
+    model_uri = _model_uri(aws, state)
+    if status == "succeeded" and model_uri and asked_name not in ("", state.name):
+        _copy_model(aws, model_uri, state, asked_name, log)
+    return JobEnd(
+        status=status,
+        exit_code=state.exit_code if exit_code is None else exit_code,
+        failure=failure,
+        output_dir=output_dir,
+        data_group_release_seconds=None,
+        model_uri=model_uri,
+        job_url=state.url,
+    )
+
+
+def _outputs(aws: Aws, state: JobState, run_dir: Path, log: Log) -> Path | None:
+    archive = f"{state.output_prefix}/output.tar.gz"
+    try:
+        return fetch_outputs(aws, archive, folder=run_dir / "output")
+    except PlatformError as err:
+        log.event("outputs_not_readable", object=archive, why=err.what)
+        return None
+
+
+def _model_uri(aws: Aws, state: JobState) -> str | None:
+    uri = state.model_uri or f"{state.output_prefix}/model.tar.gz"
+    if state.status == "Completed":
+        return uri
+    try:
+        return uri if aws.has_object(uri) else None
+    except AwsError:
+        return None
+
+
+def _copy_model(aws: Aws, uri: str, state: JobState, asked_name: str, log: Log) -> None:
+    known = f"{state.output_prefix}/model.tar.gz".replace(f"/{state.name}/", f"/{asked_name}/")
+    try:
+        aws.copy_object(uri, known)
+    except StokerError as err:
+        log.event("model_not_copied", object=known, why=err.what)
+    else:
+        log.event("model_copied", object=known)
+
+
+def _complete_record(folder: Path, events: Sequence[Event]) -> Training | None:
+    """Adds what only the service saw to the record that the leader wrote."""
+    path = folder / "stoker" / "training.json"
+    try:
+        training = read_json(path, Training)
+        merged = sorted([*training.events, *events], key=lambda event: event.when)
+        training = msgspec.structs.replace(training, events=tuple(merged))
+        write_json(path, training)
+    except UsageError:
+        return None
+    return training
+
+
+def _verdict(state: JobState) -> tuple[Literal["succeeded", "failed", "stopped"], str | None]:
+    if state.status == "Completed":
+        return "succeeded", None
+    if state.status == "Stopped":
+        if state.secondary.startswith("Max"):
+            # Nobody asked for that: the training is not done.
+            return "failed", (
+                f"the service stopped the job: {state.secondary}; "
+                "raise sagemaker.max_run_seconds (with spot: max_wait_seconds)"
+            )
+        return "stopped", None
+    return "failed", state.reason or "the service gave no reason"
+
 
 # Between looks: soon after something happened, then ever more rarely.
 MIN_INTERVAL_SECONDS = 2.0
@@ -295,3 +492,36 @@ class _Drain:
 
 def _key(transition: Transition) -> tuple[str, str]:
     return transition.status, transition.since
+
+
+_OUTPUTS = "/output/output.tar.gz"
+
+
+def fetch_training(uri: str, *, folder: Path, aws: Aws | None = None) -> Path | None:
+    """Fetches training.json, with what lies beside it, of the newest job below `uri`.
+
+    Args:
+        uri: Of jobs' outputs: an s3:// folder with JOB/output/output.tar.gz.
+        folder: Where it is unpacked to.
+        aws: The account; absent: what boto3 finds.
+
+    Returns:
+        The file, or None where no job left one.
+
+    Raises:
+        PlatformError: If the outputs cannot be read.
+    """
+    account = aws or Aws()
+    bucket, key = split_uri(uri.rstrip("/") + "/")
+    # A step that was tried again has left a few jobs' outputs: one page holds them.
+    listed = account.call("s3", "ListObjectsV2", Bucket=bucket, Prefix=key).get("Contents")
+    found = [
+        (str(item.get("LastModified", "")), str(item.get("Key", "")))
+        for item in (listed if isinstance(listed, list) else [])
+        if isinstance(item, Mapping) and str(item.get("Key", "")).endswith(_OUTPUTS)
+    ]
+    if not found:
+        return None
+    unpacked = fetch_outputs(account, f"s3://{bucket}/{max(found)[1]}", folder=folder)
+    file = unpacked / FOLDER / "training.json" if unpacked else None
+    return file if file and file.is_file() else None

@@ -1,0 +1,698 @@
+"""A job on a cluster, followed from here: its states, its pods and their logs, to its end."""
+
+import contextlib
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from stoker.errors import PlatformError, StokerError, UsageError
+from stoker.logs import Log, now_utc
+from stoker.platforms.base import JobEnd, LogLine
+from stoker.platforms.kubernetes.access import explained_denial
+from stoker.platforms.kubernetes.api import EVENTS, OF_KIND, PODS, ApiError, Cluster, Resource
+from stoker.platforms.kubernetes.objects import JOBSET_LABEL, Layout
+from stoker.platforms.kubernetes.pods import (
+    Happenings,
+    PodState,
+    Trouble,
+    TroubleLog,
+    by_job,
+    pod_state,
+    refused_pods,
+    seconds_between,
+    troubles_of,
+)
+from stoker.platforms.kubernetes.reading import Document, mapping, text
+from stoker.platforms.kubernetes.request import KubernetesRequest
+from stoker.platforms.kubernetes.start import JobState, Started, delete_and_wait, job_state
+from stoker.platforms.kubernetes.watch import (
+    Changed,
+    Disturbed,
+    Gone,
+    Listed,
+    LogLost,
+    LogText,
+    Lost,
+    News,
+    ObjectWatch,
+    PodLog,
+)
+from stoker.platforms.logs import LogFiles, OutputParts
+from stoker.records import Event, Training, read_json, write_json
+
+# Beyond it those who read logs wait, and so does the cluster.
+MAX_WAITING = 10_000
+_PUT_SECONDS = 0.5
+# A closed reader ends at once, but for what its cluster keeps it waiting for.
+_JOIN_SECONDS = 2.0
+
+Item = News | LogText | LogLost
+
+
+class Following:
+    """Watches a run with threads of its own until it is closed.
+
+    Args:
+        cluster: That runs it.
+        resource: JobSets or TrainJobs.
+        name: Of the run's objects.
+        containers: Group to the name of its pods' container.
+    """
+
+    def __init__(
+        self, cluster: Cluster, *, resource: Resource, name: str, containers: Mapping[str, str]
+    ) -> None:
+        self._cluster = cluster
+        self._containers = dict(containers)
+        self._items: queue.Queue[Item] = queue.Queue(MAX_WAITING)
+        self._is_closed = threading.Event()
+        self._logs: dict[str, PodLog] = {}
+        self._of_pods = {"labelSelector": f"{JOBSET_LABEL}={name}"}
+        self._watches = [
+            ObjectWatch(cluster, kind, query=query, tell=self._put)
+            for kind, query in (
+                (resource, {"fieldSelector": f"metadata.name={name}"}),
+                (PODS, self._of_pods),
+                (EVENTS, {}),
+            )
+        ]
+        self._is_begun = False
+
+    def begin(self) -> None:
+        """Starts the watches; may be called again."""
+        if not self._is_begun and not self._is_closed.is_set():
+            self._is_begun = True
+            for watch in self._watches:
+                watch.start()
+
+    def next(self, seconds: float) -> Item | None:
+        """The next piece of news; None if there is none for so long."""
+        try:
+            return self._items.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no news at this moment."""
+        return self._items.empty()
+
+    def pods_now(self) -> Listed:
+        """The run's pods, asked for now.
+
+        Raises:
+            ApiError: If the cluster refuses, or does not answer.
+        """
+        items, _ = self._cluster.list(PODS, query=self._of_pods)
+        return Listed(PODS, tuple(items))
+
+    def follow(self, pod: PodState) -> None:
+        """Follows the log of a pod whose container has started, or tells its reader what it is."""
+        if pod.uid in self._logs:
+            self._logs[pod.uid].update(pod)
+        elif pod.is_started and not self._is_closed.is_set():
+            container = self._containers[pod.group]
+            log = PodLog(self._cluster, pod, container=container, tell=self._put)
+            self._logs[pod.uid] = log
+            log.start()
+
+    def is_read(self, uids: frozenset[str]) -> bool:
+        """Whether the logs of these pods have been read to their end."""
+        return not any(uid in uids and log.is_alive() for uid, log in tuple(self._logs.items()))
+
+    def await_logs(self, seconds: float) -> None:
+        """Blocks until all logs have been read to their end, `seconds` at most."""
+        deadline = self._cluster.clock() + seconds
+        for log in tuple(self._logs.values()):
+            log.join(max(0.0, deadline - self._cluster.clock()))
+
+    def close(self) -> None:
+        """Ends all threads; what they told stays to be read. May be called twice."""
+        self._is_closed.set()
+        threads: list[ObjectWatch | PodLog] = [*self._watches, *self._logs.values()]
+        for thread in threads:
+            thread.close()
+        for thread in threads:
+            if thread.ident is not None and thread is not threading.current_thread():
+                thread.join(_JOIN_SECONDS)
+
+    def _put(self, item: Item) -> None:
+        while True:
+            try:
+                self._items.put(item, timeout=_PUT_SECONDS)
+                break
+            except queue.Full:
+                if self._is_closed.is_set():
+                    break
+
+
+# Of a container that its node killed for what it took of memory.
+_OUT_OF_MEMORY = "OOMKilled"
+
+
+def conclude(
+    state: JobState | None,
+    *,
+    is_stopped: bool,
+    layout: Layout,
+    pods: Iterable[PodState],
+    output: OutputParts,
+    events: Sequence[Event],
+    log: Log,
+) -> JobEnd:
+    """The end of a job.
+
+    Args:
+        state: Its last one; None where the job was gone before it was seen to end.
+        is_stopped: Whether the caller stopped it.
+        layout: Of the run.
+        pods: As they were last seen, those that are gone, too.
+        output: What the dnn hosts left in their logs.
+        events: That only the cluster saw; they are added to the leader's record.
+        log: For what is worth telling.
+    """
+    latest = _latest(pods)
+    leader = latest.get((layout.dnn.group.name, 0))
+    release = _release_seconds(latest.values(), leader)
+    output_dir = _write(output, layout.job.run_dir / "output", log)
+    training = _complete_record(output_dir, events, release) if output_dir else None
+    exit_code = training.exit_code if training else None
+    if exit_code is None and leader and leader.ended:
+        exit_code = leader.ended.exit_code
+    status, failure = _verdict(state, is_stopped=is_stopped, training=training)
+    if state is not None and status == "failed":
+        failure = _failure(state, latest, layout, training)
+    if release is None and training:
+        release = training.data_group_release_seconds
+    return JobEnd(
+        status=status,
+        exit_code=exit_code,
+        failure=failure,
+        output_dir=output_dir,
+        data_group_release_seconds=release,
+        model_uri=_model_uri(layout),
+    )
+
+
+def _verdict(
+    state: JobState | None, *, is_stopped: bool, training: Training | None
+) -> tuple[Literal["succeeded", "failed", "stopped"], str | None]:
+    if state is not None:
+        return ("succeeded", None) if state.phase == "succeeded" else ("failed", state.message)
+    # Kept for no time at all, a job may be gone before its end was seen: its record knows it.
+    if training and not is_stopped:
+        return training.status, training.failure
+    return "stopped", None
+
+
+def _latest(pods: Iterable[PodState]) -> dict[tuple[str, int], PodState]:
+    """The last pod of each host."""
+    found: dict[tuple[str, int], PodState] = {}
+    for pod in sorted(pods, key=lambda pod: (pod.attempt, pod.created_at)):
+        found[pod.group, pod.index] = pod
+    return found
+
+
+def _write(output: OutputParts, folder: Path, log: Log) -> Path | None:
+    if not output.files:
+        return None
+    try:
+        output.write(folder)
+    except OSError as err:
+        log.event("output_not_written", folder=str(folder), reason=err.strerror)
+        return None
+    return folder
+
+
+def _complete_record(
+    folder: Path, events: Sequence[Event], release: float | None
+) -> Training | None:
+    path = folder / "stoker" / "training.json"
+    try:
+        training = read_json(path, Training)
+        merged = sorted([*training.events, *events], key=lambda event: event.when)
+        training = msgspec.structs.replace(training, events=tuple(merged))
+        if release is not None:
+            training = msgspec.structs.replace(training, data_group_release_seconds=release)
+        write_json(path, training)
+    except UsageError:
+        return None
+    return training
+
+
+def _release_seconds(pods: Iterable[PodState], leader: PodState | None) -> float | None:
+    """From the leader's end to the last data host's, where all of them are known."""
+    data = [pod for pod in pods if pod.role == "data"]
+    if not data or leader is None or leader.ended is None:
+        return None
+    ends = []
+    for pod in data:
+        if pod.ended is None:
+            # Never started, it held nothing; gone without a word, its end is not known.
+            if pod.is_started:
+                return None
+            continue
+        seconds = seconds_between(leader.ended.at, pod.ended.at)
+        if seconds is None:
+            return None
+        ends.append(seconds)
+    return max(0.0, *ends) if ends else None
+
+
+def _failure(
+    state: JobState,
+    latest: dict[tuple[str, int], PodState],
+    layout: Layout,
+    training: Training | None,
+) -> str:
+    """Why it failed: what a dnn host's pod says, before what its controllers make of it."""
+    dnn = [pod for (group, _), pod in sorted(latest.items()) if group == layout.dnn.group.name]
+    if "DeadlineExceeded" in state.reason + state.message:
+        limit = layout.settings.max_run_seconds
+        return f"it ran longer than kubernetes.max_run_seconds, {limit} s: {state.message}"
+    if training and training.failure:
+        return training.failure
+    for pod in dnn:
+        if pod.lost:
+            return (
+                f"dnn host {pod.host} was taken away ({pod.lost}); kubernetes.max_restarts says"
+                " how often all hosts are started again then"
+            )
+        if pod.ended and pod.ended.reason == _OUT_OF_MEMORY:
+            limit_of = layout.dnn.limits["memory"]
+            return (
+                f"dnn host {pod.host} took more memory than its limit, {limit_of}; "
+                "raise kubernetes.dnn.memory_limit"
+            )
+    for pod in dnn:
+        if pod.ended and pod.ended.exit_code:
+            words = pod.ended.message.strip() or pod.ended.reason
+            return f"dnn host {pod.host} ended with exit code {pod.ended.exit_code}: {words}"
+    return state.message or state.reason or "the cluster gives no reason"
+
+
+def _model_uri(layout: Layout) -> str | None:
+    """Where the dnn group's model lies; it is gone with its pods where there is no output."""
+    if not layout.settings.output:
+        return None
+    return f"{layout.settings.output.rstrip('/')}/{layout.name}/model"
+
+
+# Who speaks where it is not a host.
+SERVICE = "kubernetes"
+
+
+class Picture:
+    """A run as far as it has been told.
+
+    Args:
+        layout: Of the run.
+        main: JobSets or TrainJobs.
+        uid: Of the run's one.
+        since: When it was made, ISO 8601.
+
+    Attributes:
+        state: Of the job; None until it is told.
+        is_gone: Whether the job is there no more.
+        events: What happened, for the record.
+    """
+
+    def __init__(self, layout: Layout, *, main: Resource, uid: str, since: str) -> None:
+        self.state: JobState | None = None
+        self.is_gone = False
+        self.events: list[Event] = []
+        self._layout = layout
+        self._main = main
+        self._uid = uid
+        self._groups = by_job(layout.groups)
+        self._happenings = Happenings(run=layout.name, groups=layout.groups, since=since)
+        self._pods: dict[str, PodState] = {}
+        self._gone_pods: dict[str, PodState] = {}
+        self._changed: list[PodState] = []
+        self._refused: dict[str, str] = {}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job has ended, or is gone."""
+        return self.is_gone or (self.state is not None and self.state.has_ended)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no dnn host runs any more, as far as is known."""
+        return self.is_gone or all(
+            pod.is_final or not pod.is_started for pod in self._pods.values() if pod.role == "dnn"
+        )
+
+    @property
+    def all_pods(self) -> tuple[PodState, ...]:
+        """Pods as they were last seen, those that are gone, too."""
+        return (*self._gone_pods.values(), *self._pods.values())
+
+    def uids_of(self, role: str) -> frozenset[str]:
+        """The pods of a role that there are, or were."""
+        return frozenset(pod.uid for pod in self.all_pods if pod.role == role)
+
+    def changed_pods(self) -> list[PodState]:
+        """The pods that were told of since this was asked last."""
+        changed, self._changed = self._changed, []
+        return changed
+
+    def troubles(self) -> list[Trouble]:
+        """Why hosts do not run, at this moment."""
+        layout = self._layout
+        found = list(
+            troubles_of(
+                self._pods.values(),
+                layout.groups,
+                image=layout.image,
+                next_best=layout.job.next_best,
+            )
+        )
+        for job, message in self._refused.items():
+            group = self._groups[job]
+            there = [p for p in self._pods.values() if p.group == group.group.name]
+            if len(there) < group.group.count:
+                found.append(refused_pods(group, message))
+        return found
+
+    def take(self, item: Listed | Changed | Gone) -> Iterator[str]:
+        """Takes a piece of news; gives what to say of it."""
+        if item.resource == EVENTS:
+            yield from self._take_events(item)
+        elif item.resource == PODS:
+            yield from self._take_pods(item)
+        else:
+            yield from self._take_job(item)
+
+    def _take_events(self, item: Listed | Changed | Gone) -> Iterator[str]:
+        if isinstance(item, Gone):
+            return
+        for event in item.items if isinstance(item, Listed) else (item.item,):
+            for happening in self._happenings.take(event):
+                if happening.job:
+                    self._refused[happening.job] = happening.message
+                else:
+                    yield happening.text
+
+    def _take_job(self, item: Listed | Changed | Gone) -> Iterator[str]:
+        if isinstance(item, Listed):
+            found = next((one for one in item.items if self._is_it(one)), None)
+            if found is None:
+                yield from self._lose_job()
+                return
+            document = found
+        elif not self._is_it(item.item):
+            return
+        else:
+            document = item.item
+        before, self.state = self.state, job_state(document)
+        yield from self._words_of_job(before, self.state)
+        if isinstance(item, Gone):
+            yield from self._lose_job()
+
+    def _is_it(self, document: Document) -> bool:
+        return text(mapping(document, "metadata"), "uid") == self._uid
+
+    def _lose_job(self) -> Iterator[str]:
+        if self.is_gone:
+            return
+        self.is_gone = True
+        if self.state is None or not self.state.has_ended:
+            yield self._note("the job was deleted")
+
+    def _words_of_job(self, before: JobState | None, now: JobState) -> Iterator[str]:
+        if before is None or before.phase != now.phase:
+            queue = self._layout.settings.queue
+            words = {
+                "suspended": "the job waits to be admitted"
+                + (f" by queue {queue}" if queue else ""),
+                "running": "the job is admitted" if before else "the job is there",
+                "succeeded": "the job has succeeded",
+                "failed": f"the job has failed: {now.message or now.reason}",
+            }[now.phase]
+            yield self._note(words)
+        if now.restarts > (before.restarts if before else 0):
+            yield self._note(f"all hosts are started again, for the {now.restarts}. time")
+        if now.is_deleted and not (before and before.is_deleted) and not now.has_ended:
+            yield self._note("the job is being deleted")
+
+    def _take_pods(self, item: Listed | Changed | Gone) -> Iterator[str]:
+        if isinstance(item, Listed):
+            listed = list(self._states(item.items))
+            there = {pod.uid for pod in listed}
+            for pod in [pod for uid, pod in self._pods.items() if uid not in there]:
+                yield from self._lose_pod(pod)
+            for pod in listed:
+                yield from self._see_pod(pod)
+            return
+        for pod in self._states((item.item,)):
+            yield from self._see_pod(pod)
+            if isinstance(item, Gone):
+                yield from self._lose_pod(pod)
+
+    def _states(self, documents: Iterable[Document]) -> Iterator[PodState]:
+        for document in documents:
+            state = pod_state(document, self._groups, run=self._layout.name)
+            if state is not None:
+                yield state
+
+    def _see_pod(self, pod: PodState) -> Iterator[str]:
+        before = self._pods.get(pod.uid)
+        others = [p for p in self.all_pods if p.host == pod.host and p.uid != pod.uid]
+        self._pods[pod.uid] = pod
+        self._changed.append(pod)
+        if pod.is_running and not (before and before.is_running):
+            again = ""
+            if before and before.is_started:
+                again = ", started again"
+            elif others:
+                again = ", in place of the one before"
+            yield self._note(f"it runs on node {pod.node}{again}", pod.host)
+        if pod.lost and not (before and before.lost):
+            yield self._note(f"it is taken away: {pod.lost}", pod.host)
+        if pod.ended and not (before and before.ended):
+            reason = "" if pod.ended.reason in ("Error", "Completed") else f", {pod.ended.reason}"
+            yield self._note(f"it has ended with exit code {pod.ended.exit_code}{reason}", pod.host)
+
+    def _lose_pod(self, pod: PodState) -> Iterator[str]:
+        self._pods.pop(pod.uid, None)
+        self._gone_pods[pod.uid] = pod
+        is_known = pod.is_final or pod.lost or pod.ended
+        if not is_known and not self.has_ended:
+            yield self._note("its pod is gone", pod.host)
+
+    def _note(self, what: str, host: str | None = None) -> str:
+        self.events.append(Event(when=now_utc(), what=what, host=host))
+        return f"{host}: {what}" if host else what
+
+
+# Between looks at what lasts.
+TICK_SECONDS = 0.25
+# The same trouble is told again after it.
+REPEAT_SECONDS = 600.0
+# After the job's end, until the dnn hosts' logs have been read, and then the data hosts'.
+DRAIN_SECONDS = 60.0
+DATA_DRAIN_SECONDS = 15.0
+# Beyond the pods' grace, until a deleted job is gone.
+STOP_SECONDS = 60.0
+# After that, for the last lines of its hosts.
+LAST_LINES_SECONDS = 10.0
+
+
+class KubernetesRun:
+    """A submitted job.
+
+    Args:
+        cluster: That runs it.
+        request: What was submitted.
+        started: What came of it.
+    """
+
+    def __init__(self, cluster: Cluster, *, request: KubernetesRequest, started: Started) -> None:
+        layout = request.layout
+        self.name = request.name
+        self.is_adopted = started.is_adopted
+        self._cluster = cluster
+        self._layout = layout
+        self._uid = started.uid
+        self._resource = OF_KIND[text(request.main, "kind")]
+        self._log = Log(run=request.job.name, host=SERVICE)
+        self._files = LogFiles(layout.job.run_dir / "logs")
+        self._output = OutputParts()
+        self._picture = Picture(
+            layout,
+            main=self._resource,
+            uid=started.uid,
+            since=started.created_at,
+        )
+        self._troubles = TroubleLog(repeat_seconds=REPEAT_SECONDS)
+        self._following = Following(
+            cluster,
+            resource=self._resource,
+            name=self.name,
+            containers={group.group.name: group.job for group in layout.groups},
+        )
+        self._queue: deque[LogLine] = deque()
+        self._disturbed: set[str] = set()
+        self._is_stopped = threading.Event()
+        # Nothing more comes but what has been read.
+        self._is_let_go = threading.Event()
+        self._looked_at = float("-inf")
+        self._ended_at: float | None = None
+        self._read_at: float | None = None
+        self._is_drained = False
+        self._end: JobEnd | None = None
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What happened so far that only the cluster sees."""
+        return tuple(self._picture.events)
+
+    def lines(self) -> Iterator[LogLine]:
+        """Log lines of all hosts and what becomes of them; ends when the job has ended.
+
+        Raises:
+            PlatformError: If the hosts will never run (no such image, say), a right is missing, or
+                the cluster does not answer for UNREACHABLE_SECONDS.
+        """
+        self._following.begin()
+        while True:
+            while self._queue:
+                yield self._queue.popleft()
+            if self._is_drained:
+                return
+            self._look()
+
+    def wait(self) -> JobEnd:
+        """Blocks until the job has ended; writes its records to the run's folder.
+
+        Raises:
+            PlatformError: As `lines`.
+        """
+        for _ in self.lines():
+            pass
+        if self._end is None:
+            state = self._picture.state
+            self._end = conclude(
+                state if state and state.has_ended else None,
+                is_stopped=self._is_stopped.is_set(),
+                layout=self._layout,
+                pods=self._picture.all_pods,
+                output=self._output,
+                events=self.events,
+                log=self._log,
+            )
+        return self._end
+
+    def stop(self) -> None:
+        """Deletes the job unless it has ended, and blocks until its pods are gone.
+
+        That is STOP_SECONDS beyond their grace at most. May be called twice and by another thread
+        than that which reads the lines, and never raises: what hinders it is logged.
+        """
+        state = self._picture.state
+        if self._is_stopped.is_set() or self._picture.is_gone or (state and state.has_ended):
+            self._close()
+            return
+        self._is_stopped.set()
+        seconds = self._layout.settings.grace_seconds + STOP_SECONDS
+        try:
+            self._log.event("job_is_stopping", job=self.name, at_most_seconds=seconds)
+            is_gone = delete_and_wait(
+                self._cluster, self._resource, self.name, uid=self._uid, seconds=seconds
+            )
+            self._log.event("job_is_deleted" if is_gone else "job_still_stops", job=self.name)
+        except StokerError as err:
+            self._log.event("job_not_deleted", job=self.name, why=err.what)
+        self._following.await_logs(LAST_LINES_SECONDS)
+        self._picture.is_gone = True
+        self._is_let_go.set()
+        self._close()
+
+    def _close(self) -> None:
+        self._following.close()
+        self._files.close()
+
+    def _look(self) -> None:
+        """Takes one piece of news, or waits for it a while."""
+        item = self._following.next(0.0 if self._is_let_go.is_set() else TICK_SECONDS)
+        match item:
+            case LogText(pod, line):
+                if not self._output.take(line):
+                    self._emit(LogLine(group=pod.group, host=pod.host, text=line))
+                if self._cluster.clock() < self._looked_at + TICK_SECONDS:
+                    return
+            case LogLost(pod, error):
+                # A training is worth more than its log: it goes on, and this is said.
+                self._say(f"the log of {pod.host} cannot be read: {error.what}")
+            case Lost(resource, error):
+                if resource != EVENTS:
+                    raise explained_denial(
+                        error, self._layout.settings, namespace=self._cluster.namespace
+                    )
+                self._say(f"events are not told: {error.what}")
+            case Disturbed(resource, error):
+                if resource.plural not in self._disturbed:
+                    self._disturbed.add(resource.plural)
+                    self._say(f"{error.what}; asking again")
+            case Listed() | Changed() | Gone():
+                self._disturbed.discard(item.resource.plural)
+                for words in self._picture.take(item):
+                    self._say(words)
+                for pod in self._picture.changed_pods():
+                    self._following.follow(pod)
+        self._looked_at = self._cluster.clock()
+        self._look_at_troubles()
+        self._look_for_end()
+
+    def _look_at_troubles(self) -> None:
+        if self._picture.has_ended or self._is_stopped.is_set():
+            return
+        now = self._cluster.clock()
+        troubles = self._picture.troubles()
+        for _, words in self._troubles.news(troubles, now=now):
+            self._say(words)
+        over = self._troubles.over(troubles, now=now)
+        if over:
+            raise PlatformError(
+                over.what, where=f"{self._resource.plural} {self.name}", fix=over.fix
+            )
+
+    def _look_for_end(self) -> None:
+        """The end is there when the job has ended, and its hosts' logs have been read."""
+        if not self._picture.has_ended:
+            return
+        now = self._cluster.clock()
+        if self._ended_at is None:
+            self._ended_at = now
+            self._look_at_pods()
+        is_read = self._following.is_read(self._picture.uids_of("dnn")) and self._picture.is_over
+        if self._read_at is None and (is_read or now >= self._ended_at + DRAIN_SECONDS):
+            self._read_at = now
+        if self._read_at is None and not self._is_let_go.is_set():
+            return
+        data_is_read = self._following.is_read(self._picture.uids_of("data"))
+        is_late = self._read_at is not None and now >= self._read_at + DATA_DRAIN_SECONDS
+        if (data_is_read or is_late or self._is_let_go.is_set()) and self._following.is_empty:
+            self._is_drained = True
+            self._close()
+
+    def _look_at_pods(self) -> None:
+        """The job's end may be told before its pods' ends are, or before there was word of them."""
+        with contextlib.suppress(ApiError):
+            for words in self._picture.take(self._following.pods_now()):
+                self._say(words)
+        for pod in self._picture.changed_pods():
+            self._following.follow(pod)
+
+    def _say(self, words: str) -> None:
+        self._emit(LogLine(group=SERVICE, host="status", text=words))
+
+    def _emit(self, line: LogLine) -> None:
+        self._files.write(line)
+        self._queue.append(line)

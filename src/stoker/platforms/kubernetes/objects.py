@@ -1,0 +1,716 @@
+"""The objects of a run: names, groups, volumes, environment and pods."""
+
+import hashlib
+import json
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from stoker.errors import UsageError
+from stoker.platforms.base import (
+    JobSpec,
+    check_container,
+    check_strategy,
+    groups_of_channel,
+    job_variables,
+)
+from stoker.platforms.kubernetes.reading import mapping
+from stoker.records import (
+    Channel,
+    Group,
+    Json,
+    KubernetesSettings,
+    NodePool,
+    NodeRule,
+    PodSettings,
+    PodVolume,
+    Toleration,
+)
+from stoker.records.cloud import amount, written
+
+# A pod is called NAME-JOB-0-INDEX-xxxxx, in 63 characters: with room for a job's name of 9
+# characters and 100000 hosts this is what is left.
+MAX_NAME = 40
+_DIGEST = 8
+
+DNS_LABEL = re.compile(r"^[a-z]([a-z0-9-]*[a-z0-9])?$")
+MAX_LABEL = 63
+
+JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+REPLICATED_JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
+COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
+ZONE_LABEL = "topology.kubernetes.io/zone"
+ISTIO_INJECT = "sidecar.istio.io/inject"
+
+# On each pod of a run: dnn or data.
+ROLE_LABEL = "stoker/role"
+
+RUN_ANNOTATION = "stoker/run"
+REQUEST_ANNOTATION = "stoker/request-sha256"
+WORKLOAD_ANNOTATION = "stoker/workload-sha256"
+
+
+def object_name(run: str) -> str:
+    """What the objects of a run are called: the same for the same run, and no other's.
+
+    A run's name that is none for Kubernetes (capitals, a digit in front, too long) is changed, and
+    then ends with a digest of it.
+    """
+    plain = re.sub(r"[^a-z0-9-]+", "-", run.lower()).strip("-")
+    if not plain or not plain[0].isalpha():
+        plain = f"run-{plain}".rstrip("-")
+    if plain == run and len(plain) <= MAX_NAME:
+        return plain
+    digest = hashlib.sha256(run.encode()).hexdigest()[:_DIGEST]
+    return f"{plain[: MAX_NAME - _DIGEST - 1].rstrip('-')}-{digest}"
+
+
+def token_secret(name: str) -> str:
+    """The Secret with the run's token."""
+    return f"{name}-token"
+
+
+def config_map(name: str) -> str:
+    """The ConfigMap with what the launchers read: hyperparameters and channels."""
+    return f"{name}-config"
+
+
+def host_pattern(name: str, job: str) -> str:
+    """The names of a job's hosts in the cluster's DNS, with `{index}` for their number.
+
+    The JobSet's controller calls pods so: JOBSET-JOB-JOBINDEX-PODINDEX, under the subdomain, which
+    is the JobSet's name.
+    """
+    return f"{name}-{job}-0-{{index}}.{name}"
+
+
+def is_dns_label(text: str) -> bool:
+    """Whether `text` is a label by RFC 1035: small letters, digits and dashes, a letter first."""
+    return len(text) <= MAX_LABEL and bool(DNS_LABEL.match(text))
+
+
+# What Kubeflow Trainer calls the job that trains, and its container.
+TRAINER_JOB = "node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodGroup:
+    """One instance group.
+
+    Attributes:
+        job: Name of its replicated job, and of its pods' container.
+        hosts: Its hosts' names in the cluster's DNS, with `{index}` for their number.
+        settings: Of its role.
+        node_selector: Of its pods, the pool's and its own.
+        tolerations: The pool's, its own, and for GPUs where it has some.
+        requests: What one pod asks for.
+        limits: What one pod may use.
+        gpus: Of one pod.
+    """
+
+    group: Group
+    job: str
+    hosts: str
+    settings: PodSettings
+    node_selector: Mapping[str, str]
+    tolerations: tuple[Toleration, ...]
+    requests: Mapping[str, str]
+    limits: Mapping[str, str]
+    gpus: int
+
+    @property
+    def is_dnn(self) -> bool:
+        """Whether it trains."""
+        return self.group.role == "dnn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A job as Kubernetes runs it, whatever the objects are.
+
+    Attributes:
+        name: Of all objects.
+        groups: The dnn group first.
+        image: Of all pods.
+    """
+
+    job: JobSpec
+    name: str
+    settings: KubernetesSettings
+    groups: tuple[PodGroup, ...]
+    image: str
+
+    @property
+    def dnn(self) -> PodGroup:
+        """The group that trains."""
+        return self.groups[0]
+
+    @property
+    def data(self) -> tuple[PodGroup, ...]:
+        """The groups that make batches."""
+        return self.groups[1:]
+
+
+def lay_out(job: JobSpec) -> Layout:
+    """The pods of `job`, group by group.
+
+    Raises:
+        UsageError: If the workload does not say what Kubernetes needs, naming the key and a fix.
+    """
+    settings = settings_of(job)
+    name = object_name(job.name)
+    groups = tuple(_pod_group(group, name=name, settings=settings) for group in job.groups)
+    repeated = [g.job for i, g in enumerate(groups) if g.job in {other.job for other in groups[:i]}]
+    if repeated:
+        raise UsageError(f"two groups are called {repeated[0]}", where="the plan's groups")
+    assert job.image
+    return Layout(job=job, name=name, settings=settings, groups=groups, image=job.image)
+
+
+def settings_of(job: JobSpec) -> KubernetesSettings:
+    """The job's settings for Kubernetes, with all that pods need beside them checked.
+
+    Raises:
+        UsageError: Naming the key of the workload and the reason.
+    """
+    settings = job.kubernetes or KubernetesSettings()
+    check_container(job, settings.entrypoint, platform="Kubernetes", key="kubernetes")
+    if settings.runtime and settings.api != "trainer":
+        raise UsageError(
+            "a TrainingRuntime is Kubeflow Trainer's",
+            where="key kubernetes.runtime",
+            fix="set kubernetes.api to trainer, or leave runtime out",
+        )
+    if settings.data.gpus or settings.gpu_resource in settings.data.resources:
+        raise UsageError(
+            "the data group has no GPUs: it makes batches for those that have",
+            where="key kubernetes.data",
+            fix="leave them out there",
+        )
+    _check_roles(job.groups)
+    check_strategy(job.strategy, job.groups)
+    return settings
+
+
+def _check_roles(groups: Sequence[Group]) -> None:
+    trainers = [group.name for group in groups if group.role == "dnn"]
+    if len(trainers) != 1 or groups[0].role != "dnn":
+        raise UsageError(
+            "a job trains on exactly one dnn group, and it comes first; found "
+            + ", ".join(f"{group.name} ({group.role})" for group in groups),
+            where="the plan's groups",
+            fix="for example --group dnn=g5.2xlarge:1 --group data=c7i.4xlarge:2",
+        )
+
+
+def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodGroup:
+    is_dnn = group.role == "dnn"
+    job = TRAINER_JOB if is_dnn and settings.api == "trainer" else group.name.lower()
+    if not is_dns_label(job):
+        raise UsageError(
+            f"{group.name} cannot be part of a host's name",
+            where="the plan's groups",
+            fix="use letters, digits and dashes, a letter first",
+        )
+    pods = settings.dnn if is_dnn else settings.data
+    pool_name = group.instance_type.removeprefix("ml.")
+    pool = settings.pools.get(group.instance_type) or settings.pools.get(pool_name) or NodePool()
+    gpus = _gpus(group, pool, pods) if is_dnn else 0
+    if not is_dnn and pool.gpus:
+        raise UsageError(
+            f"{group.instance_type} has GPUs, which the data group would keep from those that "
+            "train: its pods tolerate no GPU nodes",
+            where=f"group {group.name}",
+            fix="plan data hosts of a type without GPUs",
+        )
+    requests, limits = _resources(group, pool, pods)
+    tolerations = (*pool.tolerations, *pods.tolerations)
+    if gpus:
+        limits[settings.gpu_resource] = str(gpus)
+        taint = Toleration(key=settings.gpu_resource, effect="NoSchedule")
+        tolerations = tuple(dict.fromkeys((*tolerations, taint)))
+    nodes = {INSTANCE_TYPE_LABEL: pool_name} if pool.node_selector is None else pool.node_selector
+    return PodGroup(
+        group=group,
+        job=job,
+        hosts=host_pattern(name, job),
+        settings=pods,
+        node_selector={**nodes, **pods.node_selector},
+        tolerations=tolerations,
+        requests=requests,
+        limits=limits,
+        gpus=gpus,
+    )
+
+
+def _gpus(group: Group, pool: NodePool, pods: PodSettings) -> int:
+    gpus = pool.gpus if pods.gpus is None else pods.gpus
+    if gpus is None:
+        raise _unknown(group, "how many GPUs a pod gets (0: it trains on CPUs)")
+    return gpus
+
+
+def _resources(
+    group: Group, pool: NodePool, pods: PodSettings
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Requests and limits of one pod, without its GPUs."""
+    cpu, memory = pods.cpu or pool.cpu, pods.memory or pool.memory
+    if cpu is None or memory is None:
+        raise _unknown(group, "what a pod asks of its node, daemons set aside,")
+    others = {name: written(quantity) for name, quantity in sorted(pods.resources.items())}
+    requests = {"cpu": written(cpu), "memory": written(memory), **others}
+    limits = {
+        "cpu": written(pods.cpu_limit or cpu),
+        "memory": written(pods.memory_limit or memory),
+        **others,
+    }
+    for name, asked in requests.items():
+        if amount(limits[name]) < amount(asked):
+            raise UsageError(
+                f"the limit of {name} is below what is asked for: {limits[name]} < {asked}",
+                where=f"key kubernetes.{group.role}",
+                fix=f"raise {name}_limit, or leave it out",
+            )
+    return requests, limits
+
+
+def _unknown(group: Group, what: str) -> UsageError:
+    pool = group.instance_type.removeprefix("ml.")
+    gpus = ", gpus: 1" if group.role == "dnn" else ""
+    return UsageError(
+        f"nothing says {what} on {pool}",
+        where=f"group {group.name}, key kubernetes.pools.{pool}",
+        fix=f'for example kubernetes: {{pools: {{"{pool}": {{cpu: 7, memory: 28Gi{gpus}}}}}}}',
+    )
+
+
+JOB_FOLDER = "/opt/ml"
+TOKEN_FOLDER = "/var/run/secrets/stoker"
+TOKEN_KEY = "token"
+HYPERPARAMETERS_KEY = "hyperparameters.json"
+# The folders of the job folder that are written to.
+_WRITTEN = ("model", "checkpoints", "output")
+# Read by the owner; Kubernetes adds the pod's group to it.
+_TOKEN_MODE = 0o400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mounted:
+    """A volume with its mounts."""
+
+    volume: dict[str, Json]
+    mounts: tuple[dict[str, Json], ...]
+
+
+def volumes_of_group(layout: Layout, group: PodGroup) -> list[Mounted]:
+    """Volumes that are the same for every run of the workload.
+
+    Raises:
+        UsageError: If a channel or volume is none that pods can mount.
+    """
+    settings = layout.settings
+    shm: dict[str, Json] = {"medium": "Memory"}
+    if settings.shm is not None:
+        shm["sizeLimit"] = written(settings.shm)
+    return _one_volume_a_claim(
+        [
+            _job_folder(layout, group),
+            Mounted(
+                volume={"name": "shm", "emptyDir": shm},
+                mounts=({"name": "shm", "mountPath": "/dev/shm"},),
+            ),
+            *_channels(layout, group),
+            *(_of_user(volume, group) for volume in group.settings.volumes),
+        ]
+    )
+
+
+def volumes_of_run(layout: Layout, group: PodGroup) -> list[Mounted]:
+    """Volumes of this run alone: its token, and what its launchers read."""
+    items: list[Json] = [
+        {"key": HYPERPARAMETERS_KEY, "path": "hyperparameters.json"},
+        {"key": inputs_key(group), "path": "inputdataconfig.json"},
+    ]
+    return [
+        Mounted(
+            volume={
+                "name": "token",
+                "secret": {
+                    "secretName": token_secret(layout.name),
+                    "defaultMode": _TOKEN_MODE,
+                    "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}],
+                },
+            },
+            mounts=({"name": "token", "mountPath": TOKEN_FOLDER, "readOnly": True},),
+        ),
+        Mounted(
+            volume={
+                "name": "config",
+                "configMap": {"name": config_map(layout.name), "items": items},
+            },
+            mounts=(
+                {"name": "config", "mountPath": f"{JOB_FOLDER}/input/config", "readOnly": True},
+            ),
+        ),
+    ]
+
+
+def inputs_key(group: PodGroup) -> str:
+    """Where in the ConfigMap the group's inputdataconfig.json is."""
+    return f"inputdataconfig.{group.job}.json"
+
+
+def channels_of(layout: Layout, group: PodGroup) -> dict[str, Channel]:
+    """The channels that a group gets, by name.
+
+    Raises:
+        UsageError: If a channel names a group that is none of the job's.
+    """
+    found = {}
+    for name, channel in sorted(layout.job.channels.items()):
+        groups = groups_of_channel(name, channel, layout.job.groups)
+        if not groups or group.group.name in groups:
+            found[name] = channel
+    return found
+
+
+def claim_of(uri: str, *, where: str) -> tuple[str, str]:
+    """Claim and folder of a pvc:// address; the folder is empty where it is the whole claim.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    claim, _, path = uri.removeprefix("pvc://").partition("/")
+    folder = posixpath.normpath(path).strip("/") if path.strip("/") else ""
+    if not uri.startswith("pvc://") or not claim or ".." in folder.split("/"):
+        raise UsageError(
+            f"pods mount claims, not {uri}",
+            where=where,
+            fix="pvc://CLAIM/FOLDER: a bucket, too, is one with its CSI driver; what a script "
+            "reads from S3 itself is a hyperparameter, its keys kubernetes.data.env_from_secrets",
+        )
+    return claim, folder
+
+
+def _job_folder(layout: Layout, group: PodGroup) -> Mounted:
+    """Model, checkpoints and output: on the node, or of the dnn group in the claim for outputs.
+
+    Not the whole job folder: images bring code in it.
+    """
+    output = layout.settings.output
+    if output and group.is_dnn:
+        claim, folder = claim_of(output, where="key kubernetes.output")
+        parent = posixpath.join(folder.replace("$", "$$"), "$(STOKER_RUN_ID)")
+        # Every host has an output folder of its own; model and checkpoints are the run's.
+        paths = {name: f"{parent}/{name}" for name in _WRITTEN}
+        paths["output"] += "/$(JOB_COMPLETION_INDEX)"
+        return Mounted(
+            volume={"name": "job", "persistentVolumeClaim": {"claimName": claim}},
+            mounts=tuple(
+                {"name": "job", "mountPath": f"{JOB_FOLDER}/{name}", "subPathExpr": paths[name]}
+                for name in _WRITTEN
+            ),
+        )
+    scratch = layout.settings.scratch
+    size: dict[str, Json] = {"sizeLimit": written(scratch)} if scratch is not None else {}
+    return Mounted(
+        volume={"name": "job", "emptyDir": size},
+        mounts=tuple(
+            {"name": "job", "mountPath": f"{JOB_FOLDER}/{name}", "subPath": name}
+            for name in _WRITTEN
+        ),
+    )
+
+
+def _channels(layout: Layout, group: PodGroup) -> Iterator[Mounted]:
+    for index, (name, channel) in enumerate(channels_of(layout, group).items()):
+        _check_channel(name, channel)
+        claim, folder = claim_of(channel.uri, where=f"key channels.{name}.uri")
+        volume = f"channel-{index}"
+        mount: dict[str, Json] = {
+            "name": volume,
+            "mountPath": f"{JOB_FOLDER}/input/data/{name}",
+            "readOnly": True,
+        }
+        if folder:
+            mount["subPath"] = folder
+        source: Json = {"claimName": claim, "readOnly": True}
+        yield Mounted(volume={"name": volume, "persistentVolumeClaim": source}, mounts=(mount,))
+
+
+def _one_volume_a_claim(mounted: Sequence[Mounted]) -> list[Mounted]:
+    """The same mounts, of one volume for each claim: a kubelet takes two for one, and waits."""
+    kept: dict[str, Mounted] = {}
+    for one in mounted:
+        source = one.volume.get("persistentVolumeClaim")
+        name = str(one.volume["name"])
+        key = f"claim {source['claimName']}" if isinstance(source, dict) else f"volume {name}"
+        first = kept.get(key)
+        if first is None:
+            kept[key] = one
+        elif isinstance(source, dict):
+            volume = dict(first.volume)
+            before = volume["persistentVolumeClaim"]
+            if not source.get("readOnly") or not mapping(before).get("readOnly"):
+                volume["persistentVolumeClaim"] = {"claimName": source["claimName"]}
+            renamed = tuple({**mount, "name": volume["name"]} for mount in one.mounts)
+            kept[key] = Mounted(volume=volume, mounts=(*first.mounts, *renamed))
+        else:
+            kept[f"{key} again"] = one  # which the rules refuse
+    return list(kept.values())
+
+
+def _check_channel(name: str, channel: Channel) -> None:
+    if channel.data_type != "S3Prefix" or channel.distribution != "FullyReplicated":
+        raise UsageError(
+            "manifests and sharding by key are SageMaker's",
+            where=f"key channels.{name}",
+            fix="leave data_type and distribution out: every host sees the whole folder",
+        )
+    if channel.mode == "Pipe":
+        raise UsageError(
+            "there are no pipes on Kubernetes", where=f"key channels.{name}.mode", fix="use File"
+        )
+
+
+def _of_user(volume: PodVolume, group: PodGroup) -> Mounted:
+    sources: dict[str, Json] = {}
+    if volume.claim is not None:
+        sources["persistentVolumeClaim"] = {
+            "claimName": volume.claim,
+            **({"readOnly": True} if volume.read_only else {}),
+        }
+    if volume.secret is not None:
+        sources["secret"] = {"secretName": volume.secret}
+    if volume.config_map is not None:
+        sources["configMap"] = {"name": volume.config_map}
+    if volume.scratch is not None:
+        sources["emptyDir"] = {"sizeLimit": written(volume.scratch)}
+    if len(sources) != 1:
+        raise UsageError(
+            f"volume {volume.name} has {len(sources)} sources, and needs exactly one",
+            where=f"key kubernetes.{group.group.role}.volumes",
+            fix="name one of claim, secret, config_map and scratch",
+        )
+    mount: dict[str, Json] = {"name": volume.name, "mountPath": volume.mount_path}
+    if volume.read_only and volume.scratch is None:
+        mount["readOnly"] = True
+    if volume.sub_path:
+        mount["subPath"] = volume.sub_path
+    return Mounted(volume={"name": volume.name, **sources}, mounts=(mount,))
+
+
+# Beside the other results of the dnn group; in the claim for outputs, where there is one.
+PROFILE_FILE = f"{JOB_FOLDER}/output/profile/profile.json"
+
+
+def environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
+    """Variables that are the same for every run of the workload.
+
+    Raises:
+        UsageError: If the user sets what stoker does.
+    """
+    theirs = {**layout.job.environment, **group.settings.environment}
+    ours = {"HOME": "/tmp", "USER": "stoker"}  # of a user that the image may not know
+    if layout.data:
+        # A data host that ends badly is started again: it must not end well before the run does,
+        # and trainers wait for it.
+        ours["STOKER_COMES_BACK"] = "1"
+    if not group.gpus:
+        # Images for GPUs ask for all of a host's, whatever the pod is given.
+        ours["NVIDIA_VISIBLE_DEVICES"] = "void"
+    taken = sorted(name for name in theirs if name.startswith("STOKER_") or name in _OF_JOB)
+    if taken:
+        raise UsageError(
+            f"{taken[0]} is set by stoker or Kubernetes",
+            where=f"key kubernetes.{group.group.role}.environment",
+            fix="leave it out; the workload has keys for what it says",
+        )
+    label = f"metadata.labels['{JOBSET_LABEL}']"
+    run_id: Json = {"name": "STOKER_RUN_ID", "valueFrom": {"fieldRef": {"fieldPath": label}}}
+    return [run_id, *variables({**ours, **theirs})]
+
+
+def environment_of_run(layout: Layout, group: PodGroup) -> list[Json]:
+    """Variables of this run alone."""
+    ours = job_variables(layout.job)
+    ours["STOKER_TOKEN_FILE"] = f"{TOKEN_FOLDER}/{TOKEN_KEY}"
+    ours["STOKER_GROUP"] = group.group.name
+    ours["STOKER_GROUPS"] = json.dumps(
+        [
+            {
+                "name": other.group.name,
+                "instance_type": other.group.instance_type,
+                "count": other.group.count,
+                "hosts": other.hosts,
+            }
+            for other in layout.groups
+        ]
+    )
+    if layout.job.profile:
+        ours["STOKER_PROFILE_FILE"] = PROFILE_FILE
+    return variables(ours)
+
+
+def variables(values: Mapping[str, str]) -> list[Json]:
+    """Variables as a container holds them, by name, each exactly as it is."""
+    return [{"name": name, "value": verbatim(value)} for name, value in sorted(values.items())]
+
+
+def verbatim(text: str) -> str:
+    """Text that Kubernetes does not look for $(NAME) in: of commands, arguments and variables."""
+    return text.replace("$", "$$")
+
+
+_OF_JOB = frozenset(("JOB_COMPLETION_INDEX",))
+
+
+_ZONE_WEIGHT = 100
+# A GPU host that is moved to save a node costs the whole run; a data host comes back.
+_STAY = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+
+
+def pod_template(layout: Layout, group: PodGroup, *, of_run: bool) -> dict[str, Json]:
+    """The template of a group's pods.
+
+    Args:
+        layout: Of the job.
+        group: One of its groups.
+        of_run: With what is this run's alone: token, configuration, variables, zone.
+
+    Raises:
+        UsageError: If a volume or variable is none that pods can have.
+    """
+    settings, pods = layout.settings, group.settings
+    mounted = volumes_of_group(layout, group)
+    environment = environment_of_group(layout, group)
+    if of_run:
+        mounted += volumes_of_run(layout, group)
+        environment += environment_of_run(layout, group)
+    container: dict[str, Json] = {
+        "name": group.job,
+        "image": layout.image,
+        "command": [verbatim(word) for word in settings.entrypoint],
+        "args": [verbatim(word) for word in layout.job.command],
+        "env": environment,
+        "resources": {"requests": dict(group.requests), "limits": dict(group.limits)},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        # The last words of a host that failed stand in its pod's status.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts_of(mounted),
+    }
+    if settings.image_pull_policy:
+        container["imagePullPolicy"] = settings.image_pull_policy
+    if pods.env_from_secrets:
+        container["envFrom"] = [{"secretRef": {"name": name}} for name in pods.env_from_secrets]
+    spec: dict[str, Json] = {
+        "restartPolicy": "Never" if group.is_dnn else "OnFailure",
+        "terminationGracePeriodSeconds": settings.grace_seconds,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": settings.run_as,
+            "runAsGroup": settings.run_as,
+            "fsGroup": settings.run_as,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "nodeSelector": dict(group.node_selector),
+        "tolerations": [_toleration(toleration) for toleration in group.tolerations],
+        "containers": [container],
+        "volumes": [one.volume for one in mounted],
+    }
+    affinity = {**_node_affinity(pods.node_rules), **(zone_affinity(layout) if of_run else {})}
+    if affinity:
+        spec["affinity"] = affinity
+    if settings.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in settings.image_pull_secrets]
+    account = pods.service_account or settings.service_account
+    if account:
+        spec["serviceAccountName"] = account
+    if pods.priority_class:
+        spec["priorityClassName"] = pods.priority_class
+    return {"metadata": _metadata(layout, group), "spec": spec}
+
+
+def mounts_of(mounted: Sequence[Mounted]) -> list[Json]:
+    """The mounts of a container."""
+    return [mount for one in mounted for mount in one.mounts]
+
+
+def zone_affinity(layout: Layout) -> dict[str, Json]:
+    """All pods of the run in one zone, as far as that is asked for; {} for one pod."""
+    if layout.settings.zone == "any" or sum(g.group.count for g in layout.groups) == 1:
+        return {}
+    term: dict[str, Json] = {
+        "labelSelector": {"matchLabels": {JOBSET_LABEL: layout.name}},
+        "topologyKey": ZONE_LABEL,
+    }
+    if layout.settings.zone == "require":
+        return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    weighed: Json = {"weight": _ZONE_WEIGHT, "podAffinityTerm": term}
+    return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [weighed]}}
+
+
+def _metadata(layout: Layout, group: PodGroup) -> dict[str, Json]:
+    # A mesh's sidecar does not end when the training does, and stands between the hosts.
+    no_mesh = {ISTIO_INJECT: "false"}
+    return {
+        "labels": {
+            **layout.settings.labels,
+            MANAGED_BY_LABEL: "stoker",
+            ROLE_LABEL: group.group.role,
+            **no_mesh,
+            **group.settings.labels,
+        },
+        "annotations": {
+            **no_mesh,
+            **(_STAY if group.is_dnn else {}),
+            **group.settings.annotations,
+        },
+    }
+
+
+def _toleration(toleration: Toleration) -> dict[str, Json]:
+    fields = {
+        "key": toleration.key,
+        "operator": toleration.operator,
+        "value": toleration.value,
+        "effect": toleration.effect,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _node_affinity(rules: Sequence[NodeRule]) -> dict[str, Json]:
+    must: list[Json] = [_expression(rule) for rule in rules if rule.weight is None]
+    better: list[Json] = [
+        {"weight": rule.weight, "preference": {"matchExpressions": [_expression(rule)]}}
+        for rule in rules
+        if rule.weight is not None
+    ]
+    affinity: dict[str, Json] = {}
+    if must:
+        affinity["requiredDuringSchedulingIgnoredDuringExecution"] = {
+            "nodeSelectorTerms": [{"matchExpressions": must}]
+        }
+    if better:
+        affinity["preferredDuringSchedulingIgnoredDuringExecution"] = better
+    return {"nodeAffinity": affinity} if affinity else {}
+
+
+def _expression(rule: NodeRule) -> dict[str, Json]:
+    expression: dict[str, Json] = {"key": rule.key, "operator": rule.operator}
+    if rule.values:
+        expression["values"] = list(rule.values)
+    return expression

@@ -1,0 +1,629 @@
+"""Checks of a CreateTrainingJob request, each with its reason, before it is sent.
+
+They are read from the model that botocore brings, without a client, a region or a network, so that
+they are those of the installed version. botocore itself checks only a part of them.
+
+Neither botocore nor SageMaker's own SDK nor moto knows those for instance groups: a wrong request
+would be refused by the service, minutes later or after a pipeline's first steps were paid for.
+"""
+
+import functools
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from stoker.errors import UsageError
+from stoker.platforms.base import JobSpec, check_container, check_strategy
+from stoker.platforms.sagemaker.reading import (
+    Body,
+    channels_of,
+    groups_of,
+    instance_types,
+    mapping,
+    mappings,
+    mode_of,
+    named_groups,
+    number,
+    s3_source,
+    text,
+)
+from stoker.records import (
+    Channel,
+    Framework,
+    Group,
+    Json,
+    MetricDefinition,
+    SageMakerSettings,
+    nearest,
+)
+
+TOKEN_CHANNEL = "stoker_token"
+CODE_CHANNEL = "stoker_code"
+
+# Versions from which AWS's frameworks know instance groups.
+_MINIMUM = {"pytorch": (1, 10), "tensorflow": (2, 6)}
+_SHOWN = {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}
+
+
+def settings_of(job: JobSpec) -> SageMakerSettings:
+    """The job's settings for SageMaker, with all that the request needs beside them checked.
+
+    Raises:
+        UsageError: Naming the key of the workload and the reason.
+    """
+    settings = job.sagemaker
+    if settings is None:
+        raise UsageError(
+            "the workload has no settings for SageMaker",
+            where=f"job {job.name}, key sagemaker",
+            fix="add sagemaker: {role: arn:aws:iam::ACCOUNT:role/NAME, output_uri: s3://...}",
+        )
+    check_container(job, settings.entrypoint, platform="SageMaker", key="sagemaker")
+    _check_groups(job.groups, settings.framework)
+    check_strategy(job.strategy, job.groups)
+    for name, channel in job.channels.items():
+        _check_channel(name, channel)
+    _check_source(settings.source)
+    for definition in settings.metric_definitions or ():
+        _check_metric(definition)
+    for key in settings.tags:
+        if key.startswith("stoker:"):
+            raise UsageError(
+                f"tag {key}: stoker: is stoker's own", where="key sagemaker.tags", fix="rename it"
+            )
+    return settings
+
+
+def _check_groups(groups: tuple[Group, ...], framework: Framework | None) -> None:
+    trainers = [group.name for group in groups if group.role == "dnn"]
+    if len(trainers) != 1 or groups[0].role != "dnn":
+        raise UsageError(
+            "a job trains on exactly one dnn group, and it comes first: one distribution, of one "
+            f"group; found {', '.join(f'{group.name} ({group.role})' for group in groups)}",
+            where="the plan's groups",
+            fix="for example --group dnn=ml.g5.2xlarge:1 --group data=ml.c7i.4xlarge:2",
+        )
+    if framework is None or len(groups) == 1:
+        return
+    minimum = _MINIMUM[framework.name]
+    major, minor = re.findall(r"\d+", framework.version)[:2]
+    if (int(major), int(minor)) < minimum:
+        needed = f"{_SHOWN[framework.name]} {minimum[0]}.{minimum[1]}"
+        raise UsageError(
+            f"instance groups need {needed} or newer, the image has {framework.version}",
+            where="key sagemaker.framework",
+            fix="use a newer image, or a plan without a data group",
+        )
+
+
+def _check_channel(name: str, channel: Channel) -> None:
+    if name in (TOKEN_CHANNEL, CODE_CHANNEL):
+        raise UsageError(
+            f"channel {name} is stoker's own", where=f"key channels.{name}", fix="call it otherwise"
+        )
+    if not channel.uri.startswith("s3://"):
+        raise UsageError(
+            f"SageMaker reads S3, not {channel.uri}",
+            where=f"key channels.{name}.uri",
+            fix="copy the data there: aws s3 sync FOLDER s3://BUCKET/FOLDER",
+        )
+
+
+def _check_source(source: str | None) -> None:
+    if source is None or "://" not in source:
+        return
+    if not (source.startswith("s3://") and source.endswith(".tar.gz")):
+        raise UsageError(
+            f"code comes from a folder or from a .tar.gz in S3, not from {source}",
+            where="key sagemaker.source",
+            fix="name a folder: stoker packs and uploads it",
+        )
+
+
+def _check_metric(definition: MetricDefinition) -> None:
+    try:
+        num_groups = re.compile(definition.regex).groups
+    except re.error as err:
+        raise UsageError(
+            f"metric {definition.name}: {definition.regex} is no regular expression: {err}",
+            where="key sagemaker.metric_definitions",
+        ) from None
+    if num_groups != 1:
+        raise UsageError(
+            f"metric {definition.name}: {definition.regex} has {num_groups} groups; the one group "
+            "is the value",
+            where="key sagemaker.metric_definitions",
+            fix="write (?:...) where a group is no value",
+        )
+
+
+def channel_rules(body: Body) -> Iterator[UsageError]:
+    """What the service would refuse of the channels."""
+    channels = channels_of(body)
+    yield from repeated([name for name, _ in channels], "channels", "InputDataConfig")
+    known = [text(group, "InstanceGroupName") for group in groups_of(body)]
+    with_groups = [name for name, channel in channels if named_groups(channel)]
+    for name, channel in channels:
+        where = f"channel {name}"
+        source = s3_source(channel)
+        unknown = [group for group in named_groups(channel) if group not in known]
+        if unknown:
+            yield UsageError(
+                f"there is no instance group {unknown[0]}",
+                where=where,
+                fix=nearest(unknown[0], known) if known else "the job has no instance groups",
+            )
+        if with_groups and not named_groups(channel):
+            yield UsageError(
+                f"channel {name} names no instance groups, but {with_groups[0]} does: "
+                "one channel with groups means all channels with groups",
+                where=where,
+                fix="name its groups, all of them if all are to have it",
+            )
+        if len(mapping(channel.get("DataSource"))) != 1:
+            yield UsageError(
+                "a channel has one source", where=where, fix="name S3 or a file system"
+            )
+        uri = source.get("S3Uri")
+        if isinstance(uri, str) and not uri.startswith("s3://"):
+            yield UsageError(
+                f"{uri} is no s3:// address", where=where, fix="as in s3://bucket/folder"
+            )
+        yield from _mode_rules(body, channel, where)
+
+
+def _mode_rules(body: Body, channel: Body, where: str) -> Iterator[UsageError]:
+    source, mode = s3_source(channel), mode_of(body, channel)
+    is_augmented = source.get("S3DataType") == "AugmentedManifestFile"
+    if is_augmented and mode != "Pipe":
+        yield UsageError(
+            f"an augmented manifest is streamed: it needs mode Pipe, not {mode}",
+            where=where,
+            fix="set the channel's mode to Pipe, or its data_type to ManifestFile",
+        )
+    if is_augmented != bool(source.get("AttributeNames")):
+        yield UsageError(
+            "attribute names say what to stream of an augmented manifest: both, or none of them",
+            where=where,
+            fix="set data_type: AugmentedManifestFile with attribute_names: [source-ref, ...]",
+        )
+    for key, unset, word in (
+        ("RecordWrapperType", "None", "record_wrapper"),
+        ("CompressionType", "None", "CompressionType"),
+    ):
+        if channel.get(key, unset) != unset and mode != "Pipe":
+            yield UsageError(
+                f"{key} {channel[key]} is for mode Pipe only, not for {mode}",
+                where=where,
+                fix=f"leave {word} out, or set the channel's mode to Pipe",
+            )
+    if "FileSystemDataSource" in mapping(channel.get("DataSource")):
+        if mode != "File":
+            yield UsageError(
+                f"a file system is read in mode File, not {mode}", where=where, fix="use File"
+            )
+        if not body.get("VpcConfig"):
+            yield UsageError(
+                "a file system is reached through a VPC only", where=where, fix="add VpcConfig"
+            )
+
+
+def repeated(names: Sequence[str], what: str, where: str) -> Iterator[UsageError]:
+    """Names that stand there more than once."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            yield UsageError(
+                f"{count} {what} are called {name}", where=where, fix="give each its own name"
+            )
+
+
+# Classes of characters as Java writes them, for use inside brackets.
+_JAVA_CLASSES = {
+    r"\p{L}": r"\w",
+    r"\p{N}": r"\d",
+    r"\p{Z}": " \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000",
+    r"\p{Alnum}": "a-zA-Z0-9",
+}
+
+
+class Shape(Protocol):
+    """A part of the model, as botocore describes it."""
+
+    name: str
+    type_name: str
+    metadata: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """A value that the model does not allow.
+
+    Attributes:
+        path: As in `InputDataConfig[0].ChannelName`.
+        what: What is wrong, with the value and the limit.
+    """
+
+    path: str
+    what: str
+
+
+def choices(shape_name: str) -> tuple[str, ...]:
+    """All values of an enumeration of the model, such as `TrainingInstanceType`."""
+    return tuple(getattr(_shape(shape_name), "enum"))  # noqa: B009
+
+
+def maximum(shape_name: str) -> int:
+    """The largest number, length or count that the model allows, such as of `InstanceGroups`."""
+    return int(str(_shape(shape_name).metadata["max"]))
+
+
+def refusals(body: Mapping[str, Json]) -> list[str]:
+    """What botocore would refuse to send: missing, unknown and wrongly typed members."""
+    from botocore.validate import ParamValidator
+
+    validate = getattr(ParamValidator(), "validate")  # noqa: B009
+    report: str = validate(body, _request_shape()).generate_report()
+    return [line for line in report.split("\n") if line]
+
+
+def violations(body: Mapping[str, Json]) -> Iterator[Violation]:
+    """What botocore would send although the model does not allow it.
+
+    Args:
+        body: A CreateTrainingJob request without `refusals`.
+    """
+    yield from _walk(body, _request_shape(), "")
+
+
+def _walk(value: Json, shape: Shape, path: str) -> Iterator[Violation]:
+    if isinstance(value, str):
+        yield from _check_text(value, shape, path)
+    elif isinstance(value, bool):
+        return
+    elif isinstance(value, int | float):
+        yield from _check_bounds(int(value), shape, path, "is", str(value))
+    elif isinstance(value, Mapping):
+        yield from _walk_mapping(value, shape, path)
+    elif isinstance(value, list | tuple):
+        yield from _check_bounds(len(value), shape, path, "has", f"{len(value)} entries")
+        member: Shape = getattr(shape, "member")  # noqa: B009
+        for index, item in enumerate(value):
+            yield from _walk(item, member, f"{path}[{index}]")
+
+
+def _walk_mapping(value: Mapping[str, Json], shape: Shape, path: str) -> Iterator[Violation]:
+    if shape.type_name == "structure":
+        members: Mapping[str, Shape] = getattr(shape, "members")  # noqa: B009
+        for key, item in value.items():
+            yield from _walk(item, members[key], f"{path}.{key}" if path else key)
+        return
+    yield from _check_bounds(len(value), shape, path, "has", f"{len(value)} entries")
+    key_shape: Shape = getattr(shape, "key")  # noqa: B009
+    value_shape: Shape = getattr(shape, "value")  # noqa: B009
+    for key, item in value.items():
+        yield from _walk(key, key_shape, f"{path} (a name)")
+        yield from _walk(item, value_shape, f"{path}.{key}")
+
+
+def _check_text(text: str, shape: Shape, path: str) -> Iterator[Violation]:
+    shown = repr(text if len(text) <= 40 else text[:37] + "...")
+    length = f"{len(text)} characters ({shown})"
+    yield from _check_bounds(len(text), shape, path, "has", length)
+    allowed = tuple(getattr(shape, "enum", ()))
+    if allowed and text not in allowed:
+        listed = ", ".join(allowed) if len(allowed) < 12 else f"one of {len(allowed)} values"
+        yield Violation(path=path, what=f"is {shown}, the service knows {listed}")
+    pattern = shape.metadata.get("pattern")
+    if pattern and not _compiled(str(pattern)).fullmatch(text):
+        problem = "has a line break" if pattern == ".*" else f"does not match {pattern}"
+        yield Violation(path=path, what=f"{problem}: {shown}")
+
+
+def _check_bounds(
+    number: int, shape: Shape, path: str, verb: str, shown: str
+) -> Iterator[Violation]:
+    for limit, is_wrong in (("max", int.__gt__), ("min", int.__lt__)):
+        bound = shape.metadata.get(limit)
+        if isinstance(bound, int) and is_wrong(number, bound):
+            word = "most" if limit == "max" else "least"
+            yield Violation(path=path, what=f"{verb} {shown}, the service takes at {word} {bound}")
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    for java, python in _JAVA_CLASSES.items():
+        pattern = pattern.replace(java, python)
+    return re.compile(pattern)
+
+
+def _request_shape() -> Shape:
+    return _shape("CreateTrainingJobRequest")
+
+
+@functools.cache
+def _shape(name: str) -> Shape:
+    shape: Shape = getattr(_model(), "shape_for")(name)  # noqa: B009
+    return shape
+
+
+@functools.cache
+def _model() -> object:
+    try:
+        from botocore.loaders import Loader
+        from botocore.model import ServiceModel
+    except ImportError:
+        raise UsageError(
+            "botocore, which brings SageMaker's model, is not installed",
+            fix="pip install 'stoker[aws]'",
+        ) from None
+    model: object = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
+    return model
+
+
+# CreateTrainingJob's own words on MaxRuntimeInSeconds; the model does not say it.
+MAX_RUN_SECONDS = 28 * 86400
+
+# Types with disks of their own, which the hardware encrypts.
+_OWN_DISKS = re.compile(
+    r"^ml\.(g4dn|g5|g6e?|g7e?|p3dn|p4de?|p5(e|en)?|p6e?-\w+|trn1n?|trn2|[cmr]\d[a-z]*d)\."
+)
+# What to do about a limit of the model, by the beginning of the path.
+_FIXES = {
+    "TrainingJobName": "choose another --name: letters, digits and dashes",
+    "AlgorithmSpecification.ContainerArguments": "put the command into a script, and call that",
+    "AlgorithmSpecification.MetricDefinitions": "change sagemaker.metric_definitions",
+    "Environment": "shorten it, or hand it over as a file of a channel",
+    "HyperParameters": "shorten it, or hand it over as a file of a channel",
+    "InputDataConfig": "change the workload's channels",
+    "Tags": "change sagemaker.tags",
+    "VpcConfig": "change sagemaker.vpc",
+}
+_GROUPS_FIX = "plan fewer groups: stoker decide proposes one data group"
+
+
+def check_body(body: Body) -> None:
+    """Checks a whole CreateTrainingJob request, whoever wrote it.
+
+    Raises:
+        UsageError: If the service would refuse it: the first rule that it breaks, with the reason.
+    """
+    for problem in problems(body):
+        raise problem
+
+
+def problems(body: Body) -> Iterator[UsageError]:
+    """Every rule that the request breaks; only what is missing or of a wrong type, if anything."""
+    refused = refusals(body)
+    if refused:
+        yield UsageError(
+            "the request is not as the API's model says: " + "; ".join(refused),
+            where="CreateTrainingJob",
+            fix="compare it with what stoker train --dry-run prints",
+        )
+        return
+    for rule in _RULES:
+        yield from rule(body)
+    for found in violations(body):
+        yield UsageError(
+            f"{found.path} {found.what}",
+            where=_place(body, found.path),
+            fix=next(
+                (fix for start, fix in _FIXES.items() if found.path.startswith(start)),
+                "change it in the workload",
+            ),
+        )
+
+
+def notes(body: Body) -> list[str]:
+    """What nobody can check beforehand, for those who read the request."""
+    found = []
+    if body.get("VpcConfig"):
+        found.append("the security groups must let the hosts reach each other by any TCP port")
+        found.append("the subnets need a way to S3, for example a gateway endpoint")
+        if body.get("EnableInterContainerTrafficEncryption"):
+            found.append(
+                "for the encryption the hosts also need UDP port 500 and protocol 50 (ESP)"
+            )
+    if body.get("EnableNetworkIsolation"):
+        found.append("the containers reach each other only: all data comes by channels")
+    for name, channel in channels_of(body):
+        source = s3_source(channel)
+        if source.get("S3DataDistributionType") == "ShardedByS3Key":
+            found.append(
+                f"channel {name}: each host gets a part of the objects only; a dataset must not "
+                "ask for samples by numbers that another host has"
+            )
+        if mode_of(body, channel) == "Pipe":
+            found.append(f"channel {name}: a pipe is read by one process, and once an epoch")
+    if body.get("EnableManagedSpotTraining") and not body.get("CheckpointConfig"):
+        found.append("without sagemaker.checkpoint_uri an interrupted job begins anew")
+    return found
+
+
+def _group_rules(body: Body) -> Iterator[UsageError]:
+    resources = mapping(body.get("ResourceConfig"))
+    groups = groups_of(body)
+    if not groups:
+        has_hosts = "InstanceType" in resources and resources.get("InstanceCount")
+        if not has_hosts and "InstancePreferences" not in resources:
+            yield UsageError(
+                "the request names no hosts",
+                where="ResourceConfig",
+                fix="give it InstanceGroups, or InstanceType with InstanceCount",
+            )
+        return
+    most = maximum("InstanceGroups")
+    if len(groups) > most:
+        yield UsageError(
+            f"a job has at most {most} instance groups, found {len(groups)}",
+            where="ResourceConfig.InstanceGroups",
+            fix=_GROUPS_FIX,
+        )
+    for other in (
+        "InstanceType",
+        "InstanceCount",
+        "InstancePreferences",
+        "InstancePlacementConfig",
+    ):
+        if other in resources:
+            yield UsageError(
+                f"instance groups and {other} exclude each other: groups say it themselves",
+                where="ResourceConfig",
+                fix=f"leave {other} out, or InstanceGroups",
+            )
+    if resources.get("KeepAlivePeriodInSeconds"):
+        yield UsageError(
+            "there are no warm pools for instance groups",
+            where="ResourceConfig.KeepAlivePeriodInSeconds",
+            fix="set sagemaker.keep_alive_seconds to 0",
+        )
+    if body.get("EnableManagedSpotTraining"):
+        yield UsageError(
+            "managed spot with instance groups is not documented: a lost data host would not "
+            "come back",
+            where="EnableManagedSpotTraining",
+            fix="set sagemaker.spot to false",
+        )
+    yield from repeated([text(g, "InstanceGroupName") for g in groups], "instance groups", "")
+    for group in groups:
+        if not group.get("InstanceCount"):
+            yield UsageError(
+                "a group without hosts",
+                where=f"group {text(group, 'InstanceGroupName')}",
+                fix="leave the group out",
+            )
+
+
+def _type_rules(body: Body) -> Iterator[UsageError]:
+    known = choices("TrainingInstanceType")
+    for where, name in instance_types(body):
+        if name in known:
+            continue
+        if name.removeprefix("ml.").startswith("local"):
+            yield UsageError(
+                f"{name} is a type of local mode, which runs no jobs of the service",
+                where=where,
+                fix="use --platform local, which has instance groups, too",
+            )
+            continue
+        yield UsageError(
+            f"SageMaker trains on no instance type {name}", where=where, fix=nearest(name, known)
+        )
+
+
+def _time_rules(body: Body) -> Iterator[UsageError]:
+    stopping = mapping(body.get("StoppingCondition"))
+    run, wait = number(stopping, "MaxRuntimeInSeconds"), number(stopping, "MaxWaitTimeInSeconds")
+    is_spot = bool(body.get("EnableManagedSpotTraining"))
+    if run and run > MAX_RUN_SECONDS:
+        yield UsageError(
+            f"a job may run for {MAX_RUN_SECONDS} s (28 days), not for {run} s",
+            where="StoppingCondition.MaxRuntimeInSeconds",
+            fix="lower sagemaker.max_run_seconds, and go on from a checkpoint",
+        )
+    if not is_spot and wait is not None:
+        yield UsageError(
+            "MaxWaitTimeInSeconds is for managed spot only",
+            where="StoppingCondition",
+            fix="leave sagemaker.max_wait_seconds out, or set sagemaker.spot",
+        )
+    if is_spot and (wait is None or wait < (run or 1)):
+        yield UsageError(
+            f"managed spot needs a wait of at least the run: waits {wait} s, runs {run} s",
+            where="StoppingCondition.MaxWaitTimeInSeconds",
+            fix="set sagemaker.max_wait_seconds to max_run_seconds and the patience for capacity",
+        )
+    resources = mapping(body.get("ResourceConfig"))
+    if is_spot and resources.get("KeepAlivePeriodInSeconds"):
+        yield UsageError(
+            "spot hosts are not kept in a warm pool",
+            where="ResourceConfig.KeepAlivePeriodInSeconds",
+            fix="set sagemaker.keep_alive_seconds to 0, or sagemaker.spot to false",
+        )
+    if is_spot and "InstancePreferences" in resources:
+        yield UsageError(
+            "InstancePreferences and managed spot exclude each other",
+            where="ResourceConfig",
+            fix="leave one of them out",
+        )
+
+
+def _image_rules(body: Body) -> Iterator[UsageError]:
+    algorithm = mapping(body.get("AlgorithmSpecification"))
+    if ("TrainingImage" in algorithm) == ("AlgorithmName" in algorithm):
+        yield UsageError(
+            "a job runs one image: TrainingImage, or AlgorithmName",
+            where="AlgorithmSpecification",
+            fix="set the workload's image",
+        )
+    image = mapping(algorithm.get("TrainingImageConfig"))
+    if image.get("TrainingRepositoryAccessMode") == "Vpc" and not body.get("VpcConfig"):
+        yield UsageError(
+            "an image in a private registry is reached through a VPC only",
+            where="AlgorithmSpecification.TrainingImageConfig",
+            fix="add sagemaker.vpc",
+        )
+
+
+def _volume_rules(body: Body) -> Iterator[UsageError]:
+    resources = mapping(body.get("ResourceConfig"))
+    for where, name in instance_types(body):
+        has_own = bool(_OWN_DISKS.match(name))
+        if has_own and resources.get("VolumeKmsKeyId"):
+            yield UsageError(
+                f"{name} has disks of its own, which its hardware encrypts: no key can be named",
+                where=where,
+                fix="leave sagemaker.volume_kms_key out",
+            )
+        if not has_own and not resources.get("VolumeSizeInGB"):
+            yield UsageError(
+                f"{name} has no disks of its own: the volume's size is missing",
+                where=where,
+                fix="set sagemaker.volume_gb",
+            )
+
+
+def _distribution_rules(body: Body) -> Iterator[UsageError]:
+    """What the SDK's estimators write; ours has its own launcher and no such key."""
+    named_text = mapping(body.get("HyperParameters")).get("sagemaker_distribution_instance_groups")
+    if named_text is None:
+        return
+    try:
+        named = json.loads(str(named_text))
+    except ValueError:
+        named = None
+    known = [text(group, "InstanceGroupName") for group in groups_of(body)]
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in known:
+        yield UsageError(
+            f"a job has one distribution, on one of its groups, found {named_text}",
+            where="HyperParameters.sagemaker_distribution_instance_groups",
+            fix="name the dnn group alone: the others must not start training processes",
+        )
+
+
+def _tag_rules(body: Body) -> Iterator[UsageError]:
+    keys = [text(tag, "Key") for tag in mappings(body.get("Tags"))]
+    yield from repeated(keys, "tags", "Tags")
+    for key in keys:
+        if key.lower().startswith("aws:"):
+            yield UsageError(f"tag {key}: aws: is AWS's own", where="Tags", fix="call it otherwise")
+
+
+_RULES: tuple[Callable[[Body], Iterator[UsageError]], ...] = (
+    _group_rules,
+    _type_rules,
+    channel_rules,
+    _time_rules,
+    _image_rules,
+    _volume_rules,
+    _distribution_rules,
+    _tag_rules,
+)
+
+
+def _place(body: Body, path: str) -> str:
+    found = re.match(r"InputDataConfig\[(\d+)\]", path)
+    return f"channel {channels_of(body)[int(found.group(1))][0]}" if found else "CreateTrainingJob"
