@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from stoker.targets.kubeflow_pipeline import KubeflowRequest
+from stoker.orchestrators.kubeflow.compile import KubeflowRequest
 
 
 class Value(Protocol):

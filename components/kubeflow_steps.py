@@ -35,7 +35,7 @@ from stoker.parameters import Parameter
 from stoker.platforms.kubernetes.objects import PodGroup
 from stoker.records import Toleration
 from stoker.records.cloud import amount
-from stoker.targets.kubeflow_pipeline import KubeflowRequest
+from stoker.orchestrators.kubeflow.compile import KubeflowRequest
 
 if TYPE_CHECKING:
     OutputText = str

@@ -18,7 +18,7 @@ from components.sagemaker_steps import (
 
 from stoker.parameters import main_channel
 from stoker.records import Workload
-from stoker.targets.compiled import PipelineRequest
+from stoker.orchestrators.sagemaker.compile import PipelineRequest
 
 INPUT = "/opt/ml/processing/input"
 OUTPUT = "/opt/ml/processing/output"

@@ -33,7 +33,7 @@ from components.train.kubeflow import (
     train_here_step,
 )
 
-from stoker.targets.kubeflow_pipeline import KubeflowRequest
+from stoker.orchestrators.kubeflow.compile import KubeflowRequest
 
 
 def build(request: KubeflowRequest) -> str:

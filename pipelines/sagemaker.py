@@ -37,7 +37,7 @@ from components.train.sagemaker import (
     token_uri,
 )
 
-from stoker.targets.compiled import PipelineRequest
+from stoker.orchestrators.sagemaker.compile import PipelineRequest
 
 
 def build(request: PipelineRequest) -> str:

@@ -12,13 +12,12 @@ from botocore.stub import Stubber
 
 from stoker.catalog import load_catalog
 from stoker.errors import UsageError
+from stoker.orchestrators.adopt import adopt, parse_answer, workload_name, workload_of
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import Group, Workload
 from stoker.settings import read_workload
-from stoker.targets.adopt import adopt, workload_name, workload_of
-from stoker.targets.adopt.answer import parse_answer
 from support.moto import AwsServer
 
 ROLE = "arn:aws:iam::123456789012:role/service-role/training"

@@ -97,7 +97,7 @@ def test_the_example_says_what_rights_it_needs(workload: Workload) -> None:
 
 def test_the_example_compiles_for_kubeflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("kfp")
-    from stoker.targets.kubeflow_pipeline import compile_kubeflow
+    from stoker.orchestrators.kubeflow.compile import compile_kubeflow
 
     for name in ("components", "configs", "pipelines"):
         shutil.copytree(ROOT / name, tmp_path / name)
@@ -115,7 +115,7 @@ GUIDE = (ROOT / "docs" / "kubeflow.md").read_text()
 
 
 def test_the_guides_table_of_parameters_is_that_of_the_pipeline(workload: Workload) -> None:
-    from stoker.targets.kubeflow_pipeline import kubeflow_request
+    from stoker.orchestrators.kubeflow.compile import kubeflow_request
 
     table = GUIDE[GUIDE.index("| parameter | default") :].partition("\n\n")[0]
     listed = re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)

@@ -14,10 +14,8 @@ import pytest
 
 from stoker.cli.edge import run
 from stoker.errors import PlatformError, UsageError
-from stoker.targets.kubeflow import client
-from stoker.targets.kubeflow.client import Kubeflow
-from stoker.targets.kubeflow.connection import Connection
-from stoker.targets.kubeflow.errors import KubeflowError
+from stoker.orchestrators.kubeflow import client
+from stoker.orchestrators.kubeflow.client import Connection, Kubeflow, KubeflowError
 from support.kfp_server import KfpServer
 from support.kubeflow_target import RUN, connection, target_at, upload, workload
 
@@ -221,7 +219,7 @@ def test_without_kfp_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_target_imports_neither_kfp_nor_kubernetes() -> None:
     code = (
-        "import sys, stoker.targets.kubeflow; "
+        "import sys, stoker.orchestrators.kubeflow.orchestrator; "
         "print([m for m in ('kfp', 'kubernetes', 'urllib3', 'yaml') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

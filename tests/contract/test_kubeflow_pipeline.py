@@ -27,9 +27,9 @@ pytest.importorskip("kfp")
 from stoker.cli.app import app
 from stoker.cli.step_outputs import DECIDE_PARAMETERS, EVALUATE_PARAMETERS, TRAIN_PARAMETERS
 from stoker.errors import UsageError
+from stoker.orchestrators.kubeflow.compile import MAX_WORKLOAD_BYTES, compile_kubeflow
 from stoker.records import Cluster, KubernetesSettings, TodaysGroup
 from stoker.settings import workload_from
-from stoker.targets.kubeflow_pipeline import MAX_WORKLOAD_BYTES, compile_kubeflow
 from support import kubeflow_pipeline as sample
 
 GOLDEN = Path(__file__).parent / "kubeflow_pipeline"
@@ -327,7 +327,7 @@ socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from support import kubeflow_pipeline as sample
-from stoker.targets.kubeflow_pipeline import compile_kubeflow, component_files
+from stoker.orchestrators.kubeflow.compile import compile_kubeflow, component_files
 before = dict(os.environ)
 made = compile_kubeflow(sample.WORKLOAD, folder=Path.cwd())
 print(hashlib.sha256(made.definition.encode()).hexdigest())

@@ -12,9 +12,9 @@ import yaml
 
 from stoker.cli.edge import run
 from stoker.errors import PlatformError, UsageError
+from stoker.orchestrators.base import Schedule, Timing
+from stoker.orchestrators.kubeflow.runs import RunOptions
 from stoker.records import Json
-from stoker.targets.base import Schedule, Timing
-from stoker.targets.kubeflow.start import RunOptions
 from support.kfp_server import KfpServer
 from support.kubeflow_target import WORKLOAD, target_at, upload, workload
 

@@ -17,8 +17,8 @@ import yaml
 
 from stoker.cli.edge import run
 from stoker.errors import PlatformError, UsageError
-from stoker.targets import follow
-from stoker.targets.kubeflow.start import RunOptions
+from stoker.orchestrators import named as follow
+from stoker.orchestrators.kubeflow.runs import RunOptions
 from support.kfp_server import KfpServer
 from support.kubeflow_target import ROOT, WORKLOAD, compiled, target_at, tasks, upload, workload
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from stoker.orchestrators.sagemaker.compile import compile_pipeline
 from stoker.records import Json
 from stoker.settings import read_workload
-from stoker.targets.compiled import compile_pipeline
 from support import sagemaker_pipeline as sample
 from support.policies import ACCOUNT, REGION, ROOT, is_allowed, s3_arn
 

@@ -239,7 +239,7 @@ socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from support import sagemaker_pipeline as sample
-from stoker.targets.compiled import compile_pipeline
+from stoker.orchestrators.sagemaker.compile import compile_pipeline
 before = dict(os.environ)
 for kind in ("launched", "native"):
     pinned = sample.decision(data=sample.DATA) if kind == "native" else None

@@ -10,6 +10,12 @@ from botocore.loaders import Loader
 from botocore.model import ServiceModel
 from botocore.validate import ParamValidator
 
+from stoker.orchestrators.sagemaker.compile import (
+    MAX_ARGUMENT,
+    MAX_DEFINITION_BYTES,
+    MAX_DESCRIPTION,
+    compile_pipeline,
+)
 from stoker.records import (
     Cluster,
     Constraints,
@@ -20,12 +26,6 @@ from stoker.records import (
     Vpc,
     to_json,
     write_json,
-)
-from stoker.targets.compiled import (
-    MAX_ARGUMENT,
-    MAX_DEFINITION_BYTES,
-    MAX_DESCRIPTION,
-    compile_pipeline,
 )
 from support import sagemaker_pipeline as sample
 from support.command import process, stoker

@@ -18,13 +18,13 @@ import pytest
 import yaml
 
 from stoker.cli.edge import run
+from stoker.orchestrators.base import Uploaded
+from stoker.orchestrators.sagemaker.orchestrator import SageMakerTarget
+from stoker.orchestrators.sagemaker.pipelines import MAX_DEFINITION
+from stoker.orchestrators.sagemaker.runs import MAX_VALUE
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.checks import maximum
 from stoker.records import Json
-from stoker.targets.base import Uploaded
-from stoker.targets.sagemaker import SageMakerTarget
-from stoker.targets.sagemaker.start import MAX_VALUE
-from stoker.targets.sagemaker.upload import MAX_DEFINITION
 from support.moto import ACCOUNT, REGION, AwsServer
 from support.target_pipeline import (
     BUCKET,

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from stoker.orchestrators.kubeflow.compile import compile_kubeflow
 from stoker.records import Decision, Evaluation, Profile, Training, read_json
 from stoker.settings import workload_from
-from stoker.targets.kubeflow_pipeline import compile_kubeflow
 from support.docker import ROOT, Engine
 
 pytestmark = [

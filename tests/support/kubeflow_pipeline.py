@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import yaml
 
+from stoker.orchestrators.kubeflow.compile import compile_kubeflow, component_files
+from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.records import Json, Workload
 from stoker.settings import workload_from
-from stoker.targets.compiled import Compiled
-from stoker.targets.kubeflow_pipeline import compile_kubeflow, component_files
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from stoker.orchestrators.base import Uploaded
+from stoker.orchestrators.kubeflow.client import Connection, Kubeflow
+from stoker.orchestrators.kubeflow.compile import compile_kubeflow
+from stoker.orchestrators.kubeflow.orchestrator import KubeflowTarget
+from stoker.orchestrators.kubeflow.runs import RunOptions
+from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.records import Json, Workload
 from stoker.settings import workload_from
-from stoker.targets.base import Uploaded
-from stoker.targets.compiled import Compiled
-from stoker.targets.kubeflow import KubeflowTarget
-from stoker.targets.kubeflow.client import Kubeflow
-from stoker.targets.kubeflow.connection import Connection
-from stoker.targets.kubeflow.start import RunOptions
-from stoker.targets.kubeflow_pipeline import compile_kubeflow
 from support.kfp_server import KfpServer
 
 ROOT = Path(__file__).resolve().parents[2]

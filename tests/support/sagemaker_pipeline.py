@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.orchestrators.sagemaker.compile import Compiled, compile_pipeline
 from stoker.records import (
     Channel,
     Cluster,
@@ -18,7 +19,6 @@ from stoker.records import (
     TodaysGroup,
     Workload,
 )
-from stoker.targets.compiled import Compiled, compile_pipeline
 from support import sample_records
 from support.sagemaker_job import IMAGE, ROLE
 

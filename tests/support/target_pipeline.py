@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 import boto3
 from botocore.stub import Stubber
 
+from stoker.orchestrators.base import pack_inputs
 from stoker.parameters import Parameter, defaults_of, parameters_of
 from stoker.platforms.aws import Aws
 from stoker.records import Json, Workload
 from stoker.settings import workload_from
-from stoker.targets.inputs import pack_inputs
 
 REGION = "eu-central-1"
 ARN = f"arn:aws:sagemaker:{REGION}:123456789012"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import UsageError
-from stoker.targets.cron import (
+from stoker.orchestrators.cron import (
     checked_zone,
     cron_expression,
     next_run,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.orchestrators.diff import differences, in_words
 from stoker.records import Json
-from stoker.targets.diff import differences, in_words
 from support.target_pipeline import definition, workload
 
 BASE = definition(workload())

@@ -6,9 +6,9 @@ import pytest
 
 from stoker.cli.reaching import Reach
 from stoker.errors import UsageError
+from stoker.orchestrators.kubeflow.client import IN_CLUSTER, Flags, connection_of
 from stoker.records import Workload
 from stoker.settings import KubeflowEnvironment, kubeflow_environment, workload_from
-from stoker.targets.kubeflow.connection import IN_CLUSTER, Flags, connection_of
 
 NOTHING = KubeflowEnvironment()
 EVERYTHING = KubeflowEnvironment(

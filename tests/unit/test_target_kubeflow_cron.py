@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import UsageError
-from stoker.targets.kubeflow.cron import cron_fields, next_start, period_seconds, period_text
+from stoker.orchestrators.kubeflow.schedules import (
+    cron_fields,
+    next_start,
+    period_seconds,
+    period_text,
+)
 
 NOW = datetime(2026, 11, 20, 10, 30, tzinfo=UTC)  # a Friday
 

@@ -6,9 +6,8 @@ import pytest
 import yaml
 
 from stoker.errors import UsageError
-from stoker.records import Json
-from stoker.targets.diff import differences
-from stoker.targets.kubeflow.spec import (
+from stoker.orchestrators.diff import differences
+from stoker.orchestrators.kubeflow.compile import (
     Spec,
     inputs_of,
     readable,
@@ -16,6 +15,7 @@ from stoker.targets.kubeflow.spec import (
     spec_of_text,
     tasks_of,
 )
+from stoker.records import Json
 
 
 def container(label: str) -> dict[str, Json]:

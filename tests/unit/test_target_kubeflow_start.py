@@ -5,11 +5,11 @@ import json
 import pytest
 
 from stoker.errors import UsageError
+from stoker.orchestrators.kubeflow.compile import Spec
+from stoker.orchestrators.kubeflow.pipelines import Version
+from stoker.orchestrators.kubeflow.runs import checked_parameters, out_of_date
 from stoker.records import Json, Workload, to_document
 from stoker.settings import workload_from
-from stoker.targets.kubeflow.deployed import Version
-from stoker.targets.kubeflow.spec import Spec
-from stoker.targets.kubeflow.start import checked_parameters, out_of_date
 
 
 def workload(*overrides: str) -> Workload:

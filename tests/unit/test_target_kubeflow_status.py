@@ -5,12 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from stoker.orchestrators.base import RunState, StepState
+from stoker.orchestrators.kubeflow.client import Connection, Kubeflow
+from stoker.orchestrators.kubeflow.runs import Found, state_of, state_of_run
 from stoker.records import Json
-from stoker.targets.base import RunState, StepState
-from stoker.targets.kubeflow.client import Kubeflow
-from stoker.targets.kubeflow.connection import Connection
-from stoker.targets.kubeflow.runs import Found, state_of_run
-from stoker.targets.kubeflow.status import state_of
 
 RUN = "5b1f6c3e-0000-4000-8000-00000000abcd"
 

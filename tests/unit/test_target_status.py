@@ -7,12 +7,11 @@ import pytest
 from stoker.cli import pipelines, reaching
 from stoker.cli.edge import TerminatedError
 from stoker.errors import PlatformError, UsageError
+from stoker.orchestrators.base import RunState, StepState
+from stoker.orchestrators.named import PATIENCE_SECONDS, follow_run
+from stoker.orchestrators.sagemaker.orchestrator import SageMakerTarget
+from stoker.orchestrators.sagemaker.runs import STOP_SECONDS, region_in
 from stoker.records import Json
-from stoker.targets.base import RunState, StepState
-from stoker.targets.follow import PATIENCE_SECONDS, follow_run
-from stoker.targets.sagemaker import SageMakerTarget
-from stoker.targets.sagemaker.runs import region_in
-from stoker.targets.sagemaker.stop import STOP_SECONDS
 from support.target_pipeline import (
     ARN,
     EXECUTION,

@@ -6,7 +6,7 @@ import pytest
 
 from stoker.cli import pipelines, reaching
 from stoker.errors import UsageError
-from stoker.targets.base import Uploaded, UploadPlan
+from stoker.orchestrators.base import Uploaded, UploadPlan
 from support.target_pipeline import PIPELINE, HandMade, hand_made, workload
 
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from stoker.errors import UsageError
+from stoker.orchestrators.base import Inputs, pack_inputs
 from stoker.records import SageMakerSettings, Workload
-from stoker.targets.inputs import Inputs, pack_inputs
 
 ROLE = "arn:aws:iam::123456789012:role/stoker"
 

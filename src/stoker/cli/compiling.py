@@ -10,8 +10,8 @@ from stoker.cli.options import AsJson, Debug, Overrides, WorkloadFile, writable_
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
+    from stoker.orchestrators.sagemaker.compile import Compiled
     from stoker.records import Workload
-    from stoker.targets.compiled import Compiled
 
 _TARGETS = ("sagemaker", "kubeflow")
 
@@ -53,9 +53,9 @@ def compile_verb(
 ) -> None:
     """Compiles the pipeline of a workload to a file; needs no account and no network."""
     from stoker.cli.progress import say
+    from stoker.orchestrators.sagemaker.compile import compile_pipeline
     from stoker.records import Decision, nearest, read_json, write_text
     from stoker.settings import read_workload
-    from stoker.targets.compiled import compile_pipeline
 
     if target not in _TARGETS:
         raise UsageError(f"there is no target {target}", fix=nearest(target, _TARGETS))
@@ -92,7 +92,7 @@ def compile_verb(
 
 
 def _for_kubeflow(record: "Workload", *, train_step: str, decision: Path | None) -> "Compiled":
-    from stoker.targets.kubeflow_pipeline import compile_kubeflow
+    from stoker.orchestrators.kubeflow.compile import compile_kubeflow
 
     if train_step != "launched" or decision:
         raise UsageError(
@@ -104,8 +104,8 @@ def _for_kubeflow(record: "Workload", *, train_step: str, decision: Path | None)
 
 
 def _write_components(record: "Workload", folder: Path) -> list[Path]:
+    from stoker.orchestrators.kubeflow.compile import component_files
     from stoker.records import write_text
-    from stoker.targets.kubeflow_pipeline import component_files
 
     files = []
     for name, text in component_files(record).items():

@@ -16,12 +16,12 @@ from stoker.cli.reaching import Reach
 from stoker.cli.run_words import change_line, document, tree
 from stoker.cli.workloads import resolve, with_params
 from stoker.errors import UsageError
+from stoker.orchestrators.base import Pipeline, RunState, Started, StepState, Target, UploadPlan
+from stoker.orchestrators.named import follow_run
 from stoker.records import Decision, Json, Workload, read_json
-from stoker.targets.base import Pipeline, RunState, Started, StepState, Target, UploadPlan
-from stoker.targets.follow import follow_run
 
 if TYPE_CHECKING:
-    from stoker.targets.kubeflow.start import RunOptions
+    from stoker.orchestrators.kubeflow.runs import RunOptions
 
 
 def upload_command(
@@ -191,7 +191,7 @@ def run_options(given: Mapping[str, str | int | bool]) -> "RunOptions | None":
     """What a run or schedule on Kubeflow is asked for; None where nothing is named."""
     if not given:
         return None
-    from stoker.targets.kubeflow.start import RunOptions
+    from stoker.orchestrators.kubeflow.runs import RunOptions
 
     return msgspec.convert(given, RunOptions)
 
@@ -206,10 +206,10 @@ def _compiled(
                 where="--train-step, --decision",
                 fix="leave them out",
             )
-        from stoker.targets.kubeflow_pipeline import compile_kubeflow
+        from stoker.orchestrators.kubeflow.compile import compile_kubeflow
 
         return compile_kubeflow(workload, folder=Path.cwd())
-    from stoker.targets.compiled import compile_pipeline
+    from stoker.orchestrators.sagemaker.compile import compile_pipeline
 
     return compile_pipeline(workload, train_step=train_step, decision=decision, folder=Path.cwd())
 

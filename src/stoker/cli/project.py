@@ -10,7 +10,7 @@ from stoker.cli.options import Debug
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
-    from stoker.targets.adopt import Adopted
+    from stoker.orchestrators.adopt import Adopted
 
 FOLDERS = ("pipelines", "components", "configs", "containers", "examples")
 
@@ -75,7 +75,7 @@ def project_source() -> Path:
     Raises:
         UsageError: If this installation has neither.
     """
-    from stoker.targets.project import CARRIED
+    from stoker.orchestrators.project import CARRIED
 
     for root in CARRIED:
         if all((root / name).is_dir() for name in FOLDERS):
@@ -147,8 +147,8 @@ def _differs(target: Path, content: Path | str) -> bool:
 
 def _adopted(name: str, region: str | None) -> "Adopted":
     from stoker.catalog import load_catalog
+    from stoker.orchestrators.adopt import adopt
     from stoker.platforms.aws import Aws
-    from stoker.targets.adopt import adopt
 
     return adopt(name, aws=Aws(region=region), catalog=load_catalog("sagemaker"))
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.errors import UsageError
+from stoker.orchestrators.base import Target
+from stoker.orchestrators.named import target_named
 from stoker.records import Workload
 from stoker.settings import read_workload
-from stoker.targets.base import Target
-from stoker.targets.named import target_named
 
 if TYPE_CHECKING:
-    from stoker.targets.kubeflow.start import RunOptions
+    from stoker.orchestrators.kubeflow.runs import RunOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Reach:
                 flag = typed[0] if typed else "one of the flags"
                 raise UsageError(f"{flag} is for kubeflow", fix=f"leave it out for {name}")
             return target_named(name, workload=workload, run=run)
-        from stoker.targets.kubeflow.connection import Flags
+        from stoker.orchestrators.kubeflow.client import Flags
 
         if workload is None and self.workload_file:
             workload = read_workload(self.workload_file, overrides=self.overrides)

@@ -10,7 +10,7 @@ from stoker.records import Json
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from stoker.targets.base import RunState, Schedule, StepState
+    from stoker.orchestrators.base import RunState, Schedule, StepState
 
 _NAME = 24
 _KIND = 14

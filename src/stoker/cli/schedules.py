@@ -8,8 +8,8 @@ from stoker.cli.progress import say
 from stoker.cli.reaching import Reach
 from stoker.cli.run_words import document, schedule_line
 from stoker.errors import UsageError
-from stoker.targets.base import Timing
-from stoker.targets.cron import checked_zone, cron_expression, rate_expression
+from stoker.orchestrators.base import Timing
+from stoker.orchestrators.cron import checked_zone, cron_expression, rate_expression
 
 
 def schedule_command(
@@ -78,7 +78,7 @@ def schedule_command(
 
 def _timing(target: str, *, cron: str | None, every: str, time_zone: str) -> Timing:
     if target == "kubeflow":
-        from stoker.targets.kubeflow.cron import cron_fields, period_seconds, period_text
+        from stoker.orchestrators.kubeflow.schedules import cron_fields, period_seconds, period_text
 
         if time_zone != "UTC":
             raise UsageError(

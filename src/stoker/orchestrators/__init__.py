@@ -1,0 +1,1 @@
+"""Orchestrators of compiled pipelines: compile, upload, start, schedule, follow, stop."""

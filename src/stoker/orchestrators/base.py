@@ -1,0 +1,369 @@
+"""What every orchestrator can do with a compiled pipeline: upload, start, schedule, stop."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from stoker.errors import UsageError
+from stoker.parameters import Parameter
+from stoker.platforms.base import LogLine
+from stoker.platforms.packing import pack
+from stoker.records import SageMakerSettings, Workload, to_document, to_json
+
+State = Literal["waiting", "running", "stopping", "stopped", "failed", "succeeded", "not run"]
+
+# What an upload or a schedule did.
+Action = Literal["created", "updated", "unchanged", "found"]
+
+# What failed: the gate judged the model; the user's command; the service itself.
+Cause = Literal["gate", "workload", "platform"]
+
+ENDED: tuple[State, ...] = ("stopped", "failed", "succeeded")
+
+
+class Pipeline(Protocol):
+    """A compiled pipeline: all that an upload needs, made with no network."""
+
+    @property
+    def name(self) -> str:
+        """The pipeline's name."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """What it does, in a sentence or two."""
+        ...
+
+    @property
+    def definition(self) -> str:
+        """As the target takes it: JSON (sagemaker), YAML (kubeflow)."""
+        ...
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        """What a run may change."""
+        ...
+
+    @property
+    def uploads(self) -> Mapping[str, bytes]:
+        """Address to content: what the steps read; addresses name the content."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadPlan:
+    """What an upload would send.
+
+    Attributes:
+        exists: Whether such a pipeline is there already: an update, else a creation.
+        changes: One line each, `+` added, `-` removed, `~` changed; () for a creation.
+        missing: Addresses of inputs that are not there yet.
+    """
+
+    pipeline: Pipeline
+    exists: bool
+    changes: tuple[str, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the upload would change anything."""
+        return not self.exists or bool(self.changes) or bool(self.missing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uploaded:
+    """What an upload did.
+
+    Attributes:
+        id: The target's own name of the pipeline (an ARN).
+        version: Name of the version that runs begin with from now on, where there are versions.
+        version_id: The target's own name of it.
+    """
+
+    id: str
+    action: Action
+    url: str
+    num_inputs: int
+    version: str = ""
+    version_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A run that has begun.
+
+    Attributes:
+        run: What `stoker status` takes.
+        id: The target's own name of the run (an ARN).
+        parameters: As sent; the others have the pipeline's defaults.
+        warnings: For whoever started it, such as an upload that is out of date.
+    """
+
+    run: str
+    id: str
+    url: str
+    parameters: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """When a schedule starts runs, and the zone of its clock.
+
+    Attributes:
+        expression: `cron(...)` or `rate(...)` (sagemaker); six fields with seconds first, or
+            `every 12 h` (kubeflow).
+    """
+
+    expression: str
+    time_zone: str = "UTC"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A schedule of a pipeline.
+
+    Attributes:
+        parameters: That it hands to each run.
+        next_run: In UTC; None where it is off or cannot be told.
+        id: The target's own name of it, where it has another.
+        note: What else is to be said of it.
+        url: Its page, where it has one.
+    """
+
+    name: str
+    timing: Timing
+    parameters: Mapping[str, str]
+    is_on: bool
+    next_run: datetime | None
+    action: Action = "found"
+    id: str = ""
+    note: str = ""
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepState:
+    """One step of a run.
+
+    Attributes:
+        depth: 0 for a step of the pipeline, 1 for one inside a condition, and so on; a job that a
+            step started stands below it.
+        kind: Training, Processing, Condition, Fail, RegisterModel ...
+        cause: Of a step that failed.
+        job: Name of the step's job; empty where it has none.
+        url: The job's own page.
+        outcome: Of a condition: True or False.
+        attempts: 1, or more where the target tried again.
+    """
+
+    name: str
+    kind: str
+    status: State
+    depth: int = 0
+    began: datetime | None = None
+    ended: datetime | None = None
+    reason: str = ""
+    cause: Cause | None = None
+    job: str = ""
+    url: str = ""
+    outcome: str = ""
+    attempts: int = 1
+    is_cached: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """A run of a pipeline, or a job by itself, as it is now.
+
+    Attributes:
+        run: What `stoker status`, `logs` and `stop` take.
+        id: The target's own name (an ARN).
+        pipeline: Name of the pipeline; empty for a job by itself.
+        parameters: Where they are known.
+        steps: In the pipeline's order, each above those inside it.
+    """
+
+    run: str
+    id: str
+    pipeline: str
+    status: State
+    url: str
+    began: datetime | None = None
+    ended: datetime | None = None
+    reason: str = ""
+    parameters: Mapping[str, str] | None = None
+    steps: tuple[StepState, ...] = ()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it will change any more."""
+        return self.status in ENDED
+
+    @property
+    def exit_code(self) -> int:
+        """0, 3 (the gate), 4 (the target), 6 (the user's command); of a run that has ended."""
+        if self.status == "succeeded":
+            return 0
+        causes = {step.cause for step in self.steps}
+        return 6 if "workload" in causes else 3 if "gate" in causes else 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """A run in a list of them."""
+
+    run: str
+    status: State
+    began: datetime | None
+    reason: str
+
+
+class Target(Protocol):
+    """Where compiled pipelines run. Nothing is sent by plan(); upload() sends what it found."""
+
+    name: str
+
+    def plan(self, pipeline: Pipeline) -> UploadPlan:
+        """Compares a compiled pipeline with what is there.
+
+        Raises:
+            PlatformError: If the target cannot be asked.
+        """
+        ...
+
+    def upload(self, plan: UploadPlan) -> Uploaded:
+        """Sends what the plan found to be missing or changed.
+
+        Raises:
+            PlatformError: If the target refuses.
+        """
+        ...
+
+    def start(self, workload: Workload, *, parameters: Sequence[str]) -> Started:
+        """Starts a run of the workload's uploaded pipeline; `parameters` are NAME=VALUE.
+
+        Raises:
+            UsageError: If it is not uploaded, or a parameter is unknown or cannot be.
+            PlatformError: If the target refuses.
+        """
+        ...
+
+    def schedule(
+        self, workload: Workload, *, timing: Timing, parameters: Sequence[str], name: str | None
+    ) -> Schedule:
+        """Creates or updates a schedule.
+
+        Raises:
+            UsageError: As `start`; and if the name or the timing cannot be.
+            PlatformError: If the target refuses.
+        """
+        ...
+
+    def schedules(self, workload: Workload) -> tuple[Schedule, ...]:
+        """The schedules of the workload's pipeline, by name."""
+        ...
+
+    def unschedule(self, workload: Workload, *, name: str) -> str:
+        """Deletes a schedule and gives its full name; UsageError where there is none."""
+        ...
+
+    def status(self, run: str) -> RunState:
+        """A run as it is now.
+
+        Raises:
+            UsageError: If there is no such run.
+        """
+        ...
+
+    def runs(self, run: str) -> tuple[RunSummary, ...]:
+        """The newest runs of the pipeline that `run` names; () where it names something else."""
+        ...
+
+    def logs(self, run: str, *, group: str | None) -> Iterator[LogLine]:
+        """Log lines that there are until now, of all steps and hosts, or of one group's."""
+        ...
+
+    def stop(self, run: str) -> RunState:
+        """Asks a run to stop and waits until it has; one that has ended stays as it is.
+
+        Raises:
+            PlatformError: If it does not stop in time.
+        """
+        ...
+
+
+CODE = "code.tar.gz"
+WORKLOAD = "workload.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What an upload puts where the steps look for it.
+
+    Attributes:
+        uri: The folder; its name is a digest of what is in it.
+        files: Name to content.
+        workload: As the steps read it: its code has an address in place of a folder.
+    """
+
+    uri: str
+    files: Mapping[str, bytes]
+    workload: Workload
+
+
+def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
+    """The workload and its code under an address that names their content.
+
+    Args:
+        workload: With settings for SageMaker.
+        folder: That a relative `sagemaker.source` stands in; absent: the current one.
+
+    Raises:
+        UsageError: If there are no settings for SageMaker, or the code cannot be packed.
+    """
+    settings = sagemaker_of(workload)
+    code = _packed(settings, folder or Path.cwd())
+    named = _with_source(workload, settings, CODE) if code is not None else workload
+    document = json.dumps(to_document(named), sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(document.encode())
+    digest.update(hashlib.sha256(code or b"").digest())
+    uri = f"{settings.output_uri.rstrip('/')}/stoker/inputs/{digest.hexdigest()[:16]}"
+    placed = _with_source(workload, settings, f"{uri}/{CODE}") if code is not None else workload
+    files = {WORKLOAD: to_json(placed).encode()}
+    if code is not None:
+        files[CODE] = code
+    return Inputs(uri=uri, files=files, workload=placed)
+
+
+def sagemaker_of(workload: Workload) -> SageMakerSettings:
+    """The workload's settings for SageMaker.
+
+    Raises:
+        UsageError: If it has none.
+    """
+    if workload.sagemaker is None:
+        raise UsageError(
+            "the workload has no settings for SageMaker",
+            where=f"workload {workload.name}, key sagemaker",
+            fix="add sagemaker: {role: ARN, output_uri: s3://...}",
+        )
+    return workload.sagemaker
+
+
+def _packed(settings: SageMakerSettings, folder: Path) -> bytes | None:
+    if settings.source is None or settings.source.startswith("s3://"):
+        return None
+    return pack(folder / settings.source)
+
+
+def _with_source(workload: Workload, settings: SageMakerSettings, source: str) -> Workload:
+    changed = msgspec.structs.replace(settings, source=source)
+    return msgspec.structs.replace(workload, sagemaker=changed)

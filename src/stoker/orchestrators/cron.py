@@ -1,0 +1,265 @@
+"""When a schedule runs: cron and rate expressions, checked, and the next time of each."""
+
+import calendar
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from functools import partial
+from typing import NoReturn
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from stoker.errors import UsageError
+from stoker.records import nearest
+
+MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
+DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
+# A year of days and a leap day: a schedule that is not met in four of them has no next run.
+HORIZON_DAYS = 4 * 366
+
+
+@dataclass(frozen=True, slots=True)
+class CronField:
+    """What a field may hold.
+
+    Attributes:
+        name: As errors call it.
+        low: The least number.
+        high: The greatest.
+        words: Names of the numbers from `low` on.
+        special: Letters with a meaning that only the service checks.
+        may_ask: Whether `?` is the same as `*`.
+        example: Of a whole expression, for errors.
+    """
+
+    name: str
+    low: int
+    high: int
+    words: tuple[str, ...] = ()
+    special: str = ""
+    may_ask: bool = False
+    example: str = ""
+
+    def values(self, text: str, *, expression: str) -> frozenset[int]:
+        """All numbers that the field's text stands for.
+
+        Raises:
+            UsageError: Naming the part that cannot be.
+        """
+        found: set[int] = set()
+        for part in text.split(","):
+            span, slash, step = part.partition("/")
+            if slash and not (step.isascii() and step.isdigit() and int(step) > 0):
+                refuse(expression, f"{self.name} {part}: / needs a number behind it", self.example)
+            first, dash, last = span.partition("-")
+            if span == "*" or (span == "?" and self.may_ask):
+                low, high = self.low, self.high
+            else:
+                low = self._number(first, expression=expression)
+                high = self._number(last, expression=expression) if dash else low
+                high = self.high if slash and not dash else high
+            if low > high:
+                refuse(expression, f"{self.name} {part} runs backwards", "as 1,2,5")
+            found.update(range(low, high + 1, int(step) if slash else 1))
+        return frozenset(found)
+
+    def is_special(self, text: str) -> bool:
+        """Whether the text has one of the letters that the service alone checks."""
+        return any(letter in text for letter in self.special) and text not in self.words
+
+    def _number(self, text: str, *, expression: str) -> int:
+        if text.upper() in self.words:
+            return self.low + self.words.index(text.upper())
+        if not (text.isascii() and text.isdigit()) or not self.low <= int(text) <= self.high:
+            why = f"{self.name} {text} is not from {self.low} to {self.high}"
+            refuse(expression, why, self.example)
+        return int(text)
+
+
+def refuse(expression: str, why: str, fix: str) -> NoReturn:
+    """Raises the UsageError of an expression that cannot be."""
+    raise UsageError(f"--cron '{expression}': {why}", fix=fix)
+
+
+_MACROS = {
+    "@hourly": "0 * * * ? *",
+    "@daily": "0 0 * * ? *",
+    "@midnight": "0 0 * * ? *",
+    "@weekly": "0 0 ? * SUN *",
+    "@monthly": "0 0 1 * ? *",
+    "@yearly": "0 0 1 1 ? *",
+    "@annually": "0 0 1 1 ? *",
+}
+_EXAMPLE = "six fields: minute hour day-of-month month day-of-week year, as '0 6 ? * MON-FRI *'"
+_UNITS = {"m": "minute", "h": "hour", "d": "day"}
+_EVERY = re.compile(r"([1-9][0-9]{0,4})\s*(m|h|d)(?:in|our|ay)?(?:ute)?s?", re.ASCII)
+_RATE = re.compile(r"rate\(([1-9][0-9]{0,4}) (minute|hour|day)s?\)", re.ASCII)
+
+
+_field = partial(CronField, example=_EXAMPLE)
+_FIELDS = (
+    _field("minute", 0, 59),
+    _field("hour", 0, 23),
+    _field("day-of-month", 1, 31, special="LW"),
+    _field("month", 1, 12, MONTHS),
+    _field("day-of-week", 1, 7, DAYS, special="L#"),
+    _field("year", 1970, 2199),
+)
+
+
+def cron_expression(text: str) -> str:
+    """`cron(...)` as AWS takes it; five fields of Unix's cron are turned into its six.
+
+    Raises:
+        UsageError: Naming the field that cannot be, or what Unix's expression means that AWS's
+            cannot say.
+    """
+    bare = text.strip()
+    if bare.lower().startswith("cron(") and bare.endswith(")"):
+        bare = bare[5:-1]
+    bare = _MACROS.get(bare.lower(), bare)
+    fields = bare.split()
+    if len(fields) == 5:
+        fields = _from_unix(fields, expression=bare)
+    if len(fields) != 6:
+        _refuse(bare, f"it has {len(fields)} fields", fix=_EXAMPLE)
+    _check(fields, expression=bare)
+    return f"cron({' '.join(fields)})"
+
+
+def rate_expression(text: str) -> str:
+    """`rate(...)` of a period such as 1d, 12h or 30m.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    found = _EVERY.fullmatch(text.strip().lower())
+    if found is None:
+        raise UsageError(f"--every {text} is no period", fix="as --every 1d, 12h or 30m")
+    number, unit = int(found.group(1)), _UNITS[found.group(2)]
+    return f"rate({number} {unit}{'' if number == 1 else 's'})"
+
+
+def checked_zone(name: str) -> str:
+    """The name of a time zone that exists.
+
+    Raises:
+        UsageError: With the nearest known name.
+    """
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        from zoneinfo import available_timezones
+
+        raise UsageError(
+            f"there is no time zone {name}",
+            fix=nearest(name, sorted(available_timezones())) if available_timezones() else "",
+        ) from None
+    return name
+
+
+def period(expression: str) -> timedelta | None:
+    """The period of `rate(...)`; None for any other expression."""
+    found = _RATE.fullmatch(expression)
+    return timedelta(**{f"{found.group(2)}s": int(found.group(1))}) if found else None
+
+
+def next_run(
+    expression: str, *, now: datetime, time_zone: str, start: datetime | None = None
+) -> datetime | None:
+    """When the expression is met next, in UTC; None where that cannot be told.
+
+    Args:
+        expression: `cron(...)` or `rate(...)`.
+        now: With a time zone.
+        time_zone: In which a cron expression is read.
+        start: Of a rate: its first run.
+    """
+    every = period(expression)
+    if every is not None:
+        if start is None:
+            return None
+        missed = max(0, -((start - now) // every))
+        return (start + missed * every).astimezone(UTC)
+    if not expression.startswith("cron("):
+        return None
+    fields = expression[5:-1].split()
+    if len(fields) != 6 or any(f.is_special(t) for f, t in zip(_FIELDS, fields, strict=True)):
+        return None
+    return _next_cron(fields, now=now, zone=ZoneInfo(time_zone))
+
+
+def _next_cron(fields: Sequence[str], *, now: datetime, zone: ZoneInfo) -> datetime | None:
+    minutes, hours, days, months, weekdays, years = (
+        field.values("*" if text == "?" else text, expression=" ".join(fields))
+        for field, text in zip(_FIELDS, fields, strict=True)
+    )
+    today = now.astimezone(zone).date()
+    for offset in range(HORIZON_DAYS):
+        day = today + timedelta(days=offset)
+        if (
+            day.year in years
+            and day.month in months
+            and day.day in days
+            and _weekday(day) in weekdays
+        ):
+            for hour in sorted(hours):
+                for minute in sorted(minutes):
+                    local = datetime.combine(day, time(hour, minute), tzinfo=zone)
+                    found = local.astimezone(UTC)
+                    # A time that the change to summer time leaves out is left out, as AWS does.
+                    is_real = found.astimezone(zone).replace(tzinfo=None) == local.replace(
+                        tzinfo=None
+                    )
+                    if found > now and is_real:
+                        return found
+    return None
+
+
+def _weekday(day: date) -> int:
+    """1 for Sunday ... 7 for Saturday, as AWS counts."""
+    return (calendar.weekday(day.year, day.month, day.day) + 1) % 7 + 1
+
+
+def _from_unix(fields: Sequence[str], *, expression: str) -> list[str]:
+    minute, hour, day, month, weekday = fields
+    if day not in ("*", "?") and weekday not in ("*", "?"):
+        _refuse(
+            expression,
+            "in Unix's cron it runs on both the days of the month and the days of the week; "
+            "AWS's has one of them",
+            fix="make two schedules, with --name",
+        )
+    if weekday in ("*", "?"):
+        days = ["*" if day == "?" else day, month, "?"]
+    else:
+        days = ["?", month, _unix_weekdays(weekday, expression=expression)]
+    return [*(re.sub(r"(^|,)\*/", r"\g<1>0/", text) for text in (minute, hour)), *days, "*"]
+
+
+def _unix_weekdays(text: str, *, expression: str) -> str:
+    """Unix counts days from 0 or 7 for Sunday; AWS from 1: so they go by their names."""
+    field = _field("day-of-week", 0, 7, DAYS)
+    if text == "1-5":
+        return "MON-FRI"
+    numbers = {number % 7 for number in field.values(text, expression=expression)}
+    return ",".join(DAYS[number] for number in sorted(numbers))
+
+
+def _check(fields: Sequence[str], *, expression: str) -> None:
+    day, weekday = fields[2], fields[4]
+    if (day == "?") == (weekday == "?"):
+        _refuse(
+            expression,
+            "one of day-of-month and day-of-week is ?, the other says when",
+            fix="as '0 6 * * ? *' for each day, '0 6 ? * MON *' for each Monday",
+        )
+    for field, text in zip(_FIELDS, fields, strict=True):
+        if text != "?" and not field.is_special(text):
+            field.values(text, expression=expression)
+        elif text == "?" and field.name not in ("day-of-month", "day-of-week"):
+            _refuse(expression, f"{field.name} cannot be ?", fix=_EXAMPLE)
+
+
+def _refuse(expression: str, why: str, *, fix: str = _EXAMPLE) -> NoReturn:
+    refuse(expression, why, fix)

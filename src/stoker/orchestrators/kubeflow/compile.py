@@ -1,0 +1,452 @@
+"""A workload's pipeline on Kubeflow: compiled, and read back for comparing."""
+
+import hashlib
+import json
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from stoker.catalog import with_pools
+from stoker.errors import UsageError
+from stoker.orchestrators.project import project_pipeline
+from stoker.orchestrators.sagemaker.compile import Compiled
+from stoker.parameters import Kind, Parameter, parameters_of
+from stoker.platforms.base import JobSpec
+from stoker.platforms.kubernetes.objects import PodGroup, claim_of, lay_out
+from stoker.platforms.local import CLAIMS_FOLDER
+from stoker.records import Group, Json, KubernetesSettings, Workload, to_document
+
+# Of SageMaker's model registry; and Kubeflow's own cache re-uses a profile of the same inputs.
+_NOT_HERE = ("model_group", "approval", "reuse_profile")
+# The pipeline carries it as a text, which ends as one argument of a process among others.
+MAX_WORKLOAD_BYTES = 48 << 10
+COMPONENTS = ("profile", "decide", "train", "evaluate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPod:
+    """What the pod of a step needs to be a host of today's type.
+
+    Attributes:
+        group: As a job on Kubernetes would have it.
+        claims: Name of each claim with data to where it is mounted.
+    """
+
+    group: PodGroup
+    claims: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeflowRequest:
+    """All that pipelines/kubeflow.py builds a pipeline from.
+
+    Attributes:
+        workload: As the steps read it.
+        parameters: Of the pipeline; the first is the workload itself.
+        pod: Of a step on a host of today's type; None: the workload's platform is `local`, where
+            every pod is as good as another.
+        settings: For Kubernetes.
+    """
+
+    workload: Workload
+    parameters: tuple[Parameter, ...]
+    pod: StepPod | None
+    settings: KubernetesSettings
+
+    @property
+    def image(self) -> str:
+        """Of all steps, unless a run names another."""
+        assert self.workload.image
+        return self.workload.image
+
+
+def compile_kubeflow(workload: Workload, *, folder: Path | None = None) -> Compiled:
+    """The workload's pipeline: the same text whenever and wherever, made with no network.
+
+    Args:
+        workload: With an image, today's cluster, and, but for the platform `local`, its pool.
+        folder: Project folder; absent: the current one.
+
+    Raises:
+        UsageError: If the workload lacks what the pipeline needs, the cluster would refuse a pod
+            of it, or the project's files or kfp cannot be used.
+    """
+    request = kubeflow_request(workload)
+    with project_pipeline("kubeflow", folder=folder or Path.cwd()) as module:
+        definition = str(module.build(request))
+    return Compiled(
+        name=workload.name,
+        description=description_of(request.workload),
+        definition=definition,
+        parameters=request.parameters,
+        uploads={},
+    )
+
+
+def component_files(workload: Workload, *, folder: Path | None = None) -> dict[str, str]:
+    """One shareable YAML document for each component, by its name.
+
+    Args:
+        workload: Names the image.
+        folder: Project folder; absent: the current one.
+
+    Raises:
+        UsageError: As `compile_kubeflow`.
+    """
+    request = kubeflow_request(workload)
+    with project_pipeline("kubeflow", folder=folder or Path.cwd()) as module:
+        made = module.component_files(request.image)
+    return {name: str(made[name]) for name in COMPONENTS}
+
+
+def kubeflow_request(workload: Workload) -> KubeflowRequest:
+    """What the pipeline of `workload` is built from.
+
+    Raises:
+        UsageError: If the workload lacks what the pipeline needs.
+    """
+    for key, found, example in (
+        ("image", workload.image, "image: REGISTRY/stoker:TAG"),
+        ("cluster", workload.cluster, "cluster: {dnn: {instance_type: g5.xlarge}}"),
+    ):
+        if found is None:
+            raise UsageError(
+                f"the pipeline needs the workload's {key}",
+                where=f"workload {workload.name}, key {key}",
+                fix=f"add {example}",
+            )
+    settings = workload.kubernetes or KubernetesSettings()
+    # The compiling user's own connections are none of a pod's.
+    inside = msgspec.structs.replace(settings, kubeflow=None, context=None)
+    placed = msgspec.structs.replace(
+        workload,
+        platform="local" if workload.platform == "local" else "kubernetes",
+        sagemaker=None,
+        kubernetes=inside if workload.kubernetes else None,
+    )
+    pod = None if placed.platform == "local" else _step_pod(placed)
+    parameters = kubeflow_parameters(placed, pod=pod)
+    text = workload_text(placed)
+    if len(text.encode()) > MAX_WORKLOAD_BYTES:
+        raise UsageError(
+            f"the workload's document has {len(text.encode())} bytes, at most {MAX_WORKLOAD_BYTES}",
+            where=f"workload {workload.name}",
+            fix="shorten it; a pools file needs only the pools that plans may have",
+        )
+    return KubeflowRequest(workload=placed, parameters=parameters, pod=pod, settings=settings)
+
+
+def kubeflow_parameters(workload: Workload, *, pod: StepPod | None) -> tuple[Parameter, ...]:
+    """The pipeline's parameters; those of GPUs and nodes only where there are such."""
+    known = [p for p in parameters_of(workload) if p.name not in _NOT_HERE]
+    mine = [_fixed("workload", "string", "The workload, as JSON.", workload_text(workload))]
+    if pod and pod.group.gpus:
+        mine += [
+            _fixed("gpu_type", "string", "What the cluster calls its GPUs.", _gpu_type(workload)),
+            _fixed("gpu_count", "integer", "GPUs of the steps that train.", pod.group.gpus),
+        ]
+    if pod:
+        labels = json.dumps(dict(pod.group.node_selector), sort_keys=True)
+        text = "Labels of the nodes of instance_type, on which profile and small trainings run."
+        mine += [_fixed("node_selector", "object", text, labels)]
+    return (*mine[:1], *known, *mine[1:])
+
+
+def workload_text(workload: Workload) -> str:
+    """The workload's document as the pipeline carries it."""
+    return json.dumps(to_document(workload), sort_keys=True, separators=(",", ":"))
+
+
+def description_of(workload: Workload) -> str:
+    """The pipeline's description, in a sentence."""
+    return f"stoker: profile, decide, train, evaluate {workload.name}."
+
+
+def _step_pod(workload: Workload) -> StepPod:
+    assert workload.cluster
+    today = Group.of_today(workload.cluster.dnn)
+    job = JobSpec.of(with_pools(workload), groups=[today], run_dir=Path("runs"), name=workload.name)
+    layout = lay_out(job)
+    claims = {
+        claim_of(channel.uri, where=f"key channels.{name}.uri")[0]
+        for name, channel in workload.channels.items()
+    }
+    return StepPod(
+        group=layout.dnn,
+        claims={claim: posixpath.join(CLAIMS_FOLDER, claim) for claim in sorted(claims)},
+    )
+
+
+def _gpu_type(workload: Workload) -> str:
+    return (workload.kubernetes or KubernetesSettings()).gpu_resource
+
+
+def _fixed(name: str, kind: Kind, text: str, default: str | int) -> Parameter:
+    return Parameter(
+        name=name,
+        kind=kind,
+        text=text,
+        default=lambda workload: default,
+        overrides=lambda value: (),
+    )
+
+
+Document = Mapping[str, Json]
+
+# Of a task: what says where it stands, told by its place in the tree, not as a change of it.
+_TOLD_APART = ("taskInfo", "componentRef", "dependentTasks")
+_COMPILER = "sdkVersion"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A task of a pipeline.
+
+    Attributes:
+        kind: Container, Condition, Loop, Import or Group.
+        depth: 0 for a task of the pipeline itself.
+        around: Name of the task that it is in; empty: the pipeline.
+        document: The task's own part.
+        component: What it runs.
+    """
+
+    name: str
+    kind: str
+    depth: int
+    around: str
+    document: Document
+    component: Document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """A parameter of an uploaded pipeline; `default` is None where it has none."""
+
+    name: str
+    kind: str
+    text: str
+    default: Json
+    is_optional: bool
+    choices: tuple[Json, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """A pipeline's two documents; `platforms` is {} where it has one only."""
+
+    pipeline: Document
+    platforms: Document
+
+    @property
+    def digest(self) -> str:
+        """Twelve hex digits: the same for the same pipeline, whichever kfp compiled it."""
+        told = [_plain(_without_compiler(self.pipeline)), _plain(self.platforms)]
+        text = json.dumps(told, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def spec_of_text(definition: str) -> Spec:
+    """The spec of a compiled file.
+
+    Raises:
+        UsageError: If it is no YAML of one or two documents.
+    """
+    try:
+        documents = list(yaml.load_all(definition, Loader=_loader()))
+    except yaml.YAMLError as err:
+        raise UsageError(f"the compiled pipeline is no YAML: {err}") from None
+    parts = [part for part in documents if isinstance(part, Mapping)]
+    if not parts or "root" not in parts[0]:
+        raise UsageError("the compiled pipeline is not Kubeflow's: it has no root")
+    return Spec(pipeline=parts[0], platforms=parts[1] if len(parts) > 1 else {})
+
+
+def spec_of_answer(answer: Json) -> Spec | None:
+    """The spec as the service shows it, in one document or two; None where it shows none."""
+    whole = mapping(answer)
+    if "pipeline_spec" in whole:
+        pipeline, platforms = mapping(whole["pipeline_spec"]), mapping(whole.get("platform_spec"))
+    else:
+        pipeline, platforms = whole, {}
+    return Spec(pipeline=pipeline, platforms=platforms) if "root" in pipeline else None
+
+
+def inputs_of(spec: Spec) -> dict[str, Input]:
+    """The parameters that a run may set, by name."""
+    found = mapping(
+        mapping(mapping(spec.pipeline.get("root")).get("inputDefinitions")).get("parameters")
+    )
+    return {name: _input(name, mapping(about)) for name, about in found.items()}
+
+
+def tasks_of(spec: Spec) -> Iterator[Task]:
+    """All tasks, each above those inside it, in the order in which they can run."""
+    yield from _tasks(spec.pipeline, mapping(spec.pipeline.get("root")), "", 0, ())
+
+
+def readable(spec: Spec) -> Json:
+    """The pipeline in the shape that `targets.diff` compares: steps and parameters with names."""
+    executors = mapping(mapping(spec.pipeline.get("deploymentSpec")).get("executors"))
+    of_platform = _platform_executors(spec)
+    inside: dict[str, list[Json]] = {}
+    for task in reversed(list(tasks_of(spec))):
+        arguments: dict[str, Json] = {
+            _spelt(key): value for key, value in task.document.items() if key not in _TOLD_APART
+        }
+        arguments["After"] = sorted(
+            str(name) for name in items(task.document.get("dependentTasks"))
+        )
+        label = str(task.component.get("executorLabel", ""))
+        arguments |= _container(mapping(executors.get(label)))
+        arguments |= {_spelt(key): value for key, value in mapping(of_platform.get(label)).items()}
+        if task.name in inside:
+            arguments["Steps"] = inside.pop(task.name)
+        step: Json = {"Name": task.name, "Type": task.kind, "Arguments": arguments}
+        inside.setdefault(task.around, []).insert(0, step)
+    parameters = [_readable_input(item) for item in inputs_of(spec).values()]
+    about = mapping(spec.pipeline.get("pipelineInfo")).get("description")
+    return _plain(
+        {
+            "Steps": inside.get("", []),
+            "Parameters": parameters,
+            **({"description": about} if about else {}),
+        }
+    )
+
+
+def mapping(value: Json) -> Document:
+    """The value if it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def items(value: Json) -> Sequence[Json]:
+    """The value if it is a list, else an empty one."""
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _tasks(
+    pipeline: Document, component: Document, around: str, depth: int, path: tuple[str, ...]
+) -> Iterator[Task]:
+    tasks = mapping(mapping(component.get("dag")).get("tasks"))
+    for name in _in_order(tasks):
+        document = mapping(tasks[name])
+        reference = str(mapping(document.get("componentRef")).get("name", ""))
+        inner = mapping(mapping(pipeline.get("components")).get(reference))
+        yield Task(
+            name=name,
+            kind=_kind(document, inner, pipeline),
+            depth=depth,
+            around=around,
+            document=document,
+            component=inner,
+        )
+        if reference not in path:
+            yield from _tasks(pipeline, inner, name, depth + 1, (*path, reference))
+
+
+def _in_order(tasks: Document) -> Iterator[str]:
+    """Names, those first that others wait for; by the alphabet where nothing says more."""
+    left = {name: _waits_for(mapping(task)) & set(tasks) for name, task in tasks.items()}
+    while left:
+        ready = sorted(name for name, before in left.items() if not before & set(left))
+        # What waits for itself in a circle is none of the service's pipelines: shown as it is.
+        for name in ready or sorted(left):
+            yield name
+            del left[name]
+
+
+def _waits_for(task: Document) -> set[str]:
+    found = {str(name) for name in items(task.get("dependentTasks"))}
+    inputs = mapping(task.get("inputs"))
+    for kind in ("parameters", "artifacts"):
+        for value in mapping(inputs.get(kind)).values():
+            for how in mapping(value).values():
+                producer = mapping(how).get("producerTask")
+                if isinstance(producer, str):
+                    found.add(producer)
+    return found
+
+
+def _kind(document: Document, component: Document, pipeline: Document) -> str:
+    if "parameterIterator" in document or "artifactIterator" in document:
+        return "Loop"
+    if "condition" in mapping(document.get("triggerPolicy")):
+        return "Condition"
+    if "dag" in component:
+        return "Group"
+    executors = mapping(mapping(pipeline.get("deploymentSpec")).get("executors"))
+    executor = mapping(executors.get(str(component.get("executorLabel", ""))))
+    return "Import" if "importer" in executor else "Container"
+
+
+def _container(executor: Document) -> dict[str, Json]:
+    """What an executor runs: its image, command, arguments, variables and resources."""
+    container = mapping(executor.get("container"))
+    named = {_spelt(key): value for key, value in container.items() if key != "env"}
+    for variable in items(container.get("env")):
+        about = mapping(variable)
+        named[f"Variable {about.get('name')}"] = about.get("value")
+    if "importer" in executor:
+        named["Import"] = executor["importer"]
+    return named
+
+
+def _platform_executors(spec: Spec) -> Document:
+    kubernetes = mapping(mapping(spec.platforms.get("platforms")).get("kubernetes"))
+    return mapping(mapping(kubernetes.get("deploymentSpec")).get("executors"))
+
+
+def _input(name: str, about: Document) -> Input:
+    return Input(
+        name=name,
+        kind=str(about.get("parameterType", "STRING")),
+        text=str(about.get("description") or ""),
+        default=_plain(about.get("defaultValue")),
+        is_optional=bool(about.get("isOptional")) or "defaultValue" in about,
+        choices=tuple(items(about.get("literals"))),
+    )
+
+
+def _readable_input(found: Input) -> Json:
+    default = found.default
+    if isinstance(default, str) and default.lstrip().startswith("{"):
+        # The workload travels as text: what changed in it is told by its keys.
+        try:
+            default = json.loads(default)
+        except ValueError:
+            default = found.default
+    shown: dict[str, Json] = {"Name": found.name, "Type": found.kind, "DefaultValue": default}
+    if found.choices:
+        shown["EnumValues"] = list(found.choices)
+    if found.text:
+        shown["description"] = found.text
+    return shown
+
+
+def _without_compiler(pipeline: Document) -> Document:
+    return {key: value for key, value in pipeline.items() if key != _COMPILER}
+
+
+def _plain(value: Json) -> Json:
+    """Without the difference between 3 and 3.0, which a trip through protobuf makes."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _spelt(key: str) -> str:
+    """`cachingOptions` as `caching options`: read by people."""
+    return "".join(f" {c.lower()}" if c.isupper() else c for c in key).capitalize()
+
+
+def _loader() -> type[yaml.SafeLoader]:
+    # libyaml's own is ten times as fast; it is not everywhere.
+    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)

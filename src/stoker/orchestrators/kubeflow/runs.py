@@ -1,0 +1,690 @@
+"""Runs of an uploaded pipeline: started, found, shown, stopped."""
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from stoker.errors import PlatformError, StokerError, UsageError
+from stoker.orchestrators.base import Cause, RunState, RunSummary, Started, State, StepState
+from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowError
+from stoker.orchestrators.kubeflow.compile import (
+    Input,
+    Spec,
+    Task,
+    inputs_of,
+    items,
+    mapping,
+    spec_of_answer,
+    tasks_of,
+)
+from stoker.orchestrators.kubeflow.pipelines import (
+    NEWEST_FIRST,
+    Version,
+    equals,
+    find_pipeline,
+    moment,
+    run_url,
+    uploaded_pipeline,
+    version_named,
+    version_of,
+)
+from stoker.parameters import parameters_of, parse
+from stoker.platforms.base import LogLine
+from stoker.platforms.kubernetes.api import PODS, ApiError, Cluster
+from stoker.records import Json, Workload, nearest
+from stoker.settings import workload_from
+
+# A listing of runs shows so many at most: the newest, of the newest 300 of the namespace.
+MAX_RUNS = 20
+_MAX_PAGES = 3
+
+_ID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_RUN = re.compile(rf"(?:.*runs/details/|[^/]+/)?({_ID})(?:[/?].*)?", re.IGNORECASE)
+
+_STATES: Mapping[str, State] = {
+    "PENDING": "waiting",
+    "PAUSED": "waiting",
+    "RUNNING": "running",
+    "SUCCEEDED": "succeeded",
+    "SKIPPED": "not run",
+    "FAILED": "failed",
+    "CANCELING": "stopping",
+    "CANCELED": "stopped",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What RUN names: a run as the service shows it.
+
+    Attributes:
+        pipeline: Name of the pipeline that RUN named; empty: it named a run.
+        pipeline_id: Of that pipeline.
+    """
+
+    id: str
+    document: Mapping[str, Json]
+    pipeline: str = ""
+    pipeline_id: str = ""
+
+
+def find_run(kubeflow: Kubeflow, run: str) -> Found:
+    """The run that RUN names.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    if named := _RUN.fullmatch(run.strip()):
+        id = named.group(1).lower()
+        try:
+            return Found(id=id, document=kubeflow.call("run", "get_run", run_id=id))
+        except KubeflowError as err:
+            if not err.is_missing:
+                raise
+            raise UsageError(
+                f"there is no run {id}", where=kubeflow.connection.place, fix=_HOW
+            ) from None
+    pipeline = find_pipeline(kubeflow, run)
+    if pipeline is None:
+        namespace = kubeflow.namespace
+        raise UsageError(
+            f"there is no pipeline and no run {run}",
+            where=kubeflow.connection.place + (f", namespace {namespace}" if namespace else ""),
+            fix=_HOW,
+        )
+    newest = next(_runs(kubeflow, pipeline.id), None)
+    if newest is None:
+        raise UsageError(f"pipeline {run} has not run yet", fix="stoker start kubeflow WORKLOAD")
+    id = str(newest.get("run_id", ""))
+    return Found(
+        id=id,
+        document=kubeflow.call("run", "get_run", run_id=id),
+        pipeline=pipeline.name,
+        pipeline_id=pipeline.id,
+    )
+
+
+def runs_of(kubeflow: Kubeflow, pipeline_id: str) -> tuple[RunSummary, ...]:
+    """The newest runs of a pipeline, newest first."""
+    found: list[RunSummary] = []
+    for item in _runs(kubeflow, pipeline_id):
+        found.append(
+            RunSummary(
+                run=str(item.get("run_id", "")),
+                status=state_of_run(item),
+                began=moment(item.get("created_at")),
+                reason=reason_of(item),
+            )
+        )
+        if len(found) == MAX_RUNS:
+            break
+    return tuple(found)
+
+
+def state_named(name: Json) -> State:
+    """The state of a task or run, by the service's word for it."""
+    return _STATES.get(str(name), "waiting")
+
+
+def state_of_run(document: Mapping[str, Json]) -> State:
+    """The state of a run: one that failed because it was terminated was stopped."""
+    state = state_named(document.get("state"))
+    history = [mapping(item).get("state") for item in items(document.get("state_history"))]
+    return "stopped" if state == "failed" and "CANCELING" in history else state
+
+
+def reason_of(document: Mapping[str, Json]) -> str:
+    """Why a task or run failed, where the service says it: now, or last in its history."""
+    told = [document, *(mapping(item) for item in reversed(items(document.get("state_history"))))]
+    words = (str(mapping(item.get("error")).get("message") or "") for item in told)
+    return next((text for text in words if text), "")
+
+
+def _runs(kubeflow: Kubeflow, pipeline_id: str) -> Iterator[Mapping[str, Json]]:
+    """The newest runs of a pipeline: the service has no way to ask for them alone."""
+    for item in kubeflow.pages(
+        "run",
+        "list_runs",
+        items="runs",
+        max_pages=_MAX_PAGES,
+        namespace=kubeflow.namespace,
+        sort_by=NEWEST_FIRST,
+    ):
+        if mapping(item.get("pipeline_version_reference")).get("pipeline_id") == pipeline_id:
+            yield item
+
+
+_HOW = "RUN is a run's id, the address of its page, or a pipeline's name for its newest run"
+
+
+# The parameter in which a pipeline holds its workload as JSON.
+WORKLOAD = "workload"
+_YES, _NO = ("true", "yes", "1"), ("false", "no", "0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What a run or a schedule is asked for beside its parameters.
+
+    Attributes:
+        experiment: Absent: the workload's settings, else one named as the workload.
+        service_account: Of the pods; absent: the workload's settings, else Kubeflow's own.
+        run_name: Of a run, as the pages show it.
+        version: Name or id of a version; absent: the latest (a schedule: at each start).
+        catch_up: Whether a schedule makes up for starts that were missed.
+        max_concurrency: Runs of a schedule at the same time.
+    """
+
+    experiment: str | None = None
+    service_account: str | None = None
+    run_name: str | None = None
+    version: str | None = None
+    catch_up: bool = False
+    max_concurrency: int = 1
+
+    def account(self, workload: Workload) -> str | None:
+        """The service account that is asked for."""
+        kubeflow = workload.kubernetes.kubeflow if workload.kubernetes else None
+        return self.service_account or (kubeflow.service_account if kubeflow else None)
+
+
+def start_run(
+    kubeflow: Kubeflow, workload: Workload, *, parameters: Sequence[str], options: RunOptions
+) -> Started:
+    """Starts a run; `parameters` are NAME=VALUE.
+
+    Raises:
+        UsageError: If the pipeline is not uploaded, or a parameter is unknown or cannot be.
+        PlatformError: If the service refuses.
+    """
+    pipeline = uploaded_pipeline(kubeflow, workload.name)
+    version = version_named(kubeflow, pipeline, options.version)
+    values = checked_parameters(version, workload, parameters)
+    account = options.account(workload)
+    run: dict[str, Json] = {
+        "experiment_id": experiment_id(kubeflow, workload, options),
+        "display_name": options.run_name or f"{workload.name} {time.strftime('%Y-%m-%d %H:%M:%S')}",
+        "pipeline_version_reference": {
+            "pipeline_id": pipeline.id,
+            "pipeline_version_id": version.id,
+        },
+        "runtime_config": {"parameters": values},
+        **({"service_account": account} if account else {}),
+    }
+    made = kubeflow.call("run", "create_run", run=run)
+    id = str(made.get("run_id", ""))
+    return Started(
+        run=id,
+        id=id,
+        url=run_url(kubeflow, id),
+        parameters={name: in_text(value) for name, value in values.items()},
+        warnings=out_of_date(version, workload),
+    )
+
+
+def experiment_id(kubeflow: Kubeflow, workload: Workload, options: RunOptions) -> str:
+    """The id of the experiment that is asked for; it is made where it is not there."""
+    settings = workload.kubernetes.kubeflow if workload.kubernetes else None
+    name = options.experiment or (settings.experiment if settings else None) or workload.name
+    namespace = kubeflow.namespace
+    for item in kubeflow.pages(
+        "experiment",
+        "list_experiments",
+        items="experiments",
+        namespace=namespace,
+        filter=equals("display_name", name),
+    ):
+        if item.get("display_name") == name:
+            if item.get("storage_state") == "ARCHIVED":
+                raise UsageError(
+                    f"experiment {name} is archived: nothing runs in it",
+                    where=kubeflow.connection.place,
+                    fix="restore it on its page, or --experiment with another name",
+                )
+            return str(item.get("experiment_id", ""))
+    experiment: dict[str, Json] = {"display_name": name}
+    if namespace:
+        experiment["namespace"] = namespace
+    made = kubeflow.call("experiment", "create_experiment", experiment=experiment)
+    return str(made.get("experiment_id", ""))
+
+
+def out_of_date(version: Version, workload: Workload) -> tuple[str, ...]:
+    """A warning where the uploaded version holds another workload than this one."""
+    held = inputs_of(version.spec).get(WORKLOAD) if version.spec else None
+    if held is None or not isinstance(held.default, str):
+        return ()
+    try:
+        document: Json = json.loads(held.default)
+        there = workload_from(document) if isinstance(document, dict) else None
+    except ValueError:
+        # UsageError is one, too: a workload of another stoker.
+        there = None
+    is_same = there is not None and _carried(there) == _carried(workload)
+    if is_same:
+        return ()
+    return (
+        f"version {version.name} was uploaded with another workload than this file's; it runs as "
+        "it was uploaded (stoker upload kubeflow WORKLOAD changes that)",
+    )
+
+
+def checked_parameters(
+    version: Version, workload: Workload, texts: Sequence[str]
+) -> dict[str, Json]:
+    """NAME=VALUE texts as the version's own parameters, each of its kind.
+
+    Raises:
+        UsageError: For a name that the version has not (with the nearest one that it has), a value
+            that cannot be, or a parameter that has no default and no value.
+    """
+    there = inputs_of(version.spec) if version.spec else {}
+    known = {p.name: p for p in parameters_of(workload)}
+    by_camel = {p.camel_name: p.name for p in known.values()}
+    values: dict[str, Json] = {}
+    for text in texts:
+        typed, equals_sign, value = text.partition("=")
+        if not equals_sign:
+            raise UsageError(f"--param {text} is not NAME=VALUE", fix="for example epochs=3")
+        name = typed.strip()
+        name = name if name in there else by_camel.get(name, name)
+        if name not in there:
+            raise _unknown(name, version, known=known, there=there)
+        if name in known:
+            value = parse([f"{name}={value}"], workload=workload)[name]
+        values[name] = _typed(there[name], value.strip())
+    missing = [
+        name for name, about in there.items() if not about.is_optional and name not in values
+    ]
+    if missing:
+        raise UsageError(
+            f"version {version.name} needs a value for {', '.join(missing)}",
+            fix=f"--param {missing[0]}=...     {there[missing[0]].text}".rstrip(),
+        )
+    return values
+
+
+def in_text(value: Json) -> str:
+    """A parameter's value as people type it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _unknown(
+    name: str, version: Version, *, known: Mapping[str, object], there: Mapping[str, Input]
+) -> UsageError:
+    if name in known:
+        return UsageError(
+            f"version {version.name} has no parameter {name}, the workload has",
+            fix="an older stoker or workload uploaded it: stoker upload kubeflow WORKLOAD",
+        )
+    return UsageError(
+        f"version {version.name} has no parameter {name}", fix=nearest(name, sorted(there))
+    )
+
+
+def _carried(workload: Workload) -> Workload:
+    """The workload without what a pipeline does not carry."""
+    kubernetes = workload.kubernetes
+    return msgspec.structs.replace(
+        workload,
+        platform="local" if workload.platform == "local" else "kubernetes",
+        sagemaker=None,
+        kubernetes=msgspec.structs.replace(kubernetes, kubeflow=None) if kubernetes else None,
+    )
+
+
+def _typed(about: Input, text: str) -> Json:
+    """A value of the kind that the version's parameter has."""
+    found: Json
+    try:
+        match about.kind:
+            case "NUMBER_INTEGER":
+                found = int(text)
+            case "NUMBER_DOUBLE":
+                found = float(text)
+                if found != found or found in (float("inf"), float("-inf")):
+                    raise ValueError
+            case "BOOLEAN":
+                if text.lower() not in _YES + _NO:
+                    raise ValueError
+                found = text.lower() in _YES
+            case "LIST" | "STRUCT":
+                found = json.loads(text)
+                if not isinstance(found, list if about.kind == "LIST" else dict):
+                    raise ValueError
+            case _:
+                found = text
+    except ValueError:
+        raise UsageError(
+            f"--param {about.name}={text}: expected {_KINDS.get(about.kind, about.kind)}",
+            fix=f"{about.name}: {about.text}" if about.text else "",
+        ) from None
+    if about.choices and found not in about.choices:
+        words = ", ".join(in_text(choice) for choice in about.choices)
+        raise UsageError(f"--param {about.name}={text} is not possible", fix=f"use {words}")
+    return found
+
+
+_KINDS = {
+    "NUMBER_INTEGER": "a whole number",
+    "NUMBER_DOUBLE": "a number",
+    "BOOLEAN": "true or false",
+    "LIST": "a list in JSON",
+    "STRUCT": "an object in JSON",
+}
+
+
+_EXIT_CODE = re.compile(r"exit (?:code|status):?\s*(\d+)", re.IGNORECASE)
+# The nodes that run a task's container: one, or one for each attempt.
+_EXECUTOR = re.compile(r"executor(\(\d+\))?")
+_ATTEMPT = re.compile(r"executor\(\d+\)")
+_DRIVER = "-driver"
+# Steps whose failure is the user's command's: Kubeflow's launcher hides exit codes behind its own.
+_COMMANDS = ("profile", "train")
+_GATE = "gate"
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the service tells of a run's tasks, by name and by id."""
+
+    by_name: Mapping[str, Mapping[str, Json]]
+    by_id: Mapping[str, Mapping[str, Json]]
+
+    @classmethod
+    def of(cls, document: Mapping[str, Json]) -> "_Told":
+        found = [
+            mapping(item)
+            for item in items(mapping(document.get("run_details")).get("task_details"))
+        ]
+        found.sort(key=lambda item: str(item.get("create_time") or ""))
+        by_id = {str(item[key]): item for item in found for key in _IDS if item.get(key)}
+        return cls({str(item.get("display_name", "")): item for item in found}, by_id)
+
+    def executors(self, task: Mapping[str, Json]) -> list[Mapping[str, Json]]:
+        """The nodes that ran the task's container, first attempt first."""
+        found: list[Mapping[str, Json]] = []
+        left, seen = [task], {id(task)}
+        while left:
+            for child in items(left.pop(0).get("child_tasks")):
+                named = (self.by_id.get(str(mapping(child).get(key))) for key in _IDS)
+                node = next((item for item in named if item), None)
+                if node is None or id(node) in seen:
+                    continue
+                # What follows a task is its child, too; only what runs it is meant.
+                if _EXECUTOR.fullmatch(str(node.get("display_name", ""))):
+                    seen.add(id(node))
+                    found.append(node)
+                    left.append(node)
+        return found
+
+
+def state_of(kubeflow: Kubeflow, found: Found) -> RunState:
+    """The run as it is now.
+
+    Raises:
+        PlatformError: If the service refuses.
+    """
+    document = found.document
+    status = state_of_run(document)
+    reference = mapping(document.get("pipeline_version_reference"))
+    pipeline_id = str(reference.get("pipeline_id") or "")
+    version_id = str(reference.get("pipeline_version_id") or "")
+    spec = spec_of_answer(document.get("pipeline_spec"))
+    version: Version | None = None
+    if spec is None and pipeline_id and version_id:
+        version = version_of(kubeflow, pipeline_id, version_id)
+        spec = version.spec if version else None
+    info = mapping(spec.pipeline.get("pipelineInfo")) if spec else {}
+    has_ended = status in ("succeeded", "failed", "stopped")
+    parameters = mapping(mapping(document.get("runtime_config")).get("parameters"))
+    return RunState(
+        run=found.id,
+        id=found.id,
+        pipeline=found.pipeline or str(info.get("name") or ""),
+        status=status,
+        url=run_url(kubeflow, found.id),
+        began=moment(document.get("created_at")),
+        ended=moment(document.get("finished_at")) if has_ended else None,
+        reason=reason_of(document) if status in ("failed", "stopped") else "",
+        parameters={name: in_text(value) for name, value in sorted(parameters.items())},
+        steps=tuple(_steps(spec, _Told.of(document), has_ended=has_ended)),
+    )
+
+
+def _steps(spec: Spec | None, told: _Told, *, has_ended: bool) -> Iterator[StepState]:
+    known: set[str] = set()
+    for task in tasks_of(spec) if spec else ():
+        known.add(task.name)
+        yield _step(task, told, has_ended=has_ended)
+    for name, item in told.by_name.items():
+        # Tasks that the version does not name: it was deleted, or they are of a loop.
+        is_own = name in known or name.removesuffix(_DRIVER) in known
+        if not is_own and not _is_inner(name, item):
+            yield _told_step(name, "", 0, item, told)
+
+
+def _step(task: Task, told: _Told, *, has_ended: bool) -> StepState:
+    item = told.by_name.get(task.name)
+    driver = told.by_name.get(f"{task.name}{_DRIVER}")
+    if item is None and driver is not None and driver.get("state") in ("FAILED", "RUNNING"):
+        item = driver
+    if item is None:
+        return StepState(
+            name=task.name,
+            kind=task.kind,
+            status="not run" if has_ended else "waiting",
+            depth=task.depth,
+        )
+    return _told_step(task.name, task.kind, task.depth, item, told)
+
+
+def _told_step(
+    name: str, kind: str, depth: int, item: Mapping[str, Json], told: _Told
+) -> StepState:
+    status = state_named(item.get("state"))
+    executors = told.executors(item)
+    last = executors[-1] if executors else item
+    reason = _reason([*reversed(executors), item]) if status in ("failed", "waiting") else ""
+    attempts = sum(bool(_ATTEMPT.fullmatch(str(e.get("display_name", "")))) for e in executors)
+    is_group = kind in ("Condition", "Group", "Loop")
+    return StepState(
+        name=name,
+        kind=kind,
+        status=status,
+        depth=depth,
+        began=moment(item.get("start_time")) if status != "not run" else None,
+        ended=moment(item.get("end_time")) if status not in ("running", "waiting") else None,
+        reason=reason,
+        cause=_cause(name, reason) if status == "failed" and not is_group else None,
+        job=str(last.get("pod_name") or "") if executors or kind == "Container" else "",
+        outcome=_outcome(kind, status),
+        attempts=max(1, attempts),
+        is_cached=status == "succeeded"
+        and bool(executors)
+        and all(e.get("state") == "SKIPPED" for e in executors),
+    )
+
+
+def _reason(nodes: Sequence[Mapping[str, Json]]) -> str:
+    return next((text for node in nodes if (text := reason_of(node))), "")
+
+
+def _cause(name: str, reason: str) -> Cause:
+    """What failed, by stoker's exit code where it can be seen, else by the step."""
+    found = _EXIT_CODE.search(reason)
+    code = int(found.group(1)) if found else None
+    if code == 3 or name == _GATE or name.startswith(f"{_GATE}-"):
+        return "gate"
+    if code == 4 or code is None:
+        return "platform"
+    if code == 6:
+        return "workload"
+    return "workload" if name.partition("-")[0] in _COMMANDS else "platform"
+
+
+def _outcome(kind: str, status: str) -> str:
+    """Of a condition: True or False, once it is known."""
+    if kind != "Condition" or status == "waiting":
+        return ""
+    return "False" if status == "not run" else "True"
+
+
+def _is_inner(name: str, item: Mapping[str, Json]) -> bool:
+    """Whether it is a node of the machinery: the whole run's, a driver, what runs a container."""
+    return (
+        name in ("", "root")
+        or name.endswith(_DRIVER)
+        or bool(_EXECUTOR.fullmatch(name))
+        or name.startswith("condition-branches")
+        or (not item.get("child_tasks") and not item.get("pod_name"))
+    )
+
+
+_IDS = ("task_id", "pod_name")
+
+
+# Kubeflow's own label of a run's pods, and the workflow engine's path of a step.
+_OF_RUN = "pipeline/runid"
+_STEP = "workflows.argoproj.io/node-name"
+_MACHINERY = re.compile(r"executor(\(\d+\))?|root")
+_CONTAINER = "main"
+# The namespace of an installation by its manifests, where it has one user.
+_NAMESPACE = "kubeflow"
+READ_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pod:
+    """A pod that runs a step."""
+
+    name: str
+    step: str
+    began: str
+
+
+def lines_of(
+    kubeflow: Kubeflow,
+    found: Found,
+    *,
+    group: str | None,
+) -> Iterator[LogLine]:
+    """All lines that there are until now, step after step.
+
+    Args:
+        kubeflow: The installation.
+        found: The run.
+        group: Shows one step only.
+
+    Raises:
+        UsageError: If no step is called `group`.
+        PlatformError: If the pods cannot be reached, or are gone: the pages may still show logs.
+    """
+    namespace = kubeflow.namespace or kubeflow.connection.namespace or _NAMESPACE
+    page = run_url(kubeflow, found.id)
+    try:
+        cluster = Cluster(context=kubeflow.connection.context, namespace=namespace)
+        listed, _ = cluster.list(PODS, query={"labelSelector": f"{_OF_RUN}={found.id}"})
+    except StokerError as err:
+        raise PlatformError(
+            f"logs are read from the pods, which are out of reach: {err.what}",
+            where=err.where or f"namespace {namespace}",
+            fix=f"the page shows them: {page}" if page else err.fix,
+        ) from err
+    pods = sorted(_pods(listed), key=lambda pod: pod.began)
+    if not pods:
+        raise PlatformError(
+            f"no pod of run {found.id} is left, or none has begun",
+            where=f"namespace {namespace}",
+            fix=f"the page has what was kept: {page}" if page else "see the run's page",
+        )
+    steps = sorted({pod.step for pod in pods})
+    if group is not None and group not in steps:
+        raise UsageError(
+            f"no step of {found.id} is called {group}, or it has no pod yet",
+            fix=nearest(group, steps),
+        )
+    for pod in pods:
+        if group in (None, pod.step):
+            yield from _lines(cluster, pod)
+
+
+def _pods(listed: list[Mapping[str, Json]]) -> Iterator[_Pod]:
+    for document in listed:
+        about = mapping(document.get("metadata"))
+        path = str(mapping(about.get("annotations")).get(_STEP, ""))
+        parts = [part for part in path.split(".")[1:] if not _MACHINERY.fullmatch(part)]
+        step = parts[-1] if parts else ""
+        containers = items(mapping(document.get("spec")).get("containers"))
+        names = [mapping(container).get("name") for container in containers]
+        status = mapping(document.get("status"))
+        if not step or step.endswith("-driver") or _CONTAINER not in names:
+            continue
+        if status.get("phase") == "Pending":
+            continue
+        yield _Pod(
+            name=str(about.get("name", "")), step=step, began=str(status.get("startTime") or "")
+        )
+
+
+def _lines(cluster: Cluster, pod: _Pod) -> Iterator[LogLine]:
+    try:
+        stream = cluster.open(
+            PODS,
+            pod.name,
+            part="log",
+            query={"container": _CONTAINER, "timestamps": "true"},
+            read_seconds=READ_SECONDS,
+        )
+    except ApiError as err:
+        # Its container has not begun yet, or it was deleted just now.
+        if err.code in (400, 404):
+            return
+        raise
+    try:
+        for line, _ in stream.lines():
+            yield LogLine(group=pod.step, host=pod.name, text=line.partition(" ")[2])
+    finally:
+        stream.release()
+
+
+# A pod has its grace period, and the exit handler runs behind it.
+STOP_SECONDS = 600.0
+POLL_SECONDS = 3.0
+# Refusals of a run that ended while it was asked to stop.
+_TOO_LATE = (400, 409, 500)
+
+
+def stop_run(kubeflow: Kubeflow, found: Found) -> RunState:
+    """Terminates the run and waits until it has ended; one that has ended stays as it is.
+
+    Raises:
+        PlatformError: If it has not ended after `STOP_SECONDS`; it goes on ending.
+    """
+    deadline = kubeflow.clock() + STOP_SECONDS
+    if not _has_ended(found):
+        try:
+            kubeflow.call("run", "terminate_run", run_id=found.id)
+        except KubeflowError as err:
+            found = find_run(kubeflow, found.id)
+            if err.status not in _TOO_LATE or not _has_ended(found):
+                raise
+    while True:
+        found = find_run(kubeflow, found.id)
+        if _has_ended(found):
+            return state_of(kubeflow, found)
+        if kubeflow.clock() >= deadline:
+            raise PlatformError(
+                f"{found.id} is {state_of_run(found.document)} after {STOP_SECONDS:.0f} s",
+                where=run_url(kubeflow, found.id),
+                fix=f"it was asked to stop; see later: stoker status kubeflow {found.id}",
+            )
+        kubeflow.sleep(POLL_SECONDS)
+
+
+def _has_ended(found: Found) -> bool:
+    return state_of_run(found.document) in ("succeeded", "failed", "stopped")

@@ -1,0 +1,1 @@
+"""SageMaker Pipelines: upload, start, schedule, status, logs, stop."""

@@ -1,0 +1,273 @@
+"""A workload's pipeline on SageMaker, compiled: parameters, literal requests, the definition."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+
+from stoker.errors import UsageError
+from stoker.orchestrators.base import pack_inputs, sagemaker_of
+from stoker.orchestrators.project import project_pipeline
+from stoker.parameters import Kind, Parameter, parameters_of
+from stoker.platforms.base import JobSpec
+from stoker.platforms.sagemaker import SageMakerPlatform
+from stoker.records import Decision, Group, Json, ProfileSettings, Workload, nearest
+
+TrainStep = Literal["launched", "native"]
+
+# Limits of the service's model: a definition, a description, a parameter's value, and an argument
+# of a processing job, which is how the steps get the parameters.
+MAX_DEFINITION_BYTES = 1 << 20
+MAX_DESCRIPTION = 3072
+MAX_ARGUMENT = 256
+
+# The pipeline reads these itself; the others go to every step.
+_OF_THE_PIPELINE = ("model_group", "approval", "reuse_profile")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRequest:
+    """All that pipelines/sagemaker.py builds a definition from.
+
+    Attributes:
+        workload: As the steps read it.
+        inputs_uri: Folder with workload.json.
+        parameters: Of the pipeline.
+        passed: Names of those that every step hands on to stoker as `--param`.
+        profile: CreateTrainingJob of the profile on today's cluster, with the workload's defaults.
+        train: The same of a native training step; None: a launched one.
+    """
+
+    workload: Workload
+    inputs_uri: str
+    parameters: tuple[Parameter, ...]
+    passed: tuple[str, ...]
+    profile: Mapping[str, Json]
+    train: Mapping[str, Json] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """A compiled pipeline: all that an upload needs.
+
+    Attributes:
+        name: The workload's.
+        description: One line, with a sentence on each parameter: the service has no other place.
+        definition: JSON.
+        parameters: Of the pipeline.
+        uploads: Address to content of what the steps read.
+    """
+
+    name: str
+    description: str
+    definition: str
+    parameters: tuple[Parameter, ...]
+    uploads: Mapping[str, bytes]
+
+
+def compile_pipeline(
+    workload: Workload,
+    *,
+    train_step: str = "launched",
+    decision: Decision | None = None,
+    folder: Path | None = None,
+    components: Path | None = None,
+) -> Compiled:
+    """The workload's pipeline: the same text whenever and wherever, made with no network.
+
+    Args:
+        workload: With settings for SageMaker, an image, and today's cluster.
+        train_step: `launched`: a small step starts, follows and adopts the job that was decided on.
+            `native`: a training step of the service's own, its groups set by parameters.
+        decision: Whose plan gives a native step its groups and their defaults.
+        folder: Project folder, in which `sagemaker.source` stands, too; absent: the current one.
+        components: Folder with components in place of the project's.
+
+    Raises:
+        UsageError: If the workload lacks what the pipeline needs, the service would refuse a
+            request of it, or the project's files cannot be used.
+    """
+    here = folder or Path.cwd()
+    _check(workload, train_step=train_step, decision=decision)
+    inputs = pack_inputs(msgspec.structs.replace(workload, platform="sagemaker"), folder=here)
+    placed = inputs.workload
+    cluster = placed.cluster
+    assert cluster
+    today = Group.of_today(cluster.dnn)
+    groups = _native_groups(decision, placed) if decision else ()
+    known = [_service_type(p) for p in parameters_of(placed)]
+    parameters = _parameters(known, placed, groups)
+    has = {p.name for p in parameters}
+    request = PipelineRequest(
+        workload=placed,
+        inputs_uri=inputs.uri,
+        parameters=parameters,
+        passed=tuple(p.name for p in known if p.name in has and p.name not in _OF_THE_PIPELINE),
+        profile=_body(placed, [today], profile=placed.profile),
+        train=_body(placed, groups) if groups else None,
+    )
+    _check_defaults(request)
+    with project_pipeline("sagemaker", folder=here, components=components) as module:
+        definition = str(module.build(request))
+    if len(definition.encode()) > MAX_DEFINITION_BYTES:
+        raise UsageError(
+            f"the definition has {len(definition.encode())} bytes, at most {MAX_DEFINITION_BYTES}",
+            where="pipelines/sagemaker.py",
+            fix="fewer steps, or shorter texts in them",
+        )
+    return Compiled(
+        name=placed.name,
+        description=describe(placed, request.parameters),
+        definition=definition,
+        parameters=request.parameters,
+        uploads={f"{inputs.uri}/{name}": content for name, content in inputs.files.items()},
+    )
+
+
+def describe(workload: Workload, parameters: Sequence[Parameter]) -> str:
+    """The pipeline's description: one line, for the service refuses line breaks in it."""
+    texts = " ".join(f"{p.camel_name}: {p.text}" for p in parameters)
+    whole = f"stoker: profile, decide, train, evaluate {workload.name}. Parameters: {texts}"
+    return whole if len(whole) <= MAX_DESCRIPTION else whole[: MAX_DESCRIPTION - 3] + "..."
+
+
+def _check(workload: Workload, *, train_step: str, decision: Decision | None) -> None:
+    sagemaker_of(workload)
+    kinds = get_args(TrainStep)
+    if train_step not in kinds:
+        raise UsageError(f"--train-step {train_step} is no kind", fix=nearest(train_step, kinds))
+    if train_step == "native" and decision is None:
+        raise UsageError(
+            "a native training step needs a decision: how many groups it has is fixed here",
+            where="--train-step native",
+            fix="--decision decision.json     of stoker decide; or --train-step launched",
+        )
+    if train_step == "launched" and decision is not None:
+        raise UsageError(
+            "a launched training step runs what each run decides: no decision can be pinned",
+            where="--decision",
+            fix="leave it out, or use --train-step native",
+        )
+    for key, found, example in (
+        ("image", workload.image, "image: ACCOUNT.dkr.ecr.REGION.amazonaws.com/stoker:TAG"),
+        ("cluster", workload.cluster, "cluster: {dnn: {instance_type: ml.g5.xlarge}}"),
+    ):
+        if found is None:
+            raise UsageError(
+                f"the pipeline needs the workload's {key}",
+                where=f"workload {workload.name}, key {key}",
+                fix=f"add {example}",
+            )
+    if decision and decision.workload_sha256 not in (None, workload.digest()):
+        raise UsageError(
+            "the decision was made for another workload",
+            where="--decision",
+            fix="decide again: stoker decide PROFILE --workload WORKLOAD",
+        )
+
+
+def _native_groups(decision: Decision, workload: Workload) -> tuple[Group, ...]:
+    """The decision's groups; ranks a host follow the type, which is a parameter."""
+    today = workload.cluster.dnn.processes_per_host if workload.cluster else None
+    return tuple(
+        msgspec.structs.replace(group, processes_per_host=today if group.role == "dnn" else None)
+        for group in decision.plan.groups
+    )
+
+
+def _body(
+    workload: Workload, groups: Sequence[Group], *, profile: ProfileSettings | None = None
+) -> Mapping[str, Json]:
+    job = JobSpec.of(
+        workload, groups=groups, run_dir=Path("runs"), name=workload.name, profile=profile
+    )
+    return SageMakerPlatform().plan(job).body
+
+
+def _parameters(
+    passed: Sequence[Parameter], workload: Workload, groups: Sequence[Group]
+) -> tuple[Parameter, ...]:
+    if not groups:
+        return tuple(passed)
+    epochs = workload.hyperparameters.get("epochs")
+    kept = [p for p in passed if p.name != "epochs"]
+    if isinstance(epochs, int):
+        # A native step's hyperparameters are fixed but for this: 0 would really mean no epochs.
+        named = next(p for p in passed if p.name == "epochs")
+        kept.append(
+            dataclasses.replace(
+                named,
+                text="Epochs of the training, handed to the command as --epochs.",
+                default=lambda workload: int(str(workload.hyperparameters["epochs"])),
+            )
+        )
+    of_groups = (parameter for group in groups for parameter in _of_group(group))
+    return (*kept, *of_groups, *_workers(groups))
+
+
+def _service_type(parameter: Parameter) -> Parameter:
+    """With today's type as the service spells it: requests hold the parameter as it is."""
+    if parameter.name != "instance_type":
+        return parameter
+    return dataclasses.replace(
+        parameter, default=lambda workload: _spelt(str(parameter.default(workload)))
+    )
+
+
+def _spelt(instance_type: str) -> str:
+    return instance_type if instance_type.startswith("ml.") else f"ml.{instance_type}"
+
+
+def _of_group(group: Group) -> tuple[Parameter, Parameter]:
+    name = group.name.replace("-", "_")
+    return (
+        _fixed(
+            f"{name}_instance_type",
+            "string",
+            f"Instance type of the group {group.name} that trains.",
+            _spelt(group.instance_type),
+        ),
+        _fixed(
+            f"{name}_instance_count", "integer", f"Hosts of the group {group.name}.", group.count
+        ),
+    )
+
+
+def _workers(groups: Sequence[Group]) -> Iterator[Parameter]:
+    decided = {g.role: g.workers_per_host for g in groups if g.workers_per_host is not None}
+    for role, workers in decided.items():
+        yield _fixed(f"{role}_workers", "integer", f"Data workers of a {role} host.", workers)
+
+
+def _fixed(name: str, kind: Kind, text: str, default: str | int) -> Parameter:
+    return Parameter(
+        name=name,
+        kind=kind,
+        text=text,
+        default=lambda workload: default,
+        overrides=lambda value: (),
+    )
+
+
+def _check_defaults(request: PipelineRequest) -> None:
+    for parameter in request.parameters:
+        argument = f"{parameter.name}={parameter.default(request.workload)}"
+        if len(argument) > MAX_ARGUMENT and parameter.name in request.passed:
+            raise UsageError(
+                f"parameter {parameter.name} has {len(argument)} characters with its name, "
+                f"at most {MAX_ARGUMENT}",
+                where=f"workload {request.workload.name}",
+                fix=f"shorten it: {parameter.text}",
+            )
+
+
+__all__ = [
+    "Compiled",
+    "PipelineRequest",
+    "TrainStep",
+    "compile_pipeline",
+    "describe",
+]

@@ -1,0 +1,615 @@
+"""Runs of an uploaded pipeline, and training jobs: started, found, shown, stopped."""
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from stoker.errors import PlatformError, UsageError
+from stoker.orchestrators import diff
+from stoker.orchestrators.base import (
+    Cause,
+    RunState,
+    RunSummary,
+    Started,
+    State,
+    StepState,
+    pack_inputs,
+)
+from stoker.orchestrators.sagemaker.compile import MAX_ARGUMENT
+from stoker.orchestrators.sagemaker.pipelines import (
+    Deployed,
+    find_pipeline,
+    job_url,
+    parsed,
+    pipeline_url,
+    started_job,
+    tree_of,
+    uploaded_pipeline,
+)
+from stoker.parameters import Parameter, parameters_of, parse
+from stoker.platforms.aws import Aws, AwsError
+from stoker.platforms.base import LogLine
+from stoker.platforms.sagemaker.logs import LOG_GROUP, JobLogs, Labels
+from stoker.platforms.sagemaker.start import stop_job
+from stoker.platforms.sagemaker.state import JobState, job_state
+from stoker.records import Json, Workload, nearest
+
+# A listing of runs shows so many at most: the newest.
+MAX_RUNS = 20
+
+_EXECUTION = re.compile(r"arn:[a-z-]+:sagemaker:[a-z0-9-]+:\d{12}:pipeline/([^/]+)/execution/(.+)")
+_TRAINING = re.compile(r"arn:[a-z-]+:sagemaker:[a-z0-9-]+:\d{12}:training-job/(.+)")
+_PIPELINE = re.compile(r"arn:[a-z-]+:sagemaker:[a-z0-9-]+:\d{12}:pipeline/([^/]+)")
+
+STATES: Mapping[str, State] = {
+    "Starting": "running",
+    "Executing": "running",
+    "InProgress": "running",
+    "Stopping": "stopping",
+    "Stopped": "stopped",
+    "Failed": "failed",
+    "CompletedWithFailures": "failed",
+    "Succeeded": "succeeded",
+    "Completed": "succeeded",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What RUN names.
+
+    Attributes:
+        kind: A run of a pipeline, or a training job by itself.
+        id: ARN of the run; name of the job.
+        run: In short: PIPELINE/EXECUTION_ID, or the job's name.
+        is_newest: RUN named a pipeline, and this is its newest run.
+    """
+
+    kind: Literal["run", "job"]
+    id: str
+    run: str
+    is_newest: bool = False
+
+
+def region_in(run: str) -> str | None:
+    """The region that an ARN names, or None."""
+    return run.split(":")[3] or None if run.startswith("arn:") and run.count(":") >= 5 else None
+
+
+def find_run(aws: Aws, run: str) -> Found:
+    """The run or job that RUN names.
+
+    Args:
+        aws: The account.
+        run: An ARN of a pipeline's run, of a pipeline or of a training job; PIPELINE/EXECUTION_ID;
+            a pipeline's name, for its newest run; or a training job's name.
+
+    Raises:
+        UsageError: If there is none of that name.
+    """
+    if found := _EXECUTION.fullmatch(run):
+        return Found(kind="run", id=run, run=f"{found.group(1)}/{found.group(2)}")
+    if found := _TRAINING.fullmatch(run):
+        return Found(kind="job", id=found.group(1), run=found.group(1))
+    if found := _PIPELINE.fullmatch(run):
+        run = found.group(1)
+    if run.startswith("arn:"):
+        raise UsageError(f"{run} is no pipeline, no run and no training job", fix=_HOW)
+    name, slash, execution = run.partition("/")
+    deployed = find_pipeline(aws, name)
+    if slash and deployed:
+        return Found(kind="run", id=f"{deployed.arn}/execution/{execution}", run=run)
+    if deployed:
+        newest = next(iter(runs_of(aws, name)), None)
+        if newest is None:
+            raise UsageError(
+                f"pipeline {name} has not run yet", fix="stoker start sagemaker WORKLOAD"
+            )
+        execution = newest.run.rpartition("/")[2]
+        return Found(
+            kind="run",
+            id=f"{deployed.arn}/execution/{execution}",
+            run=newest.run,
+            is_newest=True,
+        )
+    if not slash and is_training_job(aws, run):
+        return Found(kind="job", id=run, run=run)
+    raise UsageError(
+        f"there is no pipeline and no training job {name}",
+        where=f"region {aws.region}",
+        fix=_HOW,
+    )
+
+
+def runs_of(aws: Aws, pipeline: str) -> tuple[RunSummary, ...]:
+    """The newest runs of a pipeline, newest first."""
+    answer = aws.call(
+        "sagemaker",
+        "ListPipelineExecutions",
+        PipelineName=pipeline,
+        SortBy="CreationTime",
+        SortOrder="Descending",
+        MaxResults=MAX_RUNS,
+    )
+    found = answer.get("PipelineExecutionSummaries")
+    items = [item for item in (found if isinstance(found, list) else ()) if isinstance(item, dict)]
+    newest_first = sorted(items, key=lambda item: str(item.get("StartTime", "")), reverse=True)
+    return tuple(_summary(pipeline, item) for item in newest_first[:MAX_RUNS])
+
+
+def is_training_job(aws: Aws, name: str) -> bool:
+    """Whether there is a training job of that name."""
+    return describe_job(aws, name) is not None
+
+
+def describe_job(aws: Aws, name: str) -> dict[str, Json] | None:
+    """DescribeTrainingJob; None where there is none."""
+    try:
+        return aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
+    except AwsError as err:
+        # The service says so with a general code and words: "Requested resource not found."
+        if err.is_missing or "not find" in err.what:
+            return None
+        raise
+
+
+def _summary(pipeline: str, item: Mapping[str, Json]) -> RunSummary:
+    arn = str(item.get("PipelineExecutionArn", ""))
+    reason = item.get("PipelineExecutionFailureReason")
+    return RunSummary(
+        run=f"{pipeline}/{arn.rpartition('/')[2]}",
+        status=STATES.get(str(item.get("PipelineExecutionStatus")), "running"),
+        began=moment(item.get("StartTime")),
+        reason=str(reason) if reason and reason != "None" else "",
+    )
+
+
+def moment(value: Json) -> datetime | None:
+    """A time of an answer."""
+    return datetime.fromisoformat(value) if isinstance(value, str) and value else None
+
+
+_HOW = "RUN is PIPELINE/EXECUTION_ID, a pipeline's name, a training job's name, or an ARN of these"
+
+
+# Of the API, for a run and for a schedule alike.
+MAX_VALUE = 1024
+
+
+def start_run(aws: Aws, workload: Workload, *, parameters: Sequence[str], folder: Path) -> Started:
+    """Starts a run; `parameters` are NAME=VALUE.
+
+    Args:
+        aws: The account.
+        workload: Whose pipeline it is.
+        parameters: Of the run.
+        folder: Project folder, in which the workload's code stands.
+
+    Raises:
+        UsageError: If the pipeline is not uploaded, or a parameter is unknown or cannot be.
+        PlatformError: If the service refuses.
+    """
+    deployed = uploaded_pipeline(aws, workload.name)
+    values = checked_parameters(deployed, workload, parameters)
+    warnings = out_of_date(deployed, workload, folder=folder)
+    answer = aws.call(
+        "sagemaker",
+        "StartPipelineExecution",
+        PipelineName=deployed.name,
+        PipelineExecutionDisplayName=f"{deployed.name}-{time.strftime('%Y%m%d-%H%M%S')}"[:82],
+        PipelineParameters=[{"Name": name, "Value": value} for name, value in values.items()],
+        ClientRequestToken=secrets.token_hex(16),
+    )
+    arn = str(answer["PipelineExecutionArn"])
+    return Started(
+        run=f"{deployed.name}/{arn.rpartition('/')[2]}",
+        id=arn,
+        url=pipeline_url(arn, domain=deployed.domain),
+        parameters=values,
+        warnings=warnings,
+    )
+
+
+def out_of_date(deployed: Deployed, workload: Workload, *, folder: Path) -> tuple[str, ...]:
+    """A warning where the uploaded pipeline reads another workload or other code than these."""
+    try:
+        inputs = pack_inputs(msgspec.structs.replace(workload, platform="sagemaker"), folder=folder)
+    except UsageError as err:
+        return (f"whether the uploaded pipeline is up to date is not known: {err.what}",)
+    if f'"{inputs.uri}/' in json.dumps(deployed.definition):
+        return ()
+    return (
+        f"the uploaded pipeline {deployed.name} has another workload or code than this folder; "
+        "it runs as it was uploaded (stoker upload sagemaker WORKLOAD changes that)",
+    )
+
+
+def checked_parameters(
+    deployed: Deployed, workload: Workload, texts: Sequence[str]
+) -> dict[str, str]:
+    """NAME=VALUE texts as the uploaded pipeline names them, with checked values.
+
+    Raises:
+        UsageError: For a name that the uploaded pipeline has not (with the nearest one that it
+            has), or a value that cannot be.
+    """
+    there = diff.parameters_of(deployed.definition)
+    known = {p.camel_name: p for p in parameters_of(workload)}
+    values: dict[str, str] = {}
+    for text in texts:
+        typed, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--param {text} is not NAME=VALUE", fix="for example epochs=3")
+        name = _camel(typed.strip())
+        if name not in there:
+            raise _unknown(typed.strip(), deployed, there, known)
+        if name in known:
+            checked = parse([f"{known[name].name}={value}"], workload=workload)
+            values[name] = checked[known[name].name]
+        else:
+            values[name] = _checked(name, value.strip(), there[name])
+        # The steps get the workload's own parameters as arguments: NAME=VALUE.
+        limit = MAX_ARGUMENT - len(known[name].name) - 1 if name in known else MAX_VALUE
+        if len(values[name]) > limit:
+            raise UsageError(
+                f"--param {typed}: its value has {len(values[name])} characters, at most {limit}",
+                fix="set a longer value in the workload and upload that",
+            )
+    return values
+
+
+def _unknown(
+    typed: str,
+    deployed: Deployed,
+    there: Mapping[str, Mapping[str, Json]],
+    known: Mapping[str, Parameter],
+) -> UsageError:
+    if _camel(typed) in known:
+        return UsageError(
+            f"the uploaded pipeline {deployed.name} has no parameter {typed}, the workload has",
+            fix="it was uploaded by an older stoker or workload: stoker upload sagemaker WORKLOAD",
+        )
+    names = {(known[name].name if name in known else name): name for name in there}
+    hint = nearest(typed, sorted(names))
+    if hint.startswith("known"):
+        hint = nearest(_camel(typed), sorted(there))
+    return UsageError(f"a run of {deployed.name} has no parameter {typed}", fix=hint)
+
+
+def _checked(name: str, value: str, parameter: Mapping[str, Json]) -> str:
+    """A value of a parameter that only the pipeline knows, such as a group of the native step."""
+    if parameter.get("Type") == "Integer" and not (value.isascii() and value.isdigit()):
+        raise UsageError(f"{name}={value}: expected a whole number")
+    choices = parameter.get("EnumValues")
+    if isinstance(choices, list) and value not in choices:
+        words = ", ".join(str(choice) for choice in choices)
+        raise UsageError(f"{name}={value} is not possible", fix=f"use {words}")
+    return value
+
+
+def _camel(name: str) -> str:
+    """A parameter's name as the service has it, from either spelling."""
+    if name[:1].isupper():
+        return name
+    return "".join(word[:1].upper() + word[1:] for word in name.split("_"))
+
+
+_EXIT_CODE = re.compile(r"exit code:? (\d+)", re.IGNORECASE)
+# The service's word for: what runs in the container failed.
+_OWN_FAULT = "AlgorithmError"
+_JOBS = ("TrainingJob", "ProcessingJob", "TransformJob")
+
+
+def state_of(aws: Aws, found: Found) -> RunState:
+    """The run or job as it is now.
+
+    Raises:
+        PlatformError: If the service refuses.
+    """
+    return _job_as_run(aws, found) if found.kind == "job" else _run(aws, found)
+
+
+def _run(aws: Aws, found: Found) -> RunState:
+    answer = aws.call("sagemaker", "DescribePipelineExecution", PipelineExecutionArn=found.id)
+    name, _, execution = found.run.partition("/")
+    parameters = _parameters(aws, found.id)
+    status = STATES.get(str(answer.get("PipelineExecutionStatus")), "running")
+    known = {
+        "Execution.PipelineName": name,
+        "Execution.PipelineExecutionId": execution,
+        "Execution.PipelineExecutionArn": found.id,
+        "Execution.PipelineArn": str(answer.get("PipelineArn", "")),
+        **{f"Parameters.{key}": value for key, value in parameters.items()},
+    }
+    has_ended = status in ("succeeded", "failed", "stopped")
+    ended = moment(answer.get("LastModifiedTime")) if has_ended else None
+    user = answer.get("CreatedBy")
+    domain = _words(user.get("DomainId")) if isinstance(user, Mapping) else ""
+    return RunState(
+        run=found.run,
+        id=found.id,
+        pipeline=name,
+        status=status,
+        url=pipeline_url(found.id, domain=domain),
+        began=moment(answer.get("CreationTime")),
+        ended=ended,
+        reason=_words(answer.get("FailureReason")),
+        parameters=parameters,
+        steps=tuple(_steps(aws, found.id, known, has_ended=has_ended)),
+    )
+
+
+def _steps(aws: Aws, arn: str, known: Mapping[str, str], *, has_ended: bool) -> Iterator[StepState]:
+    told = {
+        str(item.get("StepName")): item
+        for item in aws.pages(
+            "sagemaker",
+            "ListPipelineExecutionSteps",
+            items="PipelineExecutionSteps",
+            PipelineExecutionArn=arn,
+            SortOrder="Ascending",
+        )
+    }
+    outcomes = {
+        name: outcome for name, item in told.items() if (outcome := _outcome(item.get("Metadata")))
+    }
+    for depth, step in tree_of(_definition(aws, arn), outcomes=outcomes):
+        name = str(step.get("Name"))
+        state = StepState(
+            name=name,
+            kind=str(step.get("Type", "")),
+            status="not run" if has_ended else "waiting",
+            depth=depth,
+        )
+        if name in told:
+            state = _told(state, told.pop(name))
+        yield state
+        job = started_job(step, known) if state.status not in ("waiting", "not run") else ""
+        described = describe_job(aws, job) if job else None
+        if described:
+            yield _launched(job_state(described), depth=depth + 1)
+    # Steps that the definition does not name, such as those of a loop.
+    for name, item in told.items():
+        yield _told(StepState(name=name, kind="", status="running"), item)
+
+
+def _definition(aws: Aws, arn: str) -> Json:
+    """The definition that this run has, which may be older than the pipeline's."""
+    try:
+        answer = aws.call(
+            "sagemaker", "DescribePipelineDefinitionForExecution", PipelineExecutionArn=arn
+        )
+    except AwsError as err:
+        if err.is_missing:
+            return None
+        raise
+    return parsed(answer.get("PipelineDefinition"))
+
+
+def _told(state: StepState, item: Mapping[str, Json]) -> StepState:
+    """The step with what the service says of it."""
+    metadata = item.get("Metadata")
+    about = metadata if isinstance(metadata, Mapping) else {}
+    job = next((_member(about, kind, "Arn") for kind in _JOBS if kind in about), "")
+    message = _member(about, "Fail", "ErrorMessage")
+    kind = state.kind or next(iter(about), "").removesuffix("Job")
+    status = STATES.get(str(item.get("StepStatus")), "running")
+    reason = message or _words(item.get("FailureReason"))
+    attempts = item.get("AttemptCount")
+    return replace(
+        state,
+        kind=kind,
+        status=status,
+        began=moment(item.get("StartTime")),
+        ended=moment(item.get("EndTime")),
+        reason=reason,
+        cause=_cause(kind, reason) if status == "failed" else None,
+        job=job.rpartition("/")[2],
+        url=job_url(job) if job else "",
+        outcome=_outcome(about),
+        attempts=max(1, attempts) if isinstance(attempts, int) else 1,
+        is_cached=bool(item.get("CacheHitResult")),
+    )
+
+
+def _cause(kind: str, reason: str) -> Cause:
+    if kind == "Fail":
+        return "gate"
+    if _OWN_FAULT not in reason:
+        return "platform"
+    # stoker's own exit codes: 3 the gate, 4 the platform that refused.
+    found = _EXIT_CODE.search(reason)
+    code = int(found.group(1)) if found else None
+    return "gate" if code == 3 else "platform" if code == 4 else "workload"
+
+
+def _launched(job: JobState, *, depth: int) -> StepState:
+    """The job that a step started, as a step below it."""
+    status = STATES.get(job.status, "running")
+    return StepState(
+        name=f"job {job.name}",
+        kind=", ".join(f"{name} {count} x {kind}" for name, (kind, count) in job.groups.items()),
+        status=status,
+        depth=depth,
+        began=moment(job.began_at),
+        ended=moment(job.ended_at),
+        reason=job.reason or ("" if job.is_final else job.secondary),
+        cause=_job_cause(job),
+        job=job.name,
+        url=job.url,
+    )
+
+
+def _job_cause(job: JobState) -> Cause | None:
+    if job.status != "Failed":
+        return None
+    return "workload" if _OWN_FAULT in job.reason else "platform"
+
+
+def _job_as_run(aws: Aws, found: Found) -> RunState:
+    answer = aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=found.id)
+    job = job_state(answer)
+    return RunState(
+        run=job.name,
+        id=job.arn,
+        pipeline="",
+        status=STATES.get(job.status, "running"),
+        url=job.url,
+        began=moment(answer.get("CreationTime")),
+        ended=moment(job.ended_at),
+        reason=job.reason,
+        steps=(_launched(job, depth=0), *_transitions(job)),
+    )
+
+
+def _transitions(job: JobState) -> Iterator[StepState]:
+    """What the job has gone through, as the service tells it."""
+    for index, item in enumerate(job.transitions):
+        is_last = index == len(job.transitions) - 1
+        until = job.ended_at if is_last else job.transitions[index + 1].since
+        yield StepState(
+            name=item.status,
+            kind="",
+            status="running" if is_last and not job.is_final else "succeeded",
+            depth=1,
+            began=moment(item.since),
+            ended=moment(until),
+            reason=item.message,
+        )
+
+
+def _parameters(aws: Aws, arn: str) -> dict[str, str]:
+    found = aws.pages(
+        "sagemaker",
+        "ListPipelineParametersForExecution",
+        items="PipelineParameters",
+        PipelineExecutionArn=arn,
+    )
+    return {str(item.get("Name")): str(item.get("Value")) for item in found}
+
+
+def _outcome(metadata: Json) -> str:
+    """Of a condition: True or False; empty of anything else."""
+    return _member(metadata, "Condition", "Outcome") if isinstance(metadata, Mapping) else ""
+
+
+def _member(about: Mapping[str, Json], kind: str, key: str) -> str:
+    part = about.get(kind)
+    return str(part.get(key) or "") if isinstance(part, Mapping) else ""
+
+
+def _words(value: Json) -> str:
+    """A reason's text; moto's server says None in a text."""
+    return value if isinstance(value, str) and value != "None" else ""
+
+
+PROCESSING_LOG_GROUP = "/aws/sagemaker/ProcessingJobs"
+
+
+def lines_of(aws: Aws, found: Found, *, group: str | None) -> Iterator[LogLine]:
+    """All lines that there are until now, step after step, hosts merged by time.
+
+    Args:
+        aws: The account.
+        found: The run or job.
+        group: Shows one only: an instance group, or a step by its name.
+
+    Raises:
+        UsageError: If nothing is called `group`.
+        PlatformError: If the logs may not be read.
+    """
+    seen: set[str] = set()
+    for label, log_group, job in _jobs(aws, found):
+        for line in _job_lines(aws, label, log_group, job):
+            seen.add(line.group)
+            if group is None or line.group == group:
+                yield line
+    if group is not None and group not in seen:
+        raise UsageError(
+            f"no host of {found.run} is in a group {group}, and none of its steps is called so",
+            where="the log until now",
+            fix=nearest(group, sorted(seen)) if seen else "there is no log yet",
+        )
+
+
+def _jobs(aws: Aws, found: Found) -> Iterator[tuple[str, str, str]]:
+    """Label, log group and name of each job."""
+    if found.kind == "job":
+        yield "", LOG_GROUP, found.id
+        return
+    for step in state_of(aws, found).steps:
+        if step.job and "/processing-jobs/" in step.url:
+            yield step.name, PROCESSING_LOG_GROUP, step.job
+        elif step.job:
+            is_launched = step.name == f"job {step.job}"
+            yield "" if is_launched else step.name, LOG_GROUP, step.job
+
+
+def _job_lines(aws: Aws, label: str, log_group: str, job: str) -> Iterator[LogLine]:
+    groups: Sequence[str] = (label,)
+    if log_group == LOG_GROUP:
+        described = describe_job(aws, job)
+        named = [name for name in job_state(described).groups if name] if described else []
+        groups = named or (label or "dnn",)
+    logs = JobLogs(aws, job_name=job, log_group=log_group)
+    labels = Labels(groups)
+    while True:
+        yield from labels.label(logs.read(), now=aws.clock())
+        if not logs.is_behind:
+            break
+    yield from labels.flush()
+
+
+# A container has 120 s to end; then come the upload of its output and the steps behind it.
+STOP_SECONDS = 900.0
+POLL_SECONDS = 5.0
+
+
+def stop_run(aws: Aws, found: Found) -> RunState:
+    """Asks the run or job to stop and waits until it has.
+
+    The training job that a step of the run started is stopped as well: nobody else would.
+
+    Raises:
+        PlatformError: If it has not stopped after `STOP_SECONDS`; it goes on stopping.
+    """
+    state = state_of(aws, found)
+    if not state.has_ended and found.kind == "run":
+        aws.call(
+            "sagemaker",
+            "StopPipelineExecution",
+            PipelineExecutionArn=found.id,
+            ClientRequestToken=secrets.token_hex(16),
+        )
+    elif not state.has_ended:
+        stop_job(aws, found.id)
+    deadline = aws.clock() + STOP_SECONDS
+    asked: set[str] = set()
+    while True:
+        state = state_of(aws, found)
+        left = [
+            step.job
+            for step in state.steps
+            if step.name == f"job {step.job}" and step.status in ("running", "stopping")
+        ]
+        if state.has_ended and not left:
+            return state
+        if state.has_ended:
+            for job in (job for job in left if job not in asked):
+                stop_job(aws, job)
+                asked.add(job)
+        if aws.clock() >= deadline:
+            raise PlatformError(
+                f"{state.run} is {state.status} after {STOP_SECONDS:.0f} s",
+                where=state.url,
+                fix=f"it was asked to stop; see later: stoker status sagemaker {state.run}",
+            )
+        aws.sleep(POLL_SECONDS)

@@ -1,1 +1,0 @@
-"""Targets of compiled pipelines: compile, upload, start, schedule, follow, stop."""
