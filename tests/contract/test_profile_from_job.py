@@ -16,7 +16,7 @@ from stoker.errors import PlatformError, UsageError
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.sagemaker.logs import LOG_GROUP
 from stoker.platforms.sagemaker.usage import NAMESPACE, ObservedJob, describe_job, observe_job
-from stoker.profile.observed import observed_profile
+from stoker.profile.job import observed_profile
 from stoker.records import Profile, read_json
 from support.aws_answers import Answers
 from support.moto import REGION, ROLE, AwsServer

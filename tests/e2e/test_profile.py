@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from stoker.errors import UsageError, WorkloadError
 from stoker.platforms.local import LocalPlatform
 from stoker.profile import explain, profile
-from stoker.profile.drain import drain
+from stoker.profile.loader_phases import drain
 from stoker.profile.raw import Drain, RankResult, read_ranks
 from stoker.records import Cluster, Profile, ProfileSettings, TodaysGroup, Workload
 from support.local_job import until

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker.profile import explain
-from stoker.profile.measure import combine
+from stoker.profile.combine import combine
 from stoker.profile.raw import read_ranks
 from stoker.records import Profile, ProfileSettings, State, TodaysGroup
 from support.cpu_quota import cpu_quota

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from stoker.platforms.local import LocalPlatform
-from stoker.profile import body, profile
-from stoker.profile.unmeasured import UnmeasuredError
+from stoker.profile import profile
+from stoker.profile import profile as body
+from stoker.profile.profile import UnmeasuredError
 from stoker.records import Cluster, ProfileSettings, TodaysGroup, Workload
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]

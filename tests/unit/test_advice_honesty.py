@@ -18,19 +18,19 @@ from stoker.cli.chain import free_advice
 from stoker.decide import decide, explain
 from stoker.decide.model import Hosts, Shape, estimate
 from stoker.decide.work import measure, today_of
-from stoker.profile.evidence import Evidence
-from stoker.profile.explain import explain as explain_profile
-from stoker.profile.measure import combine
+from stoker.profile.combine import combine
 from stoker.profile.raw import (
     AcceleratorOnly,
     AsIs,
     BatchFacts,
     Drain,
+    Evidence,
     LoaderFacts,
     Quartiles,
     RankResult,
     Reads,
 )
+from stoker.profile.words import explain as explain_profile
 from stoker.records import (
     Constraints,
     Decision,

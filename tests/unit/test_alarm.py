@@ -6,11 +6,11 @@ import sys
 import threading
 import time
 
-from stoker.profile.alarm import Alarm
+from stoker.profile.watch import Alarm
 
 STOPPED_SECONDS = 0.2
 SLEEPING = """
-from stoker.profile.alarm import Alarm
+from stoker.profile.watch import Alarm
 alarm = Alarm()
 alarm.sleep(0.001)
 print("ready", flush=True)

@@ -14,8 +14,7 @@ from stoker.errors import UsageError
 from stoker.evaluate import evaluate
 from stoker.platforms.sagemaker.usage import HostLoad, ObservedJob, members_in, point_seconds
 from stoker.profile import explain
-from stoker.profile.logged_steps import MIN_SAMPLES, steps_in
-from stoker.profile.observed import observed_profile
+from stoker.profile.job import MIN_SAMPLES, observed_profile, steps_in
 from stoker.records import (
     Constraints,
     Group,

@@ -9,8 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from stoker.profile import batches
-from stoker.profile.drain import Round, Stamp, read_round, summarize
-from stoker.profile.loading import worker_counts
+from stoker.profile.loader_phases import Round, Stamp, read_round, summarize, worker_counts
 
 Pair = namedtuple("Pair", "image label")
 

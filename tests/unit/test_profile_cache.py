@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from stoker.profile.cache import CACHED_BATCHES, Beside, Cache
+from stoker.profile.batches import CACHED_BATCHES, Beside, Cache
 
 Loader = DataLoader[torch.Tensor]
 

@@ -3,7 +3,7 @@
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from stoker.profile.choice import MAX_BATCHES_WITHOUT_GRADIENTS, Choice
+from stoker.profile.batches import MAX_BATCHES_WITHOUT_GRADIENTS, Choice
 from stoker.profile.steps import WARM_UP_STEPS, AsIsSteps
 
 

@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
-from stoker.profile.closer import transforms_of
-from stoker.profile.compose import size_of, time_transforms
-from stoker.profile.costs import measure_costs, name_of
+from stoker.profile.combine import transforms_of
+from stoker.profile.costs import functions_of, measure_costs, name_of, size_of, time_transforms
 from stoker.profile.raw import Cost, RankResult
-from stoker.profile.sampled import functions_of
-from stoker.profile.transform_words import transform_table
+from stoker.profile.words import transform_table
 from stoker.records import Place, Profile, ProfiledHost, StepTerms, convert, to_document
 
 Sample = torch.Tensor

@@ -12,7 +12,7 @@ import pytest
 
 from stoker.feed.cpu_quota import cpu_quota, limiting_group, usable_vcpus, vcpu_capacity
 from stoker.launch import machine
-from stoker.profile.closer import host_of, note_of_host
+from stoker.profile.combine import host_of, note_of_host
 from stoker.profile.inventory import (
     accelerators,
     cpu_model,

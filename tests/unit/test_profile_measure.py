@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from stoker.errors import UsageError
-from stoker.profile.explain import explain
-from stoker.profile.measure import combine
+from stoker.profile.combine import combine
 from stoker.profile.raw import (
     AcceleratorOnly,
     AsIs,
@@ -18,6 +17,7 @@ from stoker.profile.raw import (
     RankResult,
     Receive,
 )
+from stoker.profile.words import explain
 from stoker.records import Parts, Place, Profile, ProfileSettings, TodaysGroup, convert, to_document
 
 

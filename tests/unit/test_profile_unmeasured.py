@@ -9,17 +9,20 @@ import pytest
 from stoker.feed.usage import LoaderUsage, RankUsage
 from stoker.launch.measure import FILE, MIN_STEPS, UNMEASURED
 from stoker.profile import explain
-from stoker.profile.raw import LoaderFacts, RankResult
-from stoker.profile.timed_profile import _CPU_NOTE, NOTE, timed_profile, too_few
-from stoker.profile.unmeasured import (
+from stoker.profile.profile import (
+    _CPU_NOTE,
+    NOTE,
     Heard,
     Seen,
     UnmeasuredError,
     Used,
     notebook_refusal,
     read_seen,
+    timed_profile,
+    too_few,
     unmeasured,
 )
+from stoker.profile.raw import LoaderFacts, RankResult
 from stoker.records import Profile, ProfiledHost, StepTerms, TodaysGroup, write_json
 
 TORCH = Seen(packages=("torch", "json"))

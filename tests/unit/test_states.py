@@ -21,6 +21,7 @@ from stoker.profile.clocks import (
     machine_cpu_seconds,
     pids_below,
 )
+from stoker.profile.combine import combine
 from stoker.profile.counters import (
     Throttling,
     received_bytes,
@@ -28,21 +29,21 @@ from stoker.profile.counters import (
     storage_stall_seconds,
     throttling,
 )
-from stoker.profile.evidence import Evidence, Pass
-from stoker.profile.explain import explain
-from stoker.profile.measure import combine
-from stoker.profile.process_states import MIN_KNOCKS
 from stoker.profile.raw import (
     AcceleratorOnly,
     AsIs,
     BatchFacts,
     Drain,
+    Evidence,
     LoaderFacts,
+    Pass,
     Quartiles,
     RankResult,
     Reads,
 )
+from stoker.profile.states import MIN_KNOCKS
 from stoker.profile.watch import KNOCK_SECONDS, Watch
+from stoker.profile.words import explain
 from stoker.records import (
     Place,
     Profile,

@@ -20,18 +20,23 @@ from stoker.launch.finish import write_failure
 from stoker.launch.run import output_folder
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.logs import Log
-from stoker.profile.body import (
+from stoker.profile.combine import combine
+from stoker.profile.grown_files import with_grown_files
+from stoker.profile.profile import (
     START_ALLOWANCE_SECONDS,
+    Used,
     has_verdict,
+    keep_timed_timeline,
     keep_timeline,
     no_verdict,
+    read_seen,
+    timed_profile,
+    too_few,
+    unmeasured,
+    was_cut_off,
     what_of,
 )
-from stoker.profile.grown_files import with_grown_files
-from stoker.profile.measure import combine
 from stoker.profile.raw import read_ranks
-from stoker.profile.timed_profile import keep_timed_timeline, timed_profile, too_few, was_cut_off
-from stoker.profile.unmeasured import Used, read_seen, unmeasured
 from stoker.records import ProfileSettings, TodaysGroup, Training, read_json, write_json
 from stoker.settings import ProcessSettings, from_environment
 

@@ -37,8 +37,7 @@ def observe_command(
     from stoker.platforms.aws import Aws
     from stoker.platforms.sagemaker.usage import describe_job, observe_job
     from stoker.profile import explain
-    from stoker.profile.logged_steps import steps_in
-    from stoker.profile.observed import observed_profile
+    from stoker.profile.job import observed_profile, steps_in
 
     if has_words:
         raise UsageError(

@@ -14,7 +14,7 @@ from stoker.logs import parse_line
 from stoker.platforms import platform_named
 from stoker.platforms.base import LogLine
 from stoker.profile import explain, profile
-from stoker.profile.unmeasured import UnmeasuredError, notebook_refusal
+from stoker.profile.profile import UnmeasuredError, notebook_refusal
 from stoker.records import Cluster, Group, TodaysGroup, Workload, write_json
 
 

@@ -1,6 +1,6 @@
 """Profile: runs a workload's command until it is known what a step waits for."""
 
-from stoker.profile.body import profile
-from stoker.profile.explain import explain
+from stoker.profile.profile import profile
+from stoker.profile.words import explain
 
 __all__ = ["explain", "profile"]

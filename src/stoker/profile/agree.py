@@ -1,14 +1,29 @@
-"""How the ranks change phase at the same step: rank 0 says from which one on, in time.
+"""How the ranks change phase at the same step, and what each has found so far.
 
 A rank that waits in all-reduce for one that has stopped would hang. Lockstep by all-reduce means
 that nobody is more than a step ahead, so a step a few ahead of rank 0's lies ahead of everybody's.
+
+Launchers inside a script (Lightning, torch.multiprocessing) set no RANK before they start a rank.
 """
 
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import torch.distributed
+
+from stoker.feed.cpu_quota import vcpu_capacity
+from stoker.profile.raw import RankResult
+from stoker.records import write_text
+from stoker.settings import ProcessSettings
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
 
 # Steps between the announcement and the change. Without accelerators a rank is at most one step
 # ahead; with them the host runs ahead of the device by as many steps as its queue takes.
@@ -142,3 +157,139 @@ class Agreement:
         except RuntimeError:
             # The rank that holds the notes has left: what it does not say is not agreed on.
             return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A trainer process among the others.
+
+    Attributes:
+        leads_host: The first of its host.
+        ranks_on_host: Trainer processes there; None where no variable says.
+    """
+
+    rank: int
+    world_size: int
+    leads_host: bool
+    ranks_on_host: int | None
+
+
+def place_of(settings: ProcessSettings) -> Place:
+    """As far as it is known now."""
+    rank, world_size = settings.rank, settings.world_size
+    if has_group():
+        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    told = settings.processes_per_host or settings.local_world_size
+    return Place(
+        rank=rank,
+        world_size=world_size,
+        leads_host=settings.local_rank == 0,
+        ranks_on_host=told if told > 1 or world_size == 1 else None,
+    )
+
+
+def has_group() -> bool:
+    """Whether the script has made its process group."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def store() -> "Store | None":
+    """The process group's store of notes, if there is one."""
+    return torch.distributed.distributed_c10d._get_default_store() if has_group() else None
+
+
+_MEET_SECONDS = 30.0
+
+
+class Findings:
+    """The result of this rank, which grows from phase to phase.
+
+    Args:
+        folder: Where `profile-rank{R}.json` goes.
+        host: Its name.
+        is_stopped: Whether the profile was told to end: nobody is waited for then.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        host: str,
+        folder: Path,
+        agreement: Agreement,
+        is_stopped: Callable[[], bool],
+    ) -> None:
+        self.is_stopped = is_stopped
+        self._place = place
+        self._folder = folder
+        self._agreement = agreement
+        self._notes: list[str] = []
+        self._result = RankResult(
+            rank=place.rank,
+            world_size=place.world_size,
+            host=host,
+            vcpus=vcpu_capacity(),
+            ranks_on_host=place.ranks_on_host or 1,
+        )
+
+    @property
+    def result(self) -> RankResult:
+        """All of it so far."""
+        return self._result
+
+    @property
+    def is_first_of_host(self) -> bool:
+        """Whether this process speaks for its host, and ends what is above all of its ranks."""
+        return self._place.leads_host
+
+    def learn(self, **parts: object) -> None:
+        """Sets fields of the result."""
+        self._result = msgspec.structs.replace(self._result, **parts)
+
+    def note(self, *notes: str) -> None:
+        """What a reader of the numbers should know."""
+        self._notes.extend(notes)
+
+    def write(self, *, missing: str = "") -> None:
+        """Writes the file, for whoever reads it if this process ends now.
+
+        Args:
+            missing: Why the profile is not complete; empty where it is.
+        """
+        self.learn(missing=missing, notes=tuple(self._notes))
+        write_text(self._file(self._result.rank), self._text())
+
+    def count_neighbours(self) -> None:
+        """Learns how many ranks share this host, where no variable says; all must have begun."""
+        if self._place.ranks_on_host is None:
+            self.learn(ranks_on_host=self._agreement.ranks_on_host(self._result.host))
+
+    def meet(self, name: str) -> None:
+        """Waits for the other ranks, _MEET_SECONDS at most; a rank that is missed is noted."""
+        if not self._agreement.meet(
+            name, deadline_seconds=_MEET_SECONDS, is_stopped=self.is_stopped
+        ):
+            self.note(f"not all ranks came to {name} within {_MEET_SECONDS:.0f} s")
+
+    def hand_over(self) -> None:
+        """Leaves the result for rank 0, which writes those of other hosts beside its own.
+
+        The first rank of a host waits for the others, for it ends what is above them all.
+        """
+        self._agreement.hand_in(self._text())
+        if not self.is_first_of_host:
+            self._agreement.arrive("end")
+            return
+        self.meet("end")
+        if self._result.rank == 0:
+            for rank in range(self._result.world_size):
+                file = self._file(rank)
+                result = None if file.exists() else self._agreement.handed_in(rank)
+                if result:
+                    write_text(file, result)
+
+    def _file(self, rank: int) -> Path:
+        return self._folder / f"profile-rank{rank}.json"
+
+    def _text(self) -> str:
+        return msgspec.json.format(msgspec.json.encode(self._result)).decode()

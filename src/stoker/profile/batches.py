@@ -1,13 +1,18 @@
-"""Batches as values: clone, size, look inside. A batch is any nesting of lists, tuples, dicts."""
+"""Batches as values, kept and given out again; and which of a script's loaders is measured."""
 
 import copy
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from stoker.feed.batch_bytes import num_bytes
-from stoker.profile.raw import BatchFacts
+from stoker.profile.raw import BatchFacts, LoaderFacts
+from stoker.profile.steps import AsIsSteps
 
 # Of a large batch only this many values are looked at: enough to tell bytes from real numbers.
 _LOOK_AT_VALUES = 65536
@@ -74,3 +79,168 @@ def _is_uint8_like(image: torch.Tensor) -> bool:
         return False
     scaled = values * 255 if float(values.max()) <= 1 else values
     return float(scaled.max()) <= 255 and bool(torch.all((scaled - scaled.round()).abs() < 1e-3))
+
+
+_PACKAGES = ("stoker", "torch", "numpy", "torchvision", "pillow")
+
+
+def facts_of(loader: DataLoader[object]) -> LoaderFacts:
+    """How the script set up its loader."""
+    kind = type(loader.dataset)
+    return LoaderFacts(
+        num_workers=loader.num_workers,
+        pin_memory=loader.pin_memory,
+        persistent_workers=loader.persistent_workers,
+        dataset=f"{kind.__module__}.{kind.__qualname__}",
+        torch_threads=torch.get_num_threads(),
+    )
+
+
+def length_of(loader: DataLoader[object]) -> int | None:
+    """Batches of an epoch, or None where the loader does not know."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def is_cuda_used() -> bool:
+    """Whether this process has work on an NVIDIA accelerator; does not initialise it."""
+    if not torch.cuda.is_available():
+        return False
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that batches and steps depend on."""
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+CACHED_BATCHES = 8
+_CACHED_BYTES = 2 << 30
+
+
+class Cache:
+    """The first batches of a loader, 8 at most, and 2 GiB of them."""
+
+    def __init__(self) -> None:
+        self.batches: list[object] = []
+
+    def add(self, batch: object) -> None:
+        """Keeps a copy, where there is room for one."""
+        if len(self.batches) >= CACHED_BATCHES:
+            return
+        if self.batches and num_bytes(batch) * (len(self.batches) + 1) > _CACHED_BYTES:
+            return
+        self.batches.append(clone(batch))
+
+    def give(self, index: int) -> object:
+        """A copy of one of at least one, round and round."""
+        return clone(self.batches[index % len(self.batches)])
+
+
+class Beside:
+    """Loaders that a script reads within the steps of the main one: labelled and unlabelled data.
+
+    What a step waits for them is waiting, too; and where the main one's batches come from the
+    cache, theirs do.
+
+    Attributes:
+        count: Batches that were read so, as is.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._waited = 0.0
+        self._caches: WeakKeyDictionary[DataLoader[object], Cache] = WeakKeyDictionary()
+
+    def next_batch(
+        self,
+        loader: DataLoader[object],
+        inner: Iterator[object],
+        *,
+        delivered: int,
+        is_replaying: bool,
+    ) -> object:
+        """The next batch: its own as is, then a cached one.
+
+        Args:
+            loader: One beside the main one.
+            inner: Its own iterator.
+            delivered: Its batches in this pass.
+            is_replaying: Whether the main one's batches come from the cache.
+
+        Raises:
+            StopIteration: At the end of a pass, of cached batches, too.
+        """
+        cache = self._caches.setdefault(loader, Cache())
+        if is_replaying and cache.batches:
+            length = length_of(loader)
+            if length is not None and delivered >= length:
+                raise StopIteration
+            return cache.give(delivered)
+        asked = time.monotonic()
+        batch = next(inner)
+        self._waited += time.monotonic() - asked
+        if not is_replaying:
+            self.count += 1
+            cache.add(batch)
+        return batch
+
+    def take_waited(self) -> float:
+        """Seconds that these loaders were waited for since the last call."""
+        waited, self._waited = self._waited, 0.0
+        return waited
+
+
+# A loader that is read where no gradients are wanted is for validation, unless nothing else comes.
+MAX_BATCHES_WITHOUT_GRADIENTS = 50
+
+
+class Choice:
+    """The main loader: the first that is read with gradients on; the next one when it is gone.
+
+    Attributes:
+        has_changed: A second loader took the place of one that the script only looked at.
+    """
+
+    def __init__(self) -> None:
+        self.has_changed = False
+        self._main: ref[DataLoader[object]] | None = None
+        self._facts: LoaderFacts | None = None
+
+    @property
+    def loader(self) -> DataLoader[object] | None:
+        """The main loader, if there is one and the script still has it."""
+        return self._main() if self._main else None
+
+    def is_main(
+        self, loader: DataLoader[object], *, delivered: int, steps: AsIsSteps | None
+    ) -> bool:
+        """Whether `loader` is the main one, or becomes it now.
+
+        Args:
+            delivered: Its batches in this pass.
+            steps: The main loader's so far.
+        """
+        main = self.loader
+        if main is loader:
+            return True
+        # A script may look at a batch of any loader before it trains: who delivers more counts.
+        was_looked_at = steps is not None and steps.count == 0 and delivered > steps.batches
+        trains = torch.is_grad_enabled() or delivered >= MAX_BATCHES_WITHOUT_GRADIENTS
+        if not trains or not (main is None or was_looked_at):
+            return False
+        # Scripts that make a new loader for each epoch go on; another loader begins anew.
+        facts = facts_of(loader)
+        is_other = self._facts not in (None, facts) and steps is not None and steps.count == 0
+        self.has_changed = was_looked_at or is_other
+        self._facts = facts
+        self._main = ref(loader)
+        return True

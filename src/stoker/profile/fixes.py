@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from stoker.profile.raw import RankResult
-from stoker.profile.signs import Signs, signs_of
+from stoker.profile.states import Signs, signs_of
 from stoker.records import Fix, Parts, State, StepTerms
 from stoker.records.parts import WAITS, tuned
 

@@ -16,9 +16,8 @@ import torch.utils.data
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stoker.errors import UsageError
-from stoker.profile.agree import LEAD_STEPS, LEAD_STEPS_CUDA, Board, FileBoard
-from stoker.profile.place import store
-from stoker.profile.session import Iterate, Loader, Session
+from stoker.profile.agree import LEAD_STEPS, LEAD_STEPS_CUDA, Board, FileBoard, store
+from stoker.profile.phases import Iterate, Loader, Session
 from stoker.settings import from_environment
 
 _ENOUGH_STEPS = 20

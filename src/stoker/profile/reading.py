@@ -1,19 +1,122 @@
-"""The script's own steps: its loader's own batches, with all that is seen beside them."""
+"""Reads the script's loader: its own batches, then cached ones, and what is said of them."""
 
+import contextlib
+import os
+import signal
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import NoReturn
 
+import psutil
+import torch
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from stoker.feed.timeline import Steps, Timeline
+from stoker.logs import Log
 from stoker.profile import batches
-from stoker.profile.cache import Beside, Cache
-from stoker.profile.clocks import children_cpu_seconds, machine_cpu_seconds
-from stoker.profile.evidence import Evidence
-from stoker.profile.facts import length_of
-from stoker.profile.first_words import FirstWords, SoFar
-from stoker.profile.steps import AsIsSteps
+from stoker.profile.agree import Findings
+from stoker.profile.batches import Beside, Cache, facts_of, is_cuda_used, length_of
+from stoker.profile.clocks import children_cpu_seconds, descendants, machine_cpu_seconds
+from stoker.profile.loader_phases import workers_rest
+from stoker.profile.raw import AcceleratorOnly, AsIs, Evidence
+from stoker.profile.steps import REPLAY_ENOUGH, WARM_UP_REPLAYS, AsIsSteps, ReplaySteps
 from stoker.profile.watch import Watch
+from stoker.settings import PROFILE_ENDED_FILE
+
+# After the first batch; words are promised within 20 s of it.
+FIRST_WORDS_SECONDS = 12.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoFar:
+    """What the steps say since the first batch, warm-up and unfinished step included.
+
+    Attributes:
+        steps: That have ended.
+        step_seconds: Mean of those; None where none has.
+        wait_share: Of all time since the first batch.
+    """
+
+    steps: int
+    step_seconds: float | None
+    wait_share: float
+
+
+class FirstWords:
+    """Says once what is known FIRST_WORDS_SECONDS after the first batch, in a thread of its own.
+
+    Args:
+        say: Told what is known.
+        seconds: Until then.
+    """
+
+    def __init__(
+        self, say: Callable[[SoFar], None], *, seconds: float = FIRST_WORDS_SECONDS
+    ) -> None:
+        self._say = say
+        self._seconds = seconds
+        self._timer: threading.Timer | None = None
+        self._began: float | None = None
+        self._last = 0.0
+        self._asked: float | None = None
+        self._waited = 0.0
+        self._steps = 0
+
+    def asked(self, *, now: float) -> None:
+        """A batch is asked for."""
+        self._asked = now
+
+    def got(self, *, now: float, wait: float) -> None:
+        """It is there; the first one starts the clock.
+
+        Args:
+            now: Monotonic seconds.
+            wait: Seconds that this step waited for data.
+        """
+        if self._began is None:
+            self._began = now
+            self._timer = threading.Timer(self._seconds, self._speak)
+            self._timer.daemon = True
+            self._timer.start()
+        else:
+            self._waited += wait
+            self._steps += 1
+        self._asked = None
+        self._last = now
+
+    def pass_ended(self) -> None:
+        """The loader has no more; what the script does next is not waiting."""
+        self._asked = None
+
+    def cancel(self) -> None:
+        """There are better words by now; may be called twice."""
+        if self._timer:
+            self._timer.cancel()
+
+    def so_far(self, *, now: float) -> SoFar | None:
+        """What is known; None before the first batch."""
+        if self._began is None or now <= self._began:
+            return None
+        asked = self._asked
+        waited = self._waited + (now - asked if asked is not None else 0.0)
+        return SoFar(
+            steps=self._steps,
+            step_seconds=(self._last - self._began) / self._steps if self._steps else None,
+            wait_share=min(1.0, waited / (now - self._began)),
+        )
+
+    def _speak(self) -> None:
+        known = self.so_far(now=time.monotonic())
+        if known:
+            self._say(known)
+
 
 # Of slow steps fewer are left out: by this share of the budget the warm-up is over.
 _WARM_UP_SHARE = 0.08
@@ -127,3 +230,257 @@ class Reading:
     def has_better_words(self) -> None:
         """Nothing is to be said early any more; may be called twice."""
         self._first_words.cancel()
+
+
+def say_so_far(log: Log, known: SoFar, *, rank: int) -> None:
+    """Early: how much of the time goes on waiting."""
+    log.event(
+        "profile_so_far",
+        rank=rank,
+        steps=known.steps,
+        step_seconds=known.step_seconds,
+        wait_share=known.wait_share,
+    )
+
+
+def say_as_is(log: Log, found: AsIs, *, rank: int) -> None:
+    """The steps as they are."""
+    log.event(
+        "profile_as_is",
+        rank=rank,
+        steps=found.step_seconds.samples,
+        step_seconds=found.step_seconds.median,
+        wait_share=found.wait_seconds.median / found.step_seconds.median,
+    )
+
+
+def say_accelerator(log: Log, found: AcceleratorOnly, *, rank: int) -> None:
+    """The steps on cached batches."""
+    log.event(
+        "profile_accelerator",
+        rank=rank,
+        steps=found.step_seconds.samples,
+        step_seconds=found.step_seconds.median,
+        trainer_cpu_seconds=found.trainer_cpu_seconds.median,
+    )
+
+
+def say_cut_off(log: Log, *, rank: int, replayed_steps: int) -> None:
+    """The process ends while its batches come from the cache: why it does may lie in that."""
+    log.event(
+        "profile_cut_off",
+        rank=rank,
+        replayed_steps=replayed_steps,
+        note="the profile was replaying cached batches",
+    )
+
+
+_GRACE_SECONDS = 2.0
+# torchrun does nothing of the user's behind its ranks, and says itself how they ended.
+_SPARED = ("torch.distributed.run", "torchrun", "stoker.launch.strategies.elastic")
+
+
+def end_process(*, folder: Path, launcher_pid: int | None) -> NoReturn:
+    """Kills the processes below this one, and those above it up to the launcher; ends it with 0.
+
+    Neither the script's own exit handlers (a last checkpoint, an upload) nor what a shell script, a
+    notebook or a parent would do behind it may run: the training was cut off. Multiprocessing's
+    tracker is spared: it cleans up and ends by itself.
+
+    Args:
+        folder: STOKER_OUTPUT, where the launcher finds that this end is none of the command's.
+        launcher_pid: None where nobody above this process is to be ended.
+    """
+    try:
+        # Torch's handler would raise in the script, for a worker that was killed here.
+        is_main = threading.current_thread() is threading.main_thread()
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT) if is_main else ():
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN)
+        with contextlib.suppress(OSError):
+            (folder / PROFILE_ENDED_FILE).touch()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        doomed = [*_above(launcher_pid), *_below()]
+        for process in doomed:
+            with contextlib.suppress(OSError):
+                os.kill(process.pid, signal.SIGKILL)
+        if is_main:
+            psutil.wait_procs(doomed, timeout=_GRACE_SECONDS)
+    finally:
+        os._exit(0)
+
+
+def _below() -> list[psutil.Process]:
+    tracker: object = getattr(resource_tracker, "_resource_tracker", None)
+    spared = getattr(tracker, "_pid", None)
+    return [child for child in descendants() if child.pid != spared]
+
+
+def _above(launcher_pid: int | None) -> list[psutil.Process]:
+    """The processes between the launcher and this one, the uppermost first."""
+    try:
+        above = psutil.Process().parents()
+    except psutil.Error:
+        return []
+    pids = [process.pid for process in above]
+    if launcher_pid not in pids:
+        return []
+    between = above[: pids.index(launcher_pid)]
+    return [process for process in reversed(between) if not _is_torchrun(process)]
+
+
+def _is_torchrun(process: psutil.Process) -> bool:
+    try:
+        words = process.cmdline()[:4]
+    except psutil.Error:
+        return False
+    return any(word.endswith(_SPARED) for word in words)
+
+
+def close_profile(
+    findings: Findings,
+    *,
+    measure: Callable[[], None],
+    look_at_files: Callable[[], None],
+    folder: Path,
+    launcher_pid: int | None,
+    log: Log,
+) -> NoReturn:
+    """Measures the rest, hands the findings over and ends the process, whatever goes wrong.
+
+    Args:
+        findings: With what is known so far already written.
+        measure: The phases that are left.
+        look_at_files: Learns what the script wrote.
+        folder: STOKER_OUTPUT.
+        launcher_pid: As `end_process`; used by the first rank of a host.
+        log: For the last word.
+    """
+    try:
+        measure()
+        if findings.is_stopped():
+            findings.note("stopped early: the verdict is the one so far")
+        look_at_files()
+        findings.learn(has_ended=True)
+        findings.write()
+        findings.hand_over()
+        log.event("profile_ends", rank=findings.result.rank)
+    except BaseException as err:
+        # A process edge: the script must not catch it, and save what is no end of a training.
+        words = f"{type(err).__name__}: {err}"[:300]
+        log.event("profile_failed", error=words)
+        traceback.print_exc()
+        with contextlib.suppress(BaseException):
+            findings.note(f"the phases without the model failed: {words}")
+            findings.write()
+    finally:
+        end_process(folder=folder, launcher_pid=launcher_pid if findings.is_first_of_host else None)
+
+
+def hold_learning_rate() -> None:
+    """Stops the schedulers of this process, which ends with the profile.
+
+    One that was made for the steps of the script raises at the first that is more.
+    """
+
+    def stay(self: LRScheduler, epoch: int | None = None) -> None:
+        return None
+
+    LRScheduler.step = stay  # type: ignore[method-assign]
+
+
+# Kernels run behind the host: so many steps are timed together where CUDA is used.
+_CUDA_BLOCK = 5
+# A step that takes more of the budget is slow: fewer are left out.
+_SLOW_STEP_SHARE = 0.02
+_SETTLE_SHARE = 0.10
+
+
+class Replay:
+    """Gives out the cache round and round, and times the steps on it.
+
+    Args:
+        cache: With one batch at least.
+        steps: That are still to come.
+        uses_cuda: The accelerator is waited for at the end of each block of steps.
+    """
+
+    def __init__(self, cache: Cache, steps: ReplaySteps, *, uses_cuda: bool) -> None:
+        self.steps = steps
+        self._cache = cache
+        self._uses_cuda = uses_cuda
+        self._began = time.monotonic()
+
+    def asked(self) -> None:
+        """The script asks for a batch: its step has ended."""
+        if self._uses_cuda and self.steps.is_block_end():
+            torch.cuda.synchronize()
+        self.steps.asked(now=time.monotonic(), cpu=time.process_time())
+
+    def is_enough(self, *, budget_seconds: float) -> bool:
+        """Whether these steps say what there is to say."""
+        return REPLAY_ENOUGH.holds(
+            steps=self.steps.count,
+            elapsed_seconds=time.monotonic() - self._began,
+            budget_seconds=budget_seconds,
+        )
+
+    def batch(self, index: int) -> object:
+        """A copy of a cached one."""
+        return self._cache.give(index)
+
+    def gave(self) -> None:
+        """The script has it from here on."""
+        self.steps.gave(now=time.monotonic(), cpu=time.process_time())
+
+    def result(self) -> AcceleratorOnly:
+        """The numbers of at least one step."""
+        return self.steps.result(cached_batches=len(self._cache.batches))
+
+
+def begin_replay(
+    loader: "DataLoader[object]",
+    steps: AsIsSteps,
+    reading: Reading,
+    findings: Findings,
+    *,
+    budget_seconds: float,
+    is_stopped: Callable[[], bool],
+) -> Replay:
+    """Lets the loader's workers come to rest, which takes a moment, and notes what is unusual.
+
+    Args:
+        loader: The main one.
+        steps: As it was read.
+        reading: With the cache.
+        findings: That know what the steps were.
+        budget_seconds: Of the whole profile.
+        is_stopped: Whether nobody waits any more.
+    """
+    if loader.num_workers and not workers_rest(
+        seconds=_SETTLE_SHARE * budget_seconds, is_stopped=is_stopped
+    ):
+        findings.note("the loader's workers did not come to rest before the replay")
+    if reading.beside.count > steps.batches / 2:
+        findings.note(
+            "the steps read from more than one loader: their waiting is in the figures, what "
+            f"loading costs is that of {facts_of(loader).dataset} only"
+        )
+    if threading.current_thread() is not threading.main_thread():
+        findings.note(
+            "the loader is read by a thread beside the main one: the wait is that thread's"
+        )
+    hold_learning_rate()
+    uses_cuda = is_cuda_used()
+    findings.learn(uses_cuda=uses_cuda)
+    findings.count_neighbours()
+    is_slow = steps.result().step_seconds.median > _SLOW_STEP_SHARE * budget_seconds
+    return Replay(
+        reading.cache,
+        ReplaySteps(
+            block=_CUDA_BLOCK if uses_cuda and not is_slow else 1,
+            warm_up=1 if is_slow else WARM_UP_REPLAYS,
+        ),
+        uses_cuda=uses_cuda,
+    )

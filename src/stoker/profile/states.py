@@ -1,22 +1,320 @@
 """Names the states that a training is in, each with the figures that it rests on. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
-from stoker.profile.process_states import interpreter_lock, oversubscribed, straggler, throttled
-from stoker.profile.raw import RankResult
-from stoker.profile.signs import (
-    MIN_SHARE,
-    Signs,
-    busy_share,
-    in_ms,
-    others_of,
-    signs_of,
-    vcpus_of,
-    within,
-)
+from stoker.profile.raw import AsIs, Drain, Evidence, RankResult
 from stoker.records import Parts, State
 from stoker.records.parts import MAX_OTHERS
+
+# Below this share of a step a state is not worth a line; it is what two profiles of one training
+# differ by.
+MIN_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signs:
+    """What a rank's phases say together.
+
+    Attributes:
+        rank: As it was measured.
+        as_is: Its steps.
+        evidence: What was seen beside them; nothing was, where all is zero.
+        alone: The loader with its fewest workers, and
+        many: with its most, where it was tried with more than one number of them.
+    """
+
+    rank: RankResult
+    as_is: AsIs
+    evidence: Evidence
+    alone: Drain | None
+    many: Drain | None
+
+    @property
+    def workers(self) -> int:
+        """Of this rank's loader."""
+        return self.rank.loader.num_workers if self.rank.loader else 0
+
+    @property
+    def step_seconds(self) -> float:
+        """As is."""
+        return self.as_is.step_seconds.median
+
+    @property
+    def wait_share(self) -> float:
+        """Of a step, in next(); 0 to 1."""
+        return min(1.0, self.as_is.wait_seconds.median / self.step_seconds)
+
+    @property
+    def lost_share(self) -> float:
+        """Of a step, what it takes longer than with cached batches, waiting included; 0 to 1."""
+        if self.rank.accelerator is None:
+            return self.wait_share
+        replayed = self.rank.accelerator.step_seconds.median
+        return max(self.wait_share, 1 - replayed / self.step_seconds)
+
+    @property
+    def worker_idle_share(self) -> float:
+        """Of a worker's time for a batch, what it neither computes nor waits for a CPU; 0 to 1."""
+        if self.alone is None or self.alone.wall_seconds.mean <= 0:
+            return 0.0
+        return max(0.0, 1 - self.alone.cpu_seconds.mean / self.alone.wall_seconds.mean)
+
+    @property
+    def gain(self) -> float:
+        """How much faster the loader is with `many` workers than `alone`; 0: not known."""
+        if self.alone is None or self.many is None or self.alone.batches_per_second <= 0:
+            return 0.0
+        return self.many.batches_per_second / self.alone.batches_per_second
+
+    @property
+    def worker_ratio(self) -> float:
+        """Workers of `many` to those of `alone`; 1 where the loader was tried once."""
+        return self.many.workers / self.alone.workers if self.alone and self.many else 1.0
+
+    @property
+    def received_per_second(self) -> float:
+        """Bytes that the host's network received."""
+        seconds = self.evidence.seconds
+        return self.evidence.received_bytes / seconds if seconds else 0.0
+
+    @property
+    def own_seconds(self) -> float:
+        """Of a step, all but collectives and backward, in which ranks wait for each other."""
+        seconds = self.evidence.seconds / self.evidence.steps if self.evidence.steps else 0.0
+        return max(0.0, seconds - self.evidence.collective_seconds)
+
+    @property
+    def rates(self) -> str:
+        """What fewest and most workers load; empty where the loader was tried once."""
+        if self.alone is None or self.many is None:
+            return ""
+        return (
+            f"{self.alone.workers} alone: {self.alone.batches_per_second:.1f} batches a second, "
+            f"{self.many.workers}: {self.many.batches_per_second:.1f}"
+        )
+
+    def rate(self, workers: int) -> float:
+        """Batches a second of the loader alone with so many workers; 0: not known."""
+        return max(
+            (d.batches_per_second for d in self.rank.drains if d.workers == workers), default=0.0
+        )
+
+
+def signs_of(rank: RankResult) -> Signs:
+    """The signs of a rank whose steps as is are known."""
+    assert rank.as_is is not None
+    drains: Sequence[Drain] = sorted(
+        (drain for drain in rank.drains if drain.batches_per_second > 0),
+        key=lambda drain: drain.workers,
+    )
+    return Signs(
+        rank=rank,
+        as_is=rank.as_is,
+        evidence=rank.evidence or Evidence(),
+        alone=drains[0] if drains else None,
+        many=drains[-1] if len(drains) > 1 else None,
+    )
+
+
+def within(parts: Parts, *, vcpus: float, is_throttled: bool) -> Parts:
+    """The parts on the vCPUs that quotas leave."""
+    wall, cpu = parts.loader_wall_seconds, parts.loader_cpu_seconds
+    return replace(
+        parts,
+        vcpus=min(parts.vcpus, vcpus),
+        # The loader alone was stopped by the quota, too.
+        loader_wall_seconds=min(wall, cpu) if is_throttled else wall,
+    )
+
+
+def vcpus_of(signs: Sequence[Signs]) -> float:
+    """Of all hosts, as far as quotas let them be used."""
+    hosts = {
+        own.rank.host: min(own.rank.vcpus, own.evidence.quota_vcpus or own.rank.vcpus)
+        for own in signs
+    }
+    return sum(hosts.values())
+
+
+def busy_share(signs: Sequence[Signs], *, vcpus: float) -> float:
+    """Of all hosts' vCPUs, whoever keeps them busy."""
+    machines = {own.rank.host: own.evidence.busy_vcpus for own in signs}
+    used = sum(
+        (own.as_is.trainer_cpu_seconds + own.as_is.children_cpu_seconds)
+        / own.as_is.step_seconds.mean
+        for own in signs
+    )
+    return min(1.0, max(used, sum(machines.values())) / vcpus)
+
+
+def others_of(signs: Sequence[Signs]) -> float:
+    """vCPUs that other programs kept busy on the hosts of these ranks.
+
+    To a rank, those beside it are others: all ranks of a host are to be given.
+    """
+    hosts: dict[str, list[AsIs]] = {}
+    for own in signs:
+        hosts.setdefault(own.rank.host, []).append(own.as_is)
+    found = 0.0
+    for ranks in hosts.values():
+        used = sum(
+            (own.trainer_cpu_seconds + own.children_cpu_seconds) / own.step_seconds.mean
+            for own in ranks
+        )
+        busy = sum(own.others_vcpus for own in ranks) + used
+        found += max(0.0, busy / len(ranks) - used)
+    return found
+
+
+def where(own: Signs, signs: Sequence[Signs]) -> str:
+    """Which rank that is, where there are several."""
+    return f" (rank {own.rank.rank}, host {own.rank.host})" if len(signs) > 1 else ""
+
+
+def in_ms(seconds: float) -> str:
+    """In words."""
+    return f"{seconds * 1e3:.1f} ms"
+
+
+# A container that its quota stops in fewer periods hardly notices.
+MIN_THROTTLED = 0.10
+MIN_PERIODS = 5
+# A share of so many knocks is known to about 0.1.
+MIN_KNOCKS = 15
+# A loop of Python code holds the interpreter lock at 0.98 of all knocks, a small model of torch's
+# operations at 0.05, the same beside a busy thread at 0.9 (2 cores, python 3.11). What the main
+# thread's own CPU does not explain, others hold.
+MIN_HELD = 0.4
+MIN_HELD_BY_OTHERS = 0.3
+# Neither running nor ready to, and a thread beside it that has a good part of a vCPU.
+MIN_STARVED = 0.3
+MIN_OTHER_THREADS = 0.15
+# Alone it holds the lock more often, runs or is ready to for most of its time, and hardly waits
+# for data: then it is what sets the pace.
+MIN_HELD_ALONE = 0.6
+MIN_BUSY = 0.6
+MIN_OUTSIDE = 0.7
+# Ranks of one training differ by less: their samples do, and knocks are counted in tens.
+MIN_STRAGGLING = 0.15
+# One worker more a vCPU keeps it busy while another waits; beyond, they only take turns.
+MIN_WORKERS_A_VCPU = 1.5
+MIN_QUEUED = 0.2
+
+
+def throttled(signs: Sequence[Signs]) -> State | None:
+    """A quota of CPU stops the processes, whatever the machine has left."""
+
+    def stopped(own: Signs) -> float:
+        seen = own.evidence
+        if seen.periods < MIN_PERIODS or not seen.seconds:
+            return 0.0
+        return min(seen.throttled_periods / seen.periods, seen.throttled_seconds / seen.seconds)
+
+    worst = max(signs, key=stopped)
+    seen, share = worst.evidence, stopped(worst)
+    if share < MIN_THROTTLED:
+        return None
+    return State(
+        id="throttled",
+        text=f"throttled container: its CPU quota stopped it in {seen.throttled_periods} of "
+        f"{seen.periods} periods, {seen.throttled_seconds:.1f} s in {seen.seconds:.1f} s"
+        f"{where(worst, signs)}",
+        share=min(1.0, share),
+    )
+
+
+def interpreter_lock(signs: Sequence[Signs]) -> State | None:
+    """One Python thread at a time: the trainer's own waits for its turn, or takes all of it."""
+    worst = max(signs, key=lambda own: own.evidence.held_share)
+    seen = worst.evidence
+    if seen.knocks < MIN_KNOCKS or not seen.seconds or not seen.outside_seconds:
+        return None
+    held = f"the interpreter lock was taken at {seen.held_knocks} of {seen.knocks} looks"
+    starved = seen.idle_seconds / seen.outside_seconds
+    ran = seen.own_cpu_seconds / seen.outside_seconds
+    others = seen.other_threads_seconds / seen.seconds
+    if (
+        seen.held_share >= max(MIN_HELD, ran + MIN_HELD_BY_OTHERS)
+        and others >= MIN_OTHER_THREADS
+        and starved >= MIN_STARVED
+        and seen.idle_seconds >= MIN_SHARE * seen.seconds
+    ):
+        return State(
+            id="gil",
+            text=f"GIL-bound main process: {held}, and another thread of the trainer used "
+            f"{others:.1f} vCPUs while the main one neither ran nor was ready to, "
+            f"{starved:.0%} of its time outside next(){where(worst, signs)}",
+            share=min(1.0, seen.idle_seconds / seen.seconds),
+        )
+    outside = seen.outside_seconds / seen.seconds
+    if (
+        seen.held_share >= MIN_HELD_ALONE
+        and 1 - starved >= MIN_BUSY
+        and outside >= MIN_OUTSIDE
+        and seen.own_cpu_seconds >= seen.other_threads_seconds
+    ):
+        return State(
+            id="gil",
+            text=f"GIL-bound main process: {held}: {seen.held_share * outside:.0%} of a step is "
+            f"Python code in the trainer's main thread, not the model{where(worst, signs)}",
+            share=min(1.0, seen.held_share * outside),
+        )
+    return None
+
+
+def straggler(signs: Sequence[Signs]) -> State | None:
+    """All ranks wait for one, in collectives: it is there for less of a step than the others."""
+    if len(signs) < 2 or any(own.evidence.knocks < MIN_KNOCKS for own in signs):
+        return None
+    slowest = max(signs, key=lambda own: own.own_seconds)
+    others = [own for own in signs if own is not slowest]
+    usual = median(own.own_seconds for own in others)
+    late = slowest.own_seconds - usual
+    share = late / slowest.step_seconds
+    if share < MIN_STRAGGLING:
+        return None
+    more = slowest.as_is.wait_seconds.median - median(
+        own.as_is.wait_seconds.median for own in others
+    )
+    why = "waiting for its data" if more >= 0.5 * late else "in its own loop, not for data"
+    return State(
+        id="straggler",
+        text=f"one straggling rank: rank {slowest.rank.rank} (host {slowest.rank.host}) takes "
+        f"{in_ms(slowest.own_seconds)} of a step outside collectives and backward, the others "
+        f"{in_ms(usual)}, and they wait for it; it is late {why}",
+        share=min(1.0, share),
+    )
+
+
+def oversubscribed(own: Signs) -> State | None:
+    """More workers than vCPUs take turns, also with the main thread."""
+    seen, here = own.evidence, own.rank
+    workers = own.workers * here.ranks_on_host
+    queued = seen.worker_queued_seconds / seen.worker_seconds if seen.worker_seconds else 0.0
+    main = seen.queued_seconds / seen.seconds if seen.seconds else 0.0
+    if workers < MIN_WORKERS_A_VCPU * here.vcpus or workers < 2:
+        return None
+    # Workers wait for each other, or the main thread for them: the longer it waits, the longer they
+    # rest with all that they may make ahead.
+    if max(queued, main) < MIN_QUEUED:
+        return None
+    enough = max(1, round(here.vcpus) // here.ranks_on_host)
+    today, best = own.rate(own.workers), own.rate(enough)
+    loses = 1 - today / best if today and best else 0.0
+    rates = (
+        f"; alone {enough} load {best:.1f} batches a second, {own.workers} load {today:.1f}"
+        if today and best
+        else ""
+    )
+    return State(
+        id="oversubscribed",
+        text=f"oversubscribed workers: {workers} on {here.vcpus:.3g} vCPUs, ready to run while "
+        f"others have the CPU {queued:.0%} of their time, the main thread {main:.0%} of its{rates}",
+        share=min(1.0, max(0.0, loses, main)),
+    )
+
 
 # Taking a batch over from its worker costs this much of a short step, whoever made it.
 MAX_LOST = 0.15

@@ -1,23 +1,29 @@
-"""Watches the steps as is from beside them, and gathers the evidence of what state they are in."""
+"""A thread watches the steps as they are: interpreter lock, workers, machine, the CPU's own speed.
 
+A virtual machine that shares its cores with others becomes slower and faster without any sign in
+/proc: no steal time, no other program. What is measured then holds for those seconds only.
+"""
+
+import contextlib
+import ctypes
+import hashlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import fmean, variance
 from types import FrameType
 
 import msgspec
 
 from stoker.feed.cpu_quota import cpu_groups, cpu_quota
-from stoker.profile.alarm import Alarm
 from stoker.profile.clocks import (
     elsewhere_cpu_seconds,
     machine_cpu_seconds,
     pids_below,
     threads_cpu_seconds,
 )
-from stoker.profile.core_speed import LOOK_SECONDS, look
 from stoker.profile.counters import (
     OwnSchedule,
     Scheduled,
@@ -28,7 +34,122 @@ from stoker.profile.counters import (
     storage_stall_seconds,
     throttling,
 )
-from stoker.profile.evidence import Evidence, Pass
+from stoker.profile.raw import Evidence, Pass
+
+# The machine's lateness is known to this much.
+TICK_SECONDS = 50e-6
+_CLOCK_MONOTONIC = 1
+_NANOSECONDS = 1_000_000_000
+
+
+class _TimerSpec(ctypes.Structure):
+    """The kernel's `struct itimerspec`: after how long it expires first, and then how often."""
+
+    _fields_ = (
+        ("interval_seconds", ctypes.c_long),
+        ("interval_nanoseconds", ctypes.c_long),
+        ("seconds", ctypes.c_long),
+        ("nanoseconds", ctypes.c_long),
+    )
+
+
+class Alarm:
+    """Wakes one thread after a while, or when another thread calls `ring`; close it after use.
+
+    A thread may be late because the machine wakes it late (a virtual machine whose vCPU was given
+    away, a busy CPU, timer slack) or because it waits for the interpreter lock. To tell one from
+    the other, it sleeps in a read of a timer that ticks on: the kernel counts the ticks when the
+    thread runs again, before it asks for the lock.
+    """
+
+    def __init__(self) -> None:
+        self._is_rung = False
+        self._timer: int | None = None
+        with contextlib.suppress(OSError, AttributeError):
+            # PyDLL keeps the lock during a call: to give it up would be to wait for it again.
+            libc = ctypes.PyDLL(None, use_errno=True)
+            self._set = libc.timerfd_settime
+            timer = libc.timerfd_create(_CLOCK_MONOTONIC, os.O_CLOEXEC)
+            self._timer = timer if timer >= 0 else None
+
+    def sleep(self, seconds: float) -> float:
+        """Returns after `seconds`, or at once when the alarm has been rung.
+
+        Returns:
+            Seconds by which the machine woke this thread too late; 0 where the kernel does not
+            tell, as outside Linux.
+        """
+        if self._timer is None:
+            if not self._is_rung:
+                time.sleep(seconds)
+            return 0.0
+        self._expire_in(seconds)
+        # After the timer is set: a call of `ring` from now on sets it anew.
+        if self._is_rung:
+            return 0.0
+        ticks = int.from_bytes(os.read(self._timer, 8), "little")
+        return (ticks - 1) * TICK_SECONDS
+
+    def ring(self) -> None:
+        """Ends the sleep, and all later ones at once."""
+        self._is_rung = True
+        if self._timer is not None:
+            self._expire_in(1 / _NANOSECONDS)
+
+    @property
+    def is_rung(self) -> bool:
+        """Whether `ring` was called."""
+        return self._is_rung
+
+    def close(self) -> None:
+        """May be called twice, by nobody's sleep."""
+        if self._timer is not None:
+            os.close(self._timer)
+            self._timer = None
+
+    def _expire_in(self, seconds: float) -> None:
+        whole, rest = divmod(max(1, round(seconds * _NANOSECONDS)), _NANOSECONDS)
+        spec = _TimerSpec(0, round(TICK_SECONDS * _NANOSECONDS), whole, rest)
+        self._set(self._timer, 0, ctypes.byref(spec), None)
+
+
+LOOK_SECONDS = 0.1
+# About 0.2 ms, outside of the interpreter lock: 0.2 % of a vCPU.
+_ROUNDS = 500
+# Looks are averaged over so many, which is a second: what differs within it averages out anyway.
+_LOOKS_OF_A_WINDOW = 10
+_LEAST_WINDOWS = 4
+
+
+def look() -> float:
+    """CPU-seconds of the computation, now."""
+    began = time.thread_time()
+    hashlib.pbkdf2_hmac("sha256", b"stoker", b"stoker", _ROUNDS)
+    return time.thread_time() - began
+
+
+def speed_spread(looks: Sequence[float]) -> float | None:
+    """The standard deviation of the CPU's speed from second to second, as a share of its mean.
+
+    Looks differ by chance as well, for instance by what runs on a core's other hyper-thread at that
+    moment. What they differ by within a second is taken off the difference between seconds, as in
+    an analysis of variance.
+
+    Args:
+        looks: CPU-seconds each, one every LOOK_SECONDS, in order.
+
+    Returns:
+        None where there are too few looks to say.
+    """
+    size = _LOOKS_OF_A_WINDOW
+    windows = [looks[at : at + size] for at in range(0, len(looks) - size + 1, size)]
+    if len(windows) < _LEAST_WINDOWS:
+        return None
+    mean = fmean(looks)
+    between = variance([fmean(window) for window in windows])
+    by_chance = fmean([variance(window) for window in windows]) / size
+    return float(max(0.0, between - by_chance) ** 0.5 / mean)
+
 
 # 50 knocks a second beside a busy interpreter take 0.3 % of a vCPU; its loop became no slower than
 # it differs from one second to the next, by 0.5 %.

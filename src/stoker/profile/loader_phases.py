@@ -1,0 +1,767 @@
+"""The loader alone, cold and warm reads, and what the feed would cost.
+
+Sender and receiver are threads of this process; CPU is counted by thread, so the sender's share
+stays out. The receiver does what the feed's does: receives a batch into reused memory, decrypts it
+there, and hands it to the trainer's thread, which decodes.
+"""
+
+import contextlib
+import itertools
+import os
+import queue
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol, cast
+
+import torch.utils.data
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from stoker.errors import StokerError
+from stoker.feed.batch_stream import BatchReader, BatchWriter, tune
+from stoker.feed.landing import Bytes, Landing
+from stoker.feed.process_io import bytes_read
+from stoker.feed.sealing import KEY_BYTES, Sealer, Unsealer
+from stoker.feed.wire import Encoded, decode, encode
+from stoker.logs import Log
+from stoker.profile.clocks import children_cpu_seconds, queued_seconds, threads_cpu_seconds
+from stoker.profile.page_cache import OpenedFiles, drop_cached
+from stoker.profile.raw import Drain, Quartiles, Reads, Receive, block_means, quartiles
+
+# Beyond its share a drain may last this long, until its slowest workers have begun.
+_START_SECONDS = 20.0
+
+# So much slower than it loads, a loader has its batches ready.
+_PACE = 1.3
+_PACED_SHARE = 0.15
+_MOST_PACED, _LEAST_PACED = 24, 6
+# Until the queue of a reader that had waited for each batch is filled.
+_FILLING = 3
+
+Stamp = tuple[int, float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One drain of a loader.
+
+    Attributes:
+        stamps: Of the batches of each worker.
+        handovers: Seconds of the reader to take batches that were ready.
+    """
+
+    stamps: list[list[Stamp]]
+    handovers: list[float] = field(default_factory=list)
+
+
+class StampedCollate:
+    """Collates as the script does, and says when the worker was done: (pid, CPU, wall, queued)."""
+
+    def __init__(self, collate: Callable[[list[object]], object]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: list[object]) -> tuple[object, Stamp]:
+        """The batch and its stamp."""
+        batch = self._collate(samples)
+        return batch, (os.getpid(), time.process_time(), time.monotonic(), queued_seconds())
+
+
+class Endless:
+    """The loader's own index batches, again and again."""
+
+    def __init__(self, indices: object) -> None:
+        self._indices = indices
+
+    def __iter__(self) -> Iterator[object]:
+        while True:
+            empty = True
+            for index in self._indices:  # type: ignore[attr-defined]
+                empty = False
+                yield index
+            if empty:
+                return
+
+
+def drain(
+    loader: "DataLoader[object]",
+    *,
+    workers: int,
+    seconds: float,
+    is_stopped: Callable[[], bool],
+    iterate: Callable[["DataLoader[object]"], Iterator[object]],
+) -> Drain | None:
+    """What one round says; None where too few batches came."""
+    read = read_round(
+        loader, workers=workers, seconds=seconds, is_stopped=is_stopped, iterate=iterate
+    )
+    return summarize([read], workers=workers)
+
+
+def read_round(
+    loader: "DataLoader[object]",
+    *,
+    workers: int,
+    seconds: float,
+    is_stopped: Callable[[], bool],
+    iterate: Callable[["DataLoader[object]"], Iterator[object]],
+) -> Round:
+    """Reads from `workers` fresh workers for about `seconds`: flat out, then a little slower.
+
+    The workers are torch's own, with the loader's dataset, sampler and collate function. A worker's
+    first batch holds its start and is not counted; then a batch's cost is what the worker used
+    from one batch to the next: fetch, collate and the hand-over.
+
+    Args:
+        iterate: Torch's own `DataLoader.__iter__`.
+
+    Raises:
+        Exception: What the dataset raises; RuntimeError if it sends nothing for 20 s beyond
+            `seconds`.
+    """
+    began = time.monotonic()
+    until = began + (1 - _PACED_SHARE) * seconds
+    stamps: dict[int, list[Stamp]] = {}
+    handovers: list[float] = []
+    first: float | None = None
+    count = 0
+    with warnings.catch_warnings():
+        # More workers than vCPUs is what the script may have, and is tried for that reason.
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        fresh = _with_workers(loader, workers=workers, timeout=seconds + _START_SECONDS)
+        iterator = iterate(fresh)
+    try:
+        for item in iterator:
+            assert isinstance(item, list | tuple)
+            stamp: Stamp = item[1]
+            del item
+            stamps.setdefault(stamp[0], []).append(stamp)
+            now = time.monotonic()
+            if first is None:
+                first = now
+            else:
+                count += 1
+            is_measured = len(stamps) == workers and min(map(len, stamps.values())) >= 3
+            if is_stopped() or now >= until + _START_SECONDS or (now >= until and is_measured):
+                break
+        if first is not None and count and not is_stopped():
+            interval = (time.monotonic() - first) / count
+            handovers = _handovers(iterator, every=_PACE * interval, until=began + seconds)
+    finally:
+        shut_down(iterator)
+    return Round(list(stamps.values()), handovers)
+
+
+def _handovers(iterator: Iterator[object], *, every: float, until: float) -> list[float]:
+    """Seconds in next() at a pace at which batches are ready, yet their workers are busy.
+
+    Torch opens the memory of a batch by asking its worker, which answers between two of its own
+    operations: 2 to 3 ms where the worker holds the interpreter lock, and no CPU time of anybody.
+    """
+    num = min(_MOST_PACED, int((until - time.monotonic()) / every)) if every > 0 else 0
+    if num < _LEAST_PACED:
+        return []
+    found = []
+    for _ in range(num):
+        time.sleep(every)
+        asked = time.monotonic()
+        if next(iterator, None) is None:
+            break
+        found.append(time.monotonic() - asked)
+    return found[_FILLING:]
+
+
+def summarize(rounds: list[Round], *, workers: int) -> Drain | None:
+    """The costs in the stamps of each worker of each round; None where none made two batches."""
+    pairs = [pair for each in rounds for own in each.stamps for pair in pairwise(own)]
+    if not pairs:
+        return None
+    made, seconds = 0, 0.0
+    for stamps in (each.stamps for each in rounds):
+        if len(stamps) != workers:
+            continue
+        # All workers run between the last first batch and the first last one: only there is the
+        # rate that of all of them.
+        begin = max(own[0][2] for own in stamps)
+        end = min(own[-1][2] for own in stamps)
+        if end > begin:
+            made += sum(1 for own in stamps for stamp in own if begin < stamp[2] <= end)
+            seconds += end - begin
+    handovers = [seconds for each in rounds for seconds in each.handovers]
+    return Drain(
+        workers=workers,
+        cpu_seconds=quartiles([later[1] - earlier[1] for earlier, later in pairs]),
+        wall_seconds=quartiles(
+            [later[2] - earlier[2] - (later[3] - earlier[3]) for earlier, later in pairs]
+        ),
+        batches_per_second=made / seconds if seconds else 0.0,
+        handover_seconds=quartiles(handovers) if handovers else None,
+    )
+
+
+def shut_down(iterator: object) -> None:
+    """Ends the workers of a torch iterator, if it has any; a worker ends after its batch."""
+    end = getattr(iterator, "_shutdown_workers", None)
+    if callable(end):
+        end()
+
+
+def _with_workers(
+    loader: "DataLoader[object]", *, workers: int, timeout: float
+) -> "DataLoader[object]":
+    is_iterable = isinstance(loader.dataset, IterableDataset)
+    batches = loader.batch_sampler is not None
+    return torch.utils.data.DataLoader(
+        loader.dataset,
+        batch_size=loader.batch_size if is_iterable else 1 if batches else None,
+        batch_sampler=Endless(loader.batch_sampler) if batches and not is_iterable else None,  # type: ignore[arg-type]
+        sampler=None if batches or is_iterable else Endless(loader.sampler),
+        drop_last=loader.drop_last if is_iterable else False,
+        num_workers=workers,
+        collate_fn=StampedCollate(loader.collate_fn),
+        timeout=timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        # More than the script's: reading must never be what the workers wait for.
+        prefetch_factor=max(2, loader.prefetch_factor or 2),
+    )
+
+
+class Task(Protocol):
+    """What a worker does; must be picklable, as must its report."""
+
+    def __call__(self, source: "Source", *, until: float) -> object:
+        """Does it until about `until`, monotonic seconds, and gives the report."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The script's dataset inside a worker, and how its loader makes batches of it.
+
+    Attributes:
+        indices: Of each batch a list, or of each item an index where `is_batched` is false; of a
+            stream only their number counts.
+        is_batched: Whether items are collated by the loader.
+        batch_size: Of a stream that is batched.
+    """
+
+    dataset: object
+    collate: Callable[[object], object]
+    indices: Sequence[object]
+    is_stream: bool
+    is_batched: bool
+    batch_size: int
+
+    def samples(self) -> Iterator[object]:
+        """What is to be collated to one batch, once around; a stream begins anew."""
+        if self.is_stream:
+            items = iter(self.dataset)  # type: ignore[call-overload]
+            for _ in self.indices:
+                if not self.is_batched:
+                    yield from itertools.islice(items, 1)
+                    continue
+                found = list(itertools.islice(items, self.batch_size))
+                if not found:
+                    return
+                yield found
+        else:
+            for index in self.indices:
+                yield self.get(index)
+
+    def get(self, index: object) -> object:
+        """The items of a batch, or one item where they are not batched."""
+        dataset = self.dataset
+        if not self.is_batched:
+            return dataset[index]  # type: ignore[index]
+        # As torch's fetcher.
+        many = getattr(dataset, "__getitems__", None)
+        if many:
+            return cast("object", many(index))
+        return [dataset[each] for each in index]  # type: ignore[index, attr-defined]
+
+
+def run_in_workers(
+    loader: "DataLoader[object]",
+    task: Task,
+    *,
+    workers: int,
+    num_batches: int,
+    seconds: float,
+    iterate: Callable[["DataLoader[object]"], Iterator[object]],
+) -> list[object]:
+    """Runs `task` in `workers` fresh workers at a time; gives their reports.
+
+    Blocks for about `seconds`, and the start of the workers.
+
+    Args:
+        num_batches: For each worker.
+        iterate: Torch's own `DataLoader.__iter__`.
+
+    Raises:
+        Exception: What the dataset raises; RuntimeError if it ends in nothing for 20 s beyond
+            `seconds`.
+    """
+    shell = _Shell(loader, task, workers=workers, num_batches=num_batches, seconds=seconds)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        fresh: DataLoader[object] = torch.utils.data.DataLoader(
+            shell,
+            batch_size=None,
+            sampler=range(workers),
+            num_workers=workers,
+            collate_fn=_as_it_is,
+            timeout=seconds + _START_SECONDS,
+            worker_init_fn=_Init(shell, loader.worker_init_fn),
+            multiprocessing_context=loader.multiprocessing_context,
+        )
+        iterator = iterate(fresh)
+    try:
+        return [report for report in iterator if report is not None]
+    finally:
+        shut_down(iterator)
+
+
+class _Shell(torch.utils.data.Dataset[object]):
+    """A dataset of tasks: to get an item is to do it."""
+
+    def __init__(
+        self,
+        loader: "DataLoader[object]",
+        task: Task,
+        *,
+        workers: int,
+        num_batches: int,
+        seconds: float,
+    ) -> None:
+        self.dataset = loader.dataset
+        self._task = task
+        self._collate = cast("Callable[[object], object]", loader.collate_fn)
+        self._seconds = seconds
+        self._is_stream = isinstance(loader.dataset, IterableDataset)
+        self._is_batched = loader.batch_sampler is not None or (
+            self._is_stream and loader.batch_size is not None
+        )
+        self._batch_size = loader.batch_size or 1
+        drawn: list[object] = [None] * (workers * num_batches)
+        if not self._is_stream:
+            source = loader.batch_sampler if self._is_batched else loader.sampler
+            drawn = list(itertools.islice(Endless(source), workers * num_batches))
+        self._indices = [drawn[number::workers] for number in range(workers)]
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, number: int) -> object:
+        source = Source(
+            dataset=self.dataset,
+            collate=self._collate,
+            indices=self._indices[number],
+            is_stream=self._is_stream,
+            is_batched=self._is_batched,
+            batch_size=self._batch_size,
+        )
+        return self._task(source, until=time.monotonic() + self._seconds)
+
+
+class _Init:
+    """The script's own `worker_init_fn`, which finds its dataset where torch puts it."""
+
+    def __init__(self, shell: _Shell, own: Callable[[int], None] | None) -> None:
+        self._shell = shell
+        self._own = own
+
+    def __call__(self, worker_id: int) -> None:
+        info = get_worker_info()
+        if info is not None:
+            # The class refuses assignments to a finished one.
+            object.__setattr__(info, "dataset", self._shell.dataset)
+        if self._own is not None:
+            self._own(worker_id)
+
+
+def _as_it_is(report: object) -> object:
+    return report
+
+
+# Less than this says nothing, and starting workers takes about as long.
+_MIN_SECONDS = 0.5
+# A turn of one number of workers: below it their start weighs too much.
+_ROUND_SECONDS = 3.0
+_MOST_ROUNDS = 3
+
+# Workers rest when they use less than this share of a vCPU in so many polls.
+_IDLE_SHARE = 0.05
+_QUIET_POLLS = 2
+_POLL_SECONDS = 0.1
+
+
+def worker_counts(*, script: int, vcpus: int, ranks_on_host: int) -> list[int]:
+    """Numbers of workers of one rank, the most telling first.
+
+    Every vCPU busy (what loading costs), one alone (how long it takes), the script's own, half of
+    the vCPUs (whether hyper-threads are worth a whole core).
+    """
+    most = max(1, vcpus // ranks_on_host)
+    return list(dict.fromkeys([most, 1, max(1, script), max(1, most // 2)]))
+
+
+def workers_rest(*, seconds: float, is_stopped: Callable[[], bool]) -> bool:
+    """Waits until the workers have filled their queues; False if they did not within `seconds`."""
+    until = time.monotonic() + seconds
+    before = children_cpu_seconds()
+    num_quiet = 0
+    while num_quiet < _QUIET_POLLS and not is_stopped():
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_POLL_SECONDS)
+        now = children_cpu_seconds()
+        num_quiet = num_quiet + 1 if now - before < _IDLE_SHARE * _POLL_SECONDS else 0
+        before = now
+    return True
+
+
+def measure_loading(
+    loader: "DataLoader[object]",
+    *,
+    counts: list[int],
+    seconds: float,
+    is_stopped: Callable[[], bool],
+    iterate: Callable[["DataLoader[object]"], Iterator[object]],
+    log: Log,
+) -> tuple[list[Drain], list[str]]:
+    """Drains the loader at each of `counts`, in `seconds` together; with notes on what failed.
+
+    Where there is time, in turns and up to three times, so that a machine that becomes slower or
+    faster meanwhile does so for all of them.
+    """
+    until = time.monotonic() + seconds
+    rounds = max(1, min(_MOST_ROUNDS, int(seconds / len(counts) / _ROUND_SECONDS)))
+    turns = [workers for _ in range(rounds) for workers in counts]
+    rounds_of: dict[int, list[Round]] = {}
+    failed: dict[int, str] = {}
+    for index, workers in enumerate(turns):
+        if workers in failed:
+            continue
+        share = (until - time.monotonic()) / (len(turns) - index)
+        if is_stopped() or (index and share < _MIN_SECONDS):
+            if workers not in rounds_of:
+                failed[workers] = (
+                    f"the loader was not tried with {workers} workers: no time was left"
+                )
+            continue
+        try:
+            read = read_round(
+                loader, workers=workers, seconds=share, is_stopped=is_stopped, iterate=iterate
+            )
+        except Exception as err:
+            # A process edge: the dataset is the user's, and may not like workers at all.
+            summary = " ".join(str(err).split())[:200]
+            failed[workers] = (
+                f"the loader failed with {workers} workers: {type(err).__name__}: {summary}"
+            )
+            continue
+        rounds_of.setdefault(workers, []).append(read)
+    drains: list[Drain] = []
+    for workers in counts:
+        drained = summarize(rounds_of.get(workers, []), workers=workers)
+        if drained is None:
+            failed.setdefault(workers, f"too few batches came from {workers} workers")
+            continue
+        drains.append(drained)
+        log.event(
+            "profile_loader",
+            workers=workers,
+            cpu_seconds=drained.cpu_seconds.mean,
+            wall_seconds=drained.wall_seconds.median,
+            batches=drained.cpu_seconds.samples,
+        )
+    return drains, list(failed.values())
+
+
+# A pass is over so many batches of a worker at most: they are read three times.
+_MAX_BATCHES = 8
+_MAX_WORKERS = 16
+# Less than a page and a batch has nothing to do with storage.
+_MIN_BYTES = 4096
+# Of a batch's time: a shorter wait for storage is no measurement of it.
+_MIN_WAIT = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRead:
+    """One batch of one worker; `wait_seconds`: neither on a CPU nor ready to run."""
+
+    wall_seconds: float
+    wait_seconds: float
+    asked: int
+    fetched: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """The same batches of one worker, cold and then warm; `first` found out which files."""
+
+    first: tuple[BatchRead, ...] = ()
+    cold: tuple[BatchRead, ...] = ()
+    warm: tuple[BatchRead, ...] = ()
+
+
+class ReadPasses:
+    """The task of a worker: reads its batches, drops their files, reads them cold, then warm."""
+
+    def __call__(self, source: Source, *, until: float) -> Passes | None:
+        """The three passes; the later ones are empty where the first read nothing."""
+        if bytes_read() is None:
+            return None
+        opened = OpenedFiles()
+        begun = time.monotonic()
+        first = _read(source, until=begun + (until - begun) / 3)
+        if sum(each.asked + each.fetched for each in first) < _MIN_BYTES * len(first):
+            return Passes(first=first)
+        if not drop_cached(opened.paths()):
+            return Passes(first=first)
+        # Where the first pass found all in memory, the storage may be much slower than it was.
+        cold = _read(source, until=until, most=len(first))
+        warm = _read(source, until=float("inf"), most=len(cold))
+        return Passes(first=first, cold=cold, warm=warm)
+
+
+def measure_reads(
+    loader: "DataLoader[object]",
+    *,
+    seconds: float,
+    iterate: Callable[["DataLoader[object]"], Iterator[object]],
+) -> tuple[Reads | None, list[str]]:
+    """Reads some batches with today's number of workers, cold and warm; with notes.
+
+    None where a batch reads nothing (its data is in memory), or that cannot be known.
+
+    Raises:
+        Exception: What the dataset raises.
+    """
+    workers = min(max(1, loader.num_workers), _MAX_WORKERS)
+    reports = run_in_workers(
+        loader,
+        ReadPasses(),
+        workers=workers,
+        num_batches=_MAX_BATCHES,
+        seconds=seconds,
+        iterate=iterate,
+    )
+    return summarize_reads([cast("Passes", report) for report in reports], workers=workers)
+
+
+def summarize_reads(reports: Sequence[Passes], *, workers: int) -> tuple[Reads | None, list[str]]:
+    """What the workers' passes say of the storage."""
+    first = [each for report in reports for each in report.first]
+    if not first or sum(each.asked + each.fetched for each in first) < _MIN_BYTES * len(first):
+        return None, []
+    pairs = [
+        (cold, warm)
+        for report in reports
+        for cold, warm in zip(report.cold, report.warm, strict=False)
+    ]
+    cold = [each for each, _ in pairs]
+    if not cold or sum(each.asked + each.fetched for each in cold) < _MIN_BYTES * len(cold):
+        return None, ["what a batch reads is kept in memory after the first time, or not seen"]
+    waits = [max(0.0, one.wait_seconds - other.wait_seconds) for one, other in pairs]
+    is_waiting = sum(waits) >= _MIN_WAIT * sum(each.wall_seconds for each in cold)
+    fetched = [each.fetched for each in cold]
+    if sum(fetched) < _MIN_BYTES * len(cold):
+        # Storage over a network or in user space may be in no book of the kernel's.
+        if not is_waiting:
+            return None, ["the storage's rate is not known: its reads could not be made cold"]
+        fetched = [each.asked for each in cold]
+    return (
+        Reads(
+            workers=workers,
+            batch_bytes=quartiles(fetched),
+            cold_seconds=quartiles([each.wall_seconds for each in cold]),
+            warm_seconds=quartiles([each.wall_seconds for _, each in pairs]),
+            bytes_per_second=_rate(fetched, waits, workers=workers) if is_waiting else None,
+        ),
+        [],
+    )
+
+
+def _rate(fetched: Sequence[int], waits: Sequence[float], *, workers: int) -> Quartiles:
+    """Of all workers together, which wait side by side."""
+    whole = workers * sum(fetched) / sum(waits)
+    single = [workers * size / wait for size, wait in zip(fetched, waits, strict=True) if wait > 0]
+    found = quartiles(single)
+    return Quartiles(
+        mean=whole,
+        median=found.median,
+        low=min(found.low, whole),
+        high=max(found.high, whole),
+        samples=found.samples,
+    )
+
+
+def _read(source: Source, *, until: float, most: int | None = None) -> tuple[BatchRead, ...]:
+    found: list[BatchRead] = []
+    before = _now()
+    for samples in source.samples():
+        source.collate(samples)
+        del samples
+        after = _now()
+        wall, cpu, queued = (after[i] - before[i] for i in range(3))
+        found.append(
+            BatchRead(
+                wall_seconds=wall - queued,
+                wait_seconds=max(0.0, wall - queued - cpu),
+                asked=int(after[3] - before[3]),
+                fetched=int(after[4] - before[4]),
+            )
+        )
+        if len(found) == most or after[0] >= until:
+            break
+        before = _now()
+    return tuple(found)
+
+
+def _now() -> tuple[float, float, float, int, int]:
+    read = bytes_read()
+    asked, fetched = (read.asked, read.fetched) if read else (0, 0)
+    return time.monotonic(), time.process_time(), queued_seconds(), asked, fetched
+
+
+_MOST_RECEIVED = 200
+_LEAST_BATCHES = 6
+_WARM_UP = 3
+# More than may lie between the threads.
+_BLOCK = 8
+# For one batch: of a large one on a busy machine, seconds.
+_WAIT_SECONDS = 5.0
+
+
+def try_receive(batch: object, *, seconds: float) -> tuple[Receive | None, list[str]]:
+    """As `measure_receive`, with a note instead of an error."""
+    try:
+        receive = measure_receive(batch, seconds=seconds)
+    except (StokerError, OSError) as err:
+        return None, [f"the feed could not be tried: {' '.join(str(err).split())}"]
+    return receive, [] if receive else ["the feed could not be tried: nothing came in time"]
+
+
+def measure_receive(batch: object, *, seconds: float = 1.0) -> Receive | None:
+    """Receives `batch` again and again for about `seconds`; None if that cannot be measured here.
+
+    Raises:
+        ShippingError: If such a batch cannot travel.
+    """
+    encoded = encode(batch, allow_pickle=True)
+    frame = bytearray(encoded.nbytes)
+    if frame:
+        encoded.write_into(memoryview(frame))
+    key = os.urandom(KEY_BYTES)
+    landed: queue.Queue[Bytes | None] = queue.Queue(maxsize=2)
+    source, sink = _connected()
+    with source, sink:
+        threads = [
+            threading.Thread(target=_send, args=(source, key, frame), daemon=True),
+            threading.Thread(target=_receive, args=(sink, key, landed), daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            return _take(landed, encoded, ids={threads[1].native_id or 0}, seconds=seconds)
+        finally:
+            for connection in (source, sink):
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            _empty(landed)
+            for thread in threads:
+                thread.join(2 * _WAIT_SECONDS)
+
+
+def _connected() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sink = socket.create_connection(listener.getsockname())
+        source, _ = listener.accept()
+    for connection in (source, sink):
+        tune(connection)
+    return source, sink
+
+
+def _take(
+    landed: "queue.Queue[Bytes | None]", encoded: Encoded, *, ids: set[int], seconds: float
+) -> Receive | None:
+    until = time.monotonic() + seconds
+    own: list[float] = []
+    off: list[float] = []
+    before = 0.0
+    while len(own) < _MOST_RECEIVED and (time.monotonic() < until or len(own) < _LEAST_BATCHES):
+        started = time.thread_time()
+        try:
+            payload = landed.get(timeout=_WAIT_SECONDS)
+        except queue.Empty:
+            return None
+        if payload is None:
+            return None
+        batch = decode(encoded.tree, payload, allow_pickle=True)
+        taken = time.thread_time() - started
+        own.append(taken + _cold_read_seconds(payload))
+        del batch, payload
+        now = threads_cpu_seconds(ids)
+        off.append(now - before)
+        before = now
+    skipped = min(_WARM_UP, len(own) - 1)
+    # The threads beside work ahead: of single batches most would be said to cost nothing.
+    beside = block_means(off[skipped:], workers=_BLOCK)
+    return Receive(
+        thread_seconds=quartiles(own[skipped:]),
+        cpu_seconds=quartiles(beside, samples=len(off) - skipped),
+    )
+
+
+def _cold_read_seconds(payload: Bytes) -> float:
+    """What the first look at a batch costs more than the second: another core has written it."""
+    if not payload.size:
+        return 0.0
+    started = time.thread_time()
+    payload.max()
+    first = time.thread_time()
+    payload.max()
+    return max(0.0, 2 * first - started - time.thread_time())
+
+
+def _send(connection: socket.socket, key: bytes, frame: bytearray) -> None:
+    writer = BatchWriter(connection, Sealer(key), Landing())
+    payload = memoryview(frame) if frame else None
+    with contextlib.suppress(OSError):
+        while True:
+            writer.write(b"", payload, of=("", 0))
+
+
+def _receive(connection: socket.socket, key: bytes, landed: "queue.Queue[Bytes | None]") -> None:
+    # Not above: the probe may be imported in the middle of the feed's own import of torch,
+    # and what places batches needs all of the feed.
+    from stoker.feed.placing import Placing
+
+    landing = Landing()
+    placing = Placing(landing)
+    reader = BatchReader(
+        connection, Unsealer(key), landing, max_head_bytes=0, silent_seconds=_WAIT_SECONDS
+    )
+    try:
+        while True:
+            _, nbytes = reader.head(is_awaited=True)
+            payload = placing.room(nbytes, None)
+            reader.read(payload.data)
+            landed.put(payload)
+    except (OSError, StokerError):
+        landed.put(None)
+
+
+def _empty(landed: "queue.Queue[Bytes | None]") -> None:
+    """Frees a receiver that waits for room; it stands before `put` at most once more."""
+    for _ in range(4):
+        try:
+            landed.get(timeout=0.1)
+        except queue.Empty:
+            return

@@ -1,0 +1,663 @@
+"""The profile component submits the profiled job, follows it, and reads what it left."""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from stoker.errors import StokerError, UsageError, WorkloadError
+from stoker.feed.usage import read_usage
+from stoker.launch.measure import FILE, MIN_STEPS
+from stoker.logs import now_utc, parse_line
+from stoker.platforms.base import JobEnd, JobSpec, LogLine, Platform, Run
+from stoker.profile.combine import combine
+from stoker.profile.grown_files import with_grown_files, words_of
+from stoker.profile.raw import RankResult, read_ranks
+from stoker.records import (
+    Cluster,
+    Group,
+    Observed,
+    Profile,
+    ProfiledHost,
+    TodaysGroup,
+    Workload,
+    read_json,
+)
+from stoker.records.base import Value
+from stoker.settings import PROFILE_ENDED_FILE
+
+_TIMELINE = "timeline-rank0.csv"
+NOTE = (
+    "only the steps as they are: what makes the batches is not stoker's, so that neither a step "
+    "with cached batches nor the cost of loading could be measured, and no plan is advised on it"
+)
+_CPU_NOTE = "the CPU is that of the script's own processes, with all they started"
+
+
+def timed_profile(
+    output: Path, ranks: Sequence[RankResult], *, what: Mapping[str, Value]
+) -> Profile | None:
+    """What is known by `stoker.timed`; None where a DataLoader was measured, or steps lack.
+
+    Args:
+        output: Folder of the leader, where its launcher left the profile.
+        ranks: What the probe of DataLoaders found.
+        what: Of the record.
+
+    Raises:
+        UsageError: If the launcher's file is malformed.
+    """
+    file = output / FILE
+    if any(rank.accelerator for rank in ranks) or not file.exists():
+        return None
+    found = read_json(file, Profile)
+    if not found.unmeasured:
+        return None
+    whole = {**found.what, **what, "notes": [NOTE, _CPU_NOTE]}
+    whole = {name: value for name, value in whole.items() if name not in ("passive", "status")}
+    return msgspec.structs.replace(found, what=whole)
+
+
+def was_cut_off(output: Path) -> bool:
+    """Whether the profile ended the leader's ranks: how others ended after that says nothing."""
+    return (output / PROFILE_ENDED_FILE).exists()
+
+
+def too_few(output: Path) -> str:
+    """Why there is none, where the script uses `stoker.timed`; else nothing."""
+    loaders = [own for usage in read_usage(output) for own in usage.loaders.values()]
+    steps = [own.steps for own in loaders if own.is_elsewhere]
+    if not steps or max(steps) >= MIN_STEPS:
+        return ""
+    return f"the script ended too soon: after {max(steps) + 1} batches of stoker.timed"
+
+
+def keep_timed_timeline(output: Path, folder: Path) -> None:
+    """Copies the steps to `folder`/baseline-timeline.csv."""
+    if (output / _TIMELINE).is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(output / _TIMELINE, folder / "baseline-timeline.csv")
+
+
+# Packages with loaders of their own, in the words of their users.
+_OTHER_LOADERS = {
+    "tensorflow": "tf.data",
+    "jax": "jax",
+    "nvidia.dali": "DALI",
+    "ffcv": "FFCV",
+    "ray": "Ray Data",
+    "torchdata.nodes": "torchdata's nodes",
+    "fastai": "fastai's DataLoader",
+    "litdata": "litdata's StreamingDataLoader",
+    "mxnet": "MXNet",
+    "xgboost": "XGBoost",
+    "sklearn": "scikit-learn",
+}
+_NOTEBOOK_PROGRAMS = ("jupyter", "jupyter-nbconvert", "jupyter-execute", "papermill", "ipython")
+_LONGER = "profile a command that trains longer: more epochs, or more data"
+# Of other loaders the step can be known, and its wait.
+_TIMED = (
+    "have the script iterate over stoker.timed(batches), or stoker.keras.timed in model.fit: then "
+    "the step, its wait and the CPU are measured, though not what loading alone costs"
+)
+_AS_SCRIPT = "jupyter nbconvert --to script NOTEBOOK, then: stoker profile -- python SCRIPT"
+
+
+class UnmeasuredError(UsageError):
+    """No profile could be made.
+
+    Attributes:
+        observed: What is known all the same; None if nothing is.
+    """
+
+    def __init__(
+        self, what: str, *, where: str = "", fix: str = "", observed: Profile | None = None
+    ) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.observed = observed
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process of the command said of itself at its end.
+
+    Attributes:
+        packages: That it had imported.
+        problem: Why the profiler could not be put in; empty where it could, or had no reason to.
+    """
+
+    packages: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """What the command and all below it used, all hosts together.
+
+    Attributes:
+        wall_seconds: Of the host that took longest.
+        vcpus: That it may use of one host.
+    """
+
+    wall_seconds: float
+    cpu_seconds: float
+    vcpus: float
+    hosts: int
+
+    @property
+    def utilization(self) -> float:
+        """Share of all vCPUs."""
+        return min(1.0, self.cpu_seconds / max(1e-9, self.wall_seconds * self.vcpus * self.hosts))
+
+
+class Heard:
+    """Takes from log lines what each host says of its command's end, and that measuring began.
+
+    Attributes:
+        has_begun: A rank has read from a loader that can be measured.
+    """
+
+    def __init__(self) -> None:
+        self.has_begun = False
+        self._hosts: dict[str, tuple[float, float, float]] = {}
+
+    def line(self, text: str) -> None:
+        """One line of the log."""
+        if "profile_begins" in text and not self.has_begun:
+            event = parse_line(text)
+            self.has_begun = event is not None and event.event == "profile_begins"
+        if "command_ended" not in text:
+            return
+        event = parse_line(text)
+        if event is None or event.event != "command_ended":
+            return
+        values = event.values
+        with contextlib.suppress(KeyError, ValueError):
+            wall, cpu = float(values["wall_seconds"]), float(values["cpu_seconds"])
+            self._hosts[event.host] = (wall, cpu, float(values["vcpus"]))
+
+    @property
+    def used(self) -> Used | None:
+        """What is known so far; None if nothing is."""
+        if not self._hosts:
+            return None
+        own = list(self._hosts.values())
+        return Used(
+            wall_seconds=max(wall for wall, _, _ in own),
+            cpu_seconds=sum(cpu for _, cpu, _ in own),
+            vcpus=own[0][2],
+            hosts=len(own),
+        )
+
+
+def read_seen(folder: Path) -> list[Seen]:
+    """What the processes left in `folder`."""
+    seen = []
+    for file in sorted(folder.glob("seen-*.json")):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            seen.append(msgspec.json.decode(file.read_bytes(), type=Seen))
+    return seen
+
+
+def notebook_refusal(command: Sequence[str], *, where: str) -> UsageError | None:
+    """Why a notebook that is given as a script cannot be run at all; None if none is."""
+    names = [word for word in command[1:] if word.endswith(".ipynb")]
+    program = os.path.basename(command[0])
+    if not names or not program.startswith("python") or "-m" in command:
+        return None
+    return UsageError(
+        f"{names[0]} is a notebook, which Python cannot run as a script",
+        where=where,
+        fix=_AS_SCRIPT.replace("NOTEBOOK", names[0]).replace("SCRIPT", names[0][:-6] + ".py"),
+    )
+
+
+def unmeasured(
+    ranks: Sequence[RankResult],
+    *,
+    seen: Sequence[Seen],
+    used: Used | None,
+    command: Sequence[str],
+    group: TodaysGroup,
+    what: dict[str, Value],
+    timed: str = "",
+    cut_off_seconds: float | None = None,
+) -> UnmeasuredError | None:
+    """Why there is no profile of a command; None if there is one.
+
+    Args:
+        ranks: What they left.
+        seen: What its processes said of themselves.
+        used: By the command.
+        command: As it was given.
+        group: Today's.
+        what: Of the record.
+        timed: Why what `stoker.timed` saw does not do; empty where it saw nothing.
+        cut_off_seconds: After how long it was stopped, because no loader was read by then; None:
+            it ended by itself.
+    """
+    if ranks and all(rank.accelerator for rank in ranks):
+        return None
+    packages = {name for process in seen for name in process.packages}
+    notes = [*_observations(ranks, used)]
+    if cut_off_seconds is None:
+        problem, fix = _problem(ranks, seen=seen, packages=packages, command=command)
+    else:
+        problem, fix = _cut_off(packages, seconds=cut_off_seconds)
+    if timed and not ranks:
+        problem, fix = timed, _LONGER
+    where = "; ".join(notes)
+    return UnmeasuredError(
+        problem,
+        where=f"what was observed: {where}" if where else "",
+        fix=fix,
+        observed=_observed(problem, notes, used=used, group=group, what=what),
+    )
+
+
+def _cut_off(packages: set[str], *, seconds: float) -> tuple[str, str]:
+    others = [title for name, title in _OTHER_LOADERS.items() if name in packages]
+    uses = f"; it uses {', '.join(others)}" if others else ""
+    return (
+        f"no DataLoader of torch was read within {seconds:.0f} s of the start, so that the command "
+        f"was stopped{uses}",
+        f"where it trains, on batches of another loader: {_TIMED}; where it still prepared its "
+        "data: raise profile.budget_seconds (--budget)",
+    )
+
+
+def _problem(
+    ranks: Sequence[RankResult], *, seen: Sequence[Seen], packages: set[str], command: Sequence[str]
+) -> tuple[str, str]:
+    is_notebook = "ipykernel" in packages or (
+        os.path.basename(command[0]) in _NOTEBOOK_PROGRAMS
+        or any(word.endswith(".ipynb") for word in command)
+    )
+    if is_notebook:
+        if ranks:
+            return (f"a notebook ran, and ended too soon: {_too_soon(ranks)}", _AS_SCRIPT)
+        return ("a notebook ran, in which no DataLoader of torch was read", _AS_SCRIPT)
+    if ranks:
+        return (
+            f"the script ended too soon: {_too_soon(ranks)}",
+            _LONGER,
+        )
+    problems = [process.problem for process in seen if process.problem]
+    if problems:
+        return (
+            f"the profiler could not be put into the script: {problems[0]}",
+            "install stoker for the Python that runs the script, or name the Python that has it",
+        )
+    if not seen:
+        return (
+            "no Python process of the command could be looked into",
+            "name a Python script, without -I, -S and -E; the script must not clear PYTHONPATH",
+        )
+    others = [title for name, title in _OTHER_LOADERS.items() if name in packages]
+    if "torch" not in packages:
+        reads = f"; it uses {', '.join(others)}" if others else ""
+        return (
+            f"the script never imported torch{reads}",
+            f"{_TIMED}; of a job on SageMaker --training-job NAME reads the load",
+        )
+    reads = f", but uses {', '.join(others)}" if others else ""
+    return (
+        f"the script imported torch and never read from a DataLoader of it{reads}",
+        _TIMED
+        if others
+        else "profile a script that trains with a DataLoader of torch or stoker; a loop over a "
+        "dataset gets one with DataLoader(dataset, batch_size=..., num_workers=...)",
+    )
+
+
+def _too_soon(ranks: Sequence[RankResult]) -> str:
+    missing = [rank for rank in ranks if not rank.accelerator]
+    first = missing[0] if missing else ranks[0]
+    of = f" (rank {first.rank})" if first.world_size > 1 else ""
+    words = first.missing.removeprefix("the script ended ") or "it was cut off"
+    return f"{words}{of}"
+
+
+def _observations(ranks: Sequence[RankResult], used: Used | None) -> list[str]:
+    found = []
+    if used:
+        on = f"{used.hosts} hosts of {used.vcpus:g}" if used.hosts > 1 else f"{used.vcpus:g}"
+        found.append(
+            f"it ran {used.wall_seconds:.1f} s and used {used.cpu_seconds:.1f} CPU-seconds: "
+            f"{used.utilization:.0%} of {on} vCPUs"
+        )
+    for rank in ranks[:1]:
+        if rank.as_is:
+            step, wait = rank.as_is.step_seconds.median, rank.as_is.wait_seconds.median
+            found.append(f"a step took {step * 1e3:.1f} ms, {wait / step:.0%} of it waiting")
+        if rank.loader:
+            found.append(f"num_workers={rank.loader.num_workers}")
+        grown = words_of(rank.grown_files, cwd=Path.cwd())
+        if grown:
+            found.append(grown)
+    return found
+
+
+def _observed(
+    problem: str,
+    notes: Sequence[str],
+    *,
+    used: Used | None,
+    group: TodaysGroup,
+    what: dict[str, Value],
+) -> Profile | None:
+    if used is None:
+        return None
+    return Profile(
+        host=ProfiledHost(
+            instance_type=group.instance_type, count=group.count, vcpus=max(1, int(used.vcpus))
+        ),
+        observed=Observed(cpu_utilization=used.utilization, hosts=used.hosts),
+        what={
+            **what,
+            "source": "process tree",
+            "wall_seconds": round(used.wall_seconds, 3),
+            "cpu_seconds": round(used.cpu_seconds, 3),
+            "notes": [problem, *notes],
+        },
+    )
+
+
+RequestT = TypeVar("RequestT")
+
+# From the job's first line to the first batch: imports, data sets, models; and the end of it all.
+START_ALLOWANCE_SECONDS = 120.0
+_GIT_SECONDS = 5.0
+_FIX = "make the command run by itself first"
+_MISSING_MODULE = re.compile(r"No module named '([^']+)'.*")
+_FIX_OF_REPLAY = (
+    f"{_FIX}; if it does, it may not bear the same batch twice: leave checks of indices, labels or "
+    "order out of the profiled command"
+)
+
+
+def profile(
+    workload: Workload,
+    *,
+    platform: Platform[RequestT],
+    run_dir: Path,
+    cluster: Cluster | None = None,
+    name: str | None = None,
+    on_line: Callable[[LogLine], None] = lambda line: None,
+    verdict_on_interrupt: bool = True,
+) -> Profile:
+    """Runs the workload's command on today's cluster in profiling mode, and says what it found.
+
+    Blocks for about `workload.profile.budget_seconds` after the first batch; 120 s more from the
+    first line of a dnn host, and the job is stopped; where no loader was read by then, it is
+    stopped after the budget (120 s if that is less). Interrupted (KeyboardInterrupt), it stops the
+    job and gives the verdict so far, if there is one. Leaves the steps as is in
+    `run_dir`/baseline-timeline.csv.
+
+    Args:
+        cluster: Today's; absent: the workload's own.
+        name: Of the job; absent: that of `run_dir`.
+        on_line: Sees each line of the job's log.
+        verdict_on_interrupt: False: an interrupt is raised again, whatever was found by then.
+
+    Raises:
+        UnmeasuredError: If the script never read from a DataLoader, or not in time, or ended before
+            enough was measured: with what could be observed.
+        UsageError: If the workload names no cluster.
+        WorkloadError: If the command failed, with its traceback, or the deadline passed.
+        PlatformError: If the platform refused or lost the job.
+    """
+    group = cluster.dnn if cluster else _todays_group(workload)
+    job = _job(workload, group=group, run_dir=run_dir, name=name)
+    run = platform.submit(platform.plan(job))
+    budget = workload.profile.budget_seconds
+    heard = Heard()
+    deadline = _Deadline(run=run, heard=heard, budget_seconds=budget)
+    interrupted: KeyboardInterrupt | None = None
+    try:
+        with deadline:
+            for line in run.lines():
+                # Not with what a platform says of itself: hosts, images and data take minutes.
+                if line.group == job.groups[0].name:
+                    deadline.start()
+                    heard.line(line.text)
+                on_line(line)
+        end = run.wait()
+    except KeyboardInterrupt as err:
+        interrupted = err
+        run.stop()
+        end = run.wait()
+    finally:
+        run.stop()
+    output = end.output_dir / "stoker" if end.output_dir else None
+    ranks = read_ranks(output) if output else []
+    if interrupted and not (verdict_on_interrupt and has_verdict(ranks)):
+        raise interrupted
+    what = what_of(workload.command)
+    timed = timed_profile(output, ranks, what=what) if output else None
+    is_whole = end.status != "failed" or deadline.has_passed
+    if timed and output and (is_whole or was_cut_off(output)):
+        keep_timed_timeline(output, run_dir)
+        return timed
+    if deadline.has_passed and not deadline.saw_nothing and not has_verdict(ranks):
+        raise no_verdict(ranks, budget_seconds=budget)
+    if end.status == "failed" and not deadline.has_passed:
+        raise _failure(end, ranks, command=workload.command)
+    reason = unmeasured(
+        ranks,
+        seen=read_seen(output) if output else [],
+        used=heard.used,
+        command=workload.command,
+        group=group,
+        what=what,
+        timed=too_few(output) if output else "",
+        cut_off_seconds=deadline.first_seconds if deadline.saw_nothing else None,
+    )
+    if reason:
+        raise reason
+    found = combine(
+        ranks,
+        group=group,
+        settings=workload.profile,
+        workload_sha256=workload.digest(),
+        is_named=workload.cluster is not None,
+        what=what,
+    )
+    if output:
+        keep_timeline(output, run_dir)
+    return with_grown_files(found, ranks)
+
+
+def has_verdict(ranks: Sequence[RankResult]) -> bool:
+    """Whether the parts were measured without which there is nothing to say."""
+    return any(rank.accelerator for rank in ranks)
+
+
+def no_verdict(ranks: Sequence[RankResult], *, budget_seconds: float) -> WorkloadError:
+    """What to say of a profile that was stopped START_ALLOWANCE_SECONDS after its budget."""
+    return WorkloadError(
+        f"no verdict after {budget_seconds + START_ALLOWANCE_SECONDS:.0f} s "
+        f"(profile.budget_seconds {budget_seconds:.0f}, {START_ALLOWANCE_SECONDS:.0f} to start "
+        "and end); the job was stopped",
+        where=_progress(ranks),
+        fix="raise profile.budget_seconds, or make the command reach its first batch sooner",
+    )
+
+
+def what_of(command: Sequence[str]) -> dict[str, Value]:
+    """What was profiled, and when, for the record."""
+    what: dict[str, Value] = {"command": [*command], "when": now_utc()}
+    commit = _git_commit()
+    if commit:
+        what["git"] = commit
+    return what
+
+
+def keep_timeline(output: Path, folder: Path) -> None:
+    """Copies the steps as is from a host's `output` to `folder`/baseline-timeline.csv."""
+    source = output / "baseline-timeline-rank0.csv"
+    if source.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, folder / "baseline-timeline.csv")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Deadline:
+    """Stops the run once it has passed; counts from the first `start`.
+
+    Attributes:
+        saw_nothing: It was stopped because nothing had been read that can be measured.
+    """
+
+    run: Run
+    heard: Heard
+    budget_seconds: float
+    has_passed: bool = False
+    saw_nothing: bool = False
+    _timer: threading.Timer | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __enter__(self) -> "_Deadline":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            if self._timer:
+                self._timer.cancel()
+
+    def start(self) -> None:
+        """The clock runs; may be called again."""
+        with self._lock:
+            if self._timer is None:
+                self._wait(self.first_seconds, self._look)
+
+    @property
+    def first_seconds(self) -> float:
+        """By when a loader must have been read."""
+        return max(self.budget_seconds, START_ALLOWANCE_SECONDS)
+
+    def _wait(self, seconds: float, then: Callable[[], None]) -> None:
+        self._timer = threading.Timer(seconds, then)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _look(self) -> None:
+        with self._lock:
+            if self.heard.has_begun:
+                left = self.budget_seconds + START_ALLOWANCE_SECONDS - self.first_seconds
+                self._wait(left, self._expire)
+                return
+            self.saw_nothing = True
+        self._expire()
+
+    def _expire(self) -> None:
+        self.has_passed = True
+        self.run.stop()
+
+
+def _todays_group(workload: Workload) -> TodaysGroup:
+    if workload.cluster is None:
+        raise UsageError(
+            "the workload does not say on what it trains today",
+            where=f"workload {workload.name}, key cluster.dnn",
+            fix="add cluster: {dnn: {instance_type: TYPE, count: 1}}",
+        )
+    return workload.cluster.dnn
+
+
+def _job(workload: Workload, *, group: TodaysGroup, run_dir: Path, name: str | None) -> JobSpec:
+    return JobSpec.of(
+        workload,
+        groups=(Group.of_today(group),),
+        run_dir=run_dir,
+        name=name,
+        profile=workload.profile,
+    )
+
+
+def _progress(ranks: Sequence[RankResult]) -> str:
+    if not ranks:
+        return "before the first batch of a DataLoader"
+    first = ranks[0]
+    words = f"after {first.steps} steps of rank {first.rank}"
+    if first.as_is:
+        step, wait = first.as_is.step_seconds.median, first.as_is.wait_seconds.median
+        words += f": one took {step:.3g} s, {min(1.0, wait / step):.0%} of it waiting for data"
+    return words
+
+
+class _Failure(msgspec.Struct):
+    rank: int = 0
+    host: str = ""
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+
+
+def fix_of_missing_module(name: str, command: Sequence[str]) -> str:
+    """How to install a module that the command lacks: from the requirements next to its script."""
+    scripts = [Path(word) for word in command if word.endswith(".py")]
+    for requirements in (script.parent / "requirements.txt" for script in scripts[:1]):
+        if requirements.is_file():
+            return f"{sys.executable} -m pip install -r {requirements}"
+    return f"install what holds the module {name.partition('.')[0]} for {sys.executable}"
+
+
+def _failure(end: JobEnd, ranks: Sequence[RankResult], *, command: Sequence[str]) -> StokerError:
+    replayed = max((rank.replayed_steps for rank in ranks), default=0)
+    again = (
+        f"; the profile was replaying cached batches by then, {replayed} steps long"
+        if replayed
+        else ""
+    )
+    fix = _FIX_OF_REPLAY if replayed else _FIX
+    code = "" if end.exit_code is None else f" with exit code {end.exit_code}"
+    for failure in _failures(end):
+        place = [line for line in failure.traceback.splitlines() if line.startswith("  File ")]
+        missing = _MISSING_MODULE.fullmatch(failure.message)
+        if missing and failure.type == "ModuleNotFoundError":
+            fix = fix_of_missing_module(missing[1], command)
+        error = WorkloadError(
+            f"the command failed{code}: {failure.type}: {failure.message}",
+            where=", ".join(
+                [f"rank {failure.rank}, host {failure.host}", *map(str.strip, place[-1:])]
+            )
+            + again,
+            fix=fix,
+        )
+        error.add_note(failure.traceback)
+        return error
+    return WorkloadError(
+        f"the command failed{code}" + (f": {end.failure}" if end.failure else ""),
+        where=again.removeprefix("; "),
+        fix=f"read its log: {fix}",
+    )
+
+
+def _failures(end: JobEnd) -> Iterator[_Failure]:
+    folder = end.output_dir / "stoker" if end.output_dir else None
+    for file in sorted(folder.glob("failure-rank*.json")) if folder else []:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            yield msgspec.json.decode(file.read_bytes(), type=_Failure)
+
+
+def _git_commit() -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", os.getcwd(), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
