@@ -520,7 +520,7 @@ def test_a_profile_s_results_come_back_in_the_leader_s_log(
         combined.extend(ranks)
         return sample_profile()
 
-    monkeypatch.setattr("stoker.profile.profile.combine", combine)
+    monkeypatch.setattr("stoker.profile.profiled_job.combine", combine)
     workload = Workload(
         name="mnist",
         command=job.command,

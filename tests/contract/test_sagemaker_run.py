@@ -629,7 +629,7 @@ def test_a_profiles_deadline_counts_from_the_trainers_first_line(
         def start(self) -> None:
             started.append(self.interval)
 
-    monkeypatch.setattr("stoker.profile.profile.threading.Timer", Timer)
+    monkeypatch.setattr("stoker.profile.profiled_job.threading.Timer", Timer)
     has_status(answers, ("InProgress", "Starting"), ("Failed", "Failed", "AlgorithmError: x"))
     if has_lines:
         put_lines(aws, "algo-1", (1, "the trainer is here"))

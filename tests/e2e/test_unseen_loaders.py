@@ -6,8 +6,8 @@ import pytest
 
 from stoker.platforms.local import LocalPlatform
 from stoker.profile import profile
-from stoker.profile import profile as body
-from stoker.profile.profile import UnmeasuredError
+from stoker.profile import profiled_job as body
+from stoker.profile.profiled_job import UnmeasuredError
 from stoker.records import Cluster, ProfileSettings, TodaysGroup, Workload
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from stoker.profile.profile import fix_of_missing_module
+from stoker.profile.profiled_job import fix_of_missing_module
 
 
 def test_a_missing_module_is_installed_from_the_requirements_next_to_the_script(

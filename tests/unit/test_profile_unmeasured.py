@@ -9,7 +9,7 @@ import pytest
 from stoker.feed.usage import LoaderUsage, RankUsage
 from stoker.launch.measure import FILE, MIN_STEPS, UNMEASURED
 from stoker.profile import explain
-from stoker.profile.profile import (
+from stoker.profile.profiled_job import (
     _CPU_NOTE,
     NOTE,
     Heard,

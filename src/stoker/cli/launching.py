@@ -22,7 +22,7 @@ from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.logs import Log
 from stoker.profile.combine import combine
 from stoker.profile.grown_files import with_grown_files
-from stoker.profile.profile import (
+from stoker.profile.profiled_job import (
     START_ALLOWANCE_SECONDS,
     Used,
     has_verdict,

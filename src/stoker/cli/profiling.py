@@ -14,7 +14,7 @@ from stoker.logs import parse_line
 from stoker.platforms import platform_named
 from stoker.platforms.base import LogLine
 from stoker.profile import explain, profile
-from stoker.profile.profile import UnmeasuredError, notebook_refusal
+from stoker.profile.profiled_job import UnmeasuredError, notebook_refusal
 from stoker.records import Cluster, Group, TodaysGroup, Workload, write_json
 
 
@@ -30,7 +30,7 @@ def profile_command(
     """`stoker profile`; where no step could be measured, what was observed is written.
 
     Raises:
-        UsageError: If the command is a notebook, or as `stoker.profile.profile`.
+        UsageError: If the command is a notebook, or as `stoker.profile.profiled_job`.
     """
     refused = notebook_refusal(words, where="command line") if words else None
     if refused:
