@@ -22,8 +22,8 @@ from types import TracebackType
 from typing import Any
 
 from stoker.feed.security import new_token
+from stoker.host import spawn
 from stoker.logs import LogEvent, parse_line
-from stoker.platforms import spawn
 from support.local_job import until
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.platforms import spawn
+from stoker.host import spawn
 from support.local_job import until
 
 NAMESERVER = "10.96.0.10"

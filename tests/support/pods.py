@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 
 from stoker.feed.security import new_token
+from stoker.host import spawn
 from stoker.logs import LogEvent, parse_line
-from stoker.platforms import spawn
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.objects import JOB_FOLDER, TOKEN_FOLDER, TOKEN_KEY
 from stoker.records import Group, Training, read_json

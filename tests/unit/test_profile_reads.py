@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from stoker.feed.process_io import bytes_read
+from stoker.host.counters import OpenedFiles, bytes_read, drop_cached
 from stoker.profile.loader_phases import BatchRead, Passes, measure_reads, summarize_reads
-from stoker.profile.page_cache import OpenedFiles, drop_cached
 
 FILE_BYTES = 128 << 10
 FILES = 24

@@ -15,20 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.feed.cpu_quota import cpu_groups, group_cpu_seconds, group_quota
-from stoker.profile.clocks import (
+from stoker.host.counters import (
+    Throttling,
     children_cpu_seconds,
     machine_cpu_seconds,
     pids_below,
-)
-from stoker.profile.combine import combine
-from stoker.profile.counters import (
-    Throttling,
     received_bytes,
     scheduled,
     storage_stall_seconds,
     throttling,
 )
+from stoker.host.cpu import cpu_groups, group_cpu_seconds, group_quota
+from stoker.profile.combine import combine
 from stoker.profile.raw import (
     AcceleratorOnly,
     AsIs,
@@ -665,13 +663,13 @@ def test_neighbours_of_a_container_with_a_quota_are_none_of_its_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_quota = group(tmp_path / "g", cpu__stat="usage_usec 7000000\n", cpu__max="50000 100000")
-    monkeypatch.setattr("stoker.profile.clocks.limiting_group", lambda: with_quota)
+    monkeypatch.setattr("stoker.host.counters.limiting_group", lambda: with_quota)
     assert machine_cpu_seconds() == 7.0
     uncounted = group(tmp_path / "h", cpu__max="50000 100000")
-    monkeypatch.setattr("stoker.profile.clocks.limiting_group", lambda: uncounted)
+    monkeypatch.setattr("stoker.host.counters.limiting_group", lambda: uncounted)
     own = machine_cpu_seconds()
     assert own == pytest.approx(time.process_time() + children_cpu_seconds(), rel=0.1)
-    monkeypatch.setattr("stoker.profile.clocks.limiting_group", lambda: None)
+    monkeypatch.setattr("stoker.host.counters.limiting_group", lambda: None)
     assert machine_cpu_seconds() >= 0.5 * own
 
 
@@ -692,7 +690,7 @@ def test_all_below_are_found_the_children_of_other_threads_too(
         wait_until(lambda: bool(below.children()), "it has a child")
         pids = {child.pid, below.children()[0].pid}
         assert pids <= set(pids_below())
-        monkeypatch.setattr("stoker.profile.clocks.descendant_pids", lambda: None)
+        monkeypatch.setattr("stoker.host.counters.descendant_pids", lambda: None)
         assert pids <= set(pids_below())
         child.communicate(timeout=60)
     assert not pids & set(pids_below())

@@ -9,7 +9,7 @@ from stoker.cli.delivery import Outputs, deliver
 from stoker.cli.progress import relative, say, step_line
 from stoker.cli.step_outputs import told_of_profile
 from stoker.cli.workloads import new_run_dir, region_of, resolve, todays_cluster
-from stoker.feed.cpu_quota import usable_vcpus
+from stoker.host.cpu import usable_vcpus
 from stoker.logs import parse_line
 from stoker.platforms import platform_named
 from stoker.platforms.base import LogLine

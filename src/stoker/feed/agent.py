@@ -21,10 +21,10 @@ from stoker.feed import messages, security
 from stoker.feed.arrival import Assembly
 from stoker.feed.batch_port import BatchPort, OutgoingBatch
 from stoker.feed.holders import Nursery
-from stoker.feed.priority import interrupting_nobody
 from stoker.feed.service import Service
 from stoker.feed.specs import Specs
 from stoker.feed.strangers import HandshakeGuard, StrangerLog
+from stoker.host.cpu import interrupting_nobody
 from stoker.logs import Log
 from stoker.records import FeedSettings
 

@@ -12,10 +12,10 @@ import torch.multiprocessing
 
 from stoker.feed.endings import Process
 from stoker.feed.jobs import Job, Result
-from stoker.feed.lifeline import start_to_last
 from stoker.feed.pool import WorkerPool
 from stoker.feed.shipping import PackedSpec, Spec, unpack_spec
 from stoker.feed.worker import worker_main
+from stoker.host.processes import start_to_last
 
 # Where vCPUs are scarce the trainer goes first: its step is what all wait for, and the pool gives
 # the batches that local workers do not come to to others.

@@ -10,10 +10,10 @@ import torch.multiprocessing
 
 from stoker.feed.endings import Process
 from stoker.feed.jobs import Job, Result
-from stoker.feed.lifeline import start_to_last
 from stoker.feed.local import NICENESS
 from stoker.feed.shipping import PackedSpec, unpack_spec
 from stoker.feed.stream_pool import Opening, StreamPool
+from stoker.host.processes import start_to_last
 
 
 class LocalStreams:

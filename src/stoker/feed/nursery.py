@@ -27,9 +27,9 @@ from typing import Literal, NoReturn
 
 from stoker.feed.channel import Channel, Received, channel_pair, pack
 from stoker.feed.holders import Exited, Fork, ForkStream, Held, Hold, Kill, to_holder, to_nursery
-from stoker.feed.lifeline import die_with_parent
 from stoker.feed.module_values import values_here
 from stoker.feed.shipping import Spec, pack_error, read_place, read_spec
+from stoker.host.processes import die_with_parent
 
 # From the kill of its children to the end of a process of the nursery.
 END_SECONDS = 2.0

@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 
 from stoker.feed.batch_bytes import num_bytes
-from stoker.feed.cpu_clocks import process_clock, thread_clock
-from stoker.feed.descendants import descendant_pids
-from stoker.feed.process_io import bytes_read
+from stoker.host.counters import bytes_read
+from stoker.host.cpu import process_clock, thread_clock
+from stoker.host.processes import descendant_pids
 
 # Steps that are shorter have their CPU time read together.
 _READ_SECONDS = 0.01

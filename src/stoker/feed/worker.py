@@ -19,10 +19,10 @@ from torch.utils.data._utils import worker as torch_worker
 from stoker.errors import ShippingError
 from stoker.feed import seeding, wire
 from stoker.feed.channel import Batch, Channel, Error, Free, Job, pack, to_worker
-from stoker.feed.lifeline import die_with_parent
 from stoker.feed.seeder import Seeder
 from stoker.feed.shipping import Spec, built, pack_error
 from stoker.feed.slots import Slots
+from stoker.host.processes import die_with_parent
 
 
 class _Fetcher(Protocol):

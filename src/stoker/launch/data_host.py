@@ -10,12 +10,12 @@ import psutil
 
 from stoker.errors import FeedError, FeedLostError, StokerError
 from stoker.feed.agent import Agent
+from stoker.host import spawn
 from stoker.launch import machine
 from stoker.launch.engines.server import EngineOrder, Server, order_of, stop_servers
 from stoker.launch.hostrun import HostRun
 from stoker.launch.membership import Membership, Verdict
 from stoker.launch.supervise import Decided, SignalReceived, end_descendants, reap_orphans
-from stoker.platforms import spawn
 
 NEVER_CAME = FeedLostError.exit_code
 ASKED_TO_STOP = 143

@@ -5,8 +5,9 @@ import re
 import socket
 from collections.abc import Mapping
 
-from stoker.feed import cpu_quota, memory
+from stoker.feed import memory
 from stoker.feed.memory import lines_of, memory_groups
+from stoker.host import cpu as cpu_quota
 
 _ACCELERATOR = re.compile(r"^nvidia\d+$")
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import psutil
 
-from stoker.feed.cpu_quota import vcpu_capacity
+from stoker.host import spawn
+from stoker.host.cpu import vcpu_capacity
 from stoker.launch import machine
 from stoker.logs import Log
-from stoker.platforms import spawn
 
 STDERR_TAIL_BYTES = 64 << 10
 _CHUNK_BYTES = 1 << 16

@@ -31,8 +31,8 @@ import msgspec
 import psutil
 
 from stoker.errors import PlatformError, UsageError
+from stoker.host import spawn
 from stoker.logs import Log, now_utc
-from stoker.platforms import spawn
 from stoker.platforms.base import (
     JobEnd,
     JobSpec,

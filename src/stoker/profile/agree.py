@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 import torch.distributed
 
-from stoker.feed.cpu_quota import vcpu_capacity
+from stoker.host.cpu import vcpu_capacity
 from stoker.profile.raw import RankResult
 from stoker.records import write_text
 from stoker.settings import ProcessSettings

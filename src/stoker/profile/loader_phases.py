@@ -24,12 +24,17 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from stoker.errors import StokerError
 from stoker.feed.batch_stream import BatchReader, BatchWriter, tune
 from stoker.feed.landing import Bytes, Landing
-from stoker.feed.process_io import bytes_read
 from stoker.feed.sealing import KEY_BYTES, Sealer, Unsealer
 from stoker.feed.wire import Encoded, decode, encode
+from stoker.host.counters import (
+    OpenedFiles,
+    bytes_read,
+    children_cpu_seconds,
+    drop_cached,
+    queued_seconds,
+    threads_cpu_seconds,
+)
 from stoker.logs import Log
-from stoker.profile.clocks import children_cpu_seconds, queued_seconds, threads_cpu_seconds
-from stoker.profile.page_cache import OpenedFiles, drop_cached
 from stoker.profile.raw import Drain, Quartiles, Reads, Receive, block_means, quartiles
 
 # Beyond its share a drain may last this long, until its slowest workers have begun.

@@ -19,11 +19,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from stoker.feed.timeline import Steps, Timeline
+from stoker.host.counters import children_cpu_seconds, descendants, machine_cpu_seconds
 from stoker.logs import Log
 from stoker.profile import batches
 from stoker.profile.agree import Findings
 from stoker.profile.batches import Beside, Cache, facts_of, is_cuda_used, length_of
-from stoker.profile.clocks import children_cpu_seconds, descendants, machine_cpu_seconds
 from stoker.profile.loader_phases import workers_rest
 from stoker.profile.raw import AcceleratorOnly, AsIs, Evidence
 from stoker.profile.steps import REPLAY_ENOUGH, WARM_UP_REPLAYS, AsIsSteps, ReplaySteps

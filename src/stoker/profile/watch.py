@@ -17,23 +17,21 @@ from types import FrameType
 
 import msgspec
 
-from stoker.feed.cpu_quota import cpu_groups, cpu_quota
-from stoker.profile.clocks import (
-    elsewhere_cpu_seconds,
-    machine_cpu_seconds,
-    pids_below,
-    threads_cpu_seconds,
-)
-from stoker.profile.counters import (
+from stoker.host.counters import (
     OwnSchedule,
     Scheduled,
     Throttling,
+    elsewhere_cpu_seconds,
+    machine_cpu_seconds,
+    pids_below,
     read_bytes,
     received_bytes,
     scheduled,
     storage_stall_seconds,
+    threads_cpu_seconds,
     throttling,
 )
+from stoker.host.cpu import cpu_groups, cpu_quota
 from stoker.profile.raw import Evidence, Pass
 
 # The machine's lateness is known to this much.

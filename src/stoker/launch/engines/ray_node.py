@@ -25,7 +25,7 @@ import psutil
 
 from stoker.errors import StokerError, UsageError
 from stoker.feed.memory import host_bytes
-from stoker.platforms import spawn
+from stoker.host import spawn
 from stoker.records.engine import places_in
 from stoker.settings import from_environment
 

@@ -20,11 +20,11 @@ from typing import Literal
 import psutil
 
 from stoker.errors import UsageError
+from stoker.host import spawn
 from stoker.launch import exports, machine
 from stoker.launch.hostrun import HostRun
 from stoker.launch.supervise import end_descendants, reap_orphans, resolve_program
 from stoker.logs import Log
-from stoker.platforms import spawn
 from stoker.records import EngineCommand, EngineSettings
 from stoker.records.engine import TF_CONFIG, TF_TASKS, EnginePlace, fill
 from stoker.records.engine_check import completed

@@ -1,0 +1,1 @@
+"""Facts of this host, and ties between its processes: imports nothing else of stoker."""

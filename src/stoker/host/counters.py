@@ -1,0 +1,310 @@
+"""What the kernel counts: CPU time, quotas, network, storage, page cache."""
+
+import contextlib
+import os
+import platform
+import resource
+import stat
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from stoker.host.cpu import group_cpu_seconds, limiting_group, process_clock, thread_clock
+from stoker.host.processes import descendant_pids
+
+
+@dataclass(frozen=True, slots=True)
+class BytesRead:
+    """So far, of one process.
+
+    Attributes:
+        asked: Through the system's read calls, whether or not the page cache had it.
+        fetched: From storage.
+    """
+
+    asked: int
+    fetched: int
+
+
+def bytes_read(pid: int | None = None) -> BytesRead | None:
+    """What process `pid`, else this one, has read; None where the kernel does not tell."""
+    found = {}
+    try:
+        with open(f"/proc/{'self' if pid is None else pid}/io", encoding="ascii") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                found[name] = int(value)
+        return BytesRead(asked=found["rchar"], fetched=found["read_bytes"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+class Scheduled(NamedTuple):
+    """Seconds that a thread had a CPU, and that it was ready to run while others had it."""
+
+    cpu: float
+    queued: float
+
+
+class Throttling(NamedTuple):
+    """Of a control group's CPU quota: periods, those in which it was stopped, and for how long."""
+
+    periods: int = 0
+    throttled_periods: int = 0
+    throttled_seconds: float = 0.0
+
+    def since(self, before: "Throttling") -> "Throttling":
+        """What came after `before`."""
+        return Throttling(
+            self.periods - before.periods,
+            self.throttled_periods - before.throttled_periods,
+            self.throttled_seconds - before.throttled_seconds,
+        )
+
+
+def scheduled(thread: str) -> Scheduled | None:
+    """Of a thread or a process's first one, by its folder in /proc; None if it has ended."""
+    try:
+        words = Path(thread, "schedstat").read_bytes().split()
+        return Scheduled(int(words[0]) / 1e9, int(words[1]) / 1e9)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+class OwnSchedule:
+    """Of the calling thread, read again and again for a few microseconds each; close it."""
+
+    def __init__(self) -> None:
+        try:
+            self._file: int | None = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        except OSError:
+            self._file = None
+
+    def queued_seconds(self) -> float:
+        """So far; 0 where the kernel does not say."""
+        if self._file is None:
+            return 0.0
+        try:
+            return int(os.pread(self._file, 80, 0).split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return 0.0
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def throttling(group: Path) -> Throttling:
+    """How often the quota of `group` stopped it so far."""
+    try:
+        lines = (group / "cpu.stat").read_text().splitlines()
+        counts = {name: int(count) for name, count in (line.split() for line in lines)}
+    except (OSError, ValueError):
+        return Throttling()
+    # Control groups of version 1 count in nanoseconds, those of version 2 in microseconds.
+    seconds = counts.get("throttled_time", 0) / 1e9 + counts.get("throttled_usec", 0) / 1e6
+    return Throttling(counts.get("nr_periods", 0), counts.get("nr_throttled", 0), seconds)
+
+
+def received_bytes(table: Path = Path("/proc/self/net/dev")) -> int:
+    """Bytes that the network interfaces received so far, loopback left out."""
+    try:
+        lines = table.read_text().splitlines()[2:]
+        columns = [
+            (name.strip(), rest) for name, _, rest in (line.partition(":") for line in lines)
+        ]
+        return sum(int(rest.split()[0]) for name, rest in columns if name != "lo")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def read_bytes(pids: Iterable[int]) -> int:
+    """Bytes from storage so far, by this process, its ended children, and `pids`."""
+    books = [bytes_read(pid) for pid in (None, *pids)]
+    return sum(book.fetched for book in books if book)
+
+
+def storage_stall_seconds(pressure: Path = Path("/proc/pressure/io")) -> float | None:
+    """Seconds so far in which some process of the machine waited for storage; None: not known."""
+    try:
+        line = next(own for own in pressure.read_text().splitlines() if own.startswith("some"))
+        return int(line.rpartition("total=")[2]) / 1e6
+    except (OSError, ValueError, StopIteration):
+        return None
+
+
+_HAS_CPU_CLOCKS = platform.system() == "Linux"
+
+
+def process_cpu_seconds(pid: int) -> float | None:
+    """User and system seconds of another process; None if it has ended."""
+    if _HAS_CPU_CLOCKS:
+        return process_clock(pid)
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return None
+    return times.user + times.system
+
+
+def children_cpu_seconds() -> float:
+    """CPU-seconds of all processes below this one, those that have ended included."""
+    live = (process_cpu_seconds(pid) for pid in pids_below())
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime + sum(seconds or 0.0 for seconds in live)
+
+
+def machine_cpu_seconds() -> float:
+    """CPU-seconds of all processes that share the vCPUs of this one.
+
+    Where a control group's quota limits it, only those of that group do: what neighbours on the
+    node use is none of what the quota allows. Where the kernel does not count the group, it is
+    those of this process and below it. Else all of the machine, on the same vCPUs.
+    """
+    group = limiting_group()
+    if group is not None:
+        seconds = group_cpu_seconds(group)
+        return time.process_time() + children_cpu_seconds() if seconds is None else seconds
+    cpus = psutil.cpu_times(percpu=True)
+    return sum(_busy(cpus[cpu]._asdict()) for cpu in _own_cpus(len(cpus)))
+
+
+def elsewhere_cpu_seconds() -> float:
+    """CPU-seconds on the vCPUs of this machine that this process may not use."""
+    cpus = psutil.cpu_times(percpu=True)
+    others = set(range(len(cpus))) - _own_cpus(len(cpus))
+    return sum(_busy(cpus[cpu]._asdict()) for cpu in others)
+
+
+def _own_cpus(count: int) -> set[int]:
+    cpus = set(range(count))
+    return cpus & os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else cpus
+
+
+def _busy(times: Mapping[str, float]) -> float:
+    # Guests are inside user; steal is what other machines on the same metal took.
+    idle = ("idle", "iowait", "guest", "guest_nice")
+    return sum(seconds for name, seconds in times.items() if name not in idle)
+
+
+def queued_seconds() -> float:
+    """Seconds that this process's first thread was ready to run while others had the CPU; or 0."""
+    own = scheduled("/proc/self")
+    return own.queued if own else 0.0
+
+
+def descendants() -> list[psutil.Process]:
+    """The processes below this one."""
+    try:
+        return psutil.Process().children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def pids_below() -> list[int]:
+    """The pids of the processes below this one."""
+    told = descendant_pids()
+    return [child.pid for child in descendants()] if told is None else told
+
+
+def thread_ids() -> set[int]:
+    """Native ids of this process's threads; empty where the system does not say."""
+    try:
+        return {int(name) for name in os.listdir("/proc/self/task")}
+    except OSError:
+        return set()
+
+
+def threads_cpu_seconds(ids: set[int]) -> float:
+    """CPU-seconds of these threads of this process."""
+    return sum(thread_clock(tid) or 0.0 for tid in ids)
+
+
+# A program's own files are no data.
+_CODE = (".py", ".pyc", ".pyi", ".so", ".pth", ".toml", ".egg-link")
+_MAX_FILES = 20_000
+# Of a file beyond that, dropping what others may have cached of it is more than a look costs.
+_MAX_FILE_BYTES = 16 << 30
+_MODE_ARGUMENT = 1
+
+
+class OpenedFiles:
+    """Remembers which files are opened, from its making to the process's end.
+
+    An audit hook cannot be taken away again: only for processes that end soon. Files that a library
+    in C opens by itself are seen only while they stay open.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str | int, None] = {}
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open" and len(self._names) < _MAX_FILES:
+            name = arguments[0]
+            if isinstance(name, bytes):
+                name = os.fsdecode(name)
+            if isinstance(name, str):
+                self._names[name] = None
+
+    def paths(self) -> list[Path]:
+        """Regular files that hold data, those open or mapped now among them."""
+        names = [name for name in list(self._names) if isinstance(name, str)]
+        real = dict.fromkeys(os.path.realpath(name) for name in [*names, *_open_now(), *_mapped()])
+        return [Path(name) for name in real if _is_data(name)]
+
+
+def drop_cached(paths: Iterable[Path]) -> int:
+    """Asks the kernel to forget what it has cached of these files; gives for how many it was."""
+    if not hasattr(os, "posix_fadvise"):
+        return 0
+    dropped = 0
+    for path in paths:
+        with contextlib.suppress(OSError):
+            # Never blocks on what is no file any more.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                dropped += 1
+            finally:
+                os.close(descriptor)
+    return dropped
+
+
+def _open_now() -> list[str]:
+    folder = "/proc/self/fd"
+    found = []
+    with contextlib.suppress(OSError):
+        for number in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                found.append(os.readlink(f"{folder}/{number}"))
+    return found
+
+
+def _mapped() -> list[str]:
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    words = [line.split(maxsplit=5) for line in lines]
+    return [each[5] for each in words if len(each) == 6 and "x" not in each[_MODE_ARGUMENT]]
+
+
+def _is_data(name: str) -> bool:
+    if not name.startswith("/") or name.startswith(("/proc/", "/sys/", "/dev/")):
+        return False
+    if name.endswith(_CODE) or ".so." in name:
+        return False
+    try:
+        found = os.stat(name)
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(found.st_mode) and 0 < found.st_size <= _MAX_FILE_BYTES
