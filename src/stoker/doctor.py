@@ -20,7 +20,7 @@ import stoker
 from stoker.errors import StokerError, UsageError
 from stoker.feed.connection import Connection, ZmqContext
 from stoker.feed.security import Keys, read_token
-from stoker.launch import machine
+from stoker.host import cpu, machine
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.logs import now_utc
 from stoker.platforms.aws import Aws
@@ -133,7 +133,7 @@ def torch_check(*, trains: bool) -> Check:
 
 def vcpus_check() -> Check:
     """vCPUs that may be used, of those that are there."""
-    usable, total = machine.usable_vcpus(), os.cpu_count() or 1
+    usable, total = cpu.usable_vcpus(), os.cpu_count() or 1
     text = f"{usable} usable" + (f" of {total} (quota or affinity)" if usable < total else "")
     if usable < 2:
         return Check(
@@ -148,7 +148,7 @@ def vcpus_check() -> Check:
 def memory_check() -> Check:
     """Memory that is free, within the container's limit."""
     found = psutil.virtual_memory()
-    limit = machine.memory_limit_bytes()
+    limit = machine.limit_bytes()
     usable = min(found.available, limit or found.available)
     text = f"{_gib(found.available)} free of {_gib(found.total)}"
     if limit and limit < found.total:

@@ -11,7 +11,8 @@ import pytest
 
 from stoker.errors import UsageError
 from stoker.feed.messages import Progress
-from stoker.launch import exports, machine
+from stoker.host import cpu
+from stoker.launch import exports
 from stoker.launch.finish import (
     FAILURE_CHARACTERS,
     Cause,
@@ -405,4 +406,4 @@ def test_the_failure_file_keeps_the_first_line_and_the_end_of_a_long_text(tmp_pa
 
 
 def test_this_machine_has_vcpus_within_its_affinity() -> None:
-    assert 1 <= machine.usable_vcpus() <= len(os.sched_getaffinity(0))
+    assert 1 <= cpu.usable_vcpus() <= len(os.sched_getaffinity(0))

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from stoker.host import cpu
 from stoker.host.cpu import cpu_quota, limiting_group, usable_vcpus, vcpu_capacity
-from stoker.launch import machine
 from stoker.profile.combine import host_of, note_of_host
 from stoker.profile.inventory import (
     accelerators,
@@ -83,7 +83,7 @@ def test_a_quota_is_no_more_than_it_is_and_workers_are_whole(
     monkeypatch.setattr("stoker.host.cpu.cpu_quota", lambda: quota_us / 100_000 or None)
     assert vcpu_capacity() == capacity
     assert usable_vcpus() == workers
-    assert machine.usable_vcpus() == workers
+    assert cpu.usable_vcpus() == workers
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from stoker.feed import memory
 from stoker.feed.memory import allowance
 from stoker.feed.schedule import Schedule
+from stoker.host import machine
 from stoker.records import FeedSettings
 
 NUM_BATCHES = 30
@@ -127,15 +128,15 @@ def write(root: Path, limit: str) -> None:
 def test_default_budget_is_a_quarter_of_the_memory_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
     write(tmp_path, str(400 << 20))
-    monkeypatch.setattr(memory, "memory_groups", lambda: [tmp_path])
+    monkeypatch.setattr(machine, "memory_groups", lambda: [tmp_path])
     assert memory.max_bytes(FeedSettings()) == 100 << 20
     assert memory.max_bytes(FeedSettings(max_bytes=7)) == 7
     write(tmp_path, "max")
-    assert memory.max_bytes(FeedSettings()) == memory.host_bytes() // 4
+    assert memory.max_bytes(FeedSettings()) == machine.host_bytes() // 4
 
 
 def test_a_batch_larger_than_the_budget_still_fits_into_a_message() -> None:
     feed = FeedSettings(max_bytes=1 << 20)
-    assert memory.max_message_bytes(feed) > memory.host_bytes()
+    assert memory.max_message_bytes(feed) > machine.host_bytes()

@@ -10,8 +10,7 @@ import psutil
 
 from stoker.errors import FeedError, FeedLostError, StokerError
 from stoker.feed.agent import Agent
-from stoker.host import spawn
-from stoker.launch import machine
+from stoker.host import cpu, spawn
 from stoker.launch.engines.server import EngineOrder, Server, order_of, stop_servers
 from stoker.launch.hostrun import HostRun
 from stoker.launch.membership import Membership, Verdict
@@ -69,7 +68,7 @@ def serve(run: HostRun) -> int:
     """
     assert run.keys is not None
     settings = run.settings
-    workers = settings.workers.get("data") or machine.usable_vcpus()
+    workers = settings.workers.get("data") or cpu.usable_vcpus()
     agent = Agent(
         keys=run.keys,
         workers=workers,

@@ -20,7 +20,7 @@ from stoker.catalog import load_catalog
 from stoker.errors import UsageError
 from stoker.feed.messages import Progress
 from stoker.feed.usage import read_usage
-from stoker.launch import machine
+from stoker.host import cpu
 from stoker.launch.measure import (
     FILE,
     Ran,
@@ -161,7 +161,7 @@ def _write_passive(
             for host in group.hosts
             if group.instance_type
         },
-        vcpus=machine.usable_vcpus(),
+        vcpus=cpu.usable_vcpus(),
         processes_per_host=processes_per_host,
         workload_sha256=settings.workload_sha256,
         what={"run": settings.run_id, "when": now_utc(), "status": record.status},

@@ -19,9 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from stoker.host import spawn
+from stoker.host import machine, spawn
 from stoker.host.cpu import vcpu_capacity
-from stoker.launch import machine
 from stoker.logs import Log
 
 STDERR_TAIL_BYTES = 64 << 10
@@ -389,7 +388,7 @@ def _memory_kill(kills_before: int | None) -> str:
     kills = machine.num_memory_kills()
     if kills is None or kills_before is None or kills <= kills_before:
         return ""
-    limit = machine.memory_limit_bytes()
+    limit = machine.limit_bytes()
     bound = f" (limit {limit / 2**30:.1f} GiB)" if limit else ""
     return f"out of memory: the kernel killed {kills - kills_before} process(es){bound}"
 

@@ -24,8 +24,8 @@ from pathlib import Path
 import psutil
 
 from stoker.errors import StokerError, UsageError
-from stoker.feed.memory import host_bytes
 from stoker.host import spawn
+from stoker.host.machine import host_bytes
 from stoker.records.engine import places_in
 from stoker.settings import from_environment
 

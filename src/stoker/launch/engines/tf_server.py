@@ -7,7 +7,7 @@ for each task of the cluster that TF_CONFIG describes.
 import sys
 
 from stoker.errors import StokerError
-from stoker.launch import machine
+from stoker.host import cpu
 from stoker.launch.engines.tensorflow import end, imported, until_asked
 
 
@@ -32,7 +32,7 @@ def main() -> int:
         protocol=resolver.rpc_layer or "grpc",
         config=tensorflow.compat.v1.ConfigProto(
             # On a host of few cores, steps that wait for each other would take all threads.
-            inter_op_parallelism_threads=max(machine.usable_vcpus(), num_tasks + 1)
+            inter_op_parallelism_threads=max(cpu.usable_vcpus(), num_tasks + 1)
         ),
         start=True,
     )

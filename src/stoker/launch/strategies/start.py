@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 import stoker
-from stoker.launch import exports, machine
+from stoker.host import cpu, machine
+from stoker.launch import exports
 from stoker.launch.strategies import mpi, smddp
 from stoker.launch.topology import Topology
 from stoker.logs import Log
@@ -68,7 +69,7 @@ class Trainer:
             topology,
             settings.base_dir,
             values=values,
-            num_cpus=machine.usable_vcpus(),
+            num_cpus=cpu.usable_vcpus(),
             num_accelerators=num_accelerators,
             environ=environ,
         )
