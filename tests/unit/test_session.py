@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.feed.iterators import Numbered
+from stoker.feed.seeding import Numbered
 from stoker.feed.session import Outcome, Session
 from stoker.feed.shipping import PackedSpec, Spec, pack_spec
 

@@ -7,9 +7,9 @@ connections meanwhile is dealt with as for any batch, and what the factory raise
 from torch.utils.data import get_worker_info
 
 from stoker.errors import ProtocolError
-from stoker.feed.iterators import Numbered
 from stoker.feed.process import LoaderBooks, this_process
 from stoker.feed.remote import Facts, FactsOf, Remote, facts_of
+from stoker.feed.seeding import Numbered
 from stoker.feed.shipping import Spec, pack_spec
 
 

@@ -13,11 +13,12 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stoker.feed.client import Feed
-from stoker.feed.iterators import Counted, Numbered, Pass, Seeding
+from stoker.feed.iterators import Counted, Pass
 from stoker.feed.local import LocalWorkers
 from stoker.feed.local_streams import LocalStreams
 from stoker.feed.process import Process
 from stoker.feed.remote import remotes_in
+from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.session import Session
 from stoker.feed.shipping import Globals, PackedSpec, Spec, pack_spec
 from stoker.logs import Log

@@ -2,24 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Literal
 
-import msgspec
 from torch.utils.data import DataLoader
 
 from stoker.feed.order import Order, yielded
 from stoker.feed.process import Process
-from stoker.feed.seeding import Occurrences, makes_many
+from stoker.feed.seeding import Numbered, Occurrences, Seeding, makes_many
 from stoker.feed.timeline import Steps
-
-Seeding = Literal["batch", "sample", "torch"]
-
-
-class Numbered(msgspec.Struct):
-    """What the sampler gave, and the words that its batch is seeded from."""
-
-    words: tuple[int, ...]
-    index: object
 
 
 class Pass:

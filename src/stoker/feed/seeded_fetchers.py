@@ -5,9 +5,8 @@ from typing import Protocol, cast
 
 from torch.utils.data import _DatasetKind
 
-from stoker.feed.iterators import Numbered, Seeding
 from stoker.feed.seeder import Seeder
-from stoker.feed.seeding import OneByOne, makes_many
+from stoker.feed.seeding import Numbered, OneByOne, Seeding, makes_many
 
 WorkerInit = Callable[[int], object]
 

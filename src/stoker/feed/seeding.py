@@ -10,7 +10,9 @@ import random
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
+import msgspec
 import numpy as np
 import torch
 from torch.utils.data import StackDataset, Subset
@@ -21,6 +23,16 @@ from stoker.feed.generators import MAX_SEED
 BATCH_WORDS = 4
 
 _MASK = (1 << 64) - 1
+
+# What is seeded before each batch: all random states, or a sample at a time, or as torch does.
+Seeding = Literal["batch", "sample", "torch"]
+
+
+class Numbered(msgspec.Struct):
+    """What the sampler gave, and the words that its batch is seeded from."""
+
+    words: tuple[int, ...]
+    index: object
 
 
 def seed_batch(words: Sequence[int]) -> bytes:

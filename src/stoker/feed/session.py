@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from stoker.feed.iterators import Numbered, Seeding
 from stoker.feed.local import LocalWorkers
 from stoker.feed.local_streams import LocalStreams
 from stoker.feed.schedule import Peer, Schedule
+from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.shipping import PackedSpec
 from stoker.feed.streams import Streams
 from stoker.feed.wire import pack_value

@@ -15,10 +15,10 @@ from torch.utils.data.dataloader import (
 
 from stoker.feed.client import Feed
 from stoker.feed.feed_iterator import FeedIterator, log_death
-from stoker.feed.iterators import Seeding
 from stoker.feed.local import LocalWorkers
 from stoker.feed.local_streams import LocalStreams
 from stoker.feed.process import Process
+from stoker.feed.seeding import Seeding
 from stoker.feed.session import Session, StreamSource
 from stoker.feed.shipping import Globals, Spec
 from stoker.feed.streams import Streams

@@ -16,10 +16,11 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from stoker.feed.iterators import Counted, Pass, Seeding
+from stoker.feed.iterators import Counted, Pass
 from stoker.feed.process import Process
 from stoker.feed.seeded_fetchers import PreservingFetcher, SeedingInit, WorkerInit
 from stoker.feed.seeder import Seeder
+from stoker.feed.seeding import Seeding
 
 
 class LoaderView:
