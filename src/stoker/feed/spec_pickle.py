@@ -83,8 +83,8 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         known = reduced_anew(obj)
         if known is not None:
             return known
-        reduced: object = super().reducer_override(obj)
-        return reduced
+        usual: object = super().reducer_override(obj)
+        return usual
 
     def _set_id(self, found: "set[object] | frozenset[object]") -> object:
         if id(found) in self._sets:
