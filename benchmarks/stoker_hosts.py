@@ -163,7 +163,7 @@ def _tail(log: Path) -> str:
 
 
 def _is_of_nursery(process: psutil.Process) -> bool:
-    return "stoker.feed.nursery" in process.cmdline()
+    return "stoker.feed.agent.forkserver" in process.cmdline()
 
 
 def wait_for_nurseries(root: psutil.Process, count: int, *, seconds: float = 60.0) -> None:

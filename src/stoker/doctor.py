@@ -18,8 +18,8 @@ import zmq
 
 import stoker
 from stoker.errors import StokerError, UsageError
-from stoker.feed.connection import Connection, ZmqContext
-from stoker.feed.security import Keys, read_token
+from stoker.feed.trainer.connections import Connection, ZmqContext
+from stoker.feed.wire.crypto import Keys, read_token
 from stoker.host import cpu, machine
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.logs import now_utc

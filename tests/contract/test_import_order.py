@@ -45,7 +45,7 @@ def test_no_module_of_the_feed_imports_itself_by_way_of_others() -> None:
 @pytest.mark.parametrize(
     "first",
     [
-        "stoker.feed.client",
+        "stoker.feed.trainer.client",
         pytest.param("stoker.feed.iterators", marks=pytest.mark.soak),
         pytest.param("stoker.feed", marks=pytest.mark.soak),
     ],

@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 
 from stoker.errors import PlatformError, UsageError
-from stoker.feed.messages import FeedWork, HostWork, Progress, WorkerWork
+from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
 from stoker.launch.prometheus import metrics_served
 from stoker.logs import Log
 from stoker.records import FeedSettings

@@ -9,9 +9,12 @@ import msgspec
 import numpy as np
 import torch
 
-from stoker.feed import messages as m
-from stoker.feed import remote, shipping, spec_pickle, wire
-from stoker.feed.layout import Tag
+from stoker.feed import remote
+from stoker.feed.wire import codec as wire
+from stoker.feed.wire import dataset as shipping
+from stoker.feed.wire import pickling as spec_pickle
+from stoker.feed.wire import protocol as m
+from stoker.feed.wire.codec import Tag
 
 # After a change that an older stoker would misread: a new PROTOCOL_VERSION, and the new digests.
 # After one that it would not (a limit that grew, say): the new digests alone.

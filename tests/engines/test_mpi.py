@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stoker.feed.security import new_token
+from stoker.feed.wire.crypto import new_token
 from stoker.launch.strategies import mpi
 from stoker.records import EngineCommand, EngineSettings, FeedSettings, Ready, StrategySettings
 from support.local_job import LocalJob, is_running, resource_config, until

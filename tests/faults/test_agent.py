@@ -23,15 +23,16 @@ import zmq
 from torch.utils.data import default_collate, default_convert, get_worker_info
 
 from stoker.errors import ShippingError, UsageError
-from stoker.feed import messages, security, wire
-from stoker.feed.agent import Agent
-from stoker.feed.arrival import PIECE_BYTES
-from stoker.feed.batch_stream import BatchReader, tune
-from stoker.feed.landing import Landing
+from stoker.feed.agent.agent import Agent
 from stoker.feed.remote import remote
-from stoker.feed.sealing import Unsealer
 from stoker.feed.seeding import seed_batch
-from stoker.feed.shipping import PackedSpec, Spec, digest, pack_spec, read_place, unpack_error
+from stoker.feed.wire import codec as wire
+from stoker.feed.wire import crypto as security
+from stoker.feed.wire import protocol as messages
+from stoker.feed.wire.crypto import Unsealer
+from stoker.feed.wire.dataset import PackedSpec, Spec, digest, pack_spec, read_place, unpack_error
+from stoker.feed.wire.protocol import PIECE_BYTES
+from stoker.feed.wire.stream import BatchReader, Landing, tune
 from stoker.logs import Log
 from stoker.records import FeedSettings
 
@@ -855,8 +856,8 @@ def test_a_taken_port_is_named() -> None:
 
 AGENT = """
 import signal, sys
-from stoker.feed.agent import Agent
-from stoker.feed.security import Keys
+from stoker.feed.agent.agent import Agent
+from stoker.feed.wire.crypto import Keys
 from stoker.logs import Log
 from stoker.records import FeedSettings
 agent = Agent(keys=Keys.from_token(bytes.fromhex(sys.argv[1])), workers=2, feed=FeedSettings(),

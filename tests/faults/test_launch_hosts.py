@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.feed.security import new_token
+from stoker.feed.wire.crypto import new_token
 from stoker.platforms.local import free_ports
 from support.local_job import (
     assert_nothing_left,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker.feed.security import new_token
+from stoker.feed.wire.crypto import new_token
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.local import free_ports
 from stoker.platforms.logs import OutputParts

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from torch.utils.data import default_collate
 
-from stoker.feed.holders import Holder, Nursery
-from stoker.feed.shipping import Spec, pack_spec
+from stoker.feed.agent.dataset_host import Holder, Nursery
+from stoker.feed.wire.dataset import Spec, pack_spec
 
 pytestmark = pytest.mark.fault
 
@@ -147,7 +147,7 @@ def test_a_module_that_ends_the_process_ends_only_that_dataset(host: Host) -> No
 def is_nursery(process: psutil.Process) -> bool:
     """Dead ones of earlier tests may wait for their parent: they have no command."""
     try:
-        return "stoker.feed.nursery" in process.cmdline()
+        return "stoker.feed.agent.forkserver" in process.cmdline()
     except psutil.NoSuchProcess:
         return False
 

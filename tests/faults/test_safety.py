@@ -23,15 +23,15 @@ import psutil
 import pytest
 import zmq
 
-from stoker.feed import messages as m
-from stoker.feed.security import (
+from stoker.feed.wire import protocol as m
+from stoker.feed.wire.crypto import (
     HANDSHAKE_SECONDS,
     MAX_CONTROL_BYTES,
+    MAX_WAITING,
     Keys,
     read_token,
     secure_client,
 )
-from stoker.feed.strangers import MAX_WAITING
 from support.cluster import Cluster, Line, run_script, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]

@@ -8,9 +8,9 @@ import signal
 import sys
 from pathlib import Path
 
-from stoker.feed.agent import Agent
-from stoker.feed.messages import PROTOCOL_VERSION, Join
-from stoker.feed.security import Keys, read_token
+from stoker.feed.agent.agent import Agent
+from stoker.feed.wire.crypto import Keys, read_token
+from stoker.feed.wire.protocol import PROTOCOL_VERSION, Join
 from stoker.launch.membership import Membership
 from stoker.logs import Log
 from stoker.records import FeedSettings

@@ -22,7 +22,7 @@ from queue import Empty, Queue
 
 import psutil
 
-from stoker.feed.security import Keys, new_token, read_token
+from stoker.feed.wire.crypto import Keys, new_token, read_token
 from stoker.launch.coordinator import Coordinator
 from stoker.logs import Log
 from stoker.records import FeedSettings

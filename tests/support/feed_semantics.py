@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from stoker import DataLoader
 from stoker.errors import FeedError
-from stoker.feed.pump import Pump
+from stoker.feed.trainer.client import Pump
 
 
 class Plain(Dataset):

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stoker.feed.security import new_token
+from stoker.feed.wire.crypto import new_token
 from stoker.platforms.local import free_ports
 from support.local_job import resource_config, until
 

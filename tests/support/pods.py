@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from stoker.feed.security import new_token
+from stoker.feed.wire.crypto import new_token
 from stoker.host import spawn
 from stoker.logs import LogEvent, parse_line
 from stoker.platforms.kubernetes import KubernetesPlatform

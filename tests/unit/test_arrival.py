@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from stoker.errors import ProtocolError
-from stoker.feed.arrival import Arrival
-from stoker.feed.shipping import digest
+from stoker.feed.wire.dataset import digest
+from stoker.feed.wire.protocol import Arrival
 
 WHOLE = bytes(range(256)) * 40
 

@@ -7,11 +7,11 @@ import threading
 import pytest
 
 from stoker.errors import FeedLostError
-from stoker.feed.asking import ALL_GONE_SECONDS, LOST_GRACE_SECONDS, Asking
-from stoker.feed.messages import Member, Roster
-from stoker.feed.session import Session
-from stoker.feed.shared import Shared
 from stoker.feed.timeline import Timeline
+from stoker.feed.trainer.client import ALL_GONE_SECONDS, LOST_GRACE_SECONDS, Asking
+from stoker.feed.trainer.session import Session
+from stoker.feed.trainer.shared import Shared
+from stoker.feed.wire.protocol import Member, Roster
 from stoker.logs import Log
 from stoker.records import FeedSettings
 from stoker.settings import from_environment

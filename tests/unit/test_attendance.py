@@ -1,6 +1,6 @@
 """Which processes attend for the ranks, and whose report counts."""
 
-from stoker.feed.messages import Progress
+from stoker.feed.wire.protocol import Progress
 from stoker.launch.coordinator import MAX_PROCESSES, SILENT_SECONDS, Attendance
 
 

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from stoker.errors import UsageError
-from stoker.feed import batch_port
-from stoker.feed.batch_port import BatchPort, OutgoingBatch
-from stoker.feed.messages import TICKET_BYTES
-from stoker.feed.security import HANDSHAKE_SECONDS
-from stoker.feed.strangers import MAX_WAITING
+from stoker.feed.agent import sending as batch_port
+from stoker.feed.agent.sending import BatchPort, OutgoingBatch
+from stoker.feed.wire.crypto import HANDSHAKE_SECONDS, MAX_WAITING
+from stoker.feed.wire.protocol import TICKET_BYTES
 from stoker.logs import Log
 
 DEADLINE_SECONDS = 10.0

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import pytest
 
 from stoker.errors import ProtocolError
-from stoker.feed import sealing
-from stoker.feed.batch_stream import BatchReader, BatchWriter, tune
-from stoker.feed.landing import Landing
-from stoker.feed.sealing import HEAD_BYTES, Sealer, Unsealer
+from stoker.feed.wire import crypto as sealing
+from stoker.feed.wire.crypto import HEAD_BYTES, Sealer, Unsealer
+from stoker.feed.wire.stream import BatchReader, BatchWriter, Landing, tune
 
 KEY = bytes(range(32))
 MAX_HEAD_BYTES = 1 << 20

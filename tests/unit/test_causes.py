@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from stoker.cli.verbs import training_words
-from stoker.feed.endings import advice_on, describe_exit
+from stoker.feed.workers.pool import advice_on, describe_exit
 from stoker.launch.finish import words_of_end
 from stoker.platforms.local import ended_words, why_not_found
 from stoker.records.training import cause_of

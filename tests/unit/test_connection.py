@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from stoker.feed import messages as m
-from stoker.feed.connection import Connection, ZmqContext
-from stoker.feed.security import AllowList, Keys, secure_server
+from stoker.feed.trainer.connections import Connection, ZmqContext
+from stoker.feed.wire import protocol as m
+from stoker.feed.wire.crypto import AllowList, Keys, secure_server
 
 KEYS = Keys.from_token(b"k" * 32)
 SECONDS = 30.0

@@ -9,7 +9,8 @@ import pytest
 import zmq
 
 from stoker.errors import PlatformError
-from stoker.feed.messages import (
+from stoker.feed.wire.crypto import Keys, new_token, secure_client
+from stoker.feed.wire.protocol import (
     PROTOCOL_VERSION,
     Attend,
     FromCoordinator,
@@ -21,7 +22,6 @@ from stoker.feed.messages import (
     Unpacker,
     pack,
 )
-from stoker.feed.security import Keys, new_token, secure_client
 from stoker.launch import coordinator as coordinator_module
 from stoker.launch import members as members_module
 from stoker.launch import membership as membership_module

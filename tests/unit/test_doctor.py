@@ -14,7 +14,7 @@ from stoker import doctor as host
 from stoker import doctor as part
 from stoker.cli.doctor import doctor_command
 from stoker.doctor import Check, aws_check, examine, peer_check, within
-from stoker.feed.security import Keys, new_token
+from stoker.feed.wire.crypto import Keys, new_token
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.logs import Log

@@ -253,7 +253,7 @@ def unaware(tmp_path: Path, **env: str) -> "subprocess.CompletedProcess[str]":
 
 def test_a_script_that_never_heard_of_stoker_gets_its_loader(tmp_path: Path) -> None:
     ended = unaware(tmp_path, STOKER_REPLACE_DATALOADER="1")
-    assert (ended.stdout, ended.stderr) == ("['stoker.feed.torch_iterators'] True\n", "")
+    assert (ended.stdout, ended.stderr) == ("['stoker.feed.iterators'] True\n", "")
 
 
 def test_without_the_replacement_the_script_has_torchs(tmp_path: Path) -> None:

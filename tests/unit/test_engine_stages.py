@@ -6,8 +6,8 @@ from io import StringIO
 import pytest
 import zmq
 
-from stoker.feed.messages import PROTOCOL_VERSION, Beat, HostStage, Join, Leave
-from stoker.feed.security import Keys, new_token
+from stoker.feed.wire.crypto import Keys, new_token
+from stoker.feed.wire.protocol import PROTOCOL_VERSION, Beat, HostStage, Join, Leave
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.members import Members
 from stoker.launch.membership import Membership, new_incarnation

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.feed.messages import FeedWork, HostWork, Progress, WorkerWork
+from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
 from stoker.launch.telemetry import (
     COLUMNS,
     FeedInterval,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from stoker.feed.held_generators import MAX_GENERATORS, HeldGenerators, put_back
+from stoker.feed.generators import MAX_GENERATORS, HeldGenerators, put_back
 
 DIGEST = bytes(64)
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from stoker.feed.landing import Landing
-from stoker.feed.wire import decode, encode
+from stoker.feed.wire.codec import decode, encode
+from stoker.feed.wire.stream import Landing
 
 SIZE = 1 << 20
 

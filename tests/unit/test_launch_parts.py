@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UsageError
-from stoker.feed.messages import Progress
+from stoker.feed.wire.protocol import Progress
 from stoker.host import cpu
 from stoker.launch import exports
 from stoker.launch.finish import (

@@ -18,8 +18,8 @@ import torch
 import torch.utils.data as data
 
 import stoker
+from stoker.feed.iterators import LoaderView, with_workers
 from stoker.feed.process import this_process
-from stoker.feed.torch_iterators import LoaderView, with_workers
 
 
 class Drawing(data.Dataset[torch.Tensor]):

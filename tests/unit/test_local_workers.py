@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Sequence
 
-from stoker.feed.local import LocalWorkers
-from stoker.feed.shipping import Globals, Spec, pack_spec
-from stoker.feed.wire import pack_value
+from stoker.feed.trainer.local import LocalWorkers
+from stoker.feed.wire.codec import pack_value
+from stoker.feed.wire.dataset import Globals, Spec, pack_spec
 
 MAX_SECONDS = 30.0
 

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.feed.messages import PROTOCOL_VERSION, Beat, Join, Leave, Refused, Welcome
+from stoker.feed.wire.protocol import PROTOCOL_VERSION, Beat, Join, Leave, Refused, Welcome
 from stoker.launch.members import CUT_OFF_SECONDS, MAX_BEAT_SECONDS, Change, Members
 
 LEASE = 12.0

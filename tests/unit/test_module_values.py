@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 from torch.utils.data import default_collate
 
-from stoker.feed import module_values
-from stoker.feed.module_values import (
+from stoker.feed.wire import script as module_values
+from stoker.feed.wire.dataset import PackedSpec, Spec, pack_spec
+from stoker.feed.wire.script import (
     ValuesThere,
     difference,
     names_read_by,
+    source_of,
     text_of,
     values_here,
     values_of,
     were_set,
 )
-from stoker.feed.shipping import PackedSpec, Spec, pack_spec
-from stoker.feed.source_literals import source_of
 from stoker.logs import Log
 
 CFG = """\
@@ -201,8 +201,8 @@ def test_functions_of_the_script_are_followed_into_modules_and_take_their_own_gl
     (tmp_path / "script.py").write_text(
         textwrap.dedent("""
         import cfg, data
-        from stoker.feed.module_values import names_read_by, values_of, were_set
-        from stoker.feed.shipping import Spec, pack_spec
+        from stoker.feed.wire.script import names_read_by, values_of, were_set
+        from stoker.feed.wire.dataset import Spec, pack_spec
         SIZE = 1
         class Own:
             def __init__(self):
@@ -294,7 +294,7 @@ def test_a_file_that_cannot_be_parsed_says_nothing(make: Import, tmp_path: Path)
 
 
 def test_modules_of_others_are_not_the_users() -> None:
-    names = ("json.decoder", "torch.utils.data.dataset", "stoker.feed.shipping", "__main__")
+    names = ("json.decoder", "torch.utils.data.dataset", "stoker.feed.wire.dataset", "__main__")
     assert not any(module_values.is_users(sys.modules[name]) for name in names)
     assert module_values.is_users(sys.modules[__name__])
 

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from stoker.feed.jobs import Job, Result
-from stoker.feed.messages import (
+from stoker.feed.trainer.observer import MAX_WORKERS_TOLD, Observer, Standing
+from stoker.feed.trainer.scheduler import Schedule
+from stoker.feed.wire.protocol import (
     FeedWork,
     HostWork,
     Progress,
@@ -12,8 +13,7 @@ from stoker.feed.messages import (
     WorkerWork,
     pack,
 )
-from stoker.feed.observe import MAX_WORKERS_TOLD, Observer, Standing
-from stoker.feed.schedule import Schedule
+from stoker.feed.workers.pool import Job, Result
 from stoker.launch.coordinator import MAX_MESSAGE_BYTES
 
 LOCAL = ("local",)

@@ -10,9 +10,9 @@ import torch
 
 from stoker.catalog import load_catalog
 from stoker.decide import decide
-from stoker.feed.messages import FeedWork, HostWork, Progress
 from stoker.feed.timeline import Timeline
 from stoker.feed.usage import LoaderUsage, RankUsage, Usage, read_usage
+from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.launch.measure import MIN_STEPS, Ran, Step, measure, passive_profile
 from stoker.records import Constraints, Group, Place, Profile, convert, to_document
 

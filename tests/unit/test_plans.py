@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from stoker.errors import ProtocolError
-from stoker.feed import plans
-from stoker.feed.layout import Bytes1D
-from stoker.feed.plans import MAX_PLANS, Plans
-from stoker.feed.wire import decode, encode
+from stoker.feed.trainer import buffers as plans
+from stoker.feed.trainer.buffers import MAX_PLANS, Plans
+from stoker.feed.wire.codec import Bytes1D, decode, encode
 
 
 def sent(value: object) -> tuple[bytes, Bytes1D]:

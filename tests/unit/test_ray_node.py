@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UsageError
-from stoker.feed.security import Keys
+from stoker.feed.wire.crypto import Keys
 from stoker.launch.engines import ray_node
 from stoker.launch.engines.ray_node import (
     MAX_FOLDER_BYTES,

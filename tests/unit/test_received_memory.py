@@ -6,9 +6,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from stoker.feed.placing import Placing
-from stoker.feed.sealing import TAG_BYTES, Sealer, Unsealer
-from stoker.feed.wire import encode
+from stoker.feed.trainer.buffers import Placing
+from stoker.feed.wire.codec import encode
+from stoker.feed.wire.crypto import TAG_BYTES, Sealer, Unsealer
 
 NBYTES = 300_000
 

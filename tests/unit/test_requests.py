@@ -3,7 +3,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.feed.requests import (
+from stoker.feed.agent.queue import (
     MAX_CREDITS_PER_WORKER,
     Credits,
     Queue,

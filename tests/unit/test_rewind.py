@@ -9,9 +9,9 @@ import torch
 import torch.utils.data as data
 
 import stoker
-from stoker.feed.order import Order, Position, yielded
 from stoker.feed.process import LoaderBooks
-from stoker.feed.rewind import Rewind
+from stoker.feed.sampler import Order, Position, yielded
+from stoker.feed.state import Rewind
 
 Draw = Callable[[torch.Generator], data.Sampler[int]]
 

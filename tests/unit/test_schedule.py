@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stoker.feed.requests import credits_for
-from stoker.feed.schedule import Schedule
+from stoker.feed.agent.queue import credits_for
+from stoker.feed.trainer.scheduler import Schedule
 
 BIG = 1 << 40
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stoker.feed import memory
 from stoker.feed.memory import allowance
-from stoker.feed.schedule import Schedule
+from stoker.feed.trainer.scheduler import Schedule
 from stoker.host import machine
 from stoker.records import FeedSettings
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from stoker.feed.script_environment import (
+from stoker.feed.wire.dataset import (
     ARGUMENT_BYTES,
     ScriptEnvironment,
     arguments_of,
@@ -89,7 +89,7 @@ def run(code: str, **environ: str) -> str:
 
 LOOK = (
     "import os, sys; os.environ['SET'] = 'here'; del os.environ['GONE']\n"
-    "from stoker.feed.script_environment import ScriptEnvironment\n"
+    "from stoker.feed.wire.dataset import ScriptEnvironment\n"
     "print(ScriptEnvironment.of_this_process().changes)\n"
 )
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import ProtocolError
-from stoker.feed import sealing
-from stoker.feed.messages import Ticket
-from stoker.feed.sealing import (
+from stoker.feed.wire import crypto as sealing
+from stoker.feed.wire.crypto import (
     FIRST_BYTES,
     HEAD_BYTES,
     TAG_BYTES,
@@ -21,6 +20,7 @@ from stoker.feed.sealing import (
     Unsealer,
     records,
 )
+from stoker.feed.wire.protocol import Ticket
 
 KEY = bytes(range(32))
 Sealed = list[bytearray]

@@ -6,8 +6,8 @@ import pytest
 import zmq
 
 from stoker.errors import UsageError
-from stoker.feed import security
-from stoker.feed.security import AllowList, Keys
+from stoker.feed.wire import crypto as security
+from stoker.feed.wire.crypto import AllowList, Keys
 
 OURS = Keys.from_token(b"\x01" * 32)
 FOREIGN = Keys.from_token(b"\x02" * 32)

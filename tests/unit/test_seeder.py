@@ -9,8 +9,7 @@ import torch
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
-from stoker.feed.seeder import Seeder
-from stoker.feed.seeding import preserved_random_state
+from stoker.feed.seeding import Seeder, preserved_random_state
 
 
 class Lazy:

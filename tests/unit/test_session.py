@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from stoker.feed.seeding import Numbered
-from stoker.feed.session import Outcome, Session
-from stoker.feed.shipping import PackedSpec, Spec, pack_spec
+from stoker.feed.trainer.session import Outcome, Session
+from stoker.feed.wire.dataset import PackedSpec, Spec, pack_spec
 
 SPEC = pack_spec(Spec(dataset=[1], collate_fn=len), max_bytes=1 << 20)
 

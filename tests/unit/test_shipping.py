@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import Subset, default_collate
 
 from stoker.errors import FeedLostError, ShippingError, UsageError
-from stoker.feed import shipping
 from stoker.feed.remote import remote, remotes_in
-from stoker.feed.shipping import (
+from stoker.feed.wire import dataset as shipping
+from stoker.feed.wire.dataset import (
     Spec,
     built,
     pack_error,
@@ -49,7 +49,7 @@ def test_classes_and_lambdas_of_a_script_come_back_in_another_process(tmp_path: 
     (tmp_path / "script.py").write_text(
         textwrap.dedent("""
         import sys
-        from stoker.feed.shipping import Spec, pack_spec
+        from stoker.feed.wire.dataset import Spec, pack_spec
         scale = 10
         class Squares:
             def __getitem__(self, i):
@@ -98,7 +98,7 @@ def test_a_module_beside_the_script_is_found_on_the_host(tmp_path: Path) -> None
         "class Ten:\n    def __getitem__(self, i):\n        return 10\n"
     )
     (tmp_path / "script.py").write_text(
-        "import sys, beside_me\nfrom stoker.feed.shipping import Spec, pack_spec\n"
+        "import sys, beside_me\nfrom stoker.feed.wire.dataset import Spec, pack_spec\n"
         "data = pack_spec(Spec(dataset=beside_me.Ten(), collate_fn=len), max_bytes=1 << 20).data\n"
         "open(sys.argv[1], 'wb').write(data)\n"
     )

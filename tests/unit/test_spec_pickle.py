@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from cloudpickle import cloudpickle
 
-from stoker.feed.shipping import Spec, pack_spec, unpack_spec
+from stoker.feed.wire.dataset import Spec, pack_spec, unpack_spec
 
 SCRIPT = """
     import abc, dataclasses, enum, json, sys
@@ -20,7 +20,7 @@ SCRIPT = """
     import numpy as np
     import torch
 
-    from stoker.feed.shipping import Spec, pack_spec
+    from stoker.feed.wire.dataset import Spec, pack_spec
 
     Item = TypeVar("Item")
     suffixes = {"jpg", "png", "gif", "bmp", "webp"}

@@ -11,11 +11,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from stoker.errors import FeedError
-from stoker.feed.channel import Batch, Channel, End, Error, Next, channel_pair
 from stoker.feed.seeding import preserved_random_state
-from stoker.feed.shipping import Spec, unpack_error
-from stoker.feed.stream_worker import ShardStream, StreamWorker
-from stoker.feed.wire import decode, pack_value
+from stoker.feed.wire.codec import decode, pack_value
+from stoker.feed.wire.dataset import Spec, unpack_error
+from stoker.feed.workers.pipe import Batch, Channel, End, Error, Next, channel_pair
+from stoker.feed.workers.worker import ShardStream, StreamWorker
 
 FOUR = pack_value([None] * 4, allow_pickle=True)
 

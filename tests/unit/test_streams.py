@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.feed.streams import MAX_LOSSES_IN_A_ROW, SETTLE_SECONDS, Streams
+from stoker.feed.trainer.shards import MAX_LOSSES_IN_A_ROW, SETTLE_SECONDS, Streams
 
 
 def streams(num_shards: int = 2, **options: object) -> Streams:

@@ -4,8 +4,8 @@ import os
 import select
 import sys
 
-from stoker.feed.shared import Shared
 from stoker.feed.timeline import Timeline
+from stoker.feed.trainer.shared import Shared
 from stoker.logs import Log
 
 

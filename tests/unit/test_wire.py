@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from stoker.errors import ProtocolError, ShippingError
-from stoker.feed import layout, wire
+from stoker.feed.wire import codec as layout
+from stoker.feed.wire import codec as wire
 from support.record_classes import CLASSES
 
 Point = collections.namedtuple("Point", ["x", "y"])
@@ -368,7 +369,7 @@ def test_classes_of_modules_come_back_as_themselves_from_another_process() -> No
     """However they are named there: torch's own tests have a named tuple within a class."""
     script = (
         "import sys, torch; sys.path.insert(0, 'tests')\n"
-        "from stoker.feed.wire import pack_value\n"
+        "from stoker.feed.wire.codec import pack_value\n"
         "from support.record_classes import CLASSES\n"
         "batch = [each(torch.ones(2), 3) for each in CLASSES]\n"
         "sys.stdout.buffer.write(pack_value(batch, allow_pickle=True))\n"

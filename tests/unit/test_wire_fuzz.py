@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import ProtocolError
-from stoker.feed import messages as m
-from stoker.feed import wire
-from stoker.feed.channel import MAX_MESSAGE_BYTES, Channel, channel_pair
+from stoker.feed.wire import codec as wire
+from stoker.feed.wire import protocol as m
+from stoker.feed.workers.pipe import MAX_MESSAGE_BYTES, Channel, channel_pair
 
 # What judging bytes may take beside a few times their own number: objects, errors, caches.
 MAX_EXTRA_BYTES = 2 << 20

@@ -12,12 +12,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from stoker.feed import wire
-from stoker.feed.endings import Process
-from stoker.feed.jobs import Job, Result
-from stoker.feed.pool import WorkerPool
-from stoker.feed.shipping import Spec
-from stoker.feed.worker import worker_main
+from stoker.feed.wire import codec as wire
+from stoker.feed.wire.dataset import Spec
+from stoker.feed.workers.pool import Job, Process, Result, WorkerPool
+from stoker.feed.workers.worker import worker_main
 
 BATCH = 8
 

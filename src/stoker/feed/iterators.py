@@ -1,13 +1,27 @@
-"""What all iterators of a loader share: each pass is numbered, seeded, timed and counted."""
+"""The iterators of a loader: each epoch is numbered, seeded, timed and counted; torch's own ones.
 
+The only difference to torch: batch n is made from random states that depend on (base seed, replica,
+epoch, n) and not on which worker makes it, or on what that worker did before. With no workers the
+trainer's own random state is restored after each batch. `seeding: torch` and iterable datasets
+are torch's own in every respect.
+"""
+
+import threading
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol, cast
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, _DatasetKind, get_worker_info
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
 
-from stoker.feed.order import Order, yielded
 from stoker.feed.process import Process
-from stoker.feed.seeding import Numbered, Occurrences, Seeding, makes_many
+from stoker.feed.sampler import Order, yielded
+from stoker.feed.seeding import Numbered, Occurrences, OneByOne, Seeder, Seeding, makes_many
 from stoker.feed.timeline import Steps
 
 
@@ -146,3 +160,228 @@ class Counted:
             raise
         yielded(position, self._num_taken())
         return batch
+
+
+WorkerInit = Callable[[int], object]
+
+
+class Fetcher(Protocol):
+    """Makes a batch of what a sampler gave."""
+
+    dataset: object
+    auto_collation: bool
+
+    def fetch(self, index: object) -> object:
+        """The batch."""
+        ...
+
+
+class SeededFetcher:
+    """Seeds before it fetches; indices without words (of other loaders) pass as they are."""
+
+    def __init__(self, fetcher: Fetcher, seeding: Seeding, seeder: Seeder) -> None:
+        self._fetcher = fetcher
+        self._seeding = seeding
+        self._seeder = seeder
+        if seeding == "sample" and fetcher.auto_collation and not makes_many(fetcher.dataset):
+            fetcher.dataset = OneByOne(fetcher.dataset)
+        # There may be one around another.
+        self.dataset = fetcher.dataset
+        self.auto_collation = fetcher.auto_collation
+
+    def fetch(self, index: object) -> object:
+        """The batch, the same wherever it is made."""
+        if not isinstance(index, Numbered):
+            return self._fetcher.fetch(index)
+        words, given = index.words, index.index
+        if isinstance(given, Iterator):
+            # The batch may have to be made again.
+            given = list(given)
+        if self._seeding == "sample":
+            return self._seeder.make(words, lambda: self._fetch_samples(words, given))
+        return self._seeder.make(words, lambda: self._fetcher.fetch(given))
+
+    def _fetch_samples(self, words: tuple[int, ...], index: object) -> object:
+        if not self.auto_collation:
+            self._seeder.place(words, index, 0)
+            return self._fetcher.fetch(index)
+        if makes_many(self.dataset):
+            return self._fetcher.fetch(index)
+        return self._fetcher.fetch(self._seeder.each(words, cast("Iterable[object]", index)))
+
+
+class PreservingFetcher(SeededFetcher):
+    """For the trainer's own process: its random state is as before after each batch."""
+
+    def fetch(self, index: object) -> object:
+        """The batch, the same wherever it is made."""
+        with self._seeder.preserved():
+            return super().fetch(index)
+
+
+class SeedingInit:
+    """A worker_init_fn that makes a torch worker seed its batches, after the user's own.
+
+    Args:
+        num_workers: Of the script, at least 1.
+    """
+
+    def __init__(self, user: WorkerInit | None, seeding: Seeding, *, num_workers: int) -> None:
+        self.user = user
+        self.seeding = seeding
+        self.num_workers = num_workers
+
+    def __call__(self, worker_id: int) -> None:
+        """Runs in the worker."""
+        if self.user is not None:
+            self.user(worker_id)
+        create = _DatasetKind.create_fetcher
+
+        def create_seeded(*args: object) -> SeededFetcher:
+            _, dataset, _, collate_fn, _ = args
+            seeder = Seeder(
+                {"dataset": dataset, "collate_fn": collate_fn},
+                num_workers=self.num_workers,
+                warns=worker_id == 0,
+            )
+            fetcher = create(*args)  # type: ignore[no-untyped-call]
+            return SeededFetcher(fetcher, self.seeding, seeder)
+
+        # In the worker's own process; its loop asks for the fetcher right after this.
+        _DatasetKind.create_fetcher = staticmethod(create_seeded)  # type: ignore[method-assign]
+
+
+class LoaderView:
+    """A loader as its iterator sees it, with some attributes replaced."""
+
+    def __init__(self, loader: "DataLoader[object]", **changes: object) -> None:
+        self._loader = loader
+        self.__dict__.update(changes)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loader, name)
+
+
+class SingleProcessIterator(Counted, _SingleProcessDataLoaderIter):  # type: ignore[misc]
+    """torch's iterator without workers."""
+
+    def __init__(self, loader: "DataLoader[object] | LoaderView", pass_: Pass) -> None:
+        self._pass = pass_
+        super().__init__(loader)
+        self._ask_sampler_again()
+        if pass_.seeding != "torch":
+            roots = {"dataset": self._dataset, "collate_fn": self._collate_fn}
+            seeder = Seeder(roots, num_workers=None)
+            self._dataset_fetcher = PreservingFetcher(self._dataset_fetcher, pass_.seeding, seeder)
+        weakref.finalize(self, pass_.drop)
+
+    def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
+        self._pass.begin()
+        super()._reset(loader, first_iter)
+
+    def _next_index(self) -> object:
+        index: object = super()._next_index()  # type: ignore[no-untyped-call]
+        return self._pass.for_fetcher(int(self._base_seed), index)
+
+    def _next_data(self) -> object:  # type: ignore[override]
+        before, _here.is_making = _is_making_here(), True
+        try:
+            batch: object = super()._next_data()  # type: ignore[no-untyped-call]
+            return batch
+        finally:
+            _here.is_making = before
+
+    def _num_taken(self) -> int:
+        position = self._pass.order.position
+        return position.num_handed - position.first
+
+    def __next__(self) -> object:
+        return self._counted(super().__next__)
+
+
+class MultiProcessingIterator(Counted, _MultiProcessingDataLoaderIter):  # type: ignore[misc]
+    """torch's iterator with workers."""
+
+    def __init__(self, loader: "DataLoader[object] | LoaderView", pass_: Pass) -> None:
+        self._pass = pass_
+        self._user_init: WorkerInit | None = None
+        super().__init__(loader)
+        weakref.finalize(self, pass_.drop)
+
+    # torch stores the loader's function here, and hands what is here to its workers.
+    @property
+    def _worker_init_fn(self) -> WorkerInit | None:
+        if self._pass.seeding == "torch":
+            return self._user_init
+        return SeedingInit(self._user_init, self._pass.seeding, num_workers=self._pass.num_workers)
+
+    @_worker_init_fn.setter
+    def _worker_init_fn(self, user: WorkerInit | None) -> None:
+        self._user_init = user
+
+    def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
+        if not first_iter:
+            self._pass.begin()
+        super()._reset(loader, first_iter)
+
+    def _next_index(self) -> object:
+        index: object = super()._next_index()  # type: ignore[no-untyped-call]
+        return self._pass.for_fetcher(int(self._base_seed), index)
+
+    def _num_taken(self) -> int | None:
+        return int(self._rcvd_idx) if self._in_order else None
+
+    def __next__(self) -> object:
+        return self._counted(super().__next__)
+
+
+TorchIterator = SingleProcessIterator | MultiProcessingIterator
+
+_here = threading.local()
+
+
+def _is_making_here() -> bool:
+    return bool(getattr(_here, "is_making", False))
+
+
+def is_making() -> bool:
+    """Whether a batch is being made here: a loader that is iterated over now is a part of it."""
+    return _is_making_here() or get_worker_info() is not None
+
+
+def part_iterator(loader: "DataLoader[object]") -> _BaseDataLoaderIter:
+    """torch's own iterator, for a loader that another one's dataset goes through.
+
+    It draws from the random states of the batch that it is a part of, wherever that is made.
+    """
+    if loader.num_workers == 0:
+        return _SingleProcessDataLoaderIter(loader)
+    return _MultiProcessingDataLoaderIter(loader)
+
+
+def torch_iterator(
+    loader: "DataLoader[object]", process: Process, *, num_workers: int | None = None
+) -> TorchIterator:
+    """torch's iterator for `loader`.
+
+    Args:
+        num_workers: In place of the loader's own, where it was decided.
+    """
+    is_map_style = loader._dataset_kind == _DatasetKind.Map
+    seeding: Seeding = process.settings.feed.seeding if is_map_style else "torch"
+    seen = loader if num_workers is None else with_workers(loader, num_workers)
+    pass_ = Pass(process, loader, seeding=seeding, is_inline=seen.num_workers == 0)
+    if seen.num_workers == 0:
+        return SingleProcessIterator(seen, pass_)
+    if num_workers is None:
+        loader.check_worker_number_rationality()
+    return MultiProcessingIterator(seen, pass_)
+
+
+def with_workers(loader: "DataLoader[object]", num_workers: int) -> LoaderView:
+    """`loader` with another number of workers, and what depends on it made to fit."""
+    if num_workers == 0:
+        return LoaderView(
+            loader, num_workers=0, prefetch_factor=None, timeout=0, persistent_workers=False
+        )
+    return LoaderView(loader, num_workers=num_workers, prefetch_factor=loader.prefetch_factor or 2)

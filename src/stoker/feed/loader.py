@@ -14,12 +14,12 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stoker.errors import ShippingError, UsageError
 from stoker.feed import state
+from stoker.feed.iterators import is_making, part_iterator, torch_iterator
 from stoker.feed.process import Process, this_process
-from stoker.feed.torch_iterators import is_making, part_iterator, torch_iterator
 from stoker.logs import Log
 from stoker.settings import ProcessSettings, from_environment
 
-_FEED = "stoker.feed.feed_iterator"
+_FEED = "stoker.feed.remote_iterators"
 
 _T = TypeVar("_T", covariant=True)
 
@@ -100,7 +100,7 @@ def _connect_ahead() -> None:
             importlib.import_module(_FEED)
             # A child (a worker, perhaps) is to ask for batches before it is taken for a trainer.
             if multiprocessing.parent_process() is None:
-                from stoker.feed.client import connect
+                from stoker.feed.trainer.client import connect
 
                 connect(this_process())
 
@@ -149,13 +149,13 @@ def _has_feed(process: Process) -> bool:
 
 
 def _fed_iterator(loader: AnyLoader, process: Process) -> _BaseDataLoaderIter:
-    from stoker.feed.client import feed_of
+    from stoker.feed.trainer.client import feed_of
 
     if loader._dataset_kind == _DatasetKind.Iterable:
-        from stoker.feed.stream_iterator import StreamIterator
+        from stoker.feed.remote_iterators import StreamIterator
 
         return StreamIterator(loader, process, feed_of(process))
-    from stoker.feed.feed_iterator import FeedIterator
+    from stoker.feed.remote_iterators import FeedIterator
 
     return FeedIterator(loader, process, feed_of(process))
 

@@ -15,9 +15,9 @@ from stoker.settings import ProcessSettings, from_environment
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from stoker.feed.order import Position
-    from stoker.feed.session import Session
+    from stoker.feed.sampler import Position
     from stoker.feed.state import LoaderState
+    from stoker.feed.trainer.session import Session
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)

@@ -1,23 +1,47 @@
-"""The three random states that a dataset may draw from, made from words instead of from history.
+"""The random states that a dataset may draw from, set for each batch.
 
 A batch (or a sample) is the same wherever it is made because Python's `random`, NumPy's global
 state and torch's default CPU generator are set from (base seed, replica, epoch, number) before it
 is made. The words are hashed by BLAKE2b, which no version of NumPy can change.
+
+Three things: the three global random states are set, and the generators that the dataset and the
+collate function hold, and `get_worker_info()` tells the worker that torch's loader would have had
+make the batch: number n is of worker n modulo the script's `num_workers`. So a dataset that makes a
+generator of its own from `get_worker_info().seed` has the same one wherever it runs.
+
+Of the three global generators, and of those that the dataset and its collate function hold.
 """
 
+import contextlib
 import hashlib
 import random
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import msgspec
 import numpy as np
 import torch
 from torch.utils.data import StackDataset, Subset
+from torch.utils.data._utils import worker as torch_worker
 
-from stoker.feed.generators import MAX_SEED
+from stoker.errors import ShippingError
+from stoker.feed.generators import (
+    MAX_SEED,
+    HeldGenerators,
+    Kind,
+    global_generators,
+    kind_of,
+    put_back,
+)
+from stoker.feed.wire.codec import pack_value, unpack_value
+from stoker.logs import Log
+from stoker.settings import from_environment
+
+if TYPE_CHECKING:
+    import torch
+
 
 # Base seed, replica, epoch, number of the batch.
 BATCH_WORDS = 4
@@ -170,3 +194,158 @@ def index_bytes(index: object) -> bytes:
     if isinstance(index, int):
         return b"i" + str(int(index)).encode()
     return b"r" + repr(index).encode("utf-8", "surrogatepass")
+
+
+# A batch in which a generator was made that was not there before is made again, with it seeded.
+_MAX_TIMES = 4
+
+_T = TypeVar("_T")
+
+
+class Seeder:
+    """Seeds the batches that this process makes, after the dataset is there.
+
+    Args:
+        roots: What makes the batches, by the names that paths of generators begin with.
+        num_workers: Of the script, for `get_worker_info()`; None: there is to be none, as in the
+            trainer's own process.
+        warns: Says, once a path, what looks like a generator and cannot be seeded.
+    """
+
+    def __init__(
+        self, roots: Mapping[str, object], *, num_workers: int | None, warns: bool = True
+    ) -> None:
+        self._dataset = roots["dataset"]
+        self._num_workers = num_workers
+        self._held = HeldGenerators(roots)
+        self._warns = warns
+        self._warned: set[str] = set()
+        self._base_seed: int | None = None
+        self._infos: dict[int, torch_worker.WorkerInfo] = {}
+        self._tell()
+
+    def make(self, words: Sequence[int], make: Callable[[], _T]) -> _T:
+        """Returns what `make` does, with everything seeded for the batch of `words`.
+
+        `make` is called again where the dataset has made a generator for itself meanwhile.
+        """
+        self._set_info(words)
+        for _ in range(_MAX_TIMES - 1):
+            self._seed_batch(words)
+            try:
+                made = make()
+            except Exception:
+                # It may have come of what was drawn.
+                if not (self._held.has_changed() and self._has_new()):
+                    raise
+                continue
+            if not (self._held.has_changed() and self._has_new()):
+                return made
+            del made
+        self._seed_batch(words)
+        return make()
+
+    def place(self, words: Sequence[int], index: object, place: int) -> None:
+        """Seeds for the sample at `place` of the batch."""
+        digest = seed_place(words, index, place)
+        if self._held.found:
+            self._held.seed(digest)
+
+    def each(self, words: Sequence[int], indices: Iterable[object]) -> Iterator[object]:
+        """Yields the indices of a batch; all is seeded for each as it is asked for.
+
+        At the end it is seeded for the batch: the collate function's draws belong to it.
+        """
+        for place, index in enumerate(indices):
+            self.place(words, index, place)
+            yield index
+        self._seed_batch(words)
+
+    @contextlib.contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Puts all random states back at its end: the trainer's own draws do not move."""
+        states = self._held.states() if self._held.found else ()
+        try:
+            with preserved_random_state():
+                yield
+        finally:
+            put_back(states)
+
+    def _seed_batch(self, words: Sequence[int]) -> None:
+        digest = seed_batch(words[:BATCH_WORDS])
+        if self._held.found:
+            self._held.seed(digest)
+
+    def _has_new(self) -> bool:
+        is_new = self._held.look()
+        self._tell()
+        return is_new
+
+    def _tell(self) -> None:
+        """Warns of what cannot be seeded."""
+        for path, what in self._held.out_of_reach.items() if self._warns else ():
+            if path in self._warned:
+                continue
+            self._warned.add(path)
+            settings = from_environment()
+            Log(run=settings.run_id, host=settings.host).event(
+                "generator_not_seeded",
+                text=f"{path} ({what}) draws random numbers and cannot be seeded for each batch: "
+                "batches depend on who makes them; hold a generator of random, NumPy or torch, or "
+                "seed it in __getitem__ from torch.initial_seed()",
+            )
+
+    def _set_info(self, words: Sequence[int]) -> None:
+        if self._num_workers is None:
+            return
+        base_seed, worker = words[0], words[3] % self._num_workers
+        if base_seed != self._base_seed:
+            self._base_seed = base_seed
+            self._infos.clear()
+        info = self._infos.get(worker)
+        if info is None:
+            info = self._infos[worker] = torch_worker.WorkerInfo(
+                id=worker,
+                num_workers=self._num_workers,
+                seed=base_seed + worker,
+                dataset=cast("torch.utils.data.Dataset[object]", self._dataset),
+            )
+        torch_worker._worker_info = info
+
+
+def states_here(roots: Mapping[str, object]) -> bytes:
+    """Returns the random states of this process, for `set_states`; empty: they cannot travel.
+
+    Args:
+        roots: What makes batches, by the names that paths of generators begin with.
+    """
+    states = {path: kind.read(value) for path, value, kind in _all(roots)}
+    try:
+        return pack_value(states, allow_pickle=False)
+    except ShippingError:
+        # Of a subclass with a state of its own kind.
+        return b""
+
+
+def set_states(states: bytes, roots: Mapping[str, object]) -> set[str]:
+    """Sets the random states; returns the paths of generators that are not there.
+
+    Raises:
+        ProtocolError: If they are none.
+    """
+    given = unpack_value(states, allow_pickle=False)
+    assert isinstance(given, dict)
+    here = {path: (value, kind) for path, value, kind in _all(roots)}
+    for path in given.keys() & here.keys():
+        value, kind = here[path]
+        kind.write(value, given[path])
+    return given.keys() - here.keys()
+
+
+def _all(roots: Mapping[str, object]) -> Iterator[tuple[str, object, Kind]]:
+    for name, value in zip(("torch", "python", "numpy"), global_generators(), strict=False):
+        kind = kind_of(value)
+        if kind is not None:
+            yield name, value, kind
+    for path, value, kind, _ in HeldGenerators(roots).found:
+        yield path, value, kind

@@ -1,22 +1,350 @@
-"""The state of a loader: what `state_dict` gives and `load_state_dict` takes.
+"""The state of a loader and of what its order depends on: taken, put back, replayed.
+
+Two are taken at the start of every pass (80 us each), so that a state asked for in the middle of
+it can say how the pass began. A snapshot is made of plain types and tensors: `torch.load` reads it
+with `weights_only=True`.
+
+The feed asks a sampler further ahead than torch's loader does. A generator that the script made
+would be left elsewhere than with torch, and the next epoch would have another order.
 
 It says how the pass under way began (random states, samplers' states, base seed) and how far it
 came. No word of it is about workers or hosts: any number and placement of them may take it.
+
+It is run again from where the pass began, and what was yielded is skipped; a digest of all that it
+gave proves that it gives the same again.
 """
 
 import copy
-from collections.abc import Sized
-from typing import TYPE_CHECKING, TypedDict, cast
+import hashlib
+import random
+import re
+import threading
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, cast, runtime_checkable
 
+import numpy as np
+import torch
 from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.errors import UsageError
-from stoker.feed import snapshots
 from stoker.feed.process import LoaderBooks, Process
-from stoker.feed.snapshots import Parts, Snapshot, Stateful
+from stoker.feed.seeding import Occurrences, index_bytes
 
 if TYPE_CHECKING:
-    from stoker.feed.order import Position
+    from stoker.feed.sampler import Position
+
+
+# Samplers within samplers, as batch samplers and their wrappers hold them.
+_INNER = ("sampler", "batch_sampler")
+_MAX_DEPTH = 8
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A sampler (or an iterable dataset) with a state of its own, by torchdata's convention."""
+
+    def state_dict(self) -> object:
+        """Its state."""
+        ...
+
+    def load_state_dict(self, state: object, /) -> object:
+        """Takes a state."""
+        ...
+
+
+class Snapshot(TypedDict):
+    """Random states and samplers' states at a moment.
+
+    Attributes:
+        torch: Of torch's default generator.
+        python: Of the module `random`.
+        numpy: Of NumPy's global generator.
+        generators: Of those that the loader and its samplers hold.
+        epochs: Of samplers that count them (`set_epoch`).
+        own: Of samplers with a `state_dict`.
+    """
+
+    torch: torch.Tensor
+    python: object
+    numpy: object
+    generators: dict[str, object]
+    epochs: dict[str, int]
+    own: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The generators and samplers of a loader, named by where they are, as `sampler.generator`."""
+
+    generators: dict[str, object]
+    samplers: dict[str, object]
+
+    def stateful(self) -> dict[str, Stateful]:
+        """Those samplers that keep a state of their own."""
+        return {name: s for name, s in self.samplers.items() if isinstance(s, Stateful)}
+
+
+def parts_of(loader: "DataLoader[object]") -> Parts:
+    """What is to be kept of `loader`."""
+    samplers: dict[str, object] = {}
+    name, inner = ("batch_sampler" if loader._auto_collation else "sampler"), loader._index_sampler
+    while len(samplers) < _MAX_DEPTH and not any(inner is known for known in samplers.values()):
+        samplers[name] = inner
+        found = [attr for attr in _INNER if getattr(inner, attr, None) is not None]
+        if not found:
+            break
+        name, inner = f"{name}.{found[0]}", getattr(inner, found[0])
+    generators: dict[str, object] = {}
+    if loader.generator is not None:
+        generators["generator"] = loader.generator
+    for name, sampler in samplers.items():
+        for attr, value in sorted(getattr(sampler, "__dict__", {}).items()):
+            if _kind_of(value) is not None:
+                generators[f"{name}.{attr}"] = value
+    return Parts(generators, samplers)
+
+
+def take(parts: Parts, *, with_own: bool = True) -> Snapshot:
+    """A snapshot of now.
+
+    Args:
+        with_own: Asks the samplers for their own states too. One that fails to tell it has none.
+    """
+    own: dict[str, object] = {}
+    for name, sampler in parts.stateful().items() if with_own else ():
+        # The user's code, which nobody may have asked for a state: no reason to end the training.
+        try:
+            own[name] = copy.deepcopy(plain(sampler.state_dict()))
+        except Exception:
+            continue
+    return Snapshot(
+        torch=torch.get_rng_state(),
+        python=_python_state(random.getstate()),
+        numpy=plain(np.random.get_state(legacy=False)),
+        generators={name: _state_of(value) for name, value in parts.generators.items()},
+        epochs={
+            name: epoch
+            for name, sampler in parts.samplers.items()
+            if isinstance(epoch := getattr(sampler, "epoch", None), int)
+            and hasattr(sampler, "set_epoch")
+        },
+        own=own,
+    )
+
+
+def set_globals(snapshot: Snapshot) -> None:
+    """Sets the three global random states."""
+    torch.set_rng_state(snapshot["torch"])
+    random.setstate(_python_tuple(snapshot["python"]))
+    np.random.set_state(cast("dict[str, object]", _numpy(snapshot["numpy"])))
+
+
+def set_generators(parts: Parts, snapshot: Snapshot) -> None:
+    """Sets the generators that the loader and its samplers hold."""
+    for name, state in snapshot["generators"].items():
+        _set_state(parts.generators[name], state)
+
+
+def set_epochs(parts: Parts, snapshot: Snapshot) -> None:
+    """Sets the epochs that samplers count."""
+    for name, epoch in snapshot["epochs"].items():
+        set_epoch = getattr(parts.samplers[name], "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+
+
+def set_own(parts: Parts, snapshot: Snapshot) -> None:
+    """Hands the samplers their own states."""
+    for name, state in snapshot["own"].items():
+        sampler = parts.samplers[name]
+        if isinstance(sampler, Stateful):
+            sampler.load_state_dict(copy.deepcopy(state))
+
+
+def plain(value: object) -> object:
+    """`value` without NumPy's types, which a safe `torch.load` refuses."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+        return {"array": torch.from_numpy(value.astype(np.int64)), "dtype": str(value.dtype)}
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) is dict:
+        return {key: plain(item) for key, item in value.items()}
+    if type(value) is list or type(value) is tuple:
+        return type(value)(plain(item) for item in value)
+    return value
+
+
+def _numpy(value: object) -> object:
+    """The opposite of `plain`, for NumPy's own states."""
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"array", "dtype"}:
+        return value["array"].numpy().astype(value["dtype"])
+    return {key: _numpy(item) for key, item in value.items()}
+
+
+def _python_state(state: tuple[object, ...]) -> object:
+    version, words, gauss = state
+    return [version, torch.tensor(words, dtype=torch.int64), gauss]
+
+
+def _python_tuple(state: object) -> tuple[object, ...]:
+    version, words, gauss = cast("tuple[int, torch.Tensor, float | None]", state)
+    return (version, tuple(words.tolist()), gauss)
+
+
+class _Kept(NamedTuple):
+    """How the state of a kind of generator is read and set."""
+
+    read: Callable[[object], object]
+    write: Callable[[object, object], object]
+
+
+def _kind_of(value: object) -> type | None:
+    return next((kind for kind in _KINDS if isinstance(value, kind)), None)
+
+
+def _state_of(generator: object) -> object:
+    kind = _kind_of(generator)
+    assert kind is not None
+    return _KINDS[kind].read(generator)
+
+
+def _set_state(generator: object, state: object) -> None:
+    kind = _kind_of(generator)
+    assert kind is not None
+    _KINDS[kind].write(generator, state)
+
+
+def _set_numpy_generator(generator: np.random.Generator, state: object) -> None:
+    generator.bit_generator.state = cast("Mapping[str, object]", _numpy(state))
+
+
+def _kept(read: object, write: object) -> _Kept:
+    return _Kept(
+        cast("Callable[[object], object]", read), cast("Callable[[object, object], object]", write)
+    )
+
+
+_KINDS: dict[type, _Kept] = {
+    torch.Generator: _kept(torch.Generator.get_state, torch.Generator.set_state),
+    random.Random: _kept(
+        lambda generator: _python_state(generator.getstate()),
+        lambda generator, state: generator.setstate(_python_tuple(state)),
+    ),
+    np.random.Generator: _kept(
+        lambda generator: plain(generator.bit_generator.state), _set_numpy_generator
+    ),
+    np.random.RandomState: _kept(
+        lambda generator: plain(generator.get_state(legacy=False)),
+        lambda generator, state: generator.set_state(_numpy(state)),
+    ),
+}
+
+
+class Rewind:
+    """The states of a loader's generators after each of the last draws of one pass; 5 kB a draw.
+
+    Args:
+        generators: All that the sampler may draw from.
+        num_ahead: Batches that torch's loader has drawn ahead of those that the script took.
+    """
+
+    def __init__(self, generators: list[torch.Generator], *, num_ahead: int) -> None:
+        self.num_ahead = num_ahead
+        self._generators = generators
+        self._states: deque[tuple[int, list[torch.Tensor]]] = deque()
+        self._last = b""
+        self._thread = 0
+        self._drawn: list[torch.Tensor] = []
+        self._put_back = b""
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def before(self, num_drawn: int) -> None:
+        """The sampler is about to be asked, after `num_drawn` draws."""
+        states = self._read()
+        if _bytes_of(states) != self._last:
+            # Others drew: what was before them cannot be put back without undoing theirs.
+            self._states.clear()
+            self._states.append((num_drawn, states))
+
+    def after(self, num_drawn: int, *, num_taken: int) -> None:
+        """The sampler was asked.
+
+        Args:
+            num_drawn: How often in this pass; once more than there are batches: it is exhausted.
+            num_taken: Batches of the pass that the script took.
+        """
+        states = self._read()
+        self._last = _bytes_of(states)
+        self._thread = threading.get_ident()
+        self._states.append((num_drawn, states))
+        while len(self._states) > 1 and self._states[0][0] < num_taken + self.num_ahead:
+            self._states.popleft()
+
+    def forget(self) -> None:
+        """Nothing is put back of what was drawn so far."""
+        self._states.clear()
+        self._last = b""
+
+    def leave(self, num_taken: int) -> None:
+        """The pass was left: the generators are as torch's loader leaves them.
+
+        Nothing is changed if somebody else drew since. Takes no lock; may be called twice.
+        """
+        known = dict(self._states)
+        if known and _bytes_of(self._read()) == self._last:
+            num_drawn, drawn = self._states[-1]
+            states = known.get(min(num_taken + self.num_ahead, num_drawn), drawn)
+            for generator, state in zip(self._generators, states, strict=True):
+                generator.set_state(state)
+            self._drawn, self._put_back = drawn, _bytes_of(states)
+        self.forget()
+
+    def is_of_this_thread(self) -> bool:
+        """Whether it is this thread that draws: then nobody draws now."""
+        return self._thread == threading.get_ident()
+
+    def show_drawn(self, parts: Parts, now: Snapshot) -> None:
+        """Has `now` say of the generators what they were before they were put back.
+
+        For a state of a pass that was left: it holds how far the sampler was drawn.
+        """
+        if self._drawn and _bytes_of(self._read()) == self._put_back:
+            for name, generator in parts.generators.items():
+                for own, state in zip(self._generators, self._drawn, strict=True):
+                    if generator is own:
+                        now["generators"][name] = state
+
+    def _read(self) -> list[torch.Tensor]:
+        return [generator.get_state() for generator in self._generators]
+
+
+def generators_of(parts: Parts) -> list[torch.Generator]:
+    """Those of the script's that the samplers of a loader may draw from; empty: there is none."""
+    found = {
+        name: value
+        for name, value in parts.generators.items()
+        if isinstance(value, torch.Generator) and value.device.type == "cpu"
+    }
+    of_loader = found.pop("generator", None)
+    if not found and of_loader is not None:
+        # A sampler of the script's own may have it where it is not seen.
+        return [of_loader]
+    return list({id(value): value for value in found.values()}.values())
+
+
+def _bytes_of(states: list[torch.Tensor]) -> bytes:
+    # Half of the time of torch.equal, and nothing that a profiler would show.
+    return b"".join([state.numpy().tobytes() for state in states])
+
 
 VERSION = 1
 
@@ -85,8 +413,8 @@ def state_of(
     Raises:
         UsageError: In the middle of a pass over an iterable dataset, or one out of order.
     """
-    parts = snapshots.parts_of(loader)
-    now = snapshots.take(parts)
+    parts = parts_of(loader)
+    now = take(parts)
     books = process.known_books(loader)
     if books is None:
         return _state(loader, process, parts, LoaderBooks(0), now)
@@ -125,7 +453,7 @@ def load(
             fix="hand load_state_dict what state_dict gave",
         )
     given = cast("LoaderState", state)
-    parts = snapshots.parts_of(loader)
+    parts = parts_of(loader)
     here = _facts(loader, process, parts)
     differing = [
         f"{name.replace('_', ' ')}: {given['loader'].get(name)!r} in the state, {value!r} here"
@@ -141,11 +469,11 @@ def load(
         )
     process.books(loader).loaded = copy.deepcopy(given)
     if sets_globals:
-        snapshots.set_globals(given["now"])
-    snapshots.set_generators(parts, given["now"])
+        set_globals(given["now"])
+    set_generators(parts, given["now"])
     if given["begun"] is None:
-        snapshots.set_epochs(parts, given["now"])
-        snapshots.set_own(parts, given["now"])
+        set_epochs(parts, given["now"])
+        set_own(parts, given["now"])
 
 
 def _state(
@@ -196,7 +524,7 @@ def _begun(loader: "DataLoader[object]", position: "Position", num_held: int) ->
         digest=position.digest,
         at_iter=position.at_iter,
         at_draw=position.at_draw,
-        ahead=[snapshots.plain(index) for index in position.ahead_of(num_held)],
+        ahead=[plain(index) for index in position.ahead_of(num_held)],
         dataset=dataset,
     )
 
@@ -231,3 +559,107 @@ def _facts(loader: "DataLoader[object]", process: Process, parts: Parts) -> dict
 
 def _name_of(sampler: object) -> str:
     return f"{type(sampler).__module__}.{type(sampler).__qualname__}"
+
+
+def replay_sampler(
+    sampler: Iterable[object],
+    parts: Parts,
+    begun: Begun,
+    *,
+    now: Snapshot,
+    occurrences: Occurrences | None,
+    epoch: int,
+    rewind: Rewind | None = None,
+) -> tuple[Iterator[object], deque[object]]:
+    """Draws from `sampler` what `begun` says was drawn of it; sets random states to do so.
+
+    Args:
+        parts: The generators and samplers of the loader.
+        now: When the state was taken.
+        occurrences: Counts what was yielded, for `sample` seeding.
+        epoch: Of the pass, in errors.
+        rewind: Is told of every draw.
+
+    Returns:
+        The rest of the sampler, and what was drawn and not yielded.
+
+    Raises:
+        UsageError: If it does not give the same again.
+    """
+    num_drawn, at_iter = begun["num_drawn"], begun["at_iter"]
+    assert at_iter is not None
+    own = bool(at_iter["own"])
+    # A sampler's own state may be stale at the start of a pass, and mended by its first draw:
+    # then it is taken as the script made it.
+    for with_own in (True, False) if own else (False,):
+        if with_own:
+            set_own(parts, at_iter)
+        set_epochs(parts, at_iter)
+        _set_random(parts, at_iter)
+        iterator = iter(sampler)
+        if begun["at_draw"] is not None:
+            _set_random(parts, begun["at_draw"])
+        digest, ahead = "", deque[object]()
+        if rewind is not None:
+            rewind.forget()
+            rewind.before(0)
+        if occurrences is not None:
+            occurrences.clear()
+        for number in range(num_drawn):
+            for index in iterator:
+                digest = digest_with(index, before=digest)
+                if number >= begun["num_yielded"]:
+                    ahead.append(index)
+                elif occurrences is not None:
+                    occurrences.of(index)
+                break
+            if rewind is not None:
+                rewind.after(number + 1, num_taken=begun["num_yielded"])
+        if begun["is_drawn_out"]:
+            digest = "".join([digest, *("more" for _ in iterator)])
+            if rewind is not None:
+                rewind.after(num_drawn + 1, num_taken=begun["num_yielded"])
+        if digest == begun["digest"]:
+            return iterator, ahead
+    if now["own"] and not _equal(now["own"], at_iter["own"]):
+        # torchdata's convention: the state holds how far the sampler is.
+        if rewind is not None:
+            rewind.forget()
+        set_own(parts, now)
+        _set_random(parts, now)
+        iterator = iter(()) if begun["is_drawn_out"] else iter(sampler)
+        return iterator, deque(begun["ahead"])
+    names = ", ".join(type(each).__name__ for each in parts.samplers.values())
+    raise UsageError(
+        f"the sampler ({names}) did not give the same {num_drawn} batches again that it gave "
+        "before the state was taken",
+        where=f"epoch {epoch}, {begun['num_yielded']} batches yielded",
+        fix="build the dataset and the sampler as in the run that saved the state, with the "
+        "same set_epoch; a sampler with randomness of its own needs state_dict and "
+        "load_state_dict",
+    )
+
+
+def digest_with(index: object, *, before: str) -> str:
+    """Of all that a sampler gave, `index` being the last; 2 us for 32 whole numbers."""
+    try:
+        given = array("q", index if isinstance(index, list | tuple) else [index]).tobytes()
+    except (TypeError, ValueError, OverflowError):
+        # The address of an object is another in another process.
+        given = re.sub(rb" at 0x[0-9a-f]+", b"", index_bytes(index))
+    return hashlib.blake2b(before.encode() + given, digest_size=16).hexdigest()
+
+
+def _set_random(parts: Parts, snapshot: Snapshot) -> None:
+    set_globals(snapshot)
+    set_generators(parts, snapshot)
+
+
+def _equal(left: object, right: object) -> bool:
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(map(_equal, left, right))
+    return bool(left == right)

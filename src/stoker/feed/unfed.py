@@ -18,7 +18,7 @@ from stoker.feed.unfed_word import Unfed
 from stoker.logs import Log
 from stoker.settings import RELEASED_FILE, ProcessSettings, from_environment, unfed_file
 
-_FEED = "stoker.feed.feed_iterator"
+_FEED = "stoker.feed.remote_iterators"
 # A script may take some steps on batches of zeros before it reads its first one.
 ENOUGH_STEPS = 20
 

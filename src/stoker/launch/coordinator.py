@@ -17,7 +17,15 @@ from typing import Literal
 import zmq
 
 from stoker.errors import PlatformError, ProtocolError
-from stoker.feed.messages import (
+from stoker.feed.wire.crypto import (
+    HEARTBEAT_TIMEOUT_SECONDS,
+    AllowList,
+    HandshakeGuard,
+    Keys,
+    StrangerLog,
+    secure_server,
+)
+from stoker.feed.wire.protocol import (
     MAX_START_ARGUMENTS,
     PROTOCOL_VERSION,
     Attend,
@@ -34,8 +42,6 @@ from stoker.feed.messages import (
     Unpacker,
     pack,
 )
-from stoker.feed.security import HEARTBEAT_TIMEOUT_SECONDS, AllowList, Keys, secure_server
-from stoker.feed.strangers import HandshakeGuard, StrangerLog
 from stoker.launch.members import Change, Members
 from stoker.logs import Log, now_utc
 from stoker.records import Event, FeedSettings

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 import psutil
 
 from stoker.errors import FeedError, FeedLostError, StokerError
-from stoker.feed.agent import Agent
+from stoker.feed.agent.agent import Agent
 from stoker.host import cpu, spawn
 from stoker.launch.engines.server import EngineOrder, Server, order_of, stop_servers
 from stoker.launch.hostrun import HostRun

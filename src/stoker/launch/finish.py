@@ -18,8 +18,8 @@ import msgspec
 
 from stoker.catalog import load_catalog
 from stoker.errors import UsageError
-from stoker.feed.messages import Progress
 from stoker.feed.usage import read_usage
+from stoker.feed.wire.protocol import Progress
 from stoker.host import cpu
 from stoker.launch.measure import (
     FILE,

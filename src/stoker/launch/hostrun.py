@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.errors import UsageError
-from stoker.feed.messages import PROTOCOL_VERSION, Join
-from stoker.feed.security import Keys, read_token
+from stoker.feed.wire.crypto import Keys, read_token
+from stoker.feed.wire.protocol import PROTOCOL_VERSION, Join
 from stoker.launch.membership import new_incarnation
 from stoker.launch.supervise import Inbox
 from stoker.launch.topology import Topology

@@ -19,8 +19,8 @@ from statistics import fmean, median
 
 from stoker.catalog import Catalog
 from stoker.errors import UsageError
-from stoker.feed.messages import Progress
 from stoker.feed.usage import LoaderUsage, RankUsage
+from stoker.feed.wire.protocol import Progress
 from stoker.records import Group, Measured, Observed, Profile, ProfiledHost, Spread, StepTerms
 from stoker.records.base import Value
 from stoker.records.profile import ProfiledData

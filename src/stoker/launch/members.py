@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from stoker.feed.messages import (
+from stoker.feed.wire.protocol import (
     PROTOCOL_VERSION,
     Beat,
     HostStage,

@@ -20,7 +20,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from stoker.errors import ProtocolError
-from stoker.feed.messages import (
+from stoker.feed.wire.crypto import Keys, secure_client
+from stoker.feed.wire.protocol import (
     Beat,
     FromCoordinator,
     HostStage,
@@ -35,7 +36,6 @@ from stoker.feed.messages import (
     Welcome,
     pack,
 )
-from stoker.feed.security import Keys, secure_client
 from stoker.launch.coordinator import MAX_MESSAGE_BYTES
 from stoker.launch.members import LATE_BEATS, beat_seconds
 from stoker.logs import Log

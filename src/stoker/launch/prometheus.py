@@ -14,7 +14,7 @@ from socketserver import BaseServer
 from typing import Protocol, cast
 
 from stoker.errors import PlatformError, UsageError
-from stoker.feed.messages import HostWork, Progress
+from stoker.feed.wire.protocol import HostWork, Progress
 from stoker.logs import Log
 from stoker.records import FeedSettings
 

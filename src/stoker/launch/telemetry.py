@@ -39,7 +39,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from stoker.feed.messages import FeedWork, HostWork, Progress
+from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.launch.measure import Step, step_of
 from stoker.logs import Log, LogEvent
 from stoker.platforms.logs import Tail

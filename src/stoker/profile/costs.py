@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from stoker.feed.batch_bytes import num_bytes
+from stoker.feed.wire.codec import num_bytes
 from stoker.profile import batches
 from stoker.profile.loader_phases import Source, run_in_workers
 from stoker.profile.raw import Cost

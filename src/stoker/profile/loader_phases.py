@@ -22,10 +22,9 @@ import torch.utils.data
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from stoker.errors import StokerError
-from stoker.feed.batch_stream import BatchReader, BatchWriter, tune
-from stoker.feed.landing import Bytes, Landing
-from stoker.feed.sealing import KEY_BYTES, Sealer, Unsealer
-from stoker.feed.wire import Encoded, decode, encode
+from stoker.feed.wire.codec import Encoded, decode, encode
+from stoker.feed.wire.crypto import KEY_BYTES, Sealer, Unsealer
+from stoker.feed.wire.stream import BatchReader, BatchWriter, Bytes, Landing, tune
 from stoker.host.counters import (
     OpenedFiles,
     bytes_read,
@@ -746,7 +745,7 @@ def _send(connection: socket.socket, key: bytes, frame: bytearray) -> None:
 def _receive(connection: socket.socket, key: bytes, landed: "queue.Queue[Bytes | None]") -> None:
     # Not above: the probe may be imported in the middle of the feed's own import of torch,
     # and what places batches needs all of the feed.
-    from stoker.feed.placing import Placing
+    from stoker.feed.trainer.buffers import Placing
 
     landing = Landing()
     placing = Placing(landing)

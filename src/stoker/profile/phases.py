@@ -10,9 +10,9 @@ import msgspec
 import torch
 from torch.utils.data import DataLoader
 
-from stoker.feed.batch_bytes import num_bytes
-from stoker.feed.shipping import Spec, why_unshippable
 from stoker.feed.timeline import Timeline
+from stoker.feed.wire.codec import num_bytes
+from stoker.feed.wire.dataset import Spec, why_unshippable
 from stoker.logs import Log
 from stoker.profile import batches
 from stoker.profile.agree import Agreement, Board, Findings, Place, place_of

@@ -1,0 +1,624 @@
+"""The agent of a data host listens on its ports and serves the sessions of its trainers.
+
+The loop is `agent`'s; how the batches of all sessions are made is in `dispatch`.
+
+One poll loop: zmq, the port for batches, the workers' channels, the holders' channels and a wake-up
+descriptor; and a thread for each trainer that batches are sent to. What is done for the trainers is
+in `service`.
+"""
+
+import contextlib
+import math
+import os
+import resource
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import zmq
+
+from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
+from stoker.feed.agent.dataset_host import HeldSpec, Nursery, Specs
+from stoker.feed.agent.dispatch import Dispatch
+from stoker.feed.agent.queue import Session
+from stoker.feed.agent.sending import BatchPort, Outbox, OutgoingBatch, Transport
+from stoker.feed.wire import crypto as security
+from stoker.feed.wire import protocol as messages
+from stoker.feed.wire.crypto import HandshakeGuard, StrangerLog
+from stoker.feed.wire.dataset import pack_error
+from stoker.feed.wire.protocol import Assembly, compare_versions, own_versions
+from stoker.host.cpu import interrupting_nobody
+from stoker.logs import Log
+from stoker.records import FeedSettings
+
+# A trainer whose connection is gone may come back within this.
+UNREACHABLE_SECONDS = 15.0
+# Silent sessions are spoken to this often: a trainer that is gone is noticed.
+PROBE_SECONDS = 10.0
+# A trainer that was asked for a spec and does not ship it: the others are asked, too.
+SHIP_SECONDS = 120.0
+_HOST_FIX = "see that host's log; give it more memory, or fewer workers"
+
+
+class Service:
+    """Serves batches to sessions.
+
+    Args:
+        workers: Batches made at a time.
+        host: This host's name, in errors and logs.
+
+    Attributes:
+        reached_at: When a trainer that asks for nothing was last reached; monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        specs: Specs,
+        transport: Transport,
+        *,
+        workers: int,
+        feed: FeedSettings,
+        log: Log,
+        host: str,
+    ) -> None:
+        self._specs = specs
+        self._outbox = Outbox(transport)
+        self._workers = workers
+        self._feed = feed
+        self._log = log
+        self._host = host
+        self._sessions: dict[str, Session] = {}
+        self._dispatch = Dispatch(
+            specs, self._outbox, sessions=self._sessions, workers=workers, feed=feed, log=log
+        )
+        self._is_draining = False
+        self._warned: set[tuple[bytes, str]] = set()
+        self._versions = own_versions()
+        self._probed_at = time.monotonic()
+        self.reached_at = -math.inf
+
+    @property
+    def num_begun(self) -> int:
+        """Batches that workers have, to make now or next."""
+        return self._dispatch.num_begun
+
+    @property
+    def num_sent(self) -> int:
+        """Batches sent so far, over all sessions."""
+        return self._outbox.num_sent
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of batches that the transport still holds."""
+        return self._outbox.sent_bytes
+
+    def work(self, ready: Iterable[int]) -> None:
+        """Takes what the workers and holders say on those descriptors, and keeps them busy."""
+        for spec in self._specs.handle(ready):
+            self._announce(spec)
+        self._dispatch.work()
+
+    def tick(self, now: float) -> None:
+        """What is due once a second."""
+        self._dispatch.tick()
+        if now - self._probed_at >= PROBE_SECONDS:
+            self._probed_at = now
+            for session in self._sessions.values():
+                if session.is_ready and not session.requests:
+                    message = messages.Credits(session=session.name, credits=session.credits)
+                    self._outbox.send(session, message)
+                    if session.unreachable_since is None:
+                        self.reached_at = now
+        for session in list(self._sessions.values()):
+            since = session.unreachable_since
+            if since is not None and now - since > UNREACHABLE_SECONDS:
+                self._end_session(session.name, "unreachable")
+        for held in self._specs.overdue(now - SHIP_SECONDS):
+            self._need(held)
+
+    def drain(self) -> None:
+        """Begins nothing any more, and says so."""
+        self._is_draining = True
+        self._log.event("agent_drains", begun=self.num_begun, queued=self._dispatch.num_queued)
+        for session in self._sessions.values():
+            self._outbox.send(session, messages.Leaving())
+        self._dispatch.drop("the agent drains")
+
+    def warn(self, identity: bytes, event: str, reason: str) -> None:
+        """Logs what is wrong with a peer, once; not with every message."""
+        if (identity, event) not in self._warned and len(self._warned) < 1000:
+            self._warned.add((identity, event))
+            self._log.event(event, peer=identity.hex(), reason=reason[:200])
+
+    def take(self, identity: bytes, message: messages.Message, frame: memoryview) -> None:
+        """Does what a trainer asks.
+
+        Raises:
+            ProtocolError: If it makes no sense.
+        """
+        match message:
+            case messages.Attach():
+                self._attach(identity, message)
+            case messages.Open():
+                self._open_session(identity, message)
+            case messages.Ship():
+                self._ship(identity, message, frame)
+            case messages.Make():
+                self._make(identity, message)
+            case messages.Forget(session=name, before_pass=before_pass):
+                self._forget(name, before_pass)
+            case messages.Close(session=name):
+                self._end_session(name, "closed")
+
+    def _attach(self, identity: bytes, message: messages.Attach) -> None:
+        if message.host == self._host:
+            self._outbox.give_ticket(identity)
+        else:
+            self._outbox.answer(identity, messages.WrongHost(host=self._host))
+
+    def _open_session(self, identity: bytes, message: messages.Open) -> None:
+        if message.host not in ("", self._host):
+            # Were it opened, the session's other connection would get no answers any more.
+            self._outbox.answer(identity, messages.WrongHost(host=self._host))
+            return
+        if self._is_draining:
+            self._outbox.answer(identity, messages.Leaving())
+            return
+        session = self._sessions.get(message.session)
+        if session is None:
+            session = Session(
+                name=message.session,
+                identity=identity,
+                rank=message.rank,
+                spec=message.spec,
+                seeding=message.seeding,
+            )
+            self._log.event("session_opens", session=session.name, rank=session.rank)
+        left = session.spec
+        if left != message.spec:
+            self._specs.forget_streams(session.name)
+        before, session.identity = session.identity, identity
+        session.spec, session.seeding = message.spec, message.seeding
+        session.base_seed = message.base_seed
+        # The trainer says next which passes are over.
+        session.before_pass = 0
+        session.is_ready, session.unreachable_since = False, None
+        problem, warning = compare_versions(message, self._versions)
+        if not problem and message.spec_bytes > self._feed.max_dataset_bytes:
+            problem = (
+                f"the pickled dataset has {message.spec_bytes} bytes, more than "
+                f"feed.max_dataset_bytes ({self._feed.max_dataset_bytes})"
+            )
+        if problem:
+            self._fail(session, problem)
+            return
+        if warning:
+            self.warn(identity, "versions_differ", warning)
+        self._sessions[session.name] = session
+        held = self._specs.find(message.spec)
+        if held is None:
+            now, nbytes = time.monotonic(), message.spec_bytes
+            self._specs.expect(message.spec, nbytes=nbytes, shipper=identity, now=now)
+            self._outbox.send(session, messages.Need(spec=message.spec))
+        elif held.state == "ready":
+            self._announce(held)
+        elif held.state == "expected" and before != identity and before == held.shipper:
+            # The connection that it was to come over is lost.
+            self._need(held)
+        self._specs.number_workers(
+            message.spec, first=message.first_worker, step=message.worker_step
+        )
+        if left != message.spec:
+            self._is_left(left)
+        self._retire()
+
+    def _ship(self, identity: bytes, message: messages.Ship, piece: memoryview) -> None:
+        held = self._specs.find(message.spec)
+        if held is None or held.state != "expected":
+            return
+        try:
+            is_complete = held.arrives(
+                piece, offset=message.offset, shipper=identity, now=time.monotonic()
+            )
+        except OSError as err:
+            held.fail(f"no memory for the dataset: {err.strerror}")
+            self._announce(held)
+            return
+        if not is_complete:
+            return
+        self._log.event("spec_arrives", spec=held.digest, bytes=held.nbytes)
+        self._specs.hold(held)
+        for session in self._sessions.values():
+            if session.spec == held.digest and session.base_seed is not None:
+                self._specs.begin(held, seeding=session.seeding, base_seed=session.base_seed)
+        self._specs.check(held)
+
+    def _announce(self, held: HeldSpec) -> None:
+        """Tells the sessions of a spec what became of it."""
+        for session in [s for s in self._sessions.values() if s.spec == held.digest]:
+            if held.state == "ready" and not session.is_ready:
+                session.is_ready = True
+                session.credits = self._dispatch.share(session)
+                ready = messages.Ready(
+                    session=session.name,
+                    spec=held.digest,
+                    credits=session.credits,
+                    workers=self._workers,
+                    versions=self._versions,
+                    module_values=held.module_values,
+                )
+                self._outbox.send(session, ready)
+            elif held.state == "failed":
+                # Until it is opened again: on another connection, or for the next pass.
+                session.is_ready = False
+                self._fail(session, held.reason, held.error, is_of_host=not held.error)
+        if held.state == "failed":
+            self._log.event("spec_fails", spec=held.digest, reason=held.reason)
+            self._specs.forget(held)
+            self._dispatch.drop("the dataset failed on this host", spec=held.digest)
+
+    def _fail(
+        self, session: Session, reason: str, error: bytes = b"", *, is_of_host: bool = False
+    ) -> None:
+        if not error:
+            kind, fix = (FeedLostError, _HOST_FIX) if is_of_host else (FeedError, "")
+            raised = kind(reason, where=f"host {self._host}", fix=fix)
+            error = pack_error(raised, host=self._host, where="the agent")
+        failed = messages.Failed(
+            session=session.name, spec=session.spec, reason=reason, is_of_host=is_of_host
+        )
+        self._outbox.send(session, failed, error)
+
+    def _make(self, identity: bytes, message: messages.Make) -> None:
+        session = self._sessions.get(message.session)
+        if session is None or self._is_draining or not session.is_ready:
+            reason = "the agent knows no such session" if session is None else "the agent drains"
+            if session is not None and not self._is_draining:
+                reason = "the session is not ready"
+            self._outbox.refuse(identity, message, reason)
+            return
+        session.identity, session.unreachable_since = identity, None
+        if message.stream is None:
+            self._dispatch.ask(identity, session, message)
+        else:
+            self._dispatch.ask_stream(identity, session, message, message.stream)
+
+    def _forget(self, name: str, before_pass: int) -> None:
+        session = self._sessions.get(name)
+        if session is None:
+            return
+        session.before_pass = max(session.before_pass, before_pass)
+        for key, request in list(session.requests.items()):
+            if request.pass_number < session.before_pass:
+                request.is_dropped = True
+                del session.requests[key]
+        self._specs.forget_streams(name, before_pass=session.before_pass)
+
+    def _end_session(self, name: str, reason: str) -> None:
+        session = self._sessions.pop(name, None)
+        if session is None:
+            return
+        for request in session.requests.values():
+            request.is_dropped = True
+        session.requests.clear()
+        self._specs.forget_streams(name)
+        self._log.event("session_ends", session=name, rank=session.rank, reason=reason)
+        self._is_left(session.spec)
+        self._retire()
+        self._dispatch.share_credits()
+
+    def _is_left(self, spec: str) -> None:
+        """A session has it no more: a trainer ships what it has, and it may be the one asked."""
+        held = self._specs.find(spec)
+        if held is not None and held.state == "expected":
+            self._need(held)
+
+    def _need(self, held: HeldSpec) -> None:
+        """Asks for a spec again, if it is wanted: who was asked first is gone, or silent."""
+        wanting = [s for s in self._sessions.values() if s.spec == held.digest]
+        if not wanting:
+            self._specs.forget(held)
+            return
+        now = time.monotonic()
+        self._specs.expect(held.digest, nbytes=held.nbytes, shipper=b"", now=now)
+        for session in wanting:
+            self._outbox.send(session, messages.Need(spec=held.digest))
+
+    def _retire(self) -> None:
+        used = {session.spec for session in self._sessions.values()}
+        used.update(r.spec for s in self._sessions.values() for r in s.requests.values())
+        self._specs.retire(used)
+
+
+# What is begun is finished within this, or dropped.
+DRAIN_SECONDS = 10.0
+TICK_SECONDS = 1.0
+_MAX_MESSAGES_A_TURN = 100
+_LINGER_MILLISECONDS = 2000
+
+_unpack = messages.Unpacker(messages.ToAgent)
+
+
+class Agent:
+    """Serves batches to the trainers of one run.
+
+    Args:
+        workers: Batches made at a time.
+        host: This host's name, in errors and logs.
+        port: None: any free one, and another free one for batches. Else these are sent from
+            `port` + 1.
+
+    Attributes:
+        port: The bound one, after `open`.
+        batch_port: As `port`, for batches.
+    """
+
+    def __init__(
+        self,
+        *,
+        keys: security.Keys,
+        workers: int,
+        feed: FeedSettings,
+        log: Log,
+        host: str,
+        run_id: str,
+        bind: str = "*",
+        port: int | None,
+    ) -> None:
+        self._keys = keys
+        self._feed = feed
+        self._log = log
+        self._host = host
+        self._run_id = run_id
+        self._bind = bind
+        self.port = port or 0
+        self.batch_port = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._state: Literal["serving", "draining", "stopping", "closed"] = "serving"
+        self._drain_until: float | None = None
+        self._workers = workers
+        self._registered: dict[int, int] = {}
+        self._assembly = Assembly(max_bytes=feed.max_dataset_bytes)
+        self._next_tick = 0.0
+        self._heard_at = -math.inf
+        self._wake_lock = threading.RLock()
+
+    @property
+    def num_sent(self) -> int:
+        """Batches sent so far."""
+        return self._service.num_sent if hasattr(self, "_service") else 0
+
+    @property
+    def trainers_heard_at(self) -> float:
+        """When a trainer showed a sign of life, as far as is known; monotonic seconds.
+
+        It asked for something; or, while it asks for nothing (a long checkpoint), its connection
+        took a message, and the other end of that answered a heartbeat a little before.
+        """
+        reached_at = self._service.reached_at if hasattr(self, "_service") else -math.inf
+        answered_at = reached_at - security.HEARTBEAT_TIMEOUT_SECONDS - security.HEARTBEAT_SECONDS
+        return max(self._heard_at, answered_at)
+
+    def open(self) -> None:
+        """Binds the ports and starts the nursery, which takes about 2 s to be ready.
+
+        The calling thread must live as long as the agent: its end would end the nursery.
+
+        Raises:
+            UsageError: If a port is taken.
+        """
+        # First: no descriptor of zmq reaches the nursery, nor does the limit that is raised below.
+        nursery = Nursery(host=self._host)
+        _allow_all_files()
+        try:
+            self._specs = Specs(
+                nursery,
+                workers=self._workers,
+                host=self._host,
+                wake=self.wake,
+                on_death=lambda how: self._log.event("data_worker_died", how=how),
+            )
+            self._service = Service(
+                self._specs,
+                self,
+                workers=self._workers,
+                feed=self._feed,
+                log=self._log,
+                host=self._host,
+            )
+            self._context = zmq.Context()
+            with interrupting_nobody():
+                # libzmq starts them with the first socket.
+                self._allow = security.AllowList(self._context, self._keys)
+            self._router = self._context.socket(zmq.ROUTER)
+            self._router.router_mandatory = True
+            # Bounded by credits, not by dropping.
+            self._router.sndhwm = 0
+            security.secure_server(self._router, self._keys)
+            self._router.router_handover = True
+            wanted = self.port
+            self.port = self._bind_router(wanted)
+            self._guard = HandshakeGuard(
+                self._router, StrangerLog(self._log, port=self.port), port=self.port
+            )
+            self._batches = BatchPort(
+                bind=self._bind,
+                port=wanted + 1 if wanted else None,
+                host=self._host,
+                run_id=self._run_id,
+                log=self._log,
+                wake=self.wake,
+            )
+            self.batch_port = self._batches.port
+        except BaseException:
+            nursery.close()
+            self.close()
+            raise
+        self._poller = zmq.Poller()
+        for source in (self._router, self._guard.monitor, self._allow.socket):
+            self._poller.register(source, zmq.POLLIN)
+        self._poller.register(self._wake_fd, zmq.POLLIN)
+        self._log.event("agent_listens", port=self.port, workers=self._workers)
+
+    def run(self) -> None:
+        """Serves until `stop`, or until a drain is done; then closes everything.
+
+        Raises:
+            FeedLostError: If the nursery died.
+        """
+        try:
+            with interrupting_nobody():
+                while self._state == "serving" or self._is_still_draining():
+                    self._turn()
+        finally:
+            self.close()
+
+    def stop(self) -> None:
+        """Ends `run` at once. Any thread and any signal handler may call it, twice too."""
+        self._state = "stopping" if self._state != "closed" else "closed"
+        self.wake()
+
+    def drain(self) -> None:
+        """Ends `run` when what is begun is sent, within 10 s; nothing new is begun. As `stop`."""
+        if self._state == "serving":
+            self._state = "draining"
+        self.wake()
+
+    def send(self, identity: bytes, frames: Sequence[bytes | memoryview]) -> bool:
+        """Sends to a peer, without blocking; False if it is not connected."""
+        try:
+            self._router.send_multipart([identity, *frames], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def ticket_for(self, identity: bytes) -> messages.Ticket:
+        """A ticket for a peer's connection for batches."""
+        return self._batches.ticket_for(identity, time.monotonic())
+
+    def send_batch(self, identity: bytes, batch: OutgoingBatch) -> bool:
+        """Queues a batch for a peer; False if it has no connection for batches, nor a ticket."""
+        return self._batches.send(identity, batch)
+
+    def wake(self) -> None:
+        """Has the loop turn once more. Any thread and any signal handler may call it."""
+        # Re-entrant: a signal handler may come in between.
+        with self._wake_lock:
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
+
+    def close(self) -> None:
+        """Ends workers, nursery and sockets; may be called twice. 10 s at most."""
+        if self._state == "closed":
+            return
+        linger = _LINGER_MILLISECONDS if self._state == "draining" else 0
+        self._state = "closed"
+        if hasattr(self, "_specs"):
+            self._specs.close()
+        if hasattr(self, "_batches"):
+            self._batches.close()
+        if hasattr(self, "_guard"):
+            self._guard.close()
+        if self._context is not None:
+            self._context.destroy(linger=linger)
+        with self._wake_lock:
+            # What zmq lets go of later must not write to another file of that number.
+            wake_fd, self._wake_fd = self._wake_fd, -1
+            os.close(wake_fd)
+        self._log.event("agent_ends", batches=self.num_sent)
+
+    def _bind_router(self, port: int) -> int:
+        try:
+            self._router.bind(f"tcp://{self._bind}:{port or '*'}")
+        except zmq.ZMQError as err:
+            raise UsageError(
+                f"port {port} cannot be bound: {err.strerror}",
+                where=f"host {self._host}, run {self._run_id}",
+                fix="set feed.port to a free port of every host",
+            ) from None
+        endpoint = self._router.get_string(zmq.LAST_ENDPOINT)
+        return int(endpoint.rpartition(":")[2])
+
+    def _turn(self) -> None:
+        """Waits for something to do, a second at most, and does it."""
+        self._watch()
+        ready = dict(self._poller.poll(round(TICK_SECONDS * 1000)))
+        if self._wake_fd in ready:
+            os.eventfd_read(self._wake_fd)
+        if self._allow.socket in ready:
+            self._allow.handle()
+        if self._guard.monitor in ready:
+            self._guard.handle(time.monotonic())
+        if self._router in ready:
+            self._receive()
+        self._batches.handle(ready, time.monotonic())
+        self._service.work([key for key in ready if isinstance(key, int)])
+        now = time.monotonic()
+        if now >= self._next_tick:
+            self._next_tick = now + TICK_SECONDS
+            self._guard.tick(now)
+            self._batches.tick(now)
+            self._check_nursery()
+            self._service.tick(now)
+
+    def _watch(self) -> None:
+        wanted = self._specs.sockets() | dict.fromkeys(self._batches.filenos(), False)
+        for fileno in self._registered.keys() - wanted.keys():
+            self._poller.unregister(fileno)
+        for fileno, wants_write in wanted.items():
+            flags = zmq.POLLIN | zmq.POLLOUT if wants_write else zmq.POLLIN
+            if self._registered.get(fileno) != flags:
+                self._poller.register(fileno, flags)
+                self._registered[fileno] = flags
+        self._registered = {fileno: self._registered[fileno] for fileno in wanted}
+
+    def _receive(self) -> None:
+        for _ in range(_MAX_MESSAGES_A_TURN):
+            try:
+                frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            # Whoever gets through here has the run's token.
+            self._heard_at = time.monotonic()
+            identity = frames[0].bytes
+            try:
+                if len(frames) not in (2, 3):
+                    raise ProtocolError(f"a message of {len(frames)} frames")
+                self._guard.proved(frames[1])
+                frame = frames[2].buffer if len(frames) == 3 else memoryview(b"")
+                message = _unpack(frames[1].buffer)
+                if isinstance(message, messages.Piece):
+                    whole = self._assembly.take(identity, frame, is_last=message.is_last)
+                    if whole is None:
+                        continue
+                    message, frame = _unpack(whole), memoryview(b"")
+                self._service.take(identity, message, frame)
+            except ProtocolError as err:
+                self._service.warn(identity, "peer_sends_rubbish", str(err))
+
+    def _check_nursery(self) -> None:
+        if not self._specs.is_alive and self._state == "serving":
+            raise FeedLostError(
+                "the process that forks the data workers died, perhaps out of memory",
+                where=f"host {self._host}",
+                fix="use fewer workers a host, or hosts with more memory",
+            )
+
+    def _is_still_draining(self) -> bool:
+        if self._state != "draining":
+            return False
+        now = time.monotonic()
+        if self._drain_until is None:
+            self._drain_until = now + DRAIN_SECONDS
+            self._service.drain()
+        is_busy = self._service.num_begun > 0 or self._service.sent_bytes > 0
+        return is_busy and now < self._drain_until and self._specs.is_alive
+
+
+def _allow_all_files() -> None:
+    """Lets this process open what the host allows: each stranger's connection takes one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

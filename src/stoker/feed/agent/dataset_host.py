@@ -1,0 +1,615 @@
+"""The specs of a data host, each held by a clean process that forks its workers.
+
+A holder unpickles the spec once and forks that spec's workers, which share its memory. The agent
+has a channel to the nursery and one to each holder; when the agent dies, so do all of them.
+"""
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from stoker.errors import FeedLostError, ProtocolError
+from stoker.feed.wire.protocol import Arrival
+from stoker.feed.workers.pipe import Channel, channel_pair, pack
+from stoker.feed.workers.pool import Job, Opening, Process, Result, StreamPool, WorkerPool
+
+# import torch takes about 2 s on a slow core; a killed process is gone in milliseconds.
+STOP_SECONDS = 5.0
+
+
+class Hold(msgspec.Struct, frozen=True, tag=True):
+    """Agent to nursery: fork a holder; its spec and its channel come as descriptors."""
+
+    spec: str
+    host: str
+
+
+class Fork(msgspec.Struct, frozen=True, tag=True):
+    """Agent to holder: fork a worker; its channel comes as descriptor."""
+
+    token: int
+    worker_id: int
+    num_workers: int
+    base_seed: int
+    seeding: str
+
+
+class ForkStream(msgspec.Struct, frozen=True, tag=True):
+    """Agent to holder: fork a process for a stream; its channel comes as descriptor."""
+
+    token: int
+    shard: int
+    num_shards: int
+    base_seed: int
+
+
+class Kill(msgspec.Struct, frozen=True, tag=True):
+    """Agent to holder: kill that worker."""
+
+    token: int
+
+
+class Held(msgspec.Struct, frozen=True, tag=True):
+    """Holder to agent: the spec is there; or the error, for shipping.unpack_error.
+
+    Attributes:
+        module_values: What modules of the user say there; see module_values.values_here.
+    """
+
+    error: bytes = b""
+    summary: str = ""
+    module_values: dict[str, str] = {}
+
+
+class Exited(msgspec.Struct, frozen=True, tag=True):
+    """Holder to agent: that worker ended; negative: by that signal."""
+
+    token: int
+    status: int
+
+
+to_nursery = msgspec.msgpack.Decoder(Hold)
+to_holder = msgspec.msgpack.Decoder(Fork | ForkStream | Kill)
+from_holder = msgspec.msgpack.Decoder(Held | Exited)
+
+
+class WorkerProcess:
+    """A worker that a holder forked; see endings.Process."""
+
+    def __init__(self, holder: "Holder", token: int) -> None:
+        self._holder = holder
+        self._token = token
+        self.exitcode: int | None = None
+
+    def kill(self) -> None:
+        """Kills it, if it still runs."""
+        if self.exitcode is None:
+            self._holder.channel.send(pack(Kill(self._token)))
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits until its end is known, or the holder's."""
+        deadline = time.monotonic() + (STOP_SECONDS if timeout is None else timeout)
+        while self.exitcode is None and not self._holder.channel.is_closed:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            _wait(self._holder.channel, select.POLLIN, left)
+            self._holder.handle()
+
+
+class Holder:
+    """A process that holds one spec.
+
+    Attributes:
+        channel: To poll for reading; then `handle`.
+        held: What became of the spec; None: not known yet.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.held: Held | None = None
+        self._workers: dict[int, tuple[WorkerProcess, int]] = {}
+        self._next = 0
+
+    def fork(
+        self, sock: socket.socket, *, worker_id: int, num_workers: int, base_seed: int, seeding: str
+    ) -> WorkerProcess:
+        """Forks a worker.
+
+        Raises:
+            FeedLostError: If the holder is gone.
+        """
+        return self._order(
+            sock, lambda token: Fork(token, worker_id, num_workers, base_seed, seeding)
+        )
+
+    def fork_stream(
+        self, sock: socket.socket, *, shard: int, num_shards: int, base_seed: int
+    ) -> WorkerProcess:
+        """Forks a process for a stream.
+
+        Raises:
+            FeedLostError: If the holder is gone.
+        """
+        return self._order(sock, lambda token: ForkStream(token, shard, num_shards, base_seed))
+
+    def _order(
+        self, sock: socket.socket, order: Callable[[int], Fork | ForkStream]
+    ) -> WorkerProcess:
+        if self.channel.is_closed:
+            raise FeedLostError("the process that holds the dataset is gone")
+        token, self._next = self._next, self._next + 1
+        # Ours until the worker's end: the message may not have left when the caller closes its own.
+        descriptor = os.dup(sock.fileno())
+        self.channel.send(pack(order(token)), [descriptor])
+        if not self.channel.wants_write:
+            os.close(descriptor)
+            descriptor = -1
+        process = WorkerProcess(self, token)
+        self._workers[token] = (process, descriptor)
+        return process
+
+    def handle(self) -> None:
+        """Takes what the holder says, without blocking."""
+        self.channel.flush()
+        for data, descriptors in self.channel.receive():
+            for descriptor in descriptors:
+                os.close(descriptor)
+            match from_holder.decode(data):
+                case Held() as held:
+                    self.held = held
+                case Exited(token, status):
+                    process, descriptor = self._workers.pop(token)
+                    process.exitcode = status
+                    if descriptor >= 0:
+                        os.close(descriptor)
+
+    def close(self) -> None:
+        """Ends the holder with all its workers; may be called twice."""
+        self.channel.close()
+        for _, descriptor in self._workers.values():
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._workers.clear()
+
+
+class Nursery:
+    """The nursery process; start it from a thread that lives as long as it shall.
+
+    Args:
+        host: Named in errors.
+    """
+
+    def __init__(self, *, host: str) -> None:
+        self._host = host
+        ours, theirs = channel_pair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "stoker.feed.agent.forkserver", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                # Ctrl-C and SIGTERM to the agent's group are the agent's to judge.
+                process_group=0,
+            )
+        self.channel = Channel(ours, blocking=False)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None and not self.channel.is_closed
+
+    def hold(self, spec: str, memory: int) -> Holder:
+        """Starts a holder with a pickled spec; its `held` says later what became of it.
+
+        Args:
+            memory: Descriptor of the memory that the spec is in; the caller's.
+
+        Raises:
+            FeedLostError: If the nursery is gone.
+        """
+        ours, theirs = channel_pair()
+        try:
+            self.channel.send(pack(Hold(spec, self._host)), [memory, theirs.fileno()])
+            if not self._until(lambda: not self.channel.wants_write):
+                raise FeedLostError("the nursery takes no orders", where=f"host {self._host}")
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return Holder(Channel(ours, blocking=False))
+
+    def close(self) -> None:
+        """Ends it and all it forked; may be called twice, never raises; 5 s at most."""
+        self.channel.close()
+        self._process.kill()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            return
+
+    def _until(self, is_done: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + STOP_SECONDS
+        while not self.channel.is_closed and not is_done():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            _wait(self.channel, select.POLLOUT, left)
+            self.channel.flush()
+        return not self.channel.is_closed
+
+
+def _wait(channel: Channel, events: int, seconds: float) -> None:
+    # Not select: amid a flood of connections, descriptors have numbers above what it takes.
+    poller = select.poll()
+    poller.register(channel, events)
+    poller.poll(seconds * 1000)
+
+
+@dataclass(eq=False)
+class HeldSpec:
+    """A spec on its way to usefulness.
+
+    Attributes:
+        state: expected (a trainer was asked for it), held (its holder unpickles it), ready, failed.
+        since: Monotonic seconds of the last change, or of the last piece of it that came.
+        nbytes: Of its pickle.
+        shipper: Routing id of the trainer that was asked for it, or has begun to ship it; empty:
+            several were asked.
+        reason: Why it failed.
+        error: What the spec itself raised, for shipping.unpack_error; empty: this host cannot use
+            it, which says nothing of others.
+        first_worker: Id of its first data worker.
+        worker_step: From one id to the next.
+        module_values: What modules say here; see module_values.values_here.
+    """
+
+    digest: str
+    state: Literal["expected", "held", "ready", "failed"]
+    since: float
+    nbytes: int = 0
+    shipper: bytes = b""
+    arrival: Arrival | None = None
+    reason: str = ""
+    error: bytes = b""
+    first_worker: int = 0
+    worker_step: int = 1
+    module_values: dict[str, str] = field(default_factory=dict)
+    holder: Holder | None = None
+    pools: dict[str, WorkerPool] = field(default_factory=dict)
+    streams: dict[str, StreamPool] = field(default_factory=dict)
+
+    def all_pools(self) -> list[WorkerPool | StreamPool]:
+        """Of workers, by seeding, and of streams, by session."""
+        return [*self.pools.values(), *self.streams.values()]
+
+    def arrives(self, piece: memoryview, *, offset: int, shipper: bytes, now: float) -> bool:
+        """Takes a piece of it while it is expected; True if it is complete, and to be held.
+
+        Raises:
+            ProtocolError: If it is not the next piece.
+            OSError: If there is no memory for it.
+        """
+        if offset == 0 and (self.arrival is None or self.shipper == shipper):
+            if self.arrival is not None:
+                self.arrival.close()
+            self.arrival, self.shipper = Arrival(self.digest, nbytes=self.nbytes), shipper
+        if self.arrival is None or self.shipper != shipper:
+            # Another one's, who was asked, too, or was asked before.
+            return False
+        self.since = now
+        try:
+            return self.arrival.take(piece, offset=offset)
+        except BaseException:
+            self.arrival.close()
+            self.arrival = None
+            raise
+
+    def sockets(self) -> dict[int, bool]:
+        """Descriptors to poll, of its holder and its workers; True: for writing, too."""
+        wanted: dict[int, bool] = {}
+        if self.holder is not None and not self.holder.channel.is_closed:
+            wanted[self.holder.channel.fileno()] = self.holder.channel.wants_write
+        for pool in self.all_pools():
+            wanted.update(pool.sockets())
+        return wanted
+
+    def handle(self, ready: set[int]) -> list[Result]:
+        """Takes what came over those descriptors; returns what its workers made."""
+        holder = self.holder
+        if holder is None:
+            return []
+        if holder.channel.fileno() in ready:
+            holder.handle()
+        if self.state == "held" and _has_failed(holder):
+            # No worker has died: none was forked.
+            return []
+        results: list[Result] = []
+        for pool in self.all_pools():
+            for fileno in ready & pool.sockets().keys():
+                results.extend(pool.handle(fileno))
+        return results
+
+    def judge(self) -> bool:
+        """Whether it has become ready or failed, by what its holder and its workers are."""
+        holder = self.holder
+        if holder is None:
+            return False
+        if self.state == "held" and holder.held is not None:
+            self.state = "failed" if holder.held.error else "ready"
+            self.reason, self.error = holder.held.summary, holder.held.error
+            self.module_values = holder.held.module_values
+            self.since = time.monotonic()
+            return True
+        if self.state in ("held", "ready") and holder.channel.is_closed:
+            self.fail("the process that holds the dataset died, perhaps out of memory")
+            return True
+        dead = next((pool for pool in self.pools.values() if not pool.num_alive), None)
+        if self.state == "ready" and dead is not None:
+            self.fail(f"its data workers die: {dead.last_death}")
+            return True
+        return False
+
+    def fail(self, reason: str) -> None:
+        """It cannot be used on this host; on others it may be."""
+        self.state, self.reason = "failed", reason
+
+
+def _has_failed(holder: Holder) -> bool:
+    return holder.channel.is_closed or (holder.held is not None and bool(holder.held.error))
+
+
+# Specs that no session uses and that may come back (a script that makes a loader each epoch).
+MAX_UNUSED_SPECS = 2
+
+PoolKey = tuple[str, str]
+
+
+class Specs:
+    """All of them; owns the nursery.
+
+    Args:
+        workers: Of each pool.
+        wake: Wakes the event loop, from whatever thread.
+        on_death: Called with how a worker ended.
+    """
+
+    def __init__(
+        self,
+        nursery: Nursery,
+        *,
+        workers: int,
+        host: str,
+        wake: Callable[[], None],
+        on_death: Callable[[str], None] | None = None,
+    ) -> None:
+        self._nursery = nursery
+        self._workers = workers
+        self._host = host
+        self._wake = wake
+        self._on_death = on_death
+        self._specs: dict[str, HeldSpec] = {}
+        self._unused: list[str] = []
+        self._results: list[Result] = []
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the nursery runs."""
+        return self._nursery.is_alive
+
+    def find(self, digest: str) -> HeldSpec | None:
+        """The spec of that name."""
+        return self._specs.get(digest)
+
+    def expect(self, digest: str, *, nbytes: int, shipper: bytes, now: float) -> None:
+        """A trainer was asked for it; what came of it so far is dropped."""
+        known = self._specs.get(digest)
+        if known is not None and known.arrival is not None:
+            known.arrival.close()
+        held = HeldSpec(digest, "expected", now, nbytes=nbytes, shipper=shipper)
+        if known is not None:
+            held.first_worker, held.worker_step = known.first_worker, known.worker_step
+        self._specs[digest] = held
+
+    def number_workers(self, digest: str, *, first: int, step: int) -> None:
+        """The ids of its data workers: `first`, `first + step` ...; every trainer says the same."""
+        held = self._specs.get(digest)
+        if held is not None:
+            held.first_worker, held.worker_step = first, step
+
+    def overdue(self, before: float) -> list[HeldSpec]:
+        """Those that were asked for before `before` and have not come."""
+        return [s for s in self._specs.values() if s.state == "expected" and s.since < before]
+
+    def hold(self, spec: HeldSpec) -> None:
+        """Has a holder unpickle what has arrived; `handle` says later what became of it.
+
+        Raises:
+            FeedLostError: If the nursery is gone.
+        """
+        assert spec.arrival is not None
+        spec.holder = self._nursery.hold(spec.digest, spec.arrival.descriptor)
+        spec.state = "held"
+
+    def check(self, spec: HeldSpec) -> None:
+        """Forgets what arrived, if it is not what it is named; while its holder is at work.
+
+        Raises:
+            ProtocolError: If it is not.
+        """
+        arrival, spec.arrival = spec.arrival, None
+        assert arrival is not None
+        with contextlib.closing(arrival):
+            if not arrival.is_right():
+                self.forget(spec)
+                now = time.monotonic()
+                self.expect(spec.digest, nbytes=spec.nbytes, shipper=b"", now=now)
+                self.number_workers(spec.digest, first=spec.first_worker, step=spec.worker_step)
+                raise ProtocolError("a shipped spec that is not the one named")
+
+    def begin(self, spec: HeldSpec, *, seeding: str, base_seed: int) -> None:
+        """Starts workers before there is a job: the holder forks them once it has the spec."""
+        if seeding not in spec.pools:
+            spec.pools[seeding] = self._pool(spec, seeding, base_seed)
+
+    def retire(self, used: set[str]) -> None:
+        """Keeps those that are used and the last two others."""
+        for digest in self._specs:
+            if digest in used and digest in self._unused:
+                self._unused.remove(digest)
+            elif digest not in used and digest not in self._unused:
+                self._unused.append(digest)
+        while len(self._unused) > MAX_UNUSED_SPECS:
+            spec = self._specs.get(self._unused.pop(0))
+            if spec is not None:
+                self.forget(spec)
+
+    def forget(self, spec: HeldSpec) -> None:
+        """Ends its workers and its holder; what they were making is lost."""
+        self._specs.pop(spec.digest, None)
+        for pool in spec.all_pools():
+            self._results.extend(pool.abandon())
+            pool.close()
+        if spec.holder is not None:
+            spec.holder.close()
+        if spec.arrival is not None:
+            spec.arrival.close()
+
+    def sockets(self) -> dict[int, bool]:
+        """Descriptors to poll; True: for writing, too."""
+        wanted: dict[int, bool] = {}
+        for spec in self._specs.values():
+            wanted.update(spec.sockets())
+        return wanted
+
+    def handle(self, ready: Iterable[int]) -> list[HeldSpec]:
+        """Takes what came over those descriptors; returns the specs that changed."""
+        filenos = set(ready)
+        changed: list[HeldSpec] = []
+        for spec in list(self._specs.values()):
+            self._results.extend(spec.handle(filenos))
+            if spec.judge():
+                changed.append(spec)
+        return changed
+
+    def results(self) -> Iterator[Result]:
+        """What the workers made since the last call."""
+        results, self._results = self._results, []
+        return iter(results)
+
+    def ready(self) -> set[PoolKey]:
+        """Spec and seeding of what can be made here; a pool begins with its first job."""
+        return {
+            (spec.digest, seeding)
+            for spec in self._specs.values()
+            if spec.state == "ready"
+            for seeding in ("batch", "sample", "torch")
+        }
+
+    def can_take(self, key: PoolKey, *, may_begin: bool) -> bool:
+        """Whether a job can be given out: to an idle worker if one `may_begin`, else ahead."""
+        digest, seeding = key
+        pool = self._specs[digest].pools.get(seeding)
+        if pool is None:
+            return may_begin
+        return pool.room > 0 and (may_begin or pool.idle_count == 0)
+
+    def num_busy(self) -> int:
+        """Workers of the host that make something."""
+        pools = [pool for spec in self._specs.values() for pool in spec.pools.values()]
+        return sum(pool.busy_count for pool in pools)
+
+    def assign(self, key: PoolKey, job: Job) -> None:
+        """Gives a job to a worker of a pool that `can_take` it."""
+        digest, seeding = key
+        spec = self._specs[digest]
+        self.begin(spec, seeding=seeding, base_seed=job.seed[0] if job.seed else 0)
+        spec.pools[seeding].assign(job)
+
+    def ask_stream(self, digest: str, session: str, job: Job, opening: Opening) -> None:
+        """Gives a job to a stream of a session: at once, its process makes one after the other."""
+        spec = self._specs[digest]
+        streams = spec.streams.get(session)
+        if streams is None:
+            streams = spec.streams[session] = self._stream_pool(spec)
+        self._results.extend(streams.ask(job, opening))
+
+    def forget_streams(self, session: str, *, before_pass: int | None = None) -> None:
+        """Ends the streams of a session: of earlier passes, or all."""
+        for spec in self._specs.values():
+            streams = spec.streams.get(session)
+            if streams is not None and before_pass is not None:
+                streams.forget(before_pass=before_pass)
+            elif streams is not None:
+                self._results.extend(streams.abandon())
+                streams.close()
+                del spec.streams[session]
+
+    def hurry(self) -> list[Job]:
+        """Gives what is late to other workers of the host, too; what it gave."""
+        pools = [pool for spec in self._specs.values() for pool in spec.pools.values()]
+        return [job for pool in pools for job in pool.hurry()]
+
+    def flush(self) -> None:
+        """Gives freed slots back to their workers."""
+        for spec in self._specs.values():
+            for pool in spec.all_pools():
+                pool.flush()
+
+    def close(self) -> None:
+        """Ends everything; may be called twice."""
+        specs, self._specs = list(self._specs.values()), {}
+        for spec in specs:
+            if spec.holder is not None:
+                # Its workers end with it.
+                spec.holder.close()
+            for pool in spec.all_pools():
+                pool.close()
+            if spec.arrival is not None:
+                spec.arrival.close()
+        self._nursery.close()
+
+    def _pool(self, spec: HeldSpec, seeding: str, base_seed: int) -> WorkerPool:
+        holder = spec.holder
+        assert holder is not None
+
+        def start(number: int, sock: socket.socket) -> Process:
+            return holder.fork(
+                sock,
+                worker_id=spec.first_worker + spec.worker_step * number,
+                # At least: of other hosts it is not known here.
+                num_workers=spec.first_worker + spec.worker_step * self._workers,
+                base_seed=base_seed,
+                seeding=seeding,
+            )
+
+        return WorkerPool(
+            start,
+            num_workers=self._workers,
+            host=self._host,
+            wake=self._wake,
+            on_death=self._on_death,
+        )
+
+    def _stream_pool(self, spec: HeldSpec) -> StreamPool:
+        holder = spec.holder
+        assert holder is not None
+
+        def start(opening: Opening, sock: socket.socket) -> Process:
+            return holder.fork_stream(
+                sock,
+                shard=opening.shard,
+                num_shards=opening.num_shards,
+                base_seed=opening.base_seed,
+            )
+
+        return StreamPool(start, host=self._host, wake=self._wake, on_death=self._on_death)

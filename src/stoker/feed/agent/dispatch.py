@@ -1,0 +1,212 @@
+"""Which of the batches that sessions ask for are made next, and what becomes of each.
+
+At most `workers` batches are being made at a time, over all specs and ranks, in order of batch
+number, as far as credits and memory allow.
+"""
+
+import time
+from collections.abc import Mapping
+
+from stoker.feed import memory
+from stoker.feed.agent.dataset_host import Specs
+from stoker.feed.agent.queue import Credits, Queue, Request, Session
+from stoker.feed.agent.sending import Outbox
+from stoker.feed.wire import protocol as messages
+from stoker.feed.workers.pool import MAX_OPEN, Job, Result, stream_job
+from stoker.logs import Log
+from stoker.records import FeedSettings
+
+_IS_OVER = "it is of a pass that was said to be over"
+
+
+class Dispatch:
+    """Gives requests to the workers, and results to the outbox.
+
+    Args:
+        sessions: The open ones, by name, as they come and go.
+        workers: Batches made at a time.
+
+    Attributes:
+        num_begun: Batches that workers have, to make now or next.
+    """
+
+    def __init__(
+        self,
+        specs: Specs,
+        outbox: Outbox,
+        *,
+        sessions: Mapping[str, Session],
+        workers: int,
+        feed: FeedSettings,
+        log: Log,
+    ) -> None:
+        self._specs = specs
+        self._outbox = outbox
+        self._sessions = sessions
+        self._workers = workers
+        self._log = log
+        self._queue = Queue()
+        self._credits = Credits(workers=workers, per_worker=feed.credits)
+        self._max_bytes = memory.max_bytes(feed)
+        self.num_begun = 0
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that no worker has begun."""
+        return len(self._queue)
+
+    def work(self) -> None:
+        """Sends what was made, and keeps the workers busy."""
+        self._outbox.settle()
+        results = list(self._specs.results())
+        self.num_begun -= sum(result.job.next is None for result in results)
+        # Before the batches are sent: their workers may be idle.
+        self._give()
+        is_dry = self._specs.num_busy() < self._workers
+        for result in results:
+            self._deliver(result, is_dry=is_dry)
+
+    def tick(self) -> None:
+        """What is due once a second."""
+        for job in self._specs.hurry():
+            (late,) = job.key
+            assert isinstance(late, Request)
+            self._log.event("batch_overdue", pass_number=late.pass_number, batch=late.number)
+        self._credits.adapt()
+        self.share_credits()
+
+    def share(self, session: Session) -> int:
+        """How many batches a session may ask for now."""
+        return self._credits.share(session, self._sessions.values(), time.monotonic())
+
+    def share_credits(self) -> None:
+        """Tells the sessions whose share has changed."""
+        for session in self._sessions.values():
+            share = self.share(session)
+            if session.is_ready and share != session.credits:
+                session.credits = share
+                self._outbox.send(session, messages.Credits(session=session.name, credits=share))
+
+    def ask(self, identity: bytes, session: Session, message: messages.Make) -> None:
+        """Queues a batch that a session asks for."""
+        key = (message.pass_number, message.number)
+        if key in session.requests:
+            return  # Asked for twice: the answer to the first is that to both.
+        if message.pass_number < session.before_pass:
+            self._outbox.refuse(identity, message, _IS_OVER)
+            return
+        if len(session.requests) >= session.max_requests:
+            self._outbox.refuse(identity, message, "asked for far more than the credits")
+            return
+        was_active = session.is_active(time.monotonic())
+        self._queue.push(_noted(session, message))
+        if not was_active:
+            self.share_credits()
+
+    def ask_stream(
+        self,
+        identity: bytes,
+        session: Session,
+        message: messages.Make,
+        stream: messages.Stream,
+    ) -> None:
+        """A stream's batches wait for nobody else's: its process makes one after the other."""
+        held = self._specs.find(session.spec)
+        if held is None or held.state != "ready":
+            self._outbox.refuse(identity, message, "the dataset failed on this host")
+            return
+        key = (message.pass_number, message.number)
+        known = session.requests.get(key)
+        if known is not None and known.generation == stream.generation:
+            return  # As above.
+        if message.pass_number < session.before_pass:
+            self._outbox.refuse(identity, message, _IS_OVER)
+            return
+        if known is not None and known.generation > stream.generation:
+            self._outbox.refuse(identity, message, "its shard was begun again")
+            return
+        if len(session.requests) >= max(session.max_requests, MAX_OPEN * stream.num_shards):
+            self._outbox.refuse(identity, message, "asked for far more than the credits")
+            return
+        if known is not None:
+            known.is_dropped = True
+        request = _noted(session, message, generation=stream.generation)
+        self._specs.ask_stream(
+            session.spec, session.name, *stream_job(message, stream, message.index, (request,))
+        )
+
+    def drop(self, reason: str, *, spec: str | None = None) -> None:
+        """Hands back what is queued, of one spec or of all."""
+        for request in [r for r in self._queue if spec is None or r.spec == spec]:
+            session = request.session
+            request.is_dropped = True
+            session.requests.pop((request.pass_number, request.number), None)
+            dropped = messages.Dropped(
+                session=session.name,
+                pass_number=request.pass_number,
+                number=request.number,
+                reason=reason,
+            )
+            self._outbox.send(session, dropped)
+
+    def _give(self) -> None:
+        """Gives the first requests to the workers, as far as memory allows.
+
+        So many workers of the host are busy at a time, of whatever spec; a busy one gets one job
+        ahead. Nobody overtakes: where the first request has to wait, so do all.
+        """
+        self._specs.flush()
+        while self._has_memory():
+            request = self._queue.pop(specs=self._specs.ready())
+            if request is None:
+                return
+            key = (request.spec, request.seeding)
+            may_begin = self._specs.num_busy() < self._workers
+            if not self._specs.can_take(key, may_begin=may_begin):
+                self._queue.push(request)
+                return
+            self.num_begun += 1
+            self._specs.assign(key, Job((request,), request.index, request.seed))
+
+    def _has_memory(self) -> bool:
+        """Whether one more batch may be made: one always may."""
+        sent_bytes = self._outbox.sent_bytes
+        batch_bytes = self._outbox.batch_bytes or memory.UNKNOWN_BATCH_BYTES
+        waiting = sent_bytes + (self.num_begun + 1) * batch_bytes
+        return waiting <= self._max_bytes or not (self.num_begun or sent_bytes)
+
+    def _deliver(self, result: Result, *, is_dry: bool) -> None:
+        (request,) = result.job.key
+        assert isinstance(request, Request)
+        if not request.generation:
+            self._credits.count(is_dry=is_dry)
+            if result.tree is not None and self._credits.measured(
+                result.wall_seconds, worker=result.worker
+            ):
+                self.share_credits()
+        session = request.session
+        if session.requests.get((request.pass_number, request.number)) is request:
+            del session.requests[request.pass_number, request.number]
+        if request.is_dropped:
+            result.release()
+            return
+        if result.is_lost:
+            self._log.event("batch_lost", number=request.number, reason=result.summary)
+        self._outbox.result(request, result)
+
+
+def _noted(session: Session, message: messages.Make, *, generation: int = 0) -> Request:
+    """The request, in its session's books."""
+    request = Request(
+        session,
+        session.spec,
+        session.seeding,
+        message.pass_number,
+        message.number,
+        message.index,
+        message.seed,
+        generation=generation,
+    )
+    session.requests[message.pass_number, message.number] = request
+    session.asked_at = time.monotonic()
+    return request

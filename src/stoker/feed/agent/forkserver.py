@@ -1,0 +1,500 @@
+"""The nursery: `python -m stoker.feed.agent.forkserver FD`, started by the agent.
+
+A clean process that has imported torch once (1.25 CPU-seconds, 223 MB) and has no threads, sockets
+of zmq or locks of others: what it forks is safe. It forks a *template*, which imports the modules
+that specs name, once for all of them, and forks a holder for each spec, ahead of it where there is
+time; a holder unpickles the dataset and forks that spec's workers, copy on write. Death goes down
+the chain at once: agent → nursery → template → holders → workers (PR_SET_PDEATHSIG, and the end of
+their channels).
+"""
+
+import contextlib
+import functools
+import gc
+import importlib
+import os
+import re
+import select
+import signal
+import socket
+import sys
+import sysconfig
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Literal, NoReturn
+
+from stoker.feed.agent.dataset_host import (
+    Exited,
+    Fork,
+    ForkStream,
+    Held,
+    Hold,
+    Kill,
+    to_holder,
+    to_nursery,
+)
+from stoker.feed.wire.dataset import Spec, pack_error, read_place, read_spec
+from stoker.feed.wire.script import values_here
+from stoker.feed.workers.pipe import Channel, Received, channel_pair, pack
+from stoker.host.processes import die_with_parent
+
+# From the kill of its children to the end of a process of the nursery.
+END_SECONDS = 2.0
+# After the last order; then the next holder is forked (10 ms). The workers of the one before have
+# made their first batch by then, and would have had to share a core with the fork. The script's
+# next loader may follow within a third of a second.
+SPARE_SECONDS = 0.15
+
+_INSTALLED = re.compile(
+    rf"^{re.escape(sysconfig.get_path('stdlib'))}{os.sep}|{os.sep}(site|dist)-packages{os.sep}"
+)
+
+
+# Modules of this process of which it is known what they say: what every process of the nursery has,
+# which is installed; and in a template, and what it forks, what specs named, with their values.
+_known: set[str] = set()
+_values: dict[str, str] = {}
+
+
+def main() -> None:
+    """Has a holder forked for every order, until the agent is gone."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])), blocking=False)
+    # Here and not above: it imports torch, and an agent that dies meanwhile must be noticed.
+    _import_ahead()
+    _known.update(sys.modules)
+    children = _Children()
+    template = _Ahead(children, channel, _serve_as_template)
+    waiting: deque[Received] = deque()
+    while not channel.is_closed:
+        template.work_on(waiting)
+        select.select([channel.fileno(), children.fileno(), *template.filenos()], [], [])
+        if template.pid in children.reap():
+            template.close()
+        template.take_reply()
+        waiting.extend(channel.receive())
+    children.end()
+
+
+def _serve_as_template(sock: socket.socket) -> None:
+    """A template's life: imports what specs name, and forks a holder for each."""
+    orders = Channel(sock, blocking=False)
+    children = _Children()
+    modules = _Modules()
+    spare = _Ahead(children, orders, _hold_next)
+    while not orders.is_closed:
+        seconds = None if spare.is_there else SPARE_SECONDS
+        ready, _, _ = select.select([orders.fileno(), children.fileno()], [], [], seconds)
+        if not ready:
+            spare.fork()
+        if spare.pid in children.reap():
+            spare.close()
+        for data, (memory, theirs) in orders.receive():
+            found = modules.prepare(memory)
+            if found != "ready" or modules.are_news:
+                spare.close()
+            if found == "started" and modules.is_first:
+                # A fork would lose what was started: this process is the holder.
+                orders.send(_LAST)
+                orders.close()
+                _hold(to_nursery.decode(data), memory, theirs)
+                return
+            if found != "ready":
+                orders.send(_REFUSED)
+            else:
+                modules.is_first = False
+                if not spare.give((data, (memory, theirs))):
+                    run = functools.partial(_hold, to_nursery.decode(data), memory, theirs)
+                    _fork(children, orders, (), run)
+                spare.close()
+                orders.send(_TAKEN)
+            os.close(theirs)
+            os.close(memory)
+    children.await_end()
+
+
+# What a template answers to an order: it was given to a holder; so it was, and it was the last one;
+# it was not, for another process must begin anew.
+_TAKEN, _LAST, _REFUSED = b"taken", b"last", b"refused"
+
+
+def _hold_next(sock: socket.socket) -> None:
+    with contextlib.closing(Channel(sock, blocking=True)) as orders:
+        given = orders.receive()
+    for data, (memory, theirs) in given:
+        _hold(to_nursery.decode(data), memory, theirs)
+
+
+class _Modules:
+    """What a template imports for its holders.
+
+    Attributes:
+        is_first: No holder was forked yet.
+        are_news: The last spec named modules that were not there before.
+    """
+
+    def __init__(self) -> None:
+        self.is_first = True
+        self.are_news = False
+        self._files: dict[str, tuple[int, int]] = {}
+        self._changes: tuple[tuple[str, str | None], ...] | None = None
+
+    def prepare(self, memory: int) -> Literal["ready", "stale", "started"]:
+        """Imports what the spec in `memory` names, before it is unpickled.
+
+        Returns:
+            stale: A file of what was imported has changed since, or what the script says of its
+            environment. started: What was imported has
+            started threads of Python's, or an accelerator: a forked process would not have them.
+            (Native pools begin with their first work, or begin anew in a child, as OpenBLAS's do.)
+        """
+        self.are_news = False
+        if any(_version_of(file) != version for file, version in self._files.items()):
+            return "stale"
+        try:
+            os.lseek(memory, 0, os.SEEK_SET)
+            with open(memory, "rb", closefd=False) as file:
+                place = read_place(file)
+        except Exception:
+            # The holder meets the same, and says it.
+            return "ready"
+        changes = place.environment.changes
+        if self._changes not in (None, changes):
+            # A module may have asked for the environment when it was imported.
+            return "stale"
+        self._changes = changes
+        missing = [name for name in place.modules if name not in sys.modules]
+        if not missing:
+            return "ready"
+        self.are_news = True
+        num_threads = len(sys._current_frames())
+        place.enter()
+        for name in missing:
+            # What cannot be imported is said where it is unpickled.
+            with contextlib.suppress(Exception, SystemExit):
+                importlib.import_module(name)
+        news = sys.modules.keys() - _known
+        self._files.update(_own_files(news))
+        _values.update(values_here(news))
+        _known.update(news)
+        is_on_accelerator = sys.modules["torch"].cuda.is_initialized()
+        if len(sys._current_frames()) > num_threads or is_on_accelerator:
+            return "started"
+        gc.collect()
+        gc.freeze()
+        return "ready"
+
+
+def _own_files(modules: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Files of those modules that are not installed, but may be edited in a run."""
+    found = {}
+    for name in modules:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file and not _INSTALLED.search(file):
+            found[file] = _version_of(file)
+    return found
+
+
+def _version_of(file: str) -> tuple[int, int]:
+    try:
+        status = os.stat(file)
+    except OSError:
+        return (0, 0)
+    return (status.st_mtime_ns, status.st_size)
+
+
+def _import_ahead() -> None:
+    """What nearly every dataset's module imports, while nobody waits for its first batch."""
+    for name in ("stoker.feed.workers.worker", "stoker.feed.loader"):
+        importlib.import_module(name)
+    for name in (
+        "numpy.random",
+        "PIL.Image",
+        "PIL.ImageEnhance",
+        "PIL.ImageFilter",
+        "PIL.ImageOps",
+    ):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    # What is there now is never garbage: looking at it would copy its pages, in each worker.
+    gc.collect()
+    gc.freeze()
+
+
+class _Children:
+    """Notices the end of forked processes; readable when there may be one."""
+
+    def __init__(self) -> None:
+        self._readable, self._writable = socket.socketpair()
+        self._readable.setblocking(False)
+        self._writable.setblocking(False)
+        self.pids: set[int] = set()
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        signal.set_wakeup_fd(self._writable.fileno(), warn_on_full_buffer=False)
+
+    def fileno(self) -> int:
+        return self._readable.fileno()
+
+    def reap(self) -> dict[int, int]:
+        """The exit statuses of those that ended, by pid."""
+        with contextlib.suppress(BlockingIOError):
+            self._readable.recv(4096)
+        ended: dict[int, int] = {}
+        for pid in list(self.pids):
+            try:
+                done, status = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                # Reaped by the dataset's own code: how it ended is lost.
+                done, status = pid, 0
+            if done:
+                self.pids.discard(pid)
+                ended[pid] = os.waitstatus_to_exitcode(status)
+        return ended
+
+    def end(self) -> None:
+        """Kills those that still run and waits for their end, 2 s at most."""
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + END_SECONDS
+        while self.pids and time.monotonic() < deadline:
+            select.select([self], [], [], END_SECONDS / 20)
+            self.reap()
+
+    def await_end(self) -> None:
+        """Until all of them have ended by themselves."""
+        while self.pids:
+            select.select([self], [], [])
+            self.reap()
+
+    def close(self) -> None:
+        """For a child that has just been forked: what it inherited is not its own."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._readable.close()
+        self._writable.close()
+
+
+class _Ahead:
+    """A process that was forked before there is an order for it, and its channel.
+
+    Args:
+        run: Its life, with its end of the channel.
+    """
+
+    def __init__(
+        self, children: _Children, channel: Channel, run: Callable[[socket.socket], None]
+    ) -> None:
+        self._children = children
+        self._channel = channel
+        self._run = run
+        self._orders: Channel | None = None
+        # The order that it has and has not answered.
+        self._given: Received | None = None
+        self.pid = -1
+        self.fork()
+
+    @property
+    def is_there(self) -> bool:
+        return self._orders is not None
+
+    def filenos(self) -> list[int]:
+        return [self._orders.fileno()] if self._orders is not None else []
+
+    def fork(self, waiting: Iterable[Received] = ()) -> None:
+        """Forks it.
+
+        Args:
+            waiting: Orders that are not its own.
+        """
+        ours, theirs = channel_pair()
+
+        def run() -> None:
+            ours.close()
+            self._run(theirs)
+
+        self.pid = _fork(self._children, self._channel, waiting, run)
+        theirs.close()
+        self._orders = Channel(ours, blocking=False)
+
+    def give(self, order: Received) -> bool:
+        """Gives it an order; False if it is not there, or does not take it."""
+        if self._orders is None:
+            return False
+        data, descriptors = order
+        self._orders.send(data, descriptors)
+        return not (self._orders.wants_write or self._orders.is_closed)
+
+    def work_on(self, waiting: deque[Received]) -> None:
+        """Gives it the next order, if it has none that it has not answered."""
+        while waiting and self._given is None:
+            if not (self.is_there and self.give(waiting[0])):
+                self.close()
+                self.fork(waiting)
+                self.give(waiting[0])
+            self._given = waiting.popleft()
+
+    def take_reply(self) -> None:
+        """Takes what it answers to its order."""
+        for reply, _ in self._orders.receive() if self._orders is not None else ():
+            if reply == _REFUSED and self._given is not None:
+                refused, self._given = self._given, None
+                self.close()
+                self.fork((refused,))
+                self._given = refused
+                self.give(refused)
+                return
+            self._done()
+            if reply == _LAST:
+                self.close()
+                return
+
+    def _done(self) -> None:
+        _, descriptors = self._given or (b"", ())
+        self._given = None
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Gives it nothing any more; an order that it has not answered is lost with it."""
+        self._done()
+        if self._orders is not None:
+            self._orders.close()
+        self._orders, self.pid = None, -1
+
+
+def _fork(
+    children: _Children, channel: Channel, waiting: Iterable[Received], run: Callable[[], None]
+) -> int:
+    """Forks a child that runs `run` and holds nothing of its parent's, nor of a sibling to come:
+    whoever holds the end of a worker's channel keeps its death from being seen."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if not pid:
+        _run_child(children, channel, waiting, run, parent)
+    children.pids.add(pid)
+    return pid
+
+
+def _run_child(
+    children: _Children,
+    channel: Channel,
+    waiting: Iterable[Received],
+    run: Callable[[], None],
+    parent: int,
+) -> NoReturn:
+    status = 1
+    try:
+        die_with_parent()
+        children.close()
+        channel.close()
+        for _, descriptors in waiting:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if os.getppid() == parent:
+            run()
+        status = 0
+    except SystemExit as end:
+        # A dataset that calls sys.exit(3): whoever reads of this worker's end reads of the 3.
+        traceback.print_exc()
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status & 0xFF)
+
+
+def _hold(order: Hold, memory: int, theirs: int) -> None:
+    """A holder's life: the spec, then forks until the agent closes the channel."""
+    channel = Channel(socket.socket(fileno=theirs), blocking=False)
+    spec = _unpack(order, memory, channel)
+    children = _Children()
+    tokens: dict[int, int] = {}
+    while spec is not None and not channel.is_closed:
+        writable = [channel.fileno()] if channel.wants_write else []
+        select.select([channel.fileno(), children.fileno()], writable, [])
+        channel.flush()
+        waiting = deque(channel.receive())
+        while waiting:
+            data, descriptors = waiting.popleft()
+            match to_holder.decode(data):
+                case Fork() | ForkStream() as fork:
+                    sock = socket.socket(fileno=descriptors[0])
+                    run = _worker(sock, spec, fork, order.host)
+                    tokens[_fork(children, channel, waiting, run)] = fork.token
+                    sock.close()
+                case Kill(token):
+                    for pid, known in tokens.items():
+                        if known == token and pid in children.pids:
+                            os.kill(pid, signal.SIGKILL)
+        for pid, status in children.reap().items():
+            channel.send(pack(Exited(tokens.pop(pid), status)))
+    children.end()
+
+
+def _unpack(order: Hold, memory: int, channel: Channel) -> Spec | None:
+    try:
+        # The agent wrote it through the same descriptor.
+        os.lseek(memory, 0, os.SEEK_SET)
+        with open(memory, "rb", closefd=False) as file:
+            spec = read_spec(file)
+    except Exception as err:
+        packed = pack_error(err, host=order.host, where="the process that holds the dataset")
+        channel.send(pack(Held(packed, f"{type(err).__name__}: {err}")))
+        _drain(channel)
+        return None
+    finally:
+        os.close(memory)
+    gc.freeze()
+    values = _values | values_here(sys.modules.keys() - _known)
+    channel.send(pack(Held(module_values=values)))
+    return spec
+
+
+def _drain(channel: Channel) -> None:
+    while channel.wants_write:
+        select.select([], [channel], [])
+        channel.flush()
+
+
+def _worker(
+    sock: socket.socket, spec: Spec, fork: Fork | ForkStream, host: str
+) -> Callable[[], None]:
+    def run() -> None:
+        if isinstance(fork, ForkStream):
+            from stoker.feed.workers.worker import stream_main
+
+            stream_main(
+                sock,
+                spec,
+                shard=fork.shard,
+                num_shards=fork.num_shards,
+                base_seed=fork.base_seed,
+                host=host,
+            )
+            return
+        from stoker.feed.workers.worker import worker_main
+
+        worker_main(
+            sock,
+            spec,
+            worker_id=fork.worker_id,
+            num_workers=fork.num_workers,
+            base_seed=fork.base_seed,
+            seeding=fork.seeding,
+            host=host,
+        )
+
+    return run
+
+
+if __name__ == "__main__":
+    main()

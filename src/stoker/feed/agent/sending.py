@@ -1,0 +1,503 @@
+"""What an agent sends: answers and batches, on CURVE and on plain TCP with a ticket at the door.
+
+A trainer asks for a ticket over CURVE, connects here, and sends it as the first bytes; from then on
+the data host sends, and hears nothing. A stranger's bytes are compared with the tickets that were
+given out, and never parsed: at most 32 of them are read, within 10 s.
+
+The agent's loop accepts and compares. Who has shown its ticket gets a thread of its own, which
+seals and sends that trainer's batches one after the other.
+
+A batch is sealed from the worker's shared memory as it is sent; its slot is free after that.
+"""
+
+import contextlib
+import errno
+import hmac
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from stoker.errors import UsageError
+from stoker.feed.agent.queue import Request, Session
+from stoker.feed.wire import protocol as messages
+from stoker.feed.wire.codec import Bytes1D
+from stoker.feed.wire.crypto import (
+    HANDSHAKE_SECONDS,
+    KEY_BYTES,
+    MAX_WAITING,
+    Pass,
+    Sealer,
+    StrangerLog,
+)
+from stoker.feed.wire.protocol import TICKET_BYTES, Ticket
+from stoker.feed.wire.stream import BatchWriter, Landing, tune
+from stoker.feed.workers.pool import Result
+from stoker.logs import Log
+
+# A ticket that is not used by then is void; trainers connect at once, and ask again.
+_TICKET_SECONDS = 60.0
+_MAX_ACCEPTED_A_TURN = 100
+_NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+# Threads that still send when the agent ends.
+_JOIN_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class OutgoingBatch:
+    """A batch to send.
+
+    Attributes:
+        packed: The message that describes it.
+        of: Session and pass.
+        done: Called once, from any thread, when the payload is needed no more.
+    """
+
+    packed: bytes
+    payload: Bytes1D | None
+    of: Pass
+    done: Callable[[], None]
+
+
+class BatchPort:
+    """Listens, lets in who has a ticket, and sends; used by the agent's thread.
+
+    Args:
+        bind: Interface: `*`, or an address.
+        port: None: any free one.
+        wake: Has the agent's loop turn once more; called from any thread.
+
+    Attributes:
+        port: The bound one.
+
+    Raises:
+        UsageError: If the port is taken.
+    """
+
+    def __init__(
+        self,
+        *,
+        bind: str,
+        port: int | None,
+        host: str,
+        run_id: str,
+        log: Log,
+        wake: Callable[[], None],
+    ) -> None:
+        try:
+            self._listener = _listen(bind, port or 0)
+        except OSError as err:
+            raise UsageError(
+                f"port {port} cannot be bound: {err.strerror}",
+                where=f"host {host}, run {run_id}",
+                fix="set feed.port to a free port of every host; the next one carries batches and "
+                "has to be free, too",
+            ) from None
+        self.port = int(self._listener.getsockname()[1])
+        self._log = log
+        self._strangers = StrangerLog(log, port=self.port)
+        self._wake = wake
+        self._landing = Landing()
+        # The oldest first.
+        self._waiting: dict[int, _Stranger] = {}
+        self._lines: dict[bytes, _Line] = {}
+        # Closed, but for their threads.
+        self._ending: list[_Line] = []
+        self._is_full = False
+
+    def filenos(self) -> list[int]:
+        """What to poll for reading."""
+        attached = [
+            line.connection.fileno() for line in self._lines.values() if line.connection is not None
+        ]
+        listener = [] if self._is_full else [self._listener.fileno()]
+        return [*listener, *self._waiting, *attached]
+
+    def ticket_for(self, identity: bytes, now: float) -> Ticket:
+        """A ticket for the trainer at that control connection; an earlier one of it is void."""
+        self._end(identity)
+        line = _Line(
+            ticket=secrets.token_bytes(TICKET_BYTES),
+            key=secrets.token_bytes(KEY_BYTES),
+            made_at=now,
+            wake=self._wake,
+        )
+        self._lines[identity] = line
+        return Ticket(ticket=line.ticket, key=line.key)
+
+    def send(self, identity: bytes, batch: OutgoingBatch) -> bool:
+        """Queues a batch for a trainer; False if it has no connection, nor a ticket for one."""
+        line = self._lines.get(identity)
+        return line is not None and line.put(batch)
+
+    def handle(self, ready: Container[int], now: float) -> None:
+        """Takes what has come on those descriptors."""
+        for identity, line in list(self._lines.items()):
+            connection = line.connection
+            if line.is_closed or (connection is not None and connection.fileno() in ready):
+                # It has hung up, or speaks, which nobody asked it to.
+                self._end(identity)
+        self._ending = [line for line in self._ending if not line.has_ended()]
+        for fileno in [fileno for fileno in self._waiting if fileno in ready]:
+            self._read(fileno)
+        if self._listener.fileno() in ready:
+            self._accept(now)
+
+    def tick(self, now: float) -> None:
+        """What is due once a second."""
+        self._is_full = False
+        for fileno, stranger in list(self._waiting.items()):
+            if now - stranger.since > HANDSHAKE_SECONDS:
+                self._cut(fileno, "no ticket in time")
+        for identity, line in list(self._lines.items()):
+            if line.connection is None and now - line.made_at > _TICKET_SECONDS:
+                self._end(identity)
+        self._strangers.tick(now)
+
+    def close(self) -> None:
+        """Closes all connections; what the kernel has taken is still delivered. May be called
+        twice; 2 s at most."""
+        self._listener.close()
+        for stranger in self._waiting.values():
+            stranger.connection.close()
+        self._waiting.clear()
+        for identity in list(self._lines):
+            self._end(identity)
+        lines, self._ending = self._ending, []
+        for line in lines:
+            line.has_ended(within_seconds=_JOIN_SECONDS)
+
+    def _accept(self, now: float) -> None:
+        for _ in range(_MAX_ACCEPTED_A_TURN):
+            try:
+                connection, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as err:
+                if err.errno in _NO_FILES and self._waiting:
+                    self._cut(next(iter(self._waiting)), "no more open files")
+                elif err.errno in _NO_FILES:
+                    # Until the next tick: it would be ready again at once.
+                    self._is_full = True
+                    return
+                continue
+            connection.setblocking(False)
+            self._waiting[connection.fileno()] = _Stranger(connection, str(address[0]), now)
+            if len(self._waiting) > MAX_WAITING:
+                self._cut(next(iter(self._waiting)), f"more than {MAX_WAITING} at a time")
+
+    def _read(self, fileno: int) -> None:
+        stranger = self._waiting[fileno]
+        try:
+            data = stranger.connection.recv(TICKET_BYTES - len(stranger.sent))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        stranger.sent += data
+        if not data:
+            self._cut(fileno, "closed without a ticket")
+        elif len(stranger.sent) == TICKET_BYTES:
+            line = self._line_of(bytes(stranger.sent))
+            if line is None:
+                self._cut(fileno, "no ticket of this run")
+                return
+            del self._waiting[fileno]
+            line.attach(stranger.connection, self._landing)
+
+    def _line_of(self, ticket: bytes) -> "_Line | None":
+        """Whose ticket that is, if it was not used before."""
+        found = None
+        # All of them, each in constant time: how long it takes tells nothing.
+        for line in self._lines.values():
+            if hmac.compare_digest(line.ticket, ticket) and line.connection is None:
+                found = line
+        return found
+
+    def _cut(self, fileno: int, reason: str) -> None:
+        stranger = self._waiting.pop(fileno)
+        stranger.connection.close()
+        self._strangers.cut(stranger.address, reason)
+
+    def _end(self, identity: bytes) -> None:
+        line = self._lines.pop(identity, None)
+        if line is not None:
+            line.close()
+            self._ending.append(line)
+
+
+@dataclass(slots=True)
+class _Stranger:
+    """A connection whose ticket has not come yet."""
+
+    connection: socket.socket
+    address: str
+    since: float
+    sent: bytearray = field(default_factory=bytearray)
+
+
+class _Line:
+    """One trainer's batches: they wait for its connection, then a thread sends them.
+
+    Attributes:
+        connection: None: the ticket was not shown yet.
+        is_closed: Nothing is sent any more.
+    """
+
+    def __init__(
+        self, *, ticket: bytes, key: bytes, made_at: float, wake: Callable[[], None]
+    ) -> None:
+        self.ticket = ticket
+        self.key = key
+        self.made_at = made_at
+        self.connection: socket.socket | None = None
+        self.is_closed = False
+        self._wake = wake
+        self._batches: queue.SimpleQueue[OutgoingBatch | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def put(self, batch: OutgoingBatch) -> bool:
+        """Queues a batch; False if the line is closed."""
+        with self._lock:
+            if not self.is_closed:
+                self._batches.put(batch)
+            return not self.is_closed
+
+    def attach(self, connection: socket.socket, landing: Landing) -> None:
+        """The trainer is there: sends what waits, and what comes."""
+        tune(connection)
+        self.connection = connection
+        writer = BatchWriter(connection, Sealer(self.key), landing)
+        # Made by the agent's loop, and so with its priority.
+        self._thread = threading.Thread(
+            target=self._send, args=(writer,), name="batch-sender", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread, without waiting for it; may be called twice."""
+        with self._lock:
+            self.is_closed = True
+        self._batches.put(None)
+        if self.connection is None:
+            self._drop()
+        else:
+            # Also ends a call that waits for a trainer that does not read.
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
+
+    def has_ended(self, *, within_seconds: float = 0.0) -> bool:
+        """Whether the thread of a closed line has ended; then the connection is closed, too."""
+        if self._thread is None:
+            return True
+        self._thread.join(within_seconds)
+        if self._thread.is_alive():
+            return False
+        # Not by the thread: its number could be another's while the loop still polls it.
+        if self.connection is not None:
+            self.connection.close()
+        return True
+
+    def _send(self, writer: BatchWriter) -> None:
+        try:
+            # Says that the ticket was taken, and who took it: nobody else has the key.
+            writer.write(b"", None, of=("", 0))
+            while (batch := self._batches.get()) is not None:
+                try:
+                    payload = None if batch.payload is None else batch.payload.data
+                    writer.write(batch.packed, payload, of=batch.of)
+                finally:
+                    payload = batch.payload = None
+                    batch.done()
+                    del batch
+        except OSError:
+            # The trainer has hung up, or its host is gone; it dials again.
+            pass
+        finally:
+            with self._lock:
+                self.is_closed = True
+            self._drop()
+            self._wake()
+
+    def _drop(self) -> None:
+        """Lets go of what is not sent."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                batch = self._batches.get_nowait()
+                if batch is not None:
+                    batch.payload = None
+                    batch.done()
+
+
+def _listen(bind: str, port: int) -> socket.socket:
+    if bind == "*":
+        is_dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if is_dual else socket.AF_INET
+        listener = socket.create_server(
+            ("", port), family=family, dualstack_ipv6=is_dual, backlog=MAX_WAITING
+        )
+    else:
+        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+        listener = socket.create_server(
+            (bind.strip("[]"), port), family=family, backlog=MAX_WAITING
+        )
+    listener.setblocking(False)
+    return listener
+
+
+class Transport(Protocol):
+    """Where answers go; the frames' memory is the transport's until it lets go of it."""
+
+    def send(self, identity: bytes, frames: Sequence[bytes | memoryview]) -> bool:
+        """Sends to a peer, without blocking; False if it is not connected."""
+        ...
+
+    def ticket_for(self, identity: bytes) -> messages.Ticket:
+        """A ticket for a peer's connection for batches."""
+        ...
+
+    def send_batch(self, identity: bytes, batch: OutgoingBatch) -> bool:
+        """Queues a batch for a peer; False if it has no connection for batches, nor a ticket."""
+        ...
+
+    def wake(self) -> None:
+        """Has the agent's loop turn once more; called from any thread."""
+        ...
+
+
+class Outbox:
+    """Sends; used by the agent's thread.
+
+    Attributes:
+        sent_bytes: Bytes of batches that the transport still holds, as of the last `settle`.
+        batch_bytes: Of the last batch; None: there was none.
+        num_sent: Batches sent so far, over all sessions.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.sent_bytes = 0
+        self.batch_bytes: int | None = None
+        self.num_sent = 0
+        # Appended to in threads of the transport's.
+        self._let_go: deque[int] = deque()
+
+    def settle(self) -> None:
+        """Counts what the transport has let go of."""
+        while self._let_go:
+            self.sent_bytes -= self._let_go.popleft()
+
+    def send(self, session: Session, message: messages.Message, frame: bytes = b"") -> None:
+        """Sends to a session; notes it where that cannot be reached."""
+        frames = [messages.pack(message), frame] if frame else [messages.pack(message)]
+        self._mark(session, is_sent=self._transport.send(session.identity, frames))
+
+    def answer(self, identity: bytes, message: messages.Message) -> None:
+        """Sends to a peer that has no session."""
+        self._transport.send(identity, [messages.pack(message)])
+
+    def give_ticket(self, identity: bytes) -> None:
+        """Lets a peer open its connection for batches."""
+        self.answer(identity, self._transport.ticket_for(identity))
+
+    def refuse(self, identity: bytes, message: messages.Make, reason: str) -> None:
+        """A batch that cannot be made here now."""
+        dropped = messages.Dropped(
+            session=message.session,
+            pass_number=message.pass_number,
+            number=message.number,
+            reason=reason,
+            generation=message.stream.generation if message.stream else 0,
+        )
+        self.answer(identity, dropped)
+
+    def result(self, request: Request, result: Result) -> None:
+        """What became of a request."""
+        session = request.session
+        name, pass_number, number = session.name, request.pass_number, request.number
+        if result.is_lost:
+            dropped = messages.Dropped(
+                session=name,
+                pass_number=pass_number,
+                number=number,
+                reason=result.summary,
+                is_lost=True,
+                generation=request.generation,
+            )
+            self.send(session, dropped)
+        elif result.is_end:
+            ended = messages.Ended(
+                session=name,
+                pass_number=pass_number,
+                number=number,
+                generation=request.generation,
+                state=result.state,
+            )
+            self.send(session, ended)
+        elif result.tree is None:
+            raised = messages.Raised(
+                session=name,
+                pass_number=pass_number,
+                number=number,
+                summary=result.summary,
+                generation=request.generation,
+                digest=result.digest,
+                state=result.state,
+                is_final=result.is_final,
+            )
+            self.send(session, raised, result.error or b"")
+        else:
+            made = messages.Made(
+                session=name,
+                pass_number=pass_number,
+                number=number,
+                tree=result.tree,
+                cpu_seconds=result.cpu_seconds,
+                wall_seconds=result.wall_seconds,
+                worker=result.worker,
+                generation=request.generation,
+                digest=result.digest,
+                state=result.state,
+            )
+            self._send_batch(session, made, result)
+
+    def _send_batch(self, session: Session, made: messages.Made, result: Result) -> None:
+        self.num_sent += 1
+        payload, result.payload = result.payload, None
+        nbytes = 0 if payload is None else payload.nbytes
+        if payload is not None:
+            self.batch_bytes = nbytes
+        self.sent_bytes += nbytes
+
+        def done() -> None:
+            result.release()
+            self._let_go.append(nbytes)
+            self._transport.wake()
+
+        batch = OutgoingBatch(messages.pack(made), payload, (made.session, made.pass_number), done)
+        del payload
+        if self._transport.send_batch(session.identity, batch):
+            self._mark(session, is_sent=True)
+            return
+        batch.payload = None
+        done()
+        dropped = messages.Dropped(
+            session=made.session,
+            pass_number=made.pass_number,
+            number=made.number,
+            reason="there is no connection for batches",
+            generation=made.generation,
+        )
+        self.send(session, dropped)
+
+    def _mark(self, session: Session, *, is_sent: bool) -> None:
+        if is_sent:
+            session.unreachable_since = None
+        elif session.unreachable_since is None:
+            session.unreachable_since = time.monotonic()

@@ -1,0 +1,258 @@
+"""The iterators of a loader under a data group, for map-style and iterable datasets."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import repeat
+from typing import cast
+
+import torch
+from torch._C._autograd import _profiler_enabled
+from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _get_distributed_settings,
+    _sharding_worker_init_fn,
+    _share_dist_seed,
+)
+
+from stoker.feed.iterators import Counted, Pass
+from stoker.feed.process import Process
+from stoker.feed.remote import remotes_in
+from stoker.feed.seeding import Numbered, Seeding
+from stoker.feed.trainer.client import Feed
+from stoker.feed.trainer.local import LocalStreams, LocalWorkers
+from stoker.feed.trainer.session import Session, StreamSource
+from stoker.feed.trainer.shards import Streams
+from stoker.feed.wire.codec import pack_value
+from stoker.feed.wire.dataset import Globals, PackedSpec, Spec, pack_spec
+from stoker.logs import Log
+
+
+class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
+    """One pass (with persistent workers: one after the other) over the feed.
+
+    What torch's iterators do in the trainer is done by their common base, so that samplers, base
+    seed and warnings are the same.
+    """
+
+    def __init__(self, loader: "DataLoader[object]", process: Process, feed: Feed) -> None:
+        self._loader = loader
+        self._process = process
+        self._seeding: Seeding = self._own_seeding(process)
+        self._spec = self._own_spec(loader)
+        self._packed = _packed(self._spec, process)
+        self._pass = Pass(process, loader, seeding=self._seeding, is_fed=True)
+        super().__init__(loader)
+        self._ask_sampler_again()
+        self._session = self._own_session(feed, process, loader)
+        self._feed = feed
+        self._pass.pass_number = self._session.pass_number
+        weakref.finalize(self, _dropped, feed, self._session, self._pass)
+        self._begin()
+
+    def _begin(self) -> None:
+        session, pass_ = self._session, self._pass
+        pass_.pass_number = session.begin(
+            epoch=pass_.epoch,
+            spec=self._packed,
+            seeding=self._seeding,
+            local=self._local_workers(session),
+            indices=_numbered(pass_, int(self._base_seed), self._sampler_iter),
+            # As torch: without workers, a sampler draws its own seed at the first batch.
+            is_eager=self._loader.num_workers > 0,
+            pins_on=torch.accelerator.current_device_index() if self._pin_memory else None,
+            base_seed=int(self._base_seed),
+        )
+
+    def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
+        self._session.stop(self._pass.pass_number)
+        self._pass.steps.end()
+        self._pass.begin()
+        super()._reset(loader, first_iter)
+        self._begin()
+
+    def _next_data(self) -> object:  # type: ignore[override]
+        batch = self._session.next(self._pass.pass_number, timeout_seconds=self._timeout)
+        # Tensors have landed in pinned memory; objects of the script may have a way of their own.
+        return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
+
+    def _shutdown_workers(self) -> None:
+        """For scripts that end a pass so, as they may with torch's: nothing more is made ahead."""
+        self._session.stop(self._pass.pass_number)
+        self._pass.order.position.leave()
+
+    def _num_taken(self) -> int:
+        return self._session.schedule.head
+
+    def __next__(self) -> object:
+        return self._counted(super().__next__ if _profiler_enabled() else self._unnamed_next)
+
+    def _unnamed_next(self) -> object:
+        """As torch's, but that it names itself to no profiler: 10 us a batch."""
+        batch = self._next_data()
+        self._num_yielded += 1
+        return batch
+
+    def _own_seeding(self, process: Process) -> Seeding:
+        return process.settings.feed.seeding
+
+    def _own_spec(self, loader: "DataLoader[object]") -> Spec:
+        return Spec(
+            dataset=loader.dataset,
+            collate_fn=cast("Callable[[object], object]", loader.collate_fn),
+            worker_init_fn=loader.worker_init_fn,
+            auto_collation=loader._auto_collation,
+            num_workers=max(1, loader.num_workers),
+            globals=Globals.of_this_process(),
+        )
+
+    def _own_session(self, feed: Feed, process: Process, loader: "DataLoader[object]") -> Session:
+        return feed.session_for(process.books(loader))
+
+    def _local_workers(self, session: Session) -> LocalWorkers | LocalStreams | None:
+        """The children of this loader; the ones it has, if they make the same batches."""
+        known = session.local
+        if known is not None and known.digest == self._packed.digest and known.credits:
+            return known
+        count = num_local_workers(self._loader, self._process)
+        if not count:
+            return None
+        return self._start_local(count)
+
+    def _start_local(self, count: int) -> LocalWorkers | LocalStreams:
+        settings = self._process.settings
+        return LocalWorkers(
+            self._spec,
+            self._packed,
+            num_workers=count,
+            credits_each=settings.feed.credits,
+            context=self._loader.multiprocessing_context,
+            base_seed=int(self._base_seed),
+            seeding=self._seeding,
+            host=settings.host,
+            wake=self._feed.shared.wake,
+            on_death=partial(log_death, self._feed.shared.log),
+        )
+
+
+def num_local_workers(loader: "DataLoader[object]", process: Process) -> int:
+    """How many children of this process join the pool, whoever decided it."""
+    if next(remotes_in(loader.dataset), None) is not None:
+        # Its data, and perhaps its code, are on the data hosts only.
+        return 0
+    settings = process.settings
+    decided = settings.workers.get("dnn")
+    if decided is None and settings.feed.local_workers != "auto":
+        decided = settings.feed.local_workers
+    return loader.num_workers if decided is None else process.share(decided)
+
+
+def log_death(log: Log, how: str) -> None:
+    """Of a child."""
+    log.event("local_worker_died", how=how)
+
+
+def _numbered(pass_: Pass, base_seed: int, sampler: Iterator[object]) -> Iterator[Numbered]:
+    for seed, index in zip(repeat(base_seed), sampler, strict=False):
+        yield pass_.number(seed, index)
+
+
+def _packed(spec: Spec, process: Process) -> PackedSpec:
+    packed = pack_spec(spec, max_bytes=process.settings.feed.max_dataset_bytes)
+    for warning in packed.warnings:
+        Log(run=process.settings.run_id, host=process.settings.host).event(
+            "large_dataset", text=warning
+        )
+    return packed
+
+
+def _dropped(feed: Feed, session: Session, pass_: Pass) -> None:
+    """In a finalizer, so in any thread, under any lock: takes none."""
+    pass_.drop()
+    session.abandoned_pass = pass_.pass_number
+    feed.shared.post(partial(session.stop, pass_.pass_number))
+    pass_.order.position.drop()
+
+
+class StreamIterator(FeedIterator):
+    """One pass (with persistent workers: one after the other) over the shards of the dataset."""
+
+    def __init__(self, loader: "DataLoader[object]", process: Process, feed: Feed) -> None:
+        super().__init__(loader, process, feed)
+        if isinstance(loader.dataset, IterDataPipe) and loader.num_workers > 0:
+            # Torch's iterator with workers draws a second one, for the pass that it "resets" to.
+            _share_dist_seed(loader.generator, self._pg)  # type: ignore[no-untyped-call]
+
+    def _unnamed_next(self) -> object:
+        # torch's warns of more samples than the dataset said.
+        return _BaseDataLoaderIter.__next__(self)
+
+    def _own_seeding(self, process: Process) -> Seeding:
+        # A stream is seeded once, as one of torch's workers is; batches follow from it.
+        return "torch"
+
+    def _own_spec(self, loader: "DataLoader[object]") -> Spec:
+        init = loader.worker_init_fn
+        if isinstance(loader.dataset, IterDataPipe):
+            # As torch's loader does it: a data pipe is sharded by rank and worker.
+            world_size, rank = _get_distributed_settings()  # type: ignore[no-untyped-call]
+            init = partial(_sharding_worker_init_fn, init, world_size, rank)
+        return Spec(
+            dataset=loader.dataset,
+            collate_fn=cast("Callable[[object], object]", loader.collate_fn),
+            worker_init_fn=init,
+            auto_collation=loader._auto_collation,
+            globals=Globals.of_this_process(),
+            is_iterable=True,
+            drop_last=loader.drop_last,
+        )
+
+    def _own_session(self, feed: Feed, process: Process, loader: "DataLoader[object]") -> Session:
+        def streams(max_bytes: int) -> Streams:
+            return Streams(
+                num_shards=max(1, loader.num_workers),
+                prefetch=loader.prefetch_factor or 2,
+                max_bytes=max_bytes,
+                persists=loader.persistent_workers,
+            )
+
+        return feed.session_for(process.books(loader), new_streams=streams)
+
+    def _begin(self) -> None:
+        # The same for every batch: torch's sampler of an iterable dataset says how many samples.
+        self._index: object = next(self._sampler_iter)
+        self._pass.pass_number = self._session.begin(
+            epoch=self._pass.epoch,
+            spec=self._packed,
+            seeding=self._seeding,
+            local=self._local_workers(self._session),
+            indices=iter(()),
+            is_eager=False,
+            pins_on=torch.accelerator.current_device_index() if self._pin_memory else None,
+            source=StreamSource(
+                pack_value(self._index, allow_pickle=True), int(self._base_seed), self._shared_seed
+            ),
+        )
+
+    def _next_data(self) -> object:  # type: ignore[override]
+        self._pass.number(int(self._base_seed), self._index)
+        return super()._next_data()
+
+    def _num_taken(self) -> int:
+        streams = self._session.schedule
+        assert isinstance(streams, Streams)
+        return streams.num_taken
+
+    def _start_local(self, count: int) -> LocalWorkers | LocalStreams:
+        settings = self._process.settings
+        return LocalStreams(
+            self._packed,
+            num_workers=count,
+            credits_each=settings.feed.credits,
+            context=self._loader.multiprocessing_context,
+            host=settings.host,
+            wake=self._feed.shared.wake,
+            on_death=partial(log_death, self._feed.shared.log),
+        )

@@ -1,0 +1,343 @@
+"""What the sampler of a loader gives, counted: how far a pass is, its own or another process's."""
+
+import copy
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sized
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch.utils.data import DataLoader, _DatasetKind
+
+from stoker.feed import state as snapshots
+from stoker.feed.process import LoaderBooks
+from stoker.feed.seeding import Occurrences
+from stoker.feed.state import (
+    LoaderState,
+    Rewind,
+    Snapshot,
+    Stateful,
+    digest_with,
+    generators_of,
+    replay_sampler,
+    stream_error,
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Position:
+    """How far a pass is.
+
+    Attributes:
+        first: Batches that were yielded before this process took the pass up.
+        num_yielded: Batches that the script got in all; None: not known, they come out of order.
+        num_handed: Batches whose indices were handed out, to be made.
+        ahead: See Begun; and the last one yielded, which may be held back from the script.
+        resumed: What is still to be made good of a loaded state.
+        is_inline: Batches are made in this process.
+        rewind: Of generators that the sampler draws from further ahead than with torch's loader.
+    """
+
+    epoch: int
+    base_seed: int | None = None
+    first: int = 0
+    num_yielded: int | None = 0
+    num_handed: int = 0
+    num_drawn: int = 0
+    is_drawn_out: bool = False
+    digest: str = ""
+    at_iter: Snapshot | None = None
+    at_draw: Snapshot | None = None
+    ahead: deque[object] = field(default_factory=deque)
+    resumed: LoaderState | None = None
+    is_inline: bool = False
+    is_over: bool = False
+    rewind: Rewind | None = None
+
+    def ahead_of(self, num_held: int) -> list[object]:
+        """What was drawn and not yielded, and the last `num_held` (0 or 1) that were."""
+        count = self.num_drawn - (self.num_yielded or 0) + num_held
+        return list(self.ahead)[-count:] if count else []
+
+    def leave(self) -> None:
+        """Nobody takes more of it: before its end, generators are put back."""
+        rewind = self.rewind
+        if rewind is not None and not self.is_over:
+            rewind.leave(self.num_yielded or 0)
+
+    def drop(self) -> None:
+        """As `leave`, in a finalizer: in another thread than draws it is left to the next pass."""
+        rewind = self.rewind
+        if rewind is not None and rewind.is_of_this_thread():
+            self.leave()
+
+
+class Order:
+    """The index sampler of a loader as its iterators see it: what it gives is counted.
+
+    Args:
+        loader: Whose sampler it is.
+        books: Of the loader.
+        is_inline: Batches are made in this process.
+        is_fed: Who asks the sampler is the feed, as far ahead as it sees fit.
+    """
+
+    def __init__(
+        self, loader: "DataLoader[object]", books: LoaderBooks, *, is_inline: bool, is_fed: bool
+    ) -> None:
+        self._books = books
+        self._is_inline = is_inline
+        self._sampler = loader._index_sampler
+        self._generator = loader.generator
+        self._dataset = loader.dataset
+        self._is_map_style = loader._dataset_kind == _DatasetKind.Map
+        self._parts = snapshots.parts_of(loader)
+        # Not the loader: finalizers hold this, and would keep it for ever.
+        self._rewound = generators_of(self._parts) if is_fed and self._is_map_style else []
+        self._num_ahead = loader.num_workers * (loader.prefetch_factor or 2)
+        self._has_workers = loader.num_workers > 0
+        self._keeps_ahead = bool(self._parts.stateful())
+        # Of `sample` seeding; what is handed out is counted by who hands it out.
+        self.occurrences: Occurrences | None = None
+        self._before_seed = torch.empty(0)
+        self._draws_seed = False
+        self.begin(again=False)
+
+    def begin(self, *, again: bool) -> None:
+        """A new pass, or the one of a state that was loaded.
+
+        Args:
+            again: By an iterator that had passes before, whose base seed torch keeps.
+        """
+        books = self._books
+        last = books.position
+        state = books.loaded
+        if last is not None and state is None:
+            last.leave()
+        if state is None and last is not None:
+            state = last.resumed  # Its iterator was dropped before it drew anything.
+        can_resume = self._is_map_style or (self._is_inline and isinstance(self._dataset, Stateful))
+        if state is not None and state["begun"] is not None and not can_resume:
+            raise stream_error(self._dataset)
+        books.loaded = None
+        self._draws_seed = False
+        # With workers torch makes an iterator of the sampler twice at the start of a pass, and only
+        # once where an iterator is used again; without workers once.
+        self._iters_left = 2 if self._has_workers and not again else 1
+        # Not the iterator: it refers to this.
+        self._last: weakref.ref[_Draws] | None = None
+        if self.occurrences is not None:
+            self.occurrences.clear()
+        if state is not None:
+            books.epochs, books.keeps_seed = state["epoch"], state["keeps_seed"]
+            books.base_seed = state["base_seed"]
+        self.position = books.position = Position(
+            epoch=books.next_epoch(), is_inline=self._is_inline
+        )
+        if state is not None and state["begun"] is not None:
+            self.position.resumed = state
+            self.position.first = self.position.num_yielded = state["num_yielded"]
+            self.position.num_handed = state["num_yielded"]
+            self.position.base_seed = state["base_seed"]
+        elif again:
+            self._draws_seed = books.keeps_seed is False or books.base_seed is None
+            self.position.base_seed = books.base_seed
+
+    @property
+    def base_seed(self) -> int:
+        """Of the pass."""
+        return self.position.base_seed or 0
+
+    def drew_base_seed(self, seed: int) -> None:
+        """torch drew a base seed: it is the pass's, unless a state says another."""
+        books, position = self._books, self.position
+        is_kept = bool(books.keeps_seed) and books.base_seed is not None
+        if position.resumed is not None or is_kept:
+            position.base_seed = books.base_seed
+            self._set_seeding_state(self._before_seed)
+        else:
+            position.base_seed = books.base_seed = seed
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self._sampler))
+
+    @property
+    def is_asked_again(self) -> bool:
+        """Whether torch, with the script's `num_workers`, would make one more iterator of it."""
+        return self._iters_left > 0
+
+    def __iter__(self) -> Iterator[object]:
+        """An iterator for the pass: the last one counts.
+
+        As many are made of the sampler as torch makes with the script's `num_workers`, whoever
+        asks: a sampler may draw whenever it is asked.
+        """
+        last = None if self._last is None else self._last()
+        if last is None or self._iters_left > 0:
+            self._iters_left -= 1
+            last = self._iterator()
+            self._last = weakref.ref(last)
+        return last
+
+    def _iterator(self) -> "_Draws":
+        position = self.position
+        if self._rewound:
+            position.rewind = Rewind(self._rewound, num_ahead=self._num_ahead)
+        if position.resumed is not None:
+            iterator: Iterator[object] = iter(())
+            if not self._is_map_style:
+                self._resume_stream(position, position.resumed)
+                iterator = iter(self._sampler)
+            self._before_seed = self._seeding_state()
+            return _Draws(self, position, iterator)
+        position.num_handed, position.num_drawn, position.digest = 0, 0, ""
+        position.is_drawn_out = False
+        position.at_draw = None
+        position.ahead.clear()
+        if self._is_map_style:
+            position.at_iter = snapshots.take(self._parts)
+        iterator = iter(self._sampler)
+        self._before_seed = self._seeding_state()
+        if self._draws_seed:
+            drawn = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
+            position.base_seed = self._books.base_seed = int(drawn.item())
+        return _Draws(self, position, iterator)
+
+    def before_first(self, position: Position) -> None:
+        """The sampler is about to be asked for the first time."""
+        if self._is_map_style:
+            position.at_draw = snapshots.take(self._parts, with_own=False)
+
+    def draw(self, position: Position, iterator: Iterator[object]) -> object:
+        """What the sampler gives next, counted."""
+        if position.at_draw is None:
+            self.before_first(position)
+        rewind = position.rewind
+        if rewind is not None:
+            rewind.before(position.num_drawn)
+        try:
+            index = next(iterator)
+        except StopIteration:
+            if rewind is not None and not position.is_drawn_out:
+                rewind.after(position.num_drawn + 1, num_taken=position.num_yielded or 0)
+            position.is_drawn_out = True
+            raise
+        self.count(position, index)
+        if rewind is not None:
+            rewind.after(position.num_drawn, num_taken=position.num_yielded or 0)
+        return index
+
+    def count(self, position: Position, index: object) -> None:
+        """The sampler gave `index`."""
+        position.num_drawn += 1
+        if self._is_map_style:
+            position.digest = digest_with(index, before=position.digest)
+            if self._keeps_ahead:
+                position.ahead.append(index)
+
+    def replay(self, position: Position) -> tuple[Iterator[object], deque[object]]:
+        """Brings the sampler to where it was; the rest of it, and what was drawn and not yielded.
+
+        The global random states are as before: `load_state_dict` has set them.
+
+        Raises:
+            UsageError: If the sampler does not give the same again.
+        """
+        state = position.resumed
+        assert state is not None
+        begun = state["begun"]
+        assert begun is not None
+        here = snapshots.take(self._parts, with_own=False)
+        try:
+            iterator, ahead = replay_sampler(
+                self._sampler,
+                self._parts,
+                begun,
+                now=state["now"],
+                occurrences=self.occurrences,
+                epoch=self.position.epoch,
+                rewind=position.rewind,
+            )
+            # Where the sampler draws while it is asked, it is the script's draws that are next.
+            snapshots.set_generators(self._parts, state["now"])
+        finally:
+            snapshots.set_globals(here)
+        position.num_drawn, position.digest = begun["num_drawn"], begun["digest"]
+        position.is_drawn_out = begun["is_drawn_out"]
+        position.at_iter, position.at_draw = begun["at_iter"], begun["at_draw"]
+        if self._keeps_ahead:
+            position.ahead = deque(ahead)
+        position.resumed = None
+        return iterator, ahead
+
+    def _resume_stream(self, position: Position, state: LoaderState) -> None:
+        begun = state["begun"]
+        assert begun is not None
+        assert isinstance(self._dataset, Stateful)
+        self._dataset.load_state_dict(copy.deepcopy(begun["dataset"]))
+        position.num_drawn = begun["num_drawn"]
+        position.resumed = None
+
+    def _seeding_state(self) -> torch.Tensor:
+        return torch.get_rng_state() if self._generator is None else self._generator.get_state()
+
+    def _set_seeding_state(self, state: torch.Tensor) -> None:
+        if self._generator is None:
+            torch.set_rng_state(state)
+        else:
+            self._generator.set_state(state)
+
+
+class _Draws:
+    """The iterator of an `Order`; like the sampler's own it may go on after an error."""
+
+    def __init__(self, order: Order, position: Position, iterator: Iterator[object]) -> None:
+        self._order = order
+        self._position = position
+        self._iterator = iterator
+        self._ahead: deque[object] = deque()
+        self._error: Exception | None = None
+
+    def __iter__(self) -> Iterator[object]:
+        return self
+
+    def __next__(self) -> object:
+        position = self._position
+        if position.resumed is not None:
+            self._iterator, self._ahead = self._order.replay(position)
+        if position.rewind is not None:
+            # Where it is further behind than torch, there is nothing to be put back.
+            self._keep_up(1 + (position.num_yielded or 0) + position.rewind.num_ahead)
+        if self._ahead:
+            index = self._ahead.popleft()
+        elif self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        else:
+            index = self._order.draw(position, self._iterator)
+        position.num_handed += 1
+        return index
+
+    def _keep_up(self, num_drawn: int) -> None:
+        """Draws up to `num_drawn` of the pass; an error comes after what was drawn before it."""
+        while self._error is None and self._position.num_drawn < num_drawn:
+            try:
+                self._ahead.append(self._order.draw(self._position, self._iterator))
+            except StopIteration:
+                # Another one: its traceback would keep the iterator.
+                self._error = StopIteration()
+            except Exception as err:
+                self._error = err
+
+
+def yielded(position: Position, num_here: int | None) -> None:
+    """The script got batches.
+
+    Args:
+        num_here: Since this process took the pass up; None: it is not known which.
+    """
+    position.num_yielded = None if num_here is None else position.first + num_here
+    ahead = position.ahead
+    while ahead and len(ahead) > position.num_drawn - (position.num_yielded or 0) + 1:
+        ahead.popleft()

@@ -1,0 +1,576 @@
+"""What comes from agents and local workers: batches, errors and credits, to sessions.
+
+Each data host's batches are received by a thread of its own, to where they will live: pinned, where
+the loader pins. All else is read by the pump. Both are off the thread that trains.
+"""
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import zmq
+
+from stoker.errors import FeedError, FeedLostError, ProtocolError
+from stoker.feed import memory
+from stoker.feed.trainer.buffers import Placing, error_in
+from stoker.feed.trainer.connections import MAX_PAUSE_SECONDS, AgentLink, BatchReceiver
+from stoker.feed.trainer.observer import Observer
+from stoker.feed.trainer.scheduler import Peer, Schedule
+from stoker.feed.trainer.session import LOCAL, Outcome, Session
+from stoker.feed.trainer.shards import MAX_LOSSES_IN_A_ROW, Streams
+from stoker.feed.trainer.shared import Shared
+from stoker.feed.wire import protocol as m
+from stoker.feed.wire.stream import Bytes, Landing
+from stoker.feed.workers.pool import Result, advice_on
+from stoker.records import FeedSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamAnswer:
+    """An answer.
+
+    Attributes:
+        kind: A batch or its exception; the end of the stream; the death of its process; an error
+            after which the stream cannot go on.
+        reason: How the process died.
+        state: Random states that the stream began the pass with; at its end, begins the next with.
+    """
+
+    kind: Literal["batch", "end", "lost", "final"]
+    pass_number: int
+    number: int
+    generation: int
+    digest: int = 0
+    frame_bytes: int = 0
+    reason: str = ""
+    state: bytes = b""
+
+
+def in_message(message: m.Message, frame_bytes: int) -> StreamAnswer | None:
+    """The answer that an agent sent; None: it is not of a stream, or none of its process."""
+    match message:
+        case m.Made(generation=generation) if generation:
+            return StreamAnswer(
+                kind="batch",
+                pass_number=message.pass_number,
+                number=message.number,
+                generation=generation,
+                digest=message.digest,
+                state=message.state,
+                frame_bytes=frame_bytes,
+            )
+        case m.Raised(generation=generation) if generation:
+            return StreamAnswer(
+                kind="final" if message.is_final else "batch",
+                pass_number=message.pass_number,
+                number=message.number,
+                generation=generation,
+                digest=message.digest,
+                state=message.state,
+            )
+        case m.Ended():
+            return StreamAnswer(
+                kind="end",
+                state=message.state,
+                pass_number=message.pass_number,
+                number=message.number,
+                generation=message.generation,
+            )
+        case m.Dropped(generation=generation, is_lost=True) if generation:
+            return StreamAnswer(
+                kind="lost",
+                pass_number=message.pass_number,
+                number=message.number,
+                generation=generation,
+                reason=message.reason,
+            )
+    return None
+
+
+def in_result(result: Result, frame_bytes: int) -> StreamAnswer:
+    """The answer of a local stream."""
+    pass_number, number, generation = result.job.key
+    assert isinstance(pass_number, int)
+    assert isinstance(number, int)
+    assert isinstance(generation, int)
+    kind: Literal["batch", "end", "lost", "final"] = "batch"
+    if result.is_lost:
+        kind = "lost"
+    elif result.is_end:
+        kind = "end"
+    elif result.is_final:
+        kind = "final"
+    return StreamAnswer(
+        kind=kind,
+        pass_number=pass_number,
+        number=number,
+        generation=generation,
+        digest=result.digest,
+        state=result.state,
+        frame_bytes=frame_bytes,
+        reason=result.summary,
+    )
+
+
+def settle(
+    shared: Shared,
+    session: Session,
+    peer: Peer,
+    answer: StreamAnswer,
+    make: Callable[[Session], Outcome],
+) -> bool | None:
+    """Delivers what `make` gives, unless the answer is late, a duplicate, or not wanted any more.
+
+    Gives False for a duplicate, None where there is no batch.
+    """
+    with shared.lock:
+        streams = session.schedule
+        is_ours = session.pass_number == answer.pass_number and session.is_busy
+        if not is_ours or not isinstance(streams, Streams):
+            return None
+        if answer.kind == "lost":
+            lose(session, streams, peer, answer)
+            return None
+        if answer.kind == "end":
+            streams.ended(peer, answer.number, generation=answer.generation, state=answer.state)
+            session.stir(is_head=True)
+            return None
+        is_wanted = streams.arrived(
+            peer,
+            answer.number,
+            generation=answer.generation,
+            digest=answer.digest,
+            state=answer.state,
+            frame_bytes=answer.frame_bytes,
+        )
+    if not is_wanted:
+        return False
+    outcome = make(session)
+    with shared.lock:
+        if session.pass_number != answer.pass_number or not session.is_busy:
+            return None
+        if answer.kind == "final" and outcome.error is not None:
+            session.fail(outcome.error)
+        else:
+            session.deliver(answer.number, outcome)
+    return True
+
+
+def lose(session: Session, streams: Streams, peer: Peer, answer: StreamAnswer) -> None:
+    """A stream's process is gone: its shard begins again; under the lock."""
+    number = answer.number
+    if streams.dropped(peer, number, generation=answer.generation):
+        shard = streams.start_of(number).shard
+        session.fail(
+            FeedLostError(
+                f"shard {shard} of the iterable dataset cannot be made: {answer.reason}, "
+                f"{MAX_LOSSES_IN_A_ROW} times at the same place",
+                where=f"epoch {session.epoch}, batch {number}",
+                fix=advice_on(answer.reason),
+            )
+        )
+
+
+_NOTHING: Bytes = np.empty(0, dtype=np.uint8)
+
+
+class Answers:
+    """The feed's ear; the lock is held for the books only, never while memory is written.
+
+    Args:
+        on_lost: Told of an agent whose connection for batches was lost, and the other one with it.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        observer: Observer,
+        landing: Landing,
+        feed: FeedSettings,
+        *,
+        on_lost: Callable[[AgentLink], None],
+    ) -> None:
+        self._on_lost = on_lost
+        self._shared = shared
+        self._observer = observer
+        self._landing = landing
+        self._max_bytes = memory.max_message_bytes(feed)
+        self._accepts_pickles = feed.accept_pickles
+        self._unpack_agent = m.Unpacker(m.FromAgent)
+        self._unpack_batch = m.Unpacker(m.Made)
+
+    def take(self, link: AgentLink, frames: Sequence[zmq.Frame]) -> None:
+        """A message on the encrypted connection; one that is none costs the connection."""
+        try:
+            message = self._unpack_agent(frames[0].buffer)
+            frame = frames[1] if len(frames) > 1 else None
+            self._handle(link, message, frame)
+        except ProtocolError as err:
+            self._refuse(link, err)
+
+    def _receive_batches(self, link: AgentLink, ticket: m.Ticket) -> None:
+        """The agent waits for the connection for batches."""
+
+        def take(receiver: BatchReceiver, packed: bytes, nbytes: int) -> None:
+            self._take_batch(link, receiver, packed, nbytes)
+
+        def ended(receiver: BatchReceiver) -> None:
+            self._shared.post(lambda: self._lost_batches(link, receiver))
+
+        receiver = BatchReceiver(
+            address=link.address,
+            port=link.member.batch_port,
+            ticket=ticket,
+            placing=Placing(self._landing),
+            landing=self._landing,
+            take=take,
+            ended=ended,
+            max_head_bytes=self._max_bytes,
+        )
+        link.receive_by(receiver)
+        self._shared.receivers.add(receiver)
+        receiver.start()
+
+    def _take_batch(
+        self, link: AgentLink, receiver: BatchReceiver, packed: bytes, nbytes: int
+    ) -> None:
+        """The head of a batch has come; in the receiver's thread."""
+        made = self._unpack_batch(packed)
+        assert isinstance(made, m.Made)
+        session = self._shared.sessions.get(made.session)
+        if nbytes > self._max_bytes:
+            error = FeedError(
+                f"a batch of {nbytes} bytes, more than this host can hold ({self._max_bytes})",
+                where=f"batch {made.number}, from host {link.member.host}",
+                fix="make smaller batches, or send uint8 and convert on the accelerator",
+            )
+            if session is not None:
+                with self._shared.lock:
+                    session.fail(error)
+            raise ProtocolError(error.what)
+        payload = _NOTHING
+        if nbytes:
+            pins_on = None if session is None else session.pins_on
+            payload = receiver.placing.room(nbytes, pins_on)
+            receiver.reader.read(payload.data)
+        if session is not None:
+            self._take_made(link, receiver, session, made, payload)
+
+    def _lost_batches(self, link: AgentLink, receiver: BatchReceiver) -> None:
+        """The connection for batches has ended; in the pump's thread."""
+        if link.receiver is not receiver:
+            return
+        failure = receiver.failure
+        if not isinstance(failure, OSError | ProtocolError):
+            raise failure or FeedError("the thread that receives batches ended")
+        event = "message_refused" if isinstance(failure, ProtocolError) else "batches_lost"
+        self._shared.log.event(event, agent=link.member.host, reason=receiver.words())
+        error = link.lose_batches(time.monotonic())
+        if error is None:
+            self._on_lost(link)
+            return
+        with self._shared.lock:
+            for session in self._shared.sessions.values():
+                self._leave_out(link, session, error.what, error)
+        self._tell_left_out(link, error.what)
+
+    def _refuse(self, link: AgentLink, err: ProtocolError) -> None:
+        self._shared.log.event("message_refused", agent=link.member.host, reason=err.what)
+        link.lose(time.monotonic())
+        forget_peer(self._shared, link)
+
+    def _handle(self, link: AgentLink, message: m.Message, frame: zmq.Frame | None) -> None:
+        answer = in_message(message, 0)
+        if answer is not None:
+            assert isinstance(message, m.Raised | m.Ended | m.Dropped)
+            self._take_of_stream(
+                link, message, answer, lambda _: Outcome(error=self._error_of(message, frame))
+            )
+            return
+        match message:
+            case m.Ticket():
+                self._receive_batches(link, message)
+            case m.Raised():
+                self._take_error(link, message, self._error_of(message, frame))
+            case m.Dropped():
+                self._take_dropped(link, message)
+            case m.Need():
+                self._ship(link, message.spec)
+            case m.Ready():
+                self._take_ready(link, message)
+            case m.Credits():
+                self._grant(link, message.session, message.credits)
+            case m.Failed():
+                self._take_failed(link, message, self._error_of(message, frame))
+            case m.Leaving():
+                link.is_leaving = True
+                with self._shared.lock:
+                    for session in self._shared.sessions.values():
+                        session.schedule.leave(link.member.host)
+            case m.WrongHost():
+                # The name's answer is older than the host: whoever has the address now is another.
+                self._shared.log.event(
+                    "agent_is_another_host", agent=link.member.host, found=message.host
+                )
+                link.lose(time.monotonic(), pause_seconds=MAX_PAUSE_SECONDS)
+                forget_peer(self._shared, link)
+
+    def _take_made(
+        self,
+        link: AgentLink,
+        receiver: BatchReceiver,
+        session: Session,
+        made: m.Made,
+        payload: Bytes,
+    ) -> None:
+        """A batch is there; in the receiver's thread."""
+        # Views cost less than to ask whether it is wanted before they are made.
+        outcome = receiver.placing.decoded(made.tree, payload, allow_pickle=self._accepts_pickles)
+        host, nbytes, now = link.member.host, payload.nbytes, time.monotonic()
+        is_wanted: bool | None = None
+        if made.generation:
+            answer = in_message(made, nbytes)
+            assert answer is not None
+            is_wanted = settle(self._shared, session, host, answer, lambda _: outcome)
+        with self._shared.lock:
+            if not made.generation and session.pass_number == made.pass_number and session.is_busy:
+                if isinstance(session.schedule, Streams):
+                    raise ProtocolError("an answer without its stream")
+                is_wanted = session.schedule.arrived(host, made.number, frame_bytes=nbytes, now=now)
+                if is_wanted:
+                    session.deliver(made.number, outcome)
+            if is_wanted is None:
+                return
+            self._observer.came(host, made, frame_bytes=nbytes, is_wanted=is_wanted)
+            if session.is_due:
+                session.ring()
+            has_work = session.schedule.may_assign()
+        if has_work:
+            self._shared.wake()
+
+    def _take_of_stream(
+        self,
+        link: AgentLink,
+        message: m.Raised | m.Ended | m.Dropped,
+        answer: StreamAnswer,
+        make: Callable[[Session], Outcome],
+    ) -> None:
+        if answer.kind == "lost":
+            self._shared.log.event(
+                "stream_lost", agent=link.member.host, batch=answer.number, reason=answer.reason
+            )
+        with self._shared.lock:
+            session = self._shared.sessions.get(message.session)
+        if session is None:
+            return
+        settle(self._shared, session, link.member.host, answer, make)
+
+    def _take_error(
+        self, link: AgentLink, message: m.Raised | m.Dropped, error: BaseException
+    ) -> None:
+        """In place of a batch."""
+        with self._shared.lock:
+            session = self._shared.sessions.get(message.session)
+            if session is None or session.pass_number != message.pass_number or not session.is_busy:
+                return
+            if isinstance(session.schedule, Streams):
+                raise ProtocolError("an answer without its stream")
+            number, now = message.number, time.monotonic()
+            if session.schedule.arrived(link.member.host, number, frame_bytes=0, now=now):
+                session.deliver(number, Outcome(error=error))
+
+    def _take_dropped(self, link: AgentLink, message: m.Dropped) -> None:
+        with self._shared.lock:
+            session = self._shared.sessions.get(message.session)
+            if session is None or session.pass_number != message.pass_number or not session.is_busy:
+                return
+            if link.has_failed(session.name):
+                # No batch is to blame where there are no processes any more.
+                return
+            if isinstance(session.schedule, Schedule) and (message.is_lost or link.is_leaving):
+                is_hopeless = session.schedule.dropped(link.member.host, message.number)
+            else:
+                # It has forgotten the session: this process was silent for too long.
+                is_hopeless = False
+                session.schedule.lost(link.member.host)
+                link.close_session(session.name)
+                session.has_news = True
+        self._shared.log.event(
+            "batch_dropped", agent=link.member.host, batch=message.number, reason=message.reason
+        )
+        if is_hopeless:
+            error = FeedLostError(
+                f"batch {message.number} cannot be made: {message.reason}",
+                where=f"epoch {session.epoch}, last tried on host {link.member.host}",
+                fix=advice_on(message.reason),
+            )
+            self._take_error(link, message, error)
+
+    def _take_ready(self, link: AgentLink, message: m.Ready) -> None:
+        with self._shared.lock:
+            session = self._shared.sessions.get(message.session)
+            if session is None or session.spec is None or session.spec.digest != message.spec:
+                return
+            spec = session.spec
+        if link.has_failed(message.session):
+            # It was left out while this was on its way.
+            return
+        self._shared.values_there.take(message.spec, link.member.host, message.module_values)
+        self._shared.values_there.compare(spec.digest, spec.living_code())
+        link.opened[message.session] = message.spec
+        link.ready.add(message.session)
+        self._grant(link, message.session, message.credits)
+        self._shared.log.event(
+            "agent_ready", agent=link.member.host, workers=message.workers, credits=message.credits
+        )
+
+    def _take_failed(self, link: AgentLink, message: m.Failed, error: BaseException) -> None:
+        """A host cannot use the spec: nobody can, or it alone, and others go on."""
+        with self._shared.lock:
+            session = self._shared.sessions.get(message.session)
+            if session is None or not _has_spec(session, message.spec):
+                return
+            if not message.is_of_host:
+                session.fail(error)
+                return
+            self._leave_out(link, session, message.reason, error)
+        self._tell_left_out(link, message.reason)
+
+    def _leave_out(
+        self, link: AgentLink, session: Session, reason: str, error: BaseException
+    ) -> None:
+        """The host makes nothing for a session in this pass; under the lock."""
+        link.fail(session.name, pass_number=session.pass_number, reason=reason, error=error)
+        session.schedule.lost(link.member.host)
+
+    def _tell_left_out(self, link: AgentLink, reason: str) -> None:
+        host = link.member.host
+        self._shared.log.event(
+            "host_makes_nothing",
+            agent=host,
+            text=f"data host {host} makes no batches in this pass: {reason}",
+        )
+
+    def _grant(self, link: AgentLink, name: str, credits: int) -> None:
+        with self._shared.lock:
+            session = self._shared.sessions.get(name)
+            if session is None or name not in link.ready or link.is_leaving:
+                return
+            session.schedule.grant(link.member.host, credits)
+            session.had_peers = True
+            session.stir()
+
+    def _error_of(self, message: m.Message, frame: zmq.Frame | None) -> Exception:
+        """What a data host says was raised there."""
+        if frame is None:
+            return ProtocolError("an error without its frame")
+        if self._accepts_pickles:
+            return error_in(frame.buffer)
+        if isinstance(message, m.Failed) and message.is_of_host:
+            return FeedLostError(message.reason)
+        words = message.summary if isinstance(message, m.Raised) else ""
+        words = message.reason if isinstance(message, m.Failed) else words
+        return RuntimeError(
+            f"{words} (raised on a data host; feed.accept_pickles is false, so its text is all "
+            "that is taken)"
+        )
+
+    def _ship(self, link: AgentLink, digest: str) -> None:
+        with self._shared.lock:
+            specs = [s.spec for s in self._shared.sessions.values() if _has_spec(s, digest)]
+        for spec in specs[:1]:
+            if spec is not None:
+                link.ship(spec)
+
+
+def forget_peer(shared: Shared, link: AgentLink) -> None:
+    """The connection is lost: what was asked for over it goes elsewhere, sessions are closed."""
+    link.forget_all()
+    with shared.lock:
+        for session in shared.sessions.values():
+            session.schedule.lost(link.member.host)
+
+
+def _has_spec(session: Session, digest: str) -> bool:
+    return session.spec is not None and session.spec.digest == digest
+
+
+class LocalAnswers:
+    """As `Answers`, for the workers of this process."""
+
+    def __init__(self, shared: Shared, observer: Observer, placing: Placing) -> None:
+        self._shared = shared
+        self._observer = observer
+        self._placing = placing
+
+    def take(self, session: Session, fileno: int) -> None:
+        """What came from a local worker."""
+        with self._shared.lock:
+            local = session.local
+        # Without the lock: a worker that died is waited for, and another one forked in its place.
+        results = [] if local is None else local.handle(fileno)
+        for result in results:
+            if isinstance(session.schedule, Streams):
+                self._settle_local_stream(session, result)
+            else:
+                self._settle_local(session, session.schedule, result)
+        with self._shared.lock:
+            if local is not None and local is session.local:
+                if local.credits:
+                    session.schedule.grant(LOCAL, local.credits)
+                else:
+                    session.schedule.lost(LOCAL)
+                session.stir()
+
+    def _settle_local_stream(self, session: Session, result: Result) -> None:
+        payload, size = _payload_of(result)
+        answer = in_result(result, size)
+        is_wanted = settle(
+            self._shared,
+            session,
+            LOCAL,
+            answer,
+            lambda session: self._outcome(session, result, payload),
+        )
+        if is_wanted is not None and result.error is None:
+            with self._shared.lock:
+                self._observer.came(None, result, frame_bytes=size, is_wanted=is_wanted)
+
+    def _settle_local(self, session: Session, schedule: Schedule, result: Result) -> None:
+        pass_number, number = result.job.key
+        assert isinstance(pass_number, int)
+        assert isinstance(number, int)
+        payload, size = _payload_of(result)
+        with self._shared.lock:
+            if session.pass_number != pass_number or not session.is_busy:
+                return
+            if result.is_lost and not schedule.dropped(LOCAL, number):
+                return
+            is_wanted = schedule.arrived(LOCAL, number, frame_bytes=size, now=time.monotonic())
+            if result.error is None:
+                self._observer.came(None, result, frame_bytes=size, is_wanted=is_wanted)
+        if not is_wanted:
+            return
+        outcome = self._outcome(session, result, payload)
+        with self._shared.lock:
+            if session.pass_number == pass_number and session.is_busy:
+                session.deliver(number, outcome)
+
+    def _outcome(self, session: Session, result: Result, payload: Bytes | None) -> Outcome:
+        if result.error is not None:
+            return Outcome(error=error_in(result.error))
+        if payload is not None and session.pins_on is not None:
+            payload = self._placing.landed(payload, session.pins_on)
+        return self._placing.decoded(result.tree or b"", payload, allow_pickle=True)
+
+
+def _payload_of(result: Result) -> tuple[Bytes | None, int]:
+    """The payload, whose last view gives the worker its memory back, and its size."""
+    payload, result.payload = result.payload, None
+    if payload is None:
+        return None, 0
+    weakref.finalize(payload, result.release).atexit = False
+    return payload, payload.nbytes

@@ -1,0 +1,166 @@
+"""Where batches live in a trainer: in memory that is used again, pinned or not.
+
+The trees of a loader's batches are mostly equal to the last byte: dtypes, shapes and offsets of
+tensors, and what holds them. From the second of a kind on, only the views are made.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import torch
+
+from stoker.errors import FeedError
+from stoker.feed.trainer.session import Outcome
+from stoker.feed.wire.codec import TENSOR_DTYPES, Bytes1D, Tag, decode
+from stoker.feed.wire.dataset import unpack_error
+from stoker.feed.wire.stream import Bytes, Landing
+
+if TYPE_CHECKING:
+    import torch
+
+
+# Kinds that are remembered: full batches, the last one, those of a few loaders.
+MAX_PLANS = 16
+# Larger trees (texts, labels as numbers) are hardly ever equal.
+_MAX_TREE_BYTES = 4096
+
+_Plan = Callable[[Bytes1D], object]
+_decoder = msgspec.msgpack.Decoder()
+
+
+class Plans:
+    """Decodes the batches of a process; used by one thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, int], _Plan] = {}
+        self._last: tuple[bytes, int] | None = None
+
+    def decode(self, tree: bytes, payload: Bytes1D | None, *, allow_pickle: bool) -> object:
+        """As `wire.decode`, and raises what that raises."""
+        if payload is None or len(tree) > _MAX_TREE_BYTES:
+            return decode(tree, payload, allow_pickle=allow_pickle)
+        key = (tree, payload.nbytes)
+        plan = self._known.get(key)
+        if plan is not None:
+            return plan(payload)
+        value = decode(tree, payload, allow_pickle=allow_pickle)
+        if key == self._last:
+            # It fits a payload of this size, or `decode` had refused it.
+            plan = _plan(_decoder.decode(tree))
+            if plan is not None:
+                while len(self._known) >= MAX_PLANS:
+                    del self._known[next(iter(self._known))]
+                self._known[key] = plan
+        self._last = key
+        return value
+
+
+def _plan(node: object) -> _Plan | None:
+    """How to make the value of a node that was judged; None: as any other."""
+    if not isinstance(node, list):
+        return lambda _: node
+    match node:
+        case [Tag.TENSOR, str(name), [*shape], int(offset)]:
+            return _tensor_plan(name, tuple(shape), offset)
+        case [Tag.LIST | Tag.TUPLE | Tag.DICT as tag, *items]:
+            plans = [plan for plan in map(_plan, items) if plan is not None]
+            return _nested_plan(tag, plans) if len(plans) == len(items) else None
+    return None
+
+
+def _nested_plan(tag: int, plans: list[_Plan]) -> _Plan:
+    if tag == Tag.LIST:
+        return lambda payload: [plan(payload) for plan in plans]
+    if tag == Tag.TUPLE:
+        return lambda payload: tuple([plan(payload) for plan in plans])
+    pairs = list(zip(plans[::2], plans[1::2], strict=True))
+    return lambda payload: {key(payload): value(payload) for key, value in pairs}
+
+
+def _tensor_plan(name: str, shape: tuple[int, ...], offset: int) -> _Plan | None:
+    import torch
+
+    count = math.prod(shape)
+    if name not in TENSOR_DTYPES or not count:
+        return None
+    dtype: torch.dtype = getattr(torch, name)
+    end = offset + count * dtype.itemsize
+    array_dtype = _array_dtype(name, dtype)
+
+    def tensor(payload: Bytes1D) -> "torch.Tensor":
+        pinned: object = payload.base
+        if isinstance(pinned, torch.Tensor):
+            # Views of torch's own pinned memory: its allocator knows of copies under way.
+            return pinned[offset:end].view(dtype).view(shape)
+        if array_dtype is not None:
+            # Half of what `frombuffer` and `view` take.
+            return torch.from_numpy(np.ndarray(shape, array_dtype, payload, offset))
+        return torch.frombuffer(payload, dtype=dtype, count=count, offset=offset).view(shape)
+
+    return tensor
+
+
+def _array_dtype(name: str, dtype: "torch.dtype") -> "np.dtype[np.generic[object]] | None":
+    """NumPy's of that name, if it has one that this torch takes for `dtype`."""
+    import torch
+
+    try:
+        found: np.dtype[np.generic[object]] = np.dtype(name)
+        return found if torch.from_numpy(np.empty(0, found)).dtype == dtype else None
+    except TypeError:
+        return None
+
+
+class Placing:
+    """Used by one thread.
+
+    Args:
+        landing: Memory that is not pinned; absent: one of its own.
+    """
+
+    def __init__(self, landing: Landing | None = None) -> None:
+        self._landing = landing or Landing()
+        self._plans = Plans()
+        self._pins_on: int | None = None
+
+    def landed(self, source: Bytes, pins_on: int | None) -> Bytes:
+        """`source` copied, once, to where the batch will live."""
+        payload = self.room(source.nbytes, pins_on)
+        np.copyto(payload, source)
+        return payload
+
+    def room(self, nbytes: int, pins_on: int | None) -> Bytes:
+        """Memory of `nbytes` where a batch will live.
+
+        Pinned, it is of torch's allocator, which uses it again and knows of the copies to the
+        accelerator that are under way; ours could not.
+
+        Args:
+            pins_on: Number of the accelerator that it is to be pinned for; None: it is not.
+        """
+        if pins_on is None:
+            return self._landing.take(nbytes)
+        if self._pins_on != pins_on:
+            # The device is the thread's; without this, every rank would open device 0.
+            torch.accelerator.set_device_index(pins_on)
+            self._pins_on = pins_on
+        # The base of the array is a tensor: see Plans.
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+
+    def decoded(self, tree: bytes, payload: Bytes | None, *, allow_pickle: bool) -> Outcome:
+        """The batch, or the error that it cannot be made of that."""
+        try:
+            return Outcome(self._plans.decode(tree, payload, allow_pickle=allow_pickle))
+        except FeedError as err:
+            return Outcome(error=err)
+
+
+def error_in(data: bytes | memoryview) -> Exception:
+    """The error that was sent, or the one that it cannot be rebuilt."""
+    try:
+        return unpack_error(data)
+    except FeedError as err:
+        return err

@@ -1,0 +1,733 @@
+"""The feed as a trainer process has it: one client with one I/O thread for all its loaders."""
+
+import atexit
+import functools
+import os
+import platform
+import secrets
+import select
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+
+import numpy as np
+import torch
+import zmq
+
+from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
+from stoker.feed import memory
+from stoker.feed.memory import allowance
+from stoker.feed.process import LoaderBooks, Process
+from stoker.feed.trainer.answers import Answers, LocalAnswers, forget_peer, in_result, lose
+from stoker.feed.trainer.buffers import Placing
+from stoker.feed.trainer.connections import (
+    GOODBYE_SECONDS,
+    AgentLink,
+    Link,
+    ZmqContext,
+    send_uncopied_ahead,
+)
+from stoker.feed.trainer.local import LocalStreams, LocalWorkers
+from stoker.feed.trainer.observer import Observer, Standing
+from stoker.feed.trainer.scheduler import Peer
+from stoker.feed.trainer.session import LOCAL, Session
+from stoker.feed.trainer.shards import Streams
+from stoker.feed.trainer.shared import Shared
+from stoker.feed.wire import protocol as m
+from stoker.feed.wire.crypto import Keys, read_token
+from stoker.feed.wire.dataset import PackedSpec
+from stoker.feed.wire.stream import Landing
+from stoker.feed.workers.pool import stream_job
+from stoker.logs import Log
+from stoker.settings import ProcessSettings
+
+# Beyond the lease: the coordinator's word and the re-dialling take a moment.
+LOST_GRACE_SECONDS = 3.0
+# Where the coordinator says that every data host has left or is lost, no lease is waited for.
+ALL_GONE_SECONDS = 10.0
+
+_VERSIONS = {
+    "python": platform.python_version(),
+    "torch": str(torch.__version__),
+    "numpy": np.__version__,
+}
+
+
+class Asking:
+    """The pump's mouth; every method is called under the lock.
+
+    Args:
+        links: Host to link; the pump's own, which changes.
+
+    Attributes:
+        expected: Data hosts of the run; None: the coordinator has not said yet.
+        lost: Those that the coordinator gave up.
+    """
+
+    def __init__(
+        self, shared: Shared, settings: ProcessSettings, links: Mapping[str, AgentLink]
+    ) -> None:
+        self._shared = shared
+        self._settings = settings
+        self._feed = settings.feed
+        self._links = links
+        self.expected: int | None = None
+        self.lost: dict[str, m.Member] = {}
+        self._awaited: tuple[str, ...] = ()
+        self._listed: tuple[str, ...] = ()
+        self._heard_at: dict[str, float] = {}
+
+    def tell_news(self, session: Session) -> None:
+        """Tells every agent of a new pass, or of a new spec."""
+        session.has_news = False
+        if session.spec is None:
+            return
+        before = session.pass_number if session.is_busy else session.pass_number + 1
+        if session.local is not None:
+            session.local.forget(before_pass=before)
+        for link in self._links.values():
+            if not link.is_up or not link.may_open(session.name, pass_number=session.pass_number):
+                continue
+            if link.opened.get(session.name) != session.spec.digest:
+                link.opened[session.name] = session.spec.digest
+                link.ready.discard(session.name)
+                link.attach()
+                link.send(
+                    m.Open(
+                        protocol=m.PROTOCOL_VERSION,
+                        session=session.name,
+                        rank=self._settings.rank,
+                        spec=session.spec.digest,
+                        spec_bytes=len(session.spec.data),
+                        seeding=session.seeding,
+                        base_seed=session.base_seed,
+                        first_worker=self._first_worker(session.spec) + link.member.place,
+                        worker_step=max(1, self.expected or 1),
+                        versions=_VERSIONS,
+                        host=link.member.host,
+                    )
+                )
+            link.send(m.Forget(session=session.name, before_pass=before))
+
+    def _first_worker(self, spec: PackedSpec) -> int:
+        """The lowest id that no local worker of any rank has."""
+        settings = self._settings
+        decided = settings.workers.get("dnn")
+        if decided is None and settings.feed.local_workers != "auto":
+            decided = settings.feed.local_workers
+        return max(spec.num_workers, decided or 0)
+
+    def ask(self, session: Session, now: float) -> None:
+        """Asks for the batches whose turn it is."""
+        schedule = session.schedule
+        sessions = self._shared.sessions
+        schedule.max_bytes = session.max_bytes
+        if len(sessions) > 1:
+            others = [
+                other.schedule
+                for other in sessions.values()
+                if other is not session and other.is_busy
+            ]
+            schedule.max_bytes = allowance(session.max_bytes, others=others)
+        for number in schedule.overdue(now):
+            self._shared.log.event("batch_overdue", epoch=session.epoch, batch=number)
+        if isinstance(schedule, Streams):
+            self._ask_streams(session, schedule, now)
+            return
+        for peer, number in schedule.assign(now):
+            asked = session.asked[number]
+            if peer == LOCAL and isinstance(session.local, LocalWorkers):
+                session.local.ask(
+                    pass_number=session.pass_number,
+                    number=number,
+                    index=asked.index,
+                    seed=asked.seed,
+                )
+            elif isinstance(peer, str) and peer in self._links:
+                self._links[peer].has_asked = True
+                self._links[peer].send(
+                    m.Make(
+                        session=session.name,
+                        pass_number=session.pass_number,
+                        number=number,
+                        index=asked.index,
+                        seed=asked.seed,
+                    )
+                )
+        if isinstance(session.local, LocalWorkers):
+            for _ in session.local.hurry():
+                self._shared.log.event("local_batch_overdue", epoch=session.epoch)
+            session.local.flush()
+
+    def _ask_streams(self, session: Session, streams: Streams, now: float) -> None:
+        is_complete = self.expected is not None and (
+            sum(
+                session.name in link.ready or link.has_failed(session.name)
+                for link in self._links.values()
+            )
+            >= self.expected - len(self.lost)
+        )
+        if is_complete:
+            streams.settle()
+        source = session.source
+        if source is None:
+            # The first pass is about to begin.
+            return
+        for peer, number in streams.assign(now):
+            start = streams.start_of(number)
+            make = m.Make(
+                session=session.name,
+                pass_number=session.pass_number,
+                number=number,
+                index=source.index,
+                seed=(source.base_seed,),
+                stream=m.Stream(
+                    shard=start.shard,
+                    num_shards=start.num_shards,
+                    generation=start.generation,
+                    made=start.made,
+                    digest=start.digest,
+                    shared_seed=source.shared_seed,
+                    persists=start.persists,
+                    state=start.state,
+                    earlier=start.earlier,
+                ),
+            )
+            if peer == LOCAL and isinstance(session.local, LocalStreams):
+                key = (session.pass_number, number, start.generation)
+                assert make.stream is not None
+                lost = session.local.ask(*stream_job(make, make.stream, source.index, key))
+                for result in lost:
+                    lose(session, streams, LOCAL, in_result(result, 0))
+            elif isinstance(peer, str) and peer in self._links:
+                self._links[peer].has_asked = True
+                self._links[peer].send(make)
+        if session.local is not None:
+            session.local.flush()
+
+    def judge(self, session: Session, now: float) -> None:
+        """Ends a session that nobody works for any more."""
+        if session.schedule.peers():
+            if session.is_waiting:
+                waited = round(now - session.alone_since, 1)
+                self._shared.log.event("training_goes_on", waited_seconds=waited)
+            session.alone_since, session.is_waiting = now, False
+            return
+        error = self._failure_of_all(session)
+        if error is not None:
+            session.fail(error)
+            return
+        alone = now - session.alone_since
+        opening = any(link.is_up and session.name in link.opened for link in self._links.values())
+        is_starting = opening or not session.had_peers
+        patience = self._feed.lease_seconds + LOST_GRACE_SECONDS
+        if self.expected is not None and not self._listed and not self._awaited:
+            patience = min(patience, ALL_GONE_SECONDS)
+        # What was preempted may have to wait for a new node, as at the start.
+        may_come = is_starting or self._settings.comes_back
+        limit = self._feed.start_deadline_seconds if may_come else patience
+        if alone > limit:
+            session.fail(self._lost_error(session, now))
+        elif alone > patience and not session.is_waiting:
+            session.is_waiting = True
+            self._shared.log.event(
+                "training_waits_for_data",
+                epoch=session.epoch,
+                batch=session.schedule.head,
+                expected=self.expected,
+            )
+
+    def tell_alone(self) -> None:
+        """Says what happens now that no data host is connected, if a loader is at work."""
+        busy = [session for session in self._shared.sessions.values() if session.is_busy]
+        if not busy:
+            return
+        if all(session.local is not None for session in busy):
+            text = "local workers make all batches"
+        elif self._settings.comes_back:
+            text = "the training waits until one is back"
+        else:
+            longest = self._feed.lease_seconds + LOST_GRACE_SECONDS
+            text = (
+                "no local workers either: the training ends with exit code 5 within "
+                f"{longest:.0f} s unless one is back"
+            )
+        self._shared.log.event("no_data_host_left", text=text)
+
+    def _failure_of_all(self, session: Session) -> BaseException | None:
+        """What the first host said, where none of the run can make its batches."""
+        failures = [
+            link.failed[session.name].error
+            for link in self._links.values()
+            if link.is_up and link.has_failed(session.name)
+        ]
+        if self.expected is None or (self.lost and self._settings.comes_back):
+            return None
+        is_all = len(failures) + len(self.lost) >= self.expected
+        return failures[0] if failures and is_all else None
+
+    def take_roster(self, roster: m.Roster, now: float) -> None:
+        """What the coordinator says of the hosts."""
+        self.expected = roster.expected
+        self.lost = {member.host: member for member in roster.lost}
+        self._awaited = roster.awaited
+        self._listed = tuple(member.host for member in roster.agents)
+        for member in (*roster.agents, *roster.lost):
+            self._heard_at[member.host] = now - member.silent_seconds
+
+    def _fates(self, session: Session, now: float) -> Iterator[str]:
+        """What became of each data host, and when it was last heard."""
+        for host, link in self._links.items():
+            if link.is_up and session.name in link.failed:
+                yield f"{host} ({link.failed[session.name].reason})"
+            elif link.is_up:
+                yield f"{host} (connected, not ready)"
+            elif host not in self.lost:
+                yield f"{host} (no connection for {now - link.down_since:.1f} s)"
+        for host, heard_at in self._heard_at.items():
+            if host in self.lost:
+                yield f"{host} (lost, last heard {now - heard_at:.1f} s ago)"
+            elif host not in self._links:
+                yield f"{host} (left, last heard {now - heard_at:.1f} s ago)"
+        for host in self._awaited:
+            yield f"{host} (never came)"
+
+    def _lost_error(self, session: Session, now: float) -> FeedLostError:
+        seen = ", ".join(self._fates(session, now)) or "none seen"
+        expected = "?" if self.expected is None else self.expected
+        if self.expected is None:
+            seen = f"the coordinator at {self._settings.coordinator} did not answer"
+        local = f"; local workers: {session.local.last_death}" if session.local else ""
+        if session.had_peers:
+            what = f"no data worker is left after {now - session.alone_since:.0f} s"
+        else:
+            what = f"no data worker came within {now - session.alone_since:.0f} s"
+        return FeedLostError(
+            f"{what}: {expected} data hosts expected, {seen}{local}",
+            where=f"rank {self._settings.rank}, host {self._settings.host}, "
+            f"epoch {session.epoch}, batch {session.schedule.head}",
+            fix="see the logs of the data hosts; with local workers (feed.local_workers) the "
+            "training would go on",
+        )
+
+
+# Progress to the coordinator, and a look at what no event tells.
+_TICK_SECONDS = 1.0
+_IN, _OUT = select.POLLIN, select.POLLOUT
+
+# Links, the descriptors of their connections, those of local workers with session and flags.
+_Polled = tuple[list[Link], list[tuple[int, ...]], dict[int, tuple[Session, int]]]
+
+
+class Pump:
+    """Runs in a thread of its own, by `run`.
+
+    Args:
+        shared: What it has in common with the threads that iterate.
+    """
+
+    def __init__(self, shared: Shared, settings: ProcessSettings, keys: Keys) -> None:
+        self._shared = shared
+        self._settings = settings
+        self._feed = settings.feed
+        self._keys = keys
+        self._context: ZmqContext = zmq.Context()
+        self._unpack_coordinator = m.Unpacker(m.FromCoordinator)
+        os.register_at_fork(after_in_child=partial(_let_go, weakref.ref(shared)))
+        now = time.monotonic()
+        self._polled: _Polled = ([], [], {})
+        self._poll = select.poll()
+        self._link_of: dict[int, Link] = {}
+        self._links: dict[str, AgentLink] = {}
+        self._observer = Observer(own_host=settings.host, clock=time.monotonic)
+        self._ended: list[Standing] = []
+        self._has_begun = False
+        landing = Landing()
+        self._answers = Answers(shared, self._observer, landing, self._feed, on_lost=self._lost)
+        self._local_answers = LocalAnswers(shared, self._observer, Placing(landing))
+        self._asking = Asking(shared, settings, self._links)
+        self._progress_at = now
+        host, _, port = (settings.coordinator or "").rpartition(":")
+        self._coordinator = Link(
+            self._context,
+            keys,
+            name=host,
+            port=int(port),
+            now=now,
+            post=shared.post,
+        )
+
+    def run(self) -> None:
+        """Pumps until the feed is closed; a crash ends every session with its error."""
+        shared = self._shared
+        try:
+            self._turn()
+            send_uncopied_ahead()
+            while not shared.is_closing:
+                self._turn()
+        except BaseException as err:
+            failure = FeedError(
+                f"the feed's thread failed: {type(err).__name__}: {err}",
+                where=f"rank {self._settings.rank}, host {self._settings.host}",
+                fix="this is a bug of stoker; its traceback is this error's cause",
+            )
+            failure.__cause__ = err
+            shared.fail(failure)
+        finally:
+            self._close()
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        shared = self._shared
+        links = [self._coordinator, *self._links.values()]
+        seconds = _TICK_SECONDS
+        served: set[Link] = set()
+        for link in links:
+            if not link.connection.is_open:
+                wait = link.wait_seconds(now)
+                if wait is not None and wait < seconds:
+                    seconds = wait
+            if link.has_input():
+                served.add(link)
+        children: dict[int, tuple[Session, int]] = {}
+        with shared.lock:
+            for session in shared.sessions.values():
+                wait = session.schedule.next_check(now)
+                if wait is not None and wait < seconds:
+                    seconds = wait
+                if session.local is not None:
+                    for fileno, wants_write in session.local.sockets().items():
+                        children[fileno] = (session, _IN | _OUT if wants_write else _IN)
+        self._watch(links, children)
+        milliseconds = int(seconds * 1000) + 1 if shared.sleeps() and not served else 0
+        ready = {fileno for fileno, _ in self._poll.poll(milliseconds)}
+        shared.is_up(is_rung=shared.wake_fd in ready)
+        shared.run_posted()
+        for fileno in ready:
+            if fileno in self._link_of:
+                served.add(self._link_of[fileno])
+            elif fileno in children:
+                self._local_answers.take(children[fileno][0], fileno)
+        for link in links:
+            if link in served:
+                self._serve(link, ready)
+        self._tick(time.monotonic())
+
+    def _watch(self, links: list[Link], children: dict[int, tuple[Session, int]]) -> None:
+        """Has `_poll` look at all that there is now."""
+        filenos = [link.connection.filenos for link in links]
+        polled = (links, filenos, children)
+        if polled == self._polled:
+            return
+        self._poll, self._polled = select.poll(), polled
+        self._poll.register(self._shared.wake_fd, _IN)
+        self._link_of = {fileno: link for link in links for fileno in link.connection.filenos}
+        for fileno in self._link_of:
+            self._poll.register(fileno, _IN)
+        for fileno, (_, flags) in children.items():
+            self._poll.register(fileno, flags)
+
+    def _serve(self, link: Link, ready: Container[int]) -> None:
+        has_events = link.has_events(ready)
+        # First what came, then what became of the connection: the last words count.
+        if isinstance(link, AgentLink):
+            link.receive(partial(self._answers.take, link), ready=ready)
+        else:
+            link.receive(self._take_roster, ready=ready)
+        if not has_events or not link.watch(time.monotonic()):
+            return
+        if not isinstance(link, AgentLink):
+            if link.is_up:
+                link.send(
+                    m.Attend(
+                        protocol=m.PROTOCOL_VERSION,
+                        run_id=self._settings.run_id,
+                        rank=self._settings.rank,
+                        host=self._settings.host,
+                    )
+                )
+        elif link.is_up:
+            link.attach()
+            with self._shared.lock:
+                for session in self._shared.sessions.values():
+                    session.has_news = True
+        else:
+            self._lost(link)
+
+    def _lost(self, link: AgentLink) -> None:
+        """The connection to a data host is lost; it is dialled again."""
+        self._shared.log.event("agent_connection_lost", agent=link.member.host)
+        forget_peer(self._shared, link)
+        if not any(other.is_up for other in self._links.values()):
+            with self._shared.lock:
+                self._asking.tell_alone()
+
+    def _take_roster(self, frames: Sequence[zmq.Frame]) -> None:
+        try:
+            message = self._unpack_coordinator(frames[0].buffer)
+        except ProtocolError as err:
+            self._shared.log.event("message_refused", coordinator=True, reason=err.what)
+            return
+        if isinstance(message, m.Refused):
+            self._shared.fail(
+                FeedError(
+                    f"the coordinator refuses this rank: {message.reason}",
+                    where=f"rank {self._settings.rank}, host {self._settings.host}",
+                )
+            )
+        if not isinstance(message, m.Roster):
+            return
+        self._asking.take_roster(message, time.monotonic())
+        listed = {member.host: member for member in message.agents}
+        for host, link in list(self._links.items()):
+            link.is_listed = host in listed
+            if (host in listed and not link.is_same(listed[host])) or host in self._asking.lost:
+                forget_peer(self._shared, link)
+                self._remove(link)
+            elif not link.is_listed and not link.is_up:
+                # It left, and its last words are read.
+                self._remove(link)
+        for host, member in listed.items():
+            if host not in self._links:
+                self._links[host] = AgentLink(
+                    self._context,
+                    self._keys,
+                    member,
+                    now=time.monotonic(),
+                    post=self._shared.post,
+                )
+
+    def _tick(self, now: float) -> None:
+        for link in [self._coordinator, *self._links.values()]:
+            if not link.connection.is_open:
+                if isinstance(link, AgentLink) and not link.is_listed:
+                    # It left, and its last words are read.
+                    self._remove(link)
+                else:
+                    link.tick(now)
+        if now >= self._progress_at:
+            self._progress_at = now + _TICK_SECONDS
+            self._report()
+        begun: list[PackedSpec] = []
+        with self._shared.lock:
+            self._has_begun = self._has_begun or bool(self._shared.sessions)
+            retired = self._shared.take_retired()
+            self._ended += map(self._standing, retired)
+            locals_ended = [s.local for s in retired if s.local is not None]
+            for session in (*retired, *self._shared.sessions.values()):
+                locals_ended += session.retired_locals
+                session.retired_locals = []
+            for session in self._shared.sessions.values():
+                if session.has_news:
+                    self._asking.tell_news(session)
+                    if session.spec is not None and session.is_busy:
+                        begun.append(session.spec)
+                if session.is_busy:
+                    self._asking.ask(session, now)
+                    self._asking.judge(session, now)
+                if session.is_due:
+                    session.ring()
+        for session in retired:
+            for agent in self._links.values():
+                agent.forget(session.name)
+                agent.send(m.Close(session=session.name))
+        for local in locals_ended:
+            local.close()
+        for spec in begun:
+            # Set anew since the pass before, perhaps.
+            self._shared.values_there.compare(spec.digest, spec.living_code())
+
+    def _report(self) -> None:
+        # A process that only made its loaders, and has children iterate, has nothing to say.
+        if self._coordinator.is_up and self._has_begun:
+            timeline = self._shared.timeline
+            with self._shared.lock:
+                standings = self._ended
+                self._ended = []
+                standings += [self._standing(each) for each in self._shared.sessions.values()]
+                feed = self._observer.tell(standings)
+            self._coordinator.send(
+                m.Progress(
+                    rank=self._settings.rank,
+                    steps=timeline.steps,
+                    samples=timeline.samples,
+                    wait_seconds=timeline.wait_seconds,
+                    compute_seconds=timeline.compute_seconds,
+                    feed=feed,
+                )
+            )
+
+    def _standing(self, session: Session) -> Standing:
+        return session.schedule.observe(time.monotonic(), name=self._host_of)
+
+    def _host_of(self, peer: Peer) -> str:
+        return peer if isinstance(peer, str) else self._settings.host
+
+    def _remove(self, link: AgentLink) -> None:
+        link.close()
+        if self._links.get(link.member.host) is link:
+            del self._links[link.member.host]
+
+    def _close(self) -> None:
+        self._shared.fail(FeedError("the feed of this process is closed"))
+        with self._shared.lock:
+            sessions = [*self._shared.sessions.values(), *self._shared.take_retired()]
+            self._ended += map(self._standing, sessions)
+            self._shared.sessions.clear()
+        for session in sessions:
+            for agent in self._links.values():
+                agent.send(m.Close(session=session.name))
+            for local in [session.local, *session.retired_locals]:
+                if local is not None:
+                    local.close()
+        self._report()
+        for link in [self._coordinator, *self._links.values()]:
+            link.close(linger_seconds=GOODBYE_SECONDS)
+        for receiver in list(self._shared.receivers):
+            receiver.join(GOODBYE_SECONDS)
+        self._context.term()
+
+
+def _let_go(shared: "weakref.ref[Shared]") -> None:
+    """Closes the connections for batches in a forked child: agents are to see their end when the
+    trainer ends."""
+    found = shared()
+    for receiver in list(found.receivers) if found else ():
+        receiver.forget()
+
+
+# The pump's last words take milliseconds; ending local workers may take a little longer.
+CLOSE_SECONDS = 8.0
+
+
+class Feed:
+    """Batches from the data group and from local workers, for the loaders of this process.
+
+    Raises:
+        UsageError: If the run's token is missing, or the coordinator's address is none.
+    """
+
+    def __init__(self, process: Process) -> None:
+        settings = process.settings
+        if settings.token_file is None:
+            raise UsageError(
+                "there is a data group, but no token to speak to it",
+                where="variable STOKER_TOKEN_FILE",
+                fix="start the training with `stoker train` or `stoker launch`",
+            )
+        host, _, port = (settings.coordinator or "").rpartition(":")
+        if not host or not port.isdigit():
+            raise UsageError(
+                f"expected host:port, found {settings.coordinator!r}",
+                where="variable STOKER_COORDINATOR",
+            )
+        keys = Keys.from_token(read_token(settings.token_file))
+        log = Log(run=settings.run_id, host=settings.host)
+        self._settings = settings
+        self._pid = os.getpid()
+        self.shared = Shared(timeline=process.timeline, log=log)
+        pump = Pump(self.shared, settings, keys)
+        self._thread = threading.Thread(target=pump.run, name="stoker-feed", daemon=True)
+        self._thread.start()
+
+    def session_for(
+        self, books: LoaderBooks, *, new_streams: Callable[[int], Streams] | None = None
+    ) -> Session:
+        """A session of that loader which no pass uses now; a new one if there is none.
+
+        Args:
+            new_streams: Of an iterable dataset: the books of a new session, given its max_bytes.
+        """
+        shared = self.shared
+        with shared.lock:
+            for known in list(books.sessions):
+                if not known.is_idle() or known.name not in shared.sessions:
+                    continue
+                if isinstance(known.schedule, Streams) and known.schedule.persists:
+                    # Its processes go on where they are; a new iterator's begin, as torch's do.
+                    books.sessions.remove(known)
+                    shared.retire(known)
+                    continue
+                known.reserve()
+                return known
+            name = f"r{self._settings.rank}-l{books.number}-{secrets.token_hex(8)}"
+            share = memory.max_bytes(self._settings.feed) // self._settings.local_world_size
+            session = Session(
+                name,
+                lock=shared.lock,
+                wake=shared.wake,
+                max_bytes=share,
+                streams=new_streams(share) if new_streams else None,
+            )
+            session.reserve()
+            session.failure = shared.failure
+            shared.sessions[name] = session
+            books.sessions.append(session)
+        weakref.finalize(books, shared.retire, session).atexit = False
+        return session
+
+    def close(self) -> None:
+        """Says goodbye to the agents and ends the local workers; may be called twice.
+
+        Blocks for at most CLOSE_SECONDS. Does nothing in a forked child.
+        """
+        if os.getpid() != self._pid:
+            return
+        self.shared.is_closing = True
+        self.shared.wake()
+        self._thread.join(CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self.shared.close()
+
+    def __enter__(self) -> "Feed":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def feed_of(process: Process) -> Feed:
+    """The feed of this process, opened at the first call, closed at its exit.
+
+    A forked child gets one of its own: nothing of its parent's is used.
+    """
+    _show_errors(os.getpid())
+    return connect(process)
+
+
+def connect(process: Process) -> Feed:
+    """The same for a process that may never ask for a batch: what it does is as it was."""
+    return _feed(os.getpid(), process)
+
+
+@functools.lru_cache(maxsize=1)
+def _feed(pid: int, process: Process) -> Feed:
+    feed = Feed(process)
+    atexit.register(feed.close)
+    return feed
+
+
+@functools.lru_cache(maxsize=1)
+def _show_errors(pid: int) -> None:
+    sys.excepthook = functools.partial(_show_and_exit, sys.excepthook)
+
+
+def _show_and_exit(
+    show: Callable[[type[BaseException], BaseException, TracebackType | None], object],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    """An uncaught error of the feed ends the script with its own exit code, not with 1."""
+    show(kind, error, trace)
+    if isinstance(error, FeedError):
+        raise SystemExit(error.exit_code)

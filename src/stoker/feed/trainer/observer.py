@@ -1,0 +1,175 @@
+"""What the feed of one process has done: who made which batches, what they cost, what was moved.
+
+Counted by the pump where answers come in anyway (a few additions a batch), and told to the leader
+with the rank's progress about once a second. All counts only grow; whoever reads them takes
+differences, so that a report that is lost loses nothing.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from stoker.feed.wire.protocol import FeedWork, HostWork, Made, WorkerWork
+from stoker.feed.workers.pool import Result
+
+# A report must stay far below the coordinator's limit of 64 KiB a message: 20 bytes a worker.
+MAX_WORKERS_TOLD = 1024
+# Hosts, too: 100 to 250 bytes each.
+MAX_HOSTS_TOLD = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How one session stands: what changed since the last look, and what is now.
+
+    Attributes:
+        taken: Batches that the trainer took since the last look.
+        ready_at_takes: Of all these moments, the batches that lay ready behind the one taken.
+        moved: Batches that were taken away from a peer since the last look: it was lost, dropped
+            them, or is late.
+        in_flight: Batches that each peer was asked for and has not answered, now.
+        credits: How many each may be asked for, now.
+        ready: Batches that lie ready, now.
+        window: How far ahead of the trainer batches are made, now.
+    """
+
+    taken: int
+    ready_at_takes: int
+    moved: Mapping[str, int]
+    in_flight: Mapping[str, int]
+    credits: Mapping[str, int]
+    ready: int
+    window: int
+
+
+@dataclass(slots=True)
+class _WorkerBooks:
+    batches: int = 0
+    busy_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _HostBooks:
+    batches: int = 0
+    frame_bytes: int = 0
+    duplicates: int = 0
+    moved: int = 0
+    busy_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    workers: dict[int, _WorkerBooks] = field(default_factory=dict)
+
+
+class Observer:
+    """The books of one process; used under the feed's lock.
+
+    Args:
+        own_host: Whose the local workers are.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, *, own_host: str, clock: Callable[[], float]) -> None:
+        self._own_host = own_host
+        self._clock = clock
+        self._began = clock()
+        self._hosts: dict[str, _HostBooks] = {}
+        self._taken = 0
+        self._ready_at_takes = 0
+        self._credits: dict[str, int] = {}
+
+    def came(
+        self,
+        host: str | None,
+        batch: Made | Result,
+        *,
+        frame_bytes: int,
+        is_wanted: bool,
+    ) -> None:
+        """A batch came from a data host, or (None) from a local worker.
+
+        Args:
+            is_wanted: False for a batch that another host had delivered before.
+        """
+        name = self._own_host if host is None else host
+        books = self._hosts.get(name) or self._books(name)
+        if is_wanted:
+            books.batches += 1
+        else:
+            books.duplicates += 1
+        books.frame_bytes += frame_bytes
+        books.cpu_seconds += batch.cpu_seconds
+        books.busy_seconds += batch.wall_seconds
+        mine = books.workers.get(batch.worker)
+        if mine is None:
+            mine = books.workers[batch.worker] = _WorkerBooks()
+        mine.batches += 1
+        mine.busy_seconds += batch.wall_seconds
+
+    def tell(self, standings: Iterable[Standing]) -> FeedWork:
+        """All that was counted so far.
+
+        Args:
+            standings: Of the sessions; each is added to the books, so give each only once. None
+                between two passes: the hosts are still there, then.
+        """
+        in_flight: Counter[str] = Counter()
+        standings = tuple(standings)
+        credits: dict[str, int] = {} if standings else self._credits
+        ready = window = 0
+        for standing in standings:
+            self._taken += standing.taken
+            self._ready_at_takes += standing.ready_at_takes
+            ready += standing.ready
+            window += standing.window
+            in_flight.update(standing.in_flight)
+            for host, moved in standing.moved.items():
+                self._books(host).moved += moved
+            for host, each in standing.credits.items():
+                # The sessions share the workers, and each may ask for all of them.
+                credits[host] = max(credits.get(host, 0), each)
+        self._credits = credits
+        for host in credits:
+            self._books(host)
+        names = list(self._hosts)[:MAX_HOSTS_TOLD]
+        share = MAX_WORKERS_TOLD // max(len(names), 1)
+        return FeedWork(
+            seconds=self._clock() - self._began,
+            taken=self._taken,
+            ready_at_takes=self._ready_at_takes,
+            ready=ready,
+            window=window,
+            hosts=tuple(
+                self._host_work(
+                    name,
+                    in_flight=in_flight[name],
+                    credits=credits.get(name, 0),
+                    max_workers=share,
+                )
+                for name in names
+            ),
+        )
+
+    def _books(self, host: str) -> _HostBooks:
+        books = self._hosts.get(host)
+        if books is None:
+            books = self._hosts[host] = _HostBooks()
+        return books
+
+    def _host_work(self, name: str, *, in_flight: int, credits: int, max_workers: int) -> HostWork:
+        books = self._hosts[name]
+        return HostWork(
+            host=name,
+            is_local=name == self._own_host,
+            batches=books.batches,
+            frame_bytes=books.frame_bytes,
+            duplicates=books.duplicates,
+            moved=books.moved,
+            in_flight=in_flight,
+            credits=credits,
+            busy_seconds=books.busy_seconds,
+            cpu_seconds=books.cpu_seconds,
+            num_workers=len(books.workers),
+            workers=tuple(
+                WorkerWork(number, each.batches, each.busy_seconds)
+                for number, each in sorted(books.workers.items())[:max_workers]
+            ),
+        )

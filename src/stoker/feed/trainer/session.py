@@ -1,0 +1,320 @@
+"""A session: one loader of this process at the feed, one pass at a time.
+
+The thread that iterates and the pump meet here, under one lock: the one supplies indices and takes
+finished batches, the other asks for batches and brings them.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from stoker.feed.seeding import Numbered, Seeding
+from stoker.feed.trainer.local import LocalStreams, LocalWorkers
+from stoker.feed.trainer.scheduler import Peer, Schedule
+from stoker.feed.trainer.shards import Streams
+from stoker.feed.wire.codec import pack_value
+from stoker.feed.wire.dataset import PackedSpec
+
+# The local workers of a session, among the peers of its schedule; hosts are named by strings.
+LOCAL: Peer = ("local",)
+
+
+class Outcome(msgspec.Struct):
+    """What became of a batch: its value, or the error to raise in its place."""
+
+    value: object = None
+    error: BaseException | None = None
+
+
+class Asked(msgspec.Struct):
+    """A batch that may be asked for: the packed index, and its seed words."""
+
+    index: bytes
+    seed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSource:
+    """What every batch of an iterable dataset is asked for with, in one pass.
+
+    Attributes:
+        index: Packed: what torch's sampler gives for each batch.
+        shared_seed: Torch's, for data pipes.
+    """
+
+    index: bytes
+    base_seed: int
+    shared_seed: int | None
+
+
+class Session:
+    """The books of one loader.
+
+    Args:
+        name: Of the session, unique in the run.
+        lock: The feed's.
+        wake: Wakes the pump.
+        max_bytes: Bytes of batches that may wait in this process, of all its loaders.
+        streams: Of an iterable dataset, in place of a Schedule.
+
+    Attributes:
+        schedule: Under the lock, as all that follows.
+        epoch: Of the pass under way, or of the last one; the same one again after load_state_dict.
+        pass_number: Names that pass: it only grows, so what is late of an earlier one is refused.
+        base_seed: With which the agents' workers start at once; None: when there is a batch.
+        is_busy: A pass is under way.
+        spec: What the workers of this pass are to have.
+        local: Local workers, if any.
+        failure: Ends every wait of this session.
+        abandoned_pass: Number of a pass whose iterator is gone.
+        pins_on: Index of the accelerator for which batches land in pinned memory.
+        is_waiting: Nobody makes batches for it, for longer than a lost host is waited for.
+        is_due: The thread that iterates waits, and has something to do.
+        has_news: The pump has to tell the agents of a new pass, or of a new spec.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        lock: threading.Lock,
+        wake: Callable[[], None],
+        max_bytes: int,
+        streams: Streams | None = None,
+    ) -> None:
+        self.name = name
+        self.max_bytes = max_bytes
+        self.schedule: Schedule | Streams = streams or Schedule(max_bytes=max_bytes)
+        self.source: StreamSource | None = None
+        self.epoch = self.pass_number = -1
+        self.base_seed: int | None = None
+        self.is_busy = False
+        self.spec: PackedSpec | None = None
+        self.seeding: Seeding = "batch"
+        self.local: LocalWorkers | LocalStreams | None = None
+        self.retired_locals: list[LocalWorkers | LocalStreams] = []
+        self.failure: BaseException | None = None
+        self.has_news = False
+        self.abandoned_pass = -1
+        self.pins_on: int | None = None
+        self.alone_since = time.monotonic()
+        self.had_peers = False
+        self.is_waiting = False
+        self.asked: dict[int, Asked] = {}
+        self.outcomes: dict[int, Outcome] = {}
+        self._lock = lock
+        self._arrival = threading.Condition(lock)
+        self._num_waiting = 0
+        self.is_due = False
+        self._wake = wake
+        self._indices: Iterator[Numbered] = iter(())
+        self._sampler_error: BaseException | None = None
+
+    def is_idle(self) -> bool:
+        """Whether another pass may begin."""
+        return not self.is_busy or self.abandoned_pass == self.pass_number
+
+    def reserve(self) -> None:
+        """A pass is about to begin: what is left of the one before can end it no more."""
+        if self.is_busy:
+            self._end_pass()
+        self.pass_number += 1
+        self.alone_since = time.monotonic()
+        self.is_busy = True
+
+    # The thread that iterates.
+
+    def begin(
+        self,
+        *,
+        epoch: int,
+        spec: PackedSpec,
+        seeding: Seeding,
+        local: LocalWorkers | LocalStreams | None,
+        indices: Iterator[Numbered],
+        is_eager: bool,
+        pins_on: int | None,
+        source: StreamSource | None = None,
+        base_seed: int | None = None,
+    ) -> int:
+        """Starts a pass and returns its number; what is left of the one before is dropped.
+
+        Args:
+            is_eager: Draws from the sampler now, not at the first `next`.
+            base_seed: With which the agents' workers start at once; None: when there is a batch.
+        """
+        with self._lock:
+            is_new_spec = self.spec is None or self.spec.digest != spec.digest
+            if is_new_spec:
+                for peer in self.schedule.peers():
+                    self.schedule.lost(peer)
+            self.schedule.begin()
+            self.spec, self.seeding, self.pins_on = spec, seeding, pins_on
+            self.source, self.base_seed = source, base_seed
+            if local is not self.local:
+                if self.local is not None:
+                    self.retired_locals.append(self.local)
+                self.schedule.lost(LOCAL)
+                self.local = local
+            if local is not None:
+                self.schedule.grant(LOCAL, local.credits)
+                self.had_peers = True
+            self.epoch = epoch
+            self.pass_number += 1
+            pass_number = self.pass_number
+            self.asked.clear()
+            self.outcomes.clear()
+            self.alone_since = time.monotonic()
+            self.is_busy = self.has_news = True
+            self._indices = indices
+            self._sampler_error = None
+        if is_eager:
+            self._supply(pass_number)
+        else:
+            self._wake()
+        return pass_number
+
+    def next(self, pass_number: int, *, timeout_seconds: float) -> object:
+        """The next batch of that pass, in the sampler's order; waits until it is there.
+
+        Args:
+            timeout_seconds: As the loader's `timeout`; 0: no bound but the feed's own.
+
+        Raises:
+            StopIteration: At the end of the pass.
+            RuntimeError: After `timeout_seconds`, in torch's words.
+            FeedError: If the feed is lost.
+            Exception: What the dataset, the collate function or the sampler raised.
+        """
+        deadline = time.monotonic() + timeout_seconds if timeout_seconds > 0 else None
+        while True:
+            with self._lock:
+                if self.pass_number != pass_number:
+                    raise StopIteration
+                outcome = self._await_head(deadline, timeout_seconds)
+                # Also after a batch that was there: its place in the window is free.
+                wanted, has_work = self._look(pass_number)
+                first = self.schedule.supplied
+            if wanted:
+                self._draw(pass_number, first, wanted)
+            elif has_work:
+                self._wake()
+            if outcome is not None:
+                break
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.value
+
+    def stop(self, pass_number: int) -> None:
+        """The pass ended or nobody iterates any more: frees what it holds."""
+        with self._lock:
+            if self.pass_number == pass_number and self.is_busy:
+                self._end_pass()
+        self._wake()
+
+    def _await_head(self, deadline: float | None, timeout_seconds: float) -> Outcome | None:
+        """The batch at the head of the line; None: the sampler has to be asked for more first."""
+        while True:
+            head = self.schedule.head
+            if head in self.outcomes and self.schedule.is_there(head):
+                self.schedule.take(time.monotonic())
+                self.asked.pop(head, None)
+                return self.outcomes.pop(head)
+            if self.failure is not None:
+                raise self.failure
+            if self.schedule.is_over():
+                if self.is_busy:
+                    self._end_pass()
+                    self._wake()
+                if self._sampler_error is not None:
+                    error, self._sampler_error = self._sampler_error, None
+                    raise error
+                raise StopIteration
+            if self.schedule.wanted(time.monotonic()):
+                return None
+            wait = None if deadline is None else deadline - time.monotonic()
+            self._num_waiting += 1
+            try:
+                if (wait is not None and wait <= 0) or not self._arrival.wait(wait):
+                    raise RuntimeError(f"DataLoader timed out after {timeout_seconds} seconds")
+            finally:
+                self._num_waiting -= 1
+
+    def _end_pass(self) -> None:
+        self.is_busy = False
+        self.has_news = True
+        if isinstance(self.schedule, Streams) and not self.schedule.persists and self.local:
+            self.retired_locals.append(self.local)
+            self.local = None
+            self.schedule.lost(LOCAL)
+        self.schedule.begin()
+        self.schedule.finish()
+        self.asked.clear()
+        self.outcomes.clear()
+        self._indices = iter(())
+
+    def _supply(self, pass_number: int) -> None:
+        with self._lock:
+            wanted, has_work = self._look(pass_number)
+            first = self.schedule.supplied
+        if wanted:
+            self._draw(pass_number, first, wanted)
+        elif has_work:
+            self._wake()
+
+    def _look(self, pass_number: int) -> tuple[int, bool]:
+        """How many indices to draw, and whether there is something for the pump to do."""
+        if not self.is_busy or self.pass_number != pass_number:
+            return 0, self.has_news
+        wanted, has_work = self.schedule.look(time.monotonic())
+        return wanted, has_work or self.has_news
+
+    def _draw(self, pass_number: int, first: int, wanted: int) -> None:
+        """Draws from the sampler, outside the lock: it is the user's code."""
+        fresh: dict[int, Asked] = {}
+        is_last = False
+        while len(fresh) < wanted and not is_last:
+            try:
+                numbered = next(self._indices)
+                packed = pack_value(numbered.index, allow_pickle=True)
+                fresh[first + len(fresh)] = Asked(packed, numbered.words)
+            except StopIteration:
+                is_last = True
+            except Exception as err:
+                self._sampler_error = err
+                is_last = True
+        with self._lock:
+            if self.pass_number == pass_number and self.is_busy:
+                self.asked.update(fresh)
+                self.schedule.supply(len(fresh))
+                if is_last:
+                    self.schedule.finish()
+            has_work = self.has_news or self.schedule.may_assign()
+        if has_work:
+            self._wake()
+
+    # The pump, under the lock.
+
+    def deliver(self, number: int, outcome: Outcome) -> None:
+        """A batch is there, or its error."""
+        self.outcomes[number] = outcome
+        self.stir(number == self.schedule.head)
+
+    def stir(self, is_head: bool = False) -> None:
+        """Has the thread that iterates woken by `ring`, if there is something for it to do."""
+        if self._num_waiting and not self.is_due:
+            self.is_due = is_head or self.schedule.wanted(time.monotonic()) > 0
+
+    def ring(self) -> None:
+        """Wakes it: the last that the pump does before it sleeps, or both would want the locks."""
+        self.is_due = False
+        self._arrival.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing will come any more."""
+        if self.failure is None:
+            self.failure = error
+        self._arrival.notify_all()

@@ -1,0 +1,482 @@
+"""Who may speak, and how batches are sealed: CURVE keys from one token, AES-GCM records.
+
+Every process of a run holds the token, so every one can be server or client; whoever has not the
+token can be neither. CURVE alone lets in any client that knows the server's public key: the
+allow-list lets in the run's own client key only, and the handshake fails before a byte of a message
+is parsed.
+
+A batch is a *head* and its payload, both in records of AES-256-GCM with at most 4 MiB of plain text
+(processors have AES in hardware: 0.1 CPU-seconds per GB on each side; CURVE's cipher takes 0.4):
+
+    prefix        key generation (u32), bytes of the packed message (u32), of the payload (u64)
+    first record  the packed message, as much of it as fits; its additional data are the prefix
+    padding       zeros, so that a head has 1024 bytes and is received in one call
+    records       the rest of the packed message, if there is one; then the payload
+
+The sizes of all records follow from the prefix, which the first record authenticates before memory
+is taken. The nonce of a record is the key generation and the number of the record on its
+connection, which both ends count and nobody sends: what is changed, cut, put in, left out, comes
+twice or in another order fails to decrypt. The number runs on over the life of a connection, so no
+nonce is ever used twice.
+
+The first key is told over CURVE with the ticket of the connection. The next generation's key is
+HKDF of the one before (as TLS 1.3 updates its keys): whoever gets hold of a key reads nothing that
+was sent under an earlier one. The sender goes on to it with each pass of a session, and after
+64 GB; the receiver follows by one generation at a time, once a head proves it.
+
+A key is of one connection and one direction. Neither keys nor plain bytes are ever in an error.
+
+At most so many may wait at a time, each for a few seconds. Who connects when the places are taken
+takes that of the one who has waited longest: a member of the run proves itself within
+milliseconds, so a flood of strangers keeps it out for no longer than that.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+from stoker.errors import ProtocolError, UsageError
+from stoker.logs import Log
+
+TOKEN_BYTES = 32
+
+# A handshake that takes longer is cut; on a LAN it takes milliseconds, at start names may be slow.
+HANDSHAKE_SECONDS = 10.0
+# A host that vanished without closing its connections is noticed within about 15 s. The I/O
+# thread answers for a process that is busy, so slow is not mistaken for dead.
+HEARTBEAT_SECONDS = 3.0
+HEARTBEAT_TIMEOUT_SECONDS = 15.0
+# Of a frame at a server's port: what a stranger can have it hold before the handshake. Longer
+# messages of members go in pieces.
+MAX_CONTROL_BYTES = 256 << 10
+
+_ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+_ZAP_DOMAIN = b"stoker"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Keys:
+    """What is derived from a run's token; z85-encoded CURVE keys and a raw MAC key."""
+
+    server_public: bytes
+    server_secret: bytes
+    client_public: bytes
+    client_secret: bytes
+    mac_key: bytes
+
+    @classmethod
+    def from_token(cls, token: bytes) -> "Keys":
+        """Derives the keys: HKDF-SHA256 with one info string each.
+
+        Raises:
+            ValueError: If the token is shorter than 32 bytes.
+        """
+        if len(token) < TOKEN_BYTES:
+            raise ValueError(f"a token has at least {TOKEN_BYTES} bytes, this one {len(token)}")
+        server = z85.encode(derive(token, info=b"stoker feed v1 server"))
+        client = z85.encode(derive(token, info=b"stoker feed v1 client"))
+        return cls(
+            server_public=zmq.curve_public(server),
+            server_secret=server,
+            client_public=zmq.curve_public(client),
+            client_secret=client,
+            mac_key=derive(token, info=b"stoker feed v1 mac"),
+        )
+
+
+def new_token() -> str:
+    """A new token: 64 hexadecimal digits."""
+    return secrets.token_hex(TOKEN_BYTES)
+
+
+def read_token(path: Path | str) -> bytes:
+    """The token in a file of 64 hexadecimal digits.
+
+    Raises:
+        UsageError: If there is no such file, or something else in it (which is not repeated).
+    """
+    try:
+        text = Path(path).read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as err:
+        reason = err.strerror if isinstance(err, OSError) else "not text"
+        raise UsageError(
+            f"the run's token cannot be read: {reason}",
+            where=str(path),
+            fix="point STOKER_TOKEN_FILE to the file that the platform made",
+        ) from None
+    try:
+        token = bytes.fromhex(text)
+    except ValueError:
+        token = b""
+    if len(token) != TOKEN_BYTES:
+        raise UsageError(
+            f"expected a token of {2 * TOKEN_BYTES} hexadecimal digits, found {len(text)} "
+            "characters that are none",
+            where=str(path),
+            fix="point STOKER_TOKEN_FILE to the file that the platform made",
+        )
+    return token
+
+
+def secure_server(
+    socket: "zmq.Socket[bytes]",
+    keys: Keys,
+    *,
+    max_message_bytes: int = MAX_CONTROL_BYTES,
+    silence_seconds: float = HEARTBEAT_TIMEOUT_SECONDS,
+) -> None:
+    """Makes `socket` a CURVE server, before it is bound and after the context's AllowList is.
+
+    Args:
+        silence_seconds: A peer that answers no heartbeat for so long has gone.
+    """
+    _limit(socket, max_message_bytes)
+    socket.heartbeat_timeout = round(silence_seconds * 1000)
+    socket.curve_server = True
+    socket.curve_publickey = keys.server_public
+    socket.curve_secretkey = keys.server_secret
+    socket.zap_domain = _ZAP_DOMAIN
+
+
+def secure_client(socket: "zmq.Socket[bytes]", keys: Keys, *, max_message_bytes: int = -1) -> None:
+    """Makes `socket` a CURVE client, before it is connected; it speaks to the run's servers only.
+
+    Args:
+        max_message_bytes: A larger message cuts the connection before memory is taken; -1: none.
+    """
+    _limit(socket, max_message_bytes)
+    socket.curve_serverkey = keys.server_public
+    socket.curve_publickey = keys.client_public
+    socket.curve_secretkey = keys.client_secret
+
+
+class AllowList:
+    """Lets in the run's client key and nothing else; one a context, made before its servers bind.
+
+    The owner polls `socket` and calls `handle` when it is readable: until then no new connection
+    to a server of the context gets through.
+    """
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", keys: Keys) -> None:
+        self._allowed = z85.decode(keys.client_public)
+        self.refused = 0
+        self.socket = context.socket(zmq.REP)
+        self.socket.linger = 0
+        self.socket.bind(_ZAP_ENDPOINT)
+
+    def handle(self) -> None:
+        """Answers what is waiting, without blocking."""
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self.socket.send_multipart(self._answer(frames))
+
+    def close(self) -> None:
+        """Frees the socket; may be called twice."""
+        self.socket.close()
+
+    def _answer(self, frames: list[bytes]) -> list[bytes]:
+        request = frames[1] if len(frames) > 1 else b""
+        is_ours = (
+            len(frames) == 7
+            and frames[0] == b"1.0"
+            and frames[2] == _ZAP_DOMAIN
+            and frames[5] == b"CURVE"
+            and hmac.compare_digest(frames[6], self._allowed)
+        )
+        if is_ours:
+            return [b"1.0", request, b"200", b"OK", b"run", b""]
+        self.refused += 1
+        return [b"1.0", request, b"400", b"not of this run", b"", b""]
+
+
+def _limit(socket: "zmq.Socket[bytes]", max_message_bytes: int) -> None:
+    socket.linger = 0
+    socket.ipv6 = True
+    # libzmq cuts the connection before it takes memory for a longer message.
+    socket.maxmsgsize = max_message_bytes
+    socket.handshake_ivl = round(HANDSHAKE_SECONDS * 1000)
+    socket.heartbeat_ivl = round(HEARTBEAT_SECONDS * 1000)
+    socket.heartbeat_timeout = round(HEARTBEAT_TIMEOUT_SECONDS * 1000)
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = 10
+    socket.tcp_keepalive_intvl = 5
+    socket.tcp_keepalive_cnt = 3
+
+
+def derive(secret: bytes, *, info: bytes) -> bytes:
+    """A key of 32 bytes, by HKDF-SHA256 with the salt "stoker"."""
+    extracted = hmac.new(b"stoker", secret, hashlib.sha256).digest()
+    return hmac.new(extracted, info + b"\x01", hashlib.sha256).digest()
+
+
+KEY_BYTES = 32
+TAG_BYTES = 16
+# Of plain text a record. A call for each, with the interpreter's lock to be had anew: larger ones
+# are fewer calls; beyond 1 MiB there is no gain otherwise, see benchmarks/README.md.
+RECORD_BYTES = 4 << 20
+# What a head has at least: nearly all packed messages fit.
+HEAD_BYTES = 1024
+# RFC 8446, 5.5: AES-GCM keys are good for 24 million full-size TLS records, 388 GB.
+REKEY_BYTES = 64 * 10**9
+
+_PREFIX = struct.Struct(">IIQ")
+_NONCE = struct.Struct(">IQ")
+# Of the packed message, in the head.
+FIRST_BYTES = HEAD_BYTES - _PREFIX.size - TAG_BYTES
+_NEXT_KEY = b"stoker feed v1 next batch key"
+
+Pass = tuple[str, int]
+
+
+def records(nbytes: int) -> Iterator[tuple[int, int]]:
+    """The plain text of `nbytes` in records: start and end of each."""
+    return ((at, min(at + RECORD_BYTES, nbytes)) for at in range(0, nbytes, RECORD_BYTES))
+
+
+class _Key:
+    """The current key of a connection, and the number of the next record."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self.generation = 0
+        self.number = 0
+        self.cipher = AESGCM(key)
+
+    def next(self) -> "_Key":
+        """The key after this one."""
+        made = _Key(derive(self._key, info=_NEXT_KEY))
+        made.generation, made.number = self.generation + 1, self.number
+        return made
+
+    def nonce(self) -> bytes:
+        """The nonce of the next record."""
+        return _NONCE.pack(self.generation, self.number)
+
+
+class Sealer:
+    """The sender's end of one connection; used by one thread.
+
+    Args:
+        key: As told to the receiver.
+        rekey_bytes: Plain text under one key, about.
+    """
+
+    def __init__(self, key: bytes, *, rekey_bytes: int = REKEY_BYTES) -> None:
+        self._now = _Key(key)
+        self._rekey_bytes = rekey_bytes
+        self._sealed_bytes = 0
+        self._epochs: dict[str, int] = {}
+
+    def head(self, packed: bytes, *, payload_bytes: int, of: Pass) -> bytes:
+        """The head of a batch: prefix, first record, padding. `record` seals what is left.
+
+        Args:
+            packed: The message that describes the batch.
+            of: Session and pass of the batch; another pass than the session's batch before has
+                another key.
+        """
+        session, epoch = of
+        if self._epochs.setdefault(session, epoch) != epoch or (
+            self._sealed_bytes >= self._rekey_bytes
+        ):
+            self._now, self._sealed_bytes = self._now.next(), 0
+            self._epochs[session] = epoch
+        now = self._now
+        prefix = _PREFIX.pack(now.generation, len(packed), payload_bytes)
+        sealed = now.cipher.encrypt(now.nonce(), packed[:FIRST_BYTES], prefix)
+        now.number += 1
+        self._sealed_bytes += len(packed) + payload_bytes
+        return (prefix + sealed).ljust(HEAD_BYTES, b"\0")
+
+    def record(self, plain: memoryview, into: memoryview) -> None:
+        """Seals the next record into `into`, which has TAG_BYTES more than `plain`."""
+        now = self._now
+        now.cipher.encrypt_into(now.nonce(), plain, None, into)
+        now.number += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The authenticated head of a batch.
+
+    Attributes:
+        packed: The message, or its first part.
+        missing_bytes: Of the message, in records of their own.
+        payload_bytes: Of the payload, in the records that follow.
+    """
+
+    packed: bytes
+    missing_bytes: int
+    payload_bytes: int
+
+
+class Unsealer:
+    """The receiver's end of one connection; used by one thread."""
+
+    def __init__(self, key: bytes) -> None:
+        self._now = _Key(key)
+
+    def head(self, head: memoryview) -> Head:
+        """Decrypts HEAD_BYTES.
+
+        Raises:
+            ProtocolError: If it is not what the sender sealed next.
+        """
+        generation, packed_bytes, payload_bytes = _PREFIX.unpack_from(head)
+        now = self._now.next() if generation == self._now.generation + 1 else self._now
+        first_bytes = min(packed_bytes, FIRST_BYTES)
+        sealed = head[_PREFIX.size : _PREFIX.size + first_bytes + TAG_BYTES]
+        try:
+            packed = now.cipher.decrypt(now.nonce(), sealed, head[: _PREFIX.size])
+        except InvalidTag:
+            raise ProtocolError("a batch's head is not what was sealed next") from None
+        now.number += 1
+        self._now = now
+        return Head(packed, packed_bytes - first_bytes, payload_bytes)
+
+    def record(self, sealed: memoryview, into: memoryview) -> None:
+        """Decrypts the next record into `into`.
+
+        Raises:
+            ProtocolError: If it is not what the sender sealed next; what `into` holds then is
+                nothing.
+        """
+        now = self._now
+        try:
+            now.cipher.decrypt_into(now.nonce(), sealed, None, into)
+        except InvalidTag:
+            raise ProtocolError("a batch's payload is not what was sealed next") from None
+        now.number += 1
+
+
+# Places of a port. Each takes a frame of MAX_CONTROL_BYTES and libzmq's buffers at most: 64 MiB in
+# all hold 200 of them.
+MAX_WAITING = 128
+_LOG_SECONDS = 10.0
+_ACCEPTED, _ENDED = int(zmq.EVENT_ACCEPTED), int(zmq.EVENT_DISCONNECTED)
+
+
+class StrangerLog:
+    """Tells of those who were cut: one line for all, at once and then every 10 s at most."""
+
+    def __init__(self, log: Log, *, port: int) -> None:
+        self._log = log
+        self._port = port
+        self._count = 0
+        self._last = ("", "")
+        self._silent_until = 0.0
+
+    def cut(self, address: str, reason: str) -> None:
+        """Notes a connection that was cut, and why."""
+        self._count += 1
+        self._last = (address, reason)
+
+    def tick(self, now: float) -> None:
+        """Writes the line, if there is something to tell and it is time."""
+        if self._count and now >= self._silent_until:
+            address, reason = self._last
+            self._log.event(
+                "strangers_cut",
+                port=self._port,
+                connections=self._count,
+                last=address,
+                reason=reason,
+            )
+            self._count, self._silent_until = 0, now + _LOG_SECONDS
+
+
+class HandshakeGuard:
+    """Bounds the connections to a CURVE server that are in the middle of their handshake.
+
+    libzmq bounds a handshake's time and frames, but not how many there are at a time. Its monitor
+    tells of connections by their descriptors, and so does each message that comes.
+
+    Args:
+        server: A ROUTER that is bound to `port`; call `close` before it is closed.
+    """
+
+    def __init__(self, server: "zmq.Socket[bytes]", log: StrangerLog, *, port: int) -> None:
+        self._server = server
+        self._log = log
+        self._port = port
+        # By descriptor; the oldest first.
+        self._waiting: dict[int, _Accepted] = {}
+        self.monitor: zmq.Socket[bytes] = server.get_monitor_socket(
+            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+        )
+
+    def handle(self, now: float) -> None:
+        """Reads what the monitor tells, without blocking, and cuts who is too many."""
+        while True:
+            try:
+                event = recv_monitor_message(self.monitor, zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            descriptor = int(event["value"])
+            if event["event"] == _ACCEPTED:
+                self._waiting[descriptor] = _Accepted(now, self._address_of(descriptor))
+            elif descriptor in self._waiting:
+                address = self._waiting.pop(descriptor).address
+                self._log.cut(address, "no handshake of this run")
+        while len(self._waiting) > MAX_WAITING:
+            oldest = next(iter(self._waiting))
+            address = self._waiting.pop(oldest).address
+            if self._address_of(oldest, is_to_end=True):
+                self._log.cut(address, f"more than {MAX_WAITING} handshakes at a time")
+
+    def proved(self, frame: zmq.Frame) -> None:
+        """A message has come: who sent it is of this run."""
+        if self._waiting:
+            self._waiting.pop(int(frame.get("__fd")), None)
+
+    def tick(self, now: float) -> None:
+        """What is due once a second: libzmq itself has cut whoever is older than that."""
+        for descriptor, accepted in list(self._waiting.items()):
+            if now - accepted.since > HANDSHAKE_SECONDS + 2:
+                del self._waiting[descriptor]
+        self._log.tick(now)
+
+    def close(self) -> None:
+        """Stops watching; may be called twice."""
+        with contextlib.suppress(zmq.ZMQError):
+            self._server.disable_monitor()
+        self.monitor.close(linger=0)
+
+    def _address_of(self, descriptor: int, *, is_to_end: bool = False) -> str:
+        """Who is connected there; empty: the descriptor is no connection to this port any more.
+
+        Args:
+            is_to_end: Shuts it down; libzmq, whose it is, sees its end and closes it.
+        """
+        try:
+            with socket.socket(fileno=os.dup(descriptor)) as connection:
+                if connection.getsockname()[1] != self._port:
+                    return ""
+                address = str(connection.getpeername()[0])
+                if is_to_end:
+                    connection.shutdown(socket.SHUT_RDWR)
+                return address
+        except (OSError, IndexError):
+            return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Accepted:
+    since: float
+    address: str

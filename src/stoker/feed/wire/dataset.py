@@ -1,0 +1,515 @@
+"""What travels: the dataset with what belongs to it to the hosts, and errors back.
+
+Only the difference to the environment that the script was started with travels: what else is there
+belongs to the host. Not even of that what a secret may be, or what is another in each rank or on
+each host: a dataset is held once by a data host, for all ranks.
+
+cloudpickle, both ways: what the training script itself defines (`__main__`) travels by value, what
+is installed on every host by name.
+"""
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import re
+import sys
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from stoker.errors import ShippingError, StokerError
+from stoker.feed.remote import FactsOf, Remote, remotes_in
+from stoker.feed.wire.pickling import SpecPickler, SpecUnpickler, culprit, largest, pickle_of
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+# A part of a name, between underscores, that ends so: TOKEN, but not TOKENIZERS_PARALLELISM.
+_SECRETS = re.compile(
+    r"(TOKENS?|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|KEYS?|CREDENTIALS?|AUTH|COOKIE)(_|$)"
+)
+# user:password@host
+_SECRET_VALUE = re.compile(r"://[^/@\s]*:[^/@\s]*@")
+# Of a rank, a host, a launcher or the libraries that talk between ranks.
+_OF_ONE_PROCESS = re.compile(
+    r"^(STOKER|SM|SAGEMAKER|MASTER|LOCAL|GROUP|NODE|ROLE|TORCHELASTIC|OMPI|PMI|PMIX|PRTE|MPI|SLURM"
+    r"|HOROVOD|KUBERNETES|CUDA|NVIDIA|ROCR|HIP|NCCL|TORCH_NCCL|GLOO|UCX|FI|RAY|WANDB"
+    r"|TORCHINDUCTOR|TRITON|OMP|KMP|MKL|OPENBLAS|NUMEXPR|LD|DYLD|SSH|CONDA)_"
+    r"|(^|_)(RANKS?|WORLD_SIZE)(_|$)|_PROXY$|^PYTHON"
+    r"|^(PATH|HOME|PWD|OLDPWD|SHELL|SHLVL|USER|LOGNAME|HOST|HOSTNAME|TMPDIR|TEMP|TMP|TERM|DISPLAY"
+    r"|COLUMNS|LINES|VIRTUAL_ENV|XDG_RUNTIME_DIR|LC_CTYPE|_)$"
+)
+_RANK_ARGUMENT = re.compile(r"^--local[-_]rank(=|$)")
+
+# Always as many: the arguments may be others in each rank, which is no reason for a dataset to be
+# held twice. So they are no part of what names a spec, and its size does not tell them.
+ARGUMENT_BYTES = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptEnvironment:
+    """What travels of it.
+
+    Attributes:
+        changes: Names and values that the script set; None: it deleted the name.
+        arguments: `sys.argv`.
+    """
+
+    changes: tuple[tuple[str, str | None], ...] = ()
+    arguments: tuple[str, ...] = ()
+
+    @classmethod
+    def of_this_process(cls) -> "ScriptEnvironment":
+        """As it is now; 60 us."""
+        start = environment_at_start()
+        changes = changes_between(start, os.environ) if start is not None else ()
+        return cls(changes, arguments_of(sys.argv))
+
+    @classmethod
+    def unpacked(cls, changes: bytes, arguments: bytes) -> "ScriptEnvironment":
+        """What the two `packed` gave."""
+        found = tuple((name, value) for name, value in json.loads(changes))
+        return cls(found, tuple(json.loads(arguments)))
+
+    def packed_changes(self) -> bytes:
+        """Bytes that are the same in each rank."""
+        return json.dumps(self.changes).encode()
+
+    def packed_arguments(self) -> bytes:
+        """ARGUMENT_BYTES bytes; none of the arguments if they are longer."""
+        packed = json.dumps(self.arguments).encode()
+        return (packed if len(packed) <= ARGUMENT_BYTES else b"[]").ljust(ARGUMENT_BYTES)
+
+    def set(self) -> None:
+        """Makes it this process's."""
+        for name, value in self.changes:
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if self.arguments:
+            sys.argv[:] = self.arguments
+
+
+def environment_at_start(pid: str = "self") -> Mapping[str, str] | None:
+    """The environment that this script was started with; None: it is not known.
+
+    Of a child that multiprocessing spawned it is the parent's: what the script set before is set in
+    the child's, too.
+    """
+    if pid == "self" and "--multiprocessing-fork" in sys.orig_argv:
+        pid = str(os.getppid())
+    try:
+        text = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes())
+    except OSError:
+        return None
+    found = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
+    # A program that shows another title (setproctitle) has written over it.
+    return found if any(name.startswith("STOKER_") for name in found) else None
+
+
+def changes_between(
+    start: Mapping[str, str], now: Mapping[str, str]
+) -> tuple[tuple[str, str | None], ...]:
+    """What of `now` is another than at the start and may travel; sorted."""
+    names = sorted(name for name in {*start, *now} if start.get(name) != now.get(name))
+    return tuple((name, now.get(name)) for name in names if may_travel(name, now.get(name)))
+
+
+def may_travel(name: str, value: str | None) -> bool:
+    """Whether a variable is neither a secret, perhaps, nor a matter of one rank or host."""
+    upper = name.upper()
+    if _SECRETS.search(upper) or _OF_ONE_PROCESS.search(upper):
+        return False
+    return value is None or not _SECRET_VALUE.search(value)
+
+
+def arguments_of(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Without the rank that some launchers put there: it is another in each process."""
+    kept: list[str] = []
+    is_value = False
+    for argument in arguments:
+        if not is_value and not _RANK_ARGUMENT.match(argument):
+            kept.append(argument)
+        is_value = not is_value and argument in ("--local-rank", "--local_rank")
+    return tuple(kept)
+
+
+# A larger spec is sent, but named: it delays the start and is held once a host.
+LARGE_SPEC_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Globals:
+    """What the script set in torch for its whole process: a forked worker would inherit it.
+
+    Attributes:
+        default_dtype: None: torch's own.
+        collate_types: What default_collate does with types, where it is not torch's own.
+    """
+
+    default_dtype: object = None
+    collate_types: tuple[tuple[object, object], ...] = ()
+
+    @classmethod
+    def of_this_process(cls) -> "Globals":
+        """As they are now."""
+        import torch
+        from torch.utils.data._utils import collate
+
+        own = collate.default_collate.__module__
+        known = collate.default_collate_fn_map.items()
+        theirs = tuple((kind, function) for kind, function in known if function.__module__ != own)
+        dtype = torch.get_default_dtype()
+        return cls(None if dtype == torch.float32 else dtype, theirs)
+
+    def set(self) -> None:
+        """Makes them this process's."""
+        import torch
+        from torch.utils.data._utils import collate
+
+        if self.default_dtype is not None:
+            torch.set_default_dtype(self.default_dtype)  # type: ignore[arg-type]
+        collate.default_collate_fn_map.update(self.collate_types)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What makes batches: the parts of a loader that a data worker needs.
+
+    Attributes:
+        dataset: Map-style dataset, or a `Remote`.
+        auto_collation: False with `batch_size=None`: an index is one sample.
+        num_workers: The script's, at least 1: what `get_worker_info()` says while a batch is made.
+        num_threads: torch's threads in a worker; torch's own loader has 1.
+        is_iterable: The dataset is only iterated: a worker has one stream.
+        drop_last: Of a stream; a map-style loader's sampler drops.
+        globals: Of the trainer's process.
+    """
+
+    dataset: object
+    collate_fn: Callable[[object], object]
+    worker_init_fn: Callable[[int], object] | None = None
+    auto_collation: bool = True
+    num_workers: int = 1
+    num_threads: int = 1
+    is_iterable: bool = False
+    drop_last: bool = False
+    globals: Globals = Globals()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a spec comes from: travels in front of it, and is read without unpickling it.
+
+    Attributes:
+        directory: The trainer's working directory, from which a script may name its files; empty:
+            it was removed.
+        paths: Where the trainer looks for modules: all hosts run one image, so the folder of the
+            training script is there, too.
+        modules: That the spec refers to by name.
+        environment: What the script changed in its own.
+    """
+
+    directory: str
+    paths: tuple[str, ...]
+    modules: tuple[str, ...]
+    environment: ScriptEnvironment
+
+    @classmethod
+    def of_this_process(cls, modules: Iterable[str]) -> "Place":
+        """As it is now."""
+        directory = _working_directory()
+        paths = [os.path.join(directory, path) for path in sys.path if directory or path]
+        return cls(
+            directory,
+            tuple(map(os.path.normpath, paths)),
+            tuple(sorted(modules)),
+            ScriptEnvironment.of_this_process(),
+        )
+
+    def enter(self) -> None:
+        """Has this process find what the trainer finds; before a module is imported there."""
+        self.environment.set()
+        if os.path.isdir(self.directory):
+            os.chdir(self.directory)
+        for path in self.paths:
+            if path not in sys.path and os.path.exists(path):
+                sys.path.append(path)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSpec:
+    """A pickled spec.
+
+    Attributes:
+        data: The pickle.
+        digest: Names the spec: see `digest`.
+        warnings: What the user should know, a sentence each.
+        num_workers: As the spec's.
+        code: Weak references to the functions and classes in it, which may refer to the loader.
+    """
+
+    data: bytes
+    digest: str
+    warnings: tuple[str, ...] = ()
+    num_workers: int = 1
+    code: tuple[Callable[[], object], ...] = field(default=(), compare=False, repr=False)
+
+    def living_code(self) -> list[object]:
+        """The functions and classes in it that are still there."""
+        return [found for found in (refer() for refer in self.code) if found is not None]
+
+
+def pack_spec(spec: Spec, *, max_bytes: int) -> PackedSpec:
+    """Pickles a spec for the hosts that make its batches.
+
+    Modules travel by name, with the place where this process looks for them.
+
+    Raises:
+        ShippingError: If a part of it cannot travel (naming the attribute), lies on an accelerator,
+            or is larger than `max_bytes`.
+    """
+    buffer = io.BytesIO()
+    pickler = SpecPickler(buffer)
+    try:
+        pickler.dump(spec)
+    except ShippingError:
+        raise
+    except Exception as err:
+        raise ShippingError(
+            f"{culprit(_parts(spec))} cannot travel to a data host: {type(err).__name__}: {err}",
+            fix="make it in worker_init_fn or at first use, leave it out in __getstate__, "
+            "name the dataset by stoker.remote('module:function'), or have local workers make "
+            "its batches: feed.unshippable=local",
+        ) from err
+    place = Place.of_this_process(pickler.modules)
+    environment = place.environment
+    head = (place.directory, place.paths, place.modules, environment.packed_changes())
+    data = b"".join((environment.packed_arguments(), pickle.dumps(head), buffer.getbuffer()))
+    if len(data) > max_bytes:
+        raise ShippingError(
+            f"the pickled dataset has {len(data)} bytes, more than feed.max_dataset_bytes "
+            f"({max_bytes}); {largest(_parts(spec))}",
+            fix="build it on the data hosts: stoker.remote('module:function')",
+        )
+    warnings: tuple[str, ...] = ()
+    if len(data) > LARGE_SPEC_BYTES:
+        warnings = (
+            f"the pickled dataset has {len(data) >> 20} MiB, sent once to each data host; "
+            f"{largest(_parts(spec))}; stoker.remote('module:function') builds it there instead",
+        )
+    return PackedSpec(
+        data, digest(data), warnings, spec.num_workers, tuple(map(weakref.ref, pickler.code))
+    )
+
+
+def why_unshippable(spec: Spec, *, max_bytes: int, max_seconds: float) -> str:
+    """What of a spec cannot travel, as `pack_spec` says it; empty: nothing, as far as was looked.
+
+    Args:
+        max_bytes: Of a pickle that is looked at.
+        max_seconds: After so long it is not looked at any further.
+    """
+    try:
+        SpecPickler(_Looking(max_bytes, max_seconds)).dump(spec)
+    except _EnoughSeenError:
+        return ""
+    except ShippingError as err:
+        return err.what
+    except Exception as err:
+        return f"{culprit(_parts(spec))} cannot travel to a data host: {type(err).__name__}: {err}"
+    return ""
+
+
+class _EnoughSeenError(Exception):
+    """The bounds of a look at a spec are reached."""
+
+
+class _Looking(io.BytesIO):
+    """Keeps nothing of a pickle, and ends it at its bounds."""
+
+    def __init__(self, max_bytes: int, max_seconds: float) -> None:
+        super().__init__()
+        self._left = max_bytes
+        self._until = time.monotonic() + max_seconds
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Counts it.
+
+        Raises:
+            _EnoughSeenError: If it is too much, or too late.
+        """
+        nbytes = memoryview(data).nbytes
+        self._left -= nbytes
+        if self._left < 0 or time.monotonic() > self._until:
+            raise _EnoughSeenError
+        return nbytes
+
+
+def unpack_spec(data: bytes | memoryview) -> Spec:
+    """The spec, with the dataset of a `Remote` built.
+
+    Raises:
+        ShippingError: If it cannot be rebuilt on this host.
+    """
+    return read_spec(io.BytesIO(data))
+
+
+def read_spec(file: BinaryIO) -> Spec:
+    """The same, from a file: its arrays are copied once, to where they live.
+
+    Raises:
+        ShippingError: If it cannot be rebuilt on this host.
+    """
+    try:
+        read_place(file).enter()
+        spec = SpecUnpickler(file).load()
+    except Exception as err:
+        raise ShippingError(
+            f"the dataset cannot be rebuilt on this host: {type(err).__name__}: {err}",
+            fix="install what it imports in the image of the data hosts",
+        ) from err
+    if not isinstance(spec, Spec):
+        raise ShippingError(f"expected a spec, found a {type(spec).__name__}")
+    return built(spec)
+
+
+def read_place(file: BinaryIO) -> Place:
+    """What stands in front of a pickled spec."""
+    arguments = file.read(ARGUMENT_BYTES)
+    directory, paths, modules, changes = pickle.load(file)
+    return Place(directory, paths, modules, ScriptEnvironment.unpacked(changes, arguments))
+
+
+def _working_directory() -> str:
+    """Absolute; empty if it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def built(spec: Spec) -> Spec:
+    """The spec with the dataset itself in the place of a `Remote`; those within it are built.
+
+    Raises:
+        UsageError: If there is no such factory.
+    """
+    if isinstance(spec.dataset, FactsOf):
+        return replace(spec, dataset=[spec.dataset.found()])
+    if isinstance(spec.dataset, Remote):
+        return replace(spec, dataset=spec.dataset.build())
+    for remote in remotes_in(spec.dataset):
+        remote.build()
+    return spec
+
+
+def digest(data: bytes | memoryview) -> str:
+    """The name of a pickled spec: of all but the script's arguments."""
+    named = memoryview(data)[ARGUMENT_BYTES:]
+    return hashlib.blake2b(named, digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedError:
+    kind: bytes | None
+    name: str
+    message: str
+    arguments: bytes | None = field(default=None)
+
+
+# Of an error on its way: its text, of which beginning and end say most, and what it holds.
+_MAX_ERROR_TEXT = 200_000
+_MAX_ERROR_BYTES = 1 << 20
+
+
+def pack_error(err: BaseException, *, host: str, where: str) -> bytes:
+    """Pickles an error that a worker met, with its traceback as text.
+
+    Args:
+        where: Worker and sample, as `data worker 1, index 41`.
+    """
+    text = "".join(traceback.format_exception(err))
+    if len(text) > _MAX_ERROR_TEXT:
+        text = f"{text[: _MAX_ERROR_TEXT // 2]}\n[...]\n{text[-_MAX_ERROR_TEXT // 2 :]}"
+    message = f"Caught {type(err).__name__} in {where} on host {host}.\nOriginal {text}"
+    arguments = pickle_of(err)
+    if arguments is not None and len(arguments) > _MAX_ERROR_BYTES:
+        # A tensor among them, say: an error has to fit a message of the feed.
+        arguments = None
+    return pickle.dumps(_PackedError(pickle_of(type(err)), type(err).__name__, message, arguments))
+
+
+def unpack_error(data: bytes | memoryview) -> Exception:
+    """The error again, to be raised in the trainer: of its own type where that can be made of a
+    message (as torch does it), else a RuntimeError; the message holds the worker's traceback.
+
+    Raises:
+        ShippingError: If the bytes are no packed error.
+    """
+    try:
+        packed = pickle.loads(data)
+    except Exception as err:
+        raise ShippingError(f"an error from a data worker cannot be read: {err}") from err
+    if not isinstance(packed, _PackedError):
+        raise ShippingError(f"expected an error, found a {type(packed).__name__}")
+    kind = _try_unpickle(packed.kind)
+    if kind is KeyError:
+        return KeyError(_Text(packed.message))
+    original = _try_unpickle(packed.arguments)
+    if isinstance(original, StokerError):
+        original.add_note(packed.message)
+        return original
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        try:
+            if getattr(kind, "message", None):
+                # As torch: the constructor of a class with a message takes it by name.
+                words = {"message": packed.message}
+                made = kind(**words)
+            else:
+                made = kind(packed.message)
+        except Exception:
+            made = None
+        if isinstance(made, kind):
+            return made
+        if isinstance(original, Exception):
+            # A constructor with other arguments: the original one keeps its facts, and a note
+            # (which tracebacks show) has the rest.
+            original.add_note(packed.message)
+            return original
+    return RuntimeError(packed.message)
+
+
+class _Text(str):
+    """A message of a KeyError, which shows the repr: the lines of a traceback must stay lines."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _parts(spec: Spec) -> Mapping[str, object]:
+    return {
+        "dataset": spec.dataset,
+        "collate_fn": spec.collate_fn,
+        "worker_init_fn": spec.worker_init_fn,
+    }
+
+
+def _try_unpickle(data: bytes | None) -> object:
+    if data is None:
+        return None
+    try:
+        value: object = pickle.loads(data)
+    except Exception:
+        return None
+    return value

@@ -1,0 +1,376 @@
+"""How a dataset is pickled: alike by every rank, and what keeps a part of it from travelling.
+
+Three things would differ from process to process though the script is the same: the random id that
+cloudpickle gives a class of the script, the order of a set of strings, and the addresses that torch
+writes beside a tensor's bytes.
+"""
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import io
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
+from types import CodeType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import cloudpickle
+from cloudpickle import cloudpickle as inside
+
+from stoker.errors import ShippingError
+from stoker.feed.remote import Remote
+
+if TYPE_CHECKING:
+    import torch
+
+
+CachedFunction = type(functools.lru_cache(len))
+
+
+def reduced(obj: object) -> tuple[object, ...] | None:
+    """How to make such an object again, as `__reduce__` says it; None: it is none of them.
+
+    Cached functions and properties, `singledispatch` (which holds weak dictionaries), weak
+    dictionaries. A cached function comes back with an empty cache.
+    """
+    kind = type(obj)
+    if kind is CachedFunction:
+        # Of the script, or local to a function; others travel by name.
+        return None if is_importable(obj) else _reduced_cached(obj)
+    if kind is functools.cached_property:
+        # Until Python 3.12 it holds a lock.
+        state = {name: value for name, value in vars(obj).items() if name not in ("func", "lock")}
+        return (kind, (cast("functools.cached_property[object]", obj).func,), state)
+    if kind is WeakKeyDictionary or kind is WeakValueDictionary:
+        items = list(cast("WeakKeyDictionary[object, object]", obj).items())
+        return (kind, (), None, None, iter(items))
+    return None
+
+
+def _reduced_cached(found: object) -> tuple[object, ...]:
+    function = cast("functools._lru_cache_wrapper[object]", found)
+    known = function.cache_parameters()
+    return (_cached, (function.__wrapped__, known["maxsize"], known["typed"]))
+
+
+def _cached(function: Callable[[object], object], maxsize: int | None, typed: bool) -> object:
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def is_importable(found: object) -> bool:
+    """Whether its module has it under its name; not of the training script."""
+    name, path = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
+    if name in (None, "__main__"):
+        return False
+    try:
+        return attrgetter(path)(sys.modules.get(name)) is found
+    except AttributeError:
+        return False
+
+
+@functools.lru_cache(maxsize=1024)
+def place_of(found: type) -> tuple[str, str] | None:
+    """Module and path of a class that its module has under another name than it says of itself.
+
+    As a named tuple within a class. None: it is importable as it is, or is nowhere to be found.
+    """
+    module = sys.modules.get(found.__module__)
+    if module is None or found.__module__ == "__main__" or is_importable(found):
+        return None
+    for name, value in list(vars(module).items()):
+        if value is found:
+            return found.__module__, name
+        if isinstance(value, type) and value.__module__ == found.__module__:
+            for inner, member in list(vars(value).items()):
+                if member is found:
+                    return found.__module__, f"{name}.{inner}"
+    return None
+
+
+def class_at(module: str, path: str) -> object:
+    """Returns the class at a place that `place_of` named, as a pickle's own names are looked up."""
+    return attrgetter(path)(importlib.import_module(module))
+
+
+# They pickle what they hold by plain pickle: functions of the training script would not travel.
+_PIPE_WRAPPERS = ("_IterDataPipeSerializationWrapper", "_MapDataPipeSerializationWrapper")
+_ATOMS = (str, bytes, int, float, complex, bool, type(None))
+# Their hashes, so the order of a set of them, are another in each process.
+_RANDOM_HASHES = (str, bytes, tuple, type(None))
+
+
+class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Gives the same bytes in every process of one script; refuses what would be of no use there.
+
+    Where it cannot (see docs/feed.md, limits) the bytes differ, and each rank's spec is another.
+
+    Attributes:
+        code: The functions and classes that were pickled, by value or by name.
+        modules: Those that the pickle refers to by name: they are imported where it is opened.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+        self.code: list[object] = []
+        self.modules: set[str] = set()
+        # By the set's address: its number, and the set, so that the address stays its own.
+        self._sets: dict[int, tuple[int, object]] = {}
+
+    def persistent_id(self, obj: object) -> object:
+        """Looks at each object on its way; names sets, see SpecUnpickler."""
+        kind = type(obj)
+        if kind.__module__.startswith("torch"):
+            _refuse_accelerator(obj)
+        if kind is set or kind is frozenset:
+            return self._set_id(cast("set[object] | frozenset[object]", obj))
+        return None
+
+    def reducer_override(self, obj: object) -> object:
+        """Has everything pickled by cloudpickle, and classes of the script named."""
+        kind = type(obj)
+        if kind is Remote:
+            # cloudpickle looks at what it is, which would have to be asked for.
+            return obj.__reduce__()
+        if kind.__module__ == "torch.storage":
+            stored = _stored(obj)
+            if stored is not None:
+                return stored
+        if is_proxy(obj):
+            raise pickle.PicklingError("what it stands for is in a process beside the trainer")
+        inner = getattr(obj, "_datapipe", None)
+        if inner is not None and kind.__name__ in _PIPE_WRAPPERS:
+            return (kind, (inner,))
+        if issubclass(kind, (FunctionType, type, CachedFunction)):
+            self.code.append(obj)
+            if is_by_name(obj):
+                self.modules.add(str(getattr(obj, "__module__", "builtins")))
+        elif issubclass(kind, ModuleType):
+            self.modules.add(str(obj.__name__))  # type: ignore[attr-defined]
+        if isinstance(obj, type | TypeVar) and not is_by_name(obj):
+            name_class(obj)
+        known = reduced(obj)
+        if known is not None:
+            return known
+        usual: object = super().reducer_override(obj)
+        return usual
+
+    def _set_id(self, found: "set[object] | frozenset[object]") -> object:
+        if id(found) in self._sets:
+            return (self._sets[id(found)][0], None)
+        if not _is_sortable(found):
+            return None
+        number = len(self._sets)
+        self._sets[id(found)] = (number, found)
+        ordered = sorted(found, key=lambda item: (type(item).__name__, repr(item)))
+        return (number, ordered, isinstance(found, frozenset))
+
+
+class SpecUnpickler(pickle.Unpickler):
+    """Opens what SpecPickler wrote."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+        self._sets: dict[int, object] = {}
+
+    def persistent_load(self, pid: object) -> object:
+        """The set of that number; its items come with its first mention."""
+        match pid:
+            case (int(number), None):
+                return self._sets[number]
+            case (int(number), list(items), bool(is_frozen)):
+                self._sets[number] = frozenset(items) if is_frozen else set(items)
+                return self._sets[number]
+        raise pickle.UnpicklingError("not a set of a spec")
+
+
+def is_proxy(obj: object) -> bool:
+    """Whether it stands for an object in a manager's process (`multiprocessing.Manager`)."""
+    managers = sys.modules.get("multiprocessing.managers")
+    return managers is not None and isinstance(obj, managers.BaseProxy)
+
+
+def is_by_name(obj: object) -> bool:
+    """Whether of a function or class only the place is pickled where it is found."""
+    by_reference: Callable[[object], bool] | None = getattr(
+        inside, "_should_pickle_by_reference", None
+    )
+    kind = type(obj)
+    if kind is CachedFunction:
+        return is_importable(obj)
+    return issubclass(kind, FunctionType | type) and by_reference is not None and by_reference(obj)
+
+
+def name_class(found: "type | TypeVar") -> None:
+    """Gives a class of the training script the id by which cloudpickle knows it again.
+
+    The same in all processes of the script: made of the class's name and what it says, and, for
+    classes that agree in both, of which was met first. cloudpickle's own would be random.
+    """
+    track: Callable[[str, object], object] | None = getattr(inside, "_lookup_class_or_track", None)
+    if track is None:
+        # Another cloudpickle: random ids serve as well, but each rank's spec is another.
+        return
+    mark, number = _mark(found), 0
+    # An id that another class has stays that one's.
+    while track(f"stoker-{mark}-{number}", found) is not found:
+        number += 1
+
+
+def _mark(found: "type | TypeVar") -> str:
+    parts = [type(found).__name__, str(found.__module__), found.__name__]
+    if isinstance(found, type):
+        parts += [found.__qualname__, *(base.__qualname__ for base in found.__bases__)]
+        for name, value in sorted(vars(found).items()):
+            if name == "__doc__":
+                continue
+            parts += [name, _gist(value)]
+    text = repr(parts).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
+def _gist(value: object) -> str:
+    """What tells a class's attribute, or a constant, from another; the same in every process."""
+    if isinstance(value, staticmethod | classmethod):
+        return _gist(value.__func__)
+    if isinstance(value, property):
+        return _gist(value.fget)
+    if isinstance(value, FunctionType):
+        return _gist(value.__code__)
+    if isinstance(value, CodeType):
+        consts = [_gist(const) for const in value.co_consts]
+        return repr((value.co_code, value.co_names, value.co_varnames, consts))
+    if isinstance(value, tuple):
+        return repr([_gist(item) for item in value])
+    if isinstance(value, frozenset):
+        return repr(sorted(_gist(item) for item in value))
+    return repr(value) if isinstance(value, _ATOMS) else type(value).__qualname__
+
+
+def _is_sortable(found: Iterable[object]) -> bool:
+    is_random = False
+    for item in found:
+        if not _is_atom(item):
+            return False
+        is_random = is_random or type(item) in _RANDOM_HASHES
+    return is_random
+
+
+def _is_atom(item: object) -> bool:
+    return type(item) in _ATOMS or (type(item) is tuple and all(map(_is_atom, item)))
+
+
+def _stored(found: object) -> object:
+    """A tensor's memory without addresses; None: torch's own way is to be taken."""
+    import torch
+
+    if type(found) is torch.storage.TypedStorage:
+        return (_typed, (found._untyped_storage, found.dtype))
+    if type(found) is torch.UntypedStorage and found.device.type == "cpu":
+        flat = torch.empty(0, dtype=torch.uint8).set_(found)
+        return (_untyped, (bytearray(flat.numpy().data),))
+    return None
+
+
+def _typed(stored: "torch.UntypedStorage", dtype: "torch.dtype") -> object:
+    import torch
+
+    return torch.storage.TypedStorage(  # type: ignore[no-untyped-call]
+        wrap_storage=stored, dtype=dtype, _internal=True
+    )
+
+
+def _untyped(data: bytearray) -> "torch.UntypedStorage":
+    import torch
+
+    stored = torch.UntypedStorage(len(data))  # type: ignore[no-untyped-call]
+    if data:
+        flat = torch.empty(0, dtype=torch.uint8).set_(stored)
+        flat.copy_(torch.frombuffer(data, dtype=torch.uint8))
+    return stored
+
+
+def _refuse_accelerator(obj: object) -> None:
+    import torch
+
+    if isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
+        raise ShippingError(
+            f"the dataset or collate function holds a tensor on {obj.device} "
+            f"(shape {tuple(obj.shape)}, {obj.dtype}), perhaps a model among its globals",
+            fix="keep it on the CPU, and move batches to the accelerator in the training loop",
+        )
+
+
+def culprit(parts: Mapping[str, object]) -> str:
+    """The part that cannot be pickled, as `dataset.lock (_thread.lock)`.
+
+    Args:
+        parts: By name; the first one that cannot is looked into.
+    """
+    for name, part in parts.items():
+        if part is None or _pickles(part):
+            continue
+        path, value = name, part
+        for _ in range(8):
+            inner = next(((n, v) for n, v in _attributes(value) if not _pickles(v)), None)
+            if inner is None:
+                break
+            path, value = path + inner[0], inner[1]
+        kind = type(value)
+        return f"{path} ({kind.__module__}.{kind.__qualname__})"
+    return "the dataset"
+
+
+def largest(parts: Mapping[str, object]) -> str:
+    """A clause that names the largest of the parts' attributes, and its size."""
+    sizes = [
+        (len(pickle_of(value) or b""), f"{name}{attribute}")
+        for name, part in parts.items()
+        for attribute, value in [("", part), *_attributes(part)]
+        if attribute or not hasattr(part, "__dict__")
+    ]
+    size, name = max(sizes, default=(0, "dataset"))
+    return f"its largest part is {name} with {size >> 20} MiB"
+
+
+def pickle_of(value: object) -> bytes | None:
+    """What cloudpickle makes of it; None if it cannot be pickled."""
+    try:
+        data: bytes = cloudpickle.dumps(value)
+    except Exception:
+        return None
+    return data
+
+
+def _pickles(value: object) -> bool:
+    try:
+        SpecPickler(io.BytesIO()).dump(value)
+    except Exception:
+        return False
+    return True
+
+
+def _attributes(value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{number}]", item) for number, item in enumerate(value))
+    elif isinstance(value, FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            with contextlib.suppress(ValueError):
+                # A cell may be empty yet.
+                yield f" variable {name}", cell.cell_contents
+        for name in value.__code__.co_names:
+            if name in value.__globals__:
+                yield f" global {name}", value.__globals__[name]
+    elif not is_proxy(value):
+        yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
+        for kind in type(value).__mro__:
+            # Others travel by name.
+            if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
+                for name, item in vars(kind).items():
+                    if isinstance(item, FunctionType) or not name.startswith("__"):
+                        yield f".{name}", item

@@ -1,0 +1,402 @@
+"""Between a worker and its pool: messages with file descriptors, and shared memory for batches.
+
+A message is a head (length, number of descriptors) and its bytes. The event loop's side never
+blocks; the worker's side does.
+
+A *slot* is a memfd, made as needed, whose descriptor is sent once; it has no name that could
+outlive its processes. The reader frees a slot when the last view of its batch is gone. A worker
+never waits for a slot: how much is held is the reader's to bound, by what it asks for.
+"""
+
+import array
+import mmap
+import os
+import socket
+import struct
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+import torch
+from torch.utils.data._utils import collate as torch_collate
+
+from stoker.errors import ProtocolError
+from stoker.feed.wire import codec as wire
+from stoker.feed.wire.codec import Arena, Bytes1D
+
+# An index of a million samples is 10 MB; nothing else is near that.
+MAX_MESSAGE_BYTES = 256 << 20
+_MAX_DESCRIPTORS = 4
+_HEAD = struct.Struct("<IB")
+_READ_BYTES = 1 << 16
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
+
+Received = tuple[bytes, tuple[int, ...]]
+
+
+class Job(msgspec.Struct, frozen=True, tag=True):
+    """Reader to worker: make this batch."""
+
+    index: bytes
+    seed: tuple[int, ...]
+
+
+class Next(msgspec.Struct, frozen=True, tag=True):
+    """Reader to a worker with a stream: make the batch at `position` of the pass.
+
+    Attributes:
+        index: What the sampler gives for every batch.
+        pass_number: Another one begins the stream again.
+        made: Batches that another process made: made again and thrown away.
+        digest: Checksum of these.
+        shared_seed: Torch's, for data pipes; -1: none.
+        persists: The process goes on with later passes: it tells its random states.
+        state: Random states to go on from, for a process that is new; empty: it seeds itself.
+        earlier: Batches of each pass since `state` that are made again, and thrown away, first.
+    """
+
+    index: bytes
+    pass_number: int
+    position: int
+    made: int
+    digest: int
+    shared_seed: int
+    persists: bool = False
+    state: bytes = b""
+    earlier: tuple[int, ...] = ()
+
+
+class Free(msgspec.Struct, frozen=True, tag=True):
+    """Reader to worker: that slot may be written again."""
+
+    slot: int
+
+
+class Slot(msgspec.Struct, frozen=True, tag=True):
+    """Worker to reader: a new slot; its descriptor comes with the message."""
+
+    slot: int
+    nbytes: int
+
+
+class Retired(msgspec.Struct, frozen=True, tag=True):
+    """Worker to reader: that slot is no longer used."""
+
+    slot: int
+
+
+class Batch(msgspec.Struct, frozen=True, tag=True):
+    """Worker to reader: the batch is in that slot (-1: it has no payload)."""
+
+    slot: int
+    tree: bytes
+    nbytes: int
+    has_pickle: bool
+    cpu_seconds: float
+    wall_seconds: float
+    digest: int = 0
+    state: bytes = b""
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """Worker to reader: the stream has no batch at that position, and none after it.
+
+    Attributes:
+        state: Random states with which the next pass begins.
+    """
+
+    state: bytes = b""
+
+
+class Error(msgspec.Struct, frozen=True, tag=True):
+    """Worker to reader: the job raised; `error` is for shipping.unpack_error.
+
+    Attributes:
+        is_final: The stream cannot go on.
+        state: As of a batch: random states with which the pass began.
+    """
+
+    error: bytes
+    summary: str
+    digest: int = 0
+    is_final: bool = False
+    state: bytes = b""
+
+
+to_worker = msgspec.msgpack.Decoder(Job | Next | Free)
+from_worker = msgspec.msgpack.Decoder(Slot | Retired | Batch | Error | End)
+pack = msgspec.msgpack.Encoder().encode
+
+
+def channel_pair() -> tuple[socket.socket, socket.socket]:
+    """The two ends of a channel; neither is inherited by a program that is executed."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def keep_from_children(end: socket.socket) -> None:
+    """Has forked children close it: siblings would not see its owner's death."""
+    _not_for_children.add(end)
+
+
+_not_for_children: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+
+
+def _close_what_is_not_for_children() -> None:
+    for end in list(_not_for_children):
+        end.close()
+
+
+os.register_at_fork(after_in_child=_close_what_is_not_for_children)
+
+
+class Channel:
+    """One end of a channel; it owns the socket.
+
+    Args:
+        blocking: True: `send` and `receive` wait (the other end's death ends the wait).
+
+    Attributes:
+        is_closed: The other end is gone.
+    """
+
+    def __init__(self, sock: socket.socket, *, blocking: bool) -> None:
+        sock.setblocking(blocking)
+        self._socket = sock
+        self._blocking = blocking
+        self._incoming = bytearray()
+        self._descriptors: deque[int] = deque()
+        self._outgoing: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+        self.is_closed = False
+
+    def fileno(self) -> int:
+        """The socket's descriptor; -1 when closed."""
+        return self._socket.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether `flush` should be called when the socket is writable."""
+        return bool(self._outgoing) and not self.is_closed
+
+    def send(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Sends, or keeps what cannot be sent now; silent when the other end is gone.
+
+        The caller keeps its descriptors; they are open at least until the message has left, which
+        for a non-blocking channel is sure only while `wants_write` is False.
+        """
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise ProtocolError(f"a message of {len(data)} bytes, more than {MAX_MESSAGE_BYTES}")
+        head = _HEAD.pack(len(data), len(descriptors))
+        self._outgoing.append((memoryview(head + data), tuple(descriptors)))
+        self.flush()
+
+    def flush(self) -> None:
+        """Sends what waits, as far as it goes."""
+        while self._outgoing and not self.is_closed:
+            view, descriptors = self._outgoing[0]
+            try:
+                if descriptors:
+                    sent = socket.send_fds(self._socket, [view], list(descriptors))
+                else:
+                    sent = self._socket.send(view)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                self.is_closed = True
+                return
+            if sent == len(view):
+                self._outgoing.popleft()
+            else:
+                self._outgoing[0] = (view[sent:], ())
+
+    def receive(self) -> list[Received]:
+        """The messages that are there, each with its descriptors, which the caller then owns.
+
+        A blocking channel waits for at least one; an empty list means that the other end is gone.
+
+        Raises:
+            ProtocolError: If a message is longer than the bound.
+        """
+        messages = list(self._parse())
+        while not self.is_closed and not (self._blocking and messages):
+            if not self._read():
+                break
+            messages.extend(self._parse())
+        return messages
+
+    def close(self) -> None:
+        """Closes the socket and what came over it unclaimed; may be called twice."""
+        self.is_closed = True
+        self._outgoing.clear()
+        while self._descriptors:
+            socket.close(self._descriptors.popleft())
+        self._socket.close()
+
+    def _read(self) -> bool:
+        """One read; False if there is nothing now."""
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(
+                _READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+            )
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            data, ancillary = b"", []
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                numbers = array.array("i")
+                numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+                self._descriptors.extend(numbers)
+        if not data:
+            self.is_closed = True
+        self._incoming += data
+        return bool(data)
+
+    def _parse(self) -> Iterator[Received]:
+        while len(self._incoming) >= _HEAD.size:
+            length, count = _HEAD.unpack_from(self._incoming)
+            if length > MAX_MESSAGE_BYTES or count > _MAX_DESCRIPTORS:
+                self.is_closed = True
+                raise ProtocolError(f"a message of {length} bytes, more than {MAX_MESSAGE_BYTES}")
+            end = _HEAD.size + length
+            if len(self._incoming) < end or len(self._descriptors) < count:
+                return
+            data = bytes(self._incoming[_HEAD.size : end])
+            del self._incoming[:end]
+            yield data, tuple(self._descriptors.popleft() for _ in range(count))
+
+
+# Free slots that a worker keeps, warm for its next batches.
+_SPARE_SLOTS = 3
+# Of a batch that was built in its slot and changed then, bytes that may travel for nothing.
+_UNUSED_BYTES = 64 << 10
+
+
+class Slots:
+    """The shared memory that batches are written to, or built in."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._free: dict[int, mmap.mmap] = {}
+        self._held: dict[int, mmap.mmap] = {}
+        self._views: dict[int, weakref.ref[Bytes1D]] = {}
+        self._next = 0
+        self._built: int | None = None
+        self._arena: Arena | None = None
+        self._last_nbytes = 0
+
+    def free(self, slot: int) -> None:
+        """The reader is done with a slot."""
+        memory = self._held.pop(slot, None)
+        if memory is None:
+            return
+        self._free[slot] = memory
+        if self._is_kept(slot):
+            self._retire(slot)
+        while len(self._free) > _SPARE_SLOTS:
+            self._retire(min(self._free, key=lambda number: len(self._free[number])))
+
+    def begin(self) -> None:
+        """A batch is begun, perhaps anew: it may be built in a slot of the last one's size."""
+        self.clear()
+        if self._last_nbytes:
+            slot, memory = self._take(self._last_nbytes)
+            view: Bytes1D = np.frombuffer(memory, dtype=np.uint8)
+            self._built, self._arena = slot, Arena(view)
+            self._views[slot] = weakref.ref(view)
+
+    def collate(
+        self, batch: Sequence[torch.Tensor], *, collate_fn_map: object = None
+    ) -> torch.Tensor:
+        """What torch's default_collate does with tensors: stacks them, here into the slot.
+
+        Torch's own stacks into shared memory of its own, which would be copied once more, and for
+        which a small /dev/shm (64 MiB in a container) is a limit.
+        """
+        first = batch[0]
+        if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_nested:
+            stacked: torch.Tensor = torch_collate.collate_tensor_fn(batch)
+            return stacked
+        out = None if any(tensor.requires_grad for tensor in batch) else self._room(batch)
+        return torch.stack(list(batch), 0, out=out)
+
+    def end(self, value: object) -> tuple[wire.Encoded, int]:
+        """Describes the batch and sees that its payload is in a slot: -1 without a payload.
+
+        Raises:
+            ShippingError: If it cannot travel.
+        """
+        arena, slot = self._arena, self._built
+        if arena is not None and slot is not None and arena.end:
+            encoded = wire.encode(value, allow_pickle=True, arena=arena)
+            is_fit = encoded.nbytes <= arena.memory.nbytes
+            if is_fit and arena.end - encoded.in_place <= _UNUSED_BYTES:
+                self._last_nbytes = encoded.nbytes
+                encoded.write_into(arena.memory.data)
+                self._built, self._arena = None, None
+                return encoded, slot
+        encoded = wire.encode(value, allow_pickle=True)
+        self._last_nbytes = encoded.nbytes
+        if not encoded.nbytes:
+            return encoded, -1
+        slot, memory = self._take(encoded.nbytes)
+        encoded.write_into(memoryview(memory))
+        return encoded, slot
+
+    def memory(self, slot: int) -> memoryview:
+        """The memory of a slot that `end` named."""
+        return memoryview(self._held[slot] if slot >= 0 else b"")
+
+    def clear(self) -> None:
+        """The batch is made, or was given up: a slot that it did not use is free again."""
+        slot, self._built, self._arena = self._built, None, None
+        if slot is not None:
+            self.free(slot)
+
+    def _room(self, batch: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """A tensor in the slot for the stacked batch; None: it does not fit."""
+        first = batch[0]
+        count = len(batch) * first.numel()
+        if self._arena is None or not count or first.device.type != "cpu":
+            return None
+        offset = self._arena.reserve(count * first.element_size())
+        if offset is None:
+            return None
+        flat = torch.frombuffer(self._arena.memory, dtype=first.dtype, count=count, offset=offset)
+        return flat.view(len(batch), *first.shape)
+
+    def _take(self, nbytes: int) -> tuple[int, mmap.mmap]:
+        """A free slot of so many bytes; a new one, if none is large enough."""
+        fitting = [n for n, memory in self._free.items() if len(memory) >= nbytes]
+        if fitting:
+            slot = min(fitting, key=lambda number: len(self._free[number]))
+            memory = self._free.pop(slot)
+        else:
+            if self._free:
+                self._retire(min(self._free, key=lambda number: len(self._free[number])))
+            slot, memory = self._make(nbytes)
+        self._held[slot] = memory
+        return slot, memory
+
+    def _is_kept(self, slot: int) -> bool:
+        """Whether the dataset still holds a view of what was built there."""
+        view = self._views.pop(slot, None)
+        return view is not None and view() is not None
+
+    def _make(self, nbytes: int) -> tuple[int, mmap.mmap]:
+        # A little more: batches of samples of different sizes then share slots.
+        size = -(-(nbytes + nbytes // 8) // mmap.PAGESIZE) * mmap.PAGESIZE
+        slot, self._next = self._next, self._next + 1
+        descriptor = os.memfd_create(f"stoker-{os.getpid()}-{slot}", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, size)
+            memory = mmap.mmap(descriptor, size)
+            self._channel.send(pack(Slot(slot, size)), [descriptor])
+        finally:
+            os.close(descriptor)
+        return slot, memory
+
+    def _retire(self, slot: int) -> None:
+        self._free.pop(slot)
+        self._channel.send(pack(Retired(slot)))
