@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Finding:
     """One finding.
 
     Attributes:
@@ -76,7 +76,7 @@ def within(seconds: float, work: Callable[[], _T]) -> _T:
 AWS_SECONDS = 30.0
 
 
-def aws_check(connect: Callable[[], Aws] = Aws) -> Check:
+def aws_check(connect: Callable[[], Aws] = Aws) -> Finding:
     """Asks AWS who we are; blocks for AWS_SECONDS at most.
 
     Args:
@@ -85,15 +85,15 @@ def aws_check(connect: Callable[[], Aws] = Aws) -> Check:
     try:
         identity = within(AWS_SECONDS, lambda: connect().call("sts", "GetCallerIdentity"))
     except StokerError as err:
-        return Check(name="aws", state="fail", text=err.what, fix=err.fix)
+        return Finding(name="aws", state="fail", text=err.what, fix=err.fix)
     except TimeoutError:
-        return Check(
+        return Finding(
             name="aws",
             state="fail",
             text=f"no answer within {AWS_SECONDS:g} s",
             fix="look at the network: a route to AWS, a proxy, a VPC endpoint for sts",
         )
-    return Check(name="aws", state="ok", text=f"{identity.get('Arn')}")
+    return Finding(name="aws", state="ok", text=f"{identity.get('Arn')}")
 
 
 MIN_PYTHON = (3, 11)
@@ -103,15 +103,15 @@ MIN_MEMORY_BYTES = 2 << 30
 MIN_SHARED_MEMORY_BYTES = 1 << 30
 
 
-def python_check() -> Check:
+def python_check() -> Finding:
     """The Python that runs stoker."""
     text = f"{platform.python_version()} ({sys.executable}), stoker {stoker.__version__}"
     if sys.version_info < MIN_PYTHON:
-        return Check(name="python", state="fail", text=text, fix="use Python 3.11 or newer")
-    return Check(name="python", state="ok", text=text)
+        return Finding(name="python", state="fail", text=text, fix="use Python 3.11 or newer")
+    return Finding(name="python", state="ok", text=text)
 
 
-def torch_check(*, trains: bool) -> Check:
+def torch_check(*, trains: bool) -> Finding:
     """PyTorch and its CUDA.
 
     Args:
@@ -121,31 +121,31 @@ def torch_check(*, trains: bool) -> Check:
         import torch
     except (ImportError, OSError) as err:
         missing = isinstance(err, ModuleNotFoundError)
-        return Check(
+        return Finding(
             name="torch",
             state="fail" if trains or not missing else "warn",
             text="not installed" if missing else f"cannot be imported: {err}",
             fix="pip install 'stoker[torch]', or the launcher image, where this host has to train",
         )
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-    return Check(name="torch", state="ok", text=f"{torch.__version__}, {cuda}")
+    return Finding(name="torch", state="ok", text=f"{torch.__version__}, {cuda}")
 
 
-def vcpus_check() -> Check:
+def vcpus_check() -> Finding:
     """vCPUs that may be used, of those that are there."""
     usable, total = cpu.usable_vcpus(), os.cpu_count() or 1
     text = f"{usable} usable" + (f" of {total} (quota or affinity)" if usable < total else "")
     if usable < 2:
-        return Check(
+        return Finding(
             name="vcpus",
             state="warn",
             text=text,
             fix="trainer and loader take turns on it: give the host two or more",
         )
-    return Check(name="vcpus", state="ok", text=text)
+    return Finding(name="vcpus", state="ok", text=text)
 
 
-def memory_check() -> Check:
+def memory_check() -> Finding:
     """Memory that is free, within the container's limit."""
     found = psutil.virtual_memory()
     limit = machine.limit_bytes()
@@ -154,43 +154,43 @@ def memory_check() -> Check:
     if limit and limit < found.total:
         text += f", limit {_gib(limit)}"
     if usable < MIN_MEMORY_BYTES:
-        return Check(name="memory", state="warn", text=text, fix="a larger host or limit")
-    return Check(name="memory", state="ok", text=text)
+        return Finding(name="memory", state="warn", text=text, fix="a larger host or limit")
+    return Finding(name="memory", state="ok", text=text)
 
 
-def shared_memory_check(path: Path = Path("/dev/shm")) -> Check:
+def shared_memory_check(path: Path = Path("/dev/shm")) -> Finding:
     """The size of /dev/shm."""
     try:
         total = shutil.disk_usage(path).total
     except OSError as err:
-        return Check(
+        return Finding(
             name="shm",
             state="warn",
             text=f"{path}: {err.strerror}",
             fix="mount a tmpfs there: PyTorch's own loader workers need it",
         )
     if total < MIN_SHARED_MEMORY_BYTES:
-        return Check(
+        return Finding(
             name="shm",
             state="warn",
             text=f"{path} has {_gib(total)}",
             fix="docker run --shm-size, or an emptyDir of medium Memory: PyTorch's own loader "
             "workers need it, stoker's do not",
         )
-    return Check(name="shm", state="ok", text=f"{path} has {_gib(total)}")
+    return Finding(name="shm", state="ok", text=f"{path} has {_gib(total)}")
 
 
-def accelerators_check(environ: Mapping[str, str]) -> Check:
+def accelerators_check(environ: Mapping[str, str]) -> Finding:
     """NVIDIA GPUs, and whether PyTorch can use them."""
     num_devices = machine.num_accelerators(environ)
     if num_devices == 0:
-        return Check(name="gpus", state="ok", text="none")
+        return Finding(name="gpus", state="ok", text="none")
     try:
         import torch
     except (ImportError, OSError):
-        return Check(name="gpus", state="warn", text=f"{num_devices}, and no PyTorch to use them")
+        return Finding(name="gpus", state="warn", text=f"{num_devices}, and no PyTorch to use them")
     if not torch.cuda.is_available():
-        return Check(
+        return Finding(
             name="gpus",
             state="fail",
             text=f"{num_devices}, of which PyTorch can use none",
@@ -199,23 +199,23 @@ def accelerators_check(environ: Mapping[str, str]) -> Check:
     count = torch.cuda.device_count()
     text = f"{count} x {torch.cuda.get_device_name(0)}"
     if count < num_devices:
-        return Check(
+        return Finding(
             name="gpus", state="warn", text=f"{text}; PyTorch misses {num_devices - count}"
         )
-    return Check(name="gpus", state="ok", text=text)
+    return Finding(name="gpus", state="ok", text=text)
 
 
-def clock_check(now: float | None = None) -> Check:
+def clock_check(now: float | None = None) -> Finding:
     """The clock: not before stoker was installed, for AWS refuses a clock that is minutes off."""
     seconds = time.time() if now is None else now
     if seconds < Path(stoker.__file__).stat().st_mtime - 60:
-        return Check(
+        return Finding(
             name="clock",
             state="fail",
             text=f"{now_utc()} is before stoker was installed here",
             fix="set the host's clock (NTP): AWS refuses requests that are minutes off",
         )
-    return Check(name="clock", state="ok", text=now_utc())
+    return Finding(name="clock", state="ok", text=now_utc())
 
 
 def _gib(num_bytes: float) -> str:
@@ -230,7 +230,7 @@ HANDSHAKE_SECONDS = 5.0
 _POLL_MS = 50
 
 
-def peer_check(peer: str, *, port: int, token_file: Path | None) -> Check:
+def peer_check(peer: str, *, port: int, token_file: Path | None) -> Finding:
     """Looks up `peer`, connects, and where a token is at hand, shakes hands as the feed does.
 
     The handshake proves to both sides that they hold the same token; no message is sent, so that a
@@ -266,13 +266,13 @@ def peer_check(peer: str, *, port: int, token_file: Path | None) -> Check:
     milliseconds = 1000 * (time.monotonic() - started)
     text = f"{place} ({address}) answers after {milliseconds:.1f} ms"
     if token_file is None:
-        return Check(name="peer", state="ok", text=f"{text}; no token at hand to ask who it is")
+        return Finding(name="peer", state="ok", text=f"{text}; no token at hand to ask who it is")
     if not shakes_hands(address, port, token_file):
         return _failed(
             f"{text}, but is not of this run",
             "hand both hosts the same token, and the same image",
         )
-    return Check(name="peer", state="ok", text=f"{text}, and is of this run")
+    return Finding(name="peer", state="ok", text=f"{text}, and is of this run")
 
 
 def shakes_hands(address: str, port: int, token_file: Path | None) -> bool:
@@ -309,33 +309,33 @@ def _split(peer: str, port: int) -> tuple[str, int]:
     return peer.strip("[]"), port
 
 
-def _failed(text: str, fix: str) -> Check:
-    return Check(name="peer", state="fail", text=text, fix=fix)
+def _failed(text: str, fix: str) -> Finding:
+    return Finding(name="peer", state="fail", text=text, fix=fix)
 
 
 def _words(err: BaseException) -> str:
     return (err.strerror if isinstance(err, OSError) else None) or str(err)
 
 
-def role_check(topology: Topology) -> Check:
+def role_check(topology: Topology) -> Finding:
     """Which part this host plays."""
     if len(topology.hosts) == 1 and not topology.group.instance_type:
-        return Check(name="role", state="ok", text="no job is described here: a host by itself")
+        return Finding(name="role", state="ok", text="no job is described here: a host by itself")
     group = topology.group
     place = group.hosts.index(topology.host) + 1
     text = f"{topology.host}: {group.role}, group {group.name}, host {place} of {len(group.hosts)}"
     if group.instance_type:
         text += f", {group.instance_type}"
     text += ", leader" if topology.is_leader else f", led by {topology.leader}"
-    return Check(name="role", state="ok", text=text)
+    return Finding(name="role", state="ok", text=text)
 
 
-def folder_check(base_dir: Path) -> Check:
+def folder_check(base_dir: Path) -> Finding:
     """Whether the job's folder can be written."""
     nearest = next(path for path in (base_dir, *base_dir.parents) if path.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
-        return Check(name="folder", state="ok", text=f"{base_dir} can be written")
-    return Check(
+        return Finding(name="folder", state="ok", text=f"{base_dir} can be written")
+    return Finding(
         name="folder",
         state="fail",
         text=f"{base_dir} cannot be written by user {os.getuid()}",
@@ -343,7 +343,7 @@ def folder_check(base_dir: Path) -> Check:
     )
 
 
-def port_check(port: int, token_file: Path | None) -> Check:
+def port_check(port: int, token_file: Path | None) -> Finding:
     """Whether the feed's port is free, or held by this run's own launcher."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -352,10 +352,10 @@ def port_check(port: int, token_file: Path | None) -> Check:
         except OSError as err:
             taken = f"{port}: {err.strerror}"
         else:
-            return Check(name="port", state="ok", text=f"{port} is free")
+            return Finding(name="port", state="ok", text=f"{port} is free")
     if shakes_hands("127.0.0.1", port, token_file):
-        return Check(name="port", state="ok", text=f"{port} is held by this run's launcher")
-    return Check(
+        return Finding(name="port", state="ok", text=f"{port} is held by this run's launcher")
+    return Finding(
         name="port",
         state="fail",
         text=taken,
@@ -363,41 +363,41 @@ def port_check(port: int, token_file: Path | None) -> Check:
     )
 
 
-def names_check(topology: Topology) -> Check:
+def names_check(topology: Topology) -> Finding:
     """Whether the names of all hosts are known here."""
     others = [host for host in topology.hosts if host != topology.host]
     if not others:
-        return Check(name="names", state="ok", text="no other hosts")
+        return Finding(name="names", state="ok", text="no other hosts")
     with ThreadPoolExecutor(len(others)) as pool:
         are_known = list(pool.map(_is_known, others))
     unknown = [host for host, known in zip(others, are_known, strict=True) if not known]
     if unknown:
-        return Check(
+        return Finding(
             name="names",
             state="fail",
             text=f"{len(unknown)} of {len(others)} unknown: {', '.join(unknown[:5])}",
             fix="hosts that start later get their names later: again in a minute; else look at "
             "the network's DNS",
         )
-    return Check(name="names", state="ok", text=f"{len(others)} other hosts are known by name")
+    return Finding(name="names", state="ok", text=f"{len(others)} other hosts are known by name")
 
 
-def token_check(topology: Topology, token_file: Path | None) -> Check:
+def token_check(topology: Topology, token_file: Path | None) -> Finding:
     """Whether the run's token is there; its content is never shown."""
     if token_file is None:
         if topology.data_hosts:
-            return Check(
+            return Finding(
                 name="token",
                 state="fail",
                 text="none, and there is a data group",
                 fix="point STOKER_TOKEN_FILE to the file that the platform made",
             )
-        return Check(name="token", state="ok", text="none, and none is needed")
+        return Finding(name="token", state="ok", text="none, and none is needed")
     try:
         read_token(token_file)
     except UsageError as err:
-        return Check(name="token", state="fail", text=f"{err.what} ({err.where})", fix=err.fix)
-    return Check(name="token", state="ok", text=f"in {token_file}")
+        return Finding(name="token", state="fail", text=f"{err.what} ({err.where})", fix=err.fix)
+    return Finding(name="token", state="ok", text=f"in {token_file}")
 
 
 def port_of(settings: ProcessSettings) -> int:
@@ -413,7 +413,7 @@ def _is_known(host: str) -> bool:
     return True
 
 
-def examine(environ: Mapping[str, str], *, peer: str | None, aws: bool) -> Iterator[Check]:
+def examine(environ: Mapping[str, str], *, peer: str | None, aws: bool) -> Iterator[Finding]:
     """Looks at this host; gives each finding as soon as it is made.
 
     Args:
@@ -425,16 +425,16 @@ def examine(environ: Mapping[str, str], *, peer: str | None, aws: bool) -> Itera
     try:
         settings = from_environment(environ)
     except UsageError as err:
-        yield Check(name="settings", state="fail", text=f"{err.what} ({err.where})", fix=err.fix)
+        yield Finding(name="settings", state="fail", text=f"{err.what} ({err.where})", fix=err.fix)
         settings = from_environment({})
     topology: Topology | None
-    role: Check
+    role: Finding
     try:
         topology = from_resourceconfig(settings.base_dir, environ)
         role = role_check(topology)
     except UsageError as err:
         topology = None
-        role = Check(name="role", state="fail", text=f"{err.what} ({err.where})", fix=err.fix)
+        role = Finding(name="role", state="fail", text=f"{err.what} ({err.where})", fix=err.fix)
     has_part = topology is not None and len(topology.hosts) > 1
     yield torch_check(trains=has_part)
     yield vcpus_check()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 
-from stoker.feed.process import Process, this_process
+from stoker.feed.process import TrainerProcess, this_process
 from stoker.feed.timed import TimedPass
 
 
@@ -75,7 +75,7 @@ class _FitSteps:
         read: Seconds waited and samples so far, of all batches.
     """
 
-    process: Process
+    process: TrainerProcess
     read: Callable[[], tuple[float, float]]
     loader: int
     clock: Callable[[], float] = time.monotonic

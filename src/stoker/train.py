@@ -30,7 +30,7 @@ from stoker.records import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class LoggedProgress:
     """How far the run is.
 
     Attributes:
@@ -46,13 +46,13 @@ class Progress:
     wait_seconds: float
 
 
-def progress_in(line: LogLine, *, total_steps: int | None) -> Progress | None:
+def progress_in(line: LogLine, *, total_steps: int | None) -> LoggedProgress | None:
     """The progress that rank 0 reports in `line`, or None."""
     event = parse_line(line.text) if "progress" in line.text else None
     if event is None or event.event != "progress":
         return None
     try:
-        return Progress(
+        return LoggedProgress(
             steps=int(event.values["steps"]),
             total_steps=total_steps,
             step_seconds=float(event.values["step_seconds"]),
@@ -128,7 +128,7 @@ def train(
     decision: Decision | None = None,
     total_steps: int | None = None,
     on_line: Callable[[LogLine], None] | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[LoggedProgress], None] | None = None,
     on_stop: Callable[[Training], None] | None = None,
 ) -> Training:
     """Submits the job, follows it to its end and gives its record, which belongs in `job.run_dir`.

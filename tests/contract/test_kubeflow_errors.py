@@ -15,7 +15,7 @@ import pytest
 from stoker.cli.edge import run
 from stoker.errors import PlatformError, UsageError
 from stoker.orchestrators.kubeflow import client
-from stoker.orchestrators.kubeflow.client import Connection, Kubeflow, KubeflowError
+from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowConnection, KubeflowError
 from support.kfp_server import KfpServer
 from support.kubeflow_target import RUN, connection, target_at, upload, workload
 
@@ -138,14 +138,14 @@ def test_nothing_that_listens_is_told_with_a_port_forward() -> None:
         unused.bind(("127.0.0.1", 0))
         host = f"http://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(KubeflowError, match="nothing listens there") as caught:
-            Kubeflow(Connection(host=host)).call("healthz", "get_healthz")
+            Kubeflow(KubeflowConnection(host=host)).call("healthz", "get_healthz")
     assert "kubectl port-forward" in caught.value.fix
     assert caught.value.is_unreachable
 
 
 def test_a_host_without_an_address_is_told() -> None:
     with pytest.raises(KubeflowError, match="no such host name"):
-        Kubeflow(Connection(host="http://kubeflow.invalid")).call("healthz", "get_healthz")
+        Kubeflow(KubeflowConnection(host="http://kubeflow.invalid")).call("healthz", "get_healthz")
 
 
 def test_the_token_goes_with_each_request_and_into_no_message(
@@ -185,7 +185,7 @@ def test_no_address_at_all_is_a_usage_error(
     location = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
     monkeypatch.setattr(location, str(tmp_path / "none"))
     with pytest.raises(UsageError, match="where is Kubeflow Pipelines"):
-        Kubeflow(Connection(host=None)).call("healthz", "get_healthz")
+        Kubeflow(KubeflowConnection(host=None)).call("healthz", "get_healthz")
 
 
 def test_the_cluster_of_the_kube_config_is_asked_through_its_proxy(
@@ -204,7 +204,7 @@ def test_the_cluster_of_the_kube_config_is_asked_through_its_proxy(
     file.write_text(json.dumps(document))
     monkeypatch.setattr(location, str(file))
     server.trouble(r"GET /api/v1/namespaces/kubeflow/services/.*", 200, '{"multi_user": true}')
-    kubeflow = Kubeflow(Connection(host=None, namespace="ada"))
+    kubeflow = Kubeflow(KubeflowConnection(host=None, namespace="ada"))
     assert kubeflow.namespace == "ada"
     (request,) = server.requests
     assert request.path.endswith("/services/ml-pipeline:http/proxy//apis/v2beta1/healthz")
@@ -214,7 +214,7 @@ def test_the_cluster_of_the_kube_config_is_asked_through_its_proxy(
 def test_without_kfp_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kfp", None)
     with pytest.raises(UsageError, match=r"pip install 'stoker\[kubeflow\]'"):
-        Kubeflow(Connection(host="http://x")).call("healthz", "get_healthz")
+        Kubeflow(KubeflowConnection(host="http://x")).call("healthz", "get_healthz")
 
 
 def test_the_target_imports_neither_kfp_nor_kubernetes() -> None:

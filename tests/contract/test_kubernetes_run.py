@@ -18,7 +18,7 @@ from stoker.logs import Log
 from stoker.platforms.base import JobEnd, JobSpec, LogLine
 from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest
 from stoker.platforms.kubernetes import api as connection
-from stoker.platforms.kubernetes.api import Cluster
+from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.kubernetes.job import REPEAT_SECONDS, KubernetesRun
 from stoker.platforms.kubernetes.pods import CAPACITY_SECONDS, IMAGE_SECONDS, QUOTA_SECONDS
 from stoker.profile import profile
@@ -70,11 +70,11 @@ def clock() -> Clock:
 @pytest.fixture
 def cluster(
     api: KubernetesApi, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Cluster:
+) -> ClusterApi:
     use_config(monkeypatch, kube_config(tmp_path, api.url))
     for name in ("POD_NAME", "POD_UID", "KFP_POD_NAME", "KFP_POD_UID"):
         monkeypatch.delenv(name, raising=False)
-    return Cluster(sleep=lambda seconds: time.sleep(min(seconds, 0.05)), clock=clock)
+    return ClusterApi(sleep=lambda seconds: time.sleep(min(seconds, 0.05)), clock=clock)
 
 
 def use_config(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
@@ -92,7 +92,7 @@ def job(tmp_path: Path) -> JobSpec:
 
 
 @pytest.fixture
-def platform(cluster: Cluster) -> KubernetesPlatform:
+def platform(cluster: ClusterApi) -> KubernetesPlatform:
     return KubernetesPlatform(cluster=cluster)
 
 
@@ -1068,7 +1068,7 @@ def test_a_cluster_without_jobset_says_what_to_install(
 
 
 def test_a_namespace_that_is_not_there_is_named(
-    api: KubernetesApi, job: JobSpec, cluster: Cluster
+    api: KubernetesApi, job: JobSpec, cluster: ClusterApi
 ) -> None:
     settings = with_settings(job, namespace="team-b")
     platform = KubernetesPlatform()
@@ -1119,7 +1119,7 @@ def test_in_a_pod_its_own_account_and_namespace_are_used(
 
 
 def test_a_context_that_is_not_there_is_named(
-    api: KubernetesApi, job: JobSpec, cluster: Cluster
+    api: KubernetesApi, job: JobSpec, cluster: ClusterApi
 ) -> None:
     platform = KubernetesPlatform()
     with pytest.raises(PlatformError) as caught:
@@ -1132,7 +1132,7 @@ def test_nobody_who_answers_is_said_within_seconds(
 ) -> None:
     use_config(monkeypatch, kube_config(tmp_path, "http://127.0.0.1:1"))
     waited: list[float] = []
-    platform = KubernetesPlatform(cluster=Cluster(sleep=waited.append))
+    platform = KubernetesPlatform(cluster=ClusterApi(sleep=waited.append))
     with pytest.raises(PlatformError, match="does not answer") as caught:
         platform.submit(plan(platform, job))
     assert "kubectl" in caught.value.fix
@@ -1144,7 +1144,7 @@ def test_a_connection_that_is_not_safe_is_not_tried_again(
 ) -> None:
     use_config(monkeypatch, kube_config(tmp_path, api.url.replace("http:", "https:")))
     waited: list[float] = []
-    platform = KubernetesPlatform(cluster=Cluster(sleep=waited.append))
+    platform = KubernetesPlatform(cluster=ClusterApi(sleep=waited.append))
     with pytest.raises(PlatformError, match="no safe connection"):
         platform.submit(plan(platform, job))
     assert waited == []

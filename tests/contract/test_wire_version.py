@@ -82,7 +82,7 @@ def name_of(kind: type) -> str:
 
 
 def test_what_crosses_the_wire_is_that_of_its_version() -> None:
-    records = (shipping.Place, shipping.Spec, shipping.Globals, shipping._PackedError)
+    records = (shipping.DatasetPlace, shipping.DatasetSpec, shipping.Globals, shipping._PackedError)
     named = remote.remote("builtins:dict", a=1)
     pickles = {
         **{name_of(kind): [f.name for f in dataclasses.fields(kind)] for kind in records},

@@ -13,7 +13,7 @@ import pytest
 from stoker.profile import explain
 from stoker.profile.combine import combine
 from stoker.profile.raw import read_ranks
-from stoker.records import Profile, ProfileSettings, State, TodaysGroup
+from stoker.records import Profile, ProfileSettings, ProfileState, TodaysGroup
 from support.cpu_quota import cpu_quota
 from support.narrow_network import narrow_network
 from support.states_script import BATCH, SAMPLE_BYTES
@@ -49,7 +49,7 @@ class Job:
             )
         return self.profile
 
-    def states(self) -> dict[str, State]:
+    def states(self) -> dict[str, ProfileState]:
         """What was found, by name."""
         found = {state.id: state for state in self.result().states}
         print(explain(self.result()), *read_ranks(self.folder), sep="\n")
@@ -57,7 +57,7 @@ class Job:
 
 
 @contextlib.contextmanager
-def unless_disturbed(job: Job, *, others: float = 0.6) -> Iterator[dict[str, State]]:
+def unless_disturbed(job: Job, *, others: float = 0.6) -> Iterator[dict[str, ProfileState]]:
     """What was found; skips where it is not what is expected, and others had most of the CPUs.
 
     Args:

@@ -18,7 +18,7 @@ from stoker.records import (
     Training,
     read_json,
 )
-from stoker.records.engine import Ready
+from stoker.records.engine import ReadyProbe
 from support.local_job import LocalJob
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -73,7 +73,7 @@ def test_batches_of_a_server_are_measured_without_torch(tmp_path: Path) -> None:
         ports={"batches": 6123},
         data=EngineCommand(
             command=("python", str(tmp_path / "server.py"), "{batches}"),
-            ready=Ready(port="batches"),
+            ready=ReadyProbe(port="batches"),
         ),
         environment={"BATCHES": "{data_addresses:batches}"},
     )

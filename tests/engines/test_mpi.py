@@ -20,7 +20,7 @@ import pytest
 
 from stoker.feed.wire.crypto import new_token
 from stoker.launch.strategies import mpi
-from stoker.records import EngineCommand, EngineSettings, FeedSettings, Ready, StrategySettings
+from stoker.records import EngineCommand, EngineSettings, FeedSettings, ReadyProbe, StrategySettings
 from support.local_job import LocalJob, is_running, resource_config, until
 from support.short_run import REPO, short_run
 
@@ -183,7 +183,7 @@ def test_ranks_of_two_hosts_ask_the_server_of_a_data_host(tmp_path: Path) -> Non
         name="command",
         data=EngineCommand(
             command=(sys.executable, str(tmp_path / "server.py"), "{address:server}"),
-            ready=Ready(port="server"),
+            ready=ReadyProbe(port="server"),
         ),
         ports={"server": 6000},
         environment={"SERVERS": "{data_addresses:server}"},

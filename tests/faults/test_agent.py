@@ -30,7 +30,14 @@ from stoker.feed.wire import codec as wire
 from stoker.feed.wire import crypto as security
 from stoker.feed.wire import protocol as messages
 from stoker.feed.wire.crypto import Unsealer
-from stoker.feed.wire.dataset import PackedSpec, Spec, digest, pack_spec, read_place, unpack_error
+from stoker.feed.wire.dataset import (
+    DatasetSpec,
+    PackedSpec,
+    digest,
+    pack_spec,
+    read_place,
+    unpack_error,
+)
 from stoker.feed.wire.protocol import PIECE_BYTES
 from stoker.feed.wire.stream import BatchReader, Landing, tune
 from stoker.logs import Log
@@ -92,7 +99,7 @@ def own_children() -> set[psutil.Process]:
 
 def spec_of(dataset: object, **kwargs: object) -> PackedSpec:
     collate = default_collate if kwargs.get("auto_collation", True) else default_convert
-    spec = Spec(dataset=dataset, collate_fn=collate, **kwargs)  # type: ignore[arg-type]
+    spec = DatasetSpec(dataset=dataset, collate_fn=collate, **kwargs)  # type: ignore[arg-type]
     return pack_spec(spec, max_bytes=1 << 30)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.records import EngineCommand, EngineSettings, Ready
+from stoker.records import EngineCommand, EngineSettings, ReadyProbe
 from support.local_job import LocalJob, is_listening, is_running, until
 
 pytestmark = pytest.mark.fault
@@ -72,7 +72,7 @@ def engine(
     server: str = SERVER,
     leader: bool = True,
     dnn: bool = False,
-    ready: Ready | None = None,
+    ready: ReadyProbe | None = None,
     stop_seconds: float = 10.0,
     needs_all: bool = False,
 ) -> EngineSettings:
@@ -81,7 +81,7 @@ def engine(
 
     def command(part: str) -> EngineCommand:
         words = ("python", str(tmp_path / "server.py"), f"{part}-{{host}}", f"{{address:{part}}}")
-        return EngineCommand(command=words, ready=ready or Ready(port=part))
+        return EngineCommand(command=words, ready=ready or ReadyProbe(port=part))
 
     parts = ["data", *(["leader"] if leader else []), *(["dnn"] if dnn else [])]
     places = {
@@ -220,7 +220,7 @@ def test_a_server_of_a_data_host_that_cannot_start_fails_the_run_before_the_trai
 def test_a_server_that_is_not_ready_in_time_fails_the_run(
     tmp_path: Path, server: str, ready: str | None, words: str
 ) -> None:
-    probe = Ready(port="leader", path=ready, seconds=1.0)
+    probe = ReadyProbe(port="leader", path=ready, seconds=1.0)
     own = engine(tmp_path, server=server, ready=probe)
     with LocalJob(tmp_path, STAY, data=1, engine=own) as job:
         failure = job.end().failure or ""

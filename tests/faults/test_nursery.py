@@ -14,7 +14,7 @@ import pytest
 from torch.utils.data import default_collate
 
 from stoker.feed.agent.dataset_host import Holder, Nursery
-from stoker.feed.wire.dataset import Spec, pack_spec
+from stoker.feed.wire.dataset import DatasetSpec, pack_spec
 
 pytestmark = pytest.mark.fault
 
@@ -58,7 +58,7 @@ class Host:
         return importlib.import_module(self.name)
 
     def hold(self, module: ModuleType, salt: str) -> Holder:
-        spec = Spec(dataset=module.Items(salt), collate_fn=default_collate)
+        spec = DatasetSpec(dataset=module.Items(salt), collate_fn=default_collate)
         data = pack_spec(spec, max_bytes=1 << 30).data
         memory = os.memfd_create("spec")
         os.write(memory, data)

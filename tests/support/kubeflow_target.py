@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from stoker.orchestrators.base import Uploaded
-from stoker.orchestrators.kubeflow.client import Connection, Kubeflow
+from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowConnection
 from stoker.orchestrators.kubeflow.compile import compile_kubeflow
 from stoker.orchestrators.kubeflow.orchestrator import KubeflowTarget
 from stoker.orchestrators.kubeflow.runs import RunOptions
@@ -51,8 +51,8 @@ class Clock:
         self.seconds += seconds
 
 
-def connection(server: KfpServer, *, namespace: str = "", **more: object) -> Connection:
-    return Connection(host=server.url, ui=server.url, namespace=namespace, **more)  # type: ignore[arg-type]
+def connection(server: KfpServer, *, namespace: str = "", **more: object) -> KubeflowConnection:
+    return KubeflowConnection(host=server.url, ui=server.url, namespace=namespace, **more)  # type: ignore[arg-type]
 
 
 def target_at(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stoker.catalog import load_catalog
 from stoker.cli.chain import free_advice
 from stoker.decide import decide, explain
-from stoker.decide.model import Hosts, Shape, estimate
+from stoker.decide.model import ClusterShape, Hosts, estimate
 from stoker.decide.work import measure, today_of
 from stoker.profile.combine import combine
 from stoker.profile.raw import (
@@ -551,7 +551,7 @@ def test_the_self_check_and_the_model_sum_the_parts_alike_whatever_was_measured(
     # A thousandth of the step is the least that the model ever says.
     summed = max(profile.check.predicted_step_seconds, numbers["step"] / 1000)
     assert work.parts_seconds == pytest.approx(summed)
-    shape = Shape(dnn=Hosts(instance=today, count=1, workers=workers))
+    shape = ClusterShape(dnn=Hosts(instance=today, count=1, workers=workers))
     bare = replace(work, corrected=())
     assert estimate(bare, shape).step_seconds == pytest.approx(work.parts_seconds)
     # Whatever the step took longer, loading is what its own processes used.

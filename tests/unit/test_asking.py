@@ -9,8 +9,8 @@ import pytest
 from stoker.errors import FeedLostError
 from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.client import ALL_GONE_SECONDS, LOST_GRACE_SECONDS, Asking
-from stoker.feed.trainer.session import Session
-from stoker.feed.trainer.shared import Shared
+from stoker.feed.trainer.session import FeedSession
+from stoker.feed.trainer.shared import SharedState
 from stoker.feed.wire.protocol import Member, Roster
 from stoker.logs import Log
 from stoker.records import FeedSettings
@@ -24,7 +24,7 @@ class Alone:
 
     def __init__(self, *, comes_back: bool, lease_seconds: float = 4.0) -> None:
         self.log = io.StringIO()
-        self._shared = Shared(
+        self._shared = SharedState(
             timeline=Timeline(None), log=Log(run="run", host="dnn", stream=self.log)
         )
         self._shared.close()
@@ -32,7 +32,7 @@ class Alone:
         settings = dataclasses.replace(from_environment({}), feed=feed, comes_back=comes_back)
         self._asking = Asking(self._shared, settings, {})
         self._lock = threading.Lock()
-        self.session = Session("s", lock=self._lock, wake=lambda: None, max_bytes=1)
+        self.session = FeedSession("s", lock=self._lock, wake=lambda: None, max_bytes=1)
         self.session.had_peers = True
         self.session.alone_since = 0.0
 

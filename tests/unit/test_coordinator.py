@@ -28,7 +28,7 @@ from stoker.launch import membership as membership_module
 from stoker.launch import membership as silence_module
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.members import Change
-from stoker.launch.membership import Membership, Verdict, new_incarnation
+from stoker.launch.membership import Membership, MembershipVerdict, new_incarnation
 from stoker.logs import Log
 from stoker.records import FeedSettings
 
@@ -48,7 +48,7 @@ class Run:
 
     def __init__(self) -> None:
         self.failures: list[Change] = []
-        self.verdicts: dict[str, Verdict] = {}
+        self.verdicts: dict[str, MembershipVerdict] = {}
         self.log = StringIO()
         self._closing: list[Callable[[], None]] = []
         with zmq.Context() as context, context.socket(zmq.PAIR) as probe:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.catalog import load_catalog
-from stoker.decide import Run, calibrate, decide, explain
+from stoker.decide import EarlierRun, calibrate, decide, explain
 from stoker.decide.calibrate import BOUNDS
 from stoker.records import (
     Calibration,
@@ -49,7 +49,7 @@ def profile(**changes: float) -> Profile:
     )
 
 
-def run(slower: float = 1.0, *, measured_on: Profile | None = None, **training: Any) -> Run:
+def run(slower: float = 1.0, *, measured_on: Profile | None = None, **training: Any) -> EarlierRun:
     """A run that took so many times the predicted step."""
     found = measured_on or profile()
     decision = decide(found, catalog=LOCAL, constraints=CONSTRAINTS, today=TODAY)
@@ -70,10 +70,10 @@ def run(slower: float = 1.0, *, measured_on: Profile | None = None, **training: 
         ),
         job=Job(platform="local", name="job"),
     )
-    return Run(profile=found, decision=decision, training=replace(record, **training))
+    return EarlierRun(profile=found, decision=decision, training=replace(record, **training))
 
 
-def learned(*runs: Run) -> Calibration:
+def learned(*runs: EarlierRun) -> Calibration:
     return calibrate(runs, like=profile(), catalog=LOCAL)
 
 
@@ -167,7 +167,7 @@ def test_receiving_is_corrected_where_the_data_hosts_are_not_the_limit() -> None
     training = replace(
         record, groups=plan.groups, measured=measured, job=Job(platform="sagemaker", name="job")
     )
-    one = Run(profile=found, decision=replace(decision, plan=plan), training=training)
+    one = EarlierRun(profile=found, decision=replace(decision, plan=plan), training=training)
     corrected = calibrate([one] * 3, like=found, catalog=aws)
     assert corrected.efficiency == 1
     assert corrected.receive == pytest.approx(1.5, rel=0.01)
@@ -196,14 +196,14 @@ def test_a_short_run_says_nothing() -> None:
     one = run(1.1)
     assert one.training.measured is not None
     short = replace(one.training, measured=replace(one.training.measured, steps=20))
-    runs = [Run(profile=one.profile, decision=one.decision, training=short)] * 3
+    runs = [EarlierRun(profile=one.profile, decision=one.decision, training=short)] * 3
     assert learned(*runs) == NOTHING
 
 
 def test_a_run_on_other_hosts_says_nothing() -> None:
     other = replace(profile(), host=ProfiledHost(instance_type="local.c1", vcpus=4))
     like = replace(profile(), host=ProfiledHost(instance_type="local.c1", vcpus=1))
-    runs = [Run(profile=other, decision=run().decision, training=run(1.1).training)] * 3
+    runs = [EarlierRun(profile=other, decision=run().decision, training=run(1.1).training)] * 3
     assert calibrate(runs, like=like, catalog=LOCAL) == NOTHING
 
 
@@ -211,7 +211,9 @@ def test_an_unexplained_profile_says_nothing() -> None:
     check = Check(predicted_step_seconds=0.02, error=-0.6, explained=False)
     one = run(1.1)
     runs = [
-        Run(profile=replace(one.profile, check=check), decision=one.decision, training=one.training)
+        EarlierRun(
+            profile=replace(one.profile, check=check), decision=one.decision, training=one.training
+        )
     ]
     assert learned(*runs * 3) == NOTHING
 

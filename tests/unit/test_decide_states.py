@@ -14,7 +14,7 @@ from stoker.records import (
     Fix,
     Profile,
     ProfiledHost,
-    State,
+    ProfileState,
     StepTerms,
 )
 
@@ -37,7 +37,9 @@ STARVED = Profile(
 
 
 def decided(*states: tuple[str, float], fixes: tuple[Fix, ...] = ()) -> Decision:
-    named = tuple(State(id=name, text=f"{name}: figures", share=share) for name, share in states)
+    named = tuple(
+        ProfileState(id=name, text=f"{name}: figures", share=share) for name, share in states
+    )
     return decide(
         msgspec.structs.replace(STARVED, states=named, fixes=fixes),
         catalog=AWS,
@@ -79,7 +81,7 @@ def test_a_storage_of_known_rate_is_a_term_of_the_model() -> None:
     assert STARVED.step is not None
     step = msgspec.structs.replace(STARVED.step, read_bytes=1e6, storage_bytes_per_second=2e9)
     known = msgspec.structs.replace(
-        STARVED, step=step, states=(State(id="storage", text="figures", share=0.5),)
+        STARVED, step=step, states=(ProfileState(id="storage", text="figures", share=0.5),)
     )
     decision = decide(known, catalog=AWS, constraints=Constraints(), today=date(2026, 11, 1))
     assert decision.action == "heterogeneous"

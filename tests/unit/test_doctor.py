@@ -13,7 +13,7 @@ import pytest
 from stoker import doctor as host
 from stoker import doctor as part
 from stoker.cli.doctor import doctor_command
-from stoker.doctor import Check, aws_check, examine, peer_check, within
+from stoker.doctor import Finding, aws_check, examine, peer_check, within
 from stoker.feed.wire.crypto import Keys, new_token
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.topology import Topology, from_resourceconfig
@@ -74,7 +74,7 @@ def topology(tmp_path: Path, host: str = "localhost") -> Topology:
     return from_resourceconfig(tmp_path, {})
 
 
-def findings(environ: Mapping[str, str], *, peer: str | None = None) -> dict[str, Check]:
+def findings(environ: Mapping[str, str], *, peer: str | None = None) -> dict[str, Finding]:
     return {check.name: check for check in examine(environ, peer=peer, aws=False)}
 
 

@@ -19,7 +19,7 @@ from stoker.records import (
     FeedSettings,
     Group,
     Json,
-    Ready,
+    ReadyProbe,
     to_document,
 )
 from stoker.records.engine import PLAIN, WITH_PORT, fill, places_in
@@ -302,10 +302,12 @@ def test_text_without_places_is_left_as_it_is() -> None:
 
 
 def test_stop_seconds_and_readiness_have_their_defaults() -> None:
-    own = EngineSettings(name="command", data=_echo("x", ready=Ready(port="server")), ports=PORTS)
+    own = EngineSettings(
+        name="command", data=_echo("x", ready=ReadyProbe(port="server")), ports=PORTS
+    )
     assert own.stop_seconds == 10
     assert own.data is not None
-    assert own.data.ready == Ready(port="server", path=None, seconds=120)
+    assert own.data.ready == ReadyProbe(port="server", path=None, seconds=120)
     assert FeedSettings().start_deadline_seconds > 120
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from stoker.launch.supervise import STDERR_TAIL_BYTES, Tail, forward
+from stoker.launch.supervise import STDERR_TAIL_BYTES, OutputTail, forward
 
 DEADLINE_SECONDS = 10.0
 
@@ -21,7 +21,7 @@ class Stream:
 
     into: int
     out: int
-    tail: Tail
+    tail: OutputTail
 
     def write(self, data: bytes) -> None:
         assert os.write(self.into, data) == len(data)
@@ -50,7 +50,7 @@ class Stream:
 def forwarded() -> Iterator[Stream]:
     source, into = os.pipe()
     out, target = os.pipe()
-    tail = Tail()
+    tail = OutputTail()
     thread = threading.Thread(target=forward, args=(source, target, tail))
     thread.start()
     stream = Stream(into, out, tail)
@@ -134,7 +134,7 @@ def test_where_nobody_reads_the_command_goes_on() -> None:
     source, into = os.pipe()
     out, target = os.pipe()
     os.close(out)
-    tail = Tail()
+    tail = OutputTail()
     thread = threading.Thread(target=forward, args=(source, target, tail))
     thread.start()
     for _ in range(20):
@@ -166,7 +166,7 @@ def test_a_source_that_is_closed_meanwhile_ends_it() -> None:
 @pytest.mark.parametrize("pieces", [1, 7, 1000])
 def test_the_tail_is_the_end_of_what_was_written(pieces: int) -> None:
     whole = b"".join(b"%d " % number for number in range(60_000))
-    tail = Tail()
+    tail = OutputTail()
     size = len(whole) // pieces + 1
     for at in range(0, len(whole), size):
         tail.add(whole[at : at + size])

@@ -12,7 +12,7 @@ from stoker.platforms.kubernetes.objects import Layout, lay_out
 from stoker.platforms.kubernetes.pods import (
     CAPACITY_SECONDS,
     IMAGE_SECONDS,
-    Ended,
+    PodEnd,
     PodState,
     Trouble,
     TroubleLog,
@@ -20,7 +20,7 @@ from stoker.platforms.kubernetes.pods import (
     short_of,
     troubles_of,
 )
-from stoker.platforms.kubernetes.start import JobState, Phase
+from stoker.platforms.kubernetes.start import ObjectState, Phase
 from stoker.platforms.logs import OutputParts
 from stoker.records import Event, Training, read_json, to_json
 from support.kubernetes_jobs import job
@@ -60,9 +60,9 @@ def pod(role: str = "dnn", index: int = 0, **changes: object) -> PodState:
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
 
-def ended(seconds: int, code: int = 0, *, reason: str = "", message: str = "") -> Ended:
+def ended(seconds: int, code: int = 0, *, reason: str = "", message: str = "") -> PodEnd:
     at = f"2026-11-20T09:00:{seconds:02d}Z"
-    return Ended(exit_code=code, reason=reason, message=message, at=at)
+    return PodEnd(exit_code=code, reason=reason, message=message, at=at)
 
 
 def troubles(*pods: PodState, next_best: str = "another") -> list[Trouble]:
@@ -171,7 +171,7 @@ def end(
     layout = dataclasses.replace(layout, job=dataclasses.replace(layout.job, run_dir=run_dir))
     files = {"stoker/training.json": to_json(record).encode()} if record else {}
     return conclude(
-        JobState(uid="u", phase=phase, message=message) if phase else None,
+        ObjectState(uid="u", phase=phase, message=message) if phase else None,
         is_stopped=is_stopped,
         layout=layout,
         pods=pods,

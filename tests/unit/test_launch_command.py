@@ -7,12 +7,12 @@ import pytest
 
 from stoker.errors import UsageError
 from stoker.launch import launch
-from stoker.launch.run import Order, check_words, order_of
+from stoker.launch.run import LaunchedCommand, check_words, order_of
 from stoker.platforms.packing import pack
 from stoker.settings import from_environment
 
 
-def order(tmp_path: Path, *words: str, **environ: str) -> Order:
+def order(tmp_path: Path, *words: str, **environ: str) -> LaunchedCommand:
     environ = {"STOKER_BASE_DIR": str(tmp_path), **environ}
     return order_of(words, settings=from_environment(environ), environ=environ)
 
@@ -26,7 +26,7 @@ def give_hyperparameters(tmp_path: Path, **values: str) -> None:
 
 def test_a_command_is_run_as_it_is_given(tmp_path: Path) -> None:
     given = ("python", "train.py", "--epochs", "2")
-    assert order(tmp_path, *given) == Order(command=given, folder=None)
+    assert order(tmp_path, *given) == LaunchedCommand(command=given, folder=None)
     assert order(tmp_path, "train", "--fast").command == ("train", "--fast")
     assert order(tmp_path, "/usr/bin/train").command == ("/usr/bin/train",)
 
@@ -34,28 +34,32 @@ def test_a_command_is_run_as_it_is_given(tmp_path: Path) -> None:
 def test_train_alone_is_the_command_that_the_job_names(tmp_path: Path) -> None:
     give_hyperparameters(tmp_path, program="other.py")
     found = order(tmp_path, "train", STOKER_COMMAND='["python", "-m", "package.train"]')
-    assert found == Order(command=("python", "-m", "package.train"), folder=None)
+    assert found == LaunchedCommand(command=("python", "-m", "package.train"), folder=None)
 
 
 def test_train_alone_is_else_the_program_that_the_sdk_names(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "go.py").touch()
     give_hyperparameters(tmp_path, program="go.py", submit_directory=str(tmp_path / "mine"))
-    assert order(tmp_path, "train") == Order(command=("python", "go.py"), folder=tmp_path / "mine")
+    assert order(tmp_path, "train") == LaunchedCommand(
+        command=("python", "go.py"), folder=tmp_path / "mine"
+    )
 
 
 def test_the_sdks_program_is_looked_for_in_the_job_folders_code(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "go.sh").touch()
     give_hyperparameters(tmp_path, program="go.sh")
-    assert order(tmp_path, "train") == Order(command=("./go.sh",), folder=tmp_path / "code")
+    assert order(tmp_path, "train") == LaunchedCommand(
+        command=("./go.sh",), folder=tmp_path / "code"
+    )
 
 
 def test_an_image_may_name_its_program_by_the_toolkits_variable(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "go.py").touch()
     found = order(tmp_path, "train", SAGEMAKER_PROGRAM="go.py")
-    assert found == Order(command=("python", "go.py"), folder=tmp_path / "code")
+    assert found == LaunchedCommand(command=("python", "go.py"), folder=tmp_path / "code")
 
 
 def test_packed_code_is_where_the_command_runs(tmp_path: Path) -> None:
@@ -66,7 +70,7 @@ def test_packed_code_is_where_the_command_runs(tmp_path: Path) -> None:
     give_hyperparameters(tmp_path, program="train.py", submit_directory="s3://bucket/old.tar.gz")
     for words in (("python", "train.py"), ("train",)):
         found = order(tmp_path, *words, STOKER_CODE_FILE=str(tmp_path / "code.tar.gz"))
-        assert found == Order(command=("python", "train.py"), folder=tmp_path / "code")
+        assert found == LaunchedCommand(command=("python", "train.py"), folder=tmp_path / "code")
         assert (tmp_path / "code" / "train.py").read_text() == "1"
 
 

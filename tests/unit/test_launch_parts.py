@@ -25,7 +25,14 @@ from stoker.launch.finish import (
     write_cause,
     write_failure,
 )
-from stoker.launch.measure import Step, main_loader, measure, read_timeline, read_timelines, steady
+from stoker.launch.measure import (
+    MeasuredStep,
+    main_loader,
+    measure,
+    read_timeline,
+    read_timelines,
+    steady,
+)
 from stoker.launch.run import output_folder
 from stoker.launch.strategies.start import SITE_DIR, Trainer
 from stoker.launch.supervise import resolve_program
@@ -331,7 +338,7 @@ def test_without_a_timeline_nothing_is_measured(tmp_path: Path) -> None:
 
 def test_steady_steps_are_counted_by_epoch() -> None:
     steps = [
-        Step(loader=0, epoch=epoch, wait_seconds=float(i), compute_seconds=0.0, samples=1)
+        MeasuredStep(loader=0, epoch=epoch, wait_seconds=float(i), compute_seconds=0.0, samples=1)
         for epoch in (0, 1)
         for i in range(4)
     ]

@@ -235,30 +235,30 @@ def asked() -> list[tuple[str, Sequence[str]]]:
 
 
 @pytest.fixture
-def session(asked: list[tuple[str, Sequence[str]]]) -> Iterator[mpi.Session]:
+def session(asked: list[tuple[str, Sequence[str]]]) -> Iterator[mpi.MpiSession]:
     def start(host: str, arguments: Sequence[str]) -> str:
         asked.append((host, arguments))
         return "" if host == "algo-2" else "no such host"
 
-    session = mpi.Session(start, Log(run="r", host="algo-3", stream=StringIO()))
+    session = mpi.MpiSession(start, Log(run="r", host="algo-3", stream=StringIO()))
     yield session
     session.close()
     assert not session.folder.exists()
 
 
-def ask(session: mpi.Session, *words: str) -> "subprocess.CompletedProcess[str]":
+def ask(session: mpi.MpiSession, *words: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-I", "-S", mpi_agent.__file__, str(session.socket), *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 def test_the_agent_hands_mpiruns_words_to_the_launcher(
-    session: mpi.Session, asked: list[tuple[str, Sequence[str]]]
+    session: mpi.MpiSession, asked: list[tuple[str, Sequence[str]]]
 ) -> None:
     assert ask(session, "algo-2", " orted", "-mca", "a", '"b c;d"').returncode == 0
     assert asked == [("algo-2", ("-mca", "a", "b c;d"))]
 
 
-def test_the_agent_fails_with_the_launchers_reason(session: mpi.Session) -> None:
+def test_the_agent_fails_with_the_launchers_reason(session: mpi.MpiSession) -> None:
     refused = ask(session, "algo-9", "orted", "-mca", "a", "b")
     assert refused.returncode == 1
     assert "not started on algo-9: no such host" in refused.stderr
@@ -267,7 +267,7 @@ def test_the_agent_fails_with_the_launchers_reason(session: mpi.Session) -> None
     assert "cannot be reached" in ask(session, "algo-2", "orted").stderr
 
 
-def test_only_this_user_reaches_the_socket(session: mpi.Session) -> None:
+def test_only_this_user_reaches_the_socket(session: mpi.MpiSession) -> None:
     assert session.folder.stat().st_mode & 0o077 == 0
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from stoker.feed.trainer.local import LocalWorkers
 from stoker.feed.wire.codec import pack_value
-from stoker.feed.wire.dataset import Globals, Spec, pack_spec
+from stoker.feed.wire.dataset import DatasetSpec, Globals, pack_spec
 
 MAX_SECONDS = 30.0
 
@@ -26,7 +26,7 @@ def one(samples: Sequence[int]) -> int:
 
 
 def workers_of(dataset: object, deaths: list[str]) -> LocalWorkers:
-    spec = Spec(
+    spec = DatasetSpec(
         dataset=dataset,
         collate_fn=one,
         worker_init_fn=None,

@@ -11,7 +11,7 @@ import pytest
 from torch.utils.data import default_collate
 
 from stoker.feed.wire import script as module_values
-from stoker.feed.wire.dataset import PackedSpec, Spec, pack_spec
+from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, pack_spec
 from stoker.feed.wire.script import (
     ValuesThere,
     difference,
@@ -105,7 +105,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Import]:
 
 def packed(dataset: object, **more: object) -> PackedSpec:
     options = {"dataset": dataset, "collate_fn": default_collate} | more
-    return pack_spec(Spec(**options), max_bytes=1 << 20)  # type: ignore[arg-type]
+    return pack_spec(DatasetSpec(**options), max_bytes=1 << 20)  # type: ignore[arg-type]
 
 
 def names_in(spec: PackedSpec) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from stoker.feed.trainer.observer import MAX_WORKERS_TOLD, Observer, Standing
-from stoker.feed.trainer.scheduler import Schedule
+from stoker.feed.trainer.scheduler import BatchScheduler
 from stoker.feed.wire.protocol import (
     FeedWork,
     HostWork,
@@ -13,7 +13,7 @@ from stoker.feed.wire.protocol import (
     WorkerWork,
     pack,
 )
-from stoker.feed.workers.pool import Job, Result
+from stoker.feed.workers.pool import Result, WorkerJob
 from stoker.launch.coordinator import MAX_MESSAGE_BYTES
 
 LOCAL = ("local",)
@@ -39,7 +39,7 @@ def observer(clock: Clock | None = None) -> Observer:
 def came(books: Observer, host: str | None, worker: int = 0, *, is_wanted: bool = True) -> None:
     books.came(
         host,
-        Result(Job(key=()), worker, cpu_seconds=0.25, wall_seconds=0.5),
+        Result(WorkerJob(key=()), worker, cpu_seconds=0.25, wall_seconds=0.5),
         frame_bytes=1000,
         is_wanted=is_wanted,
     )
@@ -77,7 +77,7 @@ def test_a_late_duplicate_is_work_of_the_worker_and_no_batch_of_the_host() -> No
 
 
 def test_a_schedule_tells_what_lay_ready_when_the_trainer_took() -> None:
-    schedule = Schedule(max_bytes=1 << 30)
+    schedule = BatchScheduler(max_bytes=1 << 30)
     schedule.begin()
     schedule.grant("data-1", 3)
     schedule.supply(3)
@@ -95,7 +95,7 @@ def test_a_schedule_tells_what_lay_ready_when_the_trainer_took() -> None:
 
 
 def test_a_schedule_tells_who_has_what() -> None:
-    schedule = Schedule(max_bytes=1 << 30)
+    schedule = BatchScheduler(max_bytes=1 << 30)
     schedule.begin()
     schedule.grant("data-1", 2)
     schedule.grant(LOCAL, 1)
@@ -107,7 +107,7 @@ def test_a_schedule_tells_who_has_what() -> None:
 
 
 def test_batches_of_a_lost_host_count_as_moved_once() -> None:
-    schedule = Schedule(max_bytes=1 << 30)
+    schedule = BatchScheduler(max_bytes=1 << 30)
     schedule.begin()
     schedule.grant("data-1", 2)
     schedule.supply(2)
@@ -120,7 +120,7 @@ def test_batches_of_a_lost_host_count_as_moved_once() -> None:
 
 
 def test_batches_of_a_late_host_count_as_moved() -> None:
-    schedule = Schedule(max_bytes=1 << 30)
+    schedule = BatchScheduler(max_bytes=1 << 30)
     schedule.begin()
     schedule.grant("data-1", 1)
     schedule.supply(1)

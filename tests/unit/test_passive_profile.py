@@ -13,15 +13,15 @@ from stoker.decide import decide
 from stoker.feed.timeline import Timeline
 from stoker.feed.usage import LoaderUsage, RankUsage, Usage, read_usage
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
-from stoker.launch.measure import MIN_STEPS, Ran, Step, measure, passive_profile
+from stoker.launch.measure import MIN_STEPS, MeasuredStep, Ran, measure, passive_profile
 from stoker.records import Constraints, Group, Place, Profile, convert, to_document
 
 BATCH_BYTES = 4096
 
 
-def steps(count: int = 60, *, wait: float = 0.02, compute: float = 0.03) -> list[Step]:
+def steps(count: int = 60, *, wait: float = 0.02, compute: float = 0.03) -> list[MeasuredStep]:
     return [
-        Step(loader=0, epoch=0, wait_seconds=wait, compute_seconds=compute, samples=64)
+        MeasuredStep(loader=0, epoch=0, wait_seconds=wait, compute_seconds=compute, samples=64)
         for _ in range(count)
     ]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from stoker.profile.batches import CACHED_BATCHES, Beside, Cache
+from stoker.profile.batches import CACHED_BATCHES, Cache, LoadersBeside
 
 Loader = DataLoader[torch.Tensor]
 
@@ -39,7 +39,7 @@ def test_a_cache_is_bounded_and_goes_round() -> None:
 
 
 def test_a_loader_beside_is_replayed_for_as_long_as_its_pass_lasts() -> None:
-    beside, own = Beside(), loader()
+    beside, own = LoadersBeside(), loader()
     inner = iter(own)
     read = [
         beside.next_batch(own, inner, delivered=index, is_replaying=False) for index in range(3)
@@ -59,14 +59,14 @@ def test_a_loader_beside_is_replayed_for_as_long_as_its_pass_lasts() -> None:
 
 
 def test_a_loader_that_was_not_read_as_is_is_not_replayed() -> None:
-    beside, own = Beside(), loader()
+    beside, own = LoadersBeside(), loader()
     batch = beside.next_batch(own, iter(own), delivered=0, is_replaying=True)
     assert torch.equal(batch, torch.arange(4.0))
     assert beside.count == 0
 
 
 def test_a_loader_without_a_length_never_ends_in_the_replay() -> None:
-    beside = Beside()
+    beside = LoadersBeside()
     own = DataLoader(Stream(), batch_size=2)
     inner = iter(own)
     beside.next_batch(own, inner, delivered=0, is_replaying=False)

@@ -31,7 +31,13 @@ from stoker.report.figures import MILLISECONDS, count, digits, percent, signed_p
 from stoker.report.figures import time_unit as choose_time_unit
 from stoker.report.strips import Interval, Strip, intervals_drawing, series_drawing, strips_drawing
 from stoker.report.svg import Drawing
-from stoker.report.timeline import Step, Timeline, flat_timeline, read_timeline, shown_seconds
+from stoker.report.timeline import (
+    RunTimeline,
+    TimelineStep,
+    flat_timeline,
+    read_timeline,
+    shown_seconds,
+)
 from support import sample_records
 
 replace = msgspec.structs.replace
@@ -572,19 +578,19 @@ seconds = st.floats(min_value=1e-5, max_value=100)
 
 
 @st.composite
-def timelines(draw: st.DrawFn) -> Timeline:
+def timelines(draw: st.DrawFn) -> RunTimeline:
     waits = draw(st.lists(st.floats(min_value=0, max_value=10), min_size=1, max_size=60))
     compute = draw(seconds)
     now, steps = 0.0, []
     for batch, wait in enumerate(waits):
-        steps.append(Step(0, batch // 20, batch, now, wait, compute))
+        steps.append(TimelineStep(0, batch // 20, batch, now, wait, compute))
         now += wait + compute
-    return Timeline(tuple(steps), measured=draw(st.booleans()))
+    return RunTimeline(tuple(steps), measured=draw(st.booleans()))
 
 
 @settings(max_examples=60, deadline=None)
 @given(timeline=timelines(), at_most=st.integers(min_value=1, max_value=80))
-def test_bins_hold_every_step_once_and_add_up(timeline: Timeline, at_most: int) -> None:
+def test_bins_hold_every_step_once_and_add_up(timeline: RunTimeline, at_most: int) -> None:
     bins = timeline.bins(at_most)
     assert len(bins) <= at_most
     assert sum(part.steps for part in bins) == len(timeline.steps)
@@ -594,7 +600,9 @@ def test_bins_hold_every_step_once_and_add_up(timeline: Timeline, at_most: int) 
 
 @settings(max_examples=60, deadline=None)
 @given(timeline=timelines(), length=seconds)
-def test_window_is_consecutive_and_not_longer_than_asked(timeline: Timeline, length: float) -> None:
+def test_window_is_consecutive_and_not_longer_than_asked(
+    timeline: RunTimeline, length: float
+) -> None:
     window = timeline.window(length)
     first = window[0].batch
     assert [step.batch for step in window] == list(range(first, first + len(window)))
@@ -622,7 +630,7 @@ names = st.sampled_from(["today's cluster", "two data hosts (ml.c5.18xlarge) and
 @settings(max_examples=60, deadline=None)
 @given(before=timelines(), after=timelines(), what=names, width=widths)
 def test_labels_of_strips_and_series_never_clash(
-    before: Timeline, after: Timeline, what: str, width: float
+    before: RunTimeline, after: RunTimeline, what: str, width: float
 ) -> None:
     strips = [
         Strip(name, what, timeline.median()[0], timeline)

@@ -2,7 +2,15 @@
 
 from pathlib import Path
 
-from stoker.records import Check, Profile, ProfiledHost, State, StepTerms, TransformCost, Workload
+from stoker.records import (
+    Check,
+    Profile,
+    ProfiledHost,
+    ProfileState,
+    StepTerms,
+    TransformCost,
+    Workload,
+)
 from stoker.report.figures import transform_rows
 from stoker.report.page import write_report
 
@@ -68,8 +76,8 @@ def test_states_stand_in_the_report_with_their_shares(tmp_path: Path) -> None:
         step=StepTerms(step_seconds=0.1),
         check=Check(predicted_step_seconds=0.05, error=-0.5, explained=False, state="network"),
         states=(
-            State(id="network", text="network-bound: <8 Mbit/s", share=0.62),
-            State(id="gil", text="held"),
+            ProfileState(id="network", text="network-bound: <8 Mbit/s", share=0.62),
+            ProfileState(id="gil", text="held"),
         ),
     )
     html = page(tmp_path, profile)

@@ -5,16 +5,16 @@ from hypothesis import strategies as st
 
 from stoker.feed.agent.queue import (
     MAX_CREDITS_PER_WORKER,
-    Credits,
+    AgentSession,
+    CreditPool,
     Queue,
     Request,
-    Session,
     credits_for,
 )
 
 
-def session(name: str = "s", *, rank: int = 0) -> Session:
-    return Session(name=name, identity=b"", rank=rank, spec="spec", seeding="batch")
+def session(name: str = "s", *, rank: int = 0) -> AgentSession:
+    return AgentSession(name=name, identity=b"", rank=rank, spec="spec", seeding="batch")
 
 
 def request(number: int, *, spec: str = "spec", epoch: int = 0) -> Request:
@@ -61,7 +61,7 @@ def test_active_sessions_share_the_credits_and_none_has_less_than_one(
     for one in sessions:
         one.asked_at = 100.0
     idle = session("idle")
-    credits = Credits(workers=workers, per_worker=per_worker)
+    credits = CreditPool(workers=workers, per_worker=per_worker)
     shares = [credits.share(one, [*sessions, idle], 101.0) for one in sessions]
     assert min(shares) >= 1
     assert workers * per_worker <= sum(shares) <= workers * per_worker + count
@@ -72,7 +72,7 @@ def test_ranks_have_equal_parts_whatever_their_loaders() -> None:
     sessions = [session("a", rank=0), session("b", rank=1), session("c", rank=1)]
     for one in sessions:
         one.asked_at = 100.0
-    credits = Credits(workers=6, per_worker=2)
+    credits = CreditPool(workers=6, per_worker=2)
     assert [credits.share(one, sessions, 101.0) for one in sessions] == [6, 3, 3]
 
 
@@ -83,7 +83,7 @@ def test_no_rank_has_two_credits_more_than_another(
     sessions = [session(str(number), rank=rank) for number, rank in enumerate(ranks)]
     for one in sessions:
         one.asked_at = 100.0
-    credits = Credits(workers=workers, per_worker=per_worker)
+    credits = CreditPool(workers=workers, per_worker=per_worker)
     shares = [credits.share(one, sessions, 101.0) for one in sessions]
     if workers * per_worker >= len(sessions) * len(set(ranks)):
         parts = [sum(s for s, of in zip(shares, ranks, strict=True) if of == r) for r in set(ranks)]
@@ -92,7 +92,7 @@ def test_no_rank_has_two_credits_more_than_another(
 
 
 def test_credits_grow_while_workers_run_dry_up_to_four() -> None:
-    credits = Credits(workers=2, per_worker=2)
+    credits = CreditPool(workers=2, per_worker=2)
     for _ in range(20):
         credits.count(is_dry=False)
     assert not credits.adapt()
@@ -118,7 +118,7 @@ def test_credits_follow_the_variation_of_what_batches_cost() -> None:
 
 
 def test_credits_rise_at_once_and_come_back_one_by_one() -> None:
-    credits = Credits(workers=2, per_worker=2)
+    credits = CreditPool(workers=2, per_worker=2)
     rises = [
         number
         for number in range(65)
@@ -139,7 +139,7 @@ def test_credits_rise_at_once_and_come_back_one_by_one() -> None:
 
 
 def test_the_first_batch_of_each_worker_tells_nothing_of_what_batches_cost() -> None:
-    credits = Credits(workers=4, per_worker=2)
+    credits = CreditPool(workers=4, per_worker=2)
     for number in range(40):
         credits.measured(3.0 if number < 4 else 0.01, worker=number % 4)
     assert not credits.adapt()

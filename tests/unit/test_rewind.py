@@ -10,7 +10,7 @@ import torch.utils.data as data
 
 import stoker
 from stoker.feed.process import LoaderBooks
-from stoker.feed.sampler import Order, Position, yielded
+from stoker.feed.sampler import Position, SamplerOrder, yielded
 from stoker.feed.state import Rewind
 
 Draw = Callable[[torch.Generator], data.Sampler[int]]
@@ -42,7 +42,7 @@ class Pass:
     """A pass over a loader as the feed goes through it: `ahead` batches before the script."""
 
     def __init__(self, loader: data.DataLoader[object], books: LoaderBooks, ahead: int) -> None:
-        self.order = Order(loader, books, is_inline=False, is_fed=True)
+        self.order = SamplerOrder(loader, books, is_inline=False, is_fed=True)
         self.position: Position = self.order.position
         self.draws = iter(self.order)
         self.ahead = ahead
@@ -130,7 +130,7 @@ def test_another_pass_over_the_loader_leaves_the_one_before() -> None:
     one = Pass(loader, books, 30)
     one.take(2)
     assert not torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
-    Order(loader, books, is_inline=False, is_fed=True)
+    SamplerOrder(loader, books, is_inline=False, is_fed=True)
     assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
     one.position.drop()
     assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
@@ -146,7 +146,7 @@ def test_dropped_in_another_thread_it_waits_for_the_next_pass() -> None:
     thread.start()
     thread.join()
     assert torch.equal(generator.get_state(), present)
-    Order(loader, books, is_inline=False, is_fed=True)
+    SamplerOrder(loader, books, is_inline=False, is_fed=True)
     assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
 
 
@@ -166,7 +166,7 @@ def test_an_error_of_the_sampler_comes_after_what_it_gave_before() -> None:
             raise LookupError("no more")
 
     loader, _ = made(Failing, 2, 8)
-    order = Order(loader, LoaderBooks(0), is_inline=False, is_fed=True)
+    order = SamplerOrder(loader, LoaderBooks(0), is_inline=False, is_fed=True)
     draws = iter(order)
     assert [next(draws), next(draws)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     with pytest.raises(LookupError, match="no more"):
@@ -178,7 +178,7 @@ def test_only_where_the_feed_draws_from_a_generator_it_is_read(is_fed: bool) -> 
     plain = data.DataLoader(range(9), shuffle=True)
     mine = data.DataLoader(range(9), shuffle=True, generator=torch.Generator())
     for loader, is_kept in ((plain, False), (mine, is_fed)):
-        order = Order(loader, LoaderBooks(0), is_inline=False, is_fed=is_fed)
+        order = SamplerOrder(loader, LoaderBooks(0), is_inline=False, is_fed=is_fed)
         iter(order)
         assert (order.position.rewind is not None) is is_kept
 

@@ -13,9 +13,9 @@ from stoker.platforms.sagemaker.logs import (
     LOG_GROUP,
     MAX_PAGES,
     UNKNOWN,
-    Entry,
     JobLogs,
     Labels,
+    LogEntry,
 )
 from support.aws_answers import Clock
 
@@ -23,15 +23,15 @@ GROUPS = ("dnn", "data")
 ROLE = "stoker 2026-11-20T08:00:00.000Z run=job host={host} host_has_role group={group} role=x"
 
 
-def entry(host: str, text: str, millis: int = 0) -> Entry:
-    return Entry(millis=millis, host=host, text=text)
+def entry(host: str, text: str, millis: int = 0) -> LogEntry:
+    return LogEntry(millis=millis, host=host, text=text)
 
 
-def role(host: str, group: str) -> Entry:
+def role(host: str, group: str) -> LogEntry:
     return entry(host, ROLE.format(host=host, group=group))
 
 
-def shown(labels: Labels, *entries: Entry, now: float = 0.0) -> list[str]:
+def shown(labels: Labels, *entries: LogEntry, now: float = 0.0) -> list[str]:
     return [f"{x.group}/{x.host} {x.text}" for x in labels.label(entries, now=now)]
 
 
@@ -155,7 +155,7 @@ def page(
     stub.add_response("get_log_events", {"events": listed, "nextForwardToken": gives}, asked)
 
 
-def texts(entries: list[Entry]) -> list[str]:
+def texts(entries: list[LogEntry]) -> list[str]:
     return [f"{x.host} {x.text}" for x in entries]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stoker.feed.agent.queue import credits_for
-from stoker.feed.trainer.scheduler import Schedule
+from stoker.feed.trainer.scheduler import BatchScheduler
 
 BIG = 1 << 40
 
@@ -26,7 +26,7 @@ def simulate(
     frame_bytes: int = 1000,
 ) -> float:
     """Mean step in virtual time of peers that each serve their queue one by one."""
-    schedule = Schedule(max_bytes=max_bytes)
+    schedule = BatchScheduler(max_bytes=max_bytes)
     for peer in range(len(costs)):
         schedule.grant(peer, credits if isinstance(credits, int) else credits[peer])
     free_at = [0.0] * len(costs)
@@ -132,7 +132,7 @@ def test_a_starved_worker_that_has_two_credits_holds_nobody_up_and_one_with_five
 
 def test_the_window_reaches_further_where_batches_vary_and_no_further_where_they_do_not() -> None:
     def window_of(costs: Sequence[float]) -> int:
-        schedule = Schedule(max_bytes=BIG)
+        schedule = BatchScheduler(max_bytes=BIG)
         schedule.grant("a", 1)
         now = 0.0
         for number, cost in enumerate(costs):
@@ -152,7 +152,7 @@ def test_the_window_reaches_further_where_batches_vary_and_no_further_where_they
 
 def test_where_steps_are_shorter_than_a_millisecond_a_host_is_asked_for_two_at_once() -> None:
     def asks(peer: Hashable, step_seconds: float) -> list[int]:
-        schedule = Schedule(max_bytes=BIG)
+        schedule = BatchScheduler(max_bytes=BIG)
         schedule.grant(peer, 4)
         now, flying, sizes = 0.0, list[int](), []
         for _ in range(60):
@@ -172,7 +172,7 @@ def test_where_steps_are_shorter_than_a_millisecond_a_host_is_asked_for_two_at_o
 
 
 def test_what_was_lost_is_asked_for_at_once_however_short_the_steps() -> None:
-    schedule = Schedule(max_bytes=BIG)
+    schedule = BatchScheduler(max_bytes=BIG)
     schedule.grant("a", 4)
     now, flying = 0.0, list[int]()
     for _ in range(20):
@@ -195,7 +195,7 @@ def test_what_was_lost_is_asked_for_at_once_however_short_the_steps() -> None:
 def test_head_of_the_line_is_asked_for_elsewhere_after_2_s_or_4_times_p95_and_not_before(
     latencies: list[float], waited: float
 ) -> None:
-    schedule = Schedule(max_bytes=BIG)
+    schedule = BatchScheduler(max_bytes=BIG)
     schedule.grant("a", 1)
     now = 0.0
     for number, latency in enumerate(latencies):
@@ -216,7 +216,7 @@ def test_head_of_the_line_is_asked_for_elsewhere_after_2_s_or_4_times_p95_and_no
 
 
 def test_first_batches_go_to_different_peers() -> None:
-    schedule = Schedule(max_bytes=BIG)
+    schedule = BatchScheduler(max_bytes=BIG)
     for peer in "abc":
         schedule.grant(peer, 2)
     schedule.supply(3)
@@ -224,7 +224,7 @@ def test_first_batches_go_to_different_peers() -> None:
 
 
 def test_numbers_of_a_lost_peer_come_before_new_ones() -> None:
-    schedule = Schedule(max_bytes=BIG)
+    schedule = BatchScheduler(max_bytes=BIG)
     schedule.grant("a", 2)
     schedule.supply(2)
     schedule.assign(0.0)
@@ -235,7 +235,7 @@ def test_numbers_of_a_lost_peer_come_before_new_ones() -> None:
 
 
 def test_late_duplicate_is_refused_by_number() -> None:
-    schedule = Schedule(max_bytes=BIG)
+    schedule = BatchScheduler(max_bytes=BIG)
     schedule.grant("a", 1)
     schedule.supply(1)
     schedule.assign(0.0)
@@ -246,7 +246,7 @@ def test_late_duplicate_is_refused_by_number() -> None:
 
 
 def test_answer_to_a_batch_that_was_not_asked_for_is_refused() -> None:
-    schedule = Schedule(max_bytes=BIG)
+    schedule = BatchScheduler(max_bytes=BIG)
     schedule.grant("a", 1)
     schedule.supply(5)
     schedule.assign(0.0)
@@ -254,7 +254,7 @@ def test_answer_to_a_batch_that_was_not_asked_for_is_refused() -> None:
 
 
 def test_batch_of_a_hung_peer_is_asked_for_elsewhere_after_its_deadline() -> None:
-    schedule = Schedule(max_bytes=BIG)
+    schedule = BatchScheduler(max_bytes=BIG)
     schedule.grant("hung", 1)
     schedule.grant("well", 1)
     schedule.supply(10)
@@ -281,7 +281,7 @@ def test_batch_of_a_hung_peer_is_asked_for_elsewhere_after_its_deadline() -> Non
 
 
 def test_nobody_is_asked_twice_where_nobody_else_is_there() -> None:
-    schedule = Schedule(max_bytes=BIG)
+    schedule = BatchScheduler(max_bytes=BIG)
     schedule.grant("only", 2)
     schedule.supply(1)
     schedule.assign(0.0)
@@ -290,7 +290,7 @@ def test_nobody_is_asked_twice_where_nobody_else_is_there() -> None:
 
 
 def test_batch_that_two_peers_refuse_is_given_up() -> None:
-    schedule = Schedule(max_bytes=BIG)
+    schedule = BatchScheduler(max_bytes=BIG)
     for peer in "abc":
         schedule.grant(peer, 1)
     schedule.supply(1)
@@ -302,7 +302,7 @@ def test_batch_that_two_peers_refuse_is_given_up() -> None:
 
 
 def test_batch_that_a_leaving_peer_refuses_goes_elsewhere() -> None:
-    schedule = Schedule(max_bytes=BIG)
+    schedule = BatchScheduler(max_bytes=BIG)
     schedule.grant("a", 1)
     schedule.supply(1)
     schedule.assign(0.0)
@@ -313,7 +313,7 @@ def test_batch_that_a_leaving_peer_refuses_goes_elsewhere() -> None:
 
 
 def test_window_is_bounded_by_bytes_whatever_the_credits() -> None:
-    schedule = Schedule(max_bytes=5000)
+    schedule = BatchScheduler(max_bytes=5000)
     schedule.grant("a", 4)
     for number in range(40):
         schedule.supply(1)
@@ -332,7 +332,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @initialize(batches=st.integers(0, 30), max_bytes=st.sampled_from([1, 3000, BIG]))
     def start(self, batches: int, max_bytes: int) -> None:
-        self.schedule = Schedule(max_bytes=max_bytes)
+        self.schedule = BatchScheduler(max_bytes=max_bytes)
         self.batches = batches
         self.supplied = 0
         self.now = 0.0

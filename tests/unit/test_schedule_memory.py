@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stoker.feed import memory
 from stoker.feed.memory import allowance
-from stoker.feed.trainer.scheduler import Schedule
+from stoker.feed.trainer.scheduler import BatchScheduler
 from stoker.host import machine
 from stoker.records import FeedSettings
 
@@ -21,7 +21,7 @@ class Loader:
 
     def __init__(self, *, batch_bytes: int, credits: int) -> None:
         self.batch_bytes = batch_bytes
-        self.schedule = Schedule(max_bytes=0)
+        self.schedule = BatchScheduler(max_bytes=0)
         self.schedule.grant("host", credits)
         self.asked: list[int] = []
         self.ready: set[int] = set()
@@ -104,14 +104,14 @@ def test_a_loader_is_allowed_its_part_and_no_more_than_is_free(
 
 
 def test_first_batches_do_not_fill_the_memory_before_their_size_is_known() -> None:
-    schedule = Schedule(max_bytes=4 * memory.UNKNOWN_BATCH_BYTES)
+    schedule = BatchScheduler(max_bytes=4 * memory.UNKNOWN_BATCH_BYTES)
     schedule.grant("host", 100)
     schedule.supply(100)
     assert len(schedule.assign(0.0)) == 4
 
 
 def test_larger_batches_than_those_before_shrink_the_window_at_once() -> None:
-    schedule = Schedule(max_bytes=10_000)
+    schedule = BatchScheduler(max_bytes=10_000)
     schedule.grant("host", 50)
     for number, nbytes in enumerate([100, 100, 5000]):
         schedule.supply(1)

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 import pytest
 
 from stoker.feed.seeding import Numbered
-from stoker.feed.trainer.session import Outcome, Session
-from stoker.feed.wire.dataset import PackedSpec, Spec, pack_spec
+from stoker.feed.trainer.session import BatchOutcome, FeedSession
+from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, pack_spec
 
-SPEC = pack_spec(Spec(dataset=[1], collate_fn=len), max_bytes=1 << 20)
+SPEC = pack_spec(DatasetSpec(dataset=[1], collate_fn=len), max_bytes=1 << 20)
 
 
-def session_at(epoch: int, *, known: Session | None = None) -> tuple[Session, int]:
+def session_at(epoch: int, *, known: FeedSession | None = None) -> tuple[FeedSession, int]:
     """A session with one pass of one batch under way, and the pass's number."""
-    session = known or Session("s", lock=threading.Lock(), wake=lambda: None, max_bytes=1 << 20)
+    session = known or FeedSession("s", lock=threading.Lock(), wake=lambda: None, max_bytes=1 << 20)
     return session, begin(session, epoch, SPEC)
 
 
-def begin(session: Session, epoch: int, spec: PackedSpec) -> int:
+def begin(session: FeedSession, epoch: int, spec: PackedSpec) -> int:
     indices: Iterator[Numbered] = iter([Numbered((1, 0, epoch, 0), [0])])
     return session.begin(
         epoch=epoch,
@@ -47,7 +47,7 @@ def test_who_left_a_pass_ends_no_later_one_of_the_same_epoch() -> None:
     session.schedule.grant("host", 1)
     session.schedule.assign(0.0)
     assert session.schedule.arrived("host", 0, frame_bytes=1, now=0.0)
-    session.deliver(0, Outcome("batch"))
+    session.deliver(0, BatchOutcome("batch"))
     with pytest.raises(StopIteration):
         session.next(before, timeout_seconds=1)
     assert session.next(number, timeout_seconds=1) == "batch"

@@ -15,7 +15,7 @@ from stoker.errors import FeedLostError, ShippingError, UsageError
 from stoker.feed.remote import remote, remotes_in
 from stoker.feed.wire import dataset as shipping
 from stoker.feed.wire.dataset import (
-    Spec,
+    DatasetSpec,
     built,
     pack_error,
     pack_spec,
@@ -33,9 +33,9 @@ class Numbers:
         return index
 
 
-def spec(dataset: object = None, **kwargs: object) -> Spec:
+def spec(dataset: object = None, **kwargs: object) -> DatasetSpec:
     options = {"dataset": dataset or Numbers(), "collate_fn": default_collate} | kwargs
-    return Spec(**options)  # type: ignore[arg-type]
+    return DatasetSpec(**options)  # type: ignore[arg-type]
 
 
 def test_a_spec_comes_back_and_equal_ones_have_one_name() -> None:

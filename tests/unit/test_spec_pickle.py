@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from cloudpickle import cloudpickle
 
-from stoker.feed.wire.dataset import Spec, pack_spec, unpack_spec
+from stoker.feed.wire.dataset import DatasetSpec, pack_spec, unpack_spec
 
 SCRIPT = """
     import abc, dataclasses, enum, json, sys
@@ -149,7 +149,7 @@ def local(value: int) -> type:
 
 
 def again(dataset: list[object]) -> list[object]:
-    packed = pack_spec(Spec(dataset=dataset, collate_fn=len), max_bytes=1 << 20)  # type: ignore[arg-type]
+    packed = pack_spec(DatasetSpec(dataset=dataset, collate_fn=len), max_bytes=1 << 20)  # type: ignore[arg-type]
     return cast("list[object]", unpack_spec(packed.data).dataset)
 
 

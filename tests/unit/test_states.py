@@ -34,19 +34,19 @@ from stoker.profile.raw import (
     Drain,
     Evidence,
     LoaderFacts,
-    Pass,
+    ProfiledEpoch,
     Quartiles,
     RankResult,
     Reads,
 )
 from stoker.profile.states import MIN_KNOCKS
-from stoker.profile.watch import KNOCK_SECONDS, Watch
+from stoker.profile.watch import KNOCK_SECONDS, StepWatch
 from stoker.profile.words import explain
 from stoker.records import (
     Place,
     Profile,
     ProfileSettings,
-    State,
+    ProfileState,
     TodaysGroup,
     convert,
     to_document,
@@ -130,7 +130,7 @@ def profile_of(*ranks: RankResult) -> Profile:
     )
 
 
-def found(*ranks: RankResult) -> dict[str, State]:
+def found(*ranks: RankResult) -> dict[str, ProfileState]:
     return {state.id: state for state in profile_of(*ranks).states}
 
 
@@ -388,7 +388,7 @@ def test_many_workers_that_wait_are_not_too_many() -> None:
     ],
 )
 def test_a_first_epoch_is_told_from_later_ones(passes: tuple[float, ...], is_named: bool) -> None:
-    epochs = tuple(Pass(batches=20, wait_seconds=own, step_seconds=0.1) for own in passes)
+    epochs = tuple(ProfiledEpoch(batches=20, wait_seconds=own, step_seconds=0.1) for own in passes)
     states = found(rank_of(passes=epochs))
     assert ("first-epoch" in states) is is_named
     if is_named:
@@ -415,8 +415,8 @@ def test_what_all_workers_share_is_one_of_the_parts_and_named(received: int, wor
 def test_a_first_epoch_explains_steps_that_are_like_no_single_one() -> None:
     # 100 ms in the first epoch, 30 in later ones: the median lies where the parts do not.
     epochs = (
-        Pass(batches=60, wait_seconds=0.080, step_seconds=0.100),
-        Pass(batches=50, wait_seconds=0.002, step_seconds=0.030),
+        ProfiledEpoch(batches=60, wait_seconds=0.080, step_seconds=0.100),
+        ProfiledEpoch(batches=50, wait_seconds=0.002, step_seconds=0.030),
     )
     mixed = rank_of(wait=0.080, accelerator=0.030, passes=epochs)
     check = profile_of(mixed).check
@@ -531,7 +531,7 @@ def rest(stop: threading.Event) -> None:
 
 def watched(*, knocks: int = MIN_KNOCKS) -> Evidence:
     """What a watch sees in passes of 12 steps, as many as it takes for so many knocks."""
-    watch = Watch()
+    watch = StepWatch()
     deadline = time.monotonic() + 60.0
     while watch.result().knocks < knocks:
         assert time.monotonic() < deadline, f"{watch.result().knocks} knocks"
@@ -574,7 +574,7 @@ def test_a_machine_that_wakes_threads_late_does_not_look_like_a_held_lock() -> N
 
 
 def test_passes_are_kept_apart_and_their_first_batch_is_left_out() -> None:
-    watch = Watch()
+    watch = StepWatch()
     for waits in ((9.0, 1.0, 1.0), (9.0, 0.5, 0.5)):
         for number, wait in enumerate(waits):
             watch.asked()
@@ -582,13 +582,13 @@ def test_passes_are_kept_apart_and_their_first_batch_is_left_out() -> None:
         watch.pass_ended()
         watch.pass_ended()
     assert watch.result().passes == (
-        Pass(batches=2, wait_seconds=1.0, step_seconds=2.0),
-        Pass(batches=2, wait_seconds=0.5, step_seconds=2.0),
+        ProfiledEpoch(batches=2, wait_seconds=1.0, step_seconds=2.0),
+        ProfiledEpoch(batches=2, wait_seconds=0.5, step_seconds=2.0),
     )
 
 
 def test_nobody_knocks_where_a_loader_may_fork_its_workers() -> None:
-    watch = Watch()
+    watch = StepWatch()
     for _ in range(2):
         watch.asked()
         watch.got(now=time.monotonic(), wait=0.0, receive=0.0, is_counted=True)

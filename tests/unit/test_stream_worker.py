@@ -13,8 +13,8 @@ from torch.utils.data._utils import worker as torch_worker
 from stoker.errors import FeedError
 from stoker.feed.seeding import preserved_random_state
 from stoker.feed.wire.codec import decode, pack_value
-from stoker.feed.wire.dataset import Spec, unpack_error
-from stoker.feed.workers.pipe import Batch, Channel, End, Error, Next, channel_pair
+from stoker.feed.wire.dataset import DatasetSpec, unpack_error
+from stoker.feed.workers.pipe import Batch, End, Error, Next, Pipe, channel_pair
 from stoker.feed.workers.worker import ShardStream, StreamWorker
 
 FOUR = pack_value([None] * 4, allow_pickle=True)
@@ -57,9 +57,11 @@ def _kept_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class Worker:
     def __init__(self, dataset: object, *, shard: int = 0, drop_last: bool = False) -> None:
         self.ours, theirs = channel_pair()
-        self.channel = Channel(theirs, blocking=True)
+        self.channel = Pipe(theirs, blocking=True)
         collate = list if isinstance(dataset, Info) else torch.stack
-        spec = Spec(dataset=dataset, collate_fn=collate, is_iterable=True, drop_last=drop_last)
+        spec = DatasetSpec(
+            dataset=dataset, collate_fn=collate, is_iterable=True, drop_last=drop_last
+        )
         stream = ShardStream(spec, shard=shard, num_shards=3, base_seed=5)
         self.worker = StreamWorker(self.channel, stream, name="shard", host="here")
 

@@ -8,7 +8,7 @@ import yaml
 from stoker.errors import UsageError
 from stoker.orchestrators.diff import differences
 from stoker.orchestrators.kubeflow.compile import (
-    Spec,
+    CompiledSpec,
     inputs_of,
     readable,
     spec_of_answer,
@@ -75,8 +75,8 @@ def pipeline(*, image: str = "stoker:1", epochs: float = 3.0) -> dict[str, Json]
     }
 
 
-def spec(**how: str | float) -> Spec:
-    return Spec(pipeline=pipeline(**how), platforms={})  # type: ignore[arg-type]
+def spec(**how: str | float) -> CompiledSpec:
+    return CompiledSpec(pipeline=pipeline(**how), platforms={})  # type: ignore[arg-type]
 
 
 def test_tasks_come_in_the_order_in_which_they_run_each_above_those_inside_it() -> None:
@@ -93,7 +93,7 @@ def test_tasks_that_wait_for_each_other_in_a_circle_are_shown_all_the_same() -> 
     document: Mapping[str, Json] = {
         "root": {"dag": {"tasks": {"a": task("x", "b"), "b": task("x", "a")}}}
     }
-    assert {t.name for t in tasks_of(Spec(pipeline=document, platforms={}))} == {"a", "b"}
+    assert {t.name for t in tasks_of(CompiledSpec(pipeline=document, platforms={}))} == {"a", "b"}
 
 
 def test_a_component_that_holds_itself_ends() -> None:
@@ -102,7 +102,7 @@ def test_a_component_that_holds_itself_ends() -> None:
         "components": {"comp-a": inner},
         "root": {"dag": {"tasks": {"a": task("comp-a")}}},
     }
-    assert [t.depth for t in tasks_of(Spec(pipeline=document, platforms={}))] == [0, 1]
+    assert [t.depth for t in tasks_of(CompiledSpec(pipeline=document, platforms={}))] == [0, 1]
 
 
 def test_parameters_say_kind_default_and_whether_they_are_needed() -> None:
@@ -114,7 +114,7 @@ def test_parameters_say_kind_default_and_whether_they_are_needed() -> None:
 
 def test_the_digest_ignores_the_compiler_s_version_and_how_numbers_are_spelt() -> None:
     other = {**pipeline(epochs=3), "sdkVersion": "kfp-9"}
-    assert Spec(pipeline=other, platforms={}).digest == spec().digest
+    assert CompiledSpec(pipeline=other, platforms={}).digest == spec().digest
     assert len(spec().digest) == 12
 
 
@@ -124,7 +124,7 @@ def test_the_digest_changes_with_the_content(change: dict[str, str | float]) -> 
 
 
 def test_the_digest_changes_with_the_pods() -> None:
-    other = Spec(pipeline=pipeline(), platforms={"platforms": {"kubernetes": {"x": 1}}})
+    other = CompiledSpec(pipeline=pipeline(), platforms={"platforms": {"kubernetes": {"x": 1}}})
     assert other.digest != spec().digest
 
 
@@ -145,7 +145,7 @@ def test_what_is_no_pipeline_of_kubeflow_is_refused(text: str) -> None:
         spec_of_text(text)
 
 
-def changed(other: Spec) -> tuple[str, ...]:
+def changed(other: CompiledSpec) -> tuple[str, ...]:
     return differences(readable(spec()), readable(other))
 
 
@@ -166,7 +166,7 @@ def test_changed_parameters_are_told_by_name_and_the_workload_by_its_keys() -> N
     parameters = root["inputDefinitions"]["parameters"]  # type: ignore[index,call-overload]
     parameters["workload"]["defaultValue"] = '{"feed":{"n":2}}'  # type: ignore[index,call-overload]
     del parameters["must"]  # type: ignore[union-attr,arg-type]
-    assert changed(Spec(pipeline=document, platforms={})) == (
+    assert changed(CompiledSpec(pipeline=document, platforms={})) == (
         "- parameter must",
         "~ parameter epochs: default: 3 → 5",
         "~ parameter workload: DefaultValue.feed.n: 1 → 2",
@@ -183,7 +183,7 @@ def test_changed_pods_variables_and_conditions_are_told() -> None:
     platforms: Mapping[str, Json] = {
         "platforms": {"kubernetes": {"deploymentSpec": {"executors": {"exec-train": pods}}}}
     }
-    lines = changed(Spec(pipeline=document, platforms=platforms))
+    lines = changed(CompiledSpec(pipeline=document, platforms=platforms))
     assert "~ step if: Trigger policy.condition: inputs.x == 'pod' → other" in lines
     assert "~ step train: Variable A: 1 → 2" in lines
     assert "~ step train: Node selector added: {labels: {pool: gpu}}" in lines

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stoker.errors import UsageError
-from stoker.orchestrators.kubeflow.compile import Spec
+from stoker.orchestrators.kubeflow.compile import CompiledSpec
 from stoker.orchestrators.kubeflow.pipelines import Version
 from stoker.orchestrators.kubeflow.runs import checked_parameters, out_of_date
 from stoker.records import Json, Workload, to_document
@@ -19,7 +19,7 @@ def workload(*overrides: str) -> Workload:
 
 def version(**parameters: Json) -> Version:
     root: Json = {"inputDefinitions": {"parameters": parameters}}
-    return Version(id="1", name="v", spec=Spec(pipeline={"root": root}, platforms={}))
+    return Version(id="1", name="v", spec=CompiledSpec(pipeline={"root": root}, platforms={}))
 
 
 def of(kind: str, **more: Json) -> Json:

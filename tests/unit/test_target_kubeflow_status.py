@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 import pytest
 
 from stoker.orchestrators.base import RunState, StepState
-from stoker.orchestrators.kubeflow.client import Connection, Kubeflow
-from stoker.orchestrators.kubeflow.runs import Found, state_of, state_of_run
+from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowConnection
+from stoker.orchestrators.kubeflow.runs import FoundRun, state_of, state_of_run
 from stoker.records import Json
 
 RUN = "5b1f6c3e-0000-4000-8000-00000000abcd"
@@ -64,8 +64,8 @@ def state(nodes: Iterable[Mapping[str, Json]], run: str = "RUNNING", **more: Jso
         "run_details": {"task_details": list(nodes)},
         **more,
     }
-    kubeflow = Kubeflow(Connection(host="http://x", ui="http://x"))
-    return state_of(kubeflow, Found(id=RUN, document=document))
+    kubeflow = Kubeflow(KubeflowConnection(host="http://x", ui="http://x"))
+    return state_of(kubeflow, FoundRun(id=RUN, document=document))
 
 
 def step(found: RunState, name: str) -> StepState:

@@ -17,7 +17,7 @@ from stoker.feed.process import this_process
 from stoker.feed.timed import num_samples
 from stoker.feed.usage import LoaderUsage, read_usage
 from stoker.keras import _FitSteps
-from stoker.launch.measure import Step, read_timeline
+from stoker.launch.measure import MeasuredStep, read_timeline
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def _new_process() -> None:
     _process.cache_clear()
 
 
-def written(folder: Path) -> list[Step]:
+def written(folder: Path) -> list[MeasuredStep]:
     """What the process leaves at its end."""
     this_process().timeline.close()
     return read_timeline(folder / "timeline-rank0.csv")

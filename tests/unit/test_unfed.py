@@ -9,21 +9,21 @@ import msgspec
 import pytest
 
 from stoker.feed import unfed
-from stoker.feed.process import Process
+from stoker.feed.process import TrainerProcess
 from stoker.feed.timeline import Timeline
-from stoker.feed.unfed import ENOUGH_STEPS, Watch, is_released
+from stoker.feed.unfed import ENOUGH_STEPS, UnfedWatch, is_released
 from stoker.feed.unfed_word import Unfed
 from stoker.launch.trainer_host import Release
 from stoker.logs import Log
 from stoker.settings import RELEASED_FILE, from_environment, unfed_file
 
 
-def watch_of(folder: Path, *, rank: int = 0, world: int = 1) -> tuple[Watch, io.StringIO]:
+def watch_of(folder: Path, *, rank: int = 0, world: int = 1) -> tuple[UnfedWatch, io.StringIO]:
     environ = {"STOKER_OUTPUT": str(folder), "RANK": str(rank), "WORLD_SIZE": str(world)}
     said = io.StringIO()
     log = Log(run="test", host="algo-1", stream=said)
-    process = Process(from_environment(environ), Timeline(None))
-    return Watch(process.settings, log, lambda: process), said
+    process = TrainerProcess(from_environment(environ), Timeline(None))
+    return UnfedWatch(process.settings, log, lambda: process), said
 
 
 @pytest.fixture(autouse=True)

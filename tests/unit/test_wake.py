@@ -5,15 +5,15 @@ import select
 import sys
 
 from stoker.feed.timeline import Timeline
-from stoker.feed.trainer.shared import Shared
+from stoker.feed.trainer.shared import SharedState
 from stoker.logs import Log
 
 
-def shared() -> Shared:
-    return Shared(timeline=Timeline(None), log=Log(run="r", host="h", stream=sys.stderr))
+def shared() -> SharedState:
+    return SharedState(timeline=Timeline(None), log=Log(run="r", host="h", stream=sys.stderr))
 
 
-def is_rung(feed: Shared) -> bool:
+def is_rung(feed: SharedState) -> bool:
     return bool(select.select([feed.wake_fd], [], [], 0)[0])
 
 

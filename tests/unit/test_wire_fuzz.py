@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stoker.errors import ProtocolError
 from stoker.feed.wire import codec as wire
 from stoker.feed.wire import protocol as m
-from stoker.feed.workers.pipe import MAX_MESSAGE_BYTES, Channel, channel_pair
+from stoker.feed.workers.pipe import MAX_MESSAGE_BYTES, Pipe, channel_pair
 
 # What judging bytes may take beside a few times their own number: objects, errors, caches.
 MAX_EXTRA_BYTES = 2 << 20
@@ -181,7 +181,7 @@ def test_mutated_trees_fit_the_payload_or_are_refused(tree: bytes, num_bytes: in
 @settings(max_examples=150, deadline=None)
 def test_channel_takes_no_memory_for_a_length_that_is_only_claimed(data: bytes) -> None:
     ours, theirs = channel_pair()
-    channel = Channel(ours, blocking=False)
+    channel = Pipe(ours, blocking=False)
     with theirs:
         theirs.sendall(data)
         with little_memory(len(data)), contextlib.suppress(ProtocolError):

@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from stoker.feed.wire import codec as wire
-from stoker.feed.wire.dataset import Spec
-from stoker.feed.workers.pool import Job, Process, Result, WorkerPool
+from stoker.feed.wire.dataset import DatasetSpec
+from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool
 from stoker.feed.workers.worker import worker_main
 
 BATCH = 8
@@ -63,9 +63,9 @@ def shared(samples: list[dict[str, object]]) -> object:
 @contextmanager
 def pool_of(collate: Callable[[list[dict[str, object]]], object]) -> Iterator[WorkerPool]:
     context = multiprocessing.get_context("fork")
-    spec = Spec(dataset=Squares(), collate_fn=collate)
+    spec = DatasetSpec(dataset=Squares(), collate_fn=collate)
 
-    def start(number: int, sock: socket.socket) -> Process:
+    def start(number: int, sock: socket.socket) -> ChildProcess:
         child = context.Process(
             target=worker_main,
             args=(sock, spec),
@@ -82,7 +82,9 @@ def pool_of(collate: Callable[[list[dict[str, object]]], object]) -> Iterator[Wo
 
 
 def make(pool: WorkerPool, indices: list[int]) -> Result:
-    pool.assign(Job((indices[0],), wire.pack_value(indices, allow_pickle=False), (0, 0, 0, 0)))
+    pool.assign(
+        WorkerJob((indices[0],), wire.pack_value(indices, allow_pickle=False), (0, 0, 0, 0))
+    )
     while True:
         ready, _, _ = select.select(list(pool.sockets()), [], [], 30)
         assert ready, "the worker is silent"

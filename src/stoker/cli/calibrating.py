@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
 from stoker.catalog import Catalog
-from stoker.decide import Run, calibrate
+from stoker.decide import EarlierRun, calibrate
 from stoker.errors import UsageError
 from stoker.records import Calibration, Decision, Profile, Training, read_json
 
@@ -71,7 +71,7 @@ def calibration_of(
     return calibrate((run for run in found if run), like=like, catalog=catalog)
 
 
-def _cloud_runs(place: str, *, aws: "Aws") -> Iterator[Run | None]:
+def _cloud_runs(place: str, *, aws: "Aws") -> Iterator[EarlierRun | None]:
     from stoker.platforms.aws import split_uri
 
     bucket, prefix = split_uri(place)
@@ -100,7 +100,7 @@ def _cloud_runs(place: str, *, aws: "Aws") -> Iterator[Run | None]:
         yield _run(*(_text(aws, f"s3://{bucket}/{folder}/{name}") for name in _FILES))
 
 
-def _archived_runs(content: IO[bytes], *, place: str) -> Iterator[Run | None]:
+def _archived_runs(content: IO[bytes], *, place: str) -> Iterator[EarlierRun | None]:
     """Runs of a tar file, read as a stream; nothing is unpacked onto the disk."""
     runs: dict[str, dict[str, bytes]] = defaultdict(dict)
     try:
@@ -132,9 +132,9 @@ def _record_text(content: bytes) -> str:
     return text if text.startswith("{") else f"{{{text}"
 
 
-def _run(profile: Path | str, decision: Path | str, training: Path | str) -> Run | None:
+def _run(profile: Path | str, decision: Path | str, training: Path | str) -> EarlierRun | None:
     try:
-        return Run(
+        return EarlierRun(
             profile=read_json(profile, Profile),
             decision=read_json(decision, Decision),
             training=read_json(training, Training),

@@ -120,10 +120,10 @@ def _refresh_pools(
     from stoker.catalog.pools import daemon_requests, pools_of
     from stoker.catalog.refresh import pools_table
     from stoker.cli.progress import say
-    from stoker.platforms.kubernetes.api import Cluster, list_nodes, pods_of_node
+    from stoker.platforms.kubernetes.api import ClusterApi, list_nodes, pods_of_node
     from stoker.records import write_text
 
-    cluster = Cluster(context=context)
+    cluster = ClusterApi(context=context)
     nodes = list_nodes(cluster)
     pools, notes = pools_of(nodes, pool_label=pool_label)
     daemons = {}

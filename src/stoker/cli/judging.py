@@ -13,7 +13,7 @@ from stoker.records import Decision, Evaluation, Profile, Training, Workload, re
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class JudgedRecords:
     """The records of a run, as the command line names them.
 
     Attributes:
@@ -29,14 +29,14 @@ class Evidence:
 
 def evidence_of(
     *, profile: Path | None, decision: Path | None, training: str | None, outputs_uri: str | None
-) -> Evidence:
+) -> JudgedRecords:
     """The three records that an evaluation rests on.
 
     Raises:
         UsageError: If one of them is not named.
     """
     if profile and decision and training:
-        return Evidence(
+        return JudgedRecords(
             profile=profile, decision=decision, training=training, outputs_uri=outputs_uri
         )
     named = {"--profile": profile, "--decision": decision, "--training": training}
@@ -50,7 +50,7 @@ def evidence_of(
 def evaluate_command(
     workload_file: str,
     *,
-    evidence: Evidence,
+    evidence: JudgedRecords,
     outputs: Outputs,
     report: Path | None,
     always: bool,
@@ -110,7 +110,7 @@ def gate_command(evaluation_file: Path) -> None:
 
 
 def _training(
-    evidence: Evidence, workload: Workload, decision: Decision, *, may_be_lost: bool
+    evidence: JudgedRecords, workload: Workload, decision: Decision, *, may_be_lost: bool
 ) -> tuple[Training, Path]:
     """The training's record, and the folder that its timeline is in."""
     from stoker.evaluate import lost_training

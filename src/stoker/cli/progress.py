@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 from stoker.cli.host_news import HostNews
 from stoker.logs import parse_line
 from stoker.platforms.base import LogLine
-from stoker.train import Progress
+from stoker.train import LoggedProgress
 
 # One line this often where there is no terminal: a log of a CI job stays short.
 _QUIET_SECONDS = 15.0
@@ -84,7 +84,7 @@ class Follow:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: LoggedProgress) -> None:
         """How far the run is."""
         wait = progress.wait_seconds / progress.step_seconds if progress.step_seconds else 0.0
         words = f"{progress.step_seconds * 1000:.1f} ms a step, {wait:.0%} of it waiting"

@@ -18,7 +18,7 @@ from stoker.cli.run_view import RunView, as_table, as_text, plain_line
 from stoker.cli.workloads import RUNS
 from stoker.errors import PlatformError, UsageError
 from stoker.logs import parse_line
-from stoker.platforms.logs import Tail
+from stoker.platforms.logs import FileTail
 
 POLL_SECONDS = 0.25
 # A run that says nothing for so long is gone, or its log is: as long as hosts wait for each other.
@@ -49,12 +49,12 @@ class RunFolder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._tails: dict[Path, Tail] = {}
+        self._tails: dict[Path, FileTail] = {}
 
     def read(self) -> Iterator[str]:
         """The lines that are new, host by host."""
         for path in sorted((self._folder / "logs").glob("*.log")):
-            self._tails.setdefault(path, Tail(path))
+            self._tails.setdefault(path, FileTail(path))
         for tail in self._tails.values():
             yield from tail.read()
 
@@ -73,7 +73,7 @@ class LogFile:
     """One log that may still grow."""
 
     def __init__(self, path: Path) -> None:
-        self._tail = Tail(path)
+        self._tail = FileTail(path)
 
     def read(self) -> Iterator[str]:
         """The lines that are new."""
@@ -176,7 +176,7 @@ def _refuse_other_folder(path: Path) -> None:
 
 def _refuse_other_file(path: Path) -> None:
     """Refuses a file in which no launcher says anything: its end would be waited for in vain."""
-    tail = Tail(path)
+    tail = FileTail(path)
     try:
         is_empty = True
         # A launcher's first line is the first of its log; others' lines may stand before it.

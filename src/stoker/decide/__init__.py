@@ -1,8 +1,8 @@
 """Decides which cluster pays: profile, catalog and constraints in, decision out."""
 
-from stoker.decide.calibrate import Run, calibrate
+from stoker.decide.calibrate import EarlierRun, calibrate
 from stoker.decide.choose import pareto_front
 from stoker.decide.decide import decide
 from stoker.decide.explain import explain
 
-__all__ = ["Run", "calibrate", "decide", "explain", "pareto_front"]
+__all__ = ["EarlierRun", "calibrate", "decide", "explain", "pareto_front"]

@@ -14,7 +14,7 @@ from typing import Literal
 
 from stoker.catalog import Catalog
 from stoker.decide.candidates import Site, named
-from stoker.decide.model import Shape, Work, estimate
+from stoker.decide.model import ClusterShape, Work, estimate
 from stoker.decide.work import measure, today_of
 from stoker.errors import UsageError
 from stoker.records import Calibration, Decision, FeedSettings, Group, Profile, Training
@@ -33,7 +33,7 @@ _ANSWERS = 1.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class EarlierRun:
     """The records of one run."""
 
     profile: Profile
@@ -41,7 +41,7 @@ class Run:
     training: Training
 
 
-def calibrate(runs: Iterable[Run], *, like: Profile, catalog: Catalog) -> Calibration:
+def calibrate(runs: Iterable[EarlierRun], *, like: Profile, catalog: Catalog) -> Calibration:
     """The constants as earlier runs on hosts like the profiled ones correct them.
 
     Args:
@@ -63,7 +63,7 @@ def calibrate(runs: Iterable[Run], *, like: Profile, catalog: Catalog) -> Calibr
     )
 
 
-def _factor(run: Run, *, like: Profile, catalog: Catalog) -> tuple[Constant, float] | None:
+def _factor(run: EarlierRun, *, like: Profile, catalog: Catalog) -> tuple[Constant, float] | None:
     """The constant that the run speaks of, and its factor; None: it says nothing."""
     if not _is_one_run(run) or not _is_like(run, like, catalog):
         return None
@@ -98,7 +98,7 @@ def _factor(run: Run, *, like: Profile, catalog: Catalog) -> tuple[Constant, flo
     return None
 
 
-def _is_one_run(run: Run) -> bool:
+def _is_one_run(run: EarlierRun) -> bool:
     """Whether the records belong together and tell of a whole run with a data group."""
     digests = {
         run.profile.workload_sha256,
@@ -119,7 +119,7 @@ def _is_one_run(run: Run) -> bool:
     )
 
 
-def _is_like(run: Run, like: Profile, catalog: Catalog) -> bool:
+def _is_like(run: EarlierRun, like: Profile, catalog: Catalog) -> bool:
     host, other = run.profile.host, like.host
     return (
         run.training.job.platform == catalog.platform
@@ -128,7 +128,7 @@ def _is_like(run: Run, like: Profile, catalog: Catalog) -> bool:
     )
 
 
-def _replayed(run: Run, catalog: Catalog) -> tuple[Work, Shape]:
+def _replayed(run: EarlierRun, catalog: Catalog) -> tuple[Work, ClusterShape]:
     """The work of the run's own profile, and the cluster it trained on."""
     groups = run.training.groups
     today = today_of(run.profile, catalog.get(run.profile.host.instance_type))

@@ -5,7 +5,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from stoker.catalog import Catalog, Instance
-from stoker.decide.model import Estimate, Hosts, Shape, Work, estimate, parts_on, worker_seconds
+from stoker.decide.model import (
+    ClusterShape,
+    Estimate,
+    Hosts,
+    Work,
+    estimate,
+    parts_on,
+    worker_seconds,
+)
 from stoker.errors import UsageError
 from stoker.records import Action, FeedSettings, Group
 from stoker.records.parts import most_workers, useful_workers
@@ -30,7 +38,7 @@ class Candidate:
     """
 
     action: Action
-    shape: Shape
+    shape: ClusterShape
     groups: tuple[Group, ...]
     estimate: Estimate | None
     problem: str = ""
@@ -62,7 +70,7 @@ def keep(site: Site) -> Candidate:
     """Today's cluster as it is."""
     work = site.work
     dnn = Hosts(instance=site.today, count=work.hosts, workers=work.num_workers)
-    return _candidate(site, "keep", Shape(dnn=dnn, data=work.data, processes=site.processes))
+    return _candidate(site, "keep", ClusterShape(dnn=dnn, data=work.data, processes=site.processes))
 
 
 def tune(site: Site) -> Iterator[Candidate]:
@@ -70,7 +78,9 @@ def tune(site: Site) -> Iterator[Candidate]:
     workers = site.work.num_workers
     if workers is None or site.work.data:
         return
-    tuned = _planned(site, "tune", Shape(dnn=_dnn(site, site.today), processes=site.processes))
+    tuned = _planned(
+        site, "tune", ClusterShape(dnn=_dnn(site, site.today), processes=site.processes)
+    )
     found = tuned.shape.dnn.workers
     step = tuned.estimate.step_seconds if tuned.estimate else math.inf
     if found is not None and found > workers and step < _HELPS * site.work.step_seconds:
@@ -85,7 +95,7 @@ def scale_up(site: Site) -> Iterator[Candidate]:
             and instance.vcpus > site.today.capacity
             and _has_same_accelerators(instance, site.today)
         ):
-            shape = Shape(dnn=_dnn(site, instance), processes=site.processes)
+            shape = ClusterShape(dnn=_dnn(site, instance), processes=site.processes)
             yield _planned(site, "scale_up", shape)
 
 
@@ -95,7 +105,7 @@ def heterogeneous(
     """Today's hosts with 1 to `max_data_hosts` data hosts of each of these types."""
     for instance in data_types:
         for count in range(1, max_data_hosts + 1):
-            shape = Shape(
+            shape = ClusterShape(
                 dnn=_dnn(site, site.today),
                 data=(Hosts(instance=instance, count=count, workers=instance.vcpus),),
                 processes=site.processes,
@@ -166,7 +176,7 @@ def named(site: Site, groups: Sequence[Group]) -> Candidate:
     return replace(made, asked_for=True)
 
 
-def _action(site: Site, shape: Shape) -> Action:
+def _action(site: Site, shape: ClusterShape) -> Action:
     dnn, work = shape.dnn, site.work
     if shape.data:
         is_today = dnn.instance.type == site.today.type and dnn.count == work.hosts
@@ -183,7 +193,7 @@ def _kinds(hosts: Sequence[Hosts]) -> list[tuple[str, int]]:
     return sorted((each.instance.type, each.count) for each in hosts)
 
 
-def _replicated(site: Site, instance: Instance, count: int) -> Shape:
+def _replicated(site: Site, instance: Instance, count: int) -> ClusterShape:
     """The dnn hosts alone, with the replicas that their accelerators make."""
     today, hosts = site.today, site.work.hosts
     processes = site.processes
@@ -192,7 +202,7 @@ def _replicated(site: Site, instance: Instance, count: int) -> Shape:
         replicas = count * instance.accelerators / (hosts * today.accelerators)
     else:
         replicas = count / hosts
-    return Shape(
+    return ClusterShape(
         dnn=_dnn(site, instance, count=count),
         processes=processes,
         replicas=max(replicas, 1e-6),
@@ -209,7 +219,7 @@ def _dnn(site: Site, instance: Instance, *, count: int | None = None) -> Hosts:
     return Hosts(instance=instance, count=count or work.hosts, workers=workers)
 
 
-def _planned(site: Site, action: Action, shape: Shape) -> Candidate:
+def _planned(site: Site, action: Action, shape: ClusterShape) -> Candidate:
     """The candidate with workers on the dnn hosts as stoker would set them.
 
     With a data group the dnn hosts load nothing where the data hosts alone leave 15 % of room
@@ -232,7 +242,7 @@ def _planned(site: Site, action: Action, shape: Shape) -> Candidate:
     return _candidate(site, action, trimmed, made=with_local)
 
 
-def _useful_workers(site: Site, shape: Shape, made: Estimate) -> int:
+def _useful_workers(site: Site, shape: ClusterShape, made: Estimate) -> int:
     """Workers of a dnn host that are busy at this step, a tenth more against jitter."""
     dnn, work = shape.dnn, site.work
     local = (1 - made.remote_share) * worker_seconds(work, dnn.instance) / dnn.count
@@ -246,7 +256,12 @@ def _useful_workers(site: Site, shape: Shape, made: Estimate) -> int:
 
 
 def _candidate(
-    site: Site, action: Action, shape: Shape, *, made: Estimate | None = None, problem: str = ""
+    site: Site,
+    action: Action,
+    shape: ClusterShape,
+    *,
+    made: Estimate | None = None,
+    problem: str = "",
 ) -> Candidate:
     if made is None and not problem:
         made = estimate(site.work, shape)
@@ -255,7 +270,7 @@ def _candidate(
     )
 
 
-def _groups(shape: Shape) -> tuple[Group, ...]:
+def _groups(shape: ClusterShape) -> tuple[Group, ...]:
     dnn = Group(
         name="dnn",
         role="dnn",

@@ -19,7 +19,7 @@ from stoker.decide.candidates import (
 )
 from stoker.decide.choose import choose, objective_value, ranked
 from stoker.decide.flow_chart import Walk, walk
-from stoker.decide.model import Hosts, Shape, Work
+from stoker.decide.model import ClusterShape, Hosts, Work
 from stoker.decide.pricing import (
     Rules,
     allowed_types,
@@ -453,7 +453,7 @@ def _dated_later(used: Iterable[Instance], today: date) -> list[str]:
 
 def _usd_today(work: Work, rules: Rules) -> float | None:
     dnn = Hosts(instance=rules.today, count=work.hosts)
-    return usd_per_hour(Shape(dnn=dnn, data=work.data))
+    return usd_per_hour(ClusterShape(dnn=dnn, data=work.data))
 
 
 def _hosts_of(candidate: Candidate) -> list[tuple[str, str, int]]:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from stoker.catalog import Instance
-from stoker.records import Limit, Parts, Shared
+from stoker.records import Limit, Parts, SharedLoading
 from stoker.records.parts import LEAST_FREE, WAITS
 
 
@@ -91,7 +91,7 @@ class Work:
     receive_cpu_seconds: float
     batch_bytes: float
     read_seconds: float = 0.0
-    shared: Shared = Shared()  # noqa: RUF009 - frozen
+    shared: SharedLoading = SharedLoading()  # noqa: RUF009 - frozen
     others_vcpus: float = 0.0
     machine_width: float = 0.0
     has_own_storage: bool = False
@@ -133,7 +133,7 @@ class Hosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ClusterShape:
     """A cluster.
 
     Attributes:
@@ -180,7 +180,7 @@ _LEAST_STEP = 1e-3
 _LIMITS: tuple[Limit, ...] = ("cpu", "accelerator", "latency", "network", "receive", "storage")
 
 
-class _Line(NamedTuple):
+class _TermLine(NamedTuple):
     limit: Limit
     at_none: float
     at_all: float
@@ -211,7 +211,7 @@ class Estimate:
     accelerator_seconds: float
 
 
-def estimate(work: Work, shape: Shape) -> Estimate:
+def estimate(work: Work, shape: ClusterShape) -> Estimate:
     """How long a global step of `work` takes on `shape`."""
     local = parts_on(work, shape)
     # With data hosts the feed hands batches over, else torch's own loader does.
@@ -240,7 +240,7 @@ def estimate(work: Work, shape: Shape) -> Estimate:
     )
 
 
-def parts_on(work: Work, shape: Shape) -> Parts:
+def parts_on(work: Work, shape: ClusterShape) -> Parts:
     """The parts of a step that the dnn hosts of `shape` make without data hosts."""
     dnn, instance = shape.dnn, shape.dnn.instance
     ranks = dnn.count * shape.processes
@@ -303,7 +303,7 @@ def _is_one(work: Work, one: Limit, other: Limit) -> bool:
     return not work.waits and {one, other} == {"cpu", "latency"}
 
 
-def _accelerator_seconds(work: Work, shape: Shape) -> float:
+def _accelerator_seconds(work: Work, shape: ClusterShape) -> float:
     seconds = work.accelerator_seconds
     if shape.replicas != 1:
         seconds /= shape.replicas * (shape.scaling if shape.replicas > 1 else 1.0)
@@ -312,11 +312,11 @@ def _accelerator_seconds(work: Work, shape: Shape) -> float:
     return seconds
 
 
-def _lines(work: Work, shape: Shape, parts: Parts) -> tuple[list[_Line], float]:
+def _lines(work: Work, shape: ClusterShape, parts: Parts) -> tuple[list[_TermLine], float]:
     """The terms but the first, and the remote share with which the largest of them is least."""
     if not shape.data:
         terms = parts.terms
-        alone = [_Line(name, terms[name], 0.0) for name in ("cpu", "latency", "storage")]
+        alone = [_TermLine(name, terms[name], 0.0) for name in ("cpu", "latency", "storage")]
         return _corrected(work, alone), 0.0
     alone = _corrected(work, _mixed_lines(work, shape, parts, efficiency=EFFICIENCY))
     if shape.dnn.workers == 0:
@@ -326,15 +326,17 @@ def _lines(work: Work, shape: Shape, parts: Parts) -> tuple[list[_Line], float]:
     return (mixed, share) if _largest(mixed, share) <= _largest(alone, 1.0) else (alone, 1.0)
 
 
-def _corrected(work: Work, lines: Sequence[_Line]) -> list[_Line]:
+def _corrected(work: Work, lines: Sequence[_TermLine]) -> list[_TermLine]:
     return [
-        _Line(line.limit, line.at_none * factor, line.at_all * factor)
+        _TermLine(line.limit, line.at_none * factor, line.at_all * factor)
         for line in lines
         for factor in (work.factor(line.limit),)
     ]
 
 
-def _mixed_lines(work: Work, shape: Shape, parts: Parts, *, efficiency: float) -> list[_Line]:
+def _mixed_lines(
+    work: Work, shape: ClusterShape, parts: Parts, *, efficiency: float
+) -> list[_TermLine]:
     """The terms from no batch made on the data hosts to all of them."""
     dnn, data = parts.terms, shape.data
     cpu, workers = _remote_rates(work, data, efficiency=efficiency)
@@ -342,10 +344,10 @@ def _mixed_lines(work: Work, shape: Shape, parts: Parts, *, efficiency: float) -
     network = [_network_seconds(work, (shape.dnn,)), _network_seconds(work, data)]
     training = work.trainer_cpu_seconds / parts.vcpus
     lines = [
-        _Line("cpu", dnn["cpu"], training + work.receive_cpu_seconds / parts.vcpus),
-        _Line("cpu", 0.0, work.loader_cpu_seconds / cpu),
-        _Line("receive", 0.0, work.receive_cpu_seconds / ranks),
-        *(_Line("network", 0.0, seconds) for seconds in network),
+        _TermLine("cpu", dnn["cpu"], training + work.receive_cpu_seconds / parts.vcpus),
+        _TermLine("cpu", 0.0, work.loader_cpu_seconds / cpu),
+        _TermLine("receive", 0.0, work.receive_cpu_seconds / ranks),
+        *(_TermLine("network", 0.0, seconds) for seconds in network),
     ]
     # What all hosts share takes as long whoever reads; what each has is divided.
     divided = 1 / workers if workers else 0.0
@@ -358,13 +360,16 @@ def _mixed_lines(work: Work, shape: Shape, parts: Parts, *, efficiency: float) -
     if parts.workers:
         name: Limit = "storage" if parts.is_shared else "latency"
         seconds = parts.shared.seconds + parts.parallel_seconds / parts.workers
-        lines.append(_Line(name, seconds, at_all))
+        lines.append(_TermLine(name, seconds, at_all))
     name = "storage" if remote_shared > divided else "latency"
-    lines.append(_Line(name, at_none, remote_shared + divided))
+    lines.append(_TermLine(name, at_none, remote_shared + divided))
     if work.has_own_storage:
-        lines += [_Line("storage", parts.read_seconds, 0.0), _Line("storage", 0.0, remote_read)]
+        lines += [
+            _TermLine("storage", parts.read_seconds, 0.0),
+            _TermLine("storage", 0.0, remote_read),
+        ]
     else:
-        lines.append(_Line("storage", read, read))
+        lines.append(_TermLine("storage", read, read))
     return lines
 
 
@@ -402,7 +407,7 @@ def _network_seconds(work: Work, group: Sequence[Hosts]) -> float:
     return work.batch_bytes * 8 / (NETWORK_EFFICIENCY * gbps * 1e9)
 
 
-def _best_share(lines: Sequence[_Line]) -> float:
+def _best_share(lines: Sequence[_TermLine]) -> float:
     shares = {0.0, 1.0}
     for index, one in enumerate(lines):
         for other in lines[index + 1 :]:
@@ -412,5 +417,5 @@ def _best_share(lines: Sequence[_Line]) -> float:
     return min(sorted(shares), key=lambda share: _largest(lines, share))
 
 
-def _largest(lines: Sequence[_Line], share: float) -> float:
+def _largest(lines: Sequence[_TermLine], share: float) -> float:
     return max(line.at(share) for line in lines)

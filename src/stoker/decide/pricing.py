@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from stoker.catalog import Catalog, Instance
 from stoker.decide.candidates import Candidate
-from stoker.decide.model import Doubt, Estimate, Hosts, Shape, Work
+from stoker.decide.model import ClusterShape, Doubt, Estimate, Hosts, Work
 from stoker.errors import UsageError
 from stoker.records import Constraints, Plan, Predicted, Profile
 
@@ -77,7 +77,7 @@ class Rules:
     total_steps: int | None
 
 
-def usd_per_hour(shape: Shape) -> float | None:
+def usd_per_hour(shape: ClusterShape) -> float | None:
     """Of all hosts; None where a price is not known."""
     total = 0.0
     for hosts in (shape.dnn, *shape.data):
@@ -87,7 +87,7 @@ def usd_per_hour(shape: Shape) -> float | None:
     return total
 
 
-def band(work: Work, shape: Shape, made: Estimate) -> float:
+def band(work: Work, shape: ClusterShape, made: Estimate) -> float:
     """The prediction's relative error: independent doubts add up in squares."""
     widths = [_BAND, *(doubt.width for doubt in work.doubts)]
     widths.extend(doubt.width for doubt in _doubts_of(work, shape))
@@ -287,7 +287,7 @@ def _workers(hosts: Hosts) -> int:
     return hosts.count * (hosts.instance.vcpus if hosts.workers is None else hosts.workers)
 
 
-def _doubts_of(work: Work, shape: Shape) -> list[Doubt]:
+def _doubts_of(work: Work, shape: ClusterShape) -> list[Doubt]:
     doubts = []
     all_hosts = (shape.dnn, *shape.data)
     if any(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from stoker.catalog import Instance
-from stoker.decide.model import Doubt, Hosts, Shape, Work, estimate, free_vcpus
+from stoker.decide.model import ClusterShape, Doubt, Hosts, Work, estimate, free_vcpus
 from stoker.decide.words import ms
 from stoker.errors import UsageError
 from stoker.records import Calibration, Limit, Profile, StepTerms
@@ -82,7 +82,7 @@ def measure(
     _refuse_absurd(profile, today)
     raw = _with_inferred(_bare(profile, today=today, processes=processes), profile)
     raw = replace(raw, data=data, has_own_storage=has_own_storage)
-    shape = Shape(
+    shape = ClusterShape(
         dnn=Hosts(instance=today, count=raw.hosts, workers=raw.num_workers),
         data=data,
         processes=processes,
@@ -204,7 +204,7 @@ def _with_inferred(work: Work, profile: Profile) -> Work:
     accelerator = evidence.accelerator_seconds
     if accelerator is None:
         accelerator = 0.0
-        bare = estimate(work, Shape(dnn=_todays(work), processes=_processes(work)))
+        bare = estimate(work, ClusterShape(dnn=_todays(work), processes=_processes(work)))
         is_loading = cpu is not None and bare.step_seconds >= 0.85 * work.step_seconds
         if work.reference.accelerators or not is_loading:
             doubts.append(Doubt(width=0.2, text="the accelerator-only step was not measured"))

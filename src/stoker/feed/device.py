@@ -101,7 +101,7 @@ class DeviceBatches(Generic[_T]):
         if not _copies_ahead(self.device):
             # Not a generator: after an error of a batch the pass goes on.
             return map(self.moved, self._batches)
-        return _Ahead(self, iter(self._batches))
+        return _CopiedAhead(self, iter(self._batches))
 
     def state_dict(self) -> dict[str, object]:
         """The loader's state, without the batch that is only under way to the device.
@@ -156,7 +156,7 @@ class DeviceBatches(Generic[_T]):
         return numbers
 
 
-class _Ahead(Generic[_T]):
+class _CopiedAhead(Generic[_T]):
     """One pass on CUDA; the batch after the present one is under way."""
 
     def __init__(self, owner: DeviceBatches[_T], batches: Iterator[_T]) -> None:

@@ -10,7 +10,7 @@ from stoker.errors import ProtocolError
 from stoker.feed.process import LoaderBooks, this_process
 from stoker.feed.remote import Facts, FactsOf, Remote, facts_of
 from stoker.feed.seeding import Numbered
-from stoker.feed.wire.dataset import Spec, pack_spec
+from stoker.feed.wire.dataset import DatasetSpec, pack_spec
 
 
 def ask_facts(remote: Remote) -> Facts:
@@ -28,7 +28,7 @@ def ask_facts(remote: Remote) -> Facts:
         return facts_of(remote.build())
     from stoker.feed.trainer.client import feed_of
 
-    spec = Spec(dataset=FactsOf(remote), collate_fn=_as_it_is, auto_collation=False)
+    spec = DatasetSpec(dataset=FactsOf(remote), collate_fn=_as_it_is, auto_collation=False)
     packed = pack_spec(spec, max_bytes=settings.feed.max_dataset_bytes)
     # Of no loader, and so not among the timeline's; the session ends with them.
     books = LoaderBooks(-1)

@@ -170,7 +170,7 @@ _MISSING = object()
 Dictionary = Mapping[object, object]
 
 
-class Found(NamedTuple):
+class FoundGenerator(NamedTuple):
     """A generator.
 
     Attributes:
@@ -184,7 +184,7 @@ class Found(NamedTuple):
     name: "hashlib.blake2b"
 
 
-class _Watched:
+class _WatchedGenerator:
     """What tells that objects have changed: lists, so that no loop of Python's looks at them."""
 
     def __init__(self) -> None:
@@ -228,10 +228,10 @@ class HeldGenerators:
 
     def __init__(self, roots: Mapping[str, object]) -> None:
         self._roots = roots
-        self.found: list[Found] = []
+        self.found: list[FoundGenerator] = []
         self.out_of_reach: dict[str, str] = {}
         self._changes: dict[int, tuple[Dictionary, int]] = {}
-        self._watched = _Watched()
+        self._watched = _WatchedGenerator()
         self.look()
 
     def has_changed(self) -> bool:
@@ -261,12 +261,12 @@ class HeldGenerators:
             own.update(digest)
             kind.seed(value, own.digest())
 
-    def states(self) -> list[tuple[Found, object]]:
+    def states(self) -> list[tuple[FoundGenerator, object]]:
         """Returns what each is now, to put it back."""
         return [(each, each.kind.read(each.value)) for each in self.found]
 
 
-def put_back(states: Iterable[tuple[Found, object]]) -> None:
+def put_back(states: Iterable[tuple[FoundGenerator, object]]) -> None:
     """Sets generators to what `HeldGenerators.states` said of them."""
     for each, state in states:
         each.kind.write(each.value, state)
@@ -284,9 +284,9 @@ class _Walk:
         # By address, so that it stays theirs.
         self._seen: dict[int, object] = {id(each): each for each in global_generators()}
         self._waiting: deque[tuple[str, object]] = deque()
-        self.found: list[Found] = []
+        self.found: list[FoundGenerator] = []
         self.out_of_reach: dict[str, str] = {}
-        self.watched = _Watched()
+        self.watched = _WatchedGenerator()
 
     def through(self, roots: Mapping[str, object]) -> None:
         for name, value in roots.items():
@@ -338,7 +338,7 @@ class _Walk:
             self._waiting.clear()
             return
         name = hashlib.blake2b(path.encode("utf-8", "surrogatepass"), digest_size=32)
-        self.found.append(Found(path, value, kind, name))
+        self.found.append(FoundGenerator(path, value, kind, name))
 
     def _object(self, path: str, value: object) -> None:
         kind = _held_kind(value)

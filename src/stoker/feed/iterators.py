@@ -19,13 +19,13 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from stoker.feed.process import Process
-from stoker.feed.sampler import Order, yielded
+from stoker.feed.process import TrainerProcess
+from stoker.feed.sampler import SamplerOrder, yielded
 from stoker.feed.seeding import Numbered, Occurrences, OneByOne, Seeder, Seeding, makes_many
 from stoker.feed.timeline import Steps
 
 
-class Pass:
+class Epoch:
     """One pass over a loader, as the books see it: numbers, words, sizes, times.
 
     Args:
@@ -42,7 +42,7 @@ class Pass:
 
     def __init__(
         self,
-        process: Process,
+        process: TrainerProcess,
         loader: "DataLoader[object]",
         *,
         seeding: Seeding,
@@ -53,7 +53,7 @@ class Pass:
         self.num_workers = max(1, loader.num_workers)
         self._process = process
         self._books = process.books(loader)
-        self.order = Order(loader, self._books, is_inline=is_inline, is_fed=is_fed)
+        self.order = SamplerOrder(loader, self._books, is_inline=is_inline, is_fed=is_fed)
         is_many = loader._auto_collation and makes_many(loader.dataset)
         if seeding == "sample" and not is_many:
             self.order.occurrences = Occurrences(is_batched=loader._auto_collation)
@@ -119,7 +119,7 @@ class Pass:
 class Counted:
     """What all iterators have in common: the books say how far they are, to go on from there."""
 
-    _pass: Pass
+    _pass: Epoch
 
     def _num_taken(self) -> int | None:
         """Batches of this pass that are with the script, good or failed; None: not known which."""
@@ -135,7 +135,7 @@ class Counted:
         self._pass.order.drew_base_seed(drawn)
 
     @property
-    def _index_sampler(self) -> Order:
+    def _index_sampler(self) -> SamplerOrder:
         return self._pass.order
 
     @_index_sampler.setter
@@ -265,7 +265,7 @@ class LoaderView:
 class SingleProcessIterator(Counted, _SingleProcessDataLoaderIter):  # type: ignore[misc]
     """torch's iterator without workers."""
 
-    def __init__(self, loader: "DataLoader[object] | LoaderView", pass_: Pass) -> None:
+    def __init__(self, loader: "DataLoader[object] | LoaderView", pass_: Epoch) -> None:
         self._pass = pass_
         super().__init__(loader)
         self._ask_sampler_again()
@@ -302,7 +302,7 @@ class SingleProcessIterator(Counted, _SingleProcessDataLoaderIter):  # type: ign
 class MultiProcessingIterator(Counted, _MultiProcessingDataLoaderIter):  # type: ignore[misc]
     """torch's iterator with workers."""
 
-    def __init__(self, loader: "DataLoader[object] | LoaderView", pass_: Pass) -> None:
+    def __init__(self, loader: "DataLoader[object] | LoaderView", pass_: Epoch) -> None:
         self._pass = pass_
         self._user_init: WorkerInit | None = None
         super().__init__(loader)
@@ -360,7 +360,7 @@ def part_iterator(loader: "DataLoader[object]") -> _BaseDataLoaderIter:
 
 
 def torch_iterator(
-    loader: "DataLoader[object]", process: Process, *, num_workers: int | None = None
+    loader: "DataLoader[object]", process: TrainerProcess, *, num_workers: int | None = None
 ) -> TorchIterator:
     """torch's iterator for `loader`.
 
@@ -370,7 +370,7 @@ def torch_iterator(
     is_map_style = loader._dataset_kind == _DatasetKind.Map
     seeding: Seeding = process.settings.feed.seeding if is_map_style else "torch"
     seen = loader if num_workers is None else with_workers(loader, num_workers)
-    pass_ = Pass(process, loader, seeding=seeding, is_inline=seen.num_workers == 0)
+    pass_ = Epoch(process, loader, seeding=seeding, is_inline=seen.num_workers == 0)
     if seen.num_workers == 0:
         return SingleProcessIterator(seen, pass_)
     if num_workers is None:

@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from stoker.errors import ShippingError, UsageError
 from stoker.feed import state
 from stoker.feed.iterators import is_making, part_iterator, torch_iterator
-from stoker.feed.process import Process, this_process
+from stoker.feed.process import TrainerProcess, this_process
 from stoker.logs import Log
 from stoker.settings import ProcessSettings, from_environment
 
@@ -137,7 +137,7 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
     )
 
 
-def _has_feed(process: Process) -> bool:
+def _has_feed(process: TrainerProcess) -> bool:
     settings = process.settings
     if not settings.has_data_group or not settings.coordinator:
         return False
@@ -148,7 +148,7 @@ def _has_feed(process: Process) -> bool:
     return not is_released(process)
 
 
-def _fed_iterator(loader: AnyLoader, process: Process) -> _BaseDataLoaderIter:
+def _fed_iterator(loader: AnyLoader, process: TrainerProcess) -> _BaseDataLoaderIter:
     from stoker.feed.trainer.client import feed_of
 
     if loader._dataset_kind == _DatasetKind.Iterable:
@@ -167,7 +167,7 @@ def _may_be_local(loader: AnyLoader, settings: ProcessSettings) -> bool:
     return settings.feed.unshippable == "local"
 
 
-def _say_it_is_local(loader: AnyLoader, process: Process, err: ShippingError) -> None:
+def _say_it_is_local(loader: AnyLoader, process: TrainerProcess, err: ShippingError) -> None:
     settings = process.settings
     who = "torch's local workers make" if loader.num_workers else "the trainer itself makes"
     Log(run=settings.run_id, host=settings.host).event(

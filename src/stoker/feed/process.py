@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from stoker.feed.sampler import Position
     from stoker.feed.state import LoaderState
-    from stoker.feed.trainer.session import Session
+    from stoker.feed.trainer.session import FeedSession
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -37,7 +37,7 @@ class LoaderBooks:
 
     number: int
     epochs: int = 0
-    sessions: "list[Session]" = field(default_factory=list)
+    sessions: "list[FeedSession]" = field(default_factory=list)
     position: "Position | None" = None
     loaded: "LoaderState | None" = None
     base_seed: int | None = None
@@ -51,7 +51,7 @@ class LoaderBooks:
 
 
 @dataclass(slots=True, eq=False)
-class Process:
+class TrainerProcess:
     """This process as a trainer."""
 
     settings: ProcessSettings
@@ -87,7 +87,7 @@ class Process:
         return each + (self.settings.local_rank < rest)
 
 
-def this_process() -> Process:
+def this_process() -> TrainerProcess:
     """The one of this process; a forked child has its own.
 
     Raises:
@@ -97,7 +97,7 @@ def this_process() -> Process:
 
 
 @functools.lru_cache(maxsize=1)
-def _process(pid: int) -> Process:
+def _process(pid: int) -> TrainerProcess:
     settings = from_environment()
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and torch_data.get_worker_info() is not None:
@@ -113,4 +113,4 @@ def _process(pid: int) -> Process:
             timeline.close()
 
     atexit.register(close)
-    return Process(settings, timeline)
+    return TrainerProcess(settings, timeline)

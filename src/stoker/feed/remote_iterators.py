@@ -17,16 +17,16 @@ from torch.utils.data.dataloader import (
     _share_dist_seed,
 )
 
-from stoker.feed.iterators import Counted, Pass
-from stoker.feed.process import Process
+from stoker.feed.iterators import Counted, Epoch
+from stoker.feed.process import TrainerProcess
 from stoker.feed.remote import remotes_in
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.trainer.client import Feed
 from stoker.feed.trainer.local import LocalStreams, LocalWorkers
-from stoker.feed.trainer.session import Session, StreamSource
+from stoker.feed.trainer.session import FeedSession, StreamSource
 from stoker.feed.trainer.shards import Streams
 from stoker.feed.wire.codec import pack_value
-from stoker.feed.wire.dataset import Globals, PackedSpec, Spec, pack_spec
+from stoker.feed.wire.dataset import DatasetSpec, Globals, PackedSpec, pack_spec
 from stoker.logs import Log
 
 
@@ -37,13 +37,13 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
     seed and warnings are the same.
     """
 
-    def __init__(self, loader: "DataLoader[object]", process: Process, feed: Feed) -> None:
+    def __init__(self, loader: "DataLoader[object]", process: TrainerProcess, feed: Feed) -> None:
         self._loader = loader
         self._process = process
         self._seeding: Seeding = self._own_seeding(process)
         self._spec = self._own_spec(loader)
         self._packed = _packed(self._spec, process)
-        self._pass = Pass(process, loader, seeding=self._seeding, is_fed=True)
+        self._pass = Epoch(process, loader, seeding=self._seeding, is_fed=True)
         super().__init__(loader)
         self._ask_sampler_again()
         self._session = self._own_session(feed, process, loader)
@@ -95,11 +95,11 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
         self._num_yielded += 1
         return batch
 
-    def _own_seeding(self, process: Process) -> Seeding:
+    def _own_seeding(self, process: TrainerProcess) -> Seeding:
         return process.settings.feed.seeding
 
-    def _own_spec(self, loader: "DataLoader[object]") -> Spec:
-        return Spec(
+    def _own_spec(self, loader: "DataLoader[object]") -> DatasetSpec:
+        return DatasetSpec(
             dataset=loader.dataset,
             collate_fn=cast("Callable[[object], object]", loader.collate_fn),
             worker_init_fn=loader.worker_init_fn,
@@ -108,10 +108,12 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
             globals=Globals.of_this_process(),
         )
 
-    def _own_session(self, feed: Feed, process: Process, loader: "DataLoader[object]") -> Session:
+    def _own_session(
+        self, feed: Feed, process: TrainerProcess, loader: "DataLoader[object]"
+    ) -> FeedSession:
         return feed.session_for(process.books(loader))
 
-    def _local_workers(self, session: Session) -> LocalWorkers | LocalStreams | None:
+    def _local_workers(self, session: FeedSession) -> LocalWorkers | LocalStreams | None:
         """The children of this loader; the ones it has, if they make the same batches."""
         known = session.local
         if known is not None and known.digest == self._packed.digest and known.credits:
@@ -137,7 +139,7 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
         )
 
 
-def num_local_workers(loader: "DataLoader[object]", process: Process) -> int:
+def num_local_workers(loader: "DataLoader[object]", process: TrainerProcess) -> int:
     """How many children of this process join the pool, whoever decided it."""
     if next(remotes_in(loader.dataset), None) is not None:
         # Its data, and perhaps its code, are on the data hosts only.
@@ -154,12 +156,12 @@ def log_death(log: Log, how: str) -> None:
     log.event("local_worker_died", how=how)
 
 
-def _numbered(pass_: Pass, base_seed: int, sampler: Iterator[object]) -> Iterator[Numbered]:
+def _numbered(pass_: Epoch, base_seed: int, sampler: Iterator[object]) -> Iterator[Numbered]:
     for seed, index in zip(repeat(base_seed), sampler, strict=False):
         yield pass_.number(seed, index)
 
 
-def _packed(spec: Spec, process: Process) -> PackedSpec:
+def _packed(spec: DatasetSpec, process: TrainerProcess) -> PackedSpec:
     packed = pack_spec(spec, max_bytes=process.settings.feed.max_dataset_bytes)
     for warning in packed.warnings:
         Log(run=process.settings.run_id, host=process.settings.host).event(
@@ -168,7 +170,7 @@ def _packed(spec: Spec, process: Process) -> PackedSpec:
     return packed
 
 
-def _dropped(feed: Feed, session: Session, pass_: Pass) -> None:
+def _dropped(feed: Feed, session: FeedSession, pass_: Epoch) -> None:
     """In a finalizer, so in any thread, under any lock: takes none."""
     pass_.drop()
     session.abandoned_pass = pass_.pass_number
@@ -179,7 +181,7 @@ def _dropped(feed: Feed, session: Session, pass_: Pass) -> None:
 class StreamIterator(FeedIterator):
     """One pass (with persistent workers: one after the other) over the shards of the dataset."""
 
-    def __init__(self, loader: "DataLoader[object]", process: Process, feed: Feed) -> None:
+    def __init__(self, loader: "DataLoader[object]", process: TrainerProcess, feed: Feed) -> None:
         super().__init__(loader, process, feed)
         if isinstance(loader.dataset, IterDataPipe) and loader.num_workers > 0:
             # Torch's iterator with workers draws a second one, for the pass that it "resets" to.
@@ -189,17 +191,17 @@ class StreamIterator(FeedIterator):
         # torch's warns of more samples than the dataset said.
         return _BaseDataLoaderIter.__next__(self)
 
-    def _own_seeding(self, process: Process) -> Seeding:
+    def _own_seeding(self, process: TrainerProcess) -> Seeding:
         # A stream is seeded once, as one of torch's workers is; batches follow from it.
         return "torch"
 
-    def _own_spec(self, loader: "DataLoader[object]") -> Spec:
+    def _own_spec(self, loader: "DataLoader[object]") -> DatasetSpec:
         init = loader.worker_init_fn
         if isinstance(loader.dataset, IterDataPipe):
             # As torch's loader does it: a data pipe is sharded by rank and worker.
             world_size, rank = _get_distributed_settings()  # type: ignore[no-untyped-call]
             init = partial(_sharding_worker_init_fn, init, world_size, rank)
-        return Spec(
+        return DatasetSpec(
             dataset=loader.dataset,
             collate_fn=cast("Callable[[object], object]", loader.collate_fn),
             worker_init_fn=init,
@@ -209,7 +211,9 @@ class StreamIterator(FeedIterator):
             drop_last=loader.drop_last,
         )
 
-    def _own_session(self, feed: Feed, process: Process, loader: "DataLoader[object]") -> Session:
+    def _own_session(
+        self, feed: Feed, process: TrainerProcess, loader: "DataLoader[object]"
+    ) -> FeedSession:
         def streams(max_bytes: int) -> Streams:
             return Streams(
                 num_shards=max(1, loader.num_workers),

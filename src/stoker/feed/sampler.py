@@ -16,7 +16,7 @@ from stoker.feed.seeding import Occurrences
 from stoker.feed.state import (
     LoaderState,
     Rewind,
-    Snapshot,
+    SamplerSnapshot,
     Stateful,
     digest_with,
     generators_of,
@@ -47,8 +47,8 @@ class Position:
     num_drawn: int = 0
     is_drawn_out: bool = False
     digest: str = ""
-    at_iter: Snapshot | None = None
-    at_draw: Snapshot | None = None
+    at_iter: SamplerSnapshot | None = None
+    at_draw: SamplerSnapshot | None = None
     ahead: deque[object] = field(default_factory=deque)
     resumed: LoaderState | None = None
     is_inline: bool = False
@@ -73,7 +73,7 @@ class Position:
             self.leave()
 
 
-class Order:
+class SamplerOrder:
     """The index sampler of a loader as its iterators see it: what it gives is counted.
 
     Args:
@@ -290,9 +290,9 @@ class Order:
 
 
 class _Draws:
-    """The iterator of an `Order`; like the sampler's own it may go on after an error."""
+    """The iterator of an `SamplerOrder`; like the sampler's own it may go on after an error."""
 
-    def __init__(self, order: Order, position: Position, iterator: Iterator[object]) -> None:
+    def __init__(self, order: SamplerOrder, position: Position, iterator: Iterator[object]) -> None:
         self._order = order
         self._position = position
         self._iterator = iterator

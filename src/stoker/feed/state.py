@@ -30,7 +30,7 @@ import torch
 from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.errors import UsageError
-from stoker.feed.process import LoaderBooks, Process
+from stoker.feed.process import LoaderBooks, TrainerProcess
 from stoker.feed.seeding import Occurrences, index_bytes
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Stateful(Protocol):
         ...
 
 
-class Snapshot(TypedDict):
+class SamplerSnapshot(TypedDict):
     """Random states and samplers' states at a moment.
 
     Attributes:
@@ -76,7 +76,7 @@ class Snapshot(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class SamplerParts:
     """The generators and samplers of a loader, named by where they are, as `sampler.generator`."""
 
     generators: dict[str, object]
@@ -87,7 +87,7 @@ class Parts:
         return {name: s for name, s in self.samplers.items() if isinstance(s, Stateful)}
 
 
-def parts_of(loader: "DataLoader[object]") -> Parts:
+def parts_of(loader: "DataLoader[object]") -> SamplerParts:
     """What is to be kept of `loader`."""
     samplers: dict[str, object] = {}
     name, inner = ("batch_sampler" if loader._auto_collation else "sampler"), loader._index_sampler
@@ -104,10 +104,10 @@ def parts_of(loader: "DataLoader[object]") -> Parts:
         for attr, value in sorted(getattr(sampler, "__dict__", {}).items()):
             if _kind_of(value) is not None:
                 generators[f"{name}.{attr}"] = value
-    return Parts(generators, samplers)
+    return SamplerParts(generators, samplers)
 
 
-def take(parts: Parts, *, with_own: bool = True) -> Snapshot:
+def take(parts: SamplerParts, *, with_own: bool = True) -> SamplerSnapshot:
     """A snapshot of now.
 
     Args:
@@ -120,7 +120,7 @@ def take(parts: Parts, *, with_own: bool = True) -> Snapshot:
             own[name] = copy.deepcopy(plain(sampler.state_dict()))
         except Exception:
             continue
-    return Snapshot(
+    return SamplerSnapshot(
         torch=torch.get_rng_state(),
         python=_python_state(random.getstate()),
         numpy=plain(np.random.get_state(legacy=False)),
@@ -135,20 +135,20 @@ def take(parts: Parts, *, with_own: bool = True) -> Snapshot:
     )
 
 
-def set_globals(snapshot: Snapshot) -> None:
+def set_globals(snapshot: SamplerSnapshot) -> None:
     """Sets the three global random states."""
     torch.set_rng_state(snapshot["torch"])
     random.setstate(_python_tuple(snapshot["python"]))
     np.random.set_state(cast("dict[str, object]", _numpy(snapshot["numpy"])))
 
 
-def set_generators(parts: Parts, snapshot: Snapshot) -> None:
+def set_generators(parts: SamplerParts, snapshot: SamplerSnapshot) -> None:
     """Sets the generators that the loader and its samplers hold."""
     for name, state in snapshot["generators"].items():
         _set_state(parts.generators[name], state)
 
 
-def set_epochs(parts: Parts, snapshot: Snapshot) -> None:
+def set_epochs(parts: SamplerParts, snapshot: SamplerSnapshot) -> None:
     """Sets the epochs that samplers count."""
     for name, epoch in snapshot["epochs"].items():
         set_epoch = getattr(parts.samplers[name], "set_epoch", None)
@@ -156,7 +156,7 @@ def set_epochs(parts: Parts, snapshot: Snapshot) -> None:
             set_epoch(epoch)
 
 
-def set_own(parts: Parts, snapshot: Snapshot) -> None:
+def set_own(parts: SamplerParts, snapshot: SamplerSnapshot) -> None:
     """Hands the samplers their own states."""
     for name, state in snapshot["own"].items():
         sampler = parts.samplers[name]
@@ -312,7 +312,7 @@ class Rewind:
         """Whether it is this thread that draws: then nobody draws now."""
         return self._thread == threading.get_ident()
 
-    def show_drawn(self, parts: Parts, now: Snapshot) -> None:
+    def show_drawn(self, parts: SamplerParts, now: SamplerSnapshot) -> None:
         """Has `now` say of the generators what they were before they were put back.
 
         For a state of a pass that was left: it holds how far the sampler was drawn.
@@ -327,7 +327,7 @@ class Rewind:
         return [generator.get_state() for generator in self._generators]
 
 
-def generators_of(parts: Parts) -> list[torch.Generator]:
+def generators_of(parts: SamplerParts) -> list[torch.Generator]:
     """Those of the script's that the samplers of a loader may draw from; empty: there is none."""
     found = {
         name: value
@@ -367,8 +367,8 @@ class Begun(TypedDict):
     num_drawn: int
     is_drawn_out: bool
     digest: str
-    at_iter: Snapshot | None
-    at_draw: Snapshot | None
+    at_iter: SamplerSnapshot | None
+    at_draw: SamplerSnapshot | None
     ahead: list[object]
     dataset: object
 
@@ -394,12 +394,12 @@ class LoaderState(TypedDict):
     base_seed: int | None
     keeps_seed: bool
     begun: Begun | None
-    now: Snapshot
+    now: SamplerSnapshot
 
 
 def state_of(
     loader: "DataLoader[object]",
-    process: Process,
+    process: TrainerProcess,
     *,
     num_held: int = 0,
     is_under_way: bool = False,
@@ -433,7 +433,11 @@ def state_of(
 
 
 def load(
-    loader: "DataLoader[object]", process: Process, state: object, *, sets_globals: bool = True
+    loader: "DataLoader[object]",
+    process: TrainerProcess,
+    state: object,
+    *,
+    sets_globals: bool = True,
 ) -> None:
     """Has the next pass over `loader` go on from `state`.
 
@@ -477,7 +481,11 @@ def load(
 
 
 def _state(
-    loader: "DataLoader[object]", process: Process, parts: Parts, books: LoaderBooks, now: Snapshot
+    loader: "DataLoader[object]",
+    process: TrainerProcess,
+    parts: SamplerParts,
+    books: LoaderBooks,
+    now: SamplerSnapshot,
 ) -> LoaderState:
     keeps_seed = books.keeps_seed
     if keeps_seed is None:
@@ -494,7 +502,7 @@ def _state(
     )
 
 
-def _not_begun(loaded: LoaderState, now: Snapshot) -> LoaderState:
+def _not_begun(loaded: LoaderState, now: SamplerSnapshot) -> LoaderState:
     """The state that was loaded, where no batch of it was drawn yet."""
     state = copy.deepcopy(loaded)
     if state["begun"] is None:
@@ -539,7 +547,9 @@ def stream_error(dataset: object) -> UsageError:
     )
 
 
-def _facts(loader: "DataLoader[object]", process: Process, parts: Parts) -> dict[str, object]:
+def _facts(
+    loader: "DataLoader[object]", process: TrainerProcess, parts: SamplerParts
+) -> dict[str, object]:
     """What a state and the loader that takes it must have in common."""
     try:
         length = len(cast("Sized", loader.dataset))
@@ -563,10 +573,10 @@ def _name_of(sampler: object) -> str:
 
 def replay_sampler(
     sampler: Iterable[object],
-    parts: Parts,
+    parts: SamplerParts,
     begun: Begun,
     *,
-    now: Snapshot,
+    now: SamplerSnapshot,
     occurrences: Occurrences | None,
     epoch: int,
     rewind: Rewind | None = None,
@@ -650,7 +660,7 @@ def digest_with(index: object, *, before: str) -> str:
     return hashlib.blake2b(before.encode() + given, digest_size=16).hexdigest()
 
 
-def _set_random(parts: Parts, snapshot: Snapshot) -> None:
+def _set_random(parts: SamplerParts, snapshot: SamplerSnapshot) -> None:
     set_globals(snapshot)
     set_generators(parts, snapshot)
 

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Generic, TypeVar, cast
 
-from stoker.feed.process import Process, this_process
+from stoker.feed.process import TrainerProcess, this_process
 from stoker.feed.timeline import Steps
 
 _T = TypeVar("_T")
@@ -88,7 +88,7 @@ class _SizedBatches(TimedBatches[_T]):
 class TimedPass:
     """One pass over batches that stoker does not make, as the books of this process see it."""
 
-    def __init__(self, process: Process, *, loader: int, epoch: int) -> None:
+    def __init__(self, process: TrainerProcess, *, loader: int, epoch: int) -> None:
         self._usage = process.timeline.usage
         self._steps: Steps = process.timeline.epoch(loader=loader, epoch=epoch)
         if self._usage is not None:
@@ -174,7 +174,7 @@ def _rows(batch: object, *, depth: int) -> int | None:
     return None
 
 
-def _is_timed_already(batches: object, process: Process) -> bool:
+def _is_timed_already(batches: object, process: TrainerProcess) -> bool:
     """Whether it is a loader whose iterators write the timeline themselves, or a profile's."""
     # Of `stoker.to_device`, its loader.
     inner = getattr(batches, "_batches", batches) if _home(type(batches)) else batches

@@ -13,7 +13,7 @@ import torch.utils.data
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from stoker.feed.process import Process, this_process
+from stoker.feed.process import TrainerProcess, this_process
 from stoker.feed.unfed_word import Unfed
 from stoker.logs import Log
 from stoker.settings import RELEASED_FILE, ProcessSettings, from_environment, unfed_file
@@ -41,7 +41,7 @@ AnyLoader = torch.utils.data.DataLoader[object]
 
 
 @dataclass(slots=True)
-class Watch:
+class UnfedWatch:
     """Counts the optimizer steps of a process that has not asked for a batch of the feed.
 
     Args:
@@ -54,7 +54,7 @@ class Watch:
 
     settings: ProcessSettings
     log: Log
-    process: Callable[[], Process] = this_process
+    process: Callable[[], TrainerProcess] = this_process
     seen: str = ""
     num_steps: int = 0
     _has_said: bool = field(default=False)
@@ -117,7 +117,7 @@ def install(dataloader_class: type[AnyLoader]) -> None:
     settings = from_environment()
     if not settings.has_data_group or not settings.coordinator:
         return
-    watch = Watch(settings, Log(run=settings.run_id, host=settings.host))
+    watch = UnfedWatch(settings, Log(run=settings.run_id, host=settings.host))
     _see_loaders(dataloader_class, watch)
 
     def before_step(optimizer: Optimizer, arguments: object, keywords: object) -> None:
@@ -127,7 +127,7 @@ def install(dataloader_class: type[AnyLoader]) -> None:
     handle = register_optimizer_step_pre_hook(before_step)
 
 
-def _see_loaders(dataloader_class: type[AnyLoader], watch: Watch) -> None:
+def _see_loaders(dataloader_class: type[AnyLoader], watch: UnfedWatch) -> None:
     """Subclasses of torch's loader that keep its iterators are seen; stoker's has its own."""
     original: Callable[[AnyLoader], _BaseDataLoaderIter] = dataloader_class._get_iterator
 
@@ -139,7 +139,7 @@ def _see_loaders(dataloader_class: type[AnyLoader], watch: Watch) -> None:
     dataloader_class._get_iterator = _get_iterator  # type: ignore[method-assign]
 
 
-def is_released(process: Process) -> bool:
+def is_released(process: TrainerProcess) -> bool:
     """Whether the data hosts are given back because no rank had asked for a batch.
 
     To be called by a rank that is about to ask for one after all: it takes its word back first, and

@@ -13,14 +13,14 @@ from stoker.feed.agent.agent import Agent
 from stoker.host import cpu, spawn
 from stoker.launch.engines.server import EngineOrder, Server, order_of, stop_servers
 from stoker.launch.hostrun import HostRun
-from stoker.launch.membership import Membership, Verdict
+from stoker.launch.membership import Membership, MembershipVerdict
 from stoker.launch.supervise import Decided, SignalReceived, end_descendants, reap_orphans
 
 NEVER_CAME = FeedLostError.exit_code
 ASKED_TO_STOP = 143
 
 
-def exit_code_of(run: HostRun, verdicts: Sequence[Verdict], *, is_asked: bool) -> int:
+def exit_code_of(run: HostRun, verdicts: Sequence[MembershipVerdict], *, is_asked: bool) -> int:
     """The code of a data host: 0 whenever the dnn group decided, or was there and fell silent.
 
     Args:
@@ -79,10 +79,10 @@ def serve(run: HostRun) -> int:
         bind=run.listen_address,
         port=settings.port or settings.feed.port,
     )
-    verdicts: list[Verdict] = []
+    verdicts: list[MembershipVerdict] = []
     address, port = run.coordinator_address
 
-    def decide(verdict: Verdict) -> None:
+    def decide(verdict: MembershipVerdict) -> None:
         verdicts.append(verdict)
         run.inbox.put(Decided(verdict.reason))
 
@@ -129,7 +129,7 @@ def serve(run: HostRun) -> int:
     return exit_code_of(run, verdicts, is_asked=is_asked.is_set())
 
 
-def _goodbye(agent: Agent, failure: StokerError | None, verdicts: list[Verdict]) -> str:
+def _goodbye(agent: Agent, failure: StokerError | None, verdicts: list[MembershipVerdict]) -> str:
     """What the training record says of this host's end."""
     if failure:
         return f"failed: {failure}"
@@ -192,7 +192,7 @@ class _DataHost:
         assert run.keys is not None
         self._run = run
         self._order = order
-        self._verdicts: list[Verdict] = []
+        self._verdicts: list[MembershipVerdict] = []
         self._failures: list[str] = []
         self._is_asked = False
         self._servers = [
@@ -275,7 +275,7 @@ class _DataHost:
                 has_told = True
                 self._membership.tell("ready")
 
-    def _decide(self, verdict: Verdict) -> None:
+    def _decide(self, verdict: MembershipVerdict) -> None:
         self._verdicts.append(verdict)
         self._run.inbox.put(Decided(verdict.reason))
 

@@ -23,8 +23,8 @@ from stoker.feed.wire.protocol import Progress
 from stoker.host import cpu
 from stoker.launch.measure import (
     FILE,
+    MeasuredStep,
     Ran,
-    Step,
     is_elsewhere,
     measure,
     passive_profile,
@@ -47,7 +47,7 @@ Status = Literal["succeeded", "failed", "stopped"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """How the training ended.
 
     Attributes:
@@ -89,7 +89,7 @@ def leave_in_pod(
 
 
 def write_training(
-    outcome: Outcome,
+    outcome: RunOutcome,
     *,
     settings: ProcessSettings,
     topology: Topology,
@@ -145,7 +145,7 @@ def _write_passive(
     topology: Topology,
     output: Path,
     processes_per_host: int,
-    timelines: Mapping[int, Sequence[Step]],
+    timelines: Mapping[int, Sequence[MeasuredStep]],
     progress: Mapping[int, Progress],
 ) -> None:
     """Writes output/data/stoker/passive-profile.json, where enough steps were taken."""

@@ -34,7 +34,7 @@ _NAME = "timeline-rank{rank}.csv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class MeasuredStep:
     """One row of a timeline."""
 
     loader: int
@@ -49,10 +49,10 @@ class Step:
         return self.wait_seconds + self.compute_seconds
 
 
-def step_of(row: Mapping[str, str]) -> Step | None:
+def step_of(row: Mapping[str, str]) -> MeasuredStep | None:
     """The step in a row of a timeline; None if the row is cut."""
     try:
-        return Step(
+        return MeasuredStep(
             loader=int(row["loader"]),
             epoch=int(row["epoch"]),
             wait_seconds=float(row["wait_seconds"]),
@@ -63,7 +63,7 @@ def step_of(row: Mapping[str, str]) -> Step | None:
         return None
 
 
-def read_timeline(path: Path) -> list[Step]:
+def read_timeline(path: Path) -> list[MeasuredStep]:
     """The steps in a timeline; rows that are cut (the process was killed) are left out."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -73,7 +73,7 @@ def read_timeline(path: Path) -> list[Step]:
     return [step for step in steps if step is not None]
 
 
-def main_loader(steps: Sequence[Step]) -> list[Step]:
+def main_loader(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
     """The steps of the loader that made most batches: that of the training."""
     counts = Counter(step.loader for step in steps)
     if not counts:
@@ -82,7 +82,7 @@ def main_loader(steps: Sequence[Step]) -> list[Step]:
     return [step for step in steps if step.loader == busiest]
 
 
-def steady(steps: Sequence[Step]) -> list[Step]:
+def steady(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
     """The steps without the first SKIPPED_STEPS of each epoch; all, if nothing else is left."""
     seen: Counter[int] = Counter()
     kept = []
@@ -93,7 +93,9 @@ def steady(steps: Sequence[Step]) -> list[Step]:
     return kept or list(steps)
 
 
-def block_means(steps: Sequence[Step], value: Callable[[Step], float]) -> list[float]:
+def block_means(
+    steps: Sequence[MeasuredStep], value: Callable[[MeasuredStep], float]
+) -> list[float]:
     """Means of `value` over blocks of about BLOCK_STEPS consecutive steps of one epoch."""
     epochs: dict[int, list[float]] = {}
     for step in steps:
@@ -106,7 +108,7 @@ def block_means(steps: Sequence[Step], value: Callable[[Step], float]) -> list[f
     return means
 
 
-def read_timelines(output: Path) -> dict[int, list[Step]]:
+def read_timelines(output: Path) -> dict[int, list[MeasuredStep]]:
     """The steps of the main loader of each rank that left a timeline in `output`."""
     ranks = {
         int(path.stem.removeprefix("timeline-rank")): main_loader(read_timeline(path))
@@ -117,7 +119,7 @@ def read_timelines(output: Path) -> dict[int, list[Step]]:
 
 
 def measure(
-    ranks: Mapping[int, Sequence[Step]],
+    ranks: Mapping[int, Sequence[MeasuredStep]],
     progress: Mapping[int, Progress],
     *,
     replica_of: Callable[[int], int] = int,
@@ -154,7 +156,7 @@ def measure(
     )
 
 
-def _rate(steps: Sequence[Step]) -> float:
+def _rate(steps: Sequence[MeasuredStep]) -> float:
     seconds = sum(step.seconds for step in steps)
     return sum(step.samples for step in steps) / seconds if seconds else 0.0
 
@@ -202,7 +204,7 @@ class Ran:
 def passive_profile(
     ran: Ran,
     *,
-    timelines: Mapping[int, Sequence[Step]],
+    timelines: Mapping[int, Sequence[MeasuredStep]],
     usages: Sequence[RankUsage],
     measured: Measured | None,
     progress: Mapping[int, Progress],
@@ -372,12 +374,12 @@ def _main(usage: RankUsage) -> LoaderUsage | None:
     return busiest if busiest is not None and busiest.steps else None
 
 
-def _wait(steps: Sequence[Step]) -> float:
+def _wait(steps: Sequence[MeasuredStep]) -> float:
     """Median of a rank's wait, over blocks."""
     return median(block_means(steady(steps), lambda step: step.wait_seconds))
 
 
-def _samples(timelines: Mapping[int, Sequence[Step]], world: int) -> int | None:
+def _samples(timelines: Mapping[int, Sequence[MeasuredStep]], world: int) -> int | None:
     sizes: Counter[int] = Counter()
     for steps in timelines.values():
         sizes.update(step.samples for step in steps)

@@ -136,7 +136,7 @@ _POLL_MS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class MembershipVerdict:
     """Why this launcher has to end.
 
     Attributes:
@@ -176,7 +176,7 @@ class Membership:
         port: int,
         feed: FeedSettings,
         log: Log,
-        on_verdict: Callable[[Verdict], None],
+        on_verdict: Callable[[MembershipVerdict], None],
         trainers_heard_at: Callable[[], float] = lambda: float("-inf"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -196,7 +196,7 @@ class Membership:
         self._is_closing = threading.Event()
         self._is_welcome = threading.Event()
         self._start: Start | None = None
-        self._verdict: Verdict | None = None
+        self._verdict: MembershipVerdict | None = None
         self._stage: HostStage = "begun"
         self._said_stage: HostStage = "begun"
         self._run_stage: RunStage = "begun"
@@ -272,7 +272,7 @@ class Membership:
                     self._is_closing.wait(JOIN_SECONDS)
                     self._judge_silence()
         except Exception as err:  # the edge of a thread: the launcher must not wait for it
-            self._decide(Verdict(kind="lost", reason=f"membership failed: {err!r}"))
+            self._decide(MembershipVerdict(kind="lost", reason=f"membership failed: {err!r}"))
         finally:
             self._context.term()
 
@@ -382,14 +382,14 @@ class Membership:
                 self._is_welcome.set()
                 return True
             case Refused():
-                self._decide(Verdict(kind="refused", reason=message.reason))
+                self._decide(MembershipVerdict(kind="refused", reason=message.reason))
             case State() if message.outcome is not None:
                 why = message.reason.partition("\n")[0]
                 what = f"training {message.outcome}"
                 if message.outcome == "released":
                     what = "training goes on without data hosts"
                 reason = f"the {what}" + (f": {why}" if why else "")
-                self._decide(Verdict(kind="decided", reason=reason, state=message))
+                self._decide(MembershipVerdict(kind="decided", reason=reason, state=message))
             case State() if message.unknown:
                 return False
             case State():
@@ -411,7 +411,7 @@ class Membership:
             if now - self._started_at > self._feed.start_deadline_seconds:
                 limit = self._feed.start_deadline_seconds
                 reason = f"the leader {self._address} did not answer within {limit:g} s"
-                self._decide(Verdict(kind="never", reason=reason))
+                self._decide(MembershipVerdict(kind="never", reason=reason))
             return
         is_late = now - heard_at > LATE_BEATS * self._beat_seconds
         if is_late and now - self._looked_at >= _LOOK_SECONDS and self._leader_ip is not None:
@@ -419,9 +419,11 @@ class Membership:
             self._silence.dial(now, is_refused=_refuses(self._leader_ip, self._port))
         reason = self._silence.reason(now, trainers_heard_at=self._trainers_heard_at())
         if reason:
-            self._decide(Verdict(kind="lost", reason=f"the leader {self._address} {reason}"))
+            self._decide(
+                MembershipVerdict(kind="lost", reason=f"the leader {self._address} {reason}")
+            )
 
-    def _decide(self, verdict: Verdict) -> None:
+    def _decide(self, verdict: MembershipVerdict) -> None:
         if self._verdict is None:
             self._verdict = verdict
             self._on_verdict(verdict)

@@ -30,7 +30,7 @@ _EXAMPLE = 'STOKER_COMMAND=["python", "train.py"]'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class LaunchedCommand:
     """What is to be run.
 
     Attributes:
@@ -61,7 +61,7 @@ def check_words(words: Sequence[str]) -> None:
 
 def order_of(
     words: Sequence[str], *, settings: ProcessSettings, environ: Mapping[str, str]
-) -> Order:
+) -> LaunchedCommand:
     """The command that `words` stand for, with its code unpacked.
 
     Raises:
@@ -71,9 +71,9 @@ def order_of(
     if settings.code_file:
         folder = unpack(settings.code_file, settings.base_dir / "code")
     if tuple(words) != _TRAIN:
-        return Order(command=tuple(words), folder=folder)
+        return LaunchedCommand(command=tuple(words), folder=folder)
     if settings.command:
-        return Order(command=settings.command, folder=folder)
+        return LaunchedCommand(command=settings.command, folder=folder)
     program = exports.program(settings.base_dir, environ)
     if not program:
         raise UsageError(
@@ -90,7 +90,7 @@ def order_of(
             fix=f"name a file of that folder, or set {_EXAMPLE}",
         )
     command = ("python", program) if program.endswith(".py") else (f"./{program}",)
-    return Order(command=command, folder=folder)
+    return LaunchedCommand(command=command, folder=folder)
 
 
 def _submitted(base_dir: Path) -> Path:

@@ -29,7 +29,7 @@ _CHUNK_BYTES = 1 << 16
 _PARTIAL_LINE_SECONDS = 0.5
 
 
-class Tail:
+class OutputTail:
     """The last STDERR_TAIL_BYTES of a stream."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Tail:
         return b"".join(self._chunks)[-STDERR_TAIL_BYTES:].decode(errors="replace")
 
 
-def forward(source: int, target: int, tail: Tail | None) -> None:
+def forward(source: int, target: int, tail: OutputTail | None) -> None:
     """Copies a stream to its end, by whole lines: others are often written to the same file.
 
     A carriage return ends a line, too, as progress bars have it. What has no end is held back for
@@ -216,7 +216,7 @@ def supervise(
     log.event("command_started", pid=process.pid)
     assert process.stdout is not None
     assert process.stderr is not None
-    tail = Tail()
+    tail = OutputTail()
     pumps = [
         _thread(partial(forward, process.stdout.fileno(), sys.stdout.fileno(), None)),
         _thread(partial(forward, process.stderr.fileno(), sys.stderr.fileno(), tail)),

@@ -40,9 +40,9 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
-from stoker.launch.measure import Step, step_of
+from stoker.launch.measure import MeasuredStep, step_of
 from stoker.logs import Log, LogEvent
-from stoker.platforms.logs import Tail
+from stoker.platforms.logs import FileTail
 
 Kind = Literal["rank", "host", "local"]
 
@@ -593,12 +593,12 @@ class ProgressLog:
     def __init__(
         self, timeline: Path, log: Log, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._tail = Tail(timeline)
+        self._tail = FileTail(timeline)
         self._log = log
         self._clock = clock
         self._columns: list[str] = []
         self._counts: Counter[int] = Counter()
-        self._new: list[Step] = []
+        self._new: list[MeasuredStep] = []
         self._reported_at = float("-inf")
 
     def tick(self) -> None:

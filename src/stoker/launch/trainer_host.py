@@ -16,11 +16,11 @@ from stoker.errors import PlatformError, UsageError
 from stoker.feed.unfed_word import Unfed
 from stoker.launch import finish as failures
 from stoker.launch.coordinator import Coordinator
-from stoker.launch.engines.trainer_side import Beside, beside
-from stoker.launch.finish import Outcome, write_failure, write_training
+from stoker.launch.engines.trainer_side import EngineCommands, beside
+from stoker.launch.finish import RunOutcome, write_failure, write_training
 from stoker.launch.hostrun import HostRun
 from stoker.launch.members import Change
-from stoker.launch.membership import Membership, Verdict
+from stoker.launch.membership import Membership, MembershipVerdict
 from stoker.launch.prometheus import metrics_served
 from stoker.launch.strategies.mpi_host import MpiHost
 from stoker.launch.strategies.start import Trainer
@@ -171,9 +171,9 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
         if ending.exit_code:
             _write_failure(run, _failure_of(run, ending))
         return ending.exit_code
-    verdicts: list[Verdict] = []
+    verdicts: list[MembershipVerdict] = []
 
-    def decide(verdict: Verdict) -> None:
+    def decide(verdict: MembershipVerdict) -> None:
         verdicts.append(verdict)
         run.inbox.put(Decided(verdict.reason))
 
@@ -223,7 +223,7 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
         membership.close()
 
 
-def _follower_code(ending: Ending, verdicts: Sequence[Verdict]) -> int:
+def _follower_code(ending: Ending, verdicts: Sequence[MembershipVerdict]) -> int:
     verdict = verdicts[0] if verdicts else None
     if verdict is None or not ending.decided:
         return ending.exit_code
@@ -276,7 +276,7 @@ def _train(
     run: HostRun,
     command: Sequence[str],
     trainer: Trainer,
-    engine: Beside,
+    engine: EngineCommands,
     *,
     leader_ip: str | None,
     coordinator: Coordinator | None = None,
@@ -363,10 +363,10 @@ def _feed_log(run: HostRun, coordinator: Coordinator) -> FeedLog:
     return FeedLog(file, run.log, progress=lambda: coordinator.progress)
 
 
-def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[Outcome, int]:
+def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunOutcome, int]:
     """The run's outcome and the leader's exit code, from its own end and the followers'."""
     if ending.signals:
-        return Outcome(status="stopped", exit_code=ending.exit_code), ending.exit_code
+        return RunOutcome(status="stopped", exit_code=ending.exit_code), ending.exit_code
     own = _failure_of(run, ending) if ending.exit_code else ""
     is_consequence = bool(ending.decided) or failures.says_peer_is_gone(own) or not own
     if run.settings.strategy.name == "mpi" and not failures.read_failures(run.output):
@@ -376,11 +376,11 @@ def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[Outc
         change = causes[0]
         code = change.exit_code or HOST_LOST
         failure = change.reason if change.what == "left" and change.reason else _words_of(change)
-        return Outcome(status="failed", exit_code=change.exit_code, failure=failure), code
+        return RunOutcome(status="failed", exit_code=change.exit_code, failure=failure), code
     if ending.exit_code:
-        failed = Outcome(status="failed", exit_code=ending.exit_code, failure=own)
+        failed = RunOutcome(status="failed", exit_code=ending.exit_code, failure=own)
         return failed, ending.exit_code
-    return Outcome(status="succeeded", exit_code=0), 0
+    return RunOutcome(status="succeeded", exit_code=0), 0
 
 
 def _failure_of(run: HostRun, ending: Ending) -> str:
@@ -426,7 +426,7 @@ def _words_of(change: Change) -> str:
 
 def _record(
     run: HostRun,
-    outcome: Outcome,
+    outcome: RunOutcome,
     trainer: Trainer,
     events: Sequence[Event],
     coordinator: Coordinator | None,

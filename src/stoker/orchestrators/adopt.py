@@ -36,7 +36,7 @@ class S3Source(_Part):
     instance_group_names: tuple[str, ...] = ()
 
 
-class Source(_Part):
+class JobSource(_Part):
     """Where a channel's data is; None for a file system or a data set of the hub."""
 
     s3_data_source: S3Source | None = None
@@ -46,7 +46,7 @@ class ChannelPart(_Part):
     """One input channel."""
 
     channel_name: str
-    data_source: Source = msgspec.field(default_factory=Source)
+    data_source: JobSource = msgspec.field(default_factory=JobSource)
     content_type: str | None = None
     compression_type: str | None = None
     record_wrapper_type: str | None = None
@@ -202,7 +202,7 @@ _WIDTH = 96
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class YamlEntry:
     """A key with its value, or with entries of its own. Without a key: comments only.
 
     A note that begins with blanks is a line to copy: it is not wrapped.
@@ -211,10 +211,10 @@ class Entry:
     key: str
     value: Json
     notes: tuple[str, ...] = ()
-    children: "tuple[Entry, ...]" = ()
+    children: "tuple[YamlEntry, ...]" = ()
 
 
-def render(entries: Sequence[Entry], *, indent: int = 0) -> str:
+def render(entries: Sequence[YamlEntry], *, indent: int = 0) -> str:
     """The entries as YAML; at the outer level an empty line stands before each comment."""
     blocks: list[str] = []
     for entry in entries:
@@ -226,7 +226,7 @@ def render(entries: Sequence[Entry], *, indent: int = 0) -> str:
     return "\n".join(blocks)
 
 
-def _lines(entry: Entry, indent: int) -> list[str]:
+def _lines(entry: YamlEntry, indent: int) -> list[str]:
     margin = " " * indent
     if entry.children:
         return [f"{margin}{entry.key}:", render(entry.children, indent=indent + 2)]
@@ -293,7 +293,7 @@ def _json(text: str) -> tuple[bool, Json]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hosts:
+class AdoptedHosts:
     """Today's hosts.
 
     Attributes:
@@ -309,7 +309,7 @@ class Hosts:
     notes: tuple[str, ...]
 
 
-def hosts_of(job: JobAnswer, catalog: Catalog, *, name: str) -> Hosts:
+def hosts_of(job: JobAnswer, catalog: Catalog, *, name: str) -> AdoptedHosts:
     """The hosts of `job`, the groups told apart; `name` is the workload's.
 
     Raises:
@@ -331,7 +331,7 @@ def hosts_of(job: JobAnswer, catalog: Catalog, *, name: str) -> Hosts:
             fix="name a job that has been given its hosts",
         )
     count = resources.selected_instance_count or resources.instance_count or 1
-    return Hosts(
+    return AdoptedHosts(
         instance_type=instance_type,
         count=count,
         roles={},
@@ -339,7 +339,9 @@ def hosts_of(job: JobAnswer, catalog: Catalog, *, name: str) -> Hosts:
     )
 
 
-def _of_groups(job: JobAnswer, groups: tuple[GroupPart, ...], catalog: Catalog, name: str) -> Hosts:
+def _of_groups(
+    job: JobAnswer, groups: tuple[GroupPart, ...], catalog: Catalog, name: str
+) -> AdoptedHosts:
     dnn, because = _dnn(job, groups, catalog)
     data = [group for group in groups if group is not dnn]
     notes = [
@@ -357,7 +359,7 @@ def _of_groups(job: JobAnswer, groups: tuple[GroupPart, ...], catalog: Catalog, 
             "it is the decision's to say. As it was:",
             f"  stoker train {today} configs/{name}.yaml",
         ]
-    return Hosts(
+    return AdoptedHosts(
         instance_type=dnn.instance_type,
         count=max(1, dnn.instance_count),
         roles={g.instance_group_name: "dnn" if g is dnn else "data" for g in groups},
@@ -424,7 +426,7 @@ _NOT_INSTALLED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class TrainingStart:
     """How a job starts.
 
     Attributes:
@@ -442,7 +444,7 @@ class Start:
     processes_per_host: int | None = None
 
 
-def start_of(job: JobAnswer, drivers: Mapping[str, Json] | None) -> Start:
+def start_of(job: JobAnswer, drivers: Mapping[str, Json] | None) -> TrainingStart:
     """How `job` starts.
 
     Args:
@@ -461,19 +463,19 @@ def start_of(job: JobAnswer, drivers: Mapping[str, Json] | None) -> Start:
     if program:
         return _of_script_mode(job, program, channels)
     if entrypoint:
-        return Start(
+        return TrainingStart(
             command=(*entrypoint, *arguments),
             notes=("The job's entry point and its arguments.",),
         )
     if arguments:
-        return Start(
+        return TrainingStart(
             command=arguments,
             notes=(
                 "The job's arguments. The image's own ENTRYPOINT stood before them; SageMaker does "
                 "not tell it: put its words in front (docker inspect shows them).",
             ),
         )
-    return Start(
+    return TrainingStart(
         command=("train",),
         notes=(
             "The job names no program: SageMaker ran the image with the one argument `train`. "
@@ -485,12 +487,12 @@ def start_of(job: JobAnswer, drivers: Mapping[str, Json] | None) -> Start:
 
 def _of_stoker(
     job: JobAnswer, words: tuple[str, ...], channels: Mapping[str, ChannelPart]
-) -> Start:
+) -> TrainingStart:
     command = words[words.index("--") + 1 :] if "--" in words else words
     uri = _uri(channels.get("stoker_code"))
     name = posixpath.basename(job.environment.get("STOKER_CODE_FILE", "")) or "code.tar.gz"
     source = uri if not uri or uri.endswith(".tar.gz") else f"{uri.rstrip('/')}/{name}"
-    return Start(
+    return TrainingStart(
         command=command or ("train",),
         notes=("The job was started by stoker already; this is what its launcher was given.",),
         source=source,
@@ -498,7 +500,9 @@ def _of_stoker(
     )
 
 
-def _of_script_mode(job: JobAnswer, program: str, channels: Mapping[str, ChannelPart]) -> Start:
+def _of_script_mode(
+    job: JobAnswer, program: str, channels: Mapping[str, ChannelPart]
+) -> TrainingStart:
     notes = ["The program of script mode (hyperparameter sagemaker_program)."]
     directory = _toolkit(job, "submit_directory") or ""
     code = _uri(channels.get(_CODE)) or ""
@@ -523,7 +527,7 @@ def _of_script_mode(job: JobAnswer, program: str, channels: Mapping[str, Channel
         notes.append(
             "The job had no `distribution`: one process a host, as processes_per_host says."
         )
-    return Start(
+    return TrainingStart(
         command=_run(program),
         notes=tuple(notes),
         source=source,
@@ -532,7 +536,9 @@ def _of_script_mode(job: JobAnswer, program: str, channels: Mapping[str, Channel
     )
 
 
-def _of_version_3(channels: Mapping[str, ChannelPart], drivers: Mapping[str, Json] | None) -> Start:
+def _of_version_3(
+    channels: Mapping[str, ChannelPart], drivers: Mapping[str, Json] | None
+) -> TrainingStart:
     code = _uri(channels.get(_CODE)) or ""
     is_package = code.endswith(".tar.gz")
     hidden = frozenset((DRIVERS, _CODE)) if is_package else frozenset((DRIVERS,))
@@ -549,7 +555,7 @@ def _of_version_3(channels: Mapping[str, ChannelPart], drivers: Mapping[str, Jso
     )
     source = code if is_package else None
     if isinstance(script, str) and script:
-        return Start(
+        return TrainingStart(
             command=_run(f"{folder}{script}"),
             notes=("The entry script of the SDK's ModelTrainer.", *where, _NOT_INSTALLED),
             source=source,
@@ -558,13 +564,13 @@ def _of_version_3(channels: Mapping[str, ChannelPart], drivers: Mapping[str, Jso
         )
     if isinstance(words, str) and words:
         shell = words if is_package or not code else f"cd {_CODE_FOLDER} && exec {words}"
-        return Start(
+        return TrainingStart(
             command=("bash", "-c", shell),
             notes=("The command of the SDK's ModelTrainer, in a shell as there.", _NOT_INSTALLED),
             source=source,
             channels=hidden,
         )
-    return Start(
+    return TrainingStart(
         command=("python", f"{folder}train.py"),
         notes=(
             "The SDK's ModelTrainer keeps its script's name in an object (sourcecode.json of the "
@@ -619,7 +625,9 @@ def _uri(channel: ChannelPart | None) -> str | None:
 _TYPES = ("S3Prefix", "ManifestFile", "AugmentedManifestFile")
 
 
-def channel_entries(job: JobAnswer, start: Start, roles: Mapping[str, Role]) -> list[Entry]:
+def channel_entries(
+    job: JobAnswer, start: TrainingStart, roles: Mapping[str, Role]
+) -> list[YamlEntry]:
     """The channels of `job` as a workload's, with the job's groups by their roles.
 
     Args:
@@ -627,7 +635,7 @@ def channel_entries(job: JobAnswer, start: Start, roles: Mapping[str, Role]) -> 
         start: Names the channels that carry no data.
         roles: Name of each instance group to its role.
     """
-    taken: list[Entry] = []
+    taken: list[YamlEntry] = []
     notes: list[str] = []
     for part in job.input_data_config:
         name = part.channel_name
@@ -642,15 +650,15 @@ def channel_entries(job: JobAnswer, start: Start, roles: Mapping[str, Role]) -> 
             continue
         notes += _lost(part)
         mode = part.input_mode or job.algorithm_specification.training_input_mode
-        taken.append(Entry(name, _channel(part, source, mode, roles)))
+        taken.append(YamlEntry(name, _channel(part, source, mode, roles)))
     hidden = sorted(start.channels)
     if hidden:
         notes.append(f"Left out, for they carry code and no data: {', '.join(hidden)}.")
     if not taken and not notes:
         return []
     if not taken:
-        return [Entry("", None, tuple(notes))]
-    return [Entry("channels", None, tuple(notes), tuple(taken))]
+        return [YamlEntry("", None, tuple(notes))]
+    return [YamlEntry("channels", None, tuple(notes), tuple(taken))]
 
 
 def _channel(part: ChannelPart, source: S3Source, mode: str, roles: Mapping[str, Role]) -> Json:
@@ -685,12 +693,12 @@ _CHECKPOINTS = "/opt/ml/checkpoints"
 
 def platform_entries(
     job: JobAnswer,
-    start: Start,
+    start: TrainingStart,
     *,
     region: str,
     tags: Mapping[str, str],
     notes: tuple[str, ...],
-) -> tuple[Entry, ...]:
+) -> tuple[YamlEntry, ...]:
     """The workload's `sagemaker` settings; what is SageMaker's default, or not set, is left out.
 
     Args:
@@ -756,8 +764,8 @@ def platform_entries(
         ),
     ]
     return (
-        *(Entry(key, value, said) for key, value, said in plain if value),
-        *(Entry("", None, (note,)) for note in (*notes, *_homogeneous_only(job))),
+        *(YamlEntry(key, value, said) for key, value, said in plain if value),
+        *(YamlEntry("", None, (note,)) for note in (*notes, *_homogeneous_only(job))),
     )
 
 
@@ -867,23 +875,23 @@ def workload_of(
     if start.processes_per_host:
         dnn["processes_per_host"] = start.processes_per_host
     entries = [
-        Entry("", None, (_head(job, region), "All keys: stoker schema workload.")),
-        Entry("schema", "stoker.workload/v1"),
-        Entry("name", name),
-        Entry("command", start.command, start.notes),
-        Entry("image", image, (_image_note(job, start),)),
-        Entry("platform", "sagemaker"),
-        Entry("cluster", {"dnn": dnn}, ("Today's cluster.", *hosts.notes)),
+        YamlEntry("", None, (_head(job, region), "All keys: stoker schema workload.")),
+        YamlEntry("schema", "stoker.workload/v1"),
+        YamlEntry("name", name),
+        YamlEntry("command", start.command, start.notes),
+        YamlEntry("image", image, (_image_note(job, start),)),
+        YamlEntry("platform", "sagemaker"),
+        YamlEntry("cluster", {"dnn": dnn}, ("Today's cluster.", *hosts.notes)),
         *channel_entries(job, start, hosts.roles),
         *_hyperparameter_entries(job),
-        Entry("", None, _gate_notes(job)),
-        Entry("constraints", {"objective": "cost"}, _constraint_notes()),
-        Entry(
+        YamlEntry("", None, _gate_notes(job)),
+        YamlEntry("constraints", {"objective": "cost"}, _constraint_notes()),
+        YamlEntry(
             "sagemaker",
             None,
             children=platform_entries(job, start, region=region, tags=tags or {}, notes=tag_notes),
         ),
-        *([Entry("", None, (_not_taken(job),))] if _not_taken(job) else []),
+        *([YamlEntry("", None, (_not_taken(job),))] if _not_taken(job) else []),
     ]
     return Adopted(name=name, text=render(entries) + "\n")
 
@@ -938,7 +946,7 @@ def _head(job: JobAnswer, region: str) -> str:
     )
 
 
-def _image_note(job: JobAnswer, start: Start) -> str:
+def _image_note(job: JobAnswer, start: TrainingStart) -> str:
     if "stoker_token" in start.channels:
         return "The image of the job; stoker is in it."
     return (
@@ -947,13 +955,13 @@ def _image_note(job: JobAnswer, start: Start) -> str:
     )
 
 
-def _hyperparameter_entries(job: JobAnswer) -> list[Entry]:
+def _hyperparameter_entries(job: JobAnswer) -> list[YamlEntry]:
     values = hyperparameters_of(job)
     hidden = sorted(name for name in job.hyper_parameters if name.startswith("sagemaker_"))
     notes = [f"Left out, for they are the toolkit's own: {', '.join(hidden)}."] if hidden else []
     if values:
-        return [Entry("hyperparameters", values, ("Put behind the command.", *notes))]
-    return [Entry("", None, tuple(notes))] if notes else []
+        return [YamlEntry("hyperparameters", values, ("Put behind the command.", *notes))]
+    return [YamlEntry("", None, tuple(notes))] if notes else []
 
 
 def _gate_notes(job: JobAnswer) -> tuple[str, ...]:

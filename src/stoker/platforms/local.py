@@ -42,7 +42,7 @@ from stoker.platforms.base import (
     hyperparameters,
     job_variables,
 )
-from stoker.platforms.logs import Tail
+from stoker.platforms.logs import FileTail
 from stoker.records import Event, Group, Json, Role, Training, read_json, to_document, write_json
 from stoker.records.engine import EngineHost
 from stoker.records.engine_check import completed
@@ -472,7 +472,7 @@ class LocalRun:
 
     def lines(self) -> Iterator[LogLine]:
         """Log lines of all hosts as they come; ends when the job has ended."""
-        tails = [(host, Tail(self._request.log_file(host))) for host in self._request.hosts]
+        tails = [(host, FileTail(self._request.log_file(host))) for host in self._request.hosts]
         try:
             is_last = False
             while not is_last:

@@ -180,7 +180,7 @@ def _unpacked(text: str, digest: str) -> bytes | None:
 _CHUNK_BYTES = 1 << 16
 
 
-class Tail:
+class FileTail:
     """Gives the whole lines that were added to a file since the last look."""
 
     def __init__(self, path: Path) -> None:

@@ -160,7 +160,7 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankPlace:
     """A trainer process among the others.
 
     Attributes:
@@ -174,13 +174,13 @@ class Place:
     ranks_on_host: int | None
 
 
-def place_of(settings: ProcessSettings) -> Place:
+def place_of(settings: ProcessSettings) -> RankPlace:
     """As far as it is known now."""
     rank, world_size = settings.rank, settings.world_size
     if has_group():
         rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     told = settings.processes_per_host or settings.local_world_size
-    return Place(
+    return RankPlace(
         rank=rank,
         world_size=world_size,
         leads_host=settings.local_rank == 0,
@@ -212,7 +212,7 @@ class Findings:
 
     def __init__(
         self,
-        place: Place,
+        place: RankPlace,
         *,
         host: str,
         folder: Path,

@@ -145,7 +145,7 @@ class Cache:
         return clone(self.batches[index % len(self.batches)])
 
 
-class Beside:
+class LoadersBeside:
     """Loaders that a script reads within the steps of the main one: labelled and unlabelled data.
 
     What a step waits for them is waiting, too; and where the main one's batches come from the

@@ -17,8 +17,8 @@ from stoker.records import (
     Profile,
     ProfiledHost,
     ProfileSettings,
+    ProfileState,
     Spread,
-    State,
     StepTerms,
     TodaysGroup,
     TransformCost,
@@ -143,7 +143,7 @@ _MIN_PASS = 5
 
 
 def explaining_state(
-    states: Sequence[State],
+    states: Sequence[ProfileState],
     signs: Sequence[Signs],
     parts: Parts,
     *,
@@ -414,7 +414,11 @@ def _loader_rates(ranks: Sequence[RankResult]) -> tuple[LoaderRate, ...]:
 
 
 def _check(
-    parts: Parts, whole: Sequence[_Whole], states: Sequence[State], *, settings: ProfileSettings
+    parts: Parts,
+    whole: Sequence[_Whole],
+    states: Sequence[ProfileState],
+    *,
+    settings: ProfileSettings,
 ) -> Check:
     """Whether the parts explain the step as it was, with what others left of the vCPUs."""
     predicted = parts.step_seconds

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from stoker.feed.wire.codec import num_bytes
 from stoker.profile import batches
-from stoker.profile.loader_phases import Source, run_in_workers
+from stoker.profile.loader_phases import TaskSource, run_in_workers
 from stoker.profile.raw import Cost
 
 _DEPTH = 4
@@ -364,13 +364,13 @@ _MAX_NAME = 200
 class CostTask:
     """The task of a worker: fetches and collates, with every transform timed and the stack seen."""
 
-    def __call__(self, source: Source, *, until: float) -> tuple[Cost, ...]:
+    def __call__(self, source: TaskSource, *, until: float) -> tuple[Cost, ...]:
         """The rows; none where the dataset gave less than two batches."""
         composed = time_transforms(source.dataset)
         sampler = StackSampler(
             {
-                Source.samples.__code__: "getitem",
-                Source.get.__code__: "getitem",
+                TaskSource.samples.__code__: "getitem",
+                TaskSource.get.__code__: "getitem",
                 _collate.__code__: "collate",
             },
             skipped=frozenset({Timed.call.__code__}),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from stoker.profile.raw import RankResult
 from stoker.profile.states import Signs, signs_of
-from stoker.records import Fix, Parts, State, StepTerms
+from stoker.records import Fix, Parts, ProfileState, StepTerms
 from stoker.records.parts import WAITS, tuned
 
 # Less than this share of a step is not worth a line.
@@ -44,7 +44,7 @@ def find_fixes(
     *,
     parts: Parts | None,
     step: StepTerms,
-    states: Sequence[State] = (),
+    states: Sequence[ProfileState] = (),
 ) -> tuple[Fix, ...]:
     """What the figures speak for, the most valuable first.
 

@@ -25,7 +25,7 @@ _UNITS = ("kB", "MB", "GB", "TB")
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class FolderSnapshot:
     """Files as they were at one time.
 
     Attributes:
@@ -43,7 +43,7 @@ def snapshot(
     skipped: Sequence[Path] = (),
     max_files: int = MAX_FILES,
     max_seconds: float = MAX_SECONDS,
-) -> Snapshot:
+) -> FolderSnapshot:
     """The files below `folders`; blocks for about `max_seconds` at most.
 
     Args:
@@ -62,11 +62,11 @@ def snapshot(
             continue
         files[entry.path] = (status.st_size, status.st_mtime_ns)
         if len(files) >= max_files or time.monotonic() >= until:
-            return Snapshot(files, is_whole=False)
-    return Snapshot(files)
+            return FolderSnapshot(files, is_whole=False)
+    return FolderSnapshot(files)
 
 
-def grown(before: Snapshot, after: Snapshot) -> list[GrownFile]:
+def grown(before: FolderSnapshot, after: FolderSnapshot) -> list[GrownFile]:
     """What is new, larger or rewritten, most bytes first.
 
     A file that is not in a partial `before` may have been there: it counts if it was changed later

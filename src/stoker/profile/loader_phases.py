@@ -234,16 +234,16 @@ def _with_workers(
     )
 
 
-class Task(Protocol):
+class WorkerTask(Protocol):
     """What a worker does; must be picklable, as must its report."""
 
-    def __call__(self, source: "Source", *, until: float) -> object:
+    def __call__(self, source: "TaskSource", *, until: float) -> object:
         """Does it until about `until`, monotonic seconds, and gives the report."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class TaskSource:
     """The script's dataset inside a worker, and how its loader makes batches of it.
 
     Attributes:
@@ -290,7 +290,7 @@ class Source:
 
 def run_in_workers(
     loader: "DataLoader[object]",
-    task: Task,
+    task: WorkerTask,
     *,
     workers: int,
     num_batches: int,
@@ -319,7 +319,7 @@ def run_in_workers(
             num_workers=workers,
             collate_fn=_as_it_is,
             timeout=seconds + _START_SECONDS,
-            worker_init_fn=_Init(shell, loader.worker_init_fn),
+            worker_init_fn=_TaskInit(shell, loader.worker_init_fn),
             multiprocessing_context=loader.multiprocessing_context,
         )
         iterator = iterate(fresh)
@@ -335,7 +335,7 @@ class _Shell(torch.utils.data.Dataset[object]):
     def __init__(
         self,
         loader: "DataLoader[object]",
-        task: Task,
+        task: WorkerTask,
         *,
         workers: int,
         num_batches: int,
@@ -360,7 +360,7 @@ class _Shell(torch.utils.data.Dataset[object]):
         return len(self._indices)
 
     def __getitem__(self, number: int) -> object:
-        source = Source(
+        source = TaskSource(
             dataset=self.dataset,
             collate=self._collate,
             indices=self._indices[number],
@@ -371,7 +371,7 @@ class _Shell(torch.utils.data.Dataset[object]):
         return self._task(source, until=time.monotonic() + self._seconds)
 
 
-class _Init:
+class _TaskInit:
     """The script's own `worker_init_fn`, which finds its dataset where torch puts it."""
 
     def __init__(self, shell: _Shell, own: Callable[[int], None] | None) -> None:
@@ -517,7 +517,7 @@ class Passes:
 class ReadPasses:
     """The task of a worker: reads its batches, drops their files, reads them cold, then warm."""
 
-    def __call__(self, source: Source, *, until: float) -> Passes | None:
+    def __call__(self, source: TaskSource, *, until: float) -> Passes | None:
         """The three passes; the later ones are empty where the first read nothing."""
         if bytes_read() is None:
             return None
@@ -606,7 +606,7 @@ def _rate(fetched: Sequence[int], waits: Sequence[float], *, workers: int) -> Qu
     )
 
 
-def _read(source: Source, *, until: float, most: int | None = None) -> tuple[BatchRead, ...]:
+def _read(source: TaskSource, *, until: float, most: int | None = None) -> tuple[BatchRead, ...]:
     found: list[BatchRead] = []
     before = _now()
     for samples in source.samples():

@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 
 from stoker.feed.timeline import Timeline
 from stoker.feed.wire.codec import num_bytes
-from stoker.feed.wire.dataset import Spec, why_unshippable
+from stoker.feed.wire.dataset import DatasetSpec, why_unshippable
 from stoker.logs import Log
 from stoker.profile import batches
-from stoker.profile.agree import Agreement, Board, Findings, Place, place_of
+from stoker.profile.agree import Agreement, Board, Findings, RankPlace, place_of
 from stoker.profile.batches import Choice, facts_of, versions
 from stoker.profile.costs import measure_costs
 from stoker.profile.grown_files import Growth
@@ -172,7 +172,7 @@ def _what_stays_here(loader: "DataLoader[object]") -> list[str]:
     """What of the loader could not travel to data hosts; no error of it ends the profile."""
     try:
         why = why_unshippable(
-            Spec(
+            DatasetSpec(
                 dataset=loader.dataset,
                 collate_fn=cast("Callable[[object], object]", loader.collate_fn),
                 worker_init_fn=loader.worker_init_fn,
@@ -195,7 +195,7 @@ Iterate = Callable[[Loader], Iterator[object]]
 _KEEP_SECONDS = 5.0
 
 
-class Session:
+class ProfileSession:
     """Measures the main loader of this process: the first that is read to train on.
 
     Args:
@@ -232,7 +232,7 @@ class Session:
         self._steps = 0
         self._kept: float | None = None
         self._replay: Replay | None = None
-        self._place: Place | None = None
+        self._place: RankPlace | None = None
         self._settle(place_of(settings))
 
     @property
@@ -341,7 +341,7 @@ class Session:
             rank = self._findings.result.rank
             say_cut_off(self._log, rank=rank, replayed_steps=replay.given)
 
-    def _settle(self, place: Place) -> None:
+    def _settle(self, place: RankPlace) -> None:
         """What depends on this process's rank, which a script may find out late."""
         if place == self._place:
             return

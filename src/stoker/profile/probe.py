@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stoker.errors import UsageError
 from stoker.profile.agree import LEAD_STEPS, LEAD_STEPS_CUDA, Board, FileBoard, store
-from stoker.profile.phases import Iterate, Loader, Session
+from stoker.profile.phases import Iterate, Loader, ProfileSession
 from stoker.settings import from_environment
 
 _ENOUGH_STEPS = 20
@@ -45,8 +45,8 @@ def install(dataloader_class: type[Loader]) -> None:
         )
     folder = settings.output
 
-    def new_session() -> Session:
-        return Session(
+    def new_session() -> ProfileSession:
+        return ProfileSession(
             settings,
             folder=folder,
             board=LateBoard(FileBoard(folder)),
@@ -69,11 +69,11 @@ def install_beside(subclass: type[Loader]) -> None:
 class _Sessions:
     """The session of this process; a forked rank begins one of its own."""
 
-    def __init__(self, new: Callable[[], Session]) -> None:
+    def __init__(self, new: Callable[[], ProfileSession]) -> None:
         self._new = new
         self.current = new()
 
-    def for_pass(self) -> Session | None:
+    def for_pass(self) -> ProfileSession | None:
         """The one that a pass which begins now is a part of; None: it is a worker's own."""
         session = self.current
         if not session.is_here:
@@ -122,7 +122,7 @@ def _leave_word_of_steps(sessions: _Sessions, folder: Path) -> None:
 class ProfiledIterator:
     """One pass over a loader, as torch's iterator to the script."""
 
-    def __init__(self, session: Session, loader: Loader, original: Iterate) -> None:
+    def __init__(self, session: ProfileSession, loader: Loader, original: Iterate) -> None:
         self._session = session
         self._loader = loader
         self._delivered = 0
@@ -186,7 +186,7 @@ class LateBoard:
         return shared.get(key).decode() if shared.check([key]) else None
 
 
-def _listen(session: Session) -> None:
+def _listen(session: ProfileSession) -> None:
     """Ctrl-C and SIGTERM end the profile at the next step, with a verdict if there is one."""
     if threading.current_thread() is not threading.main_thread():
         return
@@ -195,7 +195,7 @@ def _listen(session: Session) -> None:
 
 
 def _handler(
-    session: Session, previous: object, number: int
+    session: ProfileSession, previous: object, number: int
 ) -> Callable[[int, FrameType | None], None]:
     def handle(received: int, frame: FrameType | None) -> None:
         if session.is_here and session.has_verdict:

@@ -11,7 +11,7 @@ from stoker.errors import UsageError
 from stoker.records import read_text
 
 
-class Pass(msgspec.Struct, frozen=True, kw_only=True):
+class ProfiledEpoch(msgspec.Struct, frozen=True, kw_only=True):
     """One pass over the main loader, its first batch left out: that one waits for workers to start.
 
     Attributes:
@@ -79,7 +79,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes: int = 0
     storage_stall_seconds: float | None = None
     core_looks: tuple[float, ...] = ()
-    passes: tuple[Pass, ...] = ()
+    passes: tuple[ProfiledEpoch, ...] = ()
 
     @property
     def outside_seconds(self) -> float:

@@ -23,11 +23,11 @@ from stoker.host.counters import children_cpu_seconds, descendants, machine_cpu_
 from stoker.logs import Log
 from stoker.profile import batches
 from stoker.profile.agree import Findings
-from stoker.profile.batches import Beside, Cache, facts_of, is_cuda_used, length_of
+from stoker.profile.batches import Cache, LoadersBeside, facts_of, is_cuda_used, length_of
 from stoker.profile.loader_phases import workers_rest
 from stoker.profile.raw import AcceleratorOnly, AsIs, Evidence
 from stoker.profile.steps import REPLAY_ENOUGH, WARM_UP_REPLAYS, AsIsSteps, ReplaySteps
-from stoker.profile.watch import Watch
+from stoker.profile.watch import StepWatch
 from stoker.settings import PROFILE_ENDED_FILE
 
 # After the first batch; words are promised within 20 s of it.
@@ -138,10 +138,10 @@ class Reading:
     def __init__(self, *, budget_seconds: float, say: Callable[[SoFar], None]) -> None:
         self.steps: AsIsSteps | None = None
         self.cache = Cache()
-        self.beside = Beside()
+        self.beside = LoadersBeside()
         self._budget = budget_seconds
         self._first_words = FirstWords(say)
-        self._watch = Watch()
+        self._watch = StepWatch()
         self._rows: Steps | None = None
         self._epochs = 0
         self._seen_before = 0
@@ -171,8 +171,8 @@ class Reading:
         self.end_pass()
         self.steps = None
         self.cache = Cache()
-        self.beside = Beside()
-        self._watch = Watch()
+        self.beside = LoadersBeside()
+        self._watch = StepWatch()
         self._seen_before = max(0, delivered)
 
     def next_batch(

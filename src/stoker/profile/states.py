@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from stoker.profile.raw import AsIs, Drain, Evidence, RankResult
-from stoker.records import Parts, State
+from stoker.records import Parts, ProfileState
 from stoker.records.parts import MAX_OTHERS
 
 # Below this share of a step a state is not worth a line; it is what two profiles of one training
@@ -203,7 +203,7 @@ MIN_WORKERS_A_VCPU = 1.5
 MIN_QUEUED = 0.2
 
 
-def throttled(signs: Sequence[Signs]) -> State | None:
+def throttled(signs: Sequence[Signs]) -> ProfileState | None:
     """A quota of CPU stops the processes, whatever the machine has left."""
 
     def stopped(own: Signs) -> float:
@@ -216,7 +216,7 @@ def throttled(signs: Sequence[Signs]) -> State | None:
     seen, share = worst.evidence, stopped(worst)
     if share < MIN_THROTTLED:
         return None
-    return State(
+    return ProfileState(
         id="throttled",
         text=f"throttled container: its CPU quota stopped it in {seen.throttled_periods} of "
         f"{seen.periods} periods, {seen.throttled_seconds:.1f} s in {seen.seconds:.1f} s"
@@ -225,7 +225,7 @@ def throttled(signs: Sequence[Signs]) -> State | None:
     )
 
 
-def interpreter_lock(signs: Sequence[Signs]) -> State | None:
+def interpreter_lock(signs: Sequence[Signs]) -> ProfileState | None:
     """One Python thread at a time: the trainer's own waits for its turn, or takes all of it."""
     worst = max(signs, key=lambda own: own.evidence.held_share)
     seen = worst.evidence
@@ -241,7 +241,7 @@ def interpreter_lock(signs: Sequence[Signs]) -> State | None:
         and starved >= MIN_STARVED
         and seen.idle_seconds >= MIN_SHARE * seen.seconds
     ):
-        return State(
+        return ProfileState(
             id="gil",
             text=f"GIL-bound main process: {held}, and another thread of the trainer used "
             f"{others:.1f} vCPUs while the main one neither ran nor was ready to, "
@@ -255,7 +255,7 @@ def interpreter_lock(signs: Sequence[Signs]) -> State | None:
         and outside >= MIN_OUTSIDE
         and seen.own_cpu_seconds >= seen.other_threads_seconds
     ):
-        return State(
+        return ProfileState(
             id="gil",
             text=f"GIL-bound main process: {held}: {seen.held_share * outside:.0%} of a step is "
             f"Python code in the trainer's main thread, not the model{where(worst, signs)}",
@@ -264,7 +264,7 @@ def interpreter_lock(signs: Sequence[Signs]) -> State | None:
     return None
 
 
-def straggler(signs: Sequence[Signs]) -> State | None:
+def straggler(signs: Sequence[Signs]) -> ProfileState | None:
     """All ranks wait for one, in collectives: it is there for less of a step than the others."""
     if len(signs) < 2 or any(own.evidence.knocks < MIN_KNOCKS for own in signs):
         return None
@@ -279,7 +279,7 @@ def straggler(signs: Sequence[Signs]) -> State | None:
         own.as_is.wait_seconds.median for own in others
     )
     why = "waiting for its data" if more >= 0.5 * late else "in its own loop, not for data"
-    return State(
+    return ProfileState(
         id="straggler",
         text=f"one straggling rank: rank {slowest.rank.rank} (host {slowest.rank.host}) takes "
         f"{in_ms(slowest.own_seconds)} of a step outside collectives and backward, the others "
@@ -288,7 +288,7 @@ def straggler(signs: Sequence[Signs]) -> State | None:
     )
 
 
-def oversubscribed(own: Signs) -> State | None:
+def oversubscribed(own: Signs) -> ProfileState | None:
     """More workers than vCPUs take turns, also with the main thread."""
     seen, here = own.evidence, own.rank
     workers = own.workers * here.ranks_on_host
@@ -308,7 +308,7 @@ def oversubscribed(own: Signs) -> State | None:
         if today and best
         else ""
     )
-    return State(
+    return ProfileState(
         id="oversubscribed",
         text=f"oversubscribed workers: {workers} on {here.vcpus:.3g} vCPUs, ready to run while "
         f"others have the CPU {queued:.0%} of their time, the main thread {main:.0%} of its{rates}",
@@ -335,7 +335,7 @@ MIN_FIRST_RATIO = 1.5
 MIN_PASS = 5
 
 
-def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[State, ...]:
+def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[ProfileState, ...]:
     """The states that the figures speak for, the one with the largest share of a step first.
 
     Args:
@@ -378,7 +378,7 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[St
     return tuple(sorted((own for own in found if own), key=lambda own: -(own.share or 0.0)))
 
 
-def _other_programs(signs: Sequence[Signs], *, vcpus: float) -> State | None:
+def _other_programs(signs: Sequence[Signs], *, vcpus: float) -> ProfileState | None:
     hosts: dict[str, list[Signs]] = {}
     for own in signs:
         hosts.setdefault(own.rank.host, []).append(own)
@@ -388,7 +388,7 @@ def _other_programs(signs: Sequence[Signs], *, vcpus: float) -> State | None:
         return None
     most = max(taken, key=lambda host: taken[host])
     where = f", most of them on {most}" if len(taken) > 1 else ""
-    return State(
+    return ProfileState(
         id="other-programs",
         text=f"other programs kept {others:.1f} of the {vcpus:.3g} vCPUs busy{where}: profile "
         "again when it is quiet",
@@ -396,14 +396,14 @@ def _other_programs(signs: Sequence[Signs], *, vcpus: float) -> State | None:
     )
 
 
-def _cpu(signs: Sequence[Signs], *, vcpus: float, busy: float) -> State | None:
+def _cpu(signs: Sequence[Signs], *, vcpus: float, busy: float) -> ProfileState | None:
     lost = max(own.lost_share for own in signs)
     if lost < MIN_SHARE or busy < BUSY:
         return None
     workers = sum(own.as_is.children_cpu_seconds for own in signs)
     trainers = sum(own.as_is.trainer_cpu_seconds for own in signs)
     others = others_of(signs)
-    return State(
+    return ProfileState(
         id="cpu",
         text=f"CPU-bound: a step uses {workers:.3f} CPU-seconds of loader workers and "
         f"{trainers:.3f} of trainers, on {vcpus:.3g} vCPUs that were {busy:.0%} busy"
@@ -412,7 +412,7 @@ def _cpu(signs: Sequence[Signs], *, vcpus: float, busy: float) -> State | None:
     )
 
 
-def _reads(own: Signs, *, is_shared: bool, is_storage: bool) -> State | None:
+def _reads(own: Signs, *, is_shared: bool, is_storage: bool) -> ProfileState | None:
     """Workers wait for what they read; where the parts name the storage, however little they wait.
 
     Copying what was read can be most of a worker's time.
@@ -430,7 +430,7 @@ def _reads(own: Signs, *, is_shared: bool, is_storage: bool) -> State | None:
     received = own.received_per_second * own.step_seconds / max(1, own.rank.ranks_on_host)
     rates = own.rates
     if is_shared and received >= max(1.0, MIN_RECEIVED * size):
-        return State(
+        return ProfileState(
             id="network",
             text=f"network-bound: {batch}; {own.received_per_second * 8e-6:.1f} Mbit/s are "
             f"received, and more workers get no more ({rates})",
@@ -439,21 +439,21 @@ def _reads(own: Signs, *, is_shared: bool, is_storage: bool) -> State | None:
     if is_shared or is_storage:
         stall = own.evidence.storage_stall_seconds
         stalled = f"; storage was waited for {stall:.1f} s" if stall else ""
-        return State(
+        return ProfileState(
             id="storage",
             text=f"storage-bound: {batch}; it waits for reads, and more workers get "
             f"{'no' if is_waiting else 'little'} more ({rates}){stalled}",
             share=share,
         )
     grows = f"; more workers wait at the same time ({rates})" if rates else ""
-    return State(
+    return ProfileState(
         id="latency",
         text=f"latency-bound: {batch}: it waits for its reads, not for a CPU{grows}",
         share=share,
     )
 
 
-def _cold_reads(own: Signs) -> State | None:
+def _cold_reads(own: Signs) -> ProfileState | None:
     """Steps wait for storage, although the loader alone found its files in memory by then."""
     reads = own.rank.reads
     if own.wait_share < MIN_SHARE or reads is None or reads.bytes_per_second is None:
@@ -461,7 +461,7 @@ def _cold_reads(own: Signs) -> State | None:
     cold, warm = reads.cold_seconds.mean, reads.warm_seconds.mean
     if cold < MIN_COLD_RATIO * warm or cold < MIN_LOADING * own.step_seconds * max(1, own.workers):
         return None
-    return State(
+    return ProfileState(
         id="storage",
         text=f"storage-bound: a batch of {reads.batch_bytes.mean / 1e6:.2f} MB takes a worker "
         f"{in_ms(cold)} from storage and {in_ms(warm)} from memory; the storage gives "
@@ -470,7 +470,7 @@ def _cold_reads(own: Signs) -> State | None:
     )
 
 
-def _few_workers(own: Signs, *, busy: float) -> State | None:
+def _few_workers(own: Signs, *, busy: float) -> ProfileState | None:
     if own.wait_share < MIN_SHARE or busy >= BUSY or own.worker_idle_share >= MIN_WORKER_IDLE:
         return None
     if own.many is not None and own.many.workers > own.workers:
@@ -478,7 +478,7 @@ def _few_workers(own: Signs, *, busy: float) -> State | None:
         if today and own.many.batches_per_second < (1 + MIN_SHARE) * today:
             return None
     rates = own.rates
-    return State(
+    return ProfileState(
         id="workers",
         text=f"too few workers at idle CPUs: {own.workers} workers load, and the vCPUs are "
         f"{busy:.0%} busy" + (f" ({rates})" if rates else ""),
@@ -486,10 +486,10 @@ def _few_workers(own: Signs, *, busy: float) -> State | None:
     )
 
 
-def _serial(own: Signs) -> State | None:
+def _serial(own: Signs) -> ProfileState | None:
     if own.wait_share < MIN_SHARE:
         return None
-    return State(
+    return ProfileState(
         id="serial",
         text=f"no workers: the main process loads by itself (num_workers=0), "
         f"{in_ms(own.as_is.wait_seconds.median)} of each step of {in_ms(own.step_seconds)}"
@@ -518,7 +518,7 @@ def _threads(own: Signs) -> str:
     )
 
 
-def _first_epoch(own: Signs) -> State | None:
+def _first_epoch(own: Signs) -> ProfileState | None:
     passes = [each for each in own.evidence.passes if each.batches >= MIN_PASS]
     if len(passes) < 2:
         return None
@@ -527,7 +527,7 @@ def _first_epoch(own: Signs) -> State | None:
     more = first.wait_seconds - later
     if more < 2 * MIN_SHARE * first.step_seconds or first.wait_seconds < MIN_FIRST_RATIO * later:
         return None
-    return State(
+    return ProfileState(
         id="first-epoch",
         text=f"first-epoch effect: a step of the first epoch waits {in_ms(first.wait_seconds)}, of "
         f"the {len(passes) - 1} later ones {in_ms(later)}: something is cached, and a whole "
@@ -536,7 +536,7 @@ def _first_epoch(own: Signs) -> State | None:
     )
 
 
-def _accelerator(signs: Sequence[Signs], *, is_binding: bool) -> State | None:
+def _accelerator(signs: Sequence[Signs], *, is_binding: bool) -> ProfileState | None:
     waiting = max(signs, key=lambda own: own.lost_share)
     if waiting.lost_share >= MAX_LOST or not (is_binding or waiting.wait_share < MIN_SHARE):
         return None
@@ -544,7 +544,7 @@ def _accelerator(signs: Sequence[Signs], *, is_binding: bool) -> State | None:
     if accelerator is None:
         return None
     replayed = accelerator.step_seconds.median
-    return State(
+    return ProfileState(
         id="accelerator",
         text=f"accelerator-bound: a step takes {in_ms(waiting.step_seconds)}, with cached batches "
         f"{in_ms(replayed)}; {waiting.wait_share:.0%} of it is waiting for data",

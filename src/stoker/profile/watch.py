@@ -32,7 +32,7 @@ from stoker.host.counters import (
     throttling,
 )
 from stoker.host.cpu import cpu_groups, cpu_quota
-from stoker.profile.raw import Evidence, Pass
+from stoker.profile.raw import Evidence, ProfiledEpoch
 
 # The machine's lateness is known to this much.
 TICK_SECONDS = 50e-6
@@ -166,7 +166,7 @@ _COLLECTIVES = (
 )
 
 
-class Watch:
+class StepWatch:
     """Sees the reading thread's steps, its threads, its workers and the machine; cheap.
 
     While steps are watched, a thread knocks: it sleeps, and sees how long it then waits for the
@@ -175,12 +175,12 @@ class Watch:
 
     def __init__(self) -> None:
         self._evidence = Evidence()
-        self._passes: list[Pass] = []
+        self._passes: list[ProfiledEpoch] = []
         self._waits: list[float] = []
         self._pass_began = 0.0
         self._last = 0.0
         self._is_reading = False
-        self._watched: _Watched | None = None
+        self._watched: _WatchedStretch | None = None
 
     def asked(self) -> None:
         """The reading thread asks for a batch."""
@@ -203,7 +203,7 @@ class Watch:
         if self._watched is not None:
             self._watched.got(wait=wait, receive=receive)
         elif is_counted:
-            self._watched = _Watched(is_reading=lambda: self._is_reading)
+            self._watched = _WatchedStretch(is_reading=lambda: self._is_reading)
 
     def pause(self) -> None:
         """Watches no more until the next batch; may be called twice."""
@@ -217,7 +217,7 @@ class Watch:
         steps = len(self._waits) - 1
         if steps > 0:
             self._passes.append(
-                Pass(
+                ProfiledEpoch(
                     batches=steps,
                     wait_seconds=sum(self._waits[1:]) / steps,
                     step_seconds=(self._last - self._pass_began) / steps,
@@ -231,7 +231,7 @@ class Watch:
         return msgspec.structs.replace(self._evidence, passes=tuple(self._passes))
 
 
-class _Watched:
+class _WatchedStretch:
     """One stretch of steps without a pause."""
 
     def __init__(self, *, is_reading: Callable[[], bool]) -> None:

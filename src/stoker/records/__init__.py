@@ -48,11 +48,11 @@ from stoker.records.engine import (
     EngineCommand,
     EngineName,
     EngineSettings,
-    Ready,
+    ReadyProbe,
     StrategyName,
     StrategySettings,
 )
-from stoker.records.parts import Parts, Shared, parts_of
+from stoker.records.parts import Parts, SharedLoading, parts_of
 from stoker.records.profile import (
     Check,
     Fix,
@@ -61,8 +61,8 @@ from stoker.records.profile import (
     Profile,
     ProfiledData,
     ProfiledHost,
+    ProfileState,
     Spread,
-    State,
     StepTerms,
     TransformCost,
 )
@@ -141,16 +141,16 @@ __all__ = [
     "Prices",
     "Profile",
     "ProfileSettings",
+    "ProfileState",
     "ProfiledData",
     "ProfiledHost",
-    "Ready",
+    "ReadyProbe",
     "Record",
     "Role",
     "SageMakerSettings",
     "Scalar",
-    "Shared",
+    "SharedLoading",
     "Spread",
-    "State",
     "StepCost",
     "StepTerms",
     "StrategyName",

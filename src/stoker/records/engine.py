@@ -87,7 +87,7 @@ class StrategySettings(Record, frozen=True, kw_only=True):
         return None
 
 
-class Ready(Record, frozen=True, kw_only=True, omit_defaults=True):
+class ReadyProbe(Record, frozen=True, kw_only=True, omit_defaults=True):
     """How it is known that an engine's server takes work.
 
     Attributes:
@@ -119,7 +119,7 @@ class EngineCommand(Record, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
-    ready: Ready | None = None
+    ready: ReadyProbe | None = None
     environment: dict[Name, str] = msgspec.field(default_factory=dict)
     needs_workers: bool = False
     followers_only: bool = False

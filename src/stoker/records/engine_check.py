@@ -12,7 +12,7 @@ from stoker.records.engine import (
     EngineCommand,
     EngineName,
     EngineSettings,
-    Ready,
+    ReadyProbe,
     mistake,
     places_in,
 )
@@ -24,7 +24,7 @@ _TF_DATA_WORKER = EngineCommand(
         *(*_TF_DATA, "worker", "--dispatcher", "{leader:dispatcher}"),
         *("--address", "{address:worker}", "--cores", "{workers}"),
     ),
-    ready=Ready(port="worker"),
+    ready=ReadyProbe(port="worker"),
     needs_workers=True,
 )
 
@@ -39,7 +39,7 @@ _RAY_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "{secret_file}"}
 def _ray(role: str, *, followers_only: bool = False) -> EngineCommand:
     return EngineCommand(
         command=("python", "-P", "-m", "stoker.launch.engines.ray_node", role, *_RAY_NODE),
-        ready=Ready(port="joined"),
+        ready=ReadyProbe(port="joined"),
         environment=_RAY_TOKEN,
         followers_only=followers_only,
     )
@@ -50,7 +50,7 @@ PRESETS: Mapping[EngineName, EngineSettings] = {
         name="tf.data.service",
         leader=EngineCommand(
             command=(*_TF_DATA, "dispatcher", "--port", "{dispatcher}"),
-            ready=Ready(port="dispatcher"),
+            ready=ReadyProbe(port="dispatcher"),
         ),
         dnn=_TF_DATA_WORKER,
         data=_TF_DATA_WORKER,

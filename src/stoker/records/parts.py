@@ -49,7 +49,7 @@ _ORDER: tuple[Limit, ...] = ("cpu", "accelerator", "latency", "storage")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
+class SharedLoading:
     """What loader workers share, by their measured throughput.
 
     Attributes:
@@ -91,7 +91,7 @@ class Parts:
     workers: int
     ranks: int = 1
     read_seconds: float = 0.0
-    shared: Shared = Shared()
+    shared: SharedLoading = SharedLoading()
 
     @property
     def free_vcpus(self) -> float:
@@ -187,12 +187,12 @@ def read_seconds(profile: Profile) -> float:
     return 0.0 if seconds > _IN_MEMORY * step.step_seconds else seconds
 
 
-def shared_of(profile: Profile, *, vcpus: float) -> Shared:
+def shared_of(profile: Profile, *, vcpus: float) -> SharedLoading:
     """What the profile's loader workers share, on so many vCPUs of all hosts."""
     step, hosts = profile.timed_step, profile.host.count
     cpu = step.loader_cpu_seconds
     if cpu is None:
-        return Shared()
+        return SharedLoading()
     wall = step.loader_wall_seconds
     return shared_by_rates(
         profile.loader_rates, wall=cpu if wall is None else wall, cpu=cpu, vcpus=vcpus, hosts=hosts
@@ -201,7 +201,7 @@ def shared_of(profile: Profile, *, vcpus: float) -> Shared:
 
 def shared_by_rates(
     rates: Sequence[LoaderRate], *, wall: float, cpu: float, vcpus: float, hosts: int = 1
-) -> Shared:
+) -> SharedLoading:
     """What the workers share, by throughputs at different numbers of them.
 
     Args:
@@ -213,20 +213,20 @@ def shared_by_rates(
     """
     known = sorted(rates, key=lambda rate: rate.workers)
     if not known:
-        return Shared()
+        return SharedLoading()
     few, many = known[0], known[-1]
     least, most = few.workers * hosts, many.workers * hosts
     if least == most:
-        return Shared(least=least, most=most)
+        return SharedLoading(least=least, most=most)
     alone, together = 1 / few.steps_per_second, 1 / many.steps_per_second
     expected = max(least * alone / most, cpu / max(min(most, vcpus), 1e-9))
     noise = _NOISE_WAITING if wall > WAITS * cpu else _NOISE_COMPUTING
     if together <= noise * expected:
-        return Shared(least=least, most=most)
+        return SharedLoading(least=least, most=most)
     best = min(1 / rate.steps_per_second for rate in known)
     # A lone worker waits for what it shares within its own time for a batch.
     seconds = min((most * together - least * alone) / (most - least), best, wall / least)
-    return Shared(seconds=max(0.0, seconds), least=least, most=most)
+    return SharedLoading(seconds=max(0.0, seconds), least=least, most=most)
 
 
 def others_vcpus_of(profile: Profile) -> float:

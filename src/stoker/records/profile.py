@@ -206,7 +206,7 @@ class Fix(Record, frozen=True, kw_only=True):
     cost: Literal["none", "small", "large"] = "none"
 
 
-class State(Record, frozen=True, kw_only=True):
+class ProfileState(Record, frozen=True, kw_only=True):
     """A state that the training is in, named, with the figures that it rests on.
 
     Attributes:
@@ -243,7 +243,7 @@ class Profile(Record, frozen=True, kw_only=True):
     observed: Observed | None = None
     spread: dict[str, Spread] | None = None
     check: Check | None = None
-    states: tuple[State, ...] = ()
+    states: tuple[ProfileState, ...] = ()
     fixes: tuple[Fix, ...] = ()
     loader_rates: tuple[LoaderRate, ...] = ()
     transforms: tuple[TransformCost, ...] = ()

@@ -54,7 +54,7 @@ _FLAT_STEPS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class ReportPicture:
     """The same drawing for wide and for narrow pages."""
 
     wide: Markup
@@ -98,52 +98,52 @@ def collect_strips(
     return strips
 
 
-def picture_of_strips(strips: Sequence[Strip], unit: TimeUnit) -> Picture | None:
+def picture_of_strips(strips: Sequence[Strip], unit: TimeUnit) -> ReportPicture | None:
     """Some consecutive steps of each run; None where none is known."""
     if not strips:
         return None
-    return Picture(
+    return ReportPicture(
         draw_strips(strips, unit=unit, width=WIDE, name="strips-wide"),
         draw_strips(strips, unit=unit, width=NARROW, name="strips-narrow"),
     )
 
 
-def picture_of_series(strips: Sequence[Strip], unit: TimeUnit) -> Picture | None:
+def picture_of_series(strips: Sequence[Strip], unit: TimeUnit) -> ReportPicture | None:
     """All steps of each run that kept a timeline; None where none did."""
     kept = [strip for strip in strips if strip.timeline.measured]
     if not kept:
         return None
-    return Picture(
+    return ReportPicture(
         draw_series(kept, unit=unit, width=WIDE, name="series-wide"),
         draw_series(kept, unit=unit, width=NARROW, name="series-narrow"),
     )
 
 
-def picture_of_plans(decision: Decision | None, unit: TimeUnit) -> Picture | None:
+def picture_of_plans(decision: Decision | None, unit: TimeUnit) -> ReportPicture | None:
     """The plans by time and money, and by data hosts; None where there is one plan only."""
     if decision is None:
         return None
     wide = draw_plans(decision, unit=unit, width=WIDE, name="plans-wide")
     narrow = draw_plans(decision, unit=unit, width=NARROW, name="plans-narrow")
-    return Picture(wide, narrow) if wide and narrow else None
+    return ReportPicture(wide, narrow) if wide and narrow else None
 
 
-def picture_of_intervals(figures: Figures, unit: TimeUnit) -> Picture | None:
+def picture_of_intervals(figures: Figures, unit: TimeUnit) -> ReportPicture | None:
     """Baseline, prediction and measurement; None where there is nothing to compare."""
     rows = _intervals(figures)
     if len(rows) < 2:
         return None
-    return Picture(
+    return ReportPicture(
         draw_intervals(rows, unit=unit, width=WIDE, name="intervals-wide"),
         draw_intervals(rows, unit=unit, width=NARROW, name="intervals-narrow"),
     )
 
 
-def picture_of_feed(story: FeedStory | None) -> Picture | None:
+def picture_of_feed(story: FeedStory | None) -> ReportPicture | None:
     """Wait, batches ready and each host's work over the run; None without a feed."""
     if story is None:
         return None
-    return Picture(
+    return ReportPicture(
         draw_feed(story, width=WIDE, name="feed-wide"),
         draw_feed(story, width=NARROW, name="feed-narrow"),
     )

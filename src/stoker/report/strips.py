@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from stoker.report.figures import NBSP, TimeUnit, percent, whole
 from stoker.report.svg import Drawing, fit, text_width, ticks
-from stoker.report.timeline import Bin, Quantiles, Step, Timeline, shown_seconds
+from stoker.report.timeline import Bin, Quantiles, RunTimeline, TimelineStep, shown_seconds
 
 _TITLE = 15.0
 _LABEL = 13.0
@@ -29,7 +29,7 @@ class Strip:
     name: str
     what: str
     step_seconds: float
-    timeline: Timeline
+    timeline: RunTimeline
 
 
 def draw_strips(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: str) -> Markup:
@@ -48,7 +48,7 @@ def strips_drawing(strips: Sequence[Strip], *, unit: TimeUnit, width: float, nam
         name=name,
         width=width,
         height=len(strips) * block + 22,
-        title="Step timeline, " + " and ".join(strip.name.lower() for strip in strips),
+        title="TimelineStep timeline, " + " and ".join(strip.name.lower() for strip in strips),
         description=" ".join(f"{title}: {right}." for title, right in heads)
         + " Striped marks are waiting for data, plain marks are compute.",
     )
@@ -88,7 +88,7 @@ def describe_windows(strips: Sequence[Strip]) -> str:
     return " ".join(sentences)
 
 
-def _head(strip: Strip, steps: Sequence[Step], unit: TimeUnit) -> tuple[str, str]:
+def _head(strip: Strip, steps: Sequence[TimelineStep], unit: TimeUnit) -> tuple[str, str]:
     span = steps[-1].end_seconds - steps[0].start_seconds
     share = sum(step.wait_seconds for step in steps) / span if span > 0 else 0.0
     title = f"{strip.name}: {strip.what}"
@@ -99,7 +99,7 @@ def _head(strip: Strip, steps: Sequence[Step], unit: TimeUnit) -> tuple[str, str
 
 def _marks(
     drawing: Drawing,
-    steps: Sequence[Step],
+    steps: Sequence[TimelineStep],
     *,
     scale: float,
     seconds: float,
@@ -128,7 +128,7 @@ def _marks(
 
 def _callout(
     drawing: Drawing,
-    steps: Sequence[Step],
+    steps: Sequence[TimelineStep],
     *,
     scale: float,
     base: float,
@@ -139,7 +139,7 @@ def _callout(
     early = steps[: max(1, len(steps) // 3)]
     typical = sorted(step.step_seconds for step in steps)[len(steps) // 2]
 
-    def oddness(step: Step) -> float:
+    def oddness(step: TimelineStep) -> float:
         return abs(step.step_seconds - typical)
 
     ordinary = [step for step in early if oddness(step) < 0.1 * typical]
@@ -340,7 +340,7 @@ def intervals_drawing(
         name=name,
         width=width,
         height=floor + 26,
-        title="Step time, predicted against measured",
+        title="TimelineStep time, predicted against measured",
         description=" ".join(f"{row.name}: {_words_of_intervals(row, unit)}." for row in rows),
     )
 

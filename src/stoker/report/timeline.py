@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TimelineStep:
     """One step of the trainer: it waits for its batch, then computes.
 
     Attributes:
@@ -62,14 +62,14 @@ class Quantiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class RunTimeline:
     """Steps of the main loader in the order of their start.
 
     Attributes:
         measured: False where the steps are drawn from medians because no timeline was kept.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[TimelineStep, ...]
     measured: bool = True
 
     def quantiles(self) -> Quantiles:
@@ -85,7 +85,7 @@ class Timeline:
             _quantile(sorted(step.compute_seconds for step in self.steps), 0.5),
         )
 
-    def window(self, seconds: float) -> tuple[Step, ...]:
+    def window(self, seconds: float) -> tuple[TimelineStep, ...]:
         """Consecutive steps that fill `seconds`, as near to the middle of the run as can be.
 
         A window inside one epoch is preferred to one that crosses the validation between two.
@@ -93,7 +93,7 @@ class Timeline:
         starts = [step.start_seconds for step in self.steps]
         middle = (starts[0] + self.steps[-1].end_seconds - seconds) / 2
 
-        def cut(first: int) -> tuple[Step, ...]:
+        def cut(first: int) -> tuple[TimelineStep, ...]:
             last = bisect_left(starts, starts[first] + seconds - 1e-9)
             return self.steps[first : max(last, first + 1)]
 
@@ -117,7 +117,7 @@ class Timeline:
         return bins
 
 
-def read_timeline(path: Path) -> Timeline | None:
+def read_timeline(path: Path) -> RunTimeline | None:
     """The main loader's steps: of the loader with most rows.
 
     Rows that are not whole (a killed process leaves one) are left out. None where the file is
@@ -132,17 +132,17 @@ def read_timeline(path: Path) -> Timeline | None:
         return None
     main, _ = Counter(row.loader for row in rows).most_common(1)[0]
     steps = sorted((row for row in rows if row.loader == main), key=lambda row: row.start_seconds)
-    return Timeline(tuple(steps))
+    return RunTimeline(tuple(steps))
 
 
-def flat_timeline(*, wait_seconds: float, compute_seconds: float, steps: int) -> Timeline | None:
+def flat_timeline(*, wait_seconds: float, compute_seconds: float, steps: int) -> RunTimeline | None:
     """A run whose steps are all alike, for want of a timeline; None for steps of no length."""
     step_seconds = wait_seconds + compute_seconds
     if step_seconds <= 0:
         return None
-    return Timeline(
+    return RunTimeline(
         tuple(
-            Step(0, 0, batch, batch * step_seconds, wait_seconds, compute_seconds)
+            TimelineStep(0, 0, batch, batch * step_seconds, wait_seconds, compute_seconds)
             for batch in range(steps)
         ),
         measured=False,
@@ -158,10 +158,10 @@ def shown_seconds(step_seconds: Sequence[float]) -> float:
     return min(24 * slow, max(40 * fast, 2 * slow), 400 * fast)
 
 
-def _steps(text: str) -> Iterator[Step]:
+def _steps(text: str) -> Iterator[TimelineStep]:
     for row in csv.DictReader(text.splitlines()):
         try:
-            step = Step(
+            step = TimelineStep(
                 loader=int(row["loader"]),
                 epoch=int(row["epoch"]),
                 batch=int(row["batch"]),

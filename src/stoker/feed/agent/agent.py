@@ -21,7 +21,7 @@ import zmq
 from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
 from stoker.feed.agent.dataset_host import HeldSpec, Nursery, Specs
 from stoker.feed.agent.dispatch import Dispatch
-from stoker.feed.agent.queue import Session
+from stoker.feed.agent.queue import AgentSession
 from stoker.feed.agent.sending import BatchPort, Outbox, OutgoingBatch, Transport
 from stoker.feed.wire import crypto as security
 from stoker.feed.wire import protocol as messages
@@ -68,7 +68,7 @@ class Service:
         self._feed = feed
         self._log = log
         self._host = host
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, AgentSession] = {}
         self._dispatch = Dispatch(
             specs, self._outbox, sessions=self._sessions, workers=workers, feed=feed, log=log
         )
@@ -167,7 +167,7 @@ class Service:
             return
         session = self._sessions.get(message.session)
         if session is None:
-            session = Session(
+            session = AgentSession(
                 name=message.session,
                 identity=identity,
                 rank=message.rank,
@@ -259,7 +259,7 @@ class Service:
             self._dispatch.drop("the dataset failed on this host", spec=held.digest)
 
     def _fail(
-        self, session: Session, reason: str, error: bytes = b"", *, is_of_host: bool = False
+        self, session: AgentSession, reason: str, error: bytes = b"", *, is_of_host: bool = False
     ) -> None:
         if not error:
             kind, fix = (FeedLostError, _HOST_FIX) if is_of_host else (FeedError, "")

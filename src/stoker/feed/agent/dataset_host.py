@@ -19,8 +19,15 @@ import msgspec
 
 from stoker.errors import FeedLostError, ProtocolError
 from stoker.feed.wire.protocol import Arrival
-from stoker.feed.workers.pipe import Channel, channel_pair, pack
-from stoker.feed.workers.pool import Job, Opening, Process, Result, StreamPool, WorkerPool
+from stoker.feed.workers.pipe import Pipe, channel_pair, pack
+from stoker.feed.workers.pool import (
+    ChildProcess,
+    Opening,
+    Result,
+    StreamPool,
+    WorkerJob,
+    WorkerPool,
+)
 
 # import torch takes about 2 s on a slow core; a killed process is gone in milliseconds.
 STOP_SECONDS = 5.0
@@ -114,7 +121,7 @@ class Holder:
         held: What became of the spec; None: not known yet.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Pipe) -> None:
         self.channel = channel
         self.held: Held | None = None
         self._workers: dict[int, tuple[WorkerProcess, int]] = {}
@@ -200,7 +207,7 @@ class Nursery:
                 # Ctrl-C and SIGTERM to the agent's group are the agent's to judge.
                 process_group=0,
             )
-        self.channel = Channel(ours, blocking=False)
+        self.channel = Pipe(ours, blocking=False)
 
     @property
     def is_alive(self) -> bool:
@@ -226,7 +233,7 @@ class Nursery:
             raise
         finally:
             theirs.close()
-        return Holder(Channel(ours, blocking=False))
+        return Holder(Pipe(ours, blocking=False))
 
     def close(self) -> None:
         """Ends it and all it forked; may be called twice, never raises; 5 s at most."""
@@ -248,7 +255,7 @@ class Nursery:
         return not self.channel.is_closed
 
 
-def _wait(channel: Channel, events: int, seconds: float) -> None:
+def _wait(channel: Pipe, events: int, seconds: float) -> None:
     # Not select: amid a flood of connections, descriptors have numbers above what it takes.
     poller = select.poll()
     poller.register(channel, events)
@@ -528,14 +535,14 @@ class Specs:
         pools = [pool for spec in self._specs.values() for pool in spec.pools.values()]
         return sum(pool.busy_count for pool in pools)
 
-    def assign(self, key: PoolKey, job: Job) -> None:
+    def assign(self, key: PoolKey, job: WorkerJob) -> None:
         """Gives a job to a worker of a pool that `can_take` it."""
         digest, seeding = key
         spec = self._specs[digest]
         self.begin(spec, seeding=seeding, base_seed=job.seed[0] if job.seed else 0)
         spec.pools[seeding].assign(job)
 
-    def ask_stream(self, digest: str, session: str, job: Job, opening: Opening) -> None:
+    def ask_stream(self, digest: str, session: str, job: WorkerJob, opening: Opening) -> None:
         """Gives a job to a stream of a session: at once, its process makes one after the other."""
         spec = self._specs[digest]
         streams = spec.streams.get(session)
@@ -554,7 +561,7 @@ class Specs:
                 streams.close()
                 del spec.streams[session]
 
-    def hurry(self) -> list[Job]:
+    def hurry(self) -> list[WorkerJob]:
         """Gives what is late to other workers of the host, too; what it gave."""
         pools = [pool for spec in self._specs.values() for pool in spec.pools.values()]
         return [job for pool in pools for job in pool.hurry()]
@@ -582,7 +589,7 @@ class Specs:
         holder = spec.holder
         assert holder is not None
 
-        def start(number: int, sock: socket.socket) -> Process:
+        def start(number: int, sock: socket.socket) -> ChildProcess:
             return holder.fork(
                 sock,
                 worker_id=spec.first_worker + spec.worker_step * number,
@@ -604,7 +611,7 @@ class Specs:
         holder = spec.holder
         assert holder is not None
 
-        def start(opening: Opening, sock: socket.socket) -> Process:
+        def start(opening: Opening, sock: socket.socket) -> ChildProcess:
             return holder.fork_stream(
                 sock,
                 shard=opening.shard,

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 from stoker.feed import memory
 from stoker.feed.agent.dataset_host import Specs
-from stoker.feed.agent.queue import Credits, Queue, Request, Session
+from stoker.feed.agent.queue import AgentSession, CreditPool, Queue, Request
 from stoker.feed.agent.sending import Outbox
 from stoker.feed.wire import protocol as messages
-from stoker.feed.workers.pool import MAX_OPEN, Job, Result, stream_job
+from stoker.feed.workers.pool import MAX_OPEN, Result, WorkerJob, stream_job
 from stoker.logs import Log
 from stoker.records import FeedSettings
 
@@ -35,7 +35,7 @@ class Dispatch:
         specs: Specs,
         outbox: Outbox,
         *,
-        sessions: Mapping[str, Session],
+        sessions: Mapping[str, AgentSession],
         workers: int,
         feed: FeedSettings,
         log: Log,
@@ -46,7 +46,7 @@ class Dispatch:
         self._workers = workers
         self._log = log
         self._queue = Queue()
-        self._credits = Credits(workers=workers, per_worker=feed.credits)
+        self._credits = CreditPool(workers=workers, per_worker=feed.credits)
         self._max_bytes = memory.max_bytes(feed)
         self.num_begun = 0
 
@@ -75,7 +75,7 @@ class Dispatch:
         self._credits.adapt()
         self.share_credits()
 
-    def share(self, session: Session) -> int:
+    def share(self, session: AgentSession) -> int:
         """How many batches a session may ask for now."""
         return self._credits.share(session, self._sessions.values(), time.monotonic())
 
@@ -87,7 +87,7 @@ class Dispatch:
                 session.credits = share
                 self._outbox.send(session, messages.Credits(session=session.name, credits=share))
 
-    def ask(self, identity: bytes, session: Session, message: messages.Make) -> None:
+    def ask(self, identity: bytes, session: AgentSession, message: messages.Make) -> None:
         """Queues a batch that a session asks for."""
         key = (message.pass_number, message.number)
         if key in session.requests:
@@ -106,7 +106,7 @@ class Dispatch:
     def ask_stream(
         self,
         identity: bytes,
-        session: Session,
+        session: AgentSession,
         message: messages.Make,
         stream: messages.Stream,
     ) -> None:
@@ -166,7 +166,7 @@ class Dispatch:
                 self._queue.push(request)
                 return
             self.num_begun += 1
-            self._specs.assign(key, Job((request,), request.index, request.seed))
+            self._specs.assign(key, WorkerJob((request,), request.index, request.seed))
 
     def _has_memory(self) -> bool:
         """Whether one more batch may be made: one always may."""
@@ -195,7 +195,7 @@ class Dispatch:
         self._outbox.result(request, result)
 
 
-def _noted(session: Session, message: messages.Make, *, generation: int = 0) -> Request:
+def _noted(session: AgentSession, message: messages.Make, *, generation: int = 0) -> Request:
     """The request, in its session's books."""
     request = Request(
         session,

@@ -35,9 +35,9 @@ from stoker.feed.agent.dataset_host import (
     to_holder,
     to_nursery,
 )
-from stoker.feed.wire.dataset import Spec, pack_error, read_place, read_spec
+from stoker.feed.wire.dataset import DatasetSpec, pack_error, read_place, read_spec
 from stoker.feed.wire.script import values_here
-from stoker.feed.workers.pipe import Channel, Received, channel_pair, pack
+from stoker.feed.workers.pipe import Pipe, Received, channel_pair, pack
 from stoker.host.processes import die_with_parent
 
 # From the kill of its children to the end of a process of the nursery.
@@ -62,12 +62,12 @@ def main() -> None:
     """Has a holder forked for every order, until the agent is gone."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])), blocking=False)
+    channel = Pipe(socket.socket(fileno=int(sys.argv[1])), blocking=False)
     # Here and not above: it imports torch, and an agent that dies meanwhile must be noticed.
     _import_ahead()
     _known.update(sys.modules)
     children = _Children()
-    template = _Ahead(children, channel, _serve_as_template)
+    template = _ForkedAhead(children, channel, _serve_as_template)
     waiting: deque[Received] = deque()
     while not channel.is_closed:
         template.work_on(waiting)
@@ -81,10 +81,10 @@ def main() -> None:
 
 def _serve_as_template(sock: socket.socket) -> None:
     """A template's life: imports what specs name, and forks a holder for each."""
-    orders = Channel(sock, blocking=False)
+    orders = Pipe(sock, blocking=False)
     children = _Children()
     modules = _Modules()
-    spare = _Ahead(children, orders, _hold_next)
+    spare = _ForkedAhead(children, orders, _hold_next)
     while not orders.is_closed:
         seconds = None if spare.is_there else SPARE_SECONDS
         ready, _, _ = select.select([orders.fileno(), children.fileno()], [], [], seconds)
@@ -122,7 +122,7 @@ _TAKEN, _LAST, _REFUSED = b"taken", b"last", b"refused"
 
 
 def _hold_next(sock: socket.socket) -> None:
-    with contextlib.closing(Channel(sock, blocking=True)) as orders:
+    with contextlib.closing(Pipe(sock, blocking=True)) as orders:
         given = orders.receive()
     for data, (memory, theirs) in given:
         _hold(to_nursery.decode(data), memory, theirs)
@@ -278,7 +278,7 @@ class _Children:
         self._writable.close()
 
 
-class _Ahead:
+class _ForkedAhead:
     """A process that was forked before there is an order for it, and its channel.
 
     Args:
@@ -286,12 +286,12 @@ class _Ahead:
     """
 
     def __init__(
-        self, children: _Children, channel: Channel, run: Callable[[socket.socket], None]
+        self, children: _Children, channel: Pipe, run: Callable[[socket.socket], None]
     ) -> None:
         self._children = children
         self._channel = channel
         self._run = run
-        self._orders: Channel | None = None
+        self._orders: Pipe | None = None
         # The order that it has and has not answered.
         self._given: Received | None = None
         self.pid = -1
@@ -318,7 +318,7 @@ class _Ahead:
 
         self.pid = _fork(self._children, self._channel, waiting, run)
         theirs.close()
-        self._orders = Channel(ours, blocking=False)
+        self._orders = Pipe(ours, blocking=False)
 
     def give(self, order: Received) -> bool:
         """Gives it an order; False if it is not there, or does not take it."""
@@ -367,7 +367,7 @@ class _Ahead:
 
 
 def _fork(
-    children: _Children, channel: Channel, waiting: Iterable[Received], run: Callable[[], None]
+    children: _Children, channel: Pipe, waiting: Iterable[Received], run: Callable[[], None]
 ) -> int:
     """Forks a child that runs `run` and holds nothing of its parent's, nor of a sibling to come:
     whoever holds the end of a worker's channel keeps its death from being seen."""
@@ -383,7 +383,7 @@ def _fork(
 
 def _run_child(
     children: _Children,
-    channel: Channel,
+    channel: Pipe,
     waiting: Iterable[Received],
     run: Callable[[], None],
     parent: int,
@@ -414,7 +414,7 @@ def _run_child(
 
 def _hold(order: Hold, memory: int, theirs: int) -> None:
     """A holder's life: the spec, then forks until the agent closes the channel."""
-    channel = Channel(socket.socket(fileno=theirs), blocking=False)
+    channel = Pipe(socket.socket(fileno=theirs), blocking=False)
     spec = _unpack(order, memory, channel)
     children = _Children()
     tokens: dict[int, int] = {}
@@ -440,7 +440,7 @@ def _hold(order: Hold, memory: int, theirs: int) -> None:
     children.end()
 
 
-def _unpack(order: Hold, memory: int, channel: Channel) -> Spec | None:
+def _unpack(order: Hold, memory: int, channel: Pipe) -> DatasetSpec | None:
     try:
         # The agent wrote it through the same descriptor.
         os.lseek(memory, 0, os.SEEK_SET)
@@ -459,14 +459,14 @@ def _unpack(order: Hold, memory: int, channel: Channel) -> Spec | None:
     return spec
 
 
-def _drain(channel: Channel) -> None:
+def _drain(channel: Pipe) -> None:
     while channel.wants_write:
         select.select([], [channel], [])
         channel.flush()
 
 
 def _worker(
-    sock: socket.socket, spec: Spec, fork: Fork | ForkStream, host: str
+    sock: socket.socket, spec: DatasetSpec, fork: Fork | ForkStream, host: str
 ) -> Callable[[], None]:
     def run() -> None:
         if isinstance(fork, ForkStream):

@@ -26,7 +26,7 @@ MAX_REQUESTS_PER_CREDIT = 8
 
 
 @dataclass(eq=False)
-class Session:
+class AgentSession:
     """One loader of one trainer process.
 
     Attributes:
@@ -71,7 +71,7 @@ class Request:
         generation: Of its stream.
     """
 
-    session: Session
+    session: AgentSession
     spec: str
     seeding: str
     pass_number: int
@@ -117,7 +117,7 @@ class Queue:
         return found
 
 
-class Credits:
+class CreditPool:
     """How many batches may be asked for: the workers' credits, shared fairly by the ranks.
 
     Attributes:
@@ -136,7 +136,7 @@ class Credits:
         self._jobs = 0
         self._dry = 0
 
-    def share(self, session: Session, sessions: Iterable[Session], now: float) -> int:
+    def share(self, session: AgentSession, sessions: Iterable[AgentSession], now: float) -> int:
         """The credits of `session`, at least 1.
 
         Ranks with a session that is used have equal parts, to one; so have the sessions of a rank.

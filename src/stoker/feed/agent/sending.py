@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from stoker.errors import UsageError
-from stoker.feed.agent.queue import Request, Session
+from stoker.feed.agent.queue import AgentSession, Request
 from stoker.feed.wire import protocol as messages
 from stoker.feed.wire.codec import Bytes1D
 from stoker.feed.wire.crypto import (
@@ -105,9 +105,9 @@ class BatchPort:
         self._landing = Landing()
         # The oldest first.
         self._waiting: dict[int, _Stranger] = {}
-        self._lines: dict[bytes, _Line] = {}
+        self._lines: dict[bytes, _SendLine] = {}
         # Closed, but for their threads.
-        self._ending: list[_Line] = []
+        self._ending: list[_SendLine] = []
         self._is_full = False
 
     def filenos(self) -> list[int]:
@@ -121,7 +121,7 @@ class BatchPort:
     def ticket_for(self, identity: bytes, now: float) -> Ticket:
         """A ticket for the trainer at that control connection; an earlier one of it is void."""
         self._end(identity)
-        line = _Line(
+        line = _SendLine(
             ticket=secrets.token_bytes(TICKET_BYTES),
             key=secrets.token_bytes(KEY_BYTES),
             made_at=now,
@@ -210,7 +210,7 @@ class BatchPort:
             del self._waiting[fileno]
             line.attach(stranger.connection, self._landing)
 
-    def _line_of(self, ticket: bytes) -> "_Line | None":
+    def _line_of(self, ticket: bytes) -> "_SendLine | None":
         """Whose ticket that is, if it was not used before."""
         found = None
         # All of them, each in constant time: how long it takes tells nothing.
@@ -241,7 +241,7 @@ class _Stranger:
     sent: bytearray = field(default_factory=bytearray)
 
 
-class _Line:
+class _SendLine:
     """One trainer's batches: they wait for its connection, then a thread sends them.
 
     Attributes:
@@ -393,7 +393,7 @@ class Outbox:
         while self._let_go:
             self.sent_bytes -= self._let_go.popleft()
 
-    def send(self, session: Session, message: messages.Message, frame: bytes = b"") -> None:
+    def send(self, session: AgentSession, message: messages.Message, frame: bytes = b"") -> None:
         """Sends to a session; notes it where that cannot be reached."""
         frames = [messages.pack(message), frame] if frame else [messages.pack(message)]
         self._mark(session, is_sent=self._transport.send(session.identity, frames))
@@ -467,7 +467,7 @@ class Outbox:
             )
             self._send_batch(session, made, result)
 
-    def _send_batch(self, session: Session, made: messages.Made, result: Result) -> None:
+    def _send_batch(self, session: AgentSession, made: messages.Made, result: Result) -> None:
         self.num_sent += 1
         payload, result.payload = result.payload, None
         nbytes = 0 if payload is None else payload.nbytes
@@ -496,7 +496,7 @@ class Outbox:
         )
         self.send(session, dropped)
 
-    def _mark(self, session: Session, *, is_sent: bool) -> None:
+    def _mark(self, session: AgentSession, *, is_sent: bool) -> None:
         if is_sent:
             session.unreachable_since = None
         elif session.unreachable_since is None:

@@ -18,10 +18,10 @@ from stoker.feed import memory
 from stoker.feed.trainer.buffers import Placing, error_in
 from stoker.feed.trainer.connections import MAX_PAUSE_SECONDS, AgentLink, BatchReceiver
 from stoker.feed.trainer.observer import Observer
-from stoker.feed.trainer.scheduler import Peer, Schedule
-from stoker.feed.trainer.session import LOCAL, Outcome, Session
+from stoker.feed.trainer.scheduler import BatchScheduler, Peer
+from stoker.feed.trainer.session import LOCAL, BatchOutcome, FeedSession
 from stoker.feed.trainer.shards import MAX_LOSSES_IN_A_ROW, Streams
-from stoker.feed.trainer.shared import Shared
+from stoker.feed.trainer.shared import SharedState
 from stoker.feed.wire import protocol as m
 from stoker.feed.wire.stream import Bytes, Landing
 from stoker.feed.workers.pool import Result, advice_on
@@ -116,11 +116,11 @@ def in_result(result: Result, frame_bytes: int) -> StreamAnswer:
 
 
 def settle(
-    shared: Shared,
-    session: Session,
+    shared: SharedState,
+    session: FeedSession,
     peer: Peer,
     answer: StreamAnswer,
-    make: Callable[[Session], Outcome],
+    make: Callable[[FeedSession], BatchOutcome],
 ) -> bool | None:
     """Delivers what `make` gives, unless the answer is late, a duplicate, or not wanted any more.
 
@@ -159,7 +159,7 @@ def settle(
     return True
 
 
-def lose(session: Session, streams: Streams, peer: Peer, answer: StreamAnswer) -> None:
+def lose(session: FeedSession, streams: Streams, peer: Peer, answer: StreamAnswer) -> None:
     """A stream's process is gone: its shard begins again; under the lock."""
     number = answer.number
     if streams.dropped(peer, number, generation=answer.generation):
@@ -186,7 +186,7 @@ class Answers:
 
     def __init__(
         self,
-        shared: Shared,
+        shared: SharedState,
         observer: Observer,
         landing: Landing,
         feed: FeedSettings,
@@ -287,7 +287,7 @@ class Answers:
         if answer is not None:
             assert isinstance(message, m.Raised | m.Ended | m.Dropped)
             self._take_of_stream(
-                link, message, answer, lambda _: Outcome(error=self._error_of(message, frame))
+                link, message, answer, lambda _: BatchOutcome(error=self._error_of(message, frame))
             )
             return
         match message:
@@ -322,7 +322,7 @@ class Answers:
         self,
         link: AgentLink,
         receiver: BatchReceiver,
-        session: Session,
+        session: FeedSession,
         made: m.Made,
         payload: Bytes,
     ) -> None:
@@ -356,7 +356,7 @@ class Answers:
         link: AgentLink,
         message: m.Raised | m.Ended | m.Dropped,
         answer: StreamAnswer,
-        make: Callable[[Session], Outcome],
+        make: Callable[[FeedSession], BatchOutcome],
     ) -> None:
         if answer.kind == "lost":
             self._shared.log.event(
@@ -380,7 +380,7 @@ class Answers:
                 raise ProtocolError("an answer without its stream")
             number, now = message.number, time.monotonic()
             if session.schedule.arrived(link.member.host, number, frame_bytes=0, now=now):
-                session.deliver(number, Outcome(error=error))
+                session.deliver(number, BatchOutcome(error=error))
 
     def _take_dropped(self, link: AgentLink, message: m.Dropped) -> None:
         with self._shared.lock:
@@ -390,7 +390,9 @@ class Answers:
             if link.has_failed(session.name):
                 # No batch is to blame where there are no processes any more.
                 return
-            if isinstance(session.schedule, Schedule) and (message.is_lost or link.is_leaving):
+            if isinstance(session.schedule, BatchScheduler) and (
+                message.is_lost or link.is_leaving
+            ):
                 is_hopeless = session.schedule.dropped(link.member.host, message.number)
             else:
                 # It has forgotten the session: this process was silent for too long.
@@ -440,7 +442,7 @@ class Answers:
         self._tell_left_out(link, message.reason)
 
     def _leave_out(
-        self, link: AgentLink, session: Session, reason: str, error: BaseException
+        self, link: AgentLink, session: FeedSession, reason: str, error: BaseException
     ) -> None:
         """The host makes nothing for a session in this pass; under the lock."""
         link.fail(session.name, pass_number=session.pass_number, reason=reason, error=error)
@@ -486,7 +488,7 @@ class Answers:
                 link.ship(spec)
 
 
-def forget_peer(shared: Shared, link: AgentLink) -> None:
+def forget_peer(shared: SharedState, link: AgentLink) -> None:
     """The connection is lost: what was asked for over it goes elsewhere, sessions are closed."""
     link.forget_all()
     with shared.lock:
@@ -494,19 +496,19 @@ def forget_peer(shared: Shared, link: AgentLink) -> None:
             session.schedule.lost(link.member.host)
 
 
-def _has_spec(session: Session, digest: str) -> bool:
+def _has_spec(session: FeedSession, digest: str) -> bool:
     return session.spec is not None and session.spec.digest == digest
 
 
 class LocalAnswers:
     """As `Answers`, for the workers of this process."""
 
-    def __init__(self, shared: Shared, observer: Observer, placing: Placing) -> None:
+    def __init__(self, shared: SharedState, observer: Observer, placing: Placing) -> None:
         self._shared = shared
         self._observer = observer
         self._placing = placing
 
-    def take(self, session: Session, fileno: int) -> None:
+    def take(self, session: FeedSession, fileno: int) -> None:
         """What came from a local worker."""
         with self._shared.lock:
             local = session.local
@@ -525,7 +527,7 @@ class LocalAnswers:
                     session.schedule.lost(LOCAL)
                 session.stir()
 
-    def _settle_local_stream(self, session: Session, result: Result) -> None:
+    def _settle_local_stream(self, session: FeedSession, result: Result) -> None:
         payload, size = _payload_of(result)
         answer = in_result(result, size)
         is_wanted = settle(
@@ -539,7 +541,7 @@ class LocalAnswers:
             with self._shared.lock:
                 self._observer.came(None, result, frame_bytes=size, is_wanted=is_wanted)
 
-    def _settle_local(self, session: Session, schedule: Schedule, result: Result) -> None:
+    def _settle_local(self, session: FeedSession, schedule: BatchScheduler, result: Result) -> None:
         pass_number, number = result.job.key
         assert isinstance(pass_number, int)
         assert isinstance(number, int)
@@ -559,9 +561,9 @@ class LocalAnswers:
             if session.pass_number == pass_number and session.is_busy:
                 session.deliver(number, outcome)
 
-    def _outcome(self, session: Session, result: Result, payload: Bytes | None) -> Outcome:
+    def _outcome(self, session: FeedSession, result: Result, payload: Bytes | None) -> BatchOutcome:
         if result.error is not None:
-            return Outcome(error=error_in(result.error))
+            return BatchOutcome(error=error_in(result.error))
         if payload is not None and session.pins_on is not None:
             payload = self._placing.landed(payload, session.pins_on)
         return self._placing.decoded(result.tree or b"", payload, allow_pickle=True)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from stoker.errors import FeedError
-from stoker.feed.trainer.session import Outcome
+from stoker.feed.trainer.session import BatchOutcome
 from stoker.feed.wire.codec import TENSOR_DTYPES, Bytes1D, Tag, decode
 from stoker.feed.wire.dataset import unpack_error
 from stoker.feed.wire.stream import Bytes, Landing
@@ -150,12 +150,12 @@ class Placing:
         # The base of the array is a tensor: see Plans.
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
 
-    def decoded(self, tree: bytes, payload: Bytes | None, *, allow_pickle: bool) -> Outcome:
+    def decoded(self, tree: bytes, payload: Bytes | None, *, allow_pickle: bool) -> BatchOutcome:
         """The batch, or the error that it cannot be made of that."""
         try:
-            return Outcome(self._plans.decode(tree, payload, allow_pickle=allow_pickle))
+            return BatchOutcome(self._plans.decode(tree, payload, allow_pickle=allow_pickle))
         except FeedError as err:
-            return Outcome(error=err)
+            return BatchOutcome(error=err)
 
 
 def error_in(data: bytes | memoryview) -> Exception:

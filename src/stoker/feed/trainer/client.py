@@ -21,7 +21,7 @@ import zmq
 from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
 from stoker.feed import memory
 from stoker.feed.memory import allowance
-from stoker.feed.process import LoaderBooks, Process
+from stoker.feed.process import LoaderBooks, TrainerProcess
 from stoker.feed.trainer.answers import Answers, LocalAnswers, forget_peer, in_result, lose
 from stoker.feed.trainer.buffers import Placing
 from stoker.feed.trainer.connections import (
@@ -34,9 +34,9 @@ from stoker.feed.trainer.connections import (
 from stoker.feed.trainer.local import LocalStreams, LocalWorkers
 from stoker.feed.trainer.observer import Observer, Standing
 from stoker.feed.trainer.scheduler import Peer
-from stoker.feed.trainer.session import LOCAL, Session
+from stoker.feed.trainer.session import LOCAL, FeedSession
 from stoker.feed.trainer.shards import Streams
-from stoker.feed.trainer.shared import Shared
+from stoker.feed.trainer.shared import SharedState
 from stoker.feed.wire import protocol as m
 from stoker.feed.wire.crypto import Keys, read_token
 from stoker.feed.wire.dataset import PackedSpec
@@ -69,7 +69,7 @@ class Asking:
     """
 
     def __init__(
-        self, shared: Shared, settings: ProcessSettings, links: Mapping[str, AgentLink]
+        self, shared: SharedState, settings: ProcessSettings, links: Mapping[str, AgentLink]
     ) -> None:
         self._shared = shared
         self._settings = settings
@@ -81,7 +81,7 @@ class Asking:
         self._listed: tuple[str, ...] = ()
         self._heard_at: dict[str, float] = {}
 
-    def tell_news(self, session: Session) -> None:
+    def tell_news(self, session: FeedSession) -> None:
         """Tells every agent of a new pass, or of a new spec."""
         session.has_news = False
         if session.spec is None:
@@ -121,7 +121,7 @@ class Asking:
             decided = settings.feed.local_workers
         return max(spec.num_workers, decided or 0)
 
-    def ask(self, session: Session, now: float) -> None:
+    def ask(self, session: FeedSession, now: float) -> None:
         """Asks for the batches whose turn it is."""
         schedule = session.schedule
         sessions = self._shared.sessions
@@ -163,7 +163,7 @@ class Asking:
                 self._shared.log.event("local_batch_overdue", epoch=session.epoch)
             session.local.flush()
 
-    def _ask_streams(self, session: Session, streams: Streams, now: float) -> None:
+    def _ask_streams(self, session: FeedSession, streams: Streams, now: float) -> None:
         is_complete = self.expected is not None and (
             sum(
                 session.name in link.ready or link.has_failed(session.name)
@@ -209,7 +209,7 @@ class Asking:
         if session.local is not None:
             session.local.flush()
 
-    def judge(self, session: Session, now: float) -> None:
+    def judge(self, session: FeedSession, now: float) -> None:
         """Ends a session that nobody works for any more."""
         if session.schedule.peers():
             if session.is_waiting:
@@ -258,7 +258,7 @@ class Asking:
             )
         self._shared.log.event("no_data_host_left", text=text)
 
-    def _failure_of_all(self, session: Session) -> BaseException | None:
+    def _failure_of_all(self, session: FeedSession) -> BaseException | None:
         """What the first host said, where none of the run can make its batches."""
         failures = [
             link.failed[session.name].error
@@ -279,7 +279,7 @@ class Asking:
         for member in (*roster.agents, *roster.lost):
             self._heard_at[member.host] = now - member.silent_seconds
 
-    def _fates(self, session: Session, now: float) -> Iterator[str]:
+    def _fates(self, session: FeedSession, now: float) -> Iterator[str]:
         """What became of each data host, and when it was last heard."""
         for host, link in self._links.items():
             if link.is_up and session.name in link.failed:
@@ -296,7 +296,7 @@ class Asking:
         for host in self._awaited:
             yield f"{host} (never came)"
 
-    def _lost_error(self, session: Session, now: float) -> FeedLostError:
+    def _lost_error(self, session: FeedSession, now: float) -> FeedLostError:
         seen = ", ".join(self._fates(session, now)) or "none seen"
         expected = "?" if self.expected is None else self.expected
         if self.expected is None:
@@ -320,7 +320,7 @@ _TICK_SECONDS = 1.0
 _IN, _OUT = select.POLLIN, select.POLLOUT
 
 # Links, the descriptors of their connections, those of local workers with session and flags.
-_Polled = tuple[list[Link], list[tuple[int, ...]], dict[int, tuple[Session, int]]]
+_Polled = tuple[list[Link], list[tuple[int, ...]], dict[int, tuple[FeedSession, int]]]
 
 
 class Pump:
@@ -330,7 +330,7 @@ class Pump:
         shared: What it has in common with the threads that iterate.
     """
 
-    def __init__(self, shared: Shared, settings: ProcessSettings, keys: Keys) -> None:
+    def __init__(self, shared: SharedState, settings: ProcessSettings, keys: Keys) -> None:
         self._shared = shared
         self._settings = settings
         self._feed = settings.feed
@@ -393,7 +393,7 @@ class Pump:
                     seconds = wait
             if link.has_input():
                 served.add(link)
-        children: dict[int, tuple[Session, int]] = {}
+        children: dict[int, tuple[FeedSession, int]] = {}
         with shared.lock:
             for session in shared.sessions.values():
                 wait = session.schedule.next_check(now)
@@ -417,7 +417,7 @@ class Pump:
                 self._serve(link, ready)
         self._tick(time.monotonic())
 
-    def _watch(self, links: list[Link], children: dict[int, tuple[Session, int]]) -> None:
+    def _watch(self, links: list[Link], children: dict[int, tuple[FeedSession, int]]) -> None:
         """Has `_poll` look at all that there is now."""
         filenos = [link.connection.filenos for link in links]
         polled = (links, filenos, children)
@@ -561,7 +561,7 @@ class Pump:
                 )
             )
 
-    def _standing(self, session: Session) -> Standing:
+    def _standing(self, session: FeedSession) -> Standing:
         return session.schedule.observe(time.monotonic(), name=self._host_of)
 
     def _host_of(self, peer: Peer) -> str:
@@ -592,7 +592,7 @@ class Pump:
         self._context.term()
 
 
-def _let_go(shared: "weakref.ref[Shared]") -> None:
+def _let_go(shared: "weakref.ref[SharedState]") -> None:
     """Closes the connections for batches in a forked child: agents are to see their end when the
     trainer ends."""
     found = shared()
@@ -611,7 +611,7 @@ class Feed:
         UsageError: If the run's token is missing, or the coordinator's address is none.
     """
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: TrainerProcess) -> None:
         settings = process.settings
         if settings.token_file is None:
             raise UsageError(
@@ -629,14 +629,14 @@ class Feed:
         log = Log(run=settings.run_id, host=settings.host)
         self._settings = settings
         self._pid = os.getpid()
-        self.shared = Shared(timeline=process.timeline, log=log)
+        self.shared = SharedState(timeline=process.timeline, log=log)
         pump = Pump(self.shared, settings, keys)
         self._thread = threading.Thread(target=pump.run, name="stoker-feed", daemon=True)
         self._thread.start()
 
     def session_for(
         self, books: LoaderBooks, *, new_streams: Callable[[int], Streams] | None = None
-    ) -> Session:
+    ) -> FeedSession:
         """A session of that loader which no pass uses now; a new one if there is none.
 
         Args:
@@ -656,7 +656,7 @@ class Feed:
                 return known
             name = f"r{self._settings.rank}-l{books.number}-{secrets.token_hex(8)}"
             share = memory.max_bytes(self._settings.feed) // self._settings.local_world_size
-            session = Session(
+            session = FeedSession(
                 name,
                 lock=shared.lock,
                 wake=shared.wake,
@@ -695,7 +695,7 @@ class Feed:
         self.close()
 
 
-def feed_of(process: Process) -> Feed:
+def feed_of(process: TrainerProcess) -> Feed:
     """The feed of this process, opened at the first call, closed at its exit.
 
     A forked child gets one of its own: nothing of its parent's is used.
@@ -704,13 +704,13 @@ def feed_of(process: Process) -> Feed:
     return connect(process)
 
 
-def connect(process: Process) -> Feed:
+def connect(process: TrainerProcess) -> Feed:
     """The same for a process that may never ask for a batch: what it does is as it was."""
     return _feed(os.getpid(), process)
 
 
 @functools.lru_cache(maxsize=1)
-def _feed(pid: int, process: Process) -> Feed:
+def _feed(pid: int, process: TrainerProcess) -> Feed:
     feed = Feed(process)
     atexit.register(feed.close)
     return feed

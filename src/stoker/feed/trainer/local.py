@@ -5,13 +5,20 @@ import socket
 import time
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess as ChildProcess
+from multiprocessing.process import BaseProcess
 from typing import cast
 
 import torch.multiprocessing
 
-from stoker.feed.wire.dataset import PackedSpec, Spec, unpack_spec
-from stoker.feed.workers.pool import Job, Opening, Process, Result, StreamPool, WorkerPool
+from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, unpack_spec
+from stoker.feed.workers.pool import (
+    ChildProcess,
+    Opening,
+    Result,
+    StreamPool,
+    WorkerJob,
+    WorkerPool,
+)
 from stoker.feed.workers.worker import worker_main
 from stoker.host.processes import start_to_last
 
@@ -34,7 +41,7 @@ class LocalWorkers:
 
     def __init__(
         self,
-        spec: Spec,
+        spec: DatasetSpec,
         packed: PackedSpec,
         *,
         num_workers: int,
@@ -49,8 +56,8 @@ class LocalWorkers:
         chosen = context or torch.multiprocessing.get_context()
         is_forked = chosen.get_start_method() == "fork"
 
-        def start(number: int, sock: socket.socket) -> Process:
-            child: ChildProcess = chosen.Process(  # type: ignore[attr-defined]
+        def start(number: int, sock: socket.socket) -> ChildProcess:
+            child: BaseProcess = chosen.Process(  # type: ignore[attr-defined]
                 target=worker_main if is_forked else _spawned_worker,
                 args=(sock, spec if is_forked else packed.data),
                 kwargs={
@@ -65,11 +72,11 @@ class LocalWorkers:
                 name=f"stoker-worker-{number}",
             )
             start_to_last(child.start)
-            return cast("Process", child)
+            return cast("ChildProcess", child)
 
         self.digest = packed.digest
         self._credits_each = credits_each
-        self._waiting: list[tuple[int, int, Job]] = []
+        self._waiting: list[tuple[int, int, WorkerJob]] = []
         self._hurry_at = 0.0
         self._pool = WorkerPool(
             start, num_workers=num_workers, host=host, wake=wake, on_death=on_death
@@ -96,7 +103,7 @@ class LocalWorkers:
     def ask(self, *, pass_number: int, number: int, index: bytes, seed: tuple[int, ...]) -> None:
         """Asks for a batch; the oldest is begun first."""
         heapq.heappush(
-            self._waiting, (pass_number, number, Job((pass_number, number), index, seed))
+            self._waiting, (pass_number, number, WorkerJob((pass_number, number), index, seed))
         )
         self._feed()
 
@@ -111,7 +118,7 @@ class LocalWorkers:
         self._feed()
         return results
 
-    def hurry(self) -> list[Job]:
+    def hurry(self) -> list[WorkerJob]:
         """Gives what is late to other workers, too; what it gave. Looks once a second."""
         now = time.monotonic()
         if now < self._hurry_at:
@@ -182,15 +189,15 @@ class LocalStreams:
     ) -> None:
         chosen = context or torch.multiprocessing.get_context()
 
-        def start(opening: Opening, sock: socket.socket) -> Process:
-            child: ChildProcess = chosen.Process(  # type: ignore[attr-defined]
+        def start(opening: Opening, sock: socket.socket) -> ChildProcess:
+            child: BaseProcess = chosen.Process(  # type: ignore[attr-defined]
                 target=_stream,
                 args=(sock, packed.data, opening, host),
                 daemon=True,
                 name=f"stoker-shard-{opening.shard}",
             )
             start_to_last(child.start)
-            return cast("Process", child)
+            return cast("ChildProcess", child)
 
         self.digest = packed.digest
         self.credits = credits_each * num_workers
@@ -206,7 +213,7 @@ class LocalStreams:
         """Descriptors to poll for reading; True: for writing too."""
         return self._pool.sockets()
 
-    def ask(self, job: Job, opening: Opening) -> list[Result]:
+    def ask(self, job: WorkerJob, opening: Opening) -> list[Result]:
         """Asks a child for a batch; gives what is lost at once."""
         return self._pool.ask(job, opening)
 

@@ -126,7 +126,7 @@ _QUICK_SECONDS = 0.001
 _MAX_WINDOW_PER_CREDIT = 32
 
 
-class Schedule:
+class BatchScheduler:
     """The books of one session: its peers, and the batches of the epoch under way.
 
     Args:

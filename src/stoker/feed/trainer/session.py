@@ -13,7 +13,7 @@ import msgspec
 
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.trainer.local import LocalStreams, LocalWorkers
-from stoker.feed.trainer.scheduler import Peer, Schedule
+from stoker.feed.trainer.scheduler import BatchScheduler, Peer
 from stoker.feed.trainer.shards import Streams
 from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import PackedSpec
@@ -22,7 +22,7 @@ from stoker.feed.wire.dataset import PackedSpec
 LOCAL: Peer = ("local",)
 
 
-class Outcome(msgspec.Struct):
+class BatchOutcome(msgspec.Struct):
     """What became of a batch: its value, or the error to raise in its place."""
 
     value: object = None
@@ -50,7 +50,7 @@ class StreamSource:
     shared_seed: int | None
 
 
-class Session:
+class FeedSession:
     """The books of one loader.
 
     Args:
@@ -87,7 +87,7 @@ class Session:
     ) -> None:
         self.name = name
         self.max_bytes = max_bytes
-        self.schedule: Schedule | Streams = streams or Schedule(max_bytes=max_bytes)
+        self.schedule: BatchScheduler | Streams = streams or BatchScheduler(max_bytes=max_bytes)
         self.source: StreamSource | None = None
         self.epoch = self.pass_number = -1
         self.base_seed: int | None = None
@@ -104,7 +104,7 @@ class Session:
         self.had_peers = False
         self.is_waiting = False
         self.asked: dict[int, Asked] = {}
-        self.outcomes: dict[int, Outcome] = {}
+        self.outcomes: dict[int, BatchOutcome] = {}
         self._lock = lock
         self._arrival = threading.Condition(lock)
         self._num_waiting = 0
@@ -215,7 +215,7 @@ class Session:
                 self._end_pass()
         self._wake()
 
-    def _await_head(self, deadline: float | None, timeout_seconds: float) -> Outcome | None:
+    def _await_head(self, deadline: float | None, timeout_seconds: float) -> BatchOutcome | None:
         """The batch at the head of the line; None: the sampler has to be asked for more first."""
         while True:
             head = self.schedule.head
@@ -298,7 +298,7 @@ class Session:
 
     # The pump, under the lock.
 
-    def deliver(self, number: int, outcome: Outcome) -> None:
+    def deliver(self, number: int, outcome: BatchOutcome) -> None:
         """A batch is there, or its error."""
         self.outcomes[number] = outcome
         self.stir(number == self.schedule.head)

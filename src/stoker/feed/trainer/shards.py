@@ -134,7 +134,7 @@ class _Capacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ShardStart:
     """What a stream's process has to know to go on with a shard.
 
     Attributes:
@@ -317,11 +317,11 @@ class Streams:
             asks.append((shard.owner, number))
         return asks
 
-    def start_of(self, number: int) -> Start:
+    def start_of(self, number: int) -> ShardStart:
         """What goes along with the ask for a batch."""
         which = number % len(self._shards)
         shard = self._shards[which]
-        return Start(
+        return ShardStart(
             shard=which,
             num_shards=len(self._shards),
             generation=shard.generation,

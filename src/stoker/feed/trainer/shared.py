@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.connections import BatchReceiver
-from stoker.feed.trainer.session import Session
+from stoker.feed.trainer.session import FeedSession
 from stoker.feed.wire.script import ValuesThere
 from stoker.logs import Log
 
 
-class Shared:
+class SharedState:
     """The meeting place of a feed.
 
     Attributes:
@@ -28,7 +28,7 @@ class Shared:
 
     def __init__(self, *, timeline: Timeline, log: Log) -> None:
         self.lock = threading.Lock()
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, FeedSession] = {}
         self.failure: BaseException | None = None
         self.is_closing = False
         self.timeline = timeline
@@ -39,7 +39,7 @@ class Shared:
         self._is_asleep = self._is_called = False
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Appended to by finalizers and threads, emptied by the pump: atomic operations only.
-        self._retired: deque[Session] = deque()
+        self._retired: deque[FeedSession] = deque()
         self._posted: deque[Callable[[], None]] = deque()
 
     def fail(self, error: BaseException) -> None:
@@ -88,12 +88,12 @@ class Shared:
         while self._posted:
             self._posted.popleft()()
 
-    def retire(self, session: Session) -> None:
+    def retire(self, session: FeedSession) -> None:
         """The session's loader is gone; safe in a finalizer."""
         self._retired.append(session)
         self.wake()
 
-    def take_retired(self) -> list[Session]:
+    def take_retired(self) -> list[FeedSession]:
         """For the pump, under the lock: the sessions to end, which are forgotten here."""
         retired = []
         while self._retired:

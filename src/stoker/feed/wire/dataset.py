@@ -181,7 +181,7 @@ class Globals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
+class DatasetSpec:
     """What makes batches: the parts of a loader that a data worker needs.
 
     Attributes:
@@ -206,7 +206,7 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DatasetPlace:
     """Where a spec comes from: travels in front of it, and is read without unpickling it.
 
     Attributes:
@@ -224,7 +224,7 @@ class Place:
     environment: ScriptEnvironment
 
     @classmethod
-    def of_this_process(cls, modules: Iterable[str]) -> "Place":
+    def of_this_process(cls, modules: Iterable[str]) -> "DatasetPlace":
         """As it is now."""
         directory = _working_directory()
         paths = [os.path.join(directory, path) for path in sys.path if directory or path]
@@ -268,7 +268,7 @@ class PackedSpec:
         return [found for found in (refer() for refer in self.code) if found is not None]
 
 
-def pack_spec(spec: Spec, *, max_bytes: int) -> PackedSpec:
+def pack_spec(spec: DatasetSpec, *, max_bytes: int) -> PackedSpec:
     """Pickles a spec for the hosts that make its batches.
 
     Modules travel by name, with the place where this process looks for them.
@@ -290,7 +290,7 @@ def pack_spec(spec: Spec, *, max_bytes: int) -> PackedSpec:
             "name the dataset by stoker.remote('module:function'), or have local workers make "
             "its batches: feed.unshippable=local",
         ) from err
-    place = Place.of_this_process(pickler.modules)
+    place = DatasetPlace.of_this_process(pickler.modules)
     environment = place.environment
     head = (place.directory, place.paths, place.modules, environment.packed_changes())
     data = b"".join((environment.packed_arguments(), pickle.dumps(head), buffer.getbuffer()))
@@ -311,7 +311,7 @@ def pack_spec(spec: Spec, *, max_bytes: int) -> PackedSpec:
     )
 
 
-def why_unshippable(spec: Spec, *, max_bytes: int, max_seconds: float) -> str:
+def why_unshippable(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> str:
     """What of a spec cannot travel, as `pack_spec` says it; empty: nothing, as far as was looked.
 
     Args:
@@ -354,7 +354,7 @@ class _Looking(io.BytesIO):
         return nbytes
 
 
-def unpack_spec(data: bytes | memoryview) -> Spec:
+def unpack_spec(data: bytes | memoryview) -> DatasetSpec:
     """The spec, with the dataset of a `Remote` built.
 
     Raises:
@@ -363,7 +363,7 @@ def unpack_spec(data: bytes | memoryview) -> Spec:
     return read_spec(io.BytesIO(data))
 
 
-def read_spec(file: BinaryIO) -> Spec:
+def read_spec(file: BinaryIO) -> DatasetSpec:
     """The same, from a file: its arrays are copied once, to where they live.
 
     Raises:
@@ -377,16 +377,16 @@ def read_spec(file: BinaryIO) -> Spec:
             f"the dataset cannot be rebuilt on this host: {type(err).__name__}: {err}",
             fix="install what it imports in the image of the data hosts",
         ) from err
-    if not isinstance(spec, Spec):
+    if not isinstance(spec, DatasetSpec):
         raise ShippingError(f"expected a spec, found a {type(spec).__name__}")
     return built(spec)
 
 
-def read_place(file: BinaryIO) -> Place:
+def read_place(file: BinaryIO) -> DatasetPlace:
     """What stands in front of a pickled spec."""
     arguments = file.read(ARGUMENT_BYTES)
     directory, paths, modules, changes = pickle.load(file)
-    return Place(directory, paths, modules, ScriptEnvironment.unpacked(changes, arguments))
+    return DatasetPlace(directory, paths, modules, ScriptEnvironment.unpacked(changes, arguments))
 
 
 def _working_directory() -> str:
@@ -397,7 +397,7 @@ def _working_directory() -> str:
         return ""
 
 
-def built(spec: Spec) -> Spec:
+def built(spec: DatasetSpec) -> DatasetSpec:
     """The spec with the dataset itself in the place of a `Remote`; those within it are built.
 
     Raises:
@@ -497,7 +497,7 @@ class _Text(str):
         return str(self)
 
 
-def _parts(spec: Spec) -> Mapping[str, object]:
+def _parts(spec: DatasetSpec) -> Mapping[str, object]:
     return {
         "dataset": spec.dataset,
         "collate_fn": spec.collate_fn,

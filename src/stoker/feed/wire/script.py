@@ -239,7 +239,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModuleSource:
     """A module's top level.
 
     Attributes:
@@ -251,7 +251,7 @@ class Source:
     imports: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
-def source_of(path: str, *, package: str) -> Source:
+def source_of(path: str, *, package: str) -> ModuleSource:
     """Reads and parses the file, 5 ms for 500 lines; empty if that cannot be done.
 
     Args:
@@ -261,9 +261,9 @@ def source_of(path: str, *, package: str) -> Source:
         data = Path(path).read_bytes()
         tree = ast.parse(data[: MAX_SOURCE_BYTES + 1])
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return Source()
+        return ModuleSource()
     if len(data) > MAX_SOURCE_BYTES:
-        return Source()
+        return ModuleSource()
     bound: Counter[str] = Counter()
     literals: dict[str, list[object]] = {}
     imports: dict[str, tuple[str, str]] = {}
@@ -277,7 +277,7 @@ def source_of(path: str, *, package: str) -> Source:
         if isinstance(node, ast.ImportFrom):
             origin = _origin(node, package)
             imports.update({each.asname or each.name: (origin, each.name) for each in node.names})
-    return Source(
+    return ModuleSource(
         {name: values for name, values in literals.items() if bound[name] == len(values)},
         {name: origin for name, origin in imports.items() if bound[name] == 1},
     )

@@ -36,7 +36,7 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsiz
 Received = tuple[bytes, tuple[int, ...]]
 
 
-class Job(msgspec.Struct, frozen=True, tag=True):
+class JobOrder(msgspec.Struct, frozen=True, tag=True):
     """Reader to worker: make this batch."""
 
     index: bytes
@@ -125,7 +125,7 @@ class Error(msgspec.Struct, frozen=True, tag=True):
     state: bytes = b""
 
 
-to_worker = msgspec.msgpack.Decoder(Job | Next | Free)
+to_worker = msgspec.msgpack.Decoder(JobOrder | Next | Free)
 from_worker = msgspec.msgpack.Decoder(Slot | Retired | Batch | Error | End)
 pack = msgspec.msgpack.Encoder().encode
 
@@ -151,7 +151,7 @@ def _close_what_is_not_for_children() -> None:
 os.register_at_fork(after_in_child=_close_what_is_not_for_children)
 
 
-class Channel:
+class Pipe:
     """One end of a channel; it owns the socket.
 
     Args:
@@ -276,7 +276,7 @@ _UNUSED_BYTES = 64 << 10
 class Slots:
     """The shared memory that batches are written to, or built in."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Pipe) -> None:
         self._channel = channel
         self._free: dict[int, mmap.mmap] = {}
         self._held: dict[int, mmap.mmap] = {}

@@ -27,14 +27,14 @@ from stoker.feed.wire.codec import Bytes1D
 from stoker.feed.wire.dataset import pack_error
 from stoker.feed.wire.protocol import Make, Stream
 from stoker.feed.workers import pipe as messages
-from stoker.feed.workers.pipe import Channel, Next, channel_pair, keep_from_children
+from stoker.feed.workers.pipe import Next, Pipe, channel_pair, keep_from_children
 
 # From the end of a worker's connection to its exit status; from kill to end.
 REAP_SECONDS = 2.0
 KILL_SECONDS = 5.0
 
 
-class Process(Protocol):
+class ChildProcess(Protocol):
     """A worker's process: what `multiprocessing.Process` is, too."""
 
     @property
@@ -51,7 +51,7 @@ class Process(Protocol):
         ...
 
 
-def reap(process: Process) -> int | None:
+def reap(process: ChildProcess) -> int | None:
     """The exit status of a process whose connection has ended; kills it if it goes on."""
     _join(process, REAP_SECONDS)
     if process.exitcode is None:
@@ -61,7 +61,7 @@ def reap(process: Process) -> int | None:
     return process.exitcode
 
 
-def end_all(processes: Iterable[Process]) -> None:
+def end_all(processes: Iterable[ChildProcess]) -> None:
     """Kills them and waits for their end, 5 s at most; never raises."""
     killed = list(processes)
     for process in killed:
@@ -94,7 +94,7 @@ def advice_on(how: str) -> str:
     return "see the host's log; give it more memory, or fewer workers"
 
 
-def _join(process: Process, seconds: float) -> None:
+def _join(process: ChildProcess, seconds: float) -> None:
     _quietly(lambda: process.join(seconds))
 
 
@@ -107,7 +107,7 @@ def _quietly(action: Callable[[], None]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class WorkerJob:
     """A batch to make.
 
     Attributes:
@@ -140,7 +140,7 @@ class Result:
         is_final: Of a stream that raised: it cannot go on.
     """
 
-    job: Job
+    job: WorkerJob
     worker: int
     tree: bytes | None = None
     payload: Bytes1D | None = None
@@ -177,9 +177,9 @@ class WorkerEnd:
     """
 
     number: int
-    channel: Channel
-    process: Process
-    jobs: deque[Job] = field(default_factory=deque)
+    channel: Pipe
+    process: ChildProcess
+    jobs: deque[WorkerJob] = field(default_factory=deque)
     deaths_in_a_row: int = 0
     slots: dict[int, mmap.mmap] = field(default_factory=dict)
     begun_at: float = 0.0
@@ -308,7 +308,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        start: Callable[[int, socket.socket], Process],
+        start: Callable[[int, socket.socket], ChildProcess],
         *,
         num_workers: int,
         host: str = "localhost",
@@ -325,7 +325,7 @@ class WorkerPool:
         self._wake = wake
         self._workers: dict[int, WorkerEnd] = {}
         self._tries: dict[tuple[object, ...], int] = {}
-        self._retries: deque[Job] = deque()
+        self._retries: deque[WorkerJob] = deque()
         # Jobs without a result, and how often each was given out for being late.
         self._open: dict[tuple[object, ...], int] = {}
         self._lateness = Lateness()
@@ -367,7 +367,7 @@ class WorkerPool:
         """Descriptors to poll for reading; True: for writing too. Changes when a worker dies."""
         return {fileno: worker.channel.wants_write for fileno, worker in self._workers.items()}
 
-    def assign(self, job: Job) -> None:
+    def assign(self, job: WorkerJob) -> None:
         """Gives `job` to the worker with the fewest.
 
         Raises:
@@ -380,7 +380,7 @@ class WorkerPool:
         if not worker.jobs:
             worker.begin(self._clock(), self._open[job.key])
         worker.jobs.append(job)
-        worker.channel.send(messages.pack(job.next or messages.Job(job.index, job.seed)))
+        worker.channel.send(messages.pack(job.next or messages.JobOrder(job.index, job.seed)))
 
     def handle(self, fileno: int) -> list[Result]:
         """What came over that descriptor, which polled readable or writable."""
@@ -416,7 +416,7 @@ class WorkerPool:
             if self._is_open(job) and not self._is_in_hand(job):
                 self.assign(job)
 
-    def hurry(self) -> list[Job]:
+    def hurry(self) -> list[WorkerJob]:
         """Gives what is late to other workers too, as far as there are any; what it gave.
 
         To be called about once a second. Streams are waited for.
@@ -427,7 +427,7 @@ class WorkerPool:
             is_due = now - worker.begun_at >= due
             worker.is_late = bool(worker.jobs) and is_due and not self._has_streams
         late = [job for worker in self._workers.values() if worker.is_late for job in worker.jobs]
-        given: list[Job] = []
+        given: list[WorkerJob] = []
         for job in late:
             if not self._is_open(job) or self._is_in_hand(job):
                 continue
@@ -466,7 +466,7 @@ class WorkerPool:
         except BaseException:
             ours.close()
             raise
-        channel = Channel(ours, blocking=False)
+        channel = Pipe(ours, blocking=False)
         worker = WorkerEnd(number, channel, process, deaths_in_a_row=deaths_in_a_row)
         self._workers[channel.fileno()] = worker
 
@@ -488,11 +488,11 @@ class WorkerPool:
     def _in_time(self) -> list[WorkerEnd]:
         return [worker for worker in self._workers.values() if not worker.is_late]
 
-    def _is_open(self, job: Job) -> bool:
+    def _is_open(self, job: WorkerJob) -> bool:
         """Whether nobody has made it yet."""
         return job.key in self._open or self._has_streams
 
-    def _is_in_hand(self, job: Job) -> bool:
+    def _is_in_hand(self, job: WorkerJob) -> bool:
         """Whether a worker that is in time has the job already."""
         if self._has_streams:
             return False
@@ -519,7 +519,7 @@ class WorkerPool:
                 self.last_death += f"; it cannot be started again: {err}"
         if self._on_death is not None and not self._is_closed:
             self._on_death(self.last_death)
-        lost: list[Job] = []
+        lost: list[WorkerJob] = []
         if worker.jobs:
             job = worker.jobs.popleft()
             # What it had not begun is not to blame.
@@ -538,7 +538,7 @@ class WorkerPool:
             self._retries.clear()
         return [self._lost(job, worker.number) for job in lost if self._is_open(job)]
 
-    def _lost(self, job: Job, number: int) -> Result:
+    def _lost(self, job: WorkerJob, number: int) -> Result:
         self._tries.pop(job.key, None)
         self._open.pop(job.key, None)
         error = FeedLostError(
@@ -589,7 +589,7 @@ class StreamPool:
 
     def __init__(
         self,
-        start: Callable[[Opening, socket.socket], Process],
+        start: Callable[[Opening, socket.socket], ChildProcess],
         *,
         host: str = "localhost",
         wake: Callable[[], None] | None = None,
@@ -614,7 +614,7 @@ class StreamPool:
             f: w for running in self._running.values() for f, w in running.pool.sockets().items()
         }
 
-    def ask(self, job: Job, opening: Opening) -> list[Result]:
+    def ask(self, job: WorkerJob, opening: Opening) -> list[Result]:
         """Asks a stream for a batch; starts it if need be. Gives the batches that are lost so."""
         running = self._running.get(opening.shard)
         if running is not None and running.opening.generation < opening.generation:
@@ -682,7 +682,7 @@ class StreamPool:
         self._dead[shard] = running.opening.generation
         running.pool.close()
 
-    def _lost(self, job: Job) -> Result:
+    def _lost(self, job: WorkerJob) -> Result:
         what = self.last_death or "its stream has ended"
         error = FeedLostError(f"a batch could not be made: {what}", where=f"host {self._host}")
         packed = pack_error(error, host=self._host, where="a stream")
@@ -691,7 +691,7 @@ class StreamPool:
 
 def stream_job(
     message: Make, stream: Stream, index: bytes, key: tuple[object, ...]
-) -> tuple[Job, Opening]:
+) -> tuple[WorkerJob, Opening]:
     """What to ask of which process."""
     opening = Opening(
         shard=stream.shard,
@@ -712,4 +712,4 @@ def stream_job(
         state=stream.state,
         earlier=stream.earlier,
     )
-    return Job(key, next=order), opening
+    return WorkerJob(key, next=order), opening

@@ -27,15 +27,15 @@ from stoker.errors import FeedError, ShippingError
 from stoker.feed import seeding
 from stoker.feed.seeding import Seeder, set_states, states_here
 from stoker.feed.wire import codec as wire
-from stoker.feed.wire.dataset import Spec, built, pack_error
+from stoker.feed.wire.dataset import DatasetSpec, built, pack_error
 from stoker.feed.workers.pipe import (
     Batch,
-    Channel,
     End,
     Error,
     Free,
-    Job,
+    JobOrder,
     Next,
+    Pipe,
     Slots,
     pack,
     to_worker,
@@ -49,7 +49,7 @@ class _Fetcher(Protocol):
 
 def worker_main(
     sock: socket.socket,
-    spec: Spec,
+    spec: DatasetSpec,
     *,
     worker_id: int,
     num_workers: int,
@@ -72,7 +72,7 @@ def worker_main(
     become_worker()
     os.nice(niceness)
     worker = _Worker(
-        Channel(sock, blocking=True),
+        Pipe(sock, blocking=True),
         spec,
         worker_id=worker_id,
         num_workers=num_workers,
@@ -99,8 +99,8 @@ def become_worker() -> None:
 class _Worker:
     def __init__(
         self,
-        channel: Channel,
-        spec: Spec,
+        channel: Pipe,
+        spec: DatasetSpec,
         *,
         worker_id: int,
         num_workers: int,
@@ -153,10 +153,10 @@ class _Worker:
                 match to_worker.decode(data):
                     case Free(slot):
                         self._slots.free(slot)
-                    case Job() as job:
+                    case JobOrder() as job:
                         self._do(job)
 
-    def _do(self, job: Job) -> None:
+    def _do(self, job: JobOrder) -> None:
         if self._init_error is not None:
             self._channel.send(pack(Error(self._init_error, "worker_init_fn raised")))
             return
@@ -180,7 +180,7 @@ class _Worker:
         )
         self._channel.send(pack(answer))
 
-    def _make(self, job: Job) -> object:
+    def _make(self, job: JobOrder) -> object:
         self._at = None
         index = wire.unpack_value(job.index, allow_pickle=True)
         if self._seeder is not None:
@@ -190,7 +190,7 @@ class _Worker:
             self._start_stream(job.seed[0] if job.seed else self._base_seed)
         return self._fetch(job, index)
 
-    def _fetch(self, job: Job, index: object) -> object:
+    def _fetch(self, job: JobOrder, index: object) -> object:
         # Again, where it is made again.
         self._slots.begin()
         assert self._fetcher is not None
@@ -241,7 +241,7 @@ class _Worker:
 
 def stream_main(
     sock: socket.socket,
-    spec: Spec,
+    spec: DatasetSpec,
     *,
     shard: int,
     num_shards: int,
@@ -260,7 +260,7 @@ def stream_main(
     """
     become_worker()
     os.nice(niceness)
-    channel = Channel(sock, blocking=True)
+    channel = Pipe(sock, blocking=True)
     stream = ShardStream(spec, shard=shard, num_shards=num_shards, base_seed=base_seed)
     StreamWorker(channel, stream, name=f"shard {shard} of {num_shards}", host=host).run()
 
@@ -274,7 +274,7 @@ class ShardStream:
         state: Random states with which the pass began, where it is to tell them.
     """
 
-    def __init__(self, spec: Spec, *, shard: int, num_shards: int, base_seed: int) -> None:
+    def __init__(self, spec: DatasetSpec, *, shard: int, num_shards: int, base_seed: int) -> None:
         self._spec = spec
         self._shard = shard
         self._num_shards = num_shards
@@ -399,7 +399,7 @@ class StreamWorker:
         digest: Checksum of all that the stream gave in this pass, errors among it.
     """
 
-    def __init__(self, channel: Channel, stream: ShardStream, *, name: str, host: str) -> None:
+    def __init__(self, channel: Pipe, stream: ShardStream, *, name: str, host: str) -> None:
         self._channel = channel
         self._stream = stream
         self._slots = Slots(channel)

@@ -119,7 +119,7 @@ def order_of(run: HostRun) -> EngineOrder | None:
     engine = completed(run.settings.engine)
     if engine.name == "feed" or not run.topology.data_hosts:
         return None
-    known = _Known(run, engine)
+    known = _KnownProcess(run, engine)
     topology = run.topology
     if topology.role == "data":
         chosen: list[tuple[Part, EngineCommand | None]] = [("data", engine.data)]
@@ -146,7 +146,7 @@ def order_of(run: HostRun) -> EngineOrder | None:
     )
 
 
-class _Known:
+class _KnownProcess:
     """What the places of this host stand for."""
 
     def __init__(self, run: HostRun, engine: EngineSettings) -> None:

@@ -21,7 +21,7 @@ LEFT_IN_GOOD_ORDER = "left"
 _STOPPED = 128
 
 
-class Beside(Protocol):
+class EngineCommands(Protocol):
     """What runs beside the training on a dnn host."""
 
     @property
@@ -60,7 +60,7 @@ class Beside(Protocol):
         ...
 
 
-def beside(run: HostRun, on_failure: Callable[[str], None]) -> Beside:
+def beside(run: HostRun, on_failure: Callable[[str], None]) -> EngineCommands:
     """What runs beside the training on this host; nothing with the feed, or without a data group.
 
     Args:

@@ -143,7 +143,7 @@ def find_program(name: str, environ: Mapping[str, str]) -> str:
     return found
 
 
-class Session:
+class MpiSession:
     """What Open MPI has on this host while it runs: a folder of its own, deleted with `close`.
 
     On the leader also the socket that mpirun's starts come through.

@@ -49,7 +49,7 @@ class MpiHost:
             )
         self._run = run
         self._membership = membership
-        self._session = mpi.Session(coordinator.start_daemon if coordinator else None, run.log)
+        self._session = mpi.MpiSession(coordinator.start_daemon if coordinator else None, run.log)
         self.environ = {
             **environ,
             **self._session.variables(master=master, folder=run.folder, environ=environ),

@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d
 from stoker.launch.strategies import smddp
 
 
-class _Init(Protocol):
+class _InitProcessGroup(Protocol):
     def __call__(self, *values: object, **named: object) -> None: ...
 
 
@@ -23,7 +23,7 @@ def install(backend: str) -> None:
     """Makes `backend` (smddp, nccl or gloo) the one of torch.distributed in this process."""
     if backend == smddp.BACKEND:
         importlib.import_module(smddp.MODULE)
-    init = cast(_Init, distributed.init_process_group)
+    init = cast(_InitProcessGroup, distributed.init_process_group)
 
     @functools.wraps(init)
     def init_process_group(

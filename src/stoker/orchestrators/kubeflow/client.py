@@ -23,7 +23,7 @@ POD_TOKEN = Path("/var/run/secrets/kubeflow/pipelines/token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class KubeflowConnection:
     """How Kubeflow Pipelines is reached.
 
     Attributes:
@@ -67,7 +67,7 @@ def connection_of(
     flags: Flags,
     environment: KubeflowEnvironment,
     pod_token: Path = POD_TOKEN,
-) -> Connection:
+) -> KubeflowConnection:
     """The connection: a flag counts more than the workload, and that more than the environment.
 
     Raises:
@@ -80,7 +80,7 @@ def connection_of(
     ca_file = flags.ca_file or (Path(settings.ca_file) if settings.ca_file else None)
     if ca_file is not None and not ca_file.is_file():
         raise UsageError(f"no such file: {ca_file}", where="certificates of Kubeflow's authority")
-    return Connection(
+    return KubeflowConnection(
         host=host,
         ui=_address(settings.ui or environment.ui or named),
         namespace=(
@@ -185,7 +185,9 @@ class KubeflowError(PlatformError):
         return self.may_pass
 
 
-def refusal(status: int, body: str, *, content_type: str, connection: Connection) -> KubeflowError:
+def refusal(
+    status: int, body: str, *, content_type: str, connection: KubeflowConnection
+) -> KubeflowError:
     """The error for an answer that is a refusal."""
     words = _words(body, content_type=content_type)
     namespace = connection.namespace
@@ -226,7 +228,7 @@ def refusal(status: int, body: str, *, content_type: str, connection: Connection
     return error
 
 
-def login_page(connection: Connection) -> KubeflowError:
+def login_page(connection: KubeflowConnection) -> KubeflowError:
     """The error for a page of HTML where JSON was asked for."""
     error = KubeflowError(
         "a web page answered where Kubeflow Pipelines should: a login, or another site",
@@ -238,7 +240,7 @@ def login_page(connection: Connection) -> KubeflowError:
     return error
 
 
-def not_json(connection: Connection, why: str) -> KubeflowError:
+def not_json(connection: KubeflowConnection, why: str) -> KubeflowError:
     """The error for an answer that cannot be understood."""
     return KubeflowError(
         f"what answers is not Kubeflow Pipelines: {why}",
@@ -247,7 +249,7 @@ def not_json(connection: Connection, why: str) -> KubeflowError:
     )
 
 
-def silence(err: Exception, *, operation: str, connection: Connection) -> KubeflowError:
+def silence(err: Exception, *, operation: str, connection: KubeflowConnection) -> KubeflowError:
     """The error for a call that had no answer: by the kind of urllib3's exception."""
     cause = getattr(err, "reason", None) or err
     kind = type(cause).__name__
@@ -348,7 +350,7 @@ class Kubeflow:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: KubeflowConnection,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,

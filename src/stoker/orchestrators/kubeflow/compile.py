@@ -203,7 +203,7 @@ _COMPILER = "sdkVersion"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class CompiledTask:
     """A task of a pipeline.
 
     Attributes:
@@ -235,7 +235,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
+class CompiledSpec:
     """A pipeline's two documents; `platforms` is {} where it has one only."""
 
     pipeline: Document
@@ -249,7 +249,7 @@ class Spec:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def spec_of_text(definition: str) -> Spec:
+def spec_of_text(definition: str) -> CompiledSpec:
     """The spec of a compiled file.
 
     Raises:
@@ -262,20 +262,20 @@ def spec_of_text(definition: str) -> Spec:
     parts = [part for part in documents if isinstance(part, Mapping)]
     if not parts or "root" not in parts[0]:
         raise UsageError("the compiled pipeline is not Kubeflow's: it has no root")
-    return Spec(pipeline=parts[0], platforms=parts[1] if len(parts) > 1 else {})
+    return CompiledSpec(pipeline=parts[0], platforms=parts[1] if len(parts) > 1 else {})
 
 
-def spec_of_answer(answer: Json) -> Spec | None:
+def spec_of_answer(answer: Json) -> CompiledSpec | None:
     """The spec as the service shows it, in one document or two; None where it shows none."""
     whole = mapping(answer)
     if "pipeline_spec" in whole:
         pipeline, platforms = mapping(whole["pipeline_spec"]), mapping(whole.get("platform_spec"))
     else:
         pipeline, platforms = whole, {}
-    return Spec(pipeline=pipeline, platforms=platforms) if "root" in pipeline else None
+    return CompiledSpec(pipeline=pipeline, platforms=platforms) if "root" in pipeline else None
 
 
-def inputs_of(spec: Spec) -> dict[str, Input]:
+def inputs_of(spec: CompiledSpec) -> dict[str, Input]:
     """The parameters that a run may set, by name."""
     found = mapping(
         mapping(mapping(spec.pipeline.get("root")).get("inputDefinitions")).get("parameters")
@@ -283,12 +283,12 @@ def inputs_of(spec: Spec) -> dict[str, Input]:
     return {name: _input(name, mapping(about)) for name, about in found.items()}
 
 
-def tasks_of(spec: Spec) -> Iterator[Task]:
+def tasks_of(spec: CompiledSpec) -> Iterator[CompiledTask]:
     """All tasks, each above those inside it, in the order in which they can run."""
     yield from _tasks(spec.pipeline, mapping(spec.pipeline.get("root")), "", 0, ())
 
 
-def readable(spec: Spec) -> Json:
+def readable(spec: CompiledSpec) -> Json:
     """The pipeline in the shape that `targets.diff` compares: steps and parameters with names."""
     executors = mapping(mapping(spec.pipeline.get("deploymentSpec")).get("executors"))
     of_platform = _platform_executors(spec)
@@ -330,13 +330,13 @@ def items(value: Json) -> Sequence[Json]:
 
 def _tasks(
     pipeline: Document, component: Document, around: str, depth: int, path: tuple[str, ...]
-) -> Iterator[Task]:
+) -> Iterator[CompiledTask]:
     tasks = mapping(mapping(component.get("dag")).get("tasks"))
     for name in _in_order(tasks):
         document = mapping(tasks[name])
         reference = str(mapping(document.get("componentRef")).get("name", ""))
         inner = mapping(mapping(pipeline.get("components")).get(reference))
-        yield Task(
+        yield CompiledTask(
             name=name,
             kind=_kind(document, inner, pipeline),
             depth=depth,
@@ -395,7 +395,7 @@ def _container(executor: Document) -> dict[str, Json]:
     return named
 
 
-def _platform_executors(spec: Spec) -> Document:
+def _platform_executors(spec: CompiledSpec) -> Document:
     kubernetes = mapping(mapping(spec.platforms.get("platforms")).get("kubernetes"))
     return mapping(mapping(kubernetes.get("deploymentSpec")).get("executors"))
 

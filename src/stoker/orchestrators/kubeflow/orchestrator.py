@@ -13,7 +13,7 @@ from stoker.orchestrators.base import (
     Uploaded,
     UploadPlan,
 )
-from stoker.orchestrators.kubeflow.client import Connection, Kubeflow
+from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowConnection
 from stoker.orchestrators.kubeflow.pipelines import plan_upload, send_upload
 from stoker.orchestrators.kubeflow.runs import (
     RunOptions,
@@ -47,7 +47,7 @@ class KubeflowTarget:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: KubeflowConnection,
         *,
         options: RunOptions | None = None,
         kubeflow: Kubeflow | None = None,

@@ -13,7 +13,12 @@ from stoker.errors import UsageError
 from stoker.orchestrators.base import Pipeline, Uploaded, UploadPlan
 from stoker.orchestrators.diff import differences
 from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowError
-from stoker.orchestrators.kubeflow.compile import Spec, readable, spec_of_answer, spec_of_text
+from stoker.orchestrators.kubeflow.compile import (
+    CompiledSpec,
+    readable,
+    spec_of_answer,
+    spec_of_text,
+)
 from stoker.records import Json, nearest
 
 NEWEST_FIRST = "created_at desc"
@@ -26,11 +31,11 @@ class Version:
 
     id: str
     name: str
-    spec: Spec | None
+    spec: CompiledSpec | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deployed:
+class KubeflowPipeline:
     """A pipeline as the service holds it; `latest` is None where it has no version."""
 
     id: str
@@ -38,7 +43,7 @@ class Deployed:
     latest: Version | None
 
 
-def find_pipeline(kubeflow: Kubeflow, name: str) -> Deployed | None:
+def find_pipeline(kubeflow: Kubeflow, name: str) -> KubeflowPipeline | None:
     """The uploaded pipeline of that name with its latest version, or None.
 
     Raises:
@@ -70,12 +75,12 @@ def find_pipeline(kubeflow: Kubeflow, name: str) -> Deployed | None:
     )
     versions = answer.get("pipeline_versions")
     newest = versions[0] if isinstance(versions, list) and versions else None
-    return Deployed(
+    return KubeflowPipeline(
         id=id, name=name, latest=_version(newest) if isinstance(newest, Mapping) else None
     )
 
 
-def uploaded_pipeline(kubeflow: Kubeflow, name: str) -> Deployed:
+def uploaded_pipeline(kubeflow: Kubeflow, name: str) -> KubeflowPipeline:
     """The uploaded pipeline of that name, with at least one version.
 
     Raises:
@@ -92,7 +97,7 @@ def uploaded_pipeline(kubeflow: Kubeflow, name: str) -> Deployed:
     return found
 
 
-def version_named(kubeflow: Kubeflow, pipeline: Deployed, named: str | None) -> Version:
+def version_named(kubeflow: Kubeflow, pipeline: KubeflowPipeline, named: str | None) -> Version:
     """The version of that name or id; the latest for none, `latest` and `current`.
 
     Raises:
@@ -251,7 +256,9 @@ def send_upload(kubeflow: Kubeflow, plan: UploadPlan) -> Uploaded:
                 **({"namespace": kubeflow.namespace} if kubeflow.namespace else {}),
             },
         )
-        deployed = Deployed(id=str(made.get("pipeline_id", "")), name=pipeline.name, latest=None)
+        deployed = KubeflowPipeline(
+            id=str(made.get("pipeline_id", "")), name=pipeline.name, latest=None
+        )
     added = _add_version(kubeflow, deployed, pipeline)
     return Uploaded(
         id=deployed.id,
@@ -263,7 +270,7 @@ def send_upload(kubeflow: Kubeflow, plan: UploadPlan) -> Uploaded:
     )
 
 
-def _add_version(kubeflow: Kubeflow, deployed: Deployed, pipeline: Pipeline) -> Version:
+def _add_version(kubeflow: Kubeflow, deployed: KubeflowPipeline, pipeline: Pipeline) -> Version:
     """Adds a version named by its content; a content that comes back gets a number, too."""
     base = f"{pipeline.name}-{spec_of_text(pipeline.definition).digest}"
     names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
@@ -283,7 +290,7 @@ def _add_version(kubeflow: Kubeflow, deployed: Deployed, pipeline: Pipeline) -> 
     return Version(id=str(made.get("pipeline_version_id", "")), name=name, spec=None)
 
 
-def _changes(deployed: Deployed, spec: Spec) -> tuple[str, ...]:
+def _changes(deployed: KubeflowPipeline, spec: CompiledSpec) -> tuple[str, ...]:
     """What differs from the latest version, one line each."""
     latest = deployed.latest
     if latest is None:

@@ -12,9 +12,9 @@ from stoker.errors import PlatformError, StokerError, UsageError
 from stoker.orchestrators.base import Cause, RunState, RunSummary, Started, State, StepState
 from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowError
 from stoker.orchestrators.kubeflow.compile import (
+    CompiledSpec,
+    CompiledTask,
     Input,
-    Spec,
-    Task,
     inputs_of,
     items,
     mapping,
@@ -34,7 +34,7 @@ from stoker.orchestrators.kubeflow.pipelines import (
 )
 from stoker.parameters import parameters_of, parse
 from stoker.platforms.base import LogLine
-from stoker.platforms.kubernetes.api import PODS, ApiError, Cluster
+from stoker.platforms.kubernetes.api import PODS, ApiError, ClusterApi
 from stoker.records import Json, Workload, nearest
 from stoker.settings import workload_from
 
@@ -58,7 +58,7 @@ _STATES: Mapping[str, State] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundRun:
     """What RUN names: a run as the service shows it.
 
     Attributes:
@@ -72,7 +72,7 @@ class Found:
     pipeline_id: str = ""
 
 
-def find_run(kubeflow: Kubeflow, run: str) -> Found:
+def find_run(kubeflow: Kubeflow, run: str) -> FoundRun:
     """The run that RUN names.
 
     Raises:
@@ -81,7 +81,7 @@ def find_run(kubeflow: Kubeflow, run: str) -> Found:
     if named := _RUN.fullmatch(run.strip()):
         id = named.group(1).lower()
         try:
-            return Found(id=id, document=kubeflow.call("run", "get_run", run_id=id))
+            return FoundRun(id=id, document=kubeflow.call("run", "get_run", run_id=id))
         except KubeflowError as err:
             if not err.is_missing:
                 raise
@@ -100,7 +100,7 @@ def find_run(kubeflow: Kubeflow, run: str) -> Found:
     if newest is None:
         raise UsageError(f"pipeline {run} has not run yet", fix="stoker start kubeflow WORKLOAD")
     id = str(newest.get("run_id", ""))
-    return Found(
+    return FoundRun(
         id=id,
         document=kubeflow.call("run", "get_run", run_id=id),
         pipeline=pipeline.name,
@@ -423,7 +423,7 @@ class _Told:
         return found
 
 
-def state_of(kubeflow: Kubeflow, found: Found) -> RunState:
+def state_of(kubeflow: Kubeflow, found: FoundRun) -> RunState:
     """The run as it is now.
 
     Raises:
@@ -456,7 +456,7 @@ def state_of(kubeflow: Kubeflow, found: Found) -> RunState:
     )
 
 
-def _steps(spec: Spec | None, told: _Told, *, has_ended: bool) -> Iterator[StepState]:
+def _steps(spec: CompiledSpec | None, told: _Told, *, has_ended: bool) -> Iterator[StepState]:
     known: set[str] = set()
     for task in tasks_of(spec) if spec else ():
         known.add(task.name)
@@ -468,7 +468,7 @@ def _steps(spec: Spec | None, told: _Told, *, has_ended: bool) -> Iterator[StepS
             yield _told_step(name, "", 0, item, told)
 
 
-def _step(task: Task, told: _Told, *, has_ended: bool) -> StepState:
+def _step(task: CompiledTask, told: _Told, *, has_ended: bool) -> StepState:
     item = told.by_name.get(task.name)
     driver = told.by_name.get(f"{task.name}{_DRIVER}")
     if item is None and driver is not None and driver.get("state") in ("FAILED", "RUNNING"):
@@ -569,7 +569,7 @@ class _Pod:
 
 def lines_of(
     kubeflow: Kubeflow,
-    found: Found,
+    found: FoundRun,
     *,
     group: str | None,
 ) -> Iterator[LogLine]:
@@ -587,7 +587,7 @@ def lines_of(
     namespace = kubeflow.namespace or kubeflow.connection.namespace or _NAMESPACE
     page = run_url(kubeflow, found.id)
     try:
-        cluster = Cluster(context=kubeflow.connection.context, namespace=namespace)
+        cluster = ClusterApi(context=kubeflow.connection.context, namespace=namespace)
         listed, _ = cluster.list(PODS, query={"labelSelector": f"{_OF_RUN}={found.id}"})
     except StokerError as err:
         raise PlatformError(
@@ -631,7 +631,7 @@ def _pods(listed: list[Mapping[str, Json]]) -> Iterator[_Pod]:
         )
 
 
-def _lines(cluster: Cluster, pod: _Pod) -> Iterator[LogLine]:
+def _lines(cluster: ClusterApi, pod: _Pod) -> Iterator[LogLine]:
     try:
         stream = cluster.open(
             PODS,
@@ -659,7 +659,7 @@ POLL_SECONDS = 3.0
 _TOO_LATE = (400, 409, 500)
 
 
-def stop_run(kubeflow: Kubeflow, found: Found) -> RunState:
+def stop_run(kubeflow: Kubeflow, found: FoundRun) -> RunState:
     """Terminates the run and waits until it has ended; one that has ended stays as it is.
 
     Raises:
@@ -686,5 +686,5 @@ def stop_run(kubeflow: Kubeflow, found: Found) -> RunState:
         kubeflow.sleep(POLL_SECONDS)
 
 
-def _has_ended(found: Found) -> bool:
+def _has_ended(found: FoundRun) -> bool:
     return state_of_run(found.document) in ("succeeded", "failed", "stopped")

@@ -168,7 +168,7 @@ _OURS = ("pipeline_version_reference", "service_account", "experiment_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
+class _KnownSchedule:
     """A recurring run of the workload's pipeline."""
 
     id: str
@@ -262,7 +262,7 @@ def delete_schedule(kubeflow: Kubeflow, workload: Workload, *, name: str) -> str
     return found[0].name
 
 
-def _known(kubeflow: Kubeflow, pipeline_id: str) -> Sequence[_Known]:
+def _known(kubeflow: Kubeflow, pipeline_id: str) -> Sequence[_KnownSchedule]:
     found = kubeflow.pages(
         "recurring_run",
         "list_recurring_runs",
@@ -271,7 +271,7 @@ def _known(kubeflow: Kubeflow, pipeline_id: str) -> Sequence[_Known]:
         sort_by="created_at desc",
     )
     return [
-        _Known(
+        _KnownSchedule(
             id=str(item.get("recurring_run_id", "")),
             name=str(item.get("display_name", "")),
             document=item,

@@ -14,7 +14,7 @@ from stoker.records import Json, SageMakerSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deployed:
+class SageMakerPipeline:
     """A pipeline as the service holds it; `definition` is None where it cannot be read."""
 
     name: str
@@ -25,7 +25,7 @@ class Deployed:
     domain: str
 
 
-def find_pipeline(aws: Aws, name: str) -> Deployed | None:
+def find_pipeline(aws: Aws, name: str) -> SageMakerPipeline | None:
     """The uploaded pipeline of that name, or None.
 
     Raises:
@@ -38,7 +38,7 @@ def find_pipeline(aws: Aws, name: str) -> Deployed | None:
             return None
         raise
     user = found.get("CreatedBy")
-    return Deployed(
+    return SageMakerPipeline(
         name=str(found.get("PipelineName", name)),
         arn=str(found.get("PipelineArn", "")),
         description=str(found.get("PipelineDescription") or ""),
@@ -48,7 +48,7 @@ def find_pipeline(aws: Aws, name: str) -> Deployed | None:
     )
 
 
-def uploaded_pipeline(aws: Aws, name: str) -> Deployed:
+def uploaded_pipeline(aws: Aws, name: str) -> SageMakerPipeline:
     """The uploaded pipeline of that name.
 
     Raises:
@@ -273,7 +273,7 @@ def _definition(
 
 
 def _changes(
-    aws: Aws, deployed: Deployed, pipeline: Pipeline, settings: SageMakerSettings
+    aws: Aws, deployed: SageMakerPipeline, pipeline: Pipeline, settings: SageMakerSettings
 ) -> tuple[str, ...]:
     if deployed.definition is None:
         lines = ["~ the definition: the service does not show the one that is there"]

@@ -25,7 +25,7 @@ from stoker.orchestrators.base import (
 )
 from stoker.orchestrators.sagemaker.compile import MAX_ARGUMENT
 from stoker.orchestrators.sagemaker.pipelines import (
-    Deployed,
+    SageMakerPipeline,
     find_pipeline,
     job_url,
     parsed,
@@ -39,7 +39,7 @@ from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.base import LogLine
 from stoker.platforms.sagemaker.logs import LOG_GROUP, JobLogs, Labels
 from stoker.platforms.sagemaker.start import stop_job
-from stoker.platforms.sagemaker.state import JobState, job_state
+from stoker.platforms.sagemaker.state import TrainingJobState, job_state
 from stoker.records import Json, Workload, nearest
 
 # A listing of runs shows so many at most: the newest.
@@ -63,7 +63,7 @@ STATES: Mapping[str, State] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundExecution:
     """What RUN names.
 
     Attributes:
@@ -84,7 +84,7 @@ def region_in(run: str) -> str | None:
     return run.split(":")[3] or None if run.startswith("arn:") and run.count(":") >= 5 else None
 
 
-def find_run(aws: Aws, run: str) -> Found:
+def find_run(aws: Aws, run: str) -> FoundExecution:
     """The run or job that RUN names.
 
     Args:
@@ -96,9 +96,9 @@ def find_run(aws: Aws, run: str) -> Found:
         UsageError: If there is none of that name.
     """
     if found := _EXECUTION.fullmatch(run):
-        return Found(kind="run", id=run, run=f"{found.group(1)}/{found.group(2)}")
+        return FoundExecution(kind="run", id=run, run=f"{found.group(1)}/{found.group(2)}")
     if found := _TRAINING.fullmatch(run):
-        return Found(kind="job", id=found.group(1), run=found.group(1))
+        return FoundExecution(kind="job", id=found.group(1), run=found.group(1))
     if found := _PIPELINE.fullmatch(run):
         run = found.group(1)
     if run.startswith("arn:"):
@@ -106,7 +106,7 @@ def find_run(aws: Aws, run: str) -> Found:
     name, slash, execution = run.partition("/")
     deployed = find_pipeline(aws, name)
     if slash and deployed:
-        return Found(kind="run", id=f"{deployed.arn}/execution/{execution}", run=run)
+        return FoundExecution(kind="run", id=f"{deployed.arn}/execution/{execution}", run=run)
     if deployed:
         newest = next(iter(runs_of(aws, name)), None)
         if newest is None:
@@ -114,14 +114,14 @@ def find_run(aws: Aws, run: str) -> Found:
                 f"pipeline {name} has not run yet", fix="stoker start sagemaker WORKLOAD"
             )
         execution = newest.run.rpartition("/")[2]
-        return Found(
+        return FoundExecution(
             kind="run",
             id=f"{deployed.arn}/execution/{execution}",
             run=newest.run,
             is_newest=True,
         )
     if not slash and is_training_job(aws, run):
-        return Found(kind="job", id=run, run=run)
+        return FoundExecution(kind="job", id=run, run=run)
     raise UsageError(
         f"there is no pipeline and no training job {name}",
         where=f"region {aws.region}",
@@ -218,7 +218,9 @@ def start_run(aws: Aws, workload: Workload, *, parameters: Sequence[str], folder
     )
 
 
-def out_of_date(deployed: Deployed, workload: Workload, *, folder: Path) -> tuple[str, ...]:
+def out_of_date(
+    deployed: SageMakerPipeline, workload: Workload, *, folder: Path
+) -> tuple[str, ...]:
     """A warning where the uploaded pipeline reads another workload or other code than these."""
     try:
         inputs = pack_inputs(msgspec.structs.replace(workload, platform="sagemaker"), folder=folder)
@@ -233,7 +235,7 @@ def out_of_date(deployed: Deployed, workload: Workload, *, folder: Path) -> tupl
 
 
 def checked_parameters(
-    deployed: Deployed, workload: Workload, texts: Sequence[str]
+    deployed: SageMakerPipeline, workload: Workload, texts: Sequence[str]
 ) -> dict[str, str]:
     """NAME=VALUE texts as the uploaded pipeline names them, with checked values.
 
@@ -268,7 +270,7 @@ def checked_parameters(
 
 def _unknown(
     typed: str,
-    deployed: Deployed,
+    deployed: SageMakerPipeline,
     there: Mapping[str, Mapping[str, Json]],
     known: Mapping[str, Parameter],
 ) -> UsageError:
@@ -308,7 +310,7 @@ _OWN_FAULT = "AlgorithmError"
 _JOBS = ("TrainingJob", "ProcessingJob", "TransformJob")
 
 
-def state_of(aws: Aws, found: Found) -> RunState:
+def state_of(aws: Aws, found: FoundExecution) -> RunState:
     """The run or job as it is now.
 
     Raises:
@@ -317,7 +319,7 @@ def state_of(aws: Aws, found: Found) -> RunState:
     return _job_as_run(aws, found) if found.kind == "job" else _run(aws, found)
 
 
-def _run(aws: Aws, found: Found) -> RunState:
+def _run(aws: Aws, found: FoundExecution) -> RunState:
     answer = aws.call("sagemaker", "DescribePipelineExecution", PipelineExecutionArn=found.id)
     name, _, execution = found.run.partition("/")
     parameters = _parameters(aws, found.id)
@@ -431,7 +433,7 @@ def _cause(kind: str, reason: str) -> Cause:
     return "gate" if code == 3 else "platform" if code == 4 else "workload"
 
 
-def _launched(job: JobState, *, depth: int) -> StepState:
+def _launched(job: TrainingJobState, *, depth: int) -> StepState:
     """The job that a step started, as a step below it."""
     status = STATES.get(job.status, "running")
     return StepState(
@@ -448,13 +450,13 @@ def _launched(job: JobState, *, depth: int) -> StepState:
     )
 
 
-def _job_cause(job: JobState) -> Cause | None:
+def _job_cause(job: TrainingJobState) -> Cause | None:
     if job.status != "Failed":
         return None
     return "workload" if _OWN_FAULT in job.reason else "platform"
 
 
-def _job_as_run(aws: Aws, found: Found) -> RunState:
+def _job_as_run(aws: Aws, found: FoundExecution) -> RunState:
     answer = aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=found.id)
     job = job_state(answer)
     return RunState(
@@ -470,7 +472,7 @@ def _job_as_run(aws: Aws, found: Found) -> RunState:
     )
 
 
-def _transitions(job: JobState) -> Iterator[StepState]:
+def _transitions(job: TrainingJobState) -> Iterator[StepState]:
     """What the job has gone through, as the service tells it."""
     for index, item in enumerate(job.transitions):
         is_last = index == len(job.transitions) - 1
@@ -514,7 +516,7 @@ def _words(value: Json) -> str:
 PROCESSING_LOG_GROUP = "/aws/sagemaker/ProcessingJobs"
 
 
-def lines_of(aws: Aws, found: Found, *, group: str | None) -> Iterator[LogLine]:
+def lines_of(aws: Aws, found: FoundExecution, *, group: str | None) -> Iterator[LogLine]:
     """All lines that there are until now, step after step, hosts merged by time.
 
     Args:
@@ -540,7 +542,7 @@ def lines_of(aws: Aws, found: Found, *, group: str | None) -> Iterator[LogLine]:
         )
 
 
-def _jobs(aws: Aws, found: Found) -> Iterator[tuple[str, str, str]]:
+def _jobs(aws: Aws, found: FoundExecution) -> Iterator[tuple[str, str, str]]:
     """Label, log group and name of each job."""
     if found.kind == "job":
         yield "", LOG_GROUP, found.id
@@ -573,7 +575,7 @@ STOP_SECONDS = 900.0
 POLL_SECONDS = 5.0
 
 
-def stop_run(aws: Aws, found: Found) -> RunState:
+def stop_run(aws: Aws, found: FoundExecution) -> RunState:
     """Asks the run or job to stop and waits until it has.
 
     The training job that a step of the run started is stopped as well: nobody else would.

@@ -9,7 +9,7 @@ from stoker.errors import UsageError
 from stoker.orchestrators import diff
 from stoker.orchestrators.base import Action, Schedule, Timing
 from stoker.orchestrators.cron import next_run, period
-from stoker.orchestrators.sagemaker.pipelines import Deployed, uploaded_pipeline
+from stoker.orchestrators.sagemaker.pipelines import SageMakerPipeline, uploaded_pipeline
 from stoker.orchestrators.sagemaker.runs import checked_parameters
 from stoker.platforms.aws import Aws, AwsError
 from stoker.records import Json, Workload, nearest
@@ -136,7 +136,9 @@ def _full_name(workload: Workload, name: str | None) -> str:
     return full_name
 
 
-def _values(deployed: Deployed, workload: Workload, texts: Sequence[str]) -> dict[str, str]:
+def _values(
+    deployed: SageMakerPipeline, workload: Workload, texts: Sequence[str]
+) -> dict[str, str]:
     """The parameters to hand over; an empty value cannot be, and need not where it is the default.
 
     Raises:
@@ -164,7 +166,7 @@ def _get(aws: Aws, name: str) -> dict[str, Json]:
         raise
 
 
-def _refuse_foreign(there: Mapping[str, Json], name: str, deployed: Deployed) -> None:
+def _refuse_foreign(there: Mapping[str, Json], name: str, deployed: SageMakerPipeline) -> None:
     if not _starts(there, deployed.name):
         raise UsageError(
             f"schedule {name} is there already and starts something else",

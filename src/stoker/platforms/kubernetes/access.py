@@ -12,7 +12,7 @@ import msgspec
 
 from stoker.errors import PlatformError, UsageError
 from stoker.logs import Log
-from stoker.platforms.kubernetes.api import ACCESS_REVIEWS, Action, ApiError, Cluster
+from stoker.platforms.kubernetes.api import ACCESS_REVIEWS, Action, ApiError, ClusterApi
 from stoker.platforms.kubernetes.objects import MANAGED_BY_LABEL, ROLE_LABEL
 from stoker.platforms.kubernetes.reading import Document, mapping, mappings, texts
 from stoker.platforms.kubernetes.request import manifest
@@ -107,7 +107,7 @@ _USEFUL = ("events", "patch jobsets", "patch trainjobs")
 _ACCOUNT = "system:serviceaccount:"
 
 
-def check_rights(cluster: Cluster, settings: KubernetesSettings, *, log: Log) -> None:
+def check_rights(cluster: ClusterApi, settings: KubernetesSettings, *, log: Log) -> None:
     """Checks that the caller has the rights that a run takes.
 
     A cluster that does not answer such questions is none that refuses them: then the first call
@@ -168,7 +168,7 @@ def _needed(settings: KubernetesSettings, namespace: str) -> Iterator[Action]:
                     yield Action(verb=verb, group=group, resource=resource, namespace=namespace)
 
 
-def _is_allowed(cluster: Cluster, action: Action) -> bool:
+def _is_allowed(cluster: ClusterApi, action: Action) -> bool:
     resource, _, part = action.resource.partition("/")
     asked = {
         "namespace": action.namespace,

@@ -204,7 +204,7 @@ class Response(Protocol):
         ...
 
 
-class Stream:
+class ByteStream:
     """An answer that comes bit by bit: a watch, or a log. Closed by its user, from any thread."""
 
     def __init__(self, response: Response, action: Action) -> None:
@@ -390,7 +390,7 @@ RETRY_SECONDS = 0.5
 PAGE = 500
 
 
-class Cluster:
+class ClusterApi:
     """A cluster as one namespace sees it.
 
     Args:
@@ -499,7 +499,7 @@ class Cluster:
         part: str = "",
         query: Mapping[str, str],
         read_seconds: float,
-    ) -> Stream:
+    ) -> ByteStream:
         """A watch of objects, or a part of one (`log`), as it comes; asked for once.
 
         Args:
@@ -515,7 +515,7 @@ class Cluster:
         response = self._send(
             "GET", path, action, query=query, body=None, is_stream=True, read_seconds=read_seconds
         )
-        return Stream(response, action)
+        return ByteStream(response, action)
 
     def _call(
         self,
@@ -604,7 +604,7 @@ _METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "de
 _ATTEMPTS = 3
 
 
-def list_nodes(cluster: Cluster) -> list[Document]:
+def list_nodes(cluster: ClusterApi) -> list[Document]:
     """All nodes, as the API gives them.
 
     Raises:
@@ -623,7 +623,7 @@ def list_nodes(cluster: Cluster) -> list[Document]:
         ) from err
 
 
-def pods_of_node(cluster: Cluster, node: str) -> list[Document] | None:
+def pods_of_node(cluster: ClusterApi, node: str) -> list[Document] | None:
     """The pods of all namespaces on a node; None where one may not see them.
 
     Raises:

@@ -14,7 +14,7 @@ from stoker.errors import PlatformError, StokerError, UsageError
 from stoker.logs import Log, now_utc
 from stoker.platforms.base import JobEnd, LogLine
 from stoker.platforms.kubernetes.access import explained_denial
-from stoker.platforms.kubernetes.api import EVENTS, OF_KIND, PODS, ApiError, Cluster, Resource
+from stoker.platforms.kubernetes.api import EVENTS, OF_KIND, PODS, ApiError, ClusterApi, Resource
 from stoker.platforms.kubernetes.objects import JOBSET_LABEL, Layout
 from stoker.platforms.kubernetes.pods import (
     Happenings,
@@ -29,7 +29,12 @@ from stoker.platforms.kubernetes.pods import (
 )
 from stoker.platforms.kubernetes.reading import Document, mapping, text
 from stoker.platforms.kubernetes.request import KubernetesRequest
-from stoker.platforms.kubernetes.start import JobState, Started, delete_and_wait, job_state
+from stoker.platforms.kubernetes.start import (
+    ObjectState,
+    StartedObjects,
+    delete_and_wait,
+    job_state,
+)
 from stoker.platforms.kubernetes.watch import (
     Changed,
     Disturbed,
@@ -65,7 +70,7 @@ class Following:
     """
 
     def __init__(
-        self, cluster: Cluster, *, resource: Resource, name: str, containers: Mapping[str, str]
+        self, cluster: ClusterApi, *, resource: Resource, name: str, containers: Mapping[str, str]
     ) -> None:
         self._cluster = cluster
         self._containers = dict(containers)
@@ -156,7 +161,7 @@ _OUT_OF_MEMORY = "OOMKilled"
 
 
 def conclude(
-    state: JobState | None,
+    state: ObjectState | None,
     *,
     is_stopped: bool,
     layout: Layout,
@@ -200,7 +205,7 @@ def conclude(
 
 
 def _verdict(
-    state: JobState | None, *, is_stopped: bool, training: Training | None
+    state: ObjectState | None, *, is_stopped: bool, training: Training | None
 ) -> tuple[Literal["succeeded", "failed", "stopped"], str | None]:
     if state is not None:
         return ("succeeded", None) if state.phase == "succeeded" else ("failed", state.message)
@@ -265,7 +270,7 @@ def _release_seconds(pods: Iterable[PodState], leader: PodState | None) -> float
 
 
 def _failure(
-    state: JobState,
+    state: ObjectState,
     latest: dict[tuple[str, int], PodState],
     layout: Layout,
     training: Training | None,
@@ -307,7 +312,7 @@ def _model_uri(layout: Layout) -> str | None:
 SERVICE = "kubernetes"
 
 
-class Picture:
+class RunPicture:
     """A run as far as it has been told.
 
     Args:
@@ -323,7 +328,7 @@ class Picture:
     """
 
     def __init__(self, layout: Layout, *, main: Resource, uid: str, since: str) -> None:
-        self.state: JobState | None = None
+        self.state: ObjectState | None = None
         self.is_gone = False
         self.events: list[Event] = []
         self._layout = layout
@@ -425,7 +430,7 @@ class Picture:
         if self.state is None or not self.state.has_ended:
             yield self._note("the job was deleted")
 
-    def _words_of_job(self, before: JobState | None, now: JobState) -> Iterator[str]:
+    def _words_of_job(self, before: ObjectState | None, now: ObjectState) -> Iterator[str]:
         if before is None or before.phase != now.phase:
             queue = self._layout.settings.queue
             words = {
@@ -513,7 +518,9 @@ class KubernetesRun:
         started: What came of it.
     """
 
-    def __init__(self, cluster: Cluster, *, request: KubernetesRequest, started: Started) -> None:
+    def __init__(
+        self, cluster: ClusterApi, *, request: KubernetesRequest, started: StartedObjects
+    ) -> None:
         layout = request.layout
         self.name = request.name
         self.is_adopted = started.is_adopted
@@ -524,7 +531,7 @@ class KubernetesRun:
         self._log = Log(run=request.job.name, host=SERVICE)
         self._files = LogFiles(layout.job.run_dir / "logs")
         self._output = OutputParts()
-        self._picture = Picture(
+        self._picture = RunPicture(
             layout,
             main=self._resource,
             uid=started.uid,

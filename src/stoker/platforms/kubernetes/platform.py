@@ -3,7 +3,7 @@
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.access import check_rights, explained_denial
-from stoker.platforms.kubernetes.api import JOBSETS, TRAINJOBS, ApiError, Cluster
+from stoker.platforms.kubernetes.api import JOBSETS, TRAINJOBS, ApiError, ClusterApi
 from stoker.platforms.kubernetes.job import SERVICE, KubernetesRun
 from stoker.platforms.kubernetes.objects import RUN_ANNOTATION, object_name
 from stoker.platforms.kubernetes.reading import mapping
@@ -27,7 +27,7 @@ class KubernetesPlatform:
 
     name = "kubernetes"
 
-    def __init__(self, *, cluster: Cluster | None = None) -> None:
+    def __init__(self, *, cluster: ClusterApi | None = None) -> None:
         self._cluster = cluster
 
     def plan(self, job: JobSpec) -> KubernetesRequest:
@@ -100,5 +100,5 @@ class KubernetesPlatform:
             f"{found.get('kind')} {job} in namespace {cluster.namespace} was still there: deleted"
         )
 
-    def _cluster_of(self, settings: KubernetesSettings) -> Cluster:
-        return self._cluster or Cluster(context=settings.context, namespace=settings.namespace)
+    def _cluster_of(self, settings: KubernetesSettings) -> ClusterApi:
+        return self._cluster or ClusterApi(context=settings.context, namespace=settings.namespace)

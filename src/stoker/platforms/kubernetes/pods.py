@@ -13,7 +13,7 @@ _ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class PodEnd:
     """How a container ended; `at` is ISO 8601, empty where it is not known."""
 
     exit_code: int
@@ -56,7 +56,7 @@ class PodState:
     is_running: bool
     restarts: int
     attempt: int
-    ended: Ended | None
+    ended: PodEnd | None
     waits_for: str
     waits_because: str
     unschedulable: str
@@ -122,11 +122,11 @@ def _container(status: Document, name: str) -> Document:
     return next((c for c in found if text(c, "name") == name), found[0] if found else {})
 
 
-def _ended(state: Document) -> Ended | None:
+def _ended(state: Document) -> PodEnd | None:
     terminated = mapping(state, "terminated")
     if not terminated:
         return None
-    return Ended(
+    return PodEnd(
         exit_code=number(terminated, "exitCode", -1),
         reason=text(terminated, "reason"),
         message=text(terminated, "message"),
@@ -309,7 +309,7 @@ def _hosts(pods: Sequence[PodState], group: PodGroup) -> str:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _SeenEvent:
     since: float
     said_at: float | None = None
     fix_is_said: bool = False
@@ -324,7 +324,7 @@ class TroubleLog:
 
     def __init__(self, *, repeat_seconds: float) -> None:
         self._repeat_seconds = repeat_seconds
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _SeenEvent] = {}
 
     def news(self, troubles: Iterable[Trouble], *, now: float) -> Iterator[tuple[Trouble, str]]:
         """The troubles to tell now, in words; what is not among them is over.
@@ -337,7 +337,7 @@ class TroubleLog:
         for key in [key for key in self._seen if key not in current]:
             del self._seen[key]
         for key, trouble in current.items():
-            seen = self._seen.setdefault(key, _Seen(since=now))
+            seen = self._seen.setdefault(key, _SeenEvent(since=now))
             waited = now - seen.since
             has_fix = bool(trouble.fix) and waited >= trouble.fix_after
             is_due = seen.said_at is None or now >= seen.said_at + self._repeat_seconds

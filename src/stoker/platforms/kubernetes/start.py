@@ -22,7 +22,7 @@ from stoker.platforms.kubernetes.api import (
     RUNTIMES,
     SECRETS,
     ApiError,
-    Cluster,
+    ClusterApi,
     Resource,
 )
 from stoker.platforms.kubernetes.objects import REQUEST_ANNOTATION, RUN_ANNOTATION, TOKEN_KEY
@@ -38,7 +38,7 @@ _SUCCEEDED = ("Completed", "Complete")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobState:
+class ObjectState:
     """A job as its cluster sees it.
 
     Attributes:
@@ -64,12 +64,12 @@ class JobState:
         return self.phase in ("succeeded", "failed")
 
 
-def job_state(document: Document) -> JobState:
+def job_state(document: Document) -> ObjectState:
     """The state of a JobSet or TrainJob."""
     described, status = mapping(document, "metadata"), mapping(document, "status")
     restarts = status.get("restarts")
     phase, condition = _phase(document)
-    return JobState(
+    return ObjectState(
         uid=text(described, "uid"),
         phase=phase,
         reason=text(condition, "reason"),
@@ -144,7 +144,7 @@ LOOK_SECONDS = 1.0
 
 
 def provide_runtime(
-    cluster: Cluster, request: KubernetesRequest, owners: Sequence[Document], *, log: Log
+    cluster: ClusterApi, request: KubernetesRequest, owners: Sequence[Document], *, log: Log
 ) -> bool:
     """Makes the runtime unless it is there; gives whether it was made now.
 
@@ -213,7 +213,7 @@ LEFTOVER_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class StartedObjects:
     """A job that runs, or has run."""
 
     uid: str
@@ -231,8 +231,8 @@ class _Attempt:
 
 
 def start(
-    cluster: Cluster, request: KubernetesRequest, *, owner: Document | None, log: Log
-) -> Started:
+    cluster: ClusterApi, request: KubernetesRequest, *, owner: Document | None, log: Log
+) -> StartedObjects:
     """Makes the job and what belongs to it, or adopts what an earlier attempt made.
 
     Args:
@@ -257,7 +257,7 @@ def start(
             _abandon(cluster, request, attempt, log)
         raise
     described = mapping(job, "metadata")
-    return Started(
+    return StartedObjects(
         uid=text(described, "uid"),
         created_at=text(described, "creationTimestamp"),
         is_adopted=attempt.is_adopted,
@@ -265,7 +265,7 @@ def start(
 
 
 def delete_and_wait(
-    cluster: Cluster, resource: Resource, name: str, *, uid: str, seconds: float
+    cluster: ClusterApi, resource: Resource, name: str, *, uid: str, seconds: float
 ) -> bool:
     """Deletes an object after all that it owns; gives whether it was gone in `seconds`."""
     deadline = cluster.clock() + seconds
@@ -280,7 +280,7 @@ def delete_and_wait(
 
 
 def _create_or_adopt(
-    cluster: Cluster,
+    cluster: ClusterApi,
     request: KubernetesRequest,
     owners: list[Document],
     attempt: _Attempt,
@@ -334,7 +334,7 @@ def _check_is_ours(found: Document, request: KubernetesRequest, *, namespace: st
 
 
 def _adopt(
-    cluster: Cluster, found: Document, state: JobState, owners: list[Document], log: Log
+    cluster: ClusterApi, found: Document, state: ObjectState, owners: list[Document], log: Log
 ) -> None:
     name = name_of(found)
     log.event("job_adopted", job=name, namespace=cluster.namespace, phase=state.phase)
@@ -351,7 +351,7 @@ def _adopt(
 
 
 def _provide_parts(
-    cluster: Cluster, request: KubernetesRequest, job: Document, *, is_adopted: bool
+    cluster: ClusterApi, request: KubernetesRequest, job: Document, *, is_adopted: bool
 ) -> None:
     """Secret and configuration, which the job owns."""
     if is_adopted and job_state(job).has_ended:
@@ -371,7 +371,7 @@ def _provide_parts(
 
 
 def _create_part(
-    cluster: Cluster, resource: Resource, document: Document, job: Document, *, is_adopted: bool
+    cluster: ClusterApi, resource: Resource, document: Document, job: Document, *, is_adopted: bool
 ) -> None:
     is_waited_for = True
     deadline = cluster.clock() + LEFTOVER_SECONDS
@@ -400,7 +400,7 @@ def _create_part(
         cluster.sleep(LOOK_SECONDS)
 
 
-def _abandon(cluster: Cluster, request: KubernetesRequest, attempt: _Attempt, log: Log) -> None:
+def _abandon(cluster: ClusterApi, request: KubernetesRequest, attempt: _Attempt, log: Log) -> None:
     """Leaves nothing behind of a job that is not followed."""
     try:
         if attempt.has_asked:

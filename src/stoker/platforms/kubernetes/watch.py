@@ -21,9 +21,9 @@ from stoker.platforms.kubernetes.api import (
     PODS,
     Action,
     ApiError,
-    Cluster,
+    ByteStream,
+    ClusterApi,
     Resource,
-    Stream,
     failed,
 )
 from stoker.platforms.kubernetes.pods import PodState
@@ -90,7 +90,7 @@ class StreamSlot:
     """Holds the stream that is read now, if any."""
 
     def __init__(self) -> None:
-        self._stream: Stream | None = None
+        self._stream: ByteStream | None = None
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -102,7 +102,7 @@ class StreamSlot:
                 self._stream.close()
 
     @contextlib.contextmanager
-    def reading(self, stream: Stream) -> Iterator[Stream]:
+    def reading(self, stream: ByteStream) -> Iterator[ByteStream]:
         """Holds `stream` meanwhile, and releases it."""
         with self._lock:
             self._stream = stream
@@ -183,7 +183,7 @@ class ObjectWatch(threading.Thread):
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterApi,
         resource: Resource,
         *,
         query: Mapping[str, str],
@@ -314,7 +314,7 @@ class PodLog(threading.Thread):
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterApi,
         pod: PodState,
         *,
         container: str,

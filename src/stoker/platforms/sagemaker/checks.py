@@ -229,7 +229,7 @@ _JAVA_CLASSES = {
 }
 
 
-class Shape(Protocol):
+class ServiceShape(Protocol):
     """A part of the model, as botocore describes it."""
 
     name: str
@@ -278,7 +278,7 @@ def violations(body: Mapping[str, Json]) -> Iterator[Violation]:
     yield from _walk(body, _request_shape(), "")
 
 
-def _walk(value: Json, shape: Shape, path: str) -> Iterator[Violation]:
+def _walk(value: Json, shape: ServiceShape, path: str) -> Iterator[Violation]:
     if isinstance(value, str):
         yield from _check_text(value, shape, path)
     elif isinstance(value, bool):
@@ -289,26 +289,26 @@ def _walk(value: Json, shape: Shape, path: str) -> Iterator[Violation]:
         yield from _walk_mapping(value, shape, path)
     elif isinstance(value, list | tuple):
         yield from _check_bounds(len(value), shape, path, "has", f"{len(value)} entries")
-        member: Shape = getattr(shape, "member")  # noqa: B009
+        member: ServiceShape = getattr(shape, "member")  # noqa: B009
         for index, item in enumerate(value):
             yield from _walk(item, member, f"{path}[{index}]")
 
 
-def _walk_mapping(value: Mapping[str, Json], shape: Shape, path: str) -> Iterator[Violation]:
+def _walk_mapping(value: Mapping[str, Json], shape: ServiceShape, path: str) -> Iterator[Violation]:
     if shape.type_name == "structure":
-        members: Mapping[str, Shape] = getattr(shape, "members")  # noqa: B009
+        members: Mapping[str, ServiceShape] = getattr(shape, "members")  # noqa: B009
         for key, item in value.items():
             yield from _walk(item, members[key], f"{path}.{key}" if path else key)
         return
     yield from _check_bounds(len(value), shape, path, "has", f"{len(value)} entries")
-    key_shape: Shape = getattr(shape, "key")  # noqa: B009
-    value_shape: Shape = getattr(shape, "value")  # noqa: B009
+    key_shape: ServiceShape = getattr(shape, "key")  # noqa: B009
+    value_shape: ServiceShape = getattr(shape, "value")  # noqa: B009
     for key, item in value.items():
         yield from _walk(key, key_shape, f"{path} (a name)")
         yield from _walk(item, value_shape, f"{path}.{key}")
 
 
-def _check_text(text: str, shape: Shape, path: str) -> Iterator[Violation]:
+def _check_text(text: str, shape: ServiceShape, path: str) -> Iterator[Violation]:
     shown = repr(text if len(text) <= 40 else text[:37] + "...")
     length = f"{len(text)} characters ({shown})"
     yield from _check_bounds(len(text), shape, path, "has", length)
@@ -323,7 +323,7 @@ def _check_text(text: str, shape: Shape, path: str) -> Iterator[Violation]:
 
 
 def _check_bounds(
-    number: int, shape: Shape, path: str, verb: str, shown: str
+    number: int, shape: ServiceShape, path: str, verb: str, shown: str
 ) -> Iterator[Violation]:
     for limit, is_wrong in (("max", int.__gt__), ("min", int.__lt__)):
         bound = shape.metadata.get(limit)
@@ -339,13 +339,13 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
 
-def _request_shape() -> Shape:
+def _request_shape() -> ServiceShape:
     return _shape("CreateTrainingJobRequest")
 
 
 @functools.cache
-def _shape(name: str) -> Shape:
-    shape: Shape = getattr(_model(), "shape_for")(name)  # noqa: B009
+def _shape(name: str) -> ServiceShape:
+    shape: ServiceShape = getattr(_model(), "shape_for")(name)  # noqa: B009
     return shape
 
 

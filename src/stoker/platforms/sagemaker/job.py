@@ -20,7 +20,7 @@ from stoker.platforms.logs import LogFiles
 from stoker.platforms.sagemaker.logs import JobLogs, Labels
 from stoker.platforms.sagemaker.start import await_found, delete_token, stop_job
 from stoker.platforms.sagemaker.state import (
-    JobState,
+    TrainingJobState,
     Transition,
     job_state,
     lacks_capacity,
@@ -120,7 +120,7 @@ class _Bounded(io.RawIOBase):
 
 def conclude(
     aws: Aws,
-    state: JobState,
+    state: TrainingJobState,
     *,
     groups: Sequence[Group],
     run_dir: Path | None,
@@ -165,7 +165,7 @@ def conclude(
     )
 
 
-def _outputs(aws: Aws, state: JobState, run_dir: Path, log: Log) -> Path | None:
+def _outputs(aws: Aws, state: TrainingJobState, run_dir: Path, log: Log) -> Path | None:
     archive = f"{state.output_prefix}/output.tar.gz"
     try:
         return fetch_outputs(aws, archive, folder=run_dir / "output")
@@ -174,7 +174,7 @@ def _outputs(aws: Aws, state: JobState, run_dir: Path, log: Log) -> Path | None:
         return None
 
 
-def _model_uri(aws: Aws, state: JobState) -> str | None:
+def _model_uri(aws: Aws, state: TrainingJobState) -> str | None:
     uri = state.model_uri or f"{state.output_prefix}/model.tar.gz"
     if state.status == "Completed":
         return uri
@@ -184,7 +184,7 @@ def _model_uri(aws: Aws, state: JobState) -> str | None:
         return None
 
 
-def _copy_model(aws: Aws, uri: str, state: JobState, asked_name: str, log: Log) -> None:
+def _copy_model(aws: Aws, uri: str, state: TrainingJobState, asked_name: str, log: Log) -> None:
     known = f"{state.output_prefix}/model.tar.gz".replace(f"/{state.name}/", f"/{asked_name}/")
     try:
         aws.copy_object(uri, known)
@@ -207,7 +207,9 @@ def _complete_record(folder: Path, events: Sequence[Event]) -> Training | None:
     return training
 
 
-def _verdict(state: JobState) -> tuple[Literal["succeeded", "failed", "stopped"], str | None]:
+def _verdict(
+    state: TrainingJobState,
+) -> tuple[Literal["succeeded", "failed", "stopped"], str | None]:
     if state.status == "Completed":
         return "succeeded", None
     if state.status == "Stopped":
@@ -275,7 +277,7 @@ class SageMakerRun:
         self._labels = Labels([group.name for group in groups])
         self._files = LogFiles(run_dir / "logs") if run_dir else None
         self._queue: deque[LogLine] = deque()
-        self._state: JobState | None = None
+        self._state: TrainingJobState | None = None
         self._told: dict[tuple[str, str], Transition] = {}
         self._interval = 0.0
         self._reached_at = aws.clock()
@@ -289,7 +291,7 @@ class SageMakerRun:
         return self._labels.roster
 
     @property
-    def state(self) -> JobState | None:
+    def state(self) -> TrainingJobState | None:
         """What the service said last."""
         return self._state
 
@@ -434,7 +436,7 @@ class SageMakerRun:
         self._reached_at = self._aws.clock()
         return self._take(job_state(answer))
 
-    def _take(self, state: JobState) -> bool:
+    def _take(self, state: TrainingJobState) -> bool:
         """Takes on a new state; gives whether there was something to tell."""
         self._state = state
         told = [item for item in state.transitions if self._told.get(_key(item)) != item]

@@ -29,7 +29,7 @@ MAX_PAGES = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LogEntry:
     """One line as it stands in a host's log; its time is in milliseconds."""
 
     millis: int
@@ -67,7 +67,7 @@ class JobLogs:
         """Whether there is more to read at once."""
         return any(stream.is_behind for stream in self._streams.values())
 
-    def read(self) -> list[Entry]:
+    def read(self) -> list[LogEntry]:
         """The new lines of all hosts, the earliest first; nothing while there is no log yet.
 
         Raises:
@@ -116,7 +116,7 @@ class _Stream:
         self._last_millis = 0
         self._num_at_last = 0
 
-    def read(self) -> Iterator[Entry]:
+    def read(self) -> Iterator[LogEntry]:
         self.is_behind = False
         for _ in range(MAX_PAGES):
             events, token = self._page()
@@ -156,14 +156,14 @@ class _Stream:
             **asked,
         )
 
-    def _entries(self, event: Mapping[str, Json]) -> Iterator[Entry]:
+    def _entries(self, event: Mapping[str, Json]) -> Iterator[LogEntry]:
         millis = event.get("timestamp")
         at = millis if isinstance(millis, int) else self._last_millis
         self._num_at_last = self._num_at_last + 1 if at == self._last_millis else 1
         self._last_millis = at
         message = str(event.get("message") or "")
         for text in message.rstrip("\r\n").split("\n"):
-            yield Entry(millis=at, host=self.host, text=text.rstrip("\r"))
+            yield LogEntry(millis=at, host=self.host, text=text.rstrip("\r"))
 
 
 class Labels:
@@ -176,14 +176,14 @@ class Labels:
     def __init__(self, groups: Sequence[str]) -> None:
         self._only = groups[0] if len(groups) == 1 else None
         self._groups: dict[str, str] = {}
-        self._held: dict[str, deque[tuple[float, Entry]]] = {}
+        self._held: dict[str, deque[tuple[float, LogEntry]]] = {}
 
     @property
     def roster(self) -> Mapping[str, str]:
         """Host to group, as far as it is known."""
         return dict(self._groups)
 
-    def label(self, entries: Iterable[Entry], *, now: float) -> Iterator[LogLine]:
+    def label(self, entries: Iterable[LogEntry], *, now: float) -> Iterator[LogLine]:
         """The lines whose group is known, in order for each host, and those that waited too long.
 
         Args:
@@ -211,7 +211,7 @@ class Labels:
             while group and held:
                 yield _line(group, held.popleft()[1])
 
-    def _learn(self, entry: Entry) -> None:
+    def _learn(self, entry: LogEntry) -> None:
         if self._only:
             self._groups[entry.host] = self._only
             return
@@ -226,7 +226,7 @@ class Labels:
                     self._groups[host] = group
 
 
-def _line(group: str, entry: Entry) -> LogLine:
+def _line(group: str, entry: LogEntry) -> LogLine:
     return LogLine(group=group, host=entry.host, text=entry.text)
 
 

@@ -73,7 +73,7 @@ _TELLING = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class StartedTrainingJob:
     """A job that runs, or has run: `request` is the one that it was created with."""
 
     request: SageMakerRequest
@@ -86,7 +86,7 @@ def start(
     *,
     rename: Callable[[str], SageMakerRequest],
     log: Log,
-) -> Started:
+) -> StartedTrainingJob:
     """Creates the job, or adopts the one that an earlier attempt created.
 
     Args:
@@ -105,13 +105,13 @@ def start(
         found = find(aws, name)
         if found is None:
             if _create(aws, candidate, packed=packed, log=log):
-                return Started(request=candidate, is_adopted=False)
+                return StartedTrainingJob(request=candidate, is_adopted=False)
             found = await_found(aws, name)
         state = job_state(found)
         is_ours = _is_ours(aws, found, candidate, packed=packed)
         if is_ours and state.status in ("InProgress", "Completed"):
             log.event("job_adopted", job=name, status=state.status, url=state.url)
-            return Started(request=candidate, is_adopted=True)
+            return StartedTrainingJob(request=candidate, is_adopted=True)
         why = f"it is {state.status}" if is_ours else "it is another job"
         log.event("name_is_taken", job=name, why=why)
         _forget_token(aws, found, candidate, log=log)

@@ -47,7 +47,7 @@ class Transition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobState:
+class TrainingJobState:
     """A training job as DescribeTrainingJob tells it.
 
     Attributes:
@@ -94,7 +94,7 @@ class JobState:
         return console_url(self.arn)
 
 
-def job_state(answer: Mapping[str, Json]) -> JobState:
+def job_state(answer: Mapping[str, Json]) -> TrainingJobState:
     """The state in an answer of DescribeTrainingJob."""
     resources = _mapping(answer.get("ResourceConfig"))
     groups = {
@@ -109,7 +109,7 @@ def job_state(answer: Mapping[str, Json]) -> JobState:
         groups = {"": (kind, count)}
     name = _text(answer.get("TrainingJobName"))
     prefix = _text(_mapping(answer.get("OutputDataConfig")).get("S3OutputPath")).rstrip("/")
-    return JobState(
+    return TrainingJobState(
         name=name,
         arn=_text(answer.get("TrainingJobArn")),
         status=_text(answer.get("TrainingJobStatus")),

@@ -17,7 +17,7 @@ from stoker.logs import parse_line
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.sagemaker.logs import JobLogs
 from stoker.platforms.sagemaker.start import find
-from stoker.platforms.sagemaker.state import JobState, job_state
+from stoker.platforms.sagemaker.state import TrainingJobState, job_state
 from stoker.records import Json
 
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
@@ -231,7 +231,7 @@ _DAY_SECONDS = 86400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Members:
+class GroupMembers:
     """Who is where: host to group, and group to role, as far as it is known."""
 
     groups: Mapping[str, str]
@@ -268,7 +268,7 @@ class ObservedJob:
         return {name: kind for name, (kind, _) in self.groups.items()}
 
 
-def describe_job(aws: Aws, name: str) -> JobState:
+def describe_job(aws: Aws, name: str) -> TrainingJobState:
     """The state of a job that has begun to train.
 
     Raises:
@@ -294,7 +294,7 @@ def describe_job(aws: Aws, name: str) -> JobState:
 
 def observe_job(
     aws: Aws,
-    state: JobState,
+    state: TrainingJobState,
     *,
     sizes: Mapping[str, tuple[int, int]],
     log: Sequence[str] | None,
@@ -349,7 +349,7 @@ def observe_job(
     )
 
 
-def members_in(lines: Iterable[str]) -> Members:
+def members_in(lines: Iterable[str]) -> GroupMembers:
     """Who is where, by the lines that stoker's launcher writes at each host's start."""
     groups: dict[str, str] = {}
     roles: dict[str, str] = {}
@@ -365,7 +365,7 @@ def members_in(lines: Iterable[str]) -> Members:
                 roles.setdefault(name, role)
                 for host in hosts:
                     groups.setdefault(host, name)
-    return Members(groups=groups, roles=roles)
+    return GroupMembers(groups=groups, roles=roles)
 
 
 def _groups_in(text: str) -> list[tuple[str, list[str], str]]:
@@ -385,12 +385,12 @@ def _groups_in(text: str) -> list[tuple[str, list[str], str]]:
 
 
 def _members(
-    aws: Aws, state: JobState, hosts: Sequence[str], log: Sequence[str] | None
-) -> tuple[Members | None, list[str]]:
+    aws: Aws, state: TrainingJobState, hosts: Sequence[str], log: Sequence[str] | None
+) -> tuple[GroupMembers | None, list[str]]:
     """Who is where as jobs of one group or a log tell it; None where neither does."""
     if len(state.groups) == 1:
         (only,) = state.groups
-        return Members(groups=dict.fromkeys(hosts, only), roles={}), []
+        return GroupMembers(groups=dict.fromkeys(hosts, only), roles={}), []
     notes: list[str] = []
     if log is not None:
         found = members_in(log)
@@ -402,11 +402,11 @@ def _members(
             return None, notes
     ours = {host: group for host, group in found.groups.items() if group in state.groups}
     if set(hosts) <= ours.keys():
-        return Members(groups={host: ours[host] for host in hosts}, roles=found.roles), notes
+        return GroupMembers(groups={host: ours[host] for host in hosts}, roles=found.roles), notes
     return None, notes
 
 
-def _members_of_cloud(aws: Aws, state: JobState, hosts: Sequence[str]) -> Members:
+def _members_of_cloud(aws: Aws, state: TrainingJobState, hosts: Sequence[str]) -> GroupMembers:
     logs = JobLogs(aws, job_name=state.name, num_hosts=len(hosts))
     lines: list[str] = []
     for _ in range(MAX_LOG_READS):
@@ -419,14 +419,14 @@ def _members_of_cloud(aws: Aws, state: JobState, hosts: Sequence[str]) -> Member
 
 def _by_gpus(
     aws: Aws,
-    state: JobState,
+    state: TrainingJobState,
     hosts: Sequence[str],
     *,
     sizes: Mapping[str, tuple[int, int]],
     begin: datetime,
     end: datetime,
     now: datetime,
-) -> tuple[Members, str]:
+) -> tuple[GroupMembers, str]:
     """Who is where by who has GPUs: two groups, of which one has some."""
     with_gpus = [name for name, (kind, _) in state.groups.items() if sizes[kind][1]]
     others = [name for name in state.groups if name not in with_gpus]
@@ -447,7 +447,7 @@ def _by_gpus(
         if is_seen and len(gpu_hosts) == state.groups[with_gpus[0]][1]:
             groups = {h: with_gpus[0] if h in gpu_hosts else others[0] for h in hosts}
             note = "the log does not tell which host is in which group: those with GPUs are taken "
-            return Members(groups=groups, roles={}), f"{note}for {with_gpus[0]}"
+            return GroupMembers(groups=groups, roles={}), f"{note}for {with_gpus[0]}"
     listed = ", ".join(f"{name} ({count} x {kind})" for name, (kind, count) in state.groups.items())
     raise PlatformError(
         f"which of the {len(hosts)} hosts is in which group is not known: {listed}",
@@ -456,7 +456,9 @@ def _by_gpus(
     )
 
 
-def _dnn_group(state: JobState, members: Members, sizes: Mapping[str, tuple[int, int]]) -> str:
+def _dnn_group(
+    state: TrainingJobState, members: GroupMembers, sizes: Mapping[str, tuple[int, int]]
+) -> str:
     """The group that trains: by its role, by its GPUs, by its name."""
     by_role = [name for name in state.groups if members.roles.get(name) == "dnn"]
     by_gpus = [name for name, (kind, _) in state.groups.items() if sizes[kind][1]]
@@ -471,7 +473,7 @@ def _dnn_group(state: JobState, members: Members, sizes: Mapping[str, tuple[int,
     )
 
 
-def _no_points(state: JobState, age_seconds: float, seconds: float) -> PlatformError:
+def _no_points(state: TrainingJobState, age_seconds: float, seconds: float) -> PlatformError:
     why = "it trained for less than two minutes" if seconds < 120 else "none were written"
     if age_seconds > KEPT_DAYS * _DAY_SECONDS:
         why = f"it began {age_seconds / _DAY_SECONDS:.0f} days ago, they are kept {KEPT_DAYS}"
