@@ -1,0 +1,84 @@
+"""Rules of the house that no other tool holds: names that stand once, no circles, sentences."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import stoker
+
+ROOT = Path(stoker.__file__).parent
+MODULES = {
+    ".".join(("stoker", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): path
+    for path in sorted(ROOT.rglob("*.py"))
+}
+# A docstring that begins so is no sentence. The number only falls.
+FRAGMENT = re.compile(
+    r"(Of|What|Whether|Which|Why|How|Where|When|Who|Whose|From|Between|Beside|By|For|In|On|With"
+    r"|Without|So|That|As|At|To)\b"
+)
+MOST_FRAGMENTS = 709
+# Modules that are started as processes, or found by name where a library is imported.
+STARTED = re.compile(r"stoker(\.[a-z_]+)+")
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    for name, path in MODULES.items():
+        yield name, ast.parse(path.read_text())
+
+
+def test_no_class_name_stands_twice() -> None:
+    places = defaultdict(list)
+    for module, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(module)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def imports_of(tree: ast.Module) -> set[str]:
+    """The modules of stoker that a module imports when it is imported itself."""
+    found = set()
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.add(whole if whole in MODULES else node.module)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & MODULES.keys()
+
+
+def test_no_circle_of_imports() -> None:
+    left = {module: imports_of(tree) - {module} for module, tree in trees()}
+    while free := {module for module, needs in left.items() if not needs & left.keys()}:
+        left = {module: needs for module, needs in left.items() if module not in free}
+    assert left == {}, "each of these modules is in a circle, or imports one that is"
+
+
+def test_docstrings_begin_with_a_sentence() -> None:
+    fragments = [
+        f"{module}: {first}"
+        for module, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, DOCUMENTED)
+        for first in (ast.get_docstring(node) or "").split("\n")[:1]
+        if FRAGMENT.match(first)
+    ]
+    assert len(fragments) <= MOST_FRAGMENTS, "\n".join(fragments)
+
+
+def test_modules_that_are_named_in_texts_exist() -> None:
+    missing = []
+    for module, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                home, _, name = node.value.rpartition(".")
+                if STARTED.fullmatch(node.value) and node.value not in MODULES:
+                    if home not in MODULES or name not in MODULES[home].read_text():
+                        missing.append(f"{module}: {node.value}")
+    assert missing == []
