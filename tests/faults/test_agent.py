@@ -39,7 +39,7 @@ from stoker.feed.wire.dataset import (
     unpack_error,
 )
 from stoker.feed.wire.protocol import PIECE_BYTES
-from stoker.feed.wire.stream import BatchReader, Landing, tune
+from stoker.feed.wire.stream import BatchReader, BufferPool, tune
 from stoker.logs import Log
 from stoker.records import FeedSettings
 
@@ -165,7 +165,7 @@ class Client:
         self.reader = BatchReader(
             self.batches,
             Unsealer(ticket.key),
-            Landing(),
+            BufferPool(),
             max_head_bytes=MAX_HEAD_BYTES,
             silent_seconds=DEADLINE_SECONDS,
         )
@@ -547,7 +547,7 @@ def test_what_is_made_before_the_connection_for_batches_is_there_waits_for_it(
             client.reader = BatchReader(
                 connection,
                 Unsealer(ticket.key),
-                Landing(),
+                BufferPool(),
                 max_head_bytes=0,
                 silent_seconds=30.0,
             )
@@ -907,7 +907,7 @@ def test_a_signal_to_the_agent_leaves_no_process(number: signal.Signals, tmp_pat
             client.ask(1, [1002])
             wait_for(lambda: (tmp_path / "1002").exists(), "a worker begins the batch")
             family = psutil.Process(process.pid).children(recursive=True)
-            # Nursery, holder, two workers; the next holder, if it was forked already.
+            # Fork server, dataset host, two workers; the next host, if it was forked already.
             assert len(family) in (4, 5)
             if number == signal.SIGTERM:
                 (tmp_path / "go").touch()

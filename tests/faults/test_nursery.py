@@ -13,7 +13,7 @@ import psutil
 import pytest
 from torch.utils.data import default_collate
 
-from stoker.feed.agent.dataset_host import Holder, Nursery
+from stoker.feed.agent.dataset_host import DatasetHost, ForkServer
 from stoker.feed.wire.dataset import DatasetSpec, pack_spec
 
 pytestmark = pytest.mark.fault
@@ -49,15 +49,15 @@ class Host:
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
         self.name = name
-        self.nursery = Nursery(host="data-1")
-        self.held: list[Holder] = []
+        self.nursery = ForkServer(host="data-1")
+        self.held: list[DatasetHost] = []
 
     def write(self, *, value: int = 1, more: str = "") -> ModuleType:
         given = {"marker": str(self.folder / "imported"), "held": str(self.folder / "held")}
         (self.folder / f"{self.name}.py").write_text(MODULE.format(value=value, **given) + more)
         return importlib.import_module(self.name)
 
-    def hold(self, module: ModuleType, salt: str) -> Holder:
+    def hold(self, module: ModuleType, salt: str) -> DatasetHost:
         spec = DatasetSpec(dataset=module.Items(salt), collate_fn=default_collate)
         data = pack_spec(spec, max_bytes=1 << 30).data
         memory = os.memfd_create("spec")

@@ -432,7 +432,7 @@ def test_nothing_secret_is_in_logs_arguments_or_environments() -> None:
         hidden = secrets_of(cluster)
         roots = [psutil.Process(pid) for pid in (cluster.hosts[0].pid, trainer.process.pid)]
         wait_until(
-            # Nursery, holder, worker; the local worker.
+            # Fork server, dataset host, worker; the local worker.
             lambda: all(
                 len(r.children(recursive=True)) >= n for r, n in zip(roots, (3, 1), strict=True)
             ),

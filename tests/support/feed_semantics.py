@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from stoker import DataLoader
 from stoker.errors import FeedError
-from stoker.feed.trainer.client import Pump
+from stoker.feed.trainer.client import IoThread
 
 
 class Plain(Dataset):
@@ -187,10 +187,10 @@ def check_crash_of_the_pump_is_an_error_and_no_hang() -> None:
     iterator = iter(DataLoader(range(500), batch_size=1))
     next(iterator)
 
-    def crash(self: Pump, now: float) -> None:
+    def crash(self: IoThread, now: float) -> None:
         raise ZeroDivisionError("a bug")
 
-    Pump._tick = crash
+    IoThread._tick = crash
     with pytest.raises(FeedError, match="ZeroDivisionError: a bug") as caught:
         list(iterator)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)

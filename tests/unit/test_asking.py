@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import FeedLostError
 from stoker.feed.timeline import Timeline
-from stoker.feed.trainer.client import ALL_GONE_SECONDS, LOST_GRACE_SECONDS, Asking
+from stoker.feed.trainer.client import ALL_GONE_SECONDS, LOST_GRACE_SECONDS, Requester
 from stoker.feed.trainer.session import FeedSession
 from stoker.feed.trainer.shared import SharedState
 from stoker.feed.wire.protocol import Member, Roster
@@ -30,7 +30,7 @@ class Alone:
         self._shared.close()
         feed = FeedSettings(lease_seconds=lease_seconds, start_deadline_seconds=60.0)
         settings = dataclasses.replace(from_environment({}), feed=feed, comes_back=comes_back)
-        self._asking = Asking(self._shared, settings, {})
+        self._asking = Requester(self._shared, settings, {})
         self._lock = threading.Lock()
         self.session = FeedSession("s", lock=self._lock, wake=lambda: None, max_bytes=1)
         self.session.had_peers = True

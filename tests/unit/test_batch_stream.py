@@ -13,7 +13,7 @@ import pytest
 from stoker.errors import ProtocolError
 from stoker.feed.wire import crypto as sealing
 from stoker.feed.wire.crypto import HEAD_BYTES, Sealer, Unsealer
-from stoker.feed.wire.stream import BatchReader, BatchWriter, Landing, tune
+from stoker.feed.wire.stream import BatchReader, BatchWriter, BufferPool, tune
 
 KEY = bytes(range(32))
 MAX_HEAD_BYTES = 1 << 20
@@ -40,11 +40,11 @@ def connected(*, silent_seconds: float = 30.0) -> Iterator[Pair]:
         yield Pair(
             source,
             sink,
-            BatchWriter(source, Sealer(KEY), Landing()),
+            BatchWriter(source, Sealer(KEY), BufferPool()),
             BatchReader(
                 sink,
                 Unsealer(KEY),
-                Landing(),
+                BufferPool(),
                 max_head_bytes=MAX_HEAD_BYTES,
                 silent_seconds=silent_seconds,
             ),
@@ -120,7 +120,9 @@ def test_a_batch_may_take_longer_than_the_silence_that_ends_a_connection() -> No
             sent.append(bytes(data))  # type: ignore[call-overload]
 
     with connected(silent_seconds=0.5) as pair, Slow() as slow:
-        BatchWriter(slow, Sealer(KEY), Landing()).write(b"packed", memoryview(payload), of=("s", 0))
+        BatchWriter(slow, Sealer(KEY), BufferPool()).write(
+            b"packed", memoryview(payload), of=("s", 0)
+        )
         wire = b"".join(sent)
         began = time.monotonic()
 

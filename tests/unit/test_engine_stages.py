@@ -7,7 +7,7 @@ import pytest
 import zmq
 
 from stoker.feed.wire.crypto import Keys, new_token
-from stoker.feed.wire.protocol import PROTOCOL_VERSION, Beat, HostStage, Join, Leave
+from stoker.feed.wire.protocol import PROTOCOL_VERSION, Heartbeat, HostStage, Join, Leave
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.members import Members
 from stoker.launch.membership import Membership, new_incarnation
@@ -33,8 +33,8 @@ def join(host: str, *, life: str = "a") -> Join:
     )
 
 
-def beat(host: str, stage: HostStage, *, life: str = "a") -> Beat:
-    return Beat(host=host, incarnation=life, stage=stage)
+def beat(host: str, stage: HostStage, *, life: str = "a") -> Heartbeat:
+    return Heartbeat(host=host, incarnation=life, stage=stage)
 
 
 def members() -> Members:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stoker.feed.wire.codec import decode, encode
-from stoker.feed.wire.stream import Landing
+from stoker.feed.wire.stream import BufferPool
 
 SIZE = 1 << 20
 
@@ -21,7 +21,7 @@ def nothing_else_is_collected() -> Iterator[None]:
     gc.unfreeze()
 
 
-def tensor_on(landing: Landing) -> torch.Tensor:
+def tensor_on(landing: BufferPool) -> torch.Tensor:
     return torch.frombuffer(landing.take(SIZE), dtype=torch.uint8)
 
 
@@ -46,7 +46,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], object]] = {
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_block_is_not_reused_while_a_view_lives(name: str) -> None:
-    landing = Landing()
+    landing = BufferPool()
     view = VIEWS[name](tensor_on(landing))
     gc.collect()
     assert landing.idle_bytes() == 0
@@ -56,7 +56,7 @@ def test_block_is_not_reused_while_a_view_lives(name: str) -> None:
 
 
 def test_block_is_not_reused_while_a_slice_of_the_array_lives() -> None:
-    landing = Landing()
+    landing = BufferPool()
     array = landing.take(SIZE)
     part = array[5:9][1:2]
     other = np.frombuffer(array[100:200], dtype=np.uint16)
@@ -69,7 +69,7 @@ def test_block_is_not_reused_while_a_slice_of_the_array_lives() -> None:
 
 
 def test_content_survives_the_tensor() -> None:
-    landing = Landing()
+    landing = BufferPool()
     tensor = tensor_on(landing)
     tensor[:] = 7
     kept = tensor.detach()[:100].numpy()
@@ -80,7 +80,7 @@ def test_content_survives_the_tensor() -> None:
 
 
 def test_the_same_block_comes_back() -> None:
-    landing = Landing()
+    landing = BufferPool()
     array = landing.take(SIZE)
     address = array.ctypes.data
     del array
@@ -88,7 +88,7 @@ def test_the_same_block_comes_back() -> None:
 
 
 def test_idle_memory_is_bounded() -> None:
-    landing = Landing(max_idle_bytes=3 * SIZE)
+    landing = BufferPool(max_idle_bytes=3 * SIZE)
     arrays = [landing.take(SIZE) for _ in range(10)]
     arrays.clear()
     assert landing.idle_bytes() == 3 * SIZE
@@ -96,12 +96,12 @@ def test_idle_memory_is_bounded() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 65535, 65536, 65537, 100_000, 4_816_896, 19_267_584])
 def test_array_has_the_size_asked_for(size: int) -> None:
-    assert Landing().take(size).nbytes == size
+    assert BufferPool().take(size).nbytes == size
 
 
 def test_at_most_a_quarter_of_a_block_is_unused() -> None:
     for size in range(1 << 20, 1 << 22, 12_345):
-        landing = Landing()
+        landing = BufferPool()
         landing.take(size)
         assert size <= landing.idle_bytes() <= size * 1.25 + 4096
 

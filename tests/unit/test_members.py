@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.feed.wire.protocol import PROTOCOL_VERSION, Beat, Join, Leave, Refused, Welcome
+from stoker.feed.wire.protocol import PROTOCOL_VERSION, Heartbeat, Join, Leave, Refused, Welcome
 from stoker.launch.members import CUT_OFF_SECONDS, MAX_BEAT_SECONDS, Change, Members
 
 LEASE = 12.0
@@ -54,7 +54,7 @@ def test_a_launcher_that_joins_is_welcome_and_told_to_beat_within_its_lease() ->
 def test_a_lease_lasts_from_the_last_beat() -> None:
     group = members()
     group.join(join(), 0.0)
-    assert group.beat(Beat(host="d1", incarnation="a"), 10.0)
+    assert group.beat(Heartbeat(host="d1", incarnation="a"), 10.0)
     assert group.expire(10.0 + LEASE) == []
     assert whats(group.expire(10.1 + LEASE)) == [("d1", "lost")]
     assert group.expire(1000.0) == []
@@ -94,7 +94,7 @@ def test_a_launcher_that_dials_again_is_not_lost() -> None:
         group.join(join(host), 0.0)
         group.cut_off(host, 5.0)
     group.join(join("d1"), 6.0)
-    group.beat(Beat(host="d2", incarnation="a"), 6.0)
+    group.beat(Heartbeat(host="d2", incarnation="a"), 6.0)
     assert group.expire(6.0 + CUT_OFF_SECONDS) == []
 
 
@@ -157,15 +157,15 @@ def test_a_data_host_that_does_not_come_fails_nothing_and_may_come_later() -> No
 
 def test_a_beat_of_no_member_says_so() -> None:
     group = members()
-    assert not group.beat(Beat(host="d1", incarnation="a"), 0.0)
-    assert not group.beat(Beat(host="stranger", incarnation="a"), 0.0)
+    assert not group.beat(Heartbeat(host="d1", incarnation="a"), 0.0)
+    assert not group.beat(Heartbeat(host="stranger", incarnation="a"), 0.0)
 
 
 def test_a_lost_data_host_must_join_again_and_is_back() -> None:
     group = members()
     group.join(join(), 0.0)
     group.expire(LEASE + 1)
-    assert not group.beat(Beat(host="d1", incarnation="a"), LEASE + 2)
+    assert not group.beat(Heartbeat(host="d1", incarnation="a"), LEASE + 2)
     _, change = group.join(join(), LEASE + 3)
     assert change is not None
     assert change.what == "rejoined"
@@ -181,7 +181,7 @@ def test_a_data_host_comes_back_under_a_new_address_and_its_old_life_is_refused(
     assert change.what == "rejoined"
     assert not change.fails_the_run
     assert [m.address for m in group.roster(1.0).agents] == ["10.0.0.9"]
-    assert not group.beat(Beat(host="d1", incarnation="a"), 2.0)
+    assert not group.beat(Heartbeat(host="d1", incarnation="a"), 2.0)
     answer, _ = group.join(join(life="a"), 2.0)
     assert isinstance(answer, Refused)
     assert group.leave(Leave(host="d1", incarnation="a")) is None
@@ -277,7 +277,7 @@ def test_whatever_comes_a_live_host_has_spoken_within_its_lease(
             answer, _ = group.join(join(host, life=life), now)
             if isinstance(answer, Welcome):
                 spoke[host] = now
-        elif action == "beat" and group.beat(Beat(host=host, incarnation=life), now):
+        elif action == "beat" and group.beat(Heartbeat(host=host, incarnation=life), now):
             spoke[host] = now
         elif action == "leave":
             group.leave(Leave(host=host, incarnation=life))

@@ -6,7 +6,7 @@ import torch
 
 from stoker.errors import ProtocolError
 from stoker.feed.trainer import buffers as plans
-from stoker.feed.trainer.buffers import MAX_PLANS, Plans
+from stoker.feed.trainer.buffers import MAX_PLANS, LayoutCache
 from stoker.feed.wire.codec import Bytes1D, decode, encode
 
 
@@ -17,7 +17,7 @@ def sent(value: object) -> tuple[bytes, Bytes1D]:
     return encoded.tree, payload
 
 
-def decoded(known: Plans, value: object) -> object:
+def decoded(known: LayoutCache, value: object) -> object:
     tree, payload = sent(value)
     return known.decode(tree, payload, allow_pickle=True)
 
@@ -54,7 +54,7 @@ VALUES: dict[str, Callable[[int], object]] = {
 
 @pytest.mark.parametrize("kind", VALUES)
 def test_batches_that_are_described_alike_are_what_decode_makes(kind: str) -> None:
-    known = Plans()
+    known = LayoutCache()
     for n in range(5):
         value = VALUES[kind](n)
         again = decoded(known, value)
@@ -63,7 +63,7 @@ def test_batches_that_are_described_alike_are_what_decode_makes(kind: str) -> No
 
 @pytest.mark.parametrize("kind", ["tensor", "pair", "tuple", "dict"])
 def test_a_tree_is_judged_twice_and_not_again(kind: str, judged: list[bytes]) -> None:
-    known = Plans()
+    known = LayoutCache()
     for n in range(5):
         decoded(known, VALUES[kind](n))
     assert len(judged) == 2
@@ -71,14 +71,14 @@ def test_a_tree_is_judged_twice_and_not_again(kind: str, judged: list[bytes]) ->
 
 @pytest.mark.parametrize("kind", ["empty", "array", "another order", "scalar", "pickle"])
 def test_what_is_no_plain_tensor_is_judged_each_time(kind: str, judged: list[bytes]) -> None:
-    known = Plans()
+    known = LayoutCache()
     for n in range(5):
         decoded(known, VALUES[kind](n))
     assert len(judged) == 5
 
 
 def test_batches_share_nothing_but_how_they_were_read() -> None:
-    known = Plans()
+    known = LayoutCache()
     batches = [decoded(known, {"images": [image(n)]}) for n in range(4)]
     for n, batch in enumerate(batches):
         assert isinstance(batch, dict)
@@ -90,7 +90,7 @@ def test_batches_share_nothing_but_how_they_were_read() -> None:
 
 
 def test_a_known_tree_with_a_payload_of_another_size_is_judged(judged: list[bytes]) -> None:
-    known = Plans()
+    known = LayoutCache()
     tree, payload = sent(image(0))
     for _ in range(3):
         known.decode(tree, payload, allow_pickle=False)
@@ -100,7 +100,7 @@ def test_a_known_tree_with_a_payload_of_another_size_is_judged(judged: list[byte
 
 
 def test_a_tree_that_is_refused_is_refused_again() -> None:
-    known = Plans()
+    known = LayoutCache()
     tree, _ = sent(image(0))
     for _ in range(4):
         with pytest.raises(ProtocolError):
@@ -108,7 +108,7 @@ def test_a_tree_that_is_refused_is_refused_again() -> None:
 
 
 def test_few_kinds_are_remembered() -> None:
-    known = Plans()
+    known = LayoutCache()
     for size in range(1, 3 * MAX_PLANS):
         for _ in range(3):
             decoded(known, torch.zeros(size))

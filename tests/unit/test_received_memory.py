@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from stoker.feed.trainer.buffers import Placing
+from stoker.feed.trainer.buffers import BatchBuffers
 from stoker.feed.wire.codec import encode
 from stoker.feed.wire.crypto import TAG_BYTES, Sealer, Unsealer
 
@@ -36,7 +36,7 @@ KEY = bytes(32)
 
 
 def test_no_view_is_overwritten_by_what_comes_later() -> None:
-    placing = Placing()
+    placing = BatchBuffers()
     sealer, unsealer = Sealer(KEY), Unsealer(KEY)
     views: list[object] = []
     for number in range(100):

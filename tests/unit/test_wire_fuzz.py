@@ -32,7 +32,7 @@ MEMBER = m.Member(
 )
 VALID: list[m.Message] = [
     m.Attend(protocol=1, run_id="run", rank=0, host="a"),
-    m.Beat(host="d1", incarnation="x"),
+    m.Heartbeat(host="d1", incarnation="x"),
     m.Leave(host="d1", incarnation="x", exit_code=3, reason="why"),
     m.Roster(agents=(MEMBER,) * 3, expected=4, lost=(MEMBER,), awaited=("d4",)),
     m.State(outcome="failed", exit_code=1, reason="x"),

@@ -29,7 +29,7 @@ from stoker.feed.wire.protocol import (
     MAX_START_ARGUMENTS,
     PROTOCOL_VERSION,
     Attend,
-    Beat,
+    Heartbeat,
     Join,
     Leave,
     Message,
@@ -433,7 +433,7 @@ class Coordinator:
                 elif self._stage != "begun" and not isinstance(answer, Refused):
                     self._send(socket, sender, State(stage=self._stage))
                 self._note(socket, [change] if change else [])
-            case Beat():
+            case Heartbeat():
                 if self._members.beat(message, now):
                     self._launchers[message.host] = sender
                     state = self._decided_for(message.host) or State(stage=self._stage)

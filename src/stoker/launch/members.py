@@ -11,7 +11,7 @@ from typing import Literal
 
 from stoker.feed.wire.protocol import (
     PROTOCOL_VERSION,
-    Beat,
+    Heartbeat,
     HostStage,
     Join,
     Leave,
@@ -98,7 +98,7 @@ class Members:
     ) -> None:
         self._run_id = run_id
         self._lease_seconds = lease_seconds
-        self._beat_seconds = beat_seconds(lease_seconds)
+        self._beat_seconds = heartbeat_seconds(lease_seconds)
         self._start_by = now + start_deadline_seconds
         self._start_deadline_seconds = start_deadline_seconds
         self._seats = {host: _Seat("agent") for host in agents}
@@ -149,7 +149,7 @@ class Members:
         welcome = Welcome(beat_seconds=self._beat_seconds, lease_seconds=self._lease_seconds)
         return welcome, change
 
-    def beat(self, message: Beat, now: float) -> bool:
+    def beat(self, message: Heartbeat, now: float) -> bool:
         """Renews a lease; False if the sender is no member (any more) and must join."""
         seat = self._seats.get(message.host)
         if seat is None or not _speaks_for(seat, message.incarnation) or not seat.is_live:
@@ -271,7 +271,7 @@ class Members:
         return Change(what="rejoined", host=message.host, kind=seat.kind, reason=reason)
 
 
-def beat_seconds(lease_seconds: float) -> float:
+def heartbeat_seconds(lease_seconds: float) -> float:
     """Returns how often a launcher beats."""
     return min(MAX_BEAT_SECONDS, lease_seconds / BEATS_PER_LEASE)
 

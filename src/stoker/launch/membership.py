@@ -22,8 +22,8 @@ from zmq.utils.monitor import recv_monitor_message
 from stoker.errors import ProtocolError
 from stoker.feed.wire.crypto import Keys, secure_client
 from stoker.feed.wire.protocol import (
-    Beat,
     FromCoordinator,
+    Heartbeat,
     HostStage,
     Join,
     Leave,
@@ -37,7 +37,7 @@ from stoker.feed.wire.protocol import (
     pack,
 )
 from stoker.launch.coordinator import MAX_MESSAGE_BYTES
-from stoker.launch.members import LATE_BEATS, beat_seconds
+from stoker.launch.members import LATE_BEATS, heartbeat_seconds
 from stoker.logs import Log
 from stoker.records import FeedSettings
 
@@ -189,7 +189,7 @@ class Membership:
         self._on_verdict = on_verdict
         self._trainers_heard_at = trainers_heard_at
         self._clock = clock
-        self._beat_seconds = beat_seconds(feed.lease_seconds)
+        self._beat_seconds = heartbeat_seconds(feed.lease_seconds)
         self._started_at = self._looked_at = clock()
         self._silence = Silence(lease_seconds=feed.lease_seconds, now=self._started_at)
         self._leaving: queue.SimpleQueue[Leave] = queue.SimpleQueue()
@@ -348,9 +348,9 @@ class Membership:
         said = (self._said_stage, self._said_unfed_ranks)
         return said != (self._stage, self._unfed_ranks)
 
-    def _beat(self) -> Beat:
+    def _beat(self) -> Heartbeat:
         self._said_stage, self._said_unfed_ranks = self._stage, self._unfed_ranks
-        return Beat(
+        return Heartbeat(
             host=self._join.host,
             incarnation=self._join.incarnation,
             stage=self._said_stage,

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from stoker.errors import StokerError
 from stoker.feed.wire.codec import Encoded, decode, encode
 from stoker.feed.wire.crypto import KEY_BYTES, Sealer, Unsealer
-from stoker.feed.wire.stream import BatchReader, BatchWriter, Bytes, Landing, tune
+from stoker.feed.wire.stream import BatchReader, BatchWriter, BufferPool, Bytes, tune
 from stoker.host.counters import (
     OpenedFiles,
     bytes_read,
@@ -735,7 +735,7 @@ def _cold_read_seconds(payload: Bytes) -> float:
 
 
 def _send(connection: socket.socket, key: bytes, frame: bytearray) -> None:
-    writer = BatchWriter(connection, Sealer(key), Landing())
+    writer = BatchWriter(connection, Sealer(key), BufferPool())
     payload = memoryview(frame) if frame else None
     with contextlib.suppress(OSError):
         while True:
@@ -745,10 +745,10 @@ def _send(connection: socket.socket, key: bytes, frame: bytearray) -> None:
 def _receive(connection: socket.socket, key: bytes, landed: "queue.Queue[Bytes | None]") -> None:
     # Not above: the probe may be imported in the middle of the feed's own import of torch,
     # and what places batches needs all of the feed.
-    from stoker.feed.trainer.buffers import Placing
+    from stoker.feed.trainer.buffers import BatchBuffers
 
-    landing = Landing()
-    placing = Placing(landing)
+    landing = BufferPool()
+    placing = BatchBuffers(landing)
     reader = BatchReader(
         connection, Unsealer(key), landing, max_head_bytes=0, silent_seconds=_WAIT_SECONDS
     )

@@ -19,7 +19,7 @@ from typing import Literal
 import zmq
 
 from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
-from stoker.feed.agent.dataset_host import HeldSpec, Nursery, Specs
+from stoker.feed.agent.dataset_host import ForkServer, HostedSpec, Specs
 from stoker.feed.agent.dispatch import Dispatch
 from stoker.feed.agent.queue import AgentSession
 from stoker.feed.agent.sending import BatchPort, Outbox, OutgoingBatch, Transport
@@ -234,7 +234,7 @@ class Service:
                 self._specs.begin(held, seeding=session.seeding, base_seed=session.base_seed)
         self._specs.check(held)
 
-    def _announce(self, held: HeldSpec) -> None:
+    def _announce(self, held: HostedSpec) -> None:
         """Tells the sessions of a spec what became of it."""
         for session in [s for s in self._sessions.values() if s.spec == held.digest]:
             if held.state == "ready" and not session.is_ready:
@@ -314,7 +314,7 @@ class Service:
         if held is not None and held.state == "expected":
             self._need(held)
 
-    def _need(self, held: HeldSpec) -> None:
+    def _need(self, held: HostedSpec) -> None:
         """Asks for a spec again, if it is wanted: who was asked first is gone, or silent."""
         wanting = [s for s in self._sessions.values() if s.spec == held.digest]
         if not wanting:
@@ -410,7 +410,7 @@ class Agent:
             UsageError: If a port is taken.
         """
         # First: no descriptor of zmq reaches the nursery, nor does the limit that is raised below.
-        nursery = Nursery(host=self._host)
+        nursery = ForkServer(host=self._host)
         _allow_all_files()
         try:
             self._specs = Specs(

@@ -92,7 +92,7 @@ from_holder = msgspec.msgpack.Decoder(Held | Exited)
 class WorkerProcess:
     """A worker that a holder forked; see endings.Process."""
 
-    def __init__(self, holder: "Holder", token: int) -> None:
+    def __init__(self, holder: "DatasetHost", token: int) -> None:
         self._holder = holder
         self._token = token
         self.exitcode: int | None = None
@@ -113,7 +113,7 @@ class WorkerProcess:
             self._holder.handle()
 
 
-class Holder:
+class DatasetHost:
     """A process that holds one spec.
 
     Attributes:
@@ -189,7 +189,7 @@ class Holder:
         self._workers.clear()
 
 
-class Nursery:
+class ForkServer:
     """The nursery process; start it from a thread that lives as long as it shall.
 
     Args:
@@ -214,7 +214,7 @@ class Nursery:
         """Whether the process runs."""
         return self._process.poll() is None and not self.channel.is_closed
 
-    def hold(self, spec: str, memory: int) -> Holder:
+    def hold(self, spec: str, memory: int) -> DatasetHost:
         """Starts a holder with a pickled spec; its `held` says later what became of it.
 
         Args:
@@ -233,7 +233,7 @@ class Nursery:
             raise
         finally:
             theirs.close()
-        return Holder(Pipe(ours, blocking=False))
+        return DatasetHost(Pipe(ours, blocking=False))
 
     def close(self) -> None:
         """Ends it and all it forked; may be called twice, never raises; 5 s at most."""
@@ -263,7 +263,7 @@ def _wait(channel: Pipe, events: int, seconds: float) -> None:
 
 
 @dataclass(eq=False)
-class HeldSpec:
+class HostedSpec:
     """A spec on its way to usefulness.
 
     Attributes:
@@ -291,7 +291,7 @@ class HeldSpec:
     first_worker: int = 0
     worker_step: int = 1
     module_values: dict[str, str] = field(default_factory=dict)
-    holder: Holder | None = None
+    holder: DatasetHost | None = None
     pools: dict[str, WorkerPool] = field(default_factory=dict)
     streams: dict[str, StreamPool] = field(default_factory=dict)
 
@@ -371,7 +371,7 @@ class HeldSpec:
         self.state, self.reason = "failed", reason
 
 
-def _has_failed(holder: Holder) -> bool:
+def _has_failed(holder: DatasetHost) -> bool:
     return holder.channel.is_closed or (holder.held is not None and bool(holder.held.error))
 
 
@@ -392,7 +392,7 @@ class Specs:
 
     def __init__(
         self,
-        nursery: Nursery,
+        nursery: ForkServer,
         *,
         workers: int,
         host: str,
@@ -404,7 +404,7 @@ class Specs:
         self._host = host
         self._wake = wake
         self._on_death = on_death
-        self._specs: dict[str, HeldSpec] = {}
+        self._specs: dict[str, HostedSpec] = {}
         self._unused: list[str] = []
         self._results: list[Result] = []
 
@@ -413,7 +413,7 @@ class Specs:
         """Whether the nursery runs."""
         return self._nursery.is_alive
 
-    def find(self, digest: str) -> HeldSpec | None:
+    def find(self, digest: str) -> HostedSpec | None:
         """The spec of that name."""
         return self._specs.get(digest)
 
@@ -422,7 +422,7 @@ class Specs:
         known = self._specs.get(digest)
         if known is not None and known.arrival is not None:
             known.arrival.close()
-        held = HeldSpec(digest, "expected", now, nbytes=nbytes, shipper=shipper)
+        held = HostedSpec(digest, "expected", now, nbytes=nbytes, shipper=shipper)
         if known is not None:
             held.first_worker, held.worker_step = known.first_worker, known.worker_step
         self._specs[digest] = held
@@ -433,11 +433,11 @@ class Specs:
         if held is not None:
             held.first_worker, held.worker_step = first, step
 
-    def overdue(self, before: float) -> list[HeldSpec]:
+    def overdue(self, before: float) -> list[HostedSpec]:
         """Those that were asked for before `before` and have not come."""
         return [s for s in self._specs.values() if s.state == "expected" and s.since < before]
 
-    def hold(self, spec: HeldSpec) -> None:
+    def hold(self, spec: HostedSpec) -> None:
         """Has a holder unpickle what has arrived; `handle` says later what became of it.
 
         Raises:
@@ -447,7 +447,7 @@ class Specs:
         spec.holder = self._nursery.hold(spec.digest, spec.arrival.descriptor)
         spec.state = "held"
 
-    def check(self, spec: HeldSpec) -> None:
+    def check(self, spec: HostedSpec) -> None:
         """Forgets what arrived, if it is not what it is named; while its holder is at work.
 
         Raises:
@@ -463,7 +463,7 @@ class Specs:
                 self.number_workers(spec.digest, first=spec.first_worker, step=spec.worker_step)
                 raise ProtocolError("a shipped spec that is not the one named")
 
-    def begin(self, spec: HeldSpec, *, seeding: str, base_seed: int) -> None:
+    def begin(self, spec: HostedSpec, *, seeding: str, base_seed: int) -> None:
         """Starts workers before there is a job: the holder forks them once it has the spec."""
         if seeding not in spec.pools:
             spec.pools[seeding] = self._pool(spec, seeding, base_seed)
@@ -480,7 +480,7 @@ class Specs:
             if spec is not None:
                 self.forget(spec)
 
-    def forget(self, spec: HeldSpec) -> None:
+    def forget(self, spec: HostedSpec) -> None:
         """Ends its workers and its holder; what they were making is lost."""
         self._specs.pop(spec.digest, None)
         for pool in spec.all_pools():
@@ -498,10 +498,10 @@ class Specs:
             wanted.update(spec.sockets())
         return wanted
 
-    def handle(self, ready: Iterable[int]) -> list[HeldSpec]:
+    def handle(self, ready: Iterable[int]) -> list[HostedSpec]:
         """Takes what came over those descriptors; returns the specs that changed."""
         filenos = set(ready)
-        changed: list[HeldSpec] = []
+        changed: list[HostedSpec] = []
         for spec in list(self._specs.values()):
             self._results.extend(spec.handle(filenos))
             if spec.judge():
@@ -585,7 +585,7 @@ class Specs:
                 spec.arrival.close()
         self._nursery.close()
 
-    def _pool(self, spec: HeldSpec, seeding: str, base_seed: int) -> WorkerPool:
+    def _pool(self, spec: HostedSpec, seeding: str, base_seed: int) -> WorkerPool:
         holder = spec.holder
         assert holder is not None
 
@@ -607,7 +607,7 @@ class Specs:
             on_death=self._on_death,
         )
 
-    def _stream_pool(self, spec: HeldSpec) -> StreamPool:
+    def _stream_pool(self, spec: HostedSpec) -> StreamPool:
         holder = spec.holder
         assert holder is not None
 

@@ -36,7 +36,7 @@ from stoker.feed.wire.crypto import (
     StrangerLog,
 )
 from stoker.feed.wire.protocol import TICKET_BYTES, Ticket
-from stoker.feed.wire.stream import BatchWriter, Landing, tune
+from stoker.feed.wire.stream import BatchWriter, BufferPool, tune
 from stoker.feed.workers.pool import Result
 from stoker.logs import Log
 
@@ -102,7 +102,7 @@ class BatchPort:
         self._log = log
         self._strangers = StrangerLog(log, port=self.port)
         self._wake = wake
-        self._landing = Landing()
+        self._landing = BufferPool()
         # The oldest first.
         self._waiting: dict[int, _Stranger] = {}
         self._lines: dict[bytes, _SendLine] = {}
@@ -269,7 +269,7 @@ class _SendLine:
                 self._batches.put(batch)
             return not self.is_closed
 
-    def attach(self, connection: socket.socket, landing: Landing) -> None:
+    def attach(self, connection: socket.socket, landing: BufferPool) -> None:
         """The trainer is there: sends what waits, and what comes."""
         tune(connection)
         self.connection = connection

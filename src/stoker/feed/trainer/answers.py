@@ -15,7 +15,7 @@ import zmq
 
 from stoker.errors import FeedError, FeedLostError, ProtocolError
 from stoker.feed import memory
-from stoker.feed.trainer.buffers import Placing, error_in
+from stoker.feed.trainer.buffers import BatchBuffers, error_in
 from stoker.feed.trainer.connections import MAX_PAUSE_SECONDS, AgentLink, BatchReceiver
 from stoker.feed.trainer.observer import Observer
 from stoker.feed.trainer.scheduler import BatchScheduler, Peer
@@ -23,7 +23,7 @@ from stoker.feed.trainer.session import LOCAL, BatchOutcome, FeedSession
 from stoker.feed.trainer.shards import MAX_LOSSES_IN_A_ROW, Streams
 from stoker.feed.trainer.shared import SharedState
 from stoker.feed.wire import protocol as m
-from stoker.feed.wire.stream import Bytes, Landing
+from stoker.feed.wire.stream import BufferPool, Bytes
 from stoker.feed.workers.pool import Result, advice_on
 from stoker.records import FeedSettings
 
@@ -188,7 +188,7 @@ class Answers:
         self,
         shared: SharedState,
         observer: Observer,
-        landing: Landing,
+        landing: BufferPool,
         feed: FeedSettings,
         *,
         on_lost: Callable[[AgentLink], None],
@@ -224,7 +224,7 @@ class Answers:
             address=link.address,
             port=link.member.batch_port,
             ticket=ticket,
-            placing=Placing(self._landing),
+            placing=BatchBuffers(self._landing),
             landing=self._landing,
             take=take,
             ended=ended,
@@ -503,7 +503,7 @@ def _has_spec(session: FeedSession, digest: str) -> bool:
 class LocalAnswers:
     """As `Answers`, for the workers of this process."""
 
-    def __init__(self, shared: SharedState, observer: Observer, placing: Placing) -> None:
+    def __init__(self, shared: SharedState, observer: Observer, placing: BatchBuffers) -> None:
         self._shared = shared
         self._observer = observer
         self._placing = placing

@@ -16,7 +16,7 @@ from stoker.errors import FeedError
 from stoker.feed.trainer.session import BatchOutcome
 from stoker.feed.wire.codec import TENSOR_DTYPES, Bytes1D, Tag, decode
 from stoker.feed.wire.dataset import unpack_error
-from stoker.feed.wire.stream import Bytes, Landing
+from stoker.feed.wire.stream import BufferPool, Bytes
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ _Plan = Callable[[Bytes1D], object]
 _decoder = msgspec.msgpack.Decoder()
 
 
-class Plans:
+class LayoutCache:
     """Decodes the batches of a process; used by one thread."""
 
     def __init__(self) -> None:
@@ -114,16 +114,16 @@ def _array_dtype(name: str, dtype: "torch.dtype") -> "np.dtype[np.generic[object
         return None
 
 
-class Placing:
+class BatchBuffers:
     """Used by one thread.
 
     Args:
         landing: Memory that is not pinned; absent: one of its own.
     """
 
-    def __init__(self, landing: Landing | None = None) -> None:
-        self._landing = landing or Landing()
-        self._plans = Plans()
+    def __init__(self, landing: BufferPool | None = None) -> None:
+        self._landing = landing or BufferPool()
+        self._plans = LayoutCache()
         self._pins_on: int | None = None
 
     def landed(self, source: Bytes, pins_on: int | None) -> Bytes:

@@ -23,7 +23,7 @@ from stoker.feed import memory
 from stoker.feed.memory import allowance
 from stoker.feed.process import LoaderBooks, TrainerProcess
 from stoker.feed.trainer.answers import Answers, LocalAnswers, forget_peer, in_result, lose
-from stoker.feed.trainer.buffers import Placing
+from stoker.feed.trainer.buffers import BatchBuffers
 from stoker.feed.trainer.connections import (
     GOODBYE_SECONDS,
     AgentLink,
@@ -40,7 +40,7 @@ from stoker.feed.trainer.shared import SharedState
 from stoker.feed.wire import protocol as m
 from stoker.feed.wire.crypto import Keys, read_token
 from stoker.feed.wire.dataset import PackedSpec
-from stoker.feed.wire.stream import Landing
+from stoker.feed.wire.stream import BufferPool
 from stoker.feed.workers.pool import stream_job
 from stoker.logs import Log
 from stoker.settings import ProcessSettings
@@ -57,7 +57,7 @@ _VERSIONS = {
 }
 
 
-class Asking:
+class Requester:
     """The pump's mouth; every method is called under the lock.
 
     Args:
@@ -323,7 +323,7 @@ _IN, _OUT = select.POLLIN, select.POLLOUT
 _Polled = tuple[list[Link], list[tuple[int, ...]], dict[int, tuple[FeedSession, int]]]
 
 
-class Pump:
+class IoThread:
     """Runs in a thread of its own, by `run`.
 
     Args:
@@ -346,10 +346,10 @@ class Pump:
         self._observer = Observer(own_host=settings.host, clock=time.monotonic)
         self._ended: list[Standing] = []
         self._has_begun = False
-        landing = Landing()
+        landing = BufferPool()
         self._answers = Answers(shared, self._observer, landing, self._feed, on_lost=self._lost)
-        self._local_answers = LocalAnswers(shared, self._observer, Placing(landing))
-        self._asking = Asking(shared, settings, self._links)
+        self._local_answers = LocalAnswers(shared, self._observer, BatchBuffers(landing))
+        self._asking = Requester(shared, settings, self._links)
         self._progress_at = now
         host, _, port = (settings.coordinator or "").rpartition(":")
         self._coordinator = Link(
@@ -630,7 +630,7 @@ class Feed:
         self._settings = settings
         self._pid = os.getpid()
         self.shared = SharedState(timeline=process.timeline, log=log)
-        pump = Pump(self.shared, settings, keys)
+        pump = IoThread(self.shared, settings, keys)
         self._thread = threading.Thread(target=pump.run, name="stoker-feed", daemon=True)
         self._thread.start()
 

@@ -19,7 +19,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from stoker.errors import FeedLostError, ProtocolError
-from stoker.feed.trainer.buffers import Placing
+from stoker.feed.trainer.buffers import BatchBuffers
 from stoker.feed.wire.crypto import Keys, Unsealer, secure_client
 from stoker.feed.wire.dataset import PackedSpec
 from stoker.feed.wire.protocol import (
@@ -32,7 +32,7 @@ from stoker.feed.wire.protocol import (
     Ticket,
     pack,
 )
-from stoker.feed.wire.stream import SILENT_SECONDS, BatchReader, Landing, tune
+from stoker.feed.wire.stream import SILENT_SECONDS, BatchReader, BufferPool, tune
 
 ZmqSocket = zmq.Socket[bytes]
 ZmqContext = zmq.Context[ZmqSocket]
@@ -288,8 +288,8 @@ class BatchReceiver:
         address: str,
         port: int,
         ticket: Ticket,
-        placing: Placing,
-        landing: Landing,
+        placing: BatchBuffers,
+        landing: BufferPool,
         take: Callable[["BatchReceiver", bytes, int], None],
         ended: Callable[["BatchReceiver"], None],
         max_head_bytes: int,

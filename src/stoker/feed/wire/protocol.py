@@ -103,7 +103,7 @@ class Refused(Message, frozen=True, kw_only=True):
     reason: str
 
 
-class Beat(Message, frozen=True, kw_only=True):
+class Heartbeat(Message, frozen=True, kw_only=True):
     """Renews the lease of a launcher.
 
     Attributes:
@@ -519,7 +519,7 @@ class WrongHost(Message, frozen=True, kw_only=True):
     host: str
 
 
-ToCoordinator = Join | Beat | Leave | Attend | Progress
+ToCoordinator = Join | Heartbeat | Leave | Attend | Progress
 FromCoordinator = Welcome | Refused | State | Roster | Start
 ToAgent = Attach | Open | Ship | Make | Forget | Close | Piece
 FromAgent = (

@@ -47,7 +47,7 @@ class _Lent(weakref.ref["Bytes"]):
     free: deque[mmap.mmap]
 
 
-class Landing:
+class BufferPool:
     """Hands out writable byte arrays; safe to use from several threads.
 
     Args:
@@ -120,7 +120,7 @@ class BatchWriter:
         landing: For the sealed records, one at a time.
     """
 
-    def __init__(self, connection: socket.socket, sealer: Sealer, landing: Landing) -> None:
+    def __init__(self, connection: socket.socket, sealer: Sealer, landing: BufferPool) -> None:
         self._socket = connection
         self._sealer = sealer
         self._landing = landing
@@ -171,7 +171,7 @@ class BatchReader:
         self,
         connection: socket.socket,
         unsealer: Unsealer,
-        landing: Landing,
+        landing: BufferPool,
         *,
         max_head_bytes: int,
         silent_seconds: float = SILENT_SECONDS,
