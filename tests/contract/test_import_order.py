@@ -1,7 +1,5 @@
 """Modules of the feed import each other in one direction only, whichever is imported first."""
 
-import ast
-import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -12,33 +10,6 @@ import stoker
 from stoker.launch.strategies.start import SITE_DIR
 
 PACKAGE = Path(stoker.__file__).parent
-FEED = sorted(PACKAGE.glob("feed/*.py"))
-
-
-def imported_by(node: ast.AST) -> set[str]:
-    """What is imported as a module is imported; not by a function, and not for types only."""
-    found: set[str] = set()
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        if isinstance(child, ast.Import):
-            found |= {alias.name for alias in child.names}
-        elif isinstance(child, ast.ImportFrom) and child.module:
-            found |= {child.module, *(f"{child.module}.{alias.name}" for alias in child.names)}
-        found |= imported_by(child)
-    return found
-
-
-def test_no_module_of_the_feed_imports_itself_by_way_of_others() -> None:
-    names = {f"stoker.feed.{path.stem}": path for path in FEED}
-    graph = {
-        name: imported_by(ast.parse(path.read_text())) & names.keys()
-        for name, path in names.items()
-    }
-    assert sum(map(len, graph.values())) > 100
-    graphlib.TopologicalSorter(graph).prepare()
 
 
 # The first leads to torch by way of the others.
