@@ -470,7 +470,7 @@ def renewed(
     names = {name: _column(name, region) for name in old_columns}
     sagemaker, on_ec2 = _column(_SAGEMAKER, region), _column(_EC2, region)
     keeps = region == SHIPPED_REGION
-    seen = _SeenNode()
+    seen = _Remarks()
     rows = []
     for line in lines:
         row = {names[name]: cell for name, cell in line.items()}
@@ -524,7 +524,7 @@ _SAGEMAKER = "sagemaker_usd_per_hour_us_east_1"
 _EC2 = "ec2_usd_per_hour_us_east_1"
 
 
-class _SeenNode:
+class _Remarks:
     """What is to be said of all rows together."""
 
     def __init__(self) -> None:

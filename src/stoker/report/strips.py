@@ -48,7 +48,7 @@ def strips_drawing(strips: Sequence[Strip], *, unit: TimeUnit, width: float, nam
         name=name,
         width=width,
         height=len(strips) * block + 22,
-        title="TimelineStep timeline, " + " and ".join(strip.name.lower() for strip in strips),
+        title="Step timeline, " + " and ".join(strip.name.lower() for strip in strips),
         description=" ".join(f"{title}: {right}." for title, right in heads)
         + " Striped marks are waiting for data, plain marks are compute.",
     )
@@ -340,7 +340,7 @@ def intervals_drawing(
         name=name,
         width=width,
         height=floor + 26,
-        title="TimelineStep time, predicted against measured",
+        title="Step time, predicted against measured",
         description=" ".join(f"{row.name}: {_words_of_intervals(row, unit)}." for row in rows),
     )
 
