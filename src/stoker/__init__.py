@@ -1,4 +1,4 @@
-"""stoker: keeps accelerators fed from CPU hosts.
+"""stoker keeps accelerators fed from CPU hosts.
 
 `from stoker import DataLoader` is the only change in a training script; the names below are
 imported when they are first used, so that `import stoker` costs nothing.

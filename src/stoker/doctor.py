@@ -49,7 +49,7 @@ class Finding:
 
 
 def within(seconds: float, work: Callable[[], _T]) -> _T:
-    """What `work` gives, or raises, within `seconds`; later it is left to itself.
+    """Gives what `work` returns or raises within `seconds`; later it is left to itself.
 
     Raises:
         TimeoutError: If it takes longer.
@@ -104,7 +104,7 @@ MIN_SHARED_MEMORY_BYTES = 1 << 30
 
 
 def python_check() -> Finding:
-    """The Python that runs stoker."""
+    """Reports the Python that runs stoker."""
     text = f"{platform.python_version()} ({sys.executable}), stoker {stoker.__version__}"
     if sys.version_info < MIN_PYTHON:
         return Finding(name="python", state="fail", text=text, fix="use Python 3.11 or newer")
@@ -112,7 +112,7 @@ def python_check() -> Finding:
 
 
 def torch_check(*, trains: bool) -> Finding:
-    """PyTorch and its CUDA.
+    """Reports PyTorch and its CUDA.
 
     Args:
         trains: The host has a part in a run, which needs it.
@@ -132,7 +132,7 @@ def torch_check(*, trains: bool) -> Finding:
 
 
 def vcpus_check() -> Finding:
-    """vCPUs that may be used, of those that are there."""
+    """Reports the vCPUs that may be used, of those that are there."""
     usable, total = cpu.usable_vcpus(), os.cpu_count() or 1
     text = f"{usable} usable" + (f" of {total} (quota or affinity)" if usable < total else "")
     if usable < 2:
@@ -146,7 +146,7 @@ def vcpus_check() -> Finding:
 
 
 def memory_check() -> Finding:
-    """Memory that is free, within the container's limit."""
+    """Reports the memory that is free, within the container's limit."""
     found = psutil.virtual_memory()
     limit = machine.limit_bytes()
     usable = min(found.available, limit or found.available)
@@ -159,7 +159,7 @@ def memory_check() -> Finding:
 
 
 def shared_memory_check(path: Path = Path("/dev/shm")) -> Finding:
-    """The size of /dev/shm."""
+    """Reports the size of /dev/shm."""
     try:
         total = shutil.disk_usage(path).total
     except OSError as err:
@@ -181,7 +181,7 @@ def shared_memory_check(path: Path = Path("/dev/shm")) -> Finding:
 
 
 def accelerators_check(environ: Mapping[str, str]) -> Finding:
-    """NVIDIA GPUs, and whether PyTorch can use them."""
+    """Reports NVIDIA GPUs, and whether PyTorch can use them."""
     num_devices = machine.num_accelerators(environ)
     if num_devices == 0:
         return Finding(name="gpus", state="ok", text="none")
@@ -206,7 +206,7 @@ def accelerators_check(environ: Mapping[str, str]) -> Finding:
 
 
 def clock_check(now: float | None = None) -> Finding:
-    """The clock: not before stoker was installed, for AWS refuses a clock that is minutes off."""
+    """Checks that the clock is not before stoker's installation: AWS refuses one minutes off."""
     seconds = time.time() if now is None else now
     if seconds < Path(stoker.__file__).stat().st_mtime - 60:
         return Finding(
@@ -276,7 +276,7 @@ def peer_check(peer: str, *, port: int, token_file: Path | None) -> Finding:
 
 
 def shakes_hands(address: str, port: int, token_file: Path | None) -> bool:
-    """Whether who listens there holds the same token; False, too, where there is none here."""
+    """Returns whether who listens there holds the same token; False, too, without one here."""
     if token_file is None:
         return False
     try:
@@ -318,7 +318,7 @@ def _words(err: BaseException) -> str:
 
 
 def role_check(topology: Topology) -> Finding:
-    """Which part this host plays."""
+    """Says which part this host plays."""
     if len(topology.hosts) == 1 and not topology.group.instance_type:
         return Finding(name="role", state="ok", text="no job is described here: a host by itself")
     group = topology.group
@@ -331,7 +331,7 @@ def role_check(topology: Topology) -> Finding:
 
 
 def folder_check(base_dir: Path) -> Finding:
-    """Whether the job's folder can be written."""
+    """Checks whether the job's folder can be written."""
     nearest = next(path for path in (base_dir, *base_dir.parents) if path.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return Finding(name="folder", state="ok", text=f"{base_dir} can be written")
@@ -344,7 +344,7 @@ def folder_check(base_dir: Path) -> Finding:
 
 
 def port_check(port: int, token_file: Path | None) -> Finding:
-    """Whether the feed's port is free, or held by this run's own launcher."""
+    """Checks whether the feed's port is free, or held by this run's own launcher."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -364,7 +364,7 @@ def port_check(port: int, token_file: Path | None) -> Finding:
 
 
 def names_check(topology: Topology) -> Finding:
-    """Whether the names of all hosts are known here."""
+    """Checks whether the names of all hosts are known here."""
     others = [host for host in topology.hosts if host != topology.host]
     if not others:
         return Finding(name="names", state="ok", text="no other hosts")
@@ -383,7 +383,7 @@ def names_check(topology: Topology) -> Finding:
 
 
 def token_check(topology: Topology, token_file: Path | None) -> Finding:
-    """Whether the run's token is there; its content is never shown."""
+    """Checks whether the run's token is there; its content is never shown."""
     if token_file is None:
         if topology.data_hosts:
             return Finding(
@@ -401,7 +401,7 @@ def token_check(topology: Topology, token_file: Path | None) -> Finding:
 
 
 def port_of(settings: ProcessSettings) -> int:
-    """The port that this host's launcher listens on."""
+    """Returns the port that this host's launcher listens on."""
     return settings.port or settings.feed.port
 
 

@@ -1,4 +1,4 @@
-"""All errors that stoker raises on purpose.
+"""Stoker raises these errors on purpose.
 
     StokerError                  1  a bug, or something no other class names
     ├── UsageError               2  a wrong command line, setting or record (also a ValueError)
@@ -33,7 +33,7 @@ class StokerError(Exception):
         self.fix = fix
 
     def __str__(self) -> str:
-        """The facts as the command line prints them, one a line."""
+        """Returns the facts as the command line prints them, one a line."""
         lines = [self.what]
         if self.where:
             lines.append(f"where: {self.where}")

@@ -24,7 +24,7 @@ from stoker.records import (
 def evaluate(
     *, workload: Workload, profile: Profile, decision: Decision, training: Training
 ) -> Evaluation:
-    """Whether the run succeeded and passed every gate, and how it did against its prediction. Pure.
+    """Judges the run by its status, its gates and its prediction. Pure.
 
     A metric that the run did not report fails its gate. The prediction is that of the plan with
     the run's groups; where the run was of no plan, there is none.
@@ -47,7 +47,7 @@ def evaluate(
 
 
 def lost_training(workload: Workload, decision: Decision) -> Training:
-    """The record of a training that left none: failed, on the decision's cluster."""
+    """Returns the record of a training that left none: failed, on the decision's cluster."""
     return Training(
         workload_sha256=workload.digest(),
         status="failed",
@@ -135,7 +135,7 @@ def _plan_of(groups: Sequence[Group], plans: Sequence[Plan]) -> Plan | None:
 
 
 def _is_same(planned: Sequence[Group], ran: Sequence[Group]) -> bool:
-    """Whether the run had the plan's hosts; workers count only where both say how many."""
+    """Returns whether the run had the plan's hosts; compares workers only where both tell them."""
     return len(planned) == len(ran) and all(
         (one.role, _bare(one), one.count) == (other.role, _bare(other), other.count)
         and _agree(one.workers_per_host, other.workers_per_host)
@@ -152,7 +152,7 @@ def _agree(one: int | None, other: int | None) -> bool:
 
 
 def summary(evaluation: Evaluation) -> str:
-    """The verdict first, then gates and performance; at most 88 columns."""
+    """Returns the verdict first, then gates and performance; at most 88 columns."""
     lines = [_verdict(evaluation)]
     lines += [_gate(gate) for gate in evaluation.gates]
     if evaluation.performance is not None:
@@ -196,7 +196,7 @@ def _performance_words(performance: Performance) -> list[str]:
 
 
 def band_words(performance: Performance) -> str:
-    """Whether the outcome is one that was promised; empty where nothing was."""
+    """Says whether the outcome is one that was promised; empty where nothing was."""
     band = performance.band
     if band is None:
         return ""

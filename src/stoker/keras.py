@@ -1,9 +1,9 @@
-"""`stoker.keras.timed`: the timeline of `stoker.DataLoader` for Keras' `model.fit`.
+"""`stoker.keras.timed` writes the timeline of `stoker.DataLoader` for Keras' `model.fit`.
 
     batches, times = stoker.keras.timed(batches)
     model.fit(batches, epochs=10, callbacks=[times])
 
-Imports TensorFlow when it is called, not before. In a loop of your own use `stoker.timed`.
+It imports TensorFlow when it is called, not before. In a loop of your own use `stoker.timed`.
 """
 
 import time
@@ -16,7 +16,7 @@ from stoker.feed.timed import TimedPass
 
 
 def timed(batches: object) -> tuple[object, object]:
-    """A dataset with the same batches, and the callback that writes down what they took.
+    """Returns a dataset with the same batches, and the callback that writes down what they took.
 
     `fit` asks for batches inside of TensorFlow's graph, where Python sees no wait. So the dataset
     itself notes when a batch was asked for, and when it was there; the callback reads that at the
@@ -93,7 +93,7 @@ class _FitSteps:
         self._ended = self.clock()
 
     def batch_ended(self, last: int) -> None:
-        """The batches up to number `last` of the epoch are done."""
+        """Notes that the batches up to number `last` of the epoch are done."""
         if self._pass is None:
             return
         now, known = self.clock(), self.read()
@@ -106,7 +106,7 @@ class _FitSteps:
         self._ended, self._known, self._batches = now, known, last + 1
 
     def epoch_ended(self) -> None:
-        """What follows, a validation, is no step."""
+        """Ends the epoch: what follows, a validation, is no step."""
         if self._pass is not None:
             self._pass.end()
             self._pass = None

@@ -1,4 +1,4 @@
-"""Logs: one event, one line, `event key=value ...`, run id and host always.
+"""A log has one line for each event, `event key=value ...`, with run id and host always.
 
 A line looks like `stoker 2026-11-20T08:00:00.123Z run=mnist-1 host=algo-1 agent_listens port=7600`
 and is read back by `parse_line`, so that whoever holds only the log of a job (CloudWatch, a pod's
@@ -59,7 +59,7 @@ class Log:
 
 
 def parse_line(line: str) -> LogEvent | None:
-    """The event in `line`, or None if the line is not one of stoker's."""
+    """Returns the event in `line`, or None if the line is not one of stoker's."""
     start = line.find(_PREFIX)
     if start < 0:
         return None
@@ -74,7 +74,7 @@ def parse_line(line: str) -> LogEvent | None:
 
 
 def now_utc() -> str:
-    """The time now: UTC, ISO 8601 with milliseconds."""
+    """Returns the time now: UTC, ISO 8601 with milliseconds."""
     now = time.time()
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
 
@@ -88,7 +88,7 @@ def _text(value: LogValue) -> str:
 def printable(text: str, *, keep: str = "") -> str:
     r"""Returns `text` with what is no letter, mark or space written as `\x1b`, `\u202e`.
 
-    What a dataset raises must not paint on the terminal that shows it.
+    An error that a dataset raises must not paint on the terminal that shows it.
 
     Args:
         text: Whatever was raised, or read.

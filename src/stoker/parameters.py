@@ -1,4 +1,4 @@
-"""The parameters of a pipeline run: one table for all targets, their defaults and their checks.
+"""The parameters of a pipeline run stand in one table for all targets, with defaults and checks.
 
 A pipeline hands each component `--param NAME=VALUE`; the component turns them into overrides of its
 workload. Names are in snake case; SageMaker shows them in camel case (`MaxUsdPerHour`).
@@ -46,7 +46,7 @@ class Parameter:
         return "".join(word.capitalize() for word in self.name.split("_"))
 
     def check(self, value: str | int) -> str:
-        """The value as components get it.
+        """Returns the value as components get it.
 
         Raises:
             UsageError: If it is none of the choices, or no whole number where one is asked for.
@@ -68,7 +68,7 @@ class Parameter:
 
 
 def parameters_of(workload: Workload) -> tuple[Parameter, ...]:
-    """The parameters that runs of `workload` have; input data only with one channel or more."""
+    """Returns the parameters of `workload`'s runs; input data only with one channel or more."""
     channel = main_channel(workload)
     data = (_input_data(channel),) if channel else ()
     pools = (_POOLS,) if workload.platform == "kubernetes" else ()
@@ -76,18 +76,18 @@ def parameters_of(workload: Workload) -> tuple[Parameter, ...]:
 
 
 def defaults_of(workload: Workload) -> dict[str, str | int]:
-    """Parameter name to default."""
+    """Returns each parameter's name with its default."""
     return {p.name: p.default(workload) for p in parameters_of(workload)}
 
 
 def main_channel(workload: Workload) -> str | None:
-    """The channel that the parameter `input_data` replaces: `train`, `training`, else the first."""
+    """Returns the channel that `input_data` replaces: `train`, `training`, else the first."""
     names = sorted(workload.channels)
     return next((n for n in ("train", "training") if n in names), names[0] if names else None)
 
 
 def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, str]:
-    """`NAME=VALUE` texts, checked; names in snake or camel case.
+    """Parses and checks `NAME=VALUE` texts; names are in snake or camel case.
 
     Raises:
         UsageError: For an unknown name (with the nearest known one) or a value that cannot be.
@@ -112,7 +112,7 @@ def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, str]:
 
 
 def overrides_of(texts: Sequence[str], *, workload: Workload) -> list[str]:
-    """`key.path=value` overrides that `NAME=VALUE` texts stand for.
+    """Returns the `key.path=value` overrides that `NAME=VALUE` texts stand for.
 
     Raises:
         UsageError: As `parse`.
@@ -140,7 +140,7 @@ def _set(key: str, *, empty: Json = None) -> Callable[[str], tuple[str, ...]]:
 
 
 def _quoted(text: str) -> str:
-    """The text as YAML's double quotes hold any text; JSON's pairs of surrogates are none there."""
+    """Quotes any text for YAML, with 8-digit escapes: YAML has no surrogate pairs, as JSON has."""
     words = (c if " " <= c <= "~" and c not in '"\\' else f"\\U{ord(c):08X}" for c in text)
     return '"' + "".join(words) + '"'
 
@@ -165,7 +165,7 @@ def _epochs(value: str) -> tuple[str, ...]:
 
 
 def _gate(value: str) -> tuple[str, ...]:
-    """`accuracy>=0.94, loss<=0.2` as the workload's gate."""
+    """Returns `accuracy>=0.94, loss<=0.2` as the workload's gate."""
     gates: list[Mapping[str, Json]] = []
     for text in filter(None, (part.strip() for part in value.split(","))):
         sign = next((sign for sign in (">=", "<=") if sign in text), None)
@@ -183,7 +183,7 @@ def _gate(value: str) -> tuple[str, ...]:
 
 
 def gate_text(workload: Workload) -> str:
-    """The workload's gate as the parameter `gate` holds it."""
+    """Returns the workload's gate as the parameter `gate` holds it."""
     parts = []
     for gate in workload.gate:
         parts += [f"{gate.metric}>={gate.min:g}"] if gate.min is not None else []

@@ -1,4 +1,4 @@
-"""Settings: the workload file with its overrides, and what a launched process learns from STOKER_*.
+"""Settings come from the workload file with its overrides, and from STOKER_* variables.
 
 The environment is read here and in `launch.topology`, nowhere else.
 
@@ -76,13 +76,13 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 def unfed_file(rank: int | str) -> str:
-    """In STOKER_OUTPUT: that rank says that it takes no batches from the data hosts."""
+    """Returns a file's name in STOKER_OUTPUT: that rank takes no batches from the data hosts."""
     return f"unfed-rank{rank}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSettings:
-    """What a process of a run learns from its environment; see the table above.
+    """The settings that a process of a run gets from its environment; see the table above.
 
     Attributes:
         rank: Global rank of this trainer process (torchrun's RANK), 0 without one.
@@ -167,20 +167,20 @@ def from_environment(environ: Mapping[str, str] | None = None) -> ProcessSetting
 
 
 def cloud_region(environ: Mapping[str, str] | None = None) -> str | None:
-    """The AWS region that the environment names; boto3 reads AWS_DEFAULT_REGION only."""
+    """Returns the AWS region of the environment; boto3 reads AWS_DEFAULT_REGION only."""
     env = os.environ if environ is None else environ
     return env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or None
 
 
 def named_instance_type(environ: Mapping[str, str] | None = None) -> str | None:
-    """What the environment calls this host's type, if it does."""
+    """Returns the host's type as the environment names it, if it does."""
     env = os.environ if environ is None else environ
     return env.get("STOKER_INSTANCE_TYPE") or env.get("SM_CURRENT_INSTANCE_TYPE") or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeflowEnvironment:
-    """What the environment says of Kubeflow Pipelines; empty where it says nothing.
+    """The environment's settings for Kubeflow Pipelines; empty where it says nothing.
 
     Attributes:
         endpoint: Address of the API.
@@ -228,7 +228,7 @@ class OwnPod:
 
 
 def own_pod(environ: Mapping[str, str] | None = None) -> OwnPod | None:
-    """The pod of this process, where the downward API names it; None outside of pods."""
+    """Returns the pod of this process, where the downward API names it; None outside of pods."""
     env = os.environ if environ is None else environ
     # The second names are those that Kubeflow Pipelines gives to the pods of its steps.
     name = env.get("POD_NAME") or env.get("KFP_POD_NAME")
@@ -281,7 +281,7 @@ def workload_from(
     source: str = "command line",
     lines: Mapping[str, int] | None = None,
 ) -> Workload:
-    """The workload of a parsed document, with `key.path=value` overrides applied.
+    """Returns the workload of a parsed document, with `key.path=value` overrides applied.
 
     Args:
         document: As YAML gives it.
@@ -303,7 +303,7 @@ def workload_from(
 
 
 def _with_pools_text(workload: Workload, place: Place) -> Workload:
-    """The workload with the text of its pools file: it is to be understood elsewhere, too."""
+    """Puts the text of its pools file into the workload: it must be understood elsewhere."""
     kubernetes = workload.kubernetes
     if kubernetes is None or kubernetes.pools_file is None or "\n" in kubernetes.pools_file:
         return workload

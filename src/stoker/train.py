@@ -31,12 +31,12 @@ from stoker.records import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedProgress:
-    """How far the run is.
+    """The progress of a run.
 
     Attributes:
         steps: Steps done.
         total_steps: Steps of the whole training, where known.
-        step_seconds: Mean step since the last report.
+        step_seconds: Mean step after the last report.
         wait_seconds: Of it, waiting for data.
     """
 
@@ -47,7 +47,7 @@ class LoggedProgress:
 
 
 def progress_in(line: LogLine, *, total_steps: int | None) -> LoggedProgress | None:
-    """The progress that rank 0 reports in `line`, or None."""
+    """Returns the progress that rank 0 reports in `line`, or None."""
     event = parse_line(line.text) if "progress" in line.text else None
     if event is None or event.event != "progress":
         return None
@@ -79,7 +79,7 @@ def prepare(
     decision: Decision | None = None,
     replace_dataloader: bool = False,
 ) -> JobSpec:
-    """The job that runs `workload` on `groups`.
+    """Returns the job that runs `workload` on `groups`.
 
     Raises:
         UsageError: If the decision was made for another workload.
@@ -101,7 +101,7 @@ def prepare(
 
 
 def _next_best(decision: Decision) -> str:
-    """The best feasible plan with another data type, else the next feasible one, in words."""
+    """Names the best feasible plan with another data type, else the next feasible one."""
     chosen = decision.plan
     others = [plan for plan in decision.plans if plan.feasible and plan.groups != chosen.groups]
     types = {group.instance_type for group in chosen.groups if group.role == "data"}
@@ -181,7 +181,7 @@ def train(
 def _stopped(
     job: JobSpec, run: Run, *, ran: Job, catalog: Catalog, decision: Decision | None
 ) -> Training:
-    """The record of a run that was stopped: what was measured until then."""
+    """Returns the record of a run that was stopped: what was measured until then."""
     ends: queue.SimpleQueue[JobEnd | StokerError] = queue.SimpleQueue()
 
     def wait() -> None:
@@ -212,7 +212,7 @@ def _stopped(
 
 
 def _load(run: Run, catalog: Catalog) -> Sequence[str]:
-    """How busy the hosts were, where the platform measures that."""
+    """Says how busy the hosts were, where the platform measures that."""
     if not isinstance(run, ObservedRun):
         return ()
     sizes = {each.type: (each.vcpus, each.accelerators) for each in catalog.instances}
@@ -262,7 +262,7 @@ def _record(
 
 
 def _keep(timeline: Path, job: JobSpec) -> str | None:
-    """Copies the leader's timeline beside the record; gives its name there."""
+    """Copies the leader's timeline next to the record; gives its name there."""
     if not timeline.is_file():
         return None
     shutil.copyfile(timeline, job.run_dir / "timeline.csv")

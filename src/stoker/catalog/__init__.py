@@ -1,4 +1,4 @@
-"""Instance types and dated prices: what a plan can be made of, and what it costs."""
+"""The catalog holds instance types and dated prices: what a plan can be made of, and its cost."""
 
 from stoker.catalog.catalog import Catalog, Instance
 from stoker.catalog.pools import catalog_of, with_pools

@@ -1,4 +1,4 @@
-"""Instance types and the catalog of them."""
+"""The catalog holds the instance types of one platform with their prices."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -49,12 +49,12 @@ class Instance:
 
     @property
     def capacity(self) -> float:
-        """vCPUs of one host to divide CPU-seconds by."""
+        """The vCPUs of one host to divide CPU-seconds by."""
         return self.vcpus if self.quota_vcpus is None else self.quota_vcpus
 
     @property
     def sustained_gbps(self) -> float | None:
-        """What the network carries for hours: of a burst figure, the baseline behind it."""
+        """The network rate that holds for hours: of a burst figure, the baseline behind it."""
         if self.network_gbps is None or not self.is_burst_network:
             return self.network_gbps
         return min(self.network_gbps, _BASELINE_GBPS_PER_VCPU * self.vcpus)
@@ -92,7 +92,7 @@ class Catalog:
         self._make = make
 
     def get(self, instance_type: str) -> Instance:
-        """The type of that name, with or without `ml.`.
+        """Returns the type of that name, with or without `ml.`.
 
         Raises:
             UsageError: If the catalog has no such type, with the nearest one.
@@ -110,7 +110,7 @@ class Catalog:
         )
 
     def usd_per_hour(self, groups: Iterable[Group]) -> float | None:
-        """Dollars an hour of all hosts together; None where a type or its price is not known."""
+        """Returns the dollars an hour of all hosts together; None without a type or its price."""
         total = 0.0
         for group in groups:
             try:
@@ -123,7 +123,7 @@ class Catalog:
         return total
 
     def table(self) -> str:
-        """All types for a person to read, at most 88 columns wide."""
+        """Returns all types for a person to read, at most 88 columns wide."""
         lines = [
             f"prices: {self.source}, {self.region or 'no region'}, {self.purchase}",
             f"{'type':<17} {'vCPUs':>5} {'accelerators':<12} {'Gbit/s':>6} {'CoreMark':>8} "
@@ -140,7 +140,7 @@ class Catalog:
         return "\n".join(lines)
 
     def to_document(self) -> dict[str, Json]:
-        """The catalog for machines; what is not known is null."""
+        """Returns the catalog for machines; what is not known is null."""
         return {
             "platform": self.platform,
             "source": self.source,
@@ -150,7 +150,7 @@ class Catalog:
         }
 
     def prices(self, used: Iterable[Instance], *, today: date) -> Prices:
-        """Where the prices of these types come from; the date is the oldest of theirs."""
+        """Returns where the prices of these types come from; the date is the oldest of theirs."""
         dates = [i.priced_on for i in used if i.usd_per_hour is not None]
         oldest = min((d for d in dates if d is not None), default=None)
         is_known = oldest is not None and None not in dates

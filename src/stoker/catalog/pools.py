@@ -1,4 +1,4 @@
-"""Node pools of a cluster: what plans on Kubernetes are made of, in place of instance types.
+"""Plans on Kubernetes are made of a cluster's node pools, in place of instance types.
 
 A pools file has the catalog's columns. What it says of vCPUs, memory and GPUs is what one pod gets:
 of a whole node, what daemons leave of it. Two more columns say where the pods go:
@@ -32,7 +32,7 @@ _EFFECTS: tuple[Literal["NoSchedule", "PreferNoSchedule", "NoExecute"], ...] = (
 
 
 def catalog_of(workload: Workload, prices: Path | None = None) -> Catalog:
-    """The instance types that plans for `workload` can be made of.
+    """Returns the instance types that plans for `workload` can be made of.
 
     On Kubernetes these are the node pools, where the workload names some: nothing else is proposed.
     Today's type can be named in any case.
@@ -73,9 +73,9 @@ def catalog_of(workload: Workload, prices: Path | None = None) -> Catalog:
 
 
 def with_pools(workload: Workload) -> Workload:
-    """The workload whose `kubernetes.pools` holds the pools of its pools file, too.
+    """Returns the workload whose `kubernetes.pools` holds the pools of its pools file, too.
 
-    What `kubernetes.pools` says of a pool itself goes before the file.
+    The file does not override what `kubernetes.pools` says of a pool itself.
 
     Raises:
         UsageError: If the file is wrong, with line and column.
@@ -109,7 +109,7 @@ def _bare(name: str) -> str:
 
 
 def _instance(name: str, listed: Instance | None, pool: NodePool | None) -> Instance | None:
-    """The pool as plans see it; None where nothing says how many vCPUs it has."""
+    """Returns the pool as plans see it; None where nothing says how many vCPUs it has."""
     cpu = floor(amount(str(pool.cpu))) if pool and pool.cpu is not None else None
     if listed is None and cpu:
         listed = Instance(type=name, family=name, vcpus=cpu)
@@ -236,7 +236,7 @@ class ClusterPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """What the nodes of a pool have in common."""
+    """The facts that the nodes of a pool have in common."""
 
     label: str
     value: str
@@ -245,7 +245,7 @@ class _Kind:
 
     @property
     def has_own_types(self) -> bool:
-        """Whether the label says the machine, too."""
+        """Tells whether the label says the machine, too."""
         return self.label in (INSTANCE_TYPE, _GPU_PRODUCT)
 
 
@@ -275,7 +275,7 @@ class _Node:
 def pools_of(
     nodes: Sequence[Document], *, pool_label: str | None = None
 ) -> tuple[list[ClusterPool], list[str]]:
-    """The pools of a cluster by name, and what is to be said of nodes that are in none.
+    """Returns a cluster's pools by name, and what is to be said of nodes that are in none.
 
     Args:
         nodes: As the API gives them.
@@ -310,7 +310,7 @@ def pools_of(
 
 
 def daemon_requests(pods: Sequence[Document]) -> tuple[Decimal, Decimal]:
-    """Cores and bytes that a node's daemons ask for: what is on every node like it."""
+    """Returns the cores and bytes that a node's daemons ask for: what every node like it runs."""
     cpu = memory = Decimal(0)
     for pod in pods:
         owners = _items(_mapping(pod, "metadata").get("ownerReferences"))
@@ -326,7 +326,7 @@ def daemon_requests(pods: Sequence[Document]) -> tuple[Decimal, Decimal]:
 
 
 def _name(kind: _Kind, kinds: Collection[_Kind]) -> str:
-    """What a pool is called: stays the same as long as other kinds of nodes do not come to it."""
+    """Names a pool: the name stays as long as other kinds of nodes do not come to it."""
     alike = [k for k in kinds if (k.label, k.value) == (kind.label, kind.value)]
     name = kind.value
     has_types = kind.label == _KARPENTER or len({k.instance_type for k in alike}) > 1

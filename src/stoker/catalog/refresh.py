@@ -1,4 +1,4 @@
-"""The shipped table with today's prices, and the pools file of a cluster."""
+"""The shipped table is refreshed with today's prices, and so is a cluster's pools file."""
 
 import csv
 import io
@@ -41,7 +41,7 @@ class PoolsTable:
     notes: tuple[str, ...]
 
     def csv(self) -> str:
-        """The file's text."""
+        """Returns the file's text."""
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns, lineterminator="\n")
         writer.writeheader()
@@ -56,7 +56,7 @@ def pools_table(
     catalog: Catalog,
     earlier: Table | None = None,
 ) -> PoolsTable:
-    """The pools as a pools file holds them.
+    """Returns the pools as a pools file holds them.
 
     Args:
         pools: Of the cluster.
@@ -113,7 +113,7 @@ def _catalog_column(catalog: Catalog) -> str:
 def _price_column(
     machines: Iterable[Instance | None], catalog: Catalog, earlier: Table | None
 ) -> str:
-    """That of the earlier file; else the catalog's, with its region, where it knows a price."""
+    """Returns the earlier file's price column, else the catalog's with its region if priced."""
     if earlier and earlier.price_column:
         return earlier.price_column
     is_priced = any(machine and machine.usd_per_hour for machine in machines)
@@ -266,7 +266,7 @@ def ec2_filters(region: str) -> list[dict[str, str]]:
 
 
 def training_prices(products: Iterable[Json], *, region: str) -> Priced:
-    """Prices of SageMaker training hours in an answer of GetProducts.
+    """Returns the prices of SageMaker training hours in an answer of GetProducts.
 
     Args:
         products: Items of PriceList: JSON, as text or parsed.
@@ -281,7 +281,7 @@ def training_prices(products: Iterable[Json], *, region: str) -> Priced:
 
 
 def ec2_prices(products: Iterable[Json], *, region: str) -> Priced:
-    """Prices of EC2's on-demand Linux hours in an answer of GetProducts."""
+    """Returns the prices of EC2's on-demand Linux hours in an answer of GetProducts."""
     found: dict[str, set[str]] = {}
     for attributes, prices in _products(products, region):
         kind = attributes.get("instanceType")
@@ -293,7 +293,7 @@ def ec2_prices(products: Iterable[Json], *, region: str) -> Priced:
 
 
 def machines(described: Iterable[Mapping[str, Json]]) -> Mapping[str, Machine]:
-    """EC2's types by name, of an answer of DescribeInstanceTypes."""
+    """Returns EC2's types by name, from an answer of DescribeInstanceTypes."""
     return {
         str(item["InstanceType"]): _machine_of(item)
         for item in described
@@ -342,7 +342,7 @@ def _filters(fields: Mapping[str, str]) -> list[dict[str, str]]:
 def _products(
     products: Iterable[Json], region: str
 ) -> Iterator[tuple[Mapping[str, Json], set[str]]]:
-    """Attributes and hourly prices of each product of the region."""
+    """Yields the attributes and hourly prices of each product of the region."""
     for product in products:
         document = _parsed(product)
         attributes = _mapping(_mapping(document.get("product")).get("attributes"))
@@ -388,7 +388,7 @@ def _is_price(text: str) -> bool:
 
 
 def _plain(usd: str) -> str:
-    """`3.0600000000` as `3.06`: the same price, however it is written."""
+    """Writes `3.0600000000` as `3.06`: the same price, however it is written."""
     return f"{float(usd):.10f}".rstrip("0").rstrip(".")
 
 
@@ -422,7 +422,7 @@ class RenewedTable:
     priced: tuple[int, int]
 
     def csv(self) -> str:
-        """The file's text."""
+        """Returns the file's text."""
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns, lineterminator="\n")
         writer.writeheader()
@@ -431,12 +431,12 @@ class RenewedTable:
 
 
 def shipped_text() -> str:
-    """The table that comes with stoker."""
+    """Returns the table that comes with stoker."""
     return resources.files("stoker.catalog").joinpath(SHIPPED).read_text(encoding="utf-8")
 
 
 def shipped_types() -> tuple[str, ...]:
-    """Its types, spelt without `ml.`."""
+    """Returns the shipped table's types, spelt without `ml.`."""
     rows = csv.DictReader(io.StringIO(shipped_text()))
     return tuple(row["instance_type"].removeprefix("ml.") for row in rows)
 
@@ -451,7 +451,7 @@ def renewed(
     trainable: Collection[str],
     today: date,
 ) -> RenewedTable:
-    """The table with what AWS says today.
+    """Returns the table with what AWS says today.
 
     A price that is not found stays with its date, or, where the table is of another region, is left
     blank: a price is never guessed.
@@ -525,7 +525,7 @@ _EC2 = "ec2_usd_per_hour_us_east_1"
 
 
 class _Remarks:
-    """What is to be said of all rows together."""
+    """The remarks that are made of all rows together."""
 
     def __init__(self) -> None:
         self.kinds: list[str] = []

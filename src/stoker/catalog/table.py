@@ -1,4 +1,4 @@
-"""Tables of instance types, and the catalogs made of them: AWS's, the local one, prices given."""
+"""Tables of instance types become catalogs: AWS's, the local one, and prices that are given."""
 
 import csv
 import io
@@ -74,11 +74,11 @@ class Row:
     cells: Mapping[str, str]
 
     def error(self, column: str, what: str) -> UsageError:
-        """A usage error at this line and column."""
+        """Returns a usage error at this line and column."""
         return UsageError(what, where=f"{self.source}:{self.line}, column {column}")
 
     def value(self, column: str, parse: Callable[[str], _T], expected: str) -> _T | None:
-        """The parsed cell; None where it is blank or the table has no such column."""
+        """Returns the parsed cell; None where it is blank or the table has no such column."""
         text = self.cells.get(column, "").strip()
         if not text:
             return None
@@ -127,7 +127,7 @@ def parse_table(text: str, *, platform: PlatformName, source: str) -> Table:
 def to_instance(
     row: Row, table: Table, *, platform: PlatformName, base: Instance | None
 ) -> Instance:
-    """The row as an instance type; `base` gives what the table has no column for.
+    """Returns the row as an instance type; `base` gives what the table has no column for.
 
     Raises:
         UsageError: With line and column, if a cell is wrong or a necessary one is missing.
@@ -170,7 +170,7 @@ def to_instance(
 
 
 def platform_name(instance_type: str, platform: PlatformName) -> str:
-    """The type as the platform spells it: with `ml.` on SageMaker, without it elsewhere."""
+    """Returns the platform's spelling of the type: `ml.` on SageMaker, nothing elsewhere."""
     bare = instance_type.removeprefix("ml.")
     return f"ml.{bare}" if platform == "sagemaker" else bare
 
@@ -260,7 +260,7 @@ _LOCAL = re.compile(r"^local\.c([1-9]\d{0,3})$")
 
 
 def load_catalog(platform: str, prices: Path | None = None, *, cores: int | None = None) -> Catalog:
-    """The instance types a plan on `platform` can be made of.
+    """Returns the instance types that a plan on `platform` can be made of.
 
     Args:
         platform: SageMaker pays its own prices, Kubernetes those of EC2, local hosts nominal ones.
@@ -285,7 +285,7 @@ def load_catalog(platform: str, prices: Path | None = None, *, cores: int | None
 
 
 def local_instance(instance_type: str) -> Instance | None:
-    """The local type of that name (`local.cN`: N cores); None if it is no such name."""
+    """Returns the local type of that name (`local.cN`: N cores); None if it is no such name."""
     match = _LOCAL.match(instance_type)
     if match is None or int(match.group(1)) > 4096:
         return None
@@ -335,7 +335,7 @@ def _aws(platform: PlatformName) -> Catalog:
 
 
 def extended(catalog: Catalog, table: Table) -> Catalog:
-    """The catalog with the table's rows added, or in place of types of the same name.
+    """Returns the catalog with the table's rows added, or in place of types of the same name.
 
     Raises:
         UsageError: If a row is wrong, with line and column.

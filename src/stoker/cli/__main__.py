@@ -1,4 +1,4 @@
-"""`python -m stoker.cli`: the same as `stoker`."""
+"""`python -m stoker.cli` does the same as `stoker`."""
 
 from stoker.cli import main
 

@@ -1,4 +1,4 @@
-"""The verbs. Their bodies are imported when they run: `stoker --help` stays light."""
+"""The verbs import their bodies when they run: `stoker --help` stays light."""
 
 from datetime import date
 from pathlib import Path

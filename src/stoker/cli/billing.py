@@ -1,4 +1,4 @@
-"""Before anything is billed: what it costs, what it promises, and the question to go on."""
+"""Before anything is billed, stoker says what it costs and promises, and asks to go on."""
 
 import sys
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def confirm(
 
 
 def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
-    """The same for a run of a pipeline, which decides on its cluster only later.
+    """Does the same for a run of a pipeline, which decides on its cluster only later.
 
     Raises:
         UsageError: If the person says no.
@@ -64,7 +64,7 @@ def bill(
     catalog: Catalog,
     decision: Decision | None,
 ) -> list[str]:
-    """What the job costs an hour and to start, what the decision promises, and when it pays."""
+    """Says what the job costs an hour and to start, what the decision promises, when it pays."""
     usd = catalog.usd_per_hour(groups)
     lines = [
         f"{workload.platform}: {describe(groups)}"

@@ -1,4 +1,4 @@
-"""`stoker decide --calibrate PLACE`: the records of earlier runs, read and weighed."""
+"""`stoker decide --calibrate PLACE` reads and weighs the records of earlier runs."""
 
 import tarfile
 import zlib
@@ -27,7 +27,7 @@ _LARGEST_RECORD = 1 << 24
 def calibration_of(
     place: str, *, like: Profile, catalog: Catalog, region: str | None = None
 ) -> Calibration:
-    """What the runs in `place` (PLACE/ID/{profile,decision,training}.json) say of the constants.
+    """Returns what runs in `place` (PLACE/ID/{profile,decision,training}.json) say of constants.
 
     A run that was not finished, or whose records cannot be read, says nothing.
 
@@ -101,7 +101,7 @@ def _cloud_runs(place: str, *, aws: "Aws") -> Iterator[EarlierRun | None]:
 
 
 def _archived_runs(content: IO[bytes], *, place: str) -> Iterator[EarlierRun | None]:
-    """Runs of a tar file, read as a stream; nothing is unpacked onto the disk."""
+    """Yields the runs of a tar file, read as a stream; unpacks nothing onto the disk."""
     runs: dict[str, dict[str, bytes]] = defaultdict(dict)
     try:
         with tarfile.open(fileobj=content, mode="r|*") as archive:
@@ -127,7 +127,7 @@ def _text(aws: "Aws", uri: str) -> str:
 
 
 def _record_text(content: bytes) -> str:
-    """The record's text, as `read_json` takes it; what is no record is none with a brace, too."""
+    """Returns the text with a brace in front, so `read_json` never takes it for a file's name."""
     text = content.decode(errors="replace").lstrip()
     return text if text.startswith("{") else f"{{{text}"
 

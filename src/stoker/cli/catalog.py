@@ -1,4 +1,4 @@
-"""`stoker catalog`: the instance types and prices that decide knows, and a cluster's own pools."""
+"""`stoker catalog` lists the instance types and prices that decide knows, and a cluster's pools."""
 
 import json
 from datetime import date
@@ -157,7 +157,7 @@ def _refresh_pools(
 
 
 def _earlier(out: Path | None) -> "Table | None":
-    """The pools file as it is."""
+    """Reads the pools file as it is."""
     from stoker.catalog.table import parse_table
     from stoker.records import read_text
 

@@ -1,4 +1,4 @@
-"""`stoker run`: the four components in a row, their records in one folder."""
+"""`stoker run` runs the four components in a row, with their records in one folder."""
 
 import shutil
 import time
@@ -248,7 +248,7 @@ def _steps(chain: _Chain) -> tuple[int, Evaluation | None]:
 
 
 def profile_words(record: Profile) -> str:
-    """The verdict of a profile in one line."""
+    """Returns the verdict of a profile in one line."""
     step = record.timed_step
     if step.wait_seconds is None:
         return f"a step takes {step.step_seconds * 1000:.1f} ms"
@@ -262,7 +262,7 @@ def profile_words(record: Profile) -> str:
 
 
 def decision_words(record: Decision) -> str:
-    """The verdict of a decision in one line."""
+    """Returns the verdict of a decision in one line."""
     predicted = record.plan.predicted
     promise = f", {predicted.speedup:.2f} times as fast" if predicted else ""
     if record.action == "keep":
@@ -271,13 +271,13 @@ def decision_words(record: Decision) -> str:
 
 
 def free_advice(profiled: Profile, decision: Decision) -> list[str]:
-    """What costs nothing and is worth doing, whichever plan is run."""
+    """Returns the advice that costs nothing and is worth doing, whichever plan is run."""
     free = {fix.id for fix in profiled.fixes if fix.cost == "none"} | {"num-workers"}
     return [advice.text for advice in decision.advice if advice.id in free]
 
 
 def evaluation_words(record: Evaluation) -> str:
-    """The verdict of an evaluation in one line."""
+    """Returns the verdict of an evaluation in one line."""
     gates = ", ".join(
         f"{gate.metric} {'not reported' if gate.value is None else f'{gate.value:.4g}'} "
         f"{'passed' if gate.passed else 'FAILED'}"

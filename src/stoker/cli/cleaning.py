@@ -1,4 +1,4 @@
-"""`stoker train --clean-up STATUS`: the last word of a pipeline's run, whatever became of it."""
+"""`stoker train --clean-up STATUS` says the last word of a pipeline's run, however it ended."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +49,7 @@ def clean_up_command(
 
 
 def _state(status: str) -> tuple[str, str]:
-    """How the run ended, and why, of the status that Kubeflow hands an exit handler."""
+    """Returns how the run ended, and why, from the status that Kubeflow hands an exit handler."""
     try:
         document: Json = json.loads(status)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Standard output and errors whose reader may go away: `stoker catalog | head -1`.
+"""Standard output and errors may lose their reader: `stoker catalog | head -1`.
 
-What only prints ends there, quietly. A training does not end because nobody watches it: what it
-says goes nowhere from then on.
+A command that only prints ends there, quietly. A training does not end because nobody watches it:
+what it says goes nowhere from then on.
 """
 
 import io
@@ -34,7 +34,7 @@ def guard_standard_streams(arguments: list[str]) -> None:
 
 
 def _guarded(stream: TextIO, *, goes_on: bool) -> TextIO:
-    """The stream itself, or one in its place that minds a closed pipe."""
+    """Returns the stream itself, or one in its place that minds a closed pipe."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     try:

@@ -1,4 +1,4 @@
-"""`--group ROLE=[TYPE:]HOSTS[:WORKERS]`."""
+"""`--group ROLE=[TYPE:]HOSTS[:WORKERS]` is parsed, and groups are put into words."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ _FIX = "for example --group dnn=1 --group data=ml.c7i.8xlarge:2:32"
 
 
 def parse_groups(texts: Sequence[str], *, default_type: str | None) -> tuple[Group, ...]:
-    """The groups of a cluster, dnn first.
+    """Returns the groups of a cluster, dnn first.
 
     Args:
         texts: `ROLE=[TYPE:]HOSTS[:WORKERS]` each; WORKERS are data workers of one host.
@@ -60,5 +60,5 @@ def _is_number(text: str) -> bool:
 
 
 def describe(groups: Sequence[Group]) -> str:
-    """The groups in words: `1 x local.c1 + 2 x local.c1`."""
+    """Returns the groups in words: `1 x local.c1 + 2 x local.c1`."""
     return " + ".join(f"{group.count} x {group.instance_type}" for group in groups)

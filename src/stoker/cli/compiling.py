@@ -1,4 +1,4 @@
-"""`stoker compile`: a workload's pipeline as a file, made with no network."""
+"""`stoker compile` writes a workload's pipeline as a file, with no network."""
 
 import json
 from pathlib import Path

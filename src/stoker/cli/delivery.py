@@ -1,4 +1,4 @@
-"""What a component hands over: its record as a file, words, JSON, Markdown, and to Kubeflow."""
+"""A component delivers its record as a file, words, JSON and Markdown, and to Kubeflow."""
 
 import shutil
 import sys
@@ -21,7 +21,7 @@ _RecordT = TypeVar("_RecordT", bound=Record)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """Where a component's outputs go.
+    """The destinations of a component's outputs.
 
     Attributes:
         out: File for the record; absent: NAME.json in this folder.
@@ -44,7 +44,7 @@ def outputs_of(
     executor_input: str | None = None,
     parameters: frozenset[str] = frozenset(),
 ) -> Outputs:
-    """The outputs that the command line names, checked before the work begins.
+    """Returns the outputs that the command line names, checked before the work begins.
 
     Args:
         out: As in `Outputs`.
@@ -64,7 +64,7 @@ def outputs_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What Kubeflow is told of a record.
+    """The values of a record that Kubeflow is told.
 
     Attributes:
         parameters: Values by name, for conditions and later steps.

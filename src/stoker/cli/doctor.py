@@ -1,4 +1,4 @@
-"""`stoker doctor`: one line a finding."""
+"""`stoker doctor` prints one line for each finding."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The process edge: exit codes, signals, and errors in three lines."""
+"""The process edge turns what happens into exit codes, signals, and errors in three lines."""
 
 import os
 import signal
@@ -23,10 +23,10 @@ class TerminatedError(BaseException):
 
 
 class _UsageError(Exception):
-    """What the parser's errors look like."""
+    """The shape of the parser's errors."""
 
     def format_message(self) -> str:
-        """The error in words."""
+        """Returns the error in words."""
         raise NotImplementedError
 
 
@@ -98,7 +98,7 @@ def _refuse_unprintable(arguments: list[str]) -> None:
 
 
 def _is_verb(arguments: list[str]) -> bool:
-    """Whether the first word is a verb, for its help."""
+    """Returns whether the first word is a verb, for its help."""
     import typer.main
 
     from stoker.cli.app import app
@@ -109,7 +109,7 @@ def _is_verb(arguments: list[str]) -> bool:
 
 
 def _usage_error() -> type["_UsageError"]:
-    """The command line parser's own error: typer brings a copy of click, under no public name."""
+    """Returns the parser's own error class: typer brings a copy of click, under no public name."""
     import typer
 
     return typer.BadParameter.__mro__[1]

@@ -1,4 +1,4 @@
-"""Kubeflow's executor-output file: what a step tells Kubeflow beside the files that it writes.
+"""Kubeflow reads the executor-output file: what a step tells it next to the files that it writes.
 
 Kubeflow hands a step `{{$}}`, a JSON document: its inputs, and where its outputs belong. A
 container that writes `outputs.outputFile` gives output parameters their values, and metrics to the
@@ -25,7 +25,7 @@ MODEL = "system.Model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorInput:
-    """What a step is to write, as Kubeflow says it.
+    """The outputs that a step is to write, as Kubeflow names them.
 
     Attributes:
         output_file: Where it looks for the executor's output.
@@ -38,7 +38,7 @@ class ExecutorInput:
     artifacts: Mapping[str, tuple[str, str]]
 
     def address_of(self, kind: str) -> str:
-        """Of the first artifact of that type; empty where there is none."""
+        """Returns the address of the first artifact of that type; empty where there is none."""
         return next((uri for found, uri in self.artifacts.values() if found == kind), "")
 
 

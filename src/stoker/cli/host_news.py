@@ -1,4 +1,4 @@
-"""What happens to data hosts while a training runs, one line each: what people read at night.
+"""News of data hosts while a training runs come in one line each: people read them at night.
 
 The same loss is told by several: the trainer's connection ends at once, the platform or the host
 itself says why within a moment, the leader gives it up by its lease. The first that knows why is
@@ -18,7 +18,7 @@ _ENDS = ("command_ended", "signal_received", "training_failed", "training_ended"
 
 
 def _time_of(when: str) -> datetime | None:
-    """The time of an event; None where it is none: anybody may write a line like ours."""
+    """Returns an event's time, or None if it is none: anybody may write a line like ours."""
     try:
         found = datetime.fromisoformat(when)
     except ValueError:
@@ -38,7 +38,7 @@ class HostNews:
         self._is_over = False
 
     def take(self, event: LogEvent) -> Iterator[str]:
-        """The lines that are due with one event."""
+        """Yields the lines that are due with one event."""
         now = _time_of(event.when)
         if now is None:
             return

@@ -1,4 +1,4 @@
-"""`stoker evaluate`: a training judged, and a pipeline's gate closed or not."""
+"""`stoker evaluate` judges a training, and closes a pipeline's gate or not."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class JudgedRecords:
 def evidence_of(
     *, profile: Path | None, decision: Path | None, training: str | None, outputs_uri: str | None
 ) -> JudgedRecords:
-    """The three records that an evaluation rests on.
+    """Returns the three records that an evaluation rests on.
 
     Raises:
         UsageError: If one of them is not named.
@@ -59,7 +59,7 @@ def evaluate_command(
     params: Sequence[str],
     as_json: bool,
 ) -> int:
-    """`stoker evaluate`; gives the exit code."""
+    """Runs `stoker evaluate`; gives the exit code."""
     from stoker.evaluate import evaluate, summary
 
     if delete:
@@ -96,7 +96,7 @@ def evaluate_command(
 
 
 def gate_command(evaluation_file: Path) -> None:
-    """`stoker evaluate --gate-of EVALUATION`: nothing if it passed.
+    """Runs `stoker evaluate --gate-of EVALUATION`: raises nothing if it passed.
 
     Raises:
         GateError: If it did not, in the evaluation's own words.
@@ -112,7 +112,7 @@ def gate_command(evaluation_file: Path) -> None:
 def _training(
     evidence: JudgedRecords, workload: Workload, decision: Decision, *, may_be_lost: bool
 ) -> tuple[Training, Path]:
-    """The training's record, and the folder that its timeline is in."""
+    """Returns the training's record, and the folder that its timeline is in."""
     from stoker.evaluate import lost_training
 
     if evidence.training.lstrip().startswith("{"):

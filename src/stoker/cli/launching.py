@@ -1,7 +1,7 @@
-"""`stoker launch` as a job's first process: the launcher, and the profile of a profile job.
+"""`stoker launch` is a job's first process: the launcher, or the profile of a profile job.
 
-A profile that runs as a job of a platform has nobody beside it who would read the ranks' results,
-so that its leader does: the profile lies where the platform keeps it when the job has ended.
+A profile that runs as a job of a platform has nobody next to it who would read the ranks' results,
+so its leader does: the profile lies where the platform keeps it when the job has ended.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ from stoker.settings import ProcessSettings, from_environment
 def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Plays this host's part in a profile job; gives the exit code of the process.
 
-    The leader writes the profile to STOKER_PROFILE_FILE, with baseline-timeline.csv beside it.
+    The leader writes the profile to STOKER_PROFILE_FILE, with baseline-timeline.csv next to it.
     START_ALLOWANCE_SECONDS after the profile's budget the command is stopped, and what was found by
     then is the profile; so it is where the platform stops the job.
 
@@ -141,7 +141,7 @@ def _conclude(
 
 
 def _used(*, seconds: float, hosts: int) -> Used | None:
-    """What the command and all below it used; None where other hosts' commands are unknown."""
+    """Returns what the command and all below it used; None where other hosts' are unknown."""
     own = resource.getrusage(resource.RUSAGE_CHILDREN)
     if hosts > 1:
         return None

@@ -1,4 +1,4 @@
-"""`stoker profile --training-job NAME`: a profile of a job that ran, or runs, without another."""
+"""`stoker profile --training-job NAME` profiles a job that ran, or runs, and starts none."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ def observe_command(
     outputs: Outputs,
     as_json: bool,
 ) -> None:
-    """`stoker profile --training-job NAME`.
+    """Runs `stoker profile --training-job NAME`.
 
     Args:
         name: Of the job.
@@ -68,7 +68,7 @@ def observe_command(
 
 
 def _lines_of(file: Path) -> list[str]:
-    """Of a log; bytes that are no text, as progress bars leave some, are replaced."""
+    """Reads the lines of a log; replaces bytes that are no text, as progress bars leave some."""
     try:
         return file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as err:

@@ -1,4 +1,4 @@
-"""Options that several verbs share."""
+"""Several verbs share these options."""
 
 import os
 from pathlib import Path

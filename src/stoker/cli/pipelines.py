@@ -1,4 +1,4 @@
-"""What the verbs of compiled pipelines do: files and names in, the target asked, words out."""
+"""The verbs of compiled pipelines take files and names, ask the target, and print words."""
 
 import json
 import sys
@@ -35,7 +35,7 @@ def upload_command(
     as_json: bool,
     assume_yes: bool,
 ) -> None:
-    """`stoker upload`."""
+    """Runs `stoker upload`."""
     workload = workload_of(file, overrides=overrides)
     target = reach.target(target_name, workload=workload)
     decision = read_json(decision_file, Decision) if decision_file else None
@@ -75,7 +75,7 @@ def start_command(
     as_json: bool,
     assume_yes: bool,
 ) -> int:
-    """`stoker start`; gives the exit code."""
+    """Runs `stoker start`; gives the exit code."""
     workload = workload_of(file, overrides=overrides)
     target = reach.target(target_name, workload=workload, options=run_options(options))
     where = reach.words(target.name, file=file, overrides=overrides)
@@ -117,7 +117,7 @@ def start_command(
 
 
 def status_command(target_name: str, run: str, *, as_json: bool, reach: Reach) -> None:
-    """`stoker status`."""
+    """Runs `stoker status`."""
     target = reach.target(target_name, run=run)
     where = reach.words(target.name)
     state = target.status(run)
@@ -143,7 +143,7 @@ def status_command(target_name: str, run: str, *, as_json: bool, reach: Reach) -
 def logs_command(
     target_name: str, run: str, *, group: str | None, as_json: bool, reach: Reach
 ) -> None:
-    """`stoker logs`."""
+    """Runs `stoker logs`."""
     target = reach.target(target_name, run=run)
     num_lines = 0
     for line in target.logs(run, group=group):
@@ -157,7 +157,7 @@ def logs_command(
 
 
 def stop_command(target_name: str, run: str, *, as_json: bool, reach: Reach) -> int:
-    """`stoker stop`; gives the exit code."""
+    """Runs `stoker stop`; gives the exit code."""
     target = reach.target(target_name, run=run)
     before = target.status(run)
     if before.has_ended:
@@ -181,14 +181,14 @@ def stop_command(target_name: str, run: str, *, as_json: bool, reach: Reach) -> 
 
 
 def workload_of(file: str, *, overrides: Sequence[str]) -> Workload:
-    """The workload of a file; UsageError where something else is named."""
+    """Reads the workload of a file; raises UsageError where something else is named."""
     if not file.endswith((".yaml", ".yml", ".json")):
         raise UsageError(f"{file} is no workload file", fix="name a .yaml file, as in configs/")
     return resolve([file], overrides=overrides)
 
 
 def run_options(given: Mapping[str, str | int | bool]) -> "RunOptions | None":
-    """What a run or schedule on Kubeflow is asked for; None where nothing is named."""
+    """Returns the options of a run or schedule on Kubeflow; None where nothing is named."""
     if not given:
         return None
     from stoker.orchestrators.kubeflow.runs import RunOptions

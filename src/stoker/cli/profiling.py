@@ -1,4 +1,4 @@
-"""`stoker profile WORKLOAD | -- CMD`: what a step of the unchanged command waits for."""
+"""`stoker profile WORKLOAD | -- CMD` measures what a step of the unchanged command waits for."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ def profile_command(
     as_json: bool,
     yes: bool,
 ) -> None:
-    """`stoker profile`; where no step could be measured, what was observed is written.
+    """Runs `stoker profile`; writes what was observed where no step could be measured.
 
     Raises:
         UsageError: If the command is a notebook, or as `stoker.profile.profiled_job`.
@@ -77,7 +77,7 @@ def profile_command(
 
 
 def _cluster(workload: Workload, *, is_command: bool) -> Cluster:
-    """Today's; a bare command has this machine to itself, as it has without stoker."""
+    """Returns today's cluster; a bare command has this machine to itself, as without stoker."""
     if is_command and workload.cluster is None and workload.platform == "local":
         return Cluster(dnn=TodaysGroup(instance_type=f"local.c{usable_vcpus()}", count=1))
     return todays_cluster(workload)
@@ -91,7 +91,7 @@ class _Followed:
         self._said: set[str] = set()
 
     def line(self, line: LogLine) -> None:
-        """One line of the job's log; the script's own are in the files."""
+        """Takes one line of the job's log; the script's own are in the files."""
         event = parse_line(line.text) if line.text.startswith("stoker ") else None
         if event is None or event.values.get("rank", "0") != "0":
             return

@@ -1,4 +1,4 @@
-"""What a person sees while something runs: a bar on a terminal, quiet lines elsewhere."""
+"""A person sees progress while something runs: a bar on a terminal, quiet lines elsewhere."""
 
 import sys
 import textwrap
@@ -33,13 +33,13 @@ _WARNINGS = (
 
 
 def say(text: str, *, quiet: bool) -> None:
-    """One line for people, on stderr so that stdout stays the machine's."""
+    """Prints one line for people, on stderr so that stdout stays the machine's."""
     if not quiet:
         print(text, file=sys.stderr, flush=True)
 
 
 def step_line(verb: str, text: str, seconds: float | None) -> str:
-    """`verb  what came of it ...... 12.3 s`: the time at the right, long words below each other."""
+    """Returns `verb  what came of it ...... 12.3 s`: the time at the right, long words wrapped."""
     right = "" if seconds is None else f"{seconds:.1f} s"
     first, *rest = textwrap.wrap(text, _WIDTH - _INDENT) or [""]
     line = f"{f'{verb:<{_INDENT}}{first}':<{_WIDTH}}{right:>9}".rstrip()
@@ -59,7 +59,7 @@ class Follow:
         self._news = HostNews()
 
     def line(self, line: LogLine) -> None:
-        """One log line: the user's own are shown, stoker's stay in the files but for warnings."""
+        """Takes one log line: shows the user's own; stoker's stay in the files but for warnings."""
         if not line.text.startswith("stoker "):
             if self._echo:
                 self._show(f"{line.group}/{line.host} {line.text}")
@@ -85,7 +85,7 @@ class Follow:
             print(text, file=sys.stderr, flush=True)
 
     def progress(self, progress: LoggedProgress) -> None:
-        """How far the run is."""
+        """Shows how far the run is."""
         wait = progress.wait_seconds / progress.step_seconds if progress.step_seconds else 0.0
         words = f"{progress.step_seconds * 1000:.1f} ms a step, {wait:.0%} of it waiting"
         if self._bar and self._task is not None:
@@ -100,7 +100,7 @@ class Follow:
 
 @contextmanager
 def following(*, quiet: bool, echo: bool) -> Iterator[Follow]:
-    """A bar while the block runs, where stderr is a terminal."""
+    """Shows a bar while the block runs, where stderr is a terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield Follow(bar=None, quiet=quiet, echo=echo)
@@ -118,7 +118,7 @@ def following(*, quiet: bool, echo: bool) -> Iterator[Follow]:
 
 
 def relative(path: Path) -> str:
-    """The path as a person would type it from here."""
+    """Returns the path as a person would type it from here."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:

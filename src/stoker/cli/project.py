@@ -1,4 +1,4 @@
-"""`stoker init`: a project folder of one's own, and a workload of a training job that exists."""
+"""`stoker init` makes a project folder, and a workload of a training job that exists."""
 
 import shutil
 from pathlib import Path
@@ -70,7 +70,7 @@ def init_verb(
 
 
 def project_source() -> Path:
-    """The folder whose parts a project is made of: the checkout, else the wheel's data files.
+    """Returns the folder that a project is made of: the checkout, else the wheel's data files.
 
     Raises:
         UsageError: If this installation has neither.
@@ -88,7 +88,7 @@ def project_source() -> Path:
 
 
 def project_files(root: Path) -> dict[Path, Path | str]:
-    """The files of a project, by their path in it."""
+    """Returns the files of a project, by their path in it."""
     return {
         file.relative_to(root): file
         for name in FOLDERS
@@ -154,7 +154,7 @@ def _adopted(name: str, region: str | None) -> "Adopted":
 
 
 def _next(folder: Path, workload: str | None) -> list[str]:
-    """The next commands, as they can be typed."""
+    """Returns the next commands, as they can be typed."""
     lines = [f"made: {folder}  ({', '.join(FOLDERS)})", f"next: cd {folder}"]
     if workload is None:
         return [

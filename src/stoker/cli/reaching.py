@@ -1,4 +1,4 @@
-"""How the verbs of pipelines reach their target: flags in, the target out, and flags for words."""
+"""The verbs of pipelines reach their target: flags in, the target out, and flags for words."""
 
 import shlex
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What the command line says of where the target is.
+    """The place of the target, as far as the command line names it.
 
     Attributes:
         host, namespace, token_file, ca_file: Of Kubeflow; absent: as the workload says.
@@ -41,7 +41,7 @@ class Reach:
         run: str = "",
         options: "RunOptions | None" = None,
     ) -> Target:
-        """The target of that name.
+        """Returns the target of that name.
 
         Raises:
             UsageError: If there is none, or a flag is not for it.
@@ -65,7 +65,7 @@ class Reach:
         return target_named(name, workload=workload, run=run, flags=flags, options=options)
 
     def words(self, target: str, *, file: str = "", overrides: Sequence[str] = ()) -> str:
-        """What a next command needs to reach the same place, with a blank in front.
+        """Returns the flags that a next command needs to reach the same place, after a blank.
 
         Args:
             target: Only kubeflow's commands need anything.

@@ -1,4 +1,4 @@
-"""`stoker catalog refresh --region R`: the table of AWS's types with today's prices."""
+"""`stoker catalog refresh --region R` renews the table of AWS's types with today's prices."""
 
 import json
 from datetime import date
@@ -72,7 +72,7 @@ def refresh_from_aws(*, region: str | None, out: Path | None, as_json: bool, tod
 def refreshed(
     aws: Aws, pricing: Aws, *, region: str, today: date
 ) -> tuple[RenewedTable, list[str]]:
-    """The table, and what is to be said of it.
+    """Returns the table, and what is to be said of it.
 
     Args:
         aws: The account, in the region.

@@ -1,4 +1,4 @@
-"""`stoker render`: objects that somebody with more rights applies to a cluster once."""
+"""`stoker render` prints objects that somebody with more rights applies to a cluster once."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,7 +54,7 @@ def render(
     service_account: str | None,
     overrides: Sequence[str],
 ) -> str:
-    """The YAML of `kind` for a workload.
+    """Returns the YAML of `kind` for a workload.
 
     Raises:
         UsageError: If there is no such kind, or the workload lacks what it needs.

@@ -1,4 +1,4 @@
-"""`stoker report`: collects what a report shows, records, timelines, environment."""
+"""`stoker report` collects what a report shows: records, timelines, environment."""
 
 import json
 import platform as machine
@@ -29,13 +29,13 @@ _RecordT = TypeVar("_RecordT", bound=Record)
 
 
 def report_command(runs: Sequence[Path], *, as_json: bool) -> None:
-    """`stoker report`."""
+    """Runs `stoker report`."""
     files: list[Json] = [str(report_of_run(run)) for run in runs]
     print(json.dumps({"reports": files}) if as_json else "\n".join(map(str, files)))
 
 
 def scaling_command(runs: Sequence[Path], *, out: Path, as_json: bool) -> None:
-    """`stoker report scaling`: one page over all runs."""
+    """Runs `stoker report scaling`: writes one page over all runs."""
     trainings = {}
     for run in runs:
         if (run / "training.json").is_file():
@@ -172,7 +172,7 @@ def report_of_decision(
 
 
 def environment() -> dict[str, str]:
-    """Versions and machine, as the report prints them."""
+    """Returns versions and machine, as the report prints them."""
     packages = {}
     for name in ("torch", "numpy", "pyzmq"):
         try:

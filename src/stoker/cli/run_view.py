@@ -1,4 +1,4 @@
-"""A run as its log tells it so far, and how that looks."""
+"""A view shows a run as far as its log tells it."""
 
 import dataclasses
 import math
@@ -30,7 +30,7 @@ _HAPPENINGS = {
 
 
 class RunView:
-    """What is known of a run.
+    """The state of a run, as far as it is known.
 
     Attributes:
         run: Id; empty until the first line.
@@ -76,12 +76,12 @@ class RunView:
         return True
 
     def end_quietly(self, *, is_over: bool) -> None:
-        """Nothing more will come; the log may have kept the end to itself."""
+        """Notes that nothing more will come; the log may have kept the end to itself."""
         if is_over and not self.status:
             self.status = "ended"
 
     def document(self) -> dict[str, object]:
-        """All of it, for machines."""
+        """Returns all of it, for machines."""
         limit = bottleneck_of(self.interval) if self.interval else None
         return {
             "run": self.run,
@@ -95,7 +95,7 @@ class RunView:
         }
 
     def head(self) -> str:
-        """Where the training is, in one line."""
+        """Says in one line where the training is."""
         if not self.steps:
             return "no step yet"
         wait = self.wait_seconds / self.step_seconds if self.step_seconds else 0.0
@@ -116,7 +116,7 @@ class RunView:
 
 
 def plain_line(view: RunView) -> str:
-    """The view in one line, for a log: waits, rates of the hosts, what limits the run."""
+    """Returns the view in one line, for a log: waits, rates of the hosts, what limits the run."""
     parts = [view.head()]
     interval = view.interval
     if interval:
@@ -132,7 +132,7 @@ def plain_line(view: RunView) -> str:
 
 
 def as_text(view: RunView) -> str:
-    """The view in several plain lines: one a host."""
+    """Returns the view in several plain lines: one a host."""
     lines = [f"run {view.run or 'not known'}: {view.status or 'running'}; {view.head()}"]
     interval = view.interval
     if interval:
@@ -158,7 +158,7 @@ _COLUMNS = ("host", "batches/s", "MB/s", "workers", "worker/s", "busy", "asked",
 
 
 def as_table(view: RunView) -> Group:
-    """The view for a terminal; what is in bold is also in words."""
+    """Returns the view for a terminal; what is in bold is also in words."""
     table = Table(box=None, pad_edge=False, expand=False)
     for column in _COLUMNS:
         table.add_column(column, justify="left" if column == "host" else "right", no_wrap=True)
@@ -221,5 +221,5 @@ def _figure(value: float | None) -> str:
 
 
 def _clean(text: str) -> str:
-    """Without what would steer a terminal: a log is anybody's text."""
+    """Replaces what would steer a terminal by blanks: a log is anybody's text."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

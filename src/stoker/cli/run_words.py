@@ -1,4 +1,4 @@
-"""Runs, steps and schedules in words for people and as documents for machines."""
+"""Runs, steps and schedules are put into words for people and into documents for machines."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -18,7 +18,7 @@ _REASON = 400
 
 
 def tree(state: "RunState", *, target: str, now: datetime, where: str = "") -> Iterator[str]:
-    """The run and its steps, one line each; below reasons, pages, and logs of what failed.
+    """Yields the run and its steps, one line each; below reasons, pages, and logs of what failed.
 
     Args:
         state: The run.
@@ -42,14 +42,14 @@ def tree(state: "RunState", *, target: str, now: datetime, where: str = "") -> I
 
 
 def change_line(step: "StepState", *, now: datetime) -> str:
-    """A step that changed, in one line."""
+    """Returns a step that changed, in one line."""
     outcome = f", {step.outcome}" if step.outcome else ""
     reason = f": {_short(step.reason)}" if step.reason else ""
     return f"{now.astimezone():%H:%M:%S}  {step.name:<{_NAME}} {step.status}{outcome}{reason}"
 
 
 def schedule_line(schedule: "Schedule") -> str:
-    """A schedule: its name, when it runs, next when, and with what."""
+    """Describes a schedule: its name, when it runs, next when, and with what."""
     zone = schedule.timing.time_zone
     if not schedule.is_on:
         following = "off"
@@ -66,12 +66,12 @@ def schedule_line(schedule: "Schedule") -> str:
 
 
 def document(value: "DataclassInstance") -> dict[str, Json]:
-    """A value as JSON: times as ISO 8601."""
+    """Returns a value as JSON: times as ISO 8601."""
     return {key: _plain(item) for key, item in asdict(value).items()}
 
 
 def duration(seconds: float) -> str:
-    """`48 s`, `3 min 12 s`, `1 h 03 min`."""
+    """Writes a duration: `48 s`, `3 min 12 s`, `1 h 03 min`."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"

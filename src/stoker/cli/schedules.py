@@ -1,4 +1,4 @@
-"""`stoker schedule`: adds, lists and deletes schedules of a pipeline."""
+"""`stoker schedule` adds, lists and deletes schedules of a pipeline."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ def schedule_command(
     overrides: Sequence[str],
     as_json: bool,
 ) -> None:
-    """One of --cron, --every, --list and --delete, done."""
+    """Does one of --cron, --every, --list and --delete."""
     named = [
         flag
         for flag, is_there in (

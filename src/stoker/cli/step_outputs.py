@@ -1,4 +1,4 @@
-"""What each component publishes beside its record: metrics, and parameters for later steps."""
+"""Each component publishes metrics, and parameters for later steps, next to its record."""
 
 import json
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ _MAX_FAILURE = 2000
 
 
 def told_of_profile(record: Profile) -> Told:
-    """Seconds of a step, its parts, and how busy the hosts were, as far as that is known."""
+    """Returns seconds of a step, its parts, and how busy the hosts were, as far as known."""
     step, observed = record.step, record.observed
     timed = (
         {
@@ -51,7 +51,7 @@ def told_of_profile(record: Profile) -> Told:
 
 
 def told_of_decision(record: Decision, workload: Workload) -> Told:
-    """The promise of the chosen plan; what to do, and where its training runs."""
+    """Returns the chosen plan's promise; what to do, and where its training runs."""
     promise = record.plan.predicted
     metrics = {} if promise is None else to_document(promise)
     return Told(
@@ -61,7 +61,7 @@ def told_of_decision(record: Decision, workload: Workload) -> Told:
 
 
 def where(decision: Decision, workload: Workload) -> str:
-    """`pod`: in the pod of a pipeline's step, which is a host of today's type; else `job`."""
+    """Returns `pod`: in a pipeline step's pod, which is a host of today's type; else `job`."""
     if workload.cluster is None:
         return "job"
     groups = decision.plan.groups
@@ -71,7 +71,7 @@ def where(decision: Decision, workload: Workload) -> str:
 
 
 def told_of_training(record: Training) -> Told:
-    """Metrics that the script reported, and steps as they were; the record, for the next step."""
+    """Returns the script's metrics, and steps as they were; the record, for the next step."""
     measured = record.measured
     steps = (
         {}
@@ -90,7 +90,7 @@ def told_of_training(record: Training) -> Told:
 
 
 def carried(record: Training, *, max_bytes: int = _MAX_RECORD_BYTES) -> str:
-    """The record as a text of bounded length: events go first, then hosts, then words.
+    """Returns the record as a text of bounded length: events go first, then hosts, then words.
 
     Two branches of a pipeline can be joined on texts, not on files.
     """
@@ -114,7 +114,7 @@ def carried(record: Training, *, max_bytes: int = _MAX_RECORD_BYTES) -> str:
 
 
 def told_of_evaluation(record: Evaluation) -> Told:
-    """Gates, speed and cost; whether it passed."""
+    """Returns gates, speed and cost; and whether it passed."""
     gates = {gate.metric: gate.value for gate in record.gates}
     performance = record.performance
     held = (

@@ -1,4 +1,4 @@
-"""What is said and kept when a run is stopped by Ctrl-C or SIGTERM."""
+"""A run that Ctrl-C or SIGTERM stops keeps its record, and says what is kept and how to go on."""
 
 import shlex
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def keep_stopped(
 
 
 def command_line(arguments: Sequence[str], *, from_step: str | None = None) -> str:
-    """The command line as a person would type it again.
+    """Returns the command line as a person would type it again.
 
     Args:
         arguments: Behind `stoker`.

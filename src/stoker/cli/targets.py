@@ -1,4 +1,4 @@
-"""The verbs of compiled pipelines: upload, start, schedule, status, logs, stop."""
+"""The verbs of compiled pipelines are upload, start, schedule, status, logs and stop."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -274,7 +274,7 @@ def _reach(
     of: str | None = None,
     overrides: Sequence[str] | None = None,
 ) -> "Reach":
-    """Where the target is; `of` names the workload of the verbs that name a run."""
+    """Returns where the target is; `of` names the workload of the verbs that name a run."""
     from stoker.cli.reaching import Reach
 
     return Reach(
@@ -288,5 +288,5 @@ def _reach(
 
 
 def _given(**options: str | int | bool | None) -> dict[str, str | int | bool]:
-    """Those that the command line names."""
+    """Returns those that the command line names."""
     return {name: value for name, value in options.items() if value is not None}

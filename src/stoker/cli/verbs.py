@@ -1,4 +1,4 @@
-"""The verbs of single components: files in, body, file and words out."""
+"""The verbs of single components take files in, run the body, and give a file and words out."""
 
 import json
 import math
@@ -49,7 +49,7 @@ _ERROR_OF_THE_FEED = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """What the user knows where there is no profile; seconds of a global step."""
+    """The user's own numbers where there is no profile; seconds of a global step."""
 
     instance_type: str | None
     step_seconds: float | None
@@ -72,7 +72,7 @@ def decide_command(
     as_json: bool,
     today: date,
 ) -> None:
-    """`stoker decide`."""
+    """Runs `stoker decide`."""
     from stoker.cli.calibrating import calibration_of
     from stoker.decide import decide, explain
 
@@ -152,7 +152,7 @@ def train_command(
     yes: bool,
     arguments: Sequence[str],
 ) -> int:
-    """`stoker train`; gives the exit code.
+    """Runs `stoker train`; gives the exit code.
 
     Args:
         arguments: The command line, for whoever wants to go on with a training that was stopped.
@@ -230,7 +230,7 @@ def train_command(
 
 
 def _beside(timeline: Path, record_file: Path) -> str:
-    """The timeline's name for its record: copied along where the record is in another folder."""
+    """Returns the timeline's name for its record: copied along if the record is elsewhere."""
     if record_file.parent.resolve() == timeline.parent.resolve():
         return timeline.name
     copied = record_file.with_name(f"{record_file.stem}-timeline.csv")
@@ -240,7 +240,7 @@ def _beside(timeline: Path, record_file: Path) -> str:
 
 
 def dry_run_of(platform: Platform[RequestT], job: JobSpec, *, as_json: bool) -> str:
-    """The request of `job`: in the platform's own form, where it has one, else as JSON."""
+    """Returns the request of `job`: in the platform's own form, where it has one, else as JSON."""
     request = platform.plan(job)
     manifest: Callable[[RequestT], str] | None = getattr(platform, "manifest", None)
     if manifest and not as_json:
@@ -249,14 +249,14 @@ def dry_run_of(platform: Platform[RequestT], job: JobSpec, *, as_json: bool) -> 
 
 
 def make_token_command(file: Path) -> None:
-    """`stoker train --make-token F`: a token for a run that somebody else starts."""
+    """Runs `stoker train --make-token F`: writes a token for a run that somebody else starts."""
     from stoker.platforms.local import write_secret
 
     write_secret(file, secrets.token_hex(32))
 
 
 def training_words(training: Training) -> str:
-    """What a run did, and whether its times can be compared with other runs'."""
+    """Says what a run did, and whether its times can be compared with other runs'."""
     measured = training.measured
     if training.status != "succeeded":
         code = "" if training.exit_code is None else f" (exit code {training.exit_code})"
@@ -274,27 +274,27 @@ def training_words(training: Training) -> str:
 
 
 def _steps_words(training: Training) -> str:
-    """What was done by then, with a comma in front; empty where nothing was measured."""
+    """Says how many steps were done, with a comma in front; empty where nothing was measured."""
     measured = training.measured
     return f" after {measured.steps} steps" if measured and measured.steps else ""
 
 
 def exit_code_of(training: Training) -> int:
-    """0, 5 where the feed could not go on, 6 for another failed workload, 143 for a stopped one."""
+    """Returns 0, 5 if the feed could not go on, 6 for a failed workload, 143 for a stopped one."""
     if training.status == "failed" and _is_feeds(training):
         return FeedError.exit_code
     return {"succeeded": 0, "failed": 6, "stopped": 143}[training.status]
 
 
 def _is_feeds(training: Training) -> bool:
-    """Whether an error of the feed ended the training, and not one of the user's."""
+    """Returns whether an error of the feed ended the training, and not one of the user's."""
     return training.exit_code == FeedError.exit_code and bool(
         _ERROR_OF_THE_FEED.search(training.failure or "")
     )
 
 
 def _profile_of(file: Path | None, guess: Guess, *, workload: Workload | None) -> Profile:
-    """The profile that was handed over, or what a guess says of the workload's cluster of today."""
+    """Returns the profile handed over, or what a guess says of the workload's cluster of today."""
     given = _given(guess)
     if file:
         if given:
@@ -339,7 +339,7 @@ def _profile_of(file: Path | None, guess: Guess, *, workload: Workload | None) -
 
 
 def _given(guess: Guess) -> dict[str, str | float]:
-    """What was said, by flag; UsageError if a number is none that can be."""
+    """Returns the given values, by flag; raises UsageError for a number that is not positive."""
     flags: dict[str, str | float | None] = {
         "--instance-type": guess.instance_type,
         "--step-seconds": guess.step_seconds,
@@ -354,7 +354,7 @@ def _given(guess: Guess) -> dict[str, str | float]:
 
 
 def groups_of(workload: Workload, texts: Sequence[str]) -> tuple[Group, ...]:
-    """The groups named on the command line, else today's dnn group."""
+    """Returns the groups named on the command line, else today's dnn group."""
     today = todays_cluster(workload).dnn
     if texts:
         dnn, *data = parse_groups(texts, default_type=today.instance_type)

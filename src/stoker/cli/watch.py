@@ -1,4 +1,4 @@
-"""`stoker watch`: how a run does now, from its folder or its log."""
+"""`stoker watch` shows how a run does now, from its folder or its log."""
 
 from typing import Annotated
 

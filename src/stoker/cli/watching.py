@@ -1,4 +1,4 @@
-"""Following a run by its log, and showing it: live on a terminal, in plain lines elsewhere."""
+"""A run is followed by its log, and shown: live on a terminal, in plain lines elsewhere."""
 
 import itertools
 import json
@@ -29,14 +29,14 @@ _NAME_A_RUN = "name a folder runs/ID, its ID, or the log of a dnn host"
 
 
 class LineSource(Protocol):
-    """Where log lines come from."""
+    """A source of log lines."""
 
     def read(self) -> Iterator[str]:
-        """The lines that are new."""
+        """Yields the lines that are new."""
         ...
 
     def has_ended(self) -> bool:
-        """Whether the run is over by other signs than its log: read once more, then stop."""
+        """Returns whether other signs than the log end the run: read once more, then stop."""
         ...
 
     def close(self) -> None:
@@ -52,14 +52,14 @@ class RunFolder:
         self._tails: dict[Path, FileTail] = {}
 
     def read(self) -> Iterator[str]:
-        """The lines that are new, host by host."""
+        """Yields the lines that are new, host by host."""
         for path in sorted((self._folder / "logs").glob("*.log")):
             self._tails.setdefault(path, FileTail(path))
         for tail in self._tails.values():
             yield from tail.read()
 
     def has_ended(self) -> bool:
-        """Whether the run's record is there: it is written last."""
+        """Returns whether the run's record is there: it is written last."""
         return (self._folder / "training.json").is_file()
 
     def close(self) -> None:
@@ -76,11 +76,11 @@ class LogFile:
         self._tail = FileTail(path)
 
     def read(self) -> Iterator[str]:
-        """The lines that are new."""
+        """Yields the lines that are new."""
         yield from self._tail.read()
 
     def has_ended(self) -> bool:
-        """A log does not say that it is whole."""
+        """Returns False: a log does not say that it is whole."""
         return False
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class StandardInput:
         self._is_over = False
 
     def read(self) -> Iterator[str]:
-        """The lines that are there, after POLL_SECONDS at most."""
+        """Yields the lines that are there, after POLL_SECONDS at most."""
         descriptor = sys.stdin.fileno()
         if self._is_over or not select.select([descriptor], [], [], POLL_SECONDS)[0]:
             return
@@ -111,7 +111,7 @@ class StandardInput:
             yield line.decode(errors="replace")
 
     def has_ended(self) -> bool:
-        """Whether the other command has ended."""
+        """Returns whether the other command has ended."""
         return self._is_over
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ def watch_command(run: str, *, once: bool, as_json: bool) -> None:
 
 
 def source_of(run: str) -> LineSource:
-    """What `run` names.
+    """Returns the source that `run` names.
 
     Raises:
         UsageError: If that is nothing.
@@ -262,7 +262,7 @@ def _print_once(view: RunView, *, as_json: bool) -> None:
 
 
 def _shower(stack: ExitStack, *, as_json: bool) -> Callable[[RunView], None]:
-    """What shows a view; on a terminal it redraws one table."""
+    """Returns what shows a view; on a terminal it redraws one table."""
     if as_json:
         return lambda view: print(json.dumps(view.document()), flush=True)
     console = Console()

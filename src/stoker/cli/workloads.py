@@ -1,4 +1,4 @@
-"""WORKLOAD | -- CMD: what the user names on the command line."""
+"""The user names WORKLOAD | -- CMD on the command line; this makes a workload of it."""
 
 import re
 import shutil
@@ -20,7 +20,7 @@ RUNS = Path("runs")
 def read_with_params(
     file: str, *, overrides: Sequence[str], params: Sequence[str] = ()
 ) -> Workload:
-    """The workload of a file with a run's parameters, and then `overrides`, applied.
+    """Reads the workload of a file, with a run's parameters and then `overrides` applied.
 
     Raises:
         UsageError: If the file, a parameter or an override is wrong.
@@ -31,7 +31,7 @@ def read_with_params(
 
 
 def with_params(workload: Workload, params: Sequence[str]) -> Workload:
-    """The workload with a run's parameters applied; a target may have more than the workload.
+    """Applies a run's parameters to the workload; a target may have more than the workload.
 
     Raises:
         UsageError: If a value is wrong.
@@ -46,7 +46,7 @@ def with_params(workload: Workload, params: Sequence[str]) -> Workload:
 def resolve(
     words: Sequence[str], *, overrides: Sequence[str], params: Sequence[str] = ()
 ) -> Workload:
-    """The workload of a file, or one made of a bare command.
+    """Returns the workload of a file, or one made of a bare command.
 
     On the local platform its program and script exist; elsewhere they are in the image or package.
 
@@ -100,12 +100,12 @@ def check_command(command: Sequence[str], *, where: str) -> None:
 
 
 def region_of(workload: Workload) -> str | None:
-    """The cloud region that the workload names, if it does."""
+    """Returns the cloud region that the workload names, if it does."""
     return workload.sagemaker.region if workload.sagemaker else None
 
 
 def todays_cluster(workload: Workload) -> Cluster:
-    """Today's cluster; on this machine one host of one core where the workload names none.
+    """Returns today's cluster; this machine's one host of one core if the workload names none.
 
     Raises:
         UsageError: If a cloud workload names none.
@@ -158,7 +158,7 @@ def new_run_dir(name: str) -> Path:
 
 
 def latest_run_dir(workload: Workload, *, needs: Sequence[str]) -> Path:
-    """The newest run of the same workload that holds the files in `needs`.
+    """Returns the newest run of the same workload that holds the files in `needs`.
 
     Raises:
         UsageError: If there is none.

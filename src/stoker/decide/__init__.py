@@ -1,4 +1,4 @@
-"""Decides which cluster pays: profile, catalog and constraints in, decision out."""
+"""This package decides which cluster pays: profile, catalog and constraints in, decision out."""
 
 from stoker.decide.calibrate import EarlierRun, calibrate
 from stoker.decide.choose import pareto_front

@@ -1,4 +1,4 @@
-"""Advice beside the plans, from states, fixes and warnings."""
+"""States, fixes and warnings give advice next to the plans."""
 
 from stoker.decide.flow_chart import Walk, best_of
 from stoker.decide.pricing import Rules, why_unusable
@@ -40,7 +40,7 @@ _WHEN = {
 
 
 def mend_first(profile: Profile, *, has_own_storage: bool = False) -> str:
-    """Why nothing that costs is advised yet; empty: it may be.
+    """Says why nothing that costs is advised yet; empty where it may be.
 
     `has_own_storage` says that data hosts bring storage bandwidth of their own.
     """
@@ -59,7 +59,7 @@ def mend_first(profile: Profile, *, has_own_storage: bool = False) -> str:
 
 
 def advice_of_states(profile: Profile) -> tuple[Advice, ...]:
-    """A line for each state that a plan does not answer."""
+    """Returns a line for each state that a plan does not answer."""
     return tuple(
         Advice(
             id=state.id,
@@ -79,7 +79,7 @@ _WORTH_A_LINE = 0.1
 
 
 def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
-    """Free fixes first, then what needs work on the training."""
+    """Returns the advice: free fixes first, then what needs work on the training."""
     # Where the plan is to tune, it says the number of workers.
     said = [
         fix for fix in profile.fixes if (fix.id, found.chosen.action) != ("num_workers", "tune")
@@ -178,7 +178,7 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
 
 
 def warnings_of(found: Walk, profile: Profile, rules: Rules, prices: Prices) -> tuple[str, ...]:
-    """What makes the decision less sure than it looks."""
+    """Returns what makes the decision less sure than it looks."""
     warnings = [
         f"the bands are wider: {doubt.text}"
         for doubt in found.work.doubts
@@ -207,7 +207,7 @@ def warnings_of(found: Walk, profile: Profile, rules: Rules, prices: Prices) -> 
 
 
 def warnings_of_prices(prices: Prices, *, platform: str) -> list[str]:
-    """That prices are old, or of an unknown date."""
+    """Warns of prices that are old, or of an unknown date."""
     if prices.stale:
         return [
             f"the prices of {prices.date} are older than 90 days: "

@@ -1,4 +1,4 @@
-"""What earlier runs on such hosts say of the cost model's constants.
+"""Earlier runs on such hosts correct the constants of the cost model.
 
 A run whose plan had a data group is replayed: its own profile, the cluster that it trained on, and
 the step that was measured there. The factor on the data hosts' efficiency (or, where the step does
@@ -42,7 +42,7 @@ class EarlierRun:
 
 
 def calibrate(runs: Iterable[EarlierRun], *, like: Profile, catalog: Catalog) -> Calibration:
-    """The constants as earlier runs on hosts like the profiled ones correct them.
+    """Returns the constants as earlier runs on hosts like the profiled ones correct them.
 
     Args:
         runs: In any order; what does not match is passed over.
@@ -64,7 +64,7 @@ def calibrate(runs: Iterable[EarlierRun], *, like: Profile, catalog: Catalog) ->
 
 
 def _factor(run: EarlierRun, *, like: Profile, catalog: Catalog) -> tuple[Constant, float] | None:
-    """The constant that the run speaks of, and its factor; None: it says nothing."""
+    """Returns the constant that the run tells about, and its factor; None: it says nothing."""
     if not _is_one_run(run) or not _is_like(run, like, catalog):
         return None
     try:
@@ -99,7 +99,7 @@ def _factor(run: EarlierRun, *, like: Profile, catalog: Catalog) -> tuple[Consta
 
 
 def _is_one_run(run: EarlierRun) -> bool:
-    """Whether the records belong together and tell of a whole run with a data group."""
+    """Returns whether the records belong together and tell of a whole run with a data group."""
     digests = {
         run.profile.workload_sha256,
         run.decision.workload_sha256,
@@ -129,7 +129,7 @@ def _is_like(run: EarlierRun, like: Profile, catalog: Catalog) -> bool:
 
 
 def _replayed(run: EarlierRun, catalog: Catalog) -> tuple[Work, ClusterShape]:
-    """The work of the run's own profile, and the cluster it trained on."""
+    """Returns the work of the run's own profile, and the cluster it trained on."""
     groups = run.training.groups
     today = today_of(run.profile, catalog.get(run.profile.host.instance_type))
     processes = groups[0].processes_per_host or max(1, today.accelerators)
@@ -144,7 +144,7 @@ def _replayed(run: EarlierRun, catalog: Catalog) -> tuple[Work, ClusterShape]:
 
 
 def _solved(step_of: Callable[[float], float], seconds: float, *, low: float, high: float) -> float:
-    """The factor within the bounds that comes nearest to the measured step."""
+    """Returns the factor within the bounds that comes nearest to the measured step."""
     is_rising = step_of(high) > step_of(low)
     for _ in range(40):
         middle = (low + high) / 2

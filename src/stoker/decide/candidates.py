@@ -1,4 +1,4 @@
-"""Which clusters are worth looking at: today's, and what the flow chart allows from there."""
+"""The candidates are clusters worth a look: today's, and what the flow chart allows from there."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where plans are made.
+    """The setting in which plans are made: today's work and hosts, and the catalog.
 
     Attributes:
         today: Today's type, with the vCPUs and accelerators that were measured.
@@ -61,20 +61,20 @@ class Site:
     feed: FeedSettings
 
     def get(self, instance_type: str) -> Instance:
-        """The type of that name; today's as it was measured."""
+        """Returns the type of that name; today's as it was measured."""
         found = self.catalog.get(instance_type)
         return self.today if found.type == self.today.type else found
 
 
 def keep(site: Site) -> Candidate:
-    """Today's cluster as it is."""
+    """Returns today's cluster as it is."""
     work = site.work
     dnn = Hosts(instance=site.today, count=work.hosts, workers=work.num_workers)
     return _candidate(site, "keep", ClusterShape(dnn=dnn, data=work.data, processes=site.processes))
 
 
 def tune(site: Site) -> Iterator[Candidate]:
-    """Today's hosts with as many loader workers as help, where that is more than today's."""
+    """Yields today's hosts with as many loader workers as help, where that is more than today."""
     workers = site.work.num_workers
     if workers is None or site.work.data:
         return
@@ -88,7 +88,7 @@ def tune(site: Site) -> Iterator[Candidate]:
 
 
 def scale_up(site: Site) -> Iterator[Candidate]:
-    """Larger types of the same family with the same accelerators."""
+    """Yields larger types of the same family with the same accelerators."""
     for instance in site.catalog.instances:
         if (
             instance.family == site.today.family
@@ -102,7 +102,7 @@ def scale_up(site: Site) -> Iterator[Candidate]:
 def heterogeneous(
     site: Site, *, data_types: Sequence[Instance], max_data_hosts: int
 ) -> Iterator[Candidate]:
-    """Today's hosts with 1 to `max_data_hosts` data hosts of each of these types."""
+    """Yields today's hosts with 1 to `max_data_hosts` data hosts of each of these types."""
     for instance in data_types:
         for count in range(1, max_data_hosts + 1):
             shape = ClusterShape(
@@ -114,7 +114,7 @@ def heterogeneous(
 
 
 def scale_out(site: Site) -> Iterator[Candidate]:
-    """More accelerators of the same model: a larger instance first, then more instances."""
+    """Yields more accelerators of the same model: a larger instance first, then more instances."""
     today, work = site.today, site.work
     if today.accelerators == 0:
         return
@@ -134,7 +134,7 @@ def scale_out(site: Site) -> Iterator[Candidate]:
 
 
 def named(site: Site, groups: Sequence[Group]) -> Candidate:
-    """A cluster that the user named.
+    """Returns the cluster that the user named.
 
     Raises:
         UsageError: If it has no dnn group or more than one, or a type is not in the catalog.
@@ -194,7 +194,7 @@ def _kinds(hosts: Sequence[Hosts]) -> list[tuple[str, int]]:
 
 
 def _replicated(site: Site, instance: Instance, count: int) -> ClusterShape:
-    """The dnn hosts alone, with the replicas that their accelerators make."""
+    """Returns the dnn hosts alone, with the replicas that their accelerators make."""
     today, hosts = site.today, site.work.hosts
     processes = site.processes
     if instance.accelerators and today.accelerators:
@@ -211,7 +211,7 @@ def _replicated(site: Site, instance: Instance, count: int) -> ClusterShape:
 
 
 def _dnn(site: Site, instance: Instance, *, count: int | None = None) -> Hosts:
-    """dnn hosts with the most workers that can be of use; `_planned` trims them."""
+    """Returns dnn hosts with the most workers that can be of use; `_planned` trims them."""
     work = site.work
     workers = most_workers(
         vcpus=instance.capacity, parallel=work.parallel_seconds, cpu=work.loader_cpu_seconds
@@ -220,7 +220,7 @@ def _dnn(site: Site, instance: Instance, *, count: int | None = None) -> Hosts:
 
 
 def _planned(site: Site, action: Action, shape: ClusterShape) -> Candidate:
-    """The candidate with workers on the dnn hosts as stoker would set them.
+    """Returns the candidate with workers on the dnn hosts as stoker would set them.
 
     With a data group the dnn hosts load nothing where the data hosts alone leave 15 % of room
     below the step: the trainer then has its CPUs to itself.
@@ -243,7 +243,7 @@ def _planned(site: Site, action: Action, shape: ClusterShape) -> Candidate:
 
 
 def _useful_workers(site: Site, shape: ClusterShape, made: Estimate) -> int:
-    """Workers of a dnn host that are busy at this step, a tenth more against jitter."""
+    """Returns the workers of a dnn host that are busy at this step, a tenth more against jitter."""
     dnn, work = shape.dnn, site.work
     local = (1 - made.remote_share) * worker_seconds(work, dnn.instance) / dnn.count
     shared = 0.0 if shape.data and work.has_own_storage else parts_on(work, shape).shared.seconds

@@ -1,4 +1,4 @@
-"""Ranks the priced plans and picks one."""
+"""The priced plans are ranked, and one is picked."""
 
 import math
 from collections.abc import Sequence
@@ -13,22 +13,22 @@ TIE = 0.03
 
 
 def objective_value(outcome: Predicted, objective: str) -> float:
-    """What the objective makes as small as possible."""
+    """Returns the value that the objective makes as small as possible."""
     return outcome.usd_per_1000_steps if objective == "cost" else outcome.step_seconds
 
 
 def error_band(outcome: Predicted) -> float:
-    """The prediction's own relative error."""
+    """Returns the prediction's own relative error."""
     return outcome.step_seconds_high / outcome.step_seconds - 1
 
 
 def gain(outcome: Predicted, keep: Predicted, objective: str) -> float:
-    """Fraction of today's money or time that the plan saves; negative: it loses."""
+    """Returns the fraction of today's money or time that the plan saves; negative: it loses."""
     return 1 - objective_value(outcome, objective) / objective_value(keep, objective)
 
 
 def ranked(plans: Sequence[Plan], objective: str) -> list[Plan]:
-    """Best first, infeasible ones and those without a prediction last."""
+    """Ranks the plans: best first, infeasible ones and those without a prediction last."""
     return sorted(plans, key=lambda plan: _rank(plan, objective))
 
 
@@ -40,7 +40,7 @@ def choose(
     unexplained: str,
     mend_first: str = "",
 ) -> Plan:
-    """The plan to run, with the reason.
+    """Returns the plan to run, with the reason.
 
     A change is chosen only if what it saves exceeds its own error band, or if today's cluster
     misses the deadline and it does not. What costs more an hour than today is held against the
@@ -87,7 +87,7 @@ def choose(
 
 
 def is_free(plan: Plan, keep: Plan) -> bool:
-    """Whether the plan costs no more an hour than today's cluster."""
+    """Returns whether the plan costs no more an hour than today's cluster."""
     outcome, today = plan.predicted, keep.predicted
     return (
         outcome is not None
@@ -97,7 +97,7 @@ def is_free(plan: Plan, keep: Plan) -> bool:
 
 
 def best_free(plans: Sequence[Plan], keep: Plan) -> Plan | None:
-    """The fastest of the feasible plans that cost no more an hour than today; None: there is none.
+    """Returns the fastest feasible plan that costs no more an hour than today; None: no such plan.
 
     `plans` are those that are worth more than their own band.
     """
@@ -106,7 +106,7 @@ def best_free(plans: Sequence[Plan], keep: Plan) -> Plan | None:
 
 
 def buys(plan: Plan, free: Plan, objective: str) -> bool:
-    """Whether what the plan's money buys beyond the free one exceeds the bands of both."""
+    """Returns whether the plan's gain over the free one exceeds the bands of both."""
     outcome, rival = plan.predicted, free.predicted
     if outcome is None or rival is None:
         return False
@@ -114,7 +114,7 @@ def buys(plan: Plan, free: Plan, objective: str) -> bool:
 
 
 def combined_band(one: Predicted, other: Predicted) -> float:
-    """The relative error of the ratio of two predictions."""
+    """Returns the relative error of the ratio of two predictions."""
     return math.hypot(error_band(one), error_band(other))
 
 
@@ -186,7 +186,7 @@ def _why_keep(able: Sequence[Plan], today: Predicted, objective: str) -> str:
 
 
 def _why_late(others: Sequence[Plan], constraints: Constraints) -> str:
-    """Why today's cluster is kept although it misses the deadline."""
+    """Says why today's cluster is kept although it misses the deadline."""
     deadline, budget = constraints.deadline_hours or 0.0, constraints.max_usd_per_hour
     text = f"; it misses the deadline of {deadline:g} h, as all plans do"
     in_time = [
@@ -209,7 +209,7 @@ def _because(plan: Plan, reason: str) -> Plan:
 
 
 def pareto_front(plans: Sequence[Plan]) -> list[Plan]:
-    """The feasible plans with a prediction that none beats in both, fastest first."""
+    """Returns the feasible, predicted plans that none beats in both, fastest first."""
     priced = [
         (p.predicted.step_seconds, p.predicted.usd_per_1000_steps, i)
         for i, p in enumerate(plans)

@@ -184,7 +184,7 @@ def _advice(
 
 
 def _again(profile: Profile) -> str:
-    """How to get a profile with steps."""
+    """Says how to get a profile with steps."""
     notes = profile.what.get("notes")
     if profile.what.get("source") != "process tree" or not isinstance(notes, list) or not notes:
         return (
@@ -195,7 +195,7 @@ def _again(profile: Profile) -> str:
 
 
 def _best_data_type(catalog: Catalog, constraints: Constraints) -> Instance | None:
-    """The CPU-only type with the most CPU for its price, of those a plan may have."""
+    """Returns the CPU-only type with the most CPU for its price, of those a plan may have."""
     allowed = constraints.allowed_instance_types
     names = None if allowed is None else {catalog.get(name).type for name in allowed}
     able = [
@@ -243,7 +243,7 @@ def decide(
         constraints: What a plan may be.
         training: Its length, for a deadline and for totals.
         feed: `local_workers` may fix how many workers a dnn host has under a data group.
-        extra_clusters: Clusters to price beside those that are searched.
+        extra_clusters: Clusters to price in addition to those that are searched.
         today: The date that prices are old against.
         workload_sha256: Of the workload; absent: the profile's.
         processes_per_host: Trainer processes of a dnn host; absent: one an accelerator.

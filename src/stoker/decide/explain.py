@@ -1,4 +1,4 @@
-"""The decision for a person: the verdict first, then why, then the plans."""
+"""The decision is explained to a person: the verdict first, then why, then the plans."""
 
 import math
 import textwrap
@@ -17,7 +17,7 @@ _CLUSTER_WIDTH = 32
 
 
 def explain(decision: Decision) -> str:
-    """The decision as text of at most 80 columns, but for long names of clusters."""
+    """Returns the decision as text of at most 80 columns, but for long names of clusters."""
     lines = _wrapped(_verdict(decision))
     lines += ["", *_limits(decision), "", *_table(decision), "", "How it was decided"]
     for answer in decision.path:
@@ -107,7 +107,7 @@ def _table(decision: Decision) -> list[str]:
 
 
 def _few(plans: Sequence[Plan], chosen: Plan, front: Sequence[Plan]) -> list[Plan]:
-    """The first rows, each action's best plan and the front among them, today's always."""
+    """Returns the first rows, each action's best plan and the front among them, today's always."""
     first: list[Plan] = [p for p in plans if p is chosen or p == chosen][:1]
     seen: set[str] = set()
     for plan in plans:
@@ -131,7 +131,7 @@ def _mark(plan: Plan, front: Sequence[Plan]) -> str:
 
 
 def _is_more_of_it(plan: Plan, shown: Sequence[Plan]) -> bool:
-    """Whether a plan of the same types that is shown is as fast and costs no more."""
+    """Returns whether a plan of the same types that is shown is as fast and costs no more."""
     outcome, types = plan.predicted, [group.instance_type for group in plan.groups]
     return outcome is not None and any(
         other.predicted is not None
@@ -154,7 +154,7 @@ def _row(plan: Plan, name: str, *, mark: str) -> str:
 
 
 def _named(plan: Plan, today: Sequence[Group]) -> str:
-    """The cluster, short: what it has beside today's hosts, where it has all of them."""
+    """Names the cluster in short: what it adds to today's hosts, where it has all of them."""
     words = cluster(plan)
     if plan.action == "keep":
         words = f"today: {words}"

@@ -1,4 +1,4 @@
-"""The flow chart of the published method, as it was walked, with the figures at each turn."""
+"""The flow chart of the published method is walked, with the figures at each turn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _Reply = Literal["yes", "no", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
-    """What the flow chart is walked with.
+    """The figures and plans that the flow chart is walked with.
 
     Attributes:
         estimate: Today's cluster, as the model sees it.
@@ -32,7 +32,7 @@ class Walk:
 
 
 def walk(found: Walk) -> tuple[Answer, ...]:
-    """The questions in their order, each with its answer and the figures behind it."""
+    """Returns the questions in their order, each with its answer and the figures behind it."""
     answers = [_is_explained(found)]
     if found.bottleneck != "unexplained":
         answers.append(_is_cpu_the_limit(found))
@@ -55,7 +55,7 @@ def walk(found: Walk) -> tuple[Answer, ...]:
 
 
 def best_of(found: Walk, actions: Sequence[Action]) -> Plan | None:
-    """The best feasible plan of these actions that has a prediction."""
+    """Returns the best feasible plan of these actions that has a prediction."""
     plans = [p for p in found.plans if p.action in actions and p.feasible and p.predicted]
     return ranked(plans, found.constraints.objective)[0] if plans else None
 

@@ -1,4 +1,4 @@
-"""The cost model: how long a global step takes on a cluster.
+"""The cost model says how long a global step takes on a cluster.
 
 Over the remote share x that minimises it,
 
@@ -41,7 +41,7 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one global step asks for. CPU-seconds are those of the profiled host's vCPUs.
+    """The work of one global step. CPU-seconds are those of the profiled host's vCPUs.
 
     Attributes:
         reference: The profiled type, with the vCPUs and accelerators that were measured.
@@ -115,11 +115,11 @@ class Work:
 
     @property
     def waits(self) -> bool:
-        """Whether loading waits for something, beside what its workers share."""
+        """Tells whether loading waits for something else than what its workers share."""
         return self.parallel_seconds > WAITS * self.loader_cpu_seconds
 
     def factor(self, limit: Limit) -> float:
-        """What a term of the model is corrected by, so that today's cluster gives today's step."""
+        """Returns the factor on a model term with which today's cluster gives today's step."""
         return self.correction if limit in self.corrected else 1.0
 
 
@@ -192,7 +192,7 @@ class _TermLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What the model says of a cluster.
+    """The model's figures for a cluster.
 
     Attributes:
         step_seconds: For today's global batch, also where the replicas differ.
@@ -212,7 +212,7 @@ class Estimate:
 
 
 def estimate(work: Work, shape: ClusterShape) -> Estimate:
-    """How long a global step of `work` takes on `shape`."""
+    """Estimates how long a global step of `work` takes on `shape`."""
     local = parts_on(work, shape)
     # With data hosts the feed hands batches over, else torch's own loader does.
     receive = work.receive_seconds if shape.data else local.receive_seconds
@@ -241,7 +241,7 @@ def estimate(work: Work, shape: ClusterShape) -> Estimate:
 
 
 def parts_on(work: Work, shape: ClusterShape) -> Parts:
-    """The parts of a step that the dnn hosts of `shape` make without data hosts."""
+    """Returns the parts of a step that the dnn hosts of `shape` make without data hosts."""
     dnn, instance = shape.dnn, shape.dnn.instance
     ranks = dnn.count * shape.processes
     loads_itself = dnn.workers == 0 and not shape.data
@@ -266,7 +266,7 @@ def parts_on(work: Work, shape: ClusterShape) -> Parts:
 
 
 def free_vcpus(work: Work, hosts: Hosts) -> float:
-    """vCPUs of all these dnn hosts that the trainer leaves, as vCPUs of the profiled type.
+    """Returns the vCPUs of all dnn hosts that the trainer leaves, as vCPUs of the profiled type.
 
     Other programs are on today's hosts; where those of the plan are of that type, there as well.
     """
@@ -282,9 +282,9 @@ def free_vcpus(work: Work, hosts: Hosts) -> float:
 
 
 def worker_seconds(work: Work, instance: Instance, *, efficiency: float = 1.0) -> float:
-    """Worker-seconds of a step's loading on hosts of this type: CPU by speed, waiting as it is.
+    """Returns worker-seconds of a step's loading on this type: CPU by speed, waiting as it is.
 
-    What the workers share is left out.
+    The part that the workers share is left out.
     """
     parallel = work.parallel_seconds
     waiting = max(0.0, parallel - work.loader_cpu_seconds)
@@ -299,7 +299,7 @@ def _speed(work: Work, instance: Instance) -> float:
 
 
 def _is_one(work: Work, one: Limit, other: Limit) -> bool:
-    """Whether the two limits are one: CPU and workers, of a loader that does not wait."""
+    """Returns whether the two limits are one: CPU and workers, of a loader that does not wait."""
     return not work.waits and {one, other} == {"cpu", "latency"}
 
 
@@ -313,7 +313,7 @@ def _accelerator_seconds(work: Work, shape: ClusterShape) -> float:
 
 
 def _lines(work: Work, shape: ClusterShape, parts: Parts) -> tuple[list[_TermLine], float]:
-    """The terms but the first, and the remote share with which the largest of them is least."""
+    """Returns the terms but the first, and the remote share that makes their largest the least."""
     if not shape.data:
         terms = parts.terms
         alone = [_TermLine(name, terms[name], 0.0) for name in ("cpu", "latency", "storage")]
@@ -337,7 +337,7 @@ def _corrected(work: Work, lines: Sequence[_TermLine]) -> list[_TermLine]:
 def _mixed_lines(
     work: Work, shape: ClusterShape, parts: Parts, *, efficiency: float
 ) -> list[_TermLine]:
-    """The terms from no batch made on the data hosts to all of them."""
+    """Returns the terms from no batch made on the data hosts to all of them."""
     dnn, data = parts.terms, shape.data
     cpu, workers = _remote_rates(work, data, efficiency=efficiency)
     ranks = shape.dnn.count * shape.processes
@@ -374,7 +374,7 @@ def _mixed_lines(
 
 
 def _remote_rates(work: Work, data: Sequence[Hosts], *, efficiency: float) -> tuple[float, float]:
-    """vCPUs of the data hosts as vCPUs of the profiled type, and steps a second of their workers.
+    """Returns the data hosts' vCPUs as vCPUs of the profiled type, and their workers' steps/s.
 
     The eight strongest hosts count with `efficiency`, the rest with less: one more host always
     adds something.

@@ -1,4 +1,4 @@
-"""What a candidate costs, how sure its prediction is, and whether it may be run."""
+"""A candidate has a cost, a prediction that is more or less sure, and rules that may forbid it."""
 
 import math
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ START_UP_SECONDS = 300.0
 
 
 def break_even_speedup(usd_per_hour: float, *, today_usd_per_hour: float) -> float | None:
-    """The speedup from which a cluster costs no more a step than today's; None: today's is free."""
+    """Returns the speedup from which a step costs no more than today; None: today's is free."""
     return usd_per_hour / today_usd_per_hour if today_usd_per_hour else None
 
 
 def break_even_steps(promise: Predicted, keep: Predicted) -> float | None:
-    """Steps after which the dearer start is paid back; None where it never is."""
+    """Returns the steps after which the dearer start is paid back; None where it never is."""
     saved = (keep.usd_per_1000_steps - promise.usd_per_1000_steps) / 1000
     if saved <= 0:
         return None
@@ -29,7 +29,7 @@ def break_even_steps(promise: Predicted, keep: Predicted) -> float | None:
 
 
 def break_even_words(promise: Predicted, keep: Predicted) -> str:
-    """From which speedup the plan pays for its hosts, and after how many steps for their start."""
+    """Says from which speedup the plan pays for its hosts, and when its dearer start pays back."""
     ratio = break_even_speedup(promise.usd_per_hour, today_usd_per_hour=keep.usd_per_hour)
     if ratio is None:
         return "break-even: today's price is not known"
@@ -63,7 +63,7 @@ _MOST_GROUPS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a plan is held against.
+    """The rules that a plan is checked against.
 
     Attributes:
         allowed: Types that dnn and data hosts may have; None: all.
@@ -78,7 +78,7 @@ class Rules:
 
 
 def usd_per_hour(shape: ClusterShape) -> float | None:
-    """Of all hosts; None where a price is not known."""
+    """Returns the dollars an hour of all hosts; None where a price is not known."""
     total = 0.0
     for hosts in (shape.dnn, *shape.data):
         if hosts.instance.usd_per_hour is None:
@@ -88,7 +88,7 @@ def usd_per_hour(shape: ClusterShape) -> float | None:
 
 
 def band(work: Work, shape: ClusterShape, made: Estimate) -> float:
-    """The prediction's relative error: independent doubts add up in squares."""
+    """Returns the prediction's relative error: independent doubts add up in squares."""
     widths = [_BAND, *(doubt.width for doubt in work.doubts)]
     widths.extend(doubt.width for doubt in _doubts_of(work, shape))
     if made.second_seconds >= _NEAR * made.step_seconds:
@@ -99,7 +99,7 @@ def band(work: Work, shape: ClusterShape, made: Estimate) -> float:
 def predicted(
     work: Work, candidate: Candidate, *, today_usd: float | None, total_steps: int | None
 ) -> Predicted | None:
-    """Time and cost of a candidate; None where there is no estimate or no price."""
+    """Returns time and cost of a candidate; None where there is no estimate or no price."""
     made, usd = candidate.estimate, usd_per_hour(candidate.shape)
     if made is None or usd is None or today_usd is None:
         return None
@@ -122,7 +122,7 @@ def measured(
     today_usd: float | None,
     total_steps: int | None,
 ) -> Predicted | None:
-    """Today's cluster with its measured step; None where its price is not known.
+    """Returns today's cluster with its measured step; None where its price is not known.
 
     The band is that of the same training run again: at least that of a prediction that lacks
     nothing.
@@ -174,7 +174,7 @@ def _priced(
 
 
 def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) -> str:
-    """Which rule forbids the candidate; empty where none does."""
+    """Names the rule that forbids the candidate; empty where none does."""
     if candidate.problem:
         return candidate.problem
     for hosts in (candidate.shape.dnn, *candidate.shape.data):
@@ -200,12 +200,12 @@ def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) ->
 
 
 def is_usable(instance: Instance, rules: Rules) -> bool:
-    """Whether plans may be made of the type at all."""
+    """Returns whether plans may be made of the type at all."""
     return not why_unusable(instance, rules)
 
 
 def why_unusable(instance: Instance, rules: Rules) -> str:
-    """Why no plan may be made of the type; empty where one may."""
+    """Says why no plan may be made of the type; empty where one may."""
     if instance.type == rules.today.type:
         return ""
     if rules.allowed is not None and instance.type not in rules.allowed:
@@ -220,7 +220,7 @@ def why_unusable(instance: Instance, rules: Rules) -> str:
 def plan_of(
     candidate: Candidate, outcome: Predicted | None, problem: str, *, global_batch_size: int | None
 ) -> Plan:
-    """The candidate as the record keeps it; global_batch_size: today's."""
+    """Returns the candidate as the record keeps it; global_batch_size: today's."""
     made, replicas = candidate.estimate, candidate.shape.replicas
     wider = None
     if global_batch_size is not None and replicas != 1 and not candidate.problem:
@@ -243,7 +243,7 @@ def _reason(problem: str, *, is_asked: bool) -> str:
 
 
 def refuse_endless_search(constraints: Constraints) -> None:
-    """UsageError where more data hosts are to be looked at than any training has."""
+    """Raises UsageError where more data hosts are to be looked at than any training has."""
     if constraints.max_data_hosts > _MOST_DATA_HOSTS:
         raise UsageError(
             f"{constraints.max_data_hosts} data hosts are beyond what is searched, "
@@ -254,7 +254,7 @@ def refuse_endless_search(constraints: Constraints) -> None:
 
 
 def refuse_foreign_prices(constraints: Constraints, catalog: Catalog) -> None:
-    """UsageError where the prices are those of a region that the constraints do not allow."""
+    """Raises UsageError where the prices are of a region that the constraints do not allow."""
     regions = constraints.regions
     if regions is not None and catalog.region is not None and catalog.region not in regions:
         raise UsageError(
@@ -266,7 +266,7 @@ def refuse_foreign_prices(constraints: Constraints, catalog: Catalog) -> None:
 
 
 def allowed_types(constraints: Constraints, catalog: Catalog) -> frozenset[str] | None:
-    """The types that a plan may have, as the catalog spells them; None: all.
+    """Returns the types that a plan may have, as the catalog spells them; None: all.
 
     Raises:
         UsageError: If one is not in the catalog.

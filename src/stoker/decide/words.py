@@ -1,4 +1,4 @@
-"""Plans, limits and times in words."""
+"""Plans, limits and times are put into words."""
 
 from collections.abc import Mapping
 
@@ -27,22 +27,22 @@ _BOTTLENECKS: Mapping[Bottleneck, str] = {
 
 
 def limit_words(bottleneck: Bottleneck) -> str:
-    """What sets today's pace."""
+    """Says what sets today's pace."""
     return _BOTTLENECKS[bottleneck]
 
 
 def cluster(plan: Plan) -> str:
-    """The plan's hosts in a few words."""
+    """Returns the plan's hosts in a few words."""
     return " + ".join(f"{group.count} {group.instance_type}" for group in plan.groups)
 
 
 def ms(seconds: float) -> str:
-    """A time with three digits: `64 ms`, `1.2 s`."""
+    """Returns a time with three digits: `64 ms`, `1.2 s`."""
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def limits(outcome: Predicted) -> str:
-    """The binding limit and the next one: `the CPU, then the accelerator, at 64 ms`."""
+    """Names the binding limit and the next one: `the CPU, then the accelerator, at 64 ms`."""
     next_seconds = outcome.second_limit_seconds
     if next_seconds is None:
         return f"{_LIMITS[outcome.limit]}, then {_LIMITS[outcome.second_limit]}"
@@ -52,7 +52,7 @@ def limits(outcome: Predicted) -> str:
 
 
 def pays(outcome: Predicted) -> str:
-    """From which speedup the plan pays for its hosts."""
+    """Says from which speedup the plan pays for its hosts."""
     ratio = outcome.break_even_speedup
     if ratio is None:
         return "today's hosts cost nothing"

@@ -1,4 +1,4 @@
-"""From a profile to the work of a step: what was measured, what is taken instead.
+"""The work of a step comes from a profile: what was measured, and what is taken where it was not.
 
 Today's step is measured, so the model is held against it once: the factor between the two goes to
 the terms that bind today (CPU and workers, the accelerator's, or the storage's), never to the
@@ -48,7 +48,7 @@ _MOST = 1e15
 
 
 def today_of(profile: Profile, listed: Instance) -> Instance:
-    """Today's type as the profile saw it: its own vCPUs and accelerators win over the catalog's."""
+    """Returns today's type with the profile's vCPUs and accelerators in place of the catalog's."""
     host = profile.host
     return replace(
         listed,
@@ -68,7 +68,7 @@ def measure(
     has_own_storage: bool = False,
     machine_vcpus: float | None = None,
 ) -> Work:
-    """The work of a step, corrected so that today's cluster gives today's step.
+    """Returns the work of a step, corrected so that today's cluster gives today's step.
 
     `has_own_storage` says that every host brings storage bandwidth of its own, `machine_vcpus` what
     the one machine has that all plans run on.
@@ -178,7 +178,7 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """What a profile says of loading and computing, where it does not say it outright."""
+    """The evidence of a profile on loading and computing, where it does not say it outright."""
 
     step: StepTerms
     cpu_utilization: float | None
@@ -232,7 +232,7 @@ def _evidence(profile: Profile) -> _Evidence:
 def _loading(
     work: Work, evidence: _Evidence, doubts: list[Doubt]
 ) -> tuple[float | None, float | None]:
-    """CPU-seconds and worker-seconds of loading; None where there is no evidence at all."""
+    """Returns CPU-seconds and worker-seconds of loading; None where there is no evidence at all."""
     step = evidence.step
     if step.loader_cpu_seconds is not None:
         return step.loader_cpu_seconds, _or(step.loader_wall_seconds, step.loader_cpu_seconds)
@@ -305,7 +305,7 @@ def _refuse_absurd(profile: Profile, today: Instance) -> None:
 
 
 def _known_batch(step: StepTerms) -> int | None:
-    """Samples of a step; None: not known (1 stands for that where only a step time was given)."""
+    """Returns the samples of a step; None: not known (1 stands for that with a bare step time)."""
     size = step.global_batch_size
     return size if size and size > 1 else None
 

@@ -1,4 +1,4 @@
-"""Batches on the device that trains: copied ahead, cast and normalised there.
+"""Batches are copied ahead to the device that trains, and cast and normalised there.
 
 Pictures travel as uint8 (a quarter of the bytes of float32) and become numbers where that costs
 nothing. On CUDA the next batch is copied on a stream of its own while the script computes with the
@@ -23,7 +23,7 @@ Moments = float | Sequence[float]
 
 @runtime_checkable
 class _Movable(Protocol):
-    """As `pin_memory` of torch, for a batch of the user's own type."""
+    """A batch of the user's own type that can be moved by `to` (compare torch's `pin_memory`)."""
 
     def to(self, device: torch.device, *, non_blocking: bool) -> object: ...
 
@@ -36,7 +36,7 @@ def to_device(
     mean: Moments | None = None,
     std: Moments | None = None,
 ) -> "DeviceBatches[_T]":
-    """The batches of a loader on `device`, the next one under way while this one is used.
+    """Returns the batches of a loader on `device`, the next one under way while this one is used.
 
         loader = DataLoader(digits, batch_size=256, pin_memory=True)
         for pixels, labels in to_device(loader, "cuda", mean=0.1307, std=0.3081):
@@ -65,7 +65,7 @@ def to_device(
 
 
 class DeviceBatches(Generic[_T]):
-    """See `to_device`.
+    """The batches of a loader on a device, as `to_device` gives them.
 
     Attributes:
         device: Where the batches are.
@@ -104,7 +104,7 @@ class DeviceBatches(Generic[_T]):
         return _CopiedAhead(self, iter(self._batches))
 
     def state_dict(self) -> dict[str, object]:
-        """The loader's state, without the batch that is only under way to the device.
+        """Returns the loader's state, without the batch that is only under way to the device.
 
         Raises:
             UsageError: See `stoker.DataLoader.state_dict`; also if it is no loader of stoker.
@@ -119,7 +119,7 @@ class DeviceBatches(Generic[_T]):
         )
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
-        """Has the next pass go on from there.
+        """Has the next epoch go on from there.
 
         Raises:
             UsageError: See `stoker.DataLoader.load_state_dict`.
@@ -135,11 +135,11 @@ class DeviceBatches(Generic[_T]):
         return self._batches
 
     def hold(self, num_held: int, *, is_under_way: bool) -> None:
-        """How many batches the script has not got yet that the loader has given."""
+        """Notes how many batches the loader has given that the script has not got yet."""
         self._num_held, self._is_under_way = num_held, is_under_way
 
     def moved(self, batch: _T) -> _T:
-        """The batch on the device."""
+        """Returns the batch on the device."""
         return cast("_T", _mapped(batch, self._on_device))
 
     def _on_device(self, value: object) -> object:
@@ -157,7 +157,7 @@ class DeviceBatches(Generic[_T]):
 
 
 class _CopiedAhead(Generic[_T]):
-    """One pass on CUDA; the batch after the present one is under way."""
+    """One epoch on CUDA; the batch after the present one is under way."""
 
     def __init__(self, owner: DeviceBatches[_T], batches: Iterator[_T]) -> None:
         self._owner = owner
@@ -195,7 +195,7 @@ class _CopiedAhead(Generic[_T]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Coming(Generic[_T]):
-    """What the loader gave, not yet handed to the script."""
+    """A batch, or an error, that the loader gave and the script has not got yet."""
 
     batch: _T | None = None
     error: Exception | None = None
@@ -213,7 +213,7 @@ def _moments(values: Moments | None, device: torch.device) -> torch.Tensor | Non
 
 
 def _mapped(value: object, change: Callable[[object], object]) -> object:
-    """`value` with `change` done to all in it that can be moved."""
+    """Returns `value` with `change` done to all in it that can be moved."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):

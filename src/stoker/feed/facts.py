@@ -1,7 +1,7 @@
-"""Asks a data host for the facts of a dataset that is built there.
+"""This module asks a data host for the facts of a dataset that is built there.
 
-As a pass of one batch over a dataset that holds nothing but the facts: what befalls hosts and
-connections meanwhile is dealt with as for any batch, and what the factory raises comes back.
+It asks as an epoch of one batch over a dataset that holds nothing but the facts: what befalls hosts
+and connections meanwhile is dealt with as for any batch, and what the factory raises comes back.
 """
 
 from torch.utils.data import get_worker_info
@@ -14,7 +14,7 @@ from stoker.feed.wire.dataset import DatasetSpec, pack_spec
 
 
 def ask_facts(remote: Remote) -> Facts:
-    """The facts of `remote`, from the first data host that knows them.
+    """Returns the facts of `remote`, from the first data host that knows them.
 
     Without a data group, and in a data worker, the dataset is built here.
 

@@ -1,4 +1,4 @@
-"""Random generators that a dataset, a transform or a library holds for itself: found and seeded.
+"""This module finds and seeds generators that a dataset, transform or library holds for itself.
 
 The three global states are set before each batch (see seeding). A dataset or a library may draw
 from a generator of its own instead: numpy's `default_rng()` in an attribute, the `RandomState` of
@@ -35,7 +35,7 @@ _PCG = (np.random.PCG64, np.random.PCG64DXSM)
 
 
 class Kind(NamedTuple):
-    """How a kind of generator is read, written and seeded.
+    """A kind of generator: how it is read, written and seeded.
 
     Attributes:
         read: Returns its state, of use in this process only.
@@ -58,7 +58,7 @@ def kind_of(value: object) -> Kind | None:
 
 
 def is_out_of_reach(value: object) -> bool:
-    """Whether it is a generator whose state nobody can set, or only an accelerator's."""
+    """Tells whether it is a generator whose state nobody can set, or only an accelerator's."""
     # By its type: to ask an object for its class may run code.
     if issubclass(type(value), torch.Generator):
         return cast("torch.Generator", value).device.type != "cpu"
@@ -185,7 +185,7 @@ class FoundGenerator(NamedTuple):
 
 
 class _WatchedGenerator:
-    """What tells that objects have changed: lists, so that no loop of Python's looks at them."""
+    """Tells that objects have changed, by lists, so that no loop of Python's looks at them."""
 
     def __init__(self) -> None:
         self._dictionaries: list[Dictionary] = []
@@ -200,7 +200,7 @@ class _WatchedGenerator:
             self._sizes.append(len(dictionary))
 
     def entry(self, get: Callable[[object], object], key: object, value: object) -> None:
-        """`get(key)` gives `value` now."""
+        """Notes that `get(key)` gives `value` now."""
         if len(self._gets) < _MAX_WATCHED:
             self._gets.append(get)
             self._keys.append(key)
@@ -235,7 +235,7 @@ class HeldGenerators:
         self.look()
 
     def has_changed(self) -> bool:
-        """Whether there may be others now; 0.5 us for a dataset with ten attributes of objects."""
+        """Tells whether there may be others now; 0.5 us for a dataset with ten attributes."""
         return self._watched.has_changed()
 
     def look(self) -> bool:
@@ -459,7 +459,7 @@ def _bits_of(value: object) -> object:
 
 
 def _attributes(value: object) -> Dictionary | None:
-    """The object's dictionary, without any code of its class."""
+    """Returns the object's dictionary, without running any code of its class."""
     try:
         if isinstance(value, threading.local):
             return cast("Dictionary", value.__dict__)
@@ -496,7 +496,7 @@ def _function_in(member: object) -> object:
 
 
 def _is_data(values: Iterable[object], *, depth: int = 3) -> bool:
-    """Whether such values are samples, or parts of some, and no objects."""
+    """Tells whether such values are samples, or parts of some, and no objects."""
     for value in values if depth else ():
         match _sort_of(_held_kind(value)):
             case "plain":
@@ -514,7 +514,7 @@ def _is_data(values: Iterable[object], *, depth: int = 3) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_users_name(module: str) -> bool:
-    """Whether functions of that module are the user's own."""
+    """Tells whether functions of that module are the user's own."""
     if module in ("__main__", "__mp_main__"):
         return True
     found = sys.modules.get(module)
@@ -528,7 +528,7 @@ def _module(name: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _is_foreign_generator(kind: type) -> bool:
-    """Whether the class of another language has a method that seeds."""
+    """Tells whether a class of another language has a method that seeds."""
     for name in _SEEDERS:
         member = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
         if member is not None and callable(member) and not isinstance(member, _PYTHONS):

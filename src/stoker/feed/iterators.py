@@ -1,4 +1,4 @@
-"""The iterators of a loader: each epoch is numbered, seeded, timed and counted; torch's own ones.
+"""The iterators of a loader number, seed, time and count each epoch; the rest is torch's own.
 
 The only difference to torch: batch n is made from random states that depend on (base seed, replica,
 epoch, n) and not on which worker makes it, or on what that worker did before. With no workers the
@@ -26,7 +26,7 @@ from stoker.feed.timeline import Steps
 
 
 class Epoch:
-    """One pass over a loader, as the books see it: numbers, words, sizes, times.
+    """One epoch over a loader, as the books see it: numbers, words, sizes, times.
 
     Args:
         is_inline: Batches are made in this process.
@@ -34,8 +34,8 @@ class Epoch:
 
     Attributes:
         num_workers: What `get_worker_info()` says: the script's, at least 1.
-        order: What the sampler gives, and how far the pass is.
-        epoch: Of the pass; counts the loader's iter() calls, or is that of a loaded state.
+        order: What the sampler gives, and how far the epoch is.
+        epoch: Its number; counts the loader's iter() calls, or is that of a loaded state.
         pass_number: Of its session with the feed; see Session.
         steps: Its timeline.
     """
@@ -63,7 +63,7 @@ class Epoch:
         self._begin()
 
     def begin(self) -> None:
-        """A new epoch of the same iterator."""
+        """Begins a new epoch of the same iterator."""
         self.order.begin(again=True)
         self._begin()
 
@@ -76,7 +76,7 @@ class Epoch:
         )
 
     def number(self, base_seed: int, index: object) -> Numbered:
-        """The next index of the sampler, numbered and counted."""
+        """Returns the sampler's next index, numbered and counted."""
         self._sizes.append(len(index) if isinstance(index, list | tuple) else 1)
         self._number += 1
         words: tuple[int, ...] = (base_seed, self._replica, self.epoch, self._number - 1)
@@ -87,12 +87,12 @@ class Epoch:
         return Numbered(words, index)
 
     def for_fetcher(self, base_seed: int, index: object) -> object:
-        """What torch's iterator hands to the fetcher in place of `index`."""
+        """Returns what torch's iterator hands to the fetcher in place of `index`."""
         numbered = self.number(base_seed, index)
         return index if self.seeding == "torch" else numbered
 
     def timed(self, next_batch: Callable[[], object]) -> object:
-        """The next batch, with its wait and the compute of the step before recorded."""
+        """Returns the next batch, with its wait and the compute of the step before recorded."""
         self.steps.ask()
         try:
             batch = next_batch()
@@ -109,7 +109,7 @@ class Epoch:
         return batch
 
     def drop(self) -> None:
-        """Nothing refers to the pass any more."""
+        """Ends the epoch when nothing refers to it any more."""
         self.steps.drop()
 
     def _next_size(self) -> int:
@@ -117,12 +117,12 @@ class Epoch:
 
 
 class Counted:
-    """What all iterators have in common: the books say how far they are, to go on from there."""
+    """The base of all iterators: the books say how far they are, to go on from there."""
 
     _pass: Epoch
 
     def _num_taken(self) -> int | None:
-        """Batches of this pass that are with the script, good or failed; None: not known which."""
+        """Returns how many batches the script has, good or failed; None: not known which."""
         raise NotImplementedError
 
     # torch's constructor and its reset set the two from the loader.
@@ -143,12 +143,12 @@ class Counted:
         pass
 
     def _ask_sampler_again(self) -> None:
-        """For iterators whose constructor asks once: as often as torch's with workers would."""
+        """Asks the sampler for an iterator as often as torch's loader with workers would."""
         if self._pass.order.is_asked_again:
             self._sampler_iter = iter(self._index_sampler)
 
     def _counted(self, next_batch: Callable[[], object]) -> object:
-        """The next batch, timed and counted."""
+        """Returns the next batch, timed and counted."""
         position = self._pass.order.position
         try:
             batch = self._pass.timed(next_batch)
@@ -172,7 +172,7 @@ class Fetcher(Protocol):
     auto_collation: bool
 
     def fetch(self, index: object) -> object:
-        """The batch."""
+        """Returns the batch."""
         ...
 
 
@@ -190,7 +190,7 @@ class SeededFetcher:
         self.auto_collation = fetcher.auto_collation
 
     def fetch(self, index: object) -> object:
-        """The batch, the same wherever it is made."""
+        """Returns the batch, the same wherever it is made."""
         if not isinstance(index, Numbered):
             return self._fetcher.fetch(index)
         words, given = index.words, index.index
@@ -211,10 +211,10 @@ class SeededFetcher:
 
 
 class PreservingFetcher(SeededFetcher):
-    """For the trainer's own process: its random state is as before after each batch."""
+    """A fetcher for the trainer's own process: its random state is restored after each batch."""
 
     def fetch(self, index: object) -> object:
-        """The batch, the same wherever it is made."""
+        """Returns the batch, the same wherever it is made."""
         with self._seeder.preserved():
             return super().fetch(index)
 
@@ -232,7 +232,7 @@ class SeedingInit:
         self.num_workers = num_workers
 
     def __call__(self, worker_id: int) -> None:
-        """Runs in the worker."""
+        """Calls the user's own, then has the worker's fetcher seed; runs in the worker."""
         if self.user is not None:
             self.user(worker_id)
         create = _DatasetKind.create_fetcher
@@ -345,12 +345,12 @@ def _is_making_here() -> bool:
 
 
 def is_making() -> bool:
-    """Whether a batch is being made here: a loader that is iterated over now is a part of it."""
+    """Tells whether a batch is being made here: a loader iterated over then is a part of it."""
     return _is_making_here() or get_worker_info() is not None
 
 
 def part_iterator(loader: "DataLoader[object]") -> _BaseDataLoaderIter:
-    """torch's own iterator, for a loader that another one's dataset goes through.
+    """Returns torch's own iterator, for a loader that another one's dataset goes through.
 
     It draws from the random states of the batch that it is a part of, wherever that is made.
     """
@@ -362,7 +362,7 @@ def part_iterator(loader: "DataLoader[object]") -> _BaseDataLoaderIter:
 def torch_iterator(
     loader: "DataLoader[object]", process: TrainerProcess, *, num_workers: int | None = None
 ) -> TorchIterator:
-    """torch's iterator for `loader`.
+    """Returns torch's iterator for `loader`.
 
     Args:
         num_workers: In place of the loader's own, where it was decided.
@@ -379,7 +379,7 @@ def torch_iterator(
 
 
 def with_workers(loader: "DataLoader[object]", num_workers: int) -> LoaderView:
-    """`loader` with another number of workers, and what depends on it made to fit."""
+    """Returns `loader` with another number of workers, and what depends on it made to fit."""
     if num_workers == 0:
         return LoaderView(
             loader, num_workers=0, prefetch_factor=None, timeout=0, persistent_workers=False

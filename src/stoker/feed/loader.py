@@ -1,4 +1,4 @@
-"""`stoker.DataLoader`: torch's DataLoader, fed by the data group where there is one."""
+"""`stoker.DataLoader` is torch's DataLoader, fed by the data group where there is one."""
 
 import contextlib
 import functools
@@ -49,26 +49,26 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         return iterator_of(self)
 
     def state_dict(self) -> dict[str, object]:
-        """How far the pass begun last is, for `load_state_dict` of a loader in another process.
+        """Returns how far the epoch begun last is, for a loader in another process.
 
         Counts the batches that the script got, not those made ahead of it. What is kept: epoch,
         base seed, the random states that the order of samples depends on (torch's, Python's and
         NumPy's global ones, and generators that the loader and its samplers hold), the epoch of a
-        DistributedSampler, the own state of samplers that have `state_dict`. After the end of a
-        pass it is the state of the next one's start. Each rank has its own.
+        DistributedSampler, the own state of samplers that have `state_dict`. After the end of an
+        epoch it is the state of the next one's start. Each rank has its own.
 
         Returns:
             Plain types and tensors, about 50 kB: `torch.load` reads it with `weights_only=True`.
 
         Raises:
-            UsageError: In the middle of a pass over an iterable dataset (except one with a
+            UsageError: In the middle of an epoch over an iterable dataset (except one with a
                 `state_dict` of its own, with `num_workers=0` and no data group) or, with local
                 workers, of one with `in_order=False`.
         """
         return dict(state.state_of(self, this_process()))
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
-        """Has the next pass go on where `state_dict` was taken: the same bytes, in the same order.
+        """Has the next epoch go on where `state_dict` was taken: the same bytes, in the same order.
 
         Any number of workers and hosts may take it, wherever they are. Sets torch's, Python's and
         NumPy's global random states to those of the time of the state: call it when all else is
@@ -89,8 +89,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
 
 
 def _connect_ahead() -> None:
-    """What the first pass under a data group needs, while nobody waits for it yet: 50 ms of
-    imports, and the connections."""
+    """Imports the feed (50 ms) and connects, before the first epoch under a data group."""
     if _FEED in sys.modules:
         return
     # What is malformed is said by the first pass.
@@ -106,7 +105,7 @@ def _connect_ahead() -> None:
 
 
 def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
-    """A new iterator for `loader`: over the feed under a data group, else torch's own.
+    """Returns a new iterator for `loader`: over the feed under a data group, else torch's own.
 
     Where it is iterated over by the dataset of another loader it is always torch's own.
 
@@ -161,7 +160,7 @@ def _fed_iterator(loader: AnyLoader, process: TrainerProcess) -> _BaseDataLoader
 
 
 def _may_be_local(loader: AnyLoader, settings: ProcessSettings) -> bool:
-    """Whether a loader that cannot travel is made as torch makes it."""
+    """Tells whether a loader that cannot travel is made as torch makes it."""
     if settings.feed.unshippable is None:
         return loader.num_workers == 0
     return settings.feed.unshippable == "local"

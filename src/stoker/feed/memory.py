@@ -1,4 +1,4 @@
-"""How much of this host's memory batches may take that wait."""
+"""This module bounds how much of this host's memory the batches that wait may take."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -18,22 +18,22 @@ class Holding(Protocol):
 
     @property
     def committed_bytes(self) -> int:
-        """Of the batches that wait, and of those under way as far as can be known."""
+        """Bytes of the batches that wait, and of those under way as far as can be known."""
         ...
 
 
 def max_bytes(feed: FeedSettings) -> int:
-    """Bytes of batches that may wait in this host, for all its loaders and ranks together."""
+    """Returns how many bytes of batches may wait in this host, for all its loaders and ranks."""
     return feed.max_bytes or int(host_bytes() * DEFAULT_SHARE)
 
 
 def max_message_bytes(feed: FeedSettings) -> int:
-    """Of one batch on the wire: one always goes, but for one that this host cannot hold at all."""
+    """Returns the limit of one batch on the wire: one always goes, if this host can hold it."""
     return max(max_bytes(feed), host_bytes()) + (16 << 20)
 
 
 def allowance(total_bytes: int, *, others: Iterable[Holding]) -> int:
-    """What one loader's batches may take, beside those of the other loaders of its process.
+    """Returns how much one loader's batches may take, next to the other loaders of its process.
 
     An equal part, and no more than is free: together they stay within `total_bytes` (but that each
     may have one batch), also while a new one joins.

@@ -1,4 +1,4 @@
-"""What a training script says about itself: `stoker.log_metrics(accuracy=0.97)`."""
+"""A training script reports metrics of its own: `stoker.log_metrics(accuracy=0.97)`."""
 
 import contextlib
 import json

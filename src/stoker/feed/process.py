@@ -1,4 +1,4 @@
-"""What a trainer process has one of: its settings, its timeline, the books of its loaders."""
+"""A trainer process has one set of settings, one timeline, and the books of its loaders."""
 
 import atexit
 import functools
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class LoaderBooks:
-    """What is remembered of one DataLoader from one pass to the next.
+    """The books of one DataLoader, which are kept from one epoch to the next.
 
     Attributes:
         number: Counts the loaders of the process in the order of their first iter().
-        epochs: Passes begun.
+        epochs: Epochs begun.
         sessions: The loader's sessions with the feed: more than one where passes overlap.
-        position: How far the pass begun last is; None: there was none.
-        loaded: A state that the next pass goes on from.
-        base_seed: Of the pass begun last.
+        position: How far the epoch begun last is; None: there was none.
+        loaded: A state that the next epoch goes on from.
+        base_seed: Of the epoch begun last.
         is_unshippable: What makes its batches cannot travel: they are made here.
-        keeps_seed: Whether one base seed is for all passes, where a loaded state says so.
+        keeps_seed: Whether one base seed is for all epochs, where a loaded state says so.
     """
 
     number: int
@@ -45,7 +45,7 @@ class LoaderBooks:
     is_unshippable: bool = False
 
     def next_epoch(self) -> int:
-        """Number of the pass that begins now."""
+        """Begins an epoch; returns its number."""
         self.epochs += 1
         return self.epochs - 1
 
@@ -63,7 +63,7 @@ class TrainerProcess:
     _sources: dict[str, LoaderBooks] = field(default_factory=dict)
 
     def books(self, loader: "DataLoader[object]") -> LoaderBooks:
-        """The books of `loader`, opened at its first iter()."""
+        """Returns the books of `loader`, opened at its first iter()."""
         known = self._books.get(id(loader))
         if known is None:
             known = self._books[id(loader)] = LoaderBooks(self.timeline.new_loader())
@@ -71,24 +71,24 @@ class TrainerProcess:
         return known
 
     def books_of_source(self, name: str) -> LoaderBooks:
-        """The books of batches that no DataLoader gives, opened at their first iter()."""
+        """Returns the books of batches that no DataLoader gives, opened at their first iter()."""
         known = self._sources.get(name)
         if known is None:
             known = self._sources[name] = LoaderBooks(self.timeline.new_loader())
         return known
 
     def known_books(self, loader: "DataLoader[object]") -> LoaderBooks | None:
-        """The books of `loader`, if they were opened."""
+        """Returns the books of `loader`, if they were opened."""
         return self._books.get(id(loader))
 
     def share(self, workers_of_host: int) -> int:
-        """This process's share of the workers that the host's processes divide among them."""
+        """Returns this process's share of the workers that its host's processes divide."""
         each, rest = divmod(workers_of_host, self.settings.local_world_size)
         return each + (self.settings.local_rank < rest)
 
 
 def this_process() -> TrainerProcess:
-    """The one of this process; a forked child has its own.
+    """Returns the one of this process; a forked child has its own.
 
     Raises:
         UsageError: If a STOKER_* variable is malformed, at the first call.

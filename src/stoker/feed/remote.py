@@ -1,4 +1,4 @@
-"""Datasets that are built where they are read: trainers have a name, and ask for the length."""
+"""Remote datasets are built where they are read: trainers have a name, and ask for the length."""
 
 import importlib
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from stoker.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a loader has to know of its dataset.
+    """The facts that a loader has to know of its dataset.
 
     Attributes:
         is_iterable: It is only iterated, as torch's IterableDataset.
@@ -39,7 +39,7 @@ class Remote:
         self._is_asking = False
 
     def build(self) -> object:
-        """The dataset, built at the first call in this process.
+        """Returns the dataset, built at the first call in this process.
 
         Raises:
             UsageError: If there is no such factory.
@@ -50,7 +50,7 @@ class Remote:
         return self._built
 
     def make(self) -> object:
-        """The dataset, built now.
+        """Returns the dataset, built now.
 
         Raises:
             UsageError: If there is no such factory.
@@ -67,7 +67,7 @@ class Remote:
         return made
 
     def facts(self) -> Facts:
-        """Length and kind: asked of a data host, once; without a data group of the dataset here.
+        """Returns length and kind: asked of a data host, once, or of the dataset here without one.
 
         Waits for the first data host, as the first batch would.
 
@@ -102,7 +102,7 @@ class Remote:
     # torch asks by isinstance whether a dataset is one that is only iterated.
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What it is for isinstance: an IterableDataset where the dataset itself is one."""
+        """Is `IterableDataset` (for isinstance) where the dataset itself is one."""
         if self._is_asking:
             # Whoever pickles it to ask is no reason to ask.
             return Remote
@@ -124,13 +124,13 @@ class FactsOf:
         self._remote = remote
 
     def found(self) -> tuple[bool, int | None]:
-        """The facts as a batch; the dataset is built for them, and not kept."""
+        """Returns the facts as a batch; the dataset is built for them, and not kept."""
         facts = facts_of(self._remote.make())
         return facts.is_iterable, facts.length
 
 
 def remotes_in(dataset: object, depth: int = 8) -> Iterator[Remote]:
-    """The remote datasets that `dataset` is, or that it wraps as torch's own wrappers do.
+    """Yields the remote datasets that `dataset` is, or that it wraps as torch's own wrappers do.
 
     Those hold what they wrap as `dataset` (Subset) or `datasets` (ConcatDataset, StackDataset).
     """
@@ -147,7 +147,7 @@ def remotes_in(dataset: object, depth: int = 8) -> Iterator[Remote]:
 
 
 def facts_of(dataset: object) -> Facts:
-    """Of a dataset that is here."""
+    """Returns the facts of a dataset that is here."""
     from torch.utils.data import IterableDataset
 
     try:
@@ -158,7 +158,7 @@ def facts_of(dataset: object) -> Facts:
 
 
 def remote(factory: str, /, **kwargs: object) -> Remote:
-    """A dataset that is built on the data hosts by `package.module:function(**kwargs)`.
+    """Returns a dataset that the data hosts build by `package.module:function(**kwargs)`.
 
     The trainer never builds it under a data group: it asks a data host for the length, and
     whether the dataset is iterable, when a loader first wants to know. Without a data group it is

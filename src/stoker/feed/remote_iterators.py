@@ -1,4 +1,4 @@
-"""The iterators of a loader under a data group, for map-style and iterable datasets."""
+"""These iterators serve a loader under a data group, for map-style and iterable datasets."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ from stoker.logs import Log
 
 
 class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
-    """One pass (with persistent workers: one after the other) over the feed.
+    """One epoch (with persistent workers: one after the other) over the feed.
 
     What torch's iterators do in the trainer is done by their common base, so that samplers, base
     seed and warnings are the same.
@@ -79,7 +79,7 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
         return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
 
     def _shutdown_workers(self) -> None:
-        """For scripts that end a pass so, as they may with torch's: nothing more is made ahead."""
+        """Ends the epoch, for scripts that do so as with torch's: nothing more is made ahead."""
         self._session.stop(self._pass.pass_number)
         self._pass.order.position.leave()
 
@@ -90,7 +90,7 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
         return self._counted(super().__next__ if _profiler_enabled() else self._unnamed_next)
 
     def _unnamed_next(self) -> object:
-        """As torch's, but that it names itself to no profiler: 10 us a batch."""
+        """Returns the next batch without a name for profilers; 10 us less than torch's."""
         batch = self._next_data()
         self._num_yielded += 1
         return batch
@@ -114,7 +114,7 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
         return feed.session_for(process.books(loader))
 
     def _local_workers(self, session: FeedSession) -> LocalWorkers | LocalStreams | None:
-        """The children of this loader; the ones it has, if they make the same batches."""
+        """Returns the children of this loader; the ones it has, if they make the same batches."""
         known = session.local
         if known is not None and known.digest == self._packed.digest and known.credits:
             return known
@@ -140,7 +140,7 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
 
 
 def num_local_workers(loader: "DataLoader[object]", process: TrainerProcess) -> int:
-    """How many children of this process join the pool, whoever decided it."""
+    """Returns how many children of this process join the pool, whoever decided it."""
     if next(remotes_in(loader.dataset), None) is not None:
         # Its data, and perhaps its code, are on the data hosts only.
         return 0
@@ -152,7 +152,7 @@ def num_local_workers(loader: "DataLoader[object]", process: TrainerProcess) -> 
 
 
 def log_death(log: Log, how: str) -> None:
-    """Of a child."""
+    """Logs how a local worker ended."""
     log.event("local_worker_died", how=how)
 
 
@@ -171,7 +171,7 @@ def _packed(spec: DatasetSpec, process: TrainerProcess) -> PackedSpec:
 
 
 def _dropped(feed: Feed, session: FeedSession, pass_: Epoch) -> None:
-    """In a finalizer, so in any thread, under any lock: takes none."""
+    """Ends the epoch of an iterator that is gone; a finalizer, so in any thread: takes no lock."""
     pass_.drop()
     session.abandoned_pass = pass_.pass_number
     feed.shared.post(partial(session.stop, pass_.pass_number))
@@ -179,7 +179,7 @@ def _dropped(feed: Feed, session: FeedSession, pass_: Epoch) -> None:
 
 
 class StreamIterator(FeedIterator):
-    """One pass (with persistent workers: one after the other) over the shards of the dataset."""
+    """One epoch (with persistent workers: one after the other) over the shards of the dataset."""
 
     def __init__(self, loader: "DataLoader[object]", process: TrainerProcess, feed: Feed) -> None:
         super().__init__(loader, process, feed)

@@ -1,4 +1,4 @@
-"""What the sampler of a loader gives, counted: how far a pass is, its own or another process's."""
+"""The index sampler of a loader is counted: how far an epoch is, its own or another process's."""
 
 import copy
 import weakref
@@ -27,10 +27,10 @@ from stoker.feed.state import (
 
 @dataclass(slots=True, kw_only=True)
 class Position:
-    """How far a pass is.
+    """The progress of one epoch: what was drawn, handed out and yielded.
 
     Attributes:
-        first: Batches that were yielded before this process took the pass up.
+        first: Batches that were yielded before this process took the epoch up.
         num_yielded: Batches that the script got in all; None: not known, they come out of order.
         num_handed: Batches whose indices were handed out, to be made.
         ahead: See Begun; and the last one yielded, which may be held back from the script.
@@ -56,18 +56,18 @@ class Position:
     rewind: Rewind | None = None
 
     def ahead_of(self, num_held: int) -> list[object]:
-        """What was drawn and not yielded, and the last `num_held` (0 or 1) that were."""
+        """Returns what was drawn and not yielded, and the last `num_held` (0 or 1) that were."""
         count = self.num_drawn - (self.num_yielded or 0) + num_held
         return list(self.ahead)[-count:] if count else []
 
     def leave(self) -> None:
-        """Nobody takes more of it: before its end, generators are put back."""
+        """Ends the epoch, of which nobody takes more: before its end, generators are put back."""
         rewind = self.rewind
         if rewind is not None and not self.is_over:
             rewind.leave(self.num_yielded or 0)
 
     def drop(self) -> None:
-        """As `leave`, in a finalizer: in another thread than draws it is left to the next pass."""
+        """Does as `leave`, in a finalizer; in another thread than draws, the next epoch does it."""
         rewind = self.rewind
         if rewind is not None and rewind.is_of_this_thread():
             self.leave()
@@ -105,10 +105,10 @@ class SamplerOrder:
         self.begin(again=False)
 
     def begin(self, *, again: bool) -> None:
-        """A new pass, or the one of a state that was loaded.
+        """Begins a new epoch, or goes on with the one of a state that was loaded.
 
         Args:
-            again: By an iterator that had passes before, whose base seed torch keeps.
+            again: By an iterator that had epochs before, whose base seed torch keeps.
         """
         books = self._books
         last = books.position
@@ -146,11 +146,11 @@ class SamplerOrder:
 
     @property
     def base_seed(self) -> int:
-        """Of the pass."""
+        """The base seed of the epoch."""
         return self.position.base_seed or 0
 
     def drew_base_seed(self, seed: int) -> None:
-        """torch drew a base seed: it is the pass's, unless a state says another."""
+        """Takes the base seed that torch drew, unless a state says another."""
         books, position = self._books, self.position
         is_kept = bool(books.keeps_seed) and books.base_seed is not None
         if position.resumed is not None or is_kept:
@@ -164,11 +164,11 @@ class SamplerOrder:
 
     @property
     def is_asked_again(self) -> bool:
-        """Whether torch, with the script's `num_workers`, would make one more iterator of it."""
+        """Tells whether torch, with the script's `num_workers`, would make one more iterator."""
         return self._iters_left > 0
 
     def __iter__(self) -> Iterator[object]:
-        """An iterator for the pass: the last one counts.
+        """Returns an iterator for the epoch: the last one counts.
 
         As many are made of the sampler as torch makes with the script's `num_workers`, whoever
         asks: a sampler may draw whenever it is asked.
@@ -205,12 +205,12 @@ class SamplerOrder:
         return _Draws(self, position, iterator)
 
     def before_first(self, position: Position) -> None:
-        """The sampler is about to be asked for the first time."""
+        """Notes the states when the sampler is about to be asked for the first time."""
         if self._is_map_style:
             position.at_draw = snapshots.take(self._parts, with_own=False)
 
     def draw(self, position: Position, iterator: Iterator[object]) -> object:
-        """What the sampler gives next, counted."""
+        """Returns what the sampler gives next, counted."""
         if position.at_draw is None:
             self.before_first(position)
         rewind = position.rewind
@@ -229,7 +229,7 @@ class SamplerOrder:
         return index
 
     def count(self, position: Position, index: object) -> None:
-        """The sampler gave `index`."""
+        """Counts that the sampler gave `index`."""
         position.num_drawn += 1
         if self._is_map_style:
             position.digest = digest_with(index, before=position.digest)
@@ -290,7 +290,7 @@ class SamplerOrder:
 
 
 class _Draws:
-    """The iterator of an `SamplerOrder`; like the sampler's own it may go on after an error."""
+    """The iterator of a `SamplerOrder`; like the sampler's own it may go on after an error."""
 
     def __init__(self, order: SamplerOrder, position: Position, iterator: Iterator[object]) -> None:
         self._order = order
@@ -320,7 +320,7 @@ class _Draws:
         return index
 
     def _keep_up(self, num_drawn: int) -> None:
-        """Draws up to `num_drawn` of the pass; an error comes after what was drawn before it."""
+        """Draws up to `num_drawn` of the epoch; an error comes after what was drawn before it."""
         while self._error is None and self._position.num_drawn < num_drawn:
             try:
                 self._ahead.append(self._order.draw(self._position, self._iterator))
@@ -332,10 +332,10 @@ class _Draws:
 
 
 def yielded(position: Position, num_here: int | None) -> None:
-    """The script got batches.
+    """Notes that the script got batches.
 
     Args:
-        num_here: Since this process took the pass up; None: it is not known which.
+        num_here: Since this process took the epoch up; None: it is not known which.
     """
     position.num_yielded = None if num_here is None else position.first + num_here
     ahead = position.ahead

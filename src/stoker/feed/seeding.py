@@ -1,15 +1,14 @@
-"""The random states that a dataset may draw from, set for each batch.
+"""This module sets the random states that a dataset may draw from, for each batch.
 
-A batch (or a sample) is the same wherever it is made because Python's `random`, NumPy's global
-state and torch's default CPU generator are set from (base seed, replica, epoch, number) before it
-is made. The words are hashed by BLAKE2b, which no version of NumPy can change.
+A batch (or a sample) is the same wherever it is made because all that it may draw from is set from
+(base seed, replica, epoch, number) before it is made. The words are hashed by BLAKE2b, which no
+version of NumPy can change.
 
-Three things: the three global random states are set, and the generators that the dataset and the
-collate function hold, and `get_worker_info()` tells the worker that torch's loader would have had
-make the batch: number n is of worker n modulo the script's `num_workers`. So a dataset that makes a
-generator of its own from `get_worker_info().seed` has the same one wherever it runs.
-
-Of the three global generators, and of those that the dataset and its collate function hold.
+Three things are set: the three global random states (Python's `random`, NumPy's and torch's default
+CPU generator); the generators that the dataset and the collate function hold; and what
+`get_worker_info()` tells: the worker that torch's loader would have had make the batch, for number
+n worker n modulo the script's `num_workers`. So a dataset that makes a generator of its own from
+`get_worker_info().seed` has the same one wherever it runs.
 """
 
 import contextlib
@@ -53,7 +52,7 @@ Seeding = Literal["batch", "sample", "torch"]
 
 
 class Numbered(msgspec.Struct):
-    """What the sampler gave, and the words that its batch is seeded from."""
+    """An index that the sampler gave, and the words that its batch is seeded from."""
 
     words: tuple[int, ...]
     index: object
@@ -93,7 +92,7 @@ def seed_place(words: Sequence[int], index: object, place: int) -> bytes:
 
 
 def makes_many(dataset: object) -> bool:
-    """Whether the samples of a batch are made by one call, and so cannot be seeded one by one."""
+    """Tells whether one call makes all samples of a batch: they cannot be seeded one by one."""
     if type(dataset) is Subset:
         return makes_many(dataset.dataset)
     if type(dataset) is StackDataset:
@@ -114,7 +113,7 @@ class OneByOne:
 
 
 class Occurrences:
-    """How often an epoch had an index before, for each that is handed out; 100 bytes an index.
+    """Counts, for each index handed out, how often the epoch had it before; 100 bytes an index.
 
     Args:
         is_batched: What is handed out are batches of indices.
@@ -125,11 +124,11 @@ class Occurrences:
         self._seen: dict[int | bytes, int] = {}
 
     def clear(self) -> None:
-        """The epoch begins again."""
+        """Forgets all, for the epoch begins again."""
         self._seen.clear()
 
     def of(self, index: object) -> tuple[int, ...]:
-        """Of each index of a batch, in its order; empty: it is the first of all."""
+        """Returns the count for each index of a batch, in its order; empty: all are 0."""
         if not self._is_batched or not isinstance(index, Iterable):
             found: tuple[int, ...] = (self._count(index),)
         else:
@@ -182,7 +181,7 @@ def _seed(digest: bytes) -> bytes:
 
 
 def index_bytes(index: object) -> bytes:
-    """What a sampler gave, the same bytes for 3, numpy.int64(3) and tensor(3)."""
+    """Returns what a sampler gave as bytes, the same for 3, numpy.int64(3) and tensor(3)."""
     if isinstance(index, torch.Tensor | np.ndarray | np.generic):
         plain: object = index.tolist()
         return index_bytes(plain)

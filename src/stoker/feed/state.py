@@ -1,17 +1,18 @@
-"""The state of a loader and of what its order depends on: taken, put back, replayed.
+"""The state of a loader, and of what its order depends on, is taken, put back and replayed here.
 
-Two are taken at the start of every pass (80 us each), so that a state asked for in the middle of
-it can say how the pass began. A snapshot is made of plain types and tensors: `torch.load` reads it
-with `weights_only=True`.
+A state says how the epoch under way began (random states, samplers' states, base seed) and how far
+it came. No word of it is about workers or hosts: any number and placement of them may take it.
+
+Two snapshots are taken at the start of every epoch (80 us each), so that a state asked for in the
+middle of it can say how it began. A snapshot is made of plain types and tensors: `torch.load` reads
+it with `weights_only=True`.
+
+A sampler that goes on from a state is run again from where the epoch began, and what was yielded is
+skipped; a digest of all that it gave proves that it gives the same again.
 
 The feed asks a sampler further ahead than torch's loader does. A generator that the script made
-would be left elsewhere than with torch, and the next epoch would have another order.
-
-It says how the pass under way began (random states, samplers' states, base seed) and how far it
-came. No word of it is about workers or hosts: any number and placement of them may take it.
-
-It is run again from where the pass began, and what was yielded is skipped; a digest of all that it
-gave proves that it gives the same again.
+would be left elsewhere than with torch, and the next epoch would have another order. So it is put
+back when an epoch ends early (`Rewind`).
 """
 
 import copy
@@ -47,7 +48,7 @@ class Stateful(Protocol):
     """A sampler (or an iterable dataset) with a state of its own, by torchdata's convention."""
 
     def state_dict(self) -> object:
-        """Its state."""
+        """Returns its state."""
         ...
 
     def load_state_dict(self, state: object, /) -> object:
@@ -83,12 +84,12 @@ class SamplerParts:
     samplers: dict[str, object]
 
     def stateful(self) -> dict[str, Stateful]:
-        """Those samplers that keep a state of their own."""
+        """Returns those samplers that keep a state of their own."""
         return {name: s for name, s in self.samplers.items() if isinstance(s, Stateful)}
 
 
 def parts_of(loader: "DataLoader[object]") -> SamplerParts:
-    """What is to be kept of `loader`."""
+    """Returns the generators and samplers of `loader` whose states are to be kept."""
     samplers: dict[str, object] = {}
     name, inner = ("batch_sampler" if loader._auto_collation else "sampler"), loader._index_sampler
     while len(samplers) < _MAX_DEPTH and not any(inner is known for known in samplers.values()):
@@ -108,7 +109,7 @@ def parts_of(loader: "DataLoader[object]") -> SamplerParts:
 
 
 def take(parts: SamplerParts, *, with_own: bool = True) -> SamplerSnapshot:
-    """A snapshot of now.
+    """Takes a snapshot of now.
 
     Args:
         with_own: Asks the samplers for their own states too. One that fails to tell it has none.
@@ -165,7 +166,7 @@ def set_own(parts: SamplerParts, snapshot: SamplerSnapshot) -> None:
 
 
 def plain(value: object) -> object:
-    """`value` without NumPy's types, which a safe `torch.load` refuses."""
+    """Returns `value` without NumPy's types, which a safe `torch.load` refuses."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
         return {"array": torch.from_numpy(value.astype(np.int64)), "dtype": str(value.dtype)}
     if isinstance(value, np.ndarray):
@@ -180,7 +181,7 @@ def plain(value: object) -> object:
 
 
 def _numpy(value: object) -> object:
-    """The opposite of `plain`, for NumPy's own states."""
+    """Does the opposite of `plain`, for NumPy's own states."""
     if not isinstance(value, dict):
         return value
     if set(value) == {"array", "dtype"}:
@@ -199,7 +200,7 @@ def _python_tuple(state: object) -> tuple[object, ...]:
 
 
 class _Kept(NamedTuple):
-    """How the state of a kind of generator is read and set."""
+    """A kind of generator: how its state is read and set."""
 
     read: Callable[[object], object]
     write: Callable[[object, object], object]
@@ -248,7 +249,7 @@ _KINDS: dict[type, _Kept] = {
 
 
 class Rewind:
-    """The states of a loader's generators after each of the last draws of one pass; 5 kB a draw.
+    """The states of a loader's generators after each of the last draws of one epoch; 5 kB a draw.
 
     Args:
         generators: All that the sampler may draw from.
@@ -268,7 +269,7 @@ class Rewind:
         return len(self._states)
 
     def before(self, num_drawn: int) -> None:
-        """The sampler is about to be asked, after `num_drawn` draws."""
+        """Notes the states when the sampler is about to be asked, after `num_drawn` draws."""
         states = self._read()
         if _bytes_of(states) != self._last:
             # Others drew: what was before them cannot be put back without undoing theirs.
@@ -276,11 +277,11 @@ class Rewind:
             self._states.append((num_drawn, states))
 
     def after(self, num_drawn: int, *, num_taken: int) -> None:
-        """The sampler was asked.
+        """Notes the states when the sampler was asked.
 
         Args:
-            num_drawn: How often in this pass; once more than there are batches: it is exhausted.
-            num_taken: Batches of the pass that the script took.
+            num_drawn: How often in this epoch; once more than there are batches: it is exhausted.
+            num_taken: Batches of the epoch that the script took.
         """
         states = self._read()
         self._last = _bytes_of(states)
@@ -290,12 +291,12 @@ class Rewind:
             self._states.popleft()
 
     def forget(self) -> None:
-        """Nothing is put back of what was drawn so far."""
+        """Forgets all states: nothing is put back of what was drawn so far."""
         self._states.clear()
         self._last = b""
 
     def leave(self, num_taken: int) -> None:
-        """The pass was left: the generators are as torch's loader leaves them.
+        """Leaves the generators of an epoch that ends early as torch's loader leaves them.
 
         Nothing is changed if somebody else drew since. Takes no lock; may be called twice.
         """
@@ -309,13 +310,13 @@ class Rewind:
         self.forget()
 
     def is_of_this_thread(self) -> bool:
-        """Whether it is this thread that draws: then nobody draws now."""
+        """Tells whether it is this thread that draws: then nobody draws now."""
         return self._thread == threading.get_ident()
 
     def show_drawn(self, parts: SamplerParts, now: SamplerSnapshot) -> None:
         """Has `now` say of the generators what they were before they were put back.
 
-        For a state of a pass that was left: it holds how far the sampler was drawn.
+        For a state of an epoch that was left: it holds how far the sampler was drawn.
         """
         if self._drawn and _bytes_of(self._read()) == self._put_back:
             for name, generator in parts.generators.items():
@@ -328,7 +329,7 @@ class Rewind:
 
 
 def generators_of(parts: SamplerParts) -> list[torch.Generator]:
-    """Those of the script's that the samplers of a loader may draw from; empty: there is none."""
+    """Returns the script's generators that a loader's samplers may draw from; empty: none."""
     found = {
         name: value
         for name, value in parts.generators.items()
@@ -350,7 +351,7 @@ VERSION = 1
 
 
 class Begun(TypedDict):
-    """Of a pass under way.
+    """The beginning of an epoch under way, and how far it came.
 
     Attributes:
         num_yielded: Batches that the script got.
@@ -379,11 +380,11 @@ class LoaderState(TypedDict):
     Attributes:
         version: Of this form.
         loader: What the loader that takes the state has to have in common.
-        epoch: Of the pass under way, or of the next.
+        epoch: Number of the one under way, or of the next.
         num_yielded: Batches of it that the script got.
-        base_seed: Of the pass under way, or of the last; None: there was none.
-        keeps_seed: All passes have one base seed, as with torch's persistent workers.
-        begun: None between passes.
+        base_seed: Of the epoch under way, or of the last; None: there was none.
+        keeps_seed: All epochs have one base seed, as with torch's persistent workers.
+        begun: None between epochs.
         now: At the time of the state.
     """
 
@@ -404,14 +405,14 @@ def state_of(
     num_held: int = 0,
     is_under_way: bool = False,
 ) -> LoaderState:
-    """The state of `loader` now.
+    """Returns the state of `loader` now.
 
     Args:
         num_held: 1 if who goes through the loader holds its last batch back from the script.
-        is_under_way: The script has not seen the end of the pass yet, even if the loader has.
+        is_under_way: The script has not seen the end of the epoch yet, even if the loader has.
 
     Raises:
-        UsageError: In the middle of a pass over an iterable dataset, or one out of order.
+        UsageError: In the middle of an epoch over an iterable dataset, or one out of order.
     """
     parts = parts_of(loader)
     now = take(parts)
@@ -439,7 +440,7 @@ def load(
     *,
     sets_globals: bool = True,
 ) -> None:
-    """Has the next pass over `loader` go on from `state`.
+    """Has the next epoch over `loader` go on from `state`.
 
     Args:
         sets_globals: Sets the three global random states, too: what the script draws next is then
@@ -503,7 +504,7 @@ def _state(
 
 
 def _not_begun(loaded: LoaderState, now: SamplerSnapshot) -> LoaderState:
-    """The state that was loaded, where no batch of it was drawn yet."""
+    """Returns the state that was loaded, where no batch of it was drawn yet."""
     state = copy.deepcopy(loaded)
     if state["begun"] is None:
         state["now"] = now
@@ -538,7 +539,7 @@ def _begun(loader: "DataLoader[object]", position: "Position", num_held: int) ->
 
 
 def stream_error(dataset: object) -> UsageError:
-    """For the state of an iterable dataset that keeps none."""
+    """Returns the error for the state of an iterable dataset that keeps none."""
     return UsageError(
         f"how far an iterable dataset ({type(dataset).__name__}) is cannot be kept in the "
         "middle of a pass: it is known to its workers only",
@@ -550,7 +551,7 @@ def stream_error(dataset: object) -> UsageError:
 def _facts(
     loader: "DataLoader[object]", process: TrainerProcess, parts: SamplerParts
 ) -> dict[str, object]:
-    """What a state and the loader that takes it must have in common."""
+    """Returns what a state and the loader that takes it must have in common."""
     try:
         length = len(cast("Sized", loader.dataset))
     except (TypeError, NotImplementedError):
@@ -587,7 +588,7 @@ def replay_sampler(
         parts: The generators and samplers of the loader.
         now: When the state was taken.
         occurrences: Counts what was yielded, for `sample` seeding.
-        epoch: Of the pass, in errors.
+        epoch: Its number, in errors.
         rewind: Is told of every draw.
 
     Returns:
@@ -651,7 +652,7 @@ def replay_sampler(
 
 
 def digest_with(index: object, *, before: str) -> str:
-    """Of all that a sampler gave, `index` being the last; 2 us for 32 whole numbers."""
+    """Returns the digest of all that a sampler gave, `index` being the last; 2 us for 32 ints."""
     try:
         given = array("q", index if isinstance(index, list | tuple) else [index]).tobytes()
     except (TypeError, ValueError, OverflowError):

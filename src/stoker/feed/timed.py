@@ -1,6 +1,6 @@
-"""`stoker.timed`: the timeline of `stoker.DataLoader` for batches that anything else makes.
+"""`stoker.timed` writes the timeline of `stoker.DataLoader` for batches that anything else makes.
 
-Needs no torch: TensorFlow's environments have none.
+It needs no torch: TensorFlow's environments have none.
 """
 
 import sys
@@ -21,19 +21,19 @@ _MAX_DEPTH = 4
 def timed(
     batches: Iterable[_T], *, samples: Samples[_T] | None = None, name: str | None = None
 ) -> "TimedBatches[_T]":
-    """The same batches; in a run, how long each was waited for and computed with is written down.
+    """Returns the same batches; in a run, records how long each was waited for and computed with.
 
         for batch in stoker.timed(dataset.iter_torch_batches(batch_size=64)):
             ...
 
     For batches that are none of a `stoker.DataLoader`: Ray Data, tf.data, WebDataset, a generator.
     The run's record, its passive profile and `stoker evaluate` then know the step, its wait and the
-    samples a second; what a single batch costs to make stays unknown. About 5 us of CPU a
-    step. Outside
-    of a run, and around loaders that stoker times already, only the batches are passed on.
+    samples a second; what a single batch costs to make stays unknown. It costs about 5 us of CPU a
+    step. Outside of a run, and around loaders that stoker times already, only the batches are
+    passed on.
 
-    What the source has beside its batches (`len`, attributes) is had from here, too. It may be gone
-    through again and again, as often as the source may: each `iter` is an epoch.
+    What the source has next to its batches (`len`, attributes) is had from here, too. It may be
+    gone through again and again, as often as the source may: each `iter` is an epoch.
 
     Args:
         batches: Any iterable; its errors, and those of its iterators, are passed on.
@@ -50,7 +50,7 @@ def timed(
 
 
 class TimedBatches(Generic[_T]):
-    """See `timed`."""
+    """Batches that are timed, as `timed` gives them."""
 
     def __init__(
         self, batches: Iterable[_T], *, name: str, samples: Samples[_T] | None = None
@@ -76,7 +76,7 @@ class TimedBatches(Generic[_T]):
 
 
 class _SizedBatches(TimedBatches[_T]):
-    """Of a source that has a length, or may have one."""
+    """The batches of a source that has a length, or may have one."""
 
     def __len__(self) -> int:
         return len(cast("Sized", self._batches))
@@ -86,7 +86,7 @@ class _SizedBatches(TimedBatches[_T]):
 
 
 class TimedPass:
-    """One pass over batches that stoker does not make, as the books of this process see it."""
+    """One epoch over batches that stoker does not make, as the books of this process see it."""
 
     def __init__(self, process: TrainerProcess, *, loader: int, epoch: int) -> None:
         self._usage = process.timeline.usage
@@ -95,30 +95,30 @@ class TimedPass:
             self._usage.is_made_elsewhere(loader)
 
     def ask(self) -> None:
-        """A batch is asked for: the step before is complete."""
+        """Notes that a batch is asked for: the step before is complete."""
         self._steps.ask()
 
     def got(self, batch: object, *, samples: int) -> None:
-        """The batch is there."""
+        """Notes that the batch is there."""
         self._steps.got(samples)
         if self._usage is not None:
             self._usage.saw(batch)
 
     def took(self, *, seconds: float, wait: float, samples: int) -> None:
-        """A step that ends now, where its batch was asked for out of our sight."""
+        """Notes a step that ends now, where its batch was asked for out of our sight."""
         self._steps.took(seconds=seconds, wait=wait, samples=samples)
 
     def end(self) -> None:
-        """The pass is over; may be called twice."""
+        """Notes that the epoch is over; may be called twice."""
         self._steps.end()
 
     def drop(self) -> None:
-        """Nothing refers to the pass any more; safe in a finalizer."""
+        """Notes that nothing refers to the epoch any more; safe in a finalizer."""
         self._steps.drop()
 
 
 class _TimedIterator(Iterator[_T]):
-    """One pass; not a generator, for after an error of a batch some sources go on."""
+    """One epoch; not a generator, for after an error of a batch some sources go on."""
 
     def __init__(self, source: Iterator[_T], pass_: TimedPass, samples: Samples[_T] | None) -> None:
         self._source = source
@@ -143,7 +143,7 @@ class _TimedIterator(Iterator[_T]):
 
 
 def num_samples(batch: object) -> int:
-    """First dimension of the first array or tensor in it; without one its length, else 1."""
+    """Returns the first dimension of the first array or tensor in it; else its length, else 1."""
     found = _rows(batch, depth=0)
     if found is not None:
         return found
@@ -175,7 +175,7 @@ def _rows(batch: object, *, depth: int) -> int | None:
 
 
 def _is_timed_already(batches: object, process: TrainerProcess) -> bool:
-    """Whether it is a loader whose iterators write the timeline themselves, or a profile's."""
+    """Tells whether its iterators write the timeline themselves, as stoker's and a profile's do."""
     # Of `stoker.to_device`, its loader.
     inner = getattr(batches, "_batches", batches) if _home(type(batches)) else batches
     if isinstance(batches, TimedBatches) or _home(getattr(type(inner), "_get_iterator", None)):
@@ -188,5 +188,5 @@ def _is_timed_already(batches: object, process: TrainerProcess) -> bool:
 
 
 def _home(thing: object) -> bool:
-    """Whether stoker's feed defines it."""
+    """Tells whether stoker's feed defines `thing`."""
     return str(getattr(thing, "__module__", "")).startswith("stoker.feed.")

@@ -1,8 +1,9 @@
-"""The timeline of a trainer process: what each step waited for data, and what it computed.
+"""The timeline of a trainer process says how long each step waited for data, and computed.
 
-One row a delivered batch, written when the next one is asked for (only then the step's compute is
-known), to STOKER_OUTPUT/timeline-rankR.csv. Rows reach the file about once a second and at the end
-of each epoch, so that a process that leaves by `os._exit` loses a second at most.
+It has one row for each delivered batch, written when the next one is asked for (only then the
+step's compute is known), to STOKER_OUTPUT/timeline-rankR.csv. Rows reach the file about once a
+second and at the end of each epoch, so that a process that leaves by `os._exit` loses a second at
+most.
 """
 
 import contextlib
@@ -50,12 +51,12 @@ class Timeline:
         self._lock = threading.Lock()
 
     def new_loader(self) -> int:
-        """A number for one more DataLoader of this process: 0, 1, 2, ..."""
+        """Returns a number for one more DataLoader of this process: 0, 1, 2, ..."""
         self._loaders += 1
         return self._loaders - 1
 
     def epoch(self, *, loader: int, epoch: int, batch: int = 0) -> "Steps":
-        """The recorder for one pass over a loader, from `batch` on."""
+        """Returns the recorder for one epoch over a loader, from `batch` on."""
         return Steps(self, loader=loader, epoch=epoch, batch=batch, clock=self._clock)
 
     def add(
@@ -69,7 +70,7 @@ class Timeline:
         samples: int,
         may_write: bool = True,
     ) -> None:
-        """One step; `start` on the timeline's clock. A finalizer must not write."""
+        """Adds one step; `start` on the timeline's clock. A finalizer must not write."""
         if self._zero is None:
             self._zero = self._flushed = start
         self.steps += 1
@@ -108,7 +109,7 @@ class Timeline:
 
 
 class Steps:
-    """Times one pass over a loader: `ask` before a batch is waited for, `got` when it is there."""
+    """Times one epoch over a loader: `ask` before a batch is waited for, `got` when it is there."""
 
     def __init__(
         self,
@@ -129,20 +130,20 @@ class Steps:
         self._open: tuple[float, float, int] | None = None
 
     def ask(self) -> None:
-        """The trainer asks for a batch: the step before is complete."""
+        """Notes that the trainer asks for a batch: the step before is complete."""
         self._asked = self._clock()
         self._complete(self._asked)
         if self._timeline.usage is not None:
             self._timeline.usage.asked(self._loader, self._epoch)
 
     def got(self, samples: int) -> None:
-        """The batch is there; its step begins."""
+        """Notes that the batch is there; its step begins."""
         self._open = (self._asked, self._clock(), samples)
         if self._timeline.usage is not None:
             self._timeline.usage.got(samples)
 
     def took(self, *, seconds: float, wait: float, samples: int) -> None:
-        """A whole step that ends now, of which `wait` was waiting for its batch."""
+        """Notes a whole step that ends now, of which `wait` was waiting for its batch."""
         usage, start = self._timeline.usage, self._clock() - seconds
         if usage is not None:
             usage.got(samples)
@@ -152,14 +153,14 @@ class Steps:
             usage.asked(self._loader, self._epoch)
 
     def end(self) -> None:
-        """The pass is over, or dropped; may be called twice."""
+        """Notes that the epoch is over, or dropped; may be called twice."""
         self._complete(self._clock())
         self._timeline.flush()
         if self._timeline.usage is not None:
             self._timeline.usage.ended()
 
     def drop(self) -> None:
-        """The pass was dropped by its last reference; safe in a finalizer."""
+        """Notes that the epoch was dropped by its last reference; safe in a finalizer."""
         self._complete(self._clock(), may_write=False)
         if self._timeline.usage is not None:
             self._timeline.usage.dropped(self._loader, self._epoch)

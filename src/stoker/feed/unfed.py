@@ -1,4 +1,4 @@
-"""A training under a data group that takes no batches from it: said in a line, at its first steps.
+"""A training under a data group that takes no batches from it is told so, at its first steps.
 
 Libraries have loaders of their own, and scripts forget the changed import: nothing fails then, and
 data hosts would idle for as long as the training lasts. Optimizer steps tell that batches came.
@@ -46,7 +46,7 @@ class UnfedWatch:
 
     Args:
         process: Gives it, once it is known to train: others (a worker that was spawned, a script
-            beside the training) must not take its place.
+            next to the training) must not take its place.
 
     Attributes:
         seen: The class of a loader of torch that was read, without stoker's iterators.
@@ -60,7 +60,7 @@ class UnfedWatch:
     _has_said: bool = field(default=False)
 
     def step(self) -> bool:
-        """The optimizer steps; False: there is no more to watch."""
+        """Counts an optimizer step; False: there is no more to watch."""
         if self.is_fed():
             return False
         self.num_steps += 1
@@ -76,11 +76,11 @@ class UnfedWatch:
 
     @staticmethod
     def is_fed() -> bool:
-        """Whether a loader of stoker's was made or read here: that alone imports the feed."""
+        """Tells whether a loader of stoker's was made or read here: that alone imports the feed."""
         return _FEED in sys.modules
 
     def words(self, owns: list[str]) -> str:
-        """What is wrong, and what helps."""
+        """Returns what is wrong, and what helps."""
         if self.seen:
             what, helps = f"{self.seen} is read without stoker", _REPLACE
         elif owns:
@@ -106,7 +106,7 @@ class UnfedWatch:
 
 
 def own_loaders() -> list[str]:
-    """Classes of OWN_LOADERS whose modules this process has, by their full names."""
+    """Returns classes of OWN_LOADERS whose modules this process has, by their full names."""
     return [f"{module}.{name}" for module, name in OWN_LOADERS.items() if module in sys.modules]
 
 
@@ -128,7 +128,7 @@ def install(dataloader_class: type[AnyLoader]) -> None:
 
 
 def _see_loaders(dataloader_class: type[AnyLoader], watch: UnfedWatch) -> None:
-    """Subclasses of torch's loader that keep its iterators are seen; stoker's has its own."""
+    """Watches subclasses of torch's loader that keep its iterators; stoker's has its own."""
     original: Callable[[AnyLoader], _BaseDataLoaderIter] = dataloader_class._get_iterator
 
     def _get_iterator(self: AnyLoader) -> _BaseDataLoaderIter:
@@ -140,7 +140,7 @@ def _see_loaders(dataloader_class: type[AnyLoader], watch: UnfedWatch) -> None:
 
 
 def is_released(process: TrainerProcess) -> bool:
-    """Whether the data hosts are given back because no rank had asked for a batch.
+    """Tells whether the data hosts are given back because no rank had asked for a batch.
 
     To be called by a rank that is about to ask for one after all: it takes its word back first, and
     the launcher looks at the words again once the file is there. So one of the two sees the other.

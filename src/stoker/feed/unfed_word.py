@@ -1,10 +1,10 @@
-"""What a rank that takes no batches from its data hosts leaves for its launcher."""
+"""A rank that takes no batches from its data hosts leaves this word for its launcher."""
 
 import msgspec
 
 
 class Unfed(msgspec.Struct, frozen=True):
-    """That it takes none.
+    """The word of a rank that takes none.
 
     Attributes:
         world_size: Of the training: data hosts are given back when all ranks say the same.

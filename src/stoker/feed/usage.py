@@ -1,8 +1,8 @@
-"""What a trainer process uses over the steps of each of its loaders: CPU, bytes read, bytes made.
+"""A trainer process sums up what the steps of each of its loaders use: CPU, bytes read, bytes made.
 
-The passive half of a profile: CPU clocks are read at each step, or 100 times a second where steps
-are shorter (a read costs 5 us), what lies outside the process once a second, and the sums go to
-STOKER_OUTPUT/usage-rankR.json. What a step asks of its hosts is read from them when the training
+This is the passive half of a profile: CPU clocks are read at each step, or 100 times a second where
+steps are shorter (a read costs 5 us), what lies outside the process once a second, and the sums go
+to STOKER_OUTPUT/usage-rankR.json. What a step asks of its hosts is read from them when the training
 has ended.
 """
 
@@ -31,7 +31,7 @@ _MAX_SPANS = 256
 
 
 class LoaderUsage(msgspec.Struct, kw_only=True):
-    """Sums over the steps of one loader; the first step of each pass is left out.
+    """Sums over the steps of one loader; the first step of each epoch is left out.
 
     Attributes:
         steps: From one batch asked for to the next.
@@ -68,7 +68,7 @@ class LoaderUsage(msgspec.Struct, kw_only=True):
 
 
 class RankUsage(msgspec.Struct, kw_only=True):
-    """Of one trainer process; loaders by their number."""
+    """The usage of one trainer process; loaders by their number."""
 
     rank: int
     loaders: dict[int, LoaderUsage] = msgspec.field(default_factory=dict)
@@ -96,11 +96,11 @@ class Usage:
         self._written = 0.0
 
     def is_made_elsewhere(self, loader: int) -> None:
-        """The batches of `loader` are none of a DataLoader."""
+        """Notes that the batches of `loader` are none of a DataLoader."""
         self._books.loaders.setdefault(loader, LoaderUsage()).is_elsewhere = True
 
     def asked(self, loader: int, epoch: int) -> None:
-        """A batch is asked for: the step before is complete."""
+        """Notes that a batch is asked for: the step before is complete."""
         now = self._asked_at = time.monotonic()
         if self._key == (loader, epoch):
             self._unread_steps += 1
@@ -123,28 +123,28 @@ class Usage:
         self._is_read = True
 
     def got(self, samples: int) -> None:
-        """The batch is there."""
+        """Notes that the batch is there."""
         self._samples = samples
         if self._is_read:
             self._is_read = False
             self._next_cpu = time.thread_time() - self._read[2]
 
     def saw(self, batch: object) -> None:
-        """A batch whose size may be of use."""
+        """Takes a batch whose size may be of use."""
         own = self._books.loaders.get(self._key[0]) if self._key else None
         if own is not None and own.sized_batches < _SIZED_BATCHES:
             own.sized_batches += 1
             own.batch_bytes += num_bytes(batch)
 
     def ended(self) -> None:
-        """The pass is over; may be called twice."""
+        """Notes that the epoch is over; may be called twice."""
         if self._key is not None and self._span is not None:
             self._add_last_steps(self._key[0])
             self._close_span(self._books.loaders[self._key[0]])
         self._key, self._span = None, None
 
     def dropped(self, loader: int, epoch: int) -> None:
-        """A pass was dropped by its last reference; safe in a finalizer."""
+        """Notes that an epoch was dropped by its last reference; safe in a finalizer."""
         if self._key == (loader, epoch):
             self._add_last_steps(loader)
             self._key, self._span = None, None
@@ -160,7 +160,7 @@ class Usage:
             temporary.replace(self._path)
 
     def _add_steps(self, own: LoaderUsage) -> None:
-        """Those since the clocks were last read, up to the batch asked for last."""
+        """Adds the steps since the clocks were last read, up to the batch asked for last."""
         own.steps += self._unread_steps
         own.samples += self._unread_samples
         own.next_cpu_seconds += self._next_cpu * self._unread_steps
@@ -201,7 +201,7 @@ class Usage:
 
 
 class _Span:
-    """The clocks that are read once a second, now."""
+    """The clocks that are read once a second, as they are now."""
 
     def __init__(self, own: LoaderUsage) -> None:
         self.steps = own.steps
@@ -221,7 +221,7 @@ class _Span:
 
 
 def read_usage(folder: Path) -> list[RankUsage]:
-    """What the ranks of this host left in `folder`, by rank; files that are cut are left out."""
+    """Returns what the ranks of this host left in `folder`, by rank, without files that are cut."""
     found = []
     for path in folder.glob("usage-rank*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError):
@@ -230,7 +230,7 @@ def read_usage(folder: Path) -> list[RankUsage]:
 
 
 def _feed_threads() -> list[int]:
-    """Native ids of the threads that receive batches: the feed's own, and ZeroMQ's."""
+    """Returns the native ids of the threads that receive batches: the feed's own, and ZeroMQ's."""
     found = [
         thread.native_id
         for thread in threading.enumerate()

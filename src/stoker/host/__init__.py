@@ -1,1 +1,1 @@
-"""Facts of this host, and ties between its processes: imports nothing else of stoker."""
+"""This host has facts, and its processes have ties: this package imports nothing else of stoker."""

@@ -1,4 +1,4 @@
-"""What the kernel counts: CPU time, quotas, network, storage, page cache."""
+"""The kernel counts CPU time, quotas, network, storage and page cache; here it is asked."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ from stoker.host.processes import descendant_pids
 
 @dataclass(frozen=True, slots=True)
 class BytesRead:
-    """So far, of one process.
+    """The bytes that one process has read so far.
 
     Attributes:
         asked: Through the system's read calls, whether or not the page cache had it.
@@ -32,7 +32,7 @@ class BytesRead:
 
 
 def bytes_read(pid: int | None = None) -> BytesRead | None:
-    """What process `pid`, else this one, has read; None where the kernel does not tell."""
+    """Returns what process `pid`, else this one, has read; None where the kernel does not tell."""
     found = {}
     try:
         with open(f"/proc/{'self' if pid is None else pid}/io", encoding="ascii") as file:
@@ -52,14 +52,14 @@ class Scheduled(NamedTuple):
 
 
 class Throttling(NamedTuple):
-    """Of a control group's CPU quota: periods, those in which it was stopped, and for how long."""
+    """The counts of a control group's CPU quota: periods, those stopped in, and seconds stopped."""
 
     periods: int = 0
     throttled_periods: int = 0
     throttled_seconds: float = 0.0
 
     def since(self, before: "Throttling") -> "Throttling":
-        """What came after `before`."""
+        """Returns what came after `before`."""
         return Throttling(
             self.periods - before.periods,
             self.throttled_periods - before.throttled_periods,
@@ -68,7 +68,7 @@ class Throttling(NamedTuple):
 
 
 def scheduled(thread: str) -> Scheduled | None:
-    """Of a thread or a process's first one, by its folder in /proc; None if it has ended."""
+    """Returns the times of a thread, by its folder in /proc; None if it has ended."""
     try:
         words = Path(thread, "schedstat").read_bytes().split()
         return Scheduled(int(words[0]) / 1e9, int(words[1]) / 1e9)
@@ -77,7 +77,7 @@ def scheduled(thread: str) -> Scheduled | None:
 
 
 class OwnSchedule:
-    """Of the calling thread, read again and again for a few microseconds each; close it."""
+    """Reads the calling thread's waiting time, again and again, in a few microseconds; close it."""
 
     def __init__(self) -> None:
         try:
@@ -86,7 +86,7 @@ class OwnSchedule:
             self._file = None
 
     def queued_seconds(self) -> float:
-        """So far; 0 where the kernel does not say."""
+        """Returns seconds that the thread was ready but had no CPU, so far; 0 where not known."""
         if self._file is None:
             return 0.0
         try:
@@ -95,14 +95,14 @@ class OwnSchedule:
             return 0.0
 
     def close(self) -> None:
-        """May be called twice."""
+        """Closes the file; may be called twice."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
 
 def throttling(group: Path) -> Throttling:
-    """How often the quota of `group` stopped it so far."""
+    """Returns how often the quota of `group` stopped it so far, and for how long."""
     try:
         lines = (group / "cpu.stat").read_text().splitlines()
         counts = {name: int(count) for name, count in (line.split() for line in lines)}
@@ -114,7 +114,7 @@ def throttling(group: Path) -> Throttling:
 
 
 def received_bytes(table: Path = Path("/proc/self/net/dev")) -> int:
-    """Bytes that the network interfaces received so far, loopback left out."""
+    """Returns bytes that the network interfaces received so far, loopback left out."""
     try:
         lines = table.read_text().splitlines()[2:]
         columns = [
@@ -126,13 +126,13 @@ def received_bytes(table: Path = Path("/proc/self/net/dev")) -> int:
 
 
 def read_bytes(pids: Iterable[int]) -> int:
-    """Bytes from storage so far, by this process, its ended children, and `pids`."""
+    """Returns bytes from storage so far, by this process, its ended children, and `pids`."""
     books = [bytes_read(pid) for pid in (None, *pids)]
     return sum(book.fetched for book in books if book)
 
 
 def storage_stall_seconds(pressure: Path = Path("/proc/pressure/io")) -> float | None:
-    """Seconds so far in which some process of the machine waited for storage; None: not known."""
+    """Returns seconds so far in which some process waited for storage; None: not known."""
     try:
         line = next(own for own in pressure.read_text().splitlines() if own.startswith("some"))
         return int(line.rpartition("total=")[2]) / 1e6
@@ -144,7 +144,7 @@ _HAS_CPU_CLOCKS = platform.system() == "Linux"
 
 
 def process_cpu_seconds(pid: int) -> float | None:
-    """User and system seconds of another process; None if it has ended."""
+    """Returns user and system seconds of another process; None if it has ended."""
     if _HAS_CPU_CLOCKS:
         return process_clock(pid)
     try:
@@ -155,14 +155,14 @@ def process_cpu_seconds(pid: int) -> float | None:
 
 
 def children_cpu_seconds() -> float:
-    """CPU-seconds of all processes below this one, those that have ended included."""
+    """Returns CPU-seconds of all processes below this one, those that have ended included."""
     live = (process_cpu_seconds(pid) for pid in pids_below())
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return ended.ru_utime + ended.ru_stime + sum(seconds or 0.0 for seconds in live)
 
 
 def machine_cpu_seconds() -> float:
-    """CPU-seconds of all processes that share the vCPUs of this one.
+    """Returns CPU-seconds of all processes that share the vCPUs of this one.
 
     Where a control group's quota limits it, only those of that group do: what neighbours on the
     node use is none of what the quota allows. Where the kernel does not count the group, it is
@@ -177,7 +177,7 @@ def machine_cpu_seconds() -> float:
 
 
 def elsewhere_cpu_seconds() -> float:
-    """CPU-seconds on the vCPUs of this machine that this process may not use."""
+    """Returns CPU-seconds on the vCPUs of this machine that this process may not use."""
     cpus = psutil.cpu_times(percpu=True)
     others = set(range(len(cpus))) - _own_cpus(len(cpus))
     return sum(_busy(cpus[cpu]._asdict()) for cpu in others)
@@ -195,13 +195,13 @@ def _busy(times: Mapping[str, float]) -> float:
 
 
 def queued_seconds() -> float:
-    """Seconds that this process's first thread was ready to run while others had the CPU; or 0."""
+    """Returns seconds that this process's first thread was ready but had no CPU; 0: not known."""
     own = scheduled("/proc/self")
     return own.queued if own else 0.0
 
 
 def descendants() -> list[psutil.Process]:
-    """The processes below this one."""
+    """Returns the processes below this one."""
     try:
         return psutil.Process().children(recursive=True)
     except psutil.Error:
@@ -209,13 +209,13 @@ def descendants() -> list[psutil.Process]:
 
 
 def pids_below() -> list[int]:
-    """The pids of the processes below this one."""
+    """Returns the pids of the processes below this one."""
     told = descendant_pids()
     return [child.pid for child in descendants()] if told is None else told
 
 
 def thread_ids() -> set[int]:
-    """Native ids of this process's threads; empty where the system does not say."""
+    """Returns native ids of this process's threads; empty where the system does not say."""
     try:
         return {int(name) for name in os.listdir("/proc/self/task")}
     except OSError:
@@ -223,7 +223,7 @@ def thread_ids() -> set[int]:
 
 
 def threads_cpu_seconds(ids: set[int]) -> float:
-    """CPU-seconds of these threads of this process."""
+    """Returns CPU-seconds of these threads of this process."""
     return sum(thread_clock(tid) or 0.0 for tid in ids)
 
 
@@ -255,14 +255,14 @@ class OpenedFiles:
                 self._names[name] = None
 
     def paths(self) -> list[Path]:
-        """Regular files that hold data, those open or mapped now among them."""
+        """Returns regular files that hold data, those open or mapped now among them."""
         names = [name for name in list(self._names) if isinstance(name, str)]
         real = dict.fromkeys(os.path.realpath(name) for name in [*names, *_open_now(), *_mapped()])
         return [Path(name) for name in real if _is_data(name)]
 
 
 def drop_cached(paths: Iterable[Path]) -> int:
-    """Asks the kernel to forget what it has cached of these files; gives for how many it was."""
+    """Asks the kernel to forget what it has cached of these files; returns for how many it was."""
     if not hasattr(os, "posix_fadvise"):
         return 0
     dropped = 0

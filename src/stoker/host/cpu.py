@@ -1,6 +1,6 @@
-"""The CPUs of this host: clocks of processes and threads, quotas of control groups, priority.
+"""This host's CPUs have clocks of processes and threads, quotas of control groups, priorities.
 
-Exact to a nanosecond, where /proc counts in hundredths of a second.
+The clocks are exact to a nanosecond, where /proc counts in hundredths of a second.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ _PROCESS, _THREAD = 0b010, 0b110
 
 
 def process_clock(pid: int) -> float | None:
-    """User and system seconds of a process; None if it ended, or there is no such clock."""
+    """Returns user and system seconds of a process; None if it ended, or there is no such clock."""
     return _read(pid, _PROCESS)
 
 
 def thread_clock(tid: int) -> float | None:
-    """The same of a thread of this process, by its native id."""
+    """Returns the same of a thread of this process, by its native id."""
     return _read(tid, _THREAD)
 
 
@@ -39,18 +39,18 @@ _FILES = ("cpu.stat", "cpu.max", "cpu.cfs_quota_us")
 
 
 def usable_vcpus() -> int:
-    """vCPUs that this process may use, as a number of workers: at least 1, a half is rounded."""
+    """Returns the vCPUs that this process may use, as a number of workers: rounded, at least 1."""
     return max(1, round(vcpu_capacity()))
 
 
 def vcpu_capacity() -> float:
-    """vCPUs that this process may use: by its affinity and its groups' quota; not rounded."""
+    """Returns the vCPUs that this process may use, by affinity and groups' quota; not rounded."""
     quota = cpu_quota()
     return min(_affine(), quota) if quota else float(_affine())
 
 
 def cpu_quota(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | None:
-    """The smallest quota from this process's group up to the root, in vCPUs; None: there is none.
+    """Returns the smallest quota from this process's group to the root, in vCPUs; None: none.
 
     Args:
         root: Where control groups are mounted.
@@ -61,7 +61,7 @@ def cpu_quota(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | 
 
 
 def limiting_group(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> Path | None:
-    """The group whose quota leaves this process less than its affinity does; None: none does."""
+    """Returns the group whose quota allows less than this process's affinity; None: none does."""
     limited = [
         (quota, index, group)
         for index, group in enumerate(cpu_groups(root=root, membership=membership))
@@ -73,11 +73,11 @@ def limiting_group(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> Pat
 
 
 def cpu_groups(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> tuple[Path, ...]:
-    """The folders of this process's group for CPU and of those above it, as they are seen here.
+    """Returns the folders of this process's group for CPU and of those above, as seen here.
 
     In a container the group's name may be that of the host: then only the mounted root is known.
     """
-    # With version 1 beside it, version 2 is mounted below.
+    # With version 1 next to it, version 2 is mounted below.
     tops = [(root, ""), (root / "unified", ""), *((root / name, "cpu") for name in _V1_FOLDERS)]
     folders = [
         folder
@@ -90,13 +90,13 @@ def cpu_groups(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> tuple[P
 
 
 def group_quota(folder: Path) -> float | None:
-    """vCPUs that the quota of one group allows; None: it has none."""
+    """Returns the vCPUs that the quota of one group allows; None: it has none."""
     quota = _quota_v2(folder)
     return _quota_v1(folder) if quota is None else quota
 
 
 def group_cpu_seconds(folder: Path) -> float | None:
-    """CPU-seconds of all processes of a group so far; None: the kernel does not say here."""
+    """Returns CPU-seconds of all processes of a group so far; None: the kernel does not say."""
     for line in _lines(folder / "cpu.stat"):
         name, _, count = line.partition(" ")
         if name == "usage_usec" and count.strip().isdigit():
@@ -112,7 +112,7 @@ def _affine() -> int:
 
 
 def _paths(membership: Path, *, controller: str) -> list[str]:
-    """The group of that controller (empty: of version 2), and the root."""
+    """Returns the group of that controller (empty: of version 2), and the root."""
     found = []
     for line in _lines(membership):
         _, _, rest = line.partition(":")
@@ -155,10 +155,10 @@ def _lines(path: Path) -> list[str]:
 
 @contextlib.contextmanager
 def interrupting_nobody() -> Iterator[None]:
-    """The calling thread, and those it starts meanwhile, wait for an idle core or for their turn.
+    """Makes the calling thread, and those it starts meanwhile, wait for an idle core or their turn.
 
     A worker that hands over a batch wakes the agent, and the kernel may run the woken at once where
-    the waker runs, even beside an idle core: the worker stands still while its batch is sealed
+    the waker runs, even next to an idle core: the worker stands still while its batch is sealed
     (1 ms for 5 MB), before it can begin the next. SCHED_BATCH keeps threads from "extra
     preemptions (between the workload's tasks)", sched(7). Where all cores are busy their turn
     comes with the next slice, within some 3 ms. Nothing is done where the thread has another policy

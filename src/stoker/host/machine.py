@@ -1,4 +1,4 @@
-"""What this host is and has: memory and its limit, accelerators, interfaces, kills for memory."""
+"""This host's memory and its limit, accelerators, interfaces and kills for memory are read here."""
 
 import os
 import re
@@ -11,13 +11,13 @@ _ACCELERATOR = re.compile(r"^nvidia\d+$")
 
 
 def host_bytes() -> int:
-    """The memory limit of this cgroup, else the memory of the machine."""
+    """Returns the memory limit of this cgroup, else the memory of the machine."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(limit_bytes() or physical, physical)
 
 
 def limit_bytes() -> int | None:
-    """The memory limit of this cgroup, where there is one."""
+    """Returns the memory limit of this cgroup, where there is one."""
     for group in memory_groups():
         for name in ("memory.max", "memory.limit_in_bytes"):
             for line in lines_of(group / name):
@@ -27,7 +27,7 @@ def limit_bytes() -> int | None:
 
 
 def memory_groups() -> list[Path]:
-    """Folders that may describe this process's memory cgroup, the nearest first."""
+    """Returns folders that may describe this process's memory cgroup, the nearest first."""
     groups = []
     for line in lines_of(Path("/proc/self/cgroup")):
         _, _, rest = line.partition(":")
@@ -40,7 +40,7 @@ def memory_groups() -> list[Path]:
 
 
 def num_memory_kills() -> int | None:
-    """How often the kernel has killed a process of this cgroup for its memory, if it says so."""
+    """Returns how often the kernel killed a process of this cgroup for its memory, if known."""
     for group in memory_groups():
         for name in ("memory.events", "memory.oom_control"):
             for line in lines_of(group / name):
@@ -51,7 +51,7 @@ def num_memory_kills() -> int | None:
 
 
 def num_accelerators(environ: Mapping[str, str]) -> int:
-    """NVIDIA GPUs that the training may use; CUDA_VISIBLE_DEVICES narrows them down."""
+    """Counts the NVIDIA GPUs that the training may use; CUDA_VISIBLE_DEVICES narrows them down."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
@@ -62,12 +62,12 @@ def num_accelerators(environ: Mapping[str, str]) -> int:
 
 
 def has_interface(name: str) -> bool:
-    """Whether this host has a network interface of that name."""
+    """Returns whether this host has a network interface of that name."""
     return any(known == name for _, known in socket.if_nameindex())
 
 
 def lines_of(path: Path) -> list[str]:
-    """The lines of a file; none where it cannot be read."""
+    """Returns the lines of a file; none where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Processes of this host: those below this one, and the tie that ends a child with its parent."""
+"""Processes of this host have children, which end with their parent where the kernel sees to it."""
 
 import contextlib
 import ctypes
@@ -12,7 +12,7 @@ from queue import SimpleQueue
 
 
 def descendant_pids() -> list[int] | None:
-    """Their pids; None where the kernel does not tell each thread's children.
+    """Returns the pids of the processes below this one; None where the kernel does not tell.
 
     One that begins or ends meanwhile may be left out. Only these processes are asked, not all of
     the machine: in a process whose threads fight for the interpreter lock, every file that is read
@@ -64,7 +64,7 @@ def start_to_last(start: Callable[[], None]) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _starter(pid: int) -> "SimpleQueue[_Start]":
-    """The queue of the thread that starts children; a forked process has its own."""
+    """Returns the queue of the thread that starts children; a forked process has its own."""
     starts: SimpleQueue[_Start] = SimpleQueue()
 
     def run() -> None:

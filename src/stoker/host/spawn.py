@@ -1,6 +1,6 @@
 """Starts a command so that it ends with its parent: `spawn.py PARENT SIGNAL CORES -- CMD`.
 
-Run as a script, in between: it asks the kernel to send SIGNAL when PARENT dies, pins itself to
+It runs as a script, in between: it asks the kernel to send SIGNAL when PARENT dies, pins itself to
 CORES (`0,1`, or `-` for no change), and becomes CMD. So no Python runs between fork and exec in a
 parent that has threads.
 """
@@ -17,7 +17,7 @@ CANNOT_START = 127
 def wrapped(
     command: Sequence[str], *, signal_number: int, cores: Sequence[int] = ()
 ) -> tuple[str, ...]:
-    """`command`, to be started by this process so that it ends with it.
+    """Returns `command` so that it ends with this process, which is to start it.
 
     Args:
         command: Program and arguments.

@@ -1,4 +1,4 @@
-"""The launcher: one program on every host of a run."""
+"""The launcher is one program that runs on every host of a run."""
 
 from stoker.launch.run import launch
 

@@ -1,4 +1,4 @@
-"""`python -m stoker.launch -- CMD`: what `stoker launch` does, without the other verbs."""
+"""`python -m stoker.launch -- CMD` does what `stoker launch` does, without the other verbs."""
 
 import os
 import sys

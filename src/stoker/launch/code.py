@@ -1,4 +1,4 @@
-"""The training's code: a package (.tar.gz) that comes as a channel, unpacked where hosts run it."""
+"""The training's code is a .tar.gz package that comes as a channel; hosts unpack and run it."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ _FIX = "pack the folder anew with `tar -C FOLDER -czf code.tar.gz .`, and data a
 
 
 def unpack(package: Path, folder: Path) -> Path:
-    """Unpacks a package into `folder`, over what is there, and gives `folder`.
+    """Unpacks a package into `folder`, over what is there, and returns `folder`.
 
     Nothing is written outside of it, and nothing at all if the package is refused.
 
@@ -85,14 +85,14 @@ def _extract(archive: tarfile.TarFile, folder: Path, *, where: str) -> None:
 
 
 def _ours(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """The member as this user's, whoever packed it: no foreign owner, no set-user-id."""
+    """Returns the member as this user's, whoever packed it: no foreign owner, no set-user-id."""
     member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
     member.mode = member.mode & 0o755 | (0o700 if member.isdir() else 0o600)
     return member
 
 
 def _reason_to_refuse(member: tarfile.TarInfo, name: str, links: set[str]) -> str:
-    """Why `member` may not be unpacked; empty if it may."""
+    """Says why `member` may not be unpacked; empty if it may."""
     if name.startswith("/") or "\0" in name:
         return "an absolute path"
     if name == ".." or name.startswith("../"):

@@ -1,10 +1,11 @@
-"""The coordinator: a thread of the leader's launcher that knows who is there and how the run ends.
+"""The coordinator is a thread of the leader's launcher: it knows who is there, and how a run ends.
+
+It is there only where a run has more than one host. Launchers join and send heartbeats, ranks
+attend and get the roster, and at the end every launcher is told the outcome, so that no host waits
+for a lease.
 
 A rank may be more than one process: a forked child of the trainer, or a script that it starts, has
 the same RANK and may have a loader of its own. Each of them needs the roster.
-
-It is there only where a run has more than one host. Launchers join and beat, ranks attend and get
-the roster, and at the end every launcher is told the outcome, so that no host waits for a lease.
 """
 
 import queue
@@ -62,11 +63,11 @@ class Attendance:
 
     @property
     def progress(self) -> dict[int, Progress]:
-        """The last report of each rank."""
+        """Returns the last report of each rank."""
         return {rank: message for rank, (_, _, message) in self._reports.copy().items()}
 
     def senders(self) -> tuple[bytes, ...]:
-        """All connections that attend."""
+        """Returns all connections that attend."""
         return tuple(sender for senders in self._senders.values() for sender in senders)
 
     def attend(self, rank: int, sender: bytes) -> None:
@@ -195,42 +196,45 @@ class Coordinator:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Joins, losses and departures so far."""
+        """Returns joins, losses and departures so far."""
         return tuple(self._events)
 
     @property
     def progress(self) -> dict[int, Progress]:
-        """The last report of each rank."""
+        """Returns the last report of each rank."""
         return self._ranks.progress
 
     @property
     def live_agents(self) -> frozenset[str]:
-        """Data hosts whose lease runs."""
+        """Returns data hosts whose lease runs."""
         return self._agents & set(self._members.live)
 
     @property
     def expected_agents(self) -> frozenset[str]:
-        """All data hosts of the run."""
+        """Returns all data hosts of the run."""
         return self._agents
 
     @property
     def unready(self) -> tuple[str, ...]:
-        """Hosts that have not said that the engine's commands take work there."""
+        """Returns hosts that have not said that the engine's commands take work there."""
         return self._members.unready
 
     @property
     def gone_agents(self) -> dict[str, str]:
-        """Data hosts that have left or were lost, and why."""
+        """Returns data hosts that have left or were lost, and why."""
         return dict(self._gone_agents)
 
     @property
     def unfed_ranks(self) -> int:
-        """Ranks of the other dnn hosts that never ask for a batch of the feed."""
+        """Counts ranks of the other dnn hosts that never ask for a batch of the feed."""
         return self._members.unfed_ranks
 
     @property
     def release_seconds(self) -> float | None:
-        """From the outcome to the last data host's goodbye; None unless all that came said it."""
+        """Returns seconds from the outcome to the last data host's goodbye.
+
+        None unless all that came said it.
+        """
         if self._end is None or self._agents & set(self._members.live):
             return None
         last = max(self._ended_agents.values(), default=None)
@@ -306,7 +310,7 @@ class Coordinator:
         return ""
 
     def followers(self, *, live_only: bool) -> tuple[str, ...]:
-        """dnn hosts that are neither done nor lost; without `live_only` those to come, too."""
+        """Returns dnn hosts neither done nor lost; without `live_only` those to come, too."""
         members = self._members
         return members.live_followers() if live_only else members.awaited_followers()
 
@@ -510,7 +514,7 @@ class Coordinator:
             self._send(socket, self._launchers[host], self._released)
 
     def _decided_for(self, host: str) -> State | None:
-        """What a launcher has to end for."""
+        """Returns the state for which a launcher has to end; None while it has not to."""
         if self._end is not None:
             return self._end.state
         return self._released if host in self._agents else None

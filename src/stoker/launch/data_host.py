@@ -1,4 +1,4 @@
-"""The role of a data host: it makes batches, or runs an engine's command, until the run ends."""
+"""A data host makes batches, or runs an engine's command, until the run ends."""
 
 import os
 import queue
@@ -21,7 +21,7 @@ ASKED_TO_STOP = 143
 
 
 def exit_code_of(run: HostRun, verdicts: Sequence[MembershipVerdict], *, is_asked: bool) -> int:
-    """The code of a data host: 0 whenever the dnn group decided, or was there and fell silent.
+    """Returns a data host's code: 0 whenever the dnn group decided, or was there and fell silent.
 
     Args:
         run: This host's part of the run.
@@ -130,7 +130,7 @@ def serve(run: HostRun) -> int:
 
 
 def _goodbye(agent: Agent, failure: StokerError | None, verdicts: list[MembershipVerdict]) -> str:
-    """What the training record says of this host's end."""
+    """Says what the training record tells of this host's end."""
     if failure:
         return f"failed: {failure}"
     return f"{agent.num_sent} batches sent" + ("" if verdicts else ", asked to stop")

@@ -1,6 +1,6 @@
-"""What SageMaker's toolkit would export to a training script, from the files of the job folder.
+"""SageMaker's toolkit exports variables to a script; the job folder's files give the same here.
 
-With these variables and arguments a script written for SageMaker's own images runs unchanged in a
+With these variables and arguments, a script written for SageMaker's own images runs unchanged in a
 bring-your-own image, on Kubernetes and on the local platform.
 """
 
@@ -32,7 +32,7 @@ _LOG_LEVEL = 20
 
 
 def hyperparameters(base_dir: Path) -> dict[str, Json]:
-    """The hyperparameters of the job, each decoded from JSON where it is JSON; {} without a file.
+    """Returns the job's hyperparameters, each decoded where it is JSON; {} without a file.
 
     Those that SageMaker's SDK adds for the toolkit are not among them.
 
@@ -43,7 +43,7 @@ def hyperparameters(base_dir: Path) -> dict[str, Json]:
 
 
 def program(base_dir: Path, environ: Mapping[str, str]) -> str:
-    """The program that SageMaker's SDK names for the toolkit; empty if it names none.
+    """Returns the program that SageMaker's SDK names for the toolkit; empty if it names none.
 
     Raises:
         UsageError: If the hyperparameters are no JSON object.
@@ -52,7 +52,7 @@ def program(base_dir: Path, environ: Mapping[str, str]) -> str:
 
 
 def module_dir(base_dir: Path) -> str:
-    """Folder or address of that program; the toolkit's default is `code` in the job folder.
+    """Returns folder or address of that program; the toolkit's default is `code` in the job folder.
 
     Raises:
         UsageError: As `program`.
@@ -62,7 +62,7 @@ def module_dir(base_dir: Path) -> str:
 
 
 def arguments(values: Mapping[str, Json]) -> list[str]:
-    """Hyperparameters as the toolkit puts them behind the command: `--name value`, by name."""
+    """Returns hyperparameters as the toolkit appends them to a command: `--name value`, sorted."""
     words = []
     for name in sorted(values):
         words += [f"--{name}" if len(name) > 1 else f"-{name}", _argument(values[name])]
@@ -78,7 +78,7 @@ def sagemaker_variables(
     num_accelerators: int,
     environ: Mapping[str, str],
 ) -> dict[str, str]:
-    """The SM_* variables of the toolkit.
+    """Returns the SM_* variables of the toolkit.
 
     Args:
         topology: Of the run.

@@ -1,4 +1,4 @@
-"""The end of a run: which failure came first, output/failure, and training.json.
+"""The end of a run is decided and written: its first failure, output/failure, training.json.
 
 When one rank fails, the others fail a moment later because it is gone. Which of them is seen first
 is chance, so that a failure that only says "my peer is gone" never counts as the cause while there
@@ -48,7 +48,7 @@ Status = Literal["succeeded", "failed", "stopped"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """How the training ended.
+    """Tells how the training ended.
 
     Attributes:
         exit_code: The training command's own, None where it never ran or another host ended it.
@@ -244,7 +244,7 @@ _FILE = "failure-rank{rank}.json"
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """What the exception hook of a rank wrote."""
+    """The failure of a rank, as its exception hook wrote it."""
 
     rank: int
     host: str = ""
@@ -253,12 +253,12 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str = ""
 
     def text(self) -> str:
-        """The failure in words: one line, then the traceback."""
+        """Returns the failure in words: one line, then the traceback."""
         return f"rank {self.rank} on {self.host}: {self.type}: {self.message}\n{self.traceback}"
 
 
 def words_of_end(who: str, *, exit_code: int, stderr: str) -> str:
-    """How a command ended that left no error of its own: one line with the cause, then its words.
+    """Says how a command ended that left no error of its own: a line with the cause, its words.
 
     Args:
         who: Such as `the training command on algo-1`.
@@ -279,7 +279,7 @@ def words_of_end(who: str, *, exit_code: int, stderr: str) -> str:
 
 
 def _traceback_in(text: str) -> str:
-    """The last traceback in a text, with what comes behind it; empty: there is none."""
+    """Returns the last traceback in a text, with what comes behind it; empty: there is none."""
     start = text.rfind("Traceback (most recent call last)")
     return text[start:] if start >= 0 else ""
 
@@ -294,24 +294,24 @@ class RankEnd:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it only says that another rank is gone."""
+        """Tells whether it only says that another rank is gone."""
         if self.failure is None:
             return self.exit_code in _ENDED_BY_OTHERS
         return says_peer_is_gone(f"{self.failure.type}: {self.failure.message}")
 
 
 def says_peer_is_gone(text: str) -> bool:
-    """Whether an error's words say that another process is gone."""
+    """Returns whether an error's words say that another process is gone."""
     return bool(_PEER_IS_GONE.search(text))
 
 
 def first_cause(ends: Sequence[RankEnd]) -> RankEnd:
-    """The failure that caused the others; `ends` in the order in which they were seen."""
+    """Returns the failure that caused the others; `ends` in the order in which they were seen."""
     return next((end for end in ends if not end.is_consequence), ends[0])
 
 
 def read_failure(output: Path, rank: int) -> RankFailure | None:
-    """What rank `rank` wrote to the folder `output`, if it wrote something legible."""
+    """Reads what rank `rank` wrote to the folder `output`; None if nothing legible."""
     try:
         text = (output / _FILE.format(rank=rank)).read_bytes()
         return msgspec.json.decode(text, type=RankFailure)
@@ -320,7 +320,7 @@ def read_failure(output: Path, rank: int) -> RankFailure | None:
 
 
 def read_failures(output: Path) -> list[RankFailure]:
-    """What all ranks of this host wrote, by rank."""
+    """Reads what all ranks of this host wrote, by rank."""
     ranks = sorted(
         int(found.group(1))
         for path in output.glob(_FILE.format(rank="*"))
@@ -350,7 +350,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_cause(output: Path) -> Cause | None:
-    """The first failing rank of this host, where torchrun said it."""
+    """Returns the first failing rank of this host, where torchrun said it."""
     for path in sorted(output.glob(_CAUSE.format(rank="*"))):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             return msgspec.json.decode(path.read_bytes(), type=Cause)
@@ -358,6 +358,6 @@ def read_cause(output: Path) -> Cause | None:
 
 
 def write_cause(output: Path, cause: Cause) -> None:
-    """Keeps which rank failed first, for the launcher."""
+    """Writes down which rank failed first, for the launcher."""
     output.mkdir(parents=True, exist_ok=True)
     (output / _CAUSE.format(rank=cause.rank)).write_bytes(msgspec.json.encode(cause))

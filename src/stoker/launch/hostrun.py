@@ -1,4 +1,4 @@
-"""One host's part of a run: what all roles need to know."""
+"""One host has a part in a run: here is what all roles need to know of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class HostRun:
 
     @property
     def coordinator_address(self) -> tuple[str, int]:
-        """Where the coordinator listens: name and port."""
+        """Returns where the coordinator listens: name and port."""
         named = self.settings.coordinator
         if not named:
             return self.topology.leader, self.settings.feed.port
@@ -49,12 +49,12 @@ class HostRun:
 
     @property
     def listen_address(self) -> str:
-        """The interface to listen on: all, or loopback where that is what others are told."""
+        """Returns the interface to listen on: all, or loopback where others are told that."""
         advertised = self.settings.advertise or ""
         return advertised if advertised.startswith("127.") else "*"
 
     def join(self, *, port: int = 0, batch_port: int = 0, workers: int = 0) -> Join:
-        """What this host says of itself to the coordinator."""
+        """Returns the message with which this host joins the coordinator."""
         return Join(
             protocol=PROTOCOL_VERSION,
             run_id=self.settings.run_id,
@@ -70,7 +70,7 @@ class HostRun:
 
 
 def keys_of(settings: ProcessSettings, topology: Topology, log: Log) -> Keys | None:
-    """The run's keys, where more than one host takes part.
+    """Returns the run's keys, where more than one host takes part.
 
     Raises:
         UsageError: If there is a data group and no token.

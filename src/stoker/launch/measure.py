@@ -1,9 +1,9 @@
-"""What a run's timelines say of its steps, and the profile of a run that was not profiled.
+"""A run's timelines tell its steps, from which a run that was not profiled gets a passive profile.
 
 Batches come in bursts (several workers, data hosts and local workers of different pace), so that a
 median of single steps would miss the wait that ends a burst: medians are over means of blocks.
 
-It holds what was measured and nothing that was not: no accelerator-only step and no self-check, so
+The profile holds what was measured and nothing else: no accelerator-only step and no self-check, so
 that bands on it are wider. With a data group the step is that of the whole cluster, and loading is
 counted in CPU-seconds of the dnn hosts' type.
 """
@@ -45,12 +45,12 @@ class MeasuredStep:
 
     @property
     def seconds(self) -> float:
-        """The whole step."""
+        """Returns the seconds of the whole step."""
         return self.wait_seconds + self.compute_seconds
 
 
 def step_of(row: Mapping[str, str]) -> MeasuredStep | None:
-    """The step in a row of a timeline; None if the row is cut."""
+    """Returns the step in a row of a timeline; None if the row is cut."""
     try:
         return MeasuredStep(
             loader=int(row["loader"]),
@@ -64,7 +64,7 @@ def step_of(row: Mapping[str, str]) -> MeasuredStep | None:
 
 
 def read_timeline(path: Path) -> list[MeasuredStep]:
-    """The steps in a timeline; rows that are cut (the process was killed) are left out."""
+    """Returns the steps in a timeline, without rows that are cut (the process was killed)."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             steps = [step_of(row) for row in csv.DictReader(file)]
@@ -74,7 +74,7 @@ def read_timeline(path: Path) -> list[MeasuredStep]:
 
 
 def main_loader(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
-    """The steps of the loader that made most batches: that of the training."""
+    """Returns the steps of the loader that made most batches: that of the training."""
     counts = Counter(step.loader for step in steps)
     if not counts:
         return []
@@ -83,7 +83,7 @@ def main_loader(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
 
 
 def steady(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
-    """The steps without the first SKIPPED_STEPS of each epoch; all, if nothing else is left."""
+    """Drops the first SKIPPED_STEPS steps of each epoch, unless nothing else is left."""
     seen: Counter[int] = Counter()
     kept = []
     for step in steps:
@@ -96,7 +96,7 @@ def steady(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
 def block_means(
     steps: Sequence[MeasuredStep], value: Callable[[MeasuredStep], float]
 ) -> list[float]:
-    """Means of `value` over blocks of about BLOCK_STEPS consecutive steps of one epoch."""
+    """Returns means of `value` over blocks of about BLOCK_STEPS consecutive steps of one epoch."""
     epochs: dict[int, list[float]] = {}
     for step in steps:
         epochs.setdefault(step.epoch, []).append(value(step))
@@ -109,7 +109,7 @@ def block_means(
 
 
 def read_timelines(output: Path) -> dict[int, list[MeasuredStep]]:
-    """The steps of the main loader of each rank that left a timeline in `output`."""
+    """Returns the steps of the main loader of each rank that left a timeline in `output`."""
     ranks = {
         int(path.stem.removeprefix("timeline-rank")): main_loader(read_timeline(path))
         for path in output.glob(_NAME.format(rank="*"))
@@ -124,7 +124,7 @@ def measure(
     *,
     replica_of: Callable[[int], int] = int,
 ) -> Measured | None:
-    """What the ranks' timelines say; None where there is none.
+    """Measures steps by the ranks' timelines; None where there is none.
 
     Args:
         ranks: The main loader's steps of this host's ranks.
@@ -167,7 +167,7 @@ def _reported_rate(report: Progress) -> float:
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """Quartiles of at least one value."""
+    """Returns the quartiles of at least one value."""
     if len(values) < 2:
         return Spread(low=values[0], high=values[0], samples=1)
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -183,7 +183,7 @@ MIN_STEPS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What ran.
+    """The hosts, types and processes that a run had.
 
     Attributes:
         groups: dnn first.
@@ -210,7 +210,7 @@ def passive_profile(
     progress: Mapping[int, Progress],
     catalog: Catalog,
 ) -> Profile | None:
-    """The profile of a run that has ended, from what its ranks left; None where that is too little.
+    """Makes the profile of a run that ended, from what its ranks left; None if that is too little.
 
     Args:
         timelines: The main loader's steps of the leader's ranks.
@@ -265,7 +265,7 @@ def passive_profile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loading:
-    """Of a global step; None: not known."""
+    """The cost of loading a global step; None: not known."""
 
     cpu_seconds: float | None = None
     wall_seconds: float | None = None
@@ -283,7 +283,7 @@ def _loading(
     world: int,
     catalog: Catalog,
 ) -> _Loading:
-    """Who loads decides where its cost is to be found: the feed, children, or the trainer."""
+    """Finds the cost of loading where it arises: in the feed, in children, or in the trainer."""
     trainer = [own.trainer_cpu_seconds / own.steps for own in usage]
     if any(own.is_elsewhere for own in usage):
         # The trainer's threads may make batches, and so may hosts that nobody here can see.
@@ -336,7 +336,7 @@ def _loading(
 def _made_by_feed(
     progress: Mapping[int, Progress], *, ran: Ran, world: int, catalog: Catalog
 ) -> list[float] | None:
-    """CPU-seconds of a global step's batches as each rank saw them made, on the dnn hosts' CPU."""
+    """Returns, rank by rank, the CPU-seconds of a global step's batches, on the dnn hosts' CPU."""
     here = ran.groups[0].instance_type
     found = []
     for report in progress.values():
@@ -351,7 +351,7 @@ def _made_by_feed(
 
 
 def _speed(catalog: Catalog, instance_type: str, *, over: str) -> float:
-    """CoreMark a vCPU over another type's; 1 where one is not known."""
+    """Returns CoreMark a vCPU over another type's; 1 where one is not known."""
     if instance_type == over:
         return 1.0
     try:
@@ -363,19 +363,19 @@ def _speed(catalog: Catalog, instance_type: str, *, over: str) -> float:
 
 
 def is_elsewhere(usages: Sequence[RankUsage]) -> bool:
-    """Whether the batches of the training are none of a DataLoader."""
+    """Returns whether the batches of the training come from no DataLoader."""
     mains = [_main(each) for each in usages]
     return any(own is not None and own.is_elsewhere for own in mains)
 
 
 def _main(usage: RankUsage) -> LoaderUsage | None:
-    """The loader with most steps."""
+    """Returns the loader with most steps."""
     busiest = max(usage.loaders.values(), key=lambda own: own.steps, default=None)
     return busiest if busiest is not None and busiest.steps else None
 
 
 def _wait(steps: Sequence[MeasuredStep]) -> float:
-    """Median of a rank's wait, over blocks."""
+    """Returns the median of a rank's wait, over blocks."""
     return median(block_means(steady(steps), lambda step: step.wait_seconds))
 
 
@@ -388,7 +388,7 @@ def _samples(timelines: Mapping[int, Sequence[MeasuredStep]], world: int) -> int
 
 
 def _read_bytes(usage: Sequence[LoaderUsage], world: int) -> float | None:
-    """Bytes from storage a global step; None where nothing was read, or it is not told."""
+    """Returns bytes from storage a global step; None where none were read, or it is not told."""
     known = [
         own.read_bytes / own.span_steps
         for own in usage
@@ -398,7 +398,7 @@ def _read_bytes(usage: Sequence[LoaderUsage], world: int) -> float | None:
 
 
 def _observed(usage: Sequence[LoaderUsage], ran: Ran) -> Observed | None:
-    """How busy the ranks of this host kept its vCPUs."""
+    """Returns how busy the ranks of this host kept its vCPUs; None where that is not known."""
     if not usage or any(not own.wall_seconds for own in usage):
         return None
     busy = sum(

@@ -1,4 +1,4 @@
-"""Who belongs to a run: joins, leases, losses. Pure: the clock is handed in, nothing is sent.
+"""A run has members: joins, leases, losses. Pure: the clock is handed in, nothing is sent.
 
 A host is named by the topology, a launcher on it by its incarnation. A launcher that comes back has
 another incarnation; the older one is superseded and refused from then on. A data host may come
@@ -21,12 +21,13 @@ from stoker.feed.wire.protocol import (
     Welcome,
 )
 
-# Three beats fit into a lease, so that one lost beat and a busy machine do not end it.
+# Three heartbeats fit into a lease, so that a lost one and a busy machine do not end it.
 BEATS_PER_LEASE = 4
-# A long lease is for hosts that stand still, not for beats: a hole in the network may then last
-# nearly as long as the lease, and a process that died is noticed soon.
+# A long lease is for hosts that stand still, not for heartbeats: a hole in the network may then
+# last nearly as long as the lease, and a process that died is noticed soon.
 MAX_BEAT_SECONDS = 3.0
-# A beat that is late by half an interval: the coordinator looks whether the connection is there.
+# A heartbeat that is late by half an interval: the coordinator looks whether the connection is
+# there.
 LATE_BEATS = 1.5
 # A launcher whose connection has ended dials again within a second: one that does not is dead.
 CUT_OFF_SECONDS = 5.0
@@ -52,7 +53,7 @@ class Change:
 
     @property
     def fails_the_run(self) -> bool:
-        """Whether the training cannot go on."""
+        """Tells whether the training cannot go on."""
         if self.kind == "agent":
             return False
         is_gone = self.what in ("lost", "absent", "rejoined")
@@ -107,23 +108,23 @@ class Members:
 
     @property
     def live(self) -> tuple[str, ...]:
-        """Hosts whose lease runs."""
+        """Returns hosts whose lease runs."""
         return tuple(host for host, seat in self._seats.items() if seat.is_live)
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """Hosts that have never come."""
+        """Returns hosts that have never come."""
         return tuple(host for host, seat in self._seats.items() if seat.join is None)
 
     @property
     def unready(self) -> tuple[str, ...]:
-        """Hosts whose commands of the engine do not take work, or that are not there."""
+        """Returns hosts whose commands of the engine do not take work, or that are not there."""
         return tuple(
             host for host, seat in self._seats.items() if not seat.is_live or seat.stage == "begun"
         )
 
     def awaited_followers(self) -> tuple[str, ...]:
-        """dnn hosts that are there or may still come: neither done nor lost."""
+        """Returns dnn hosts that are there or may still come: neither done nor lost."""
         return tuple(
             host
             for host, seat in self._seats.items()
@@ -131,7 +132,7 @@ class Members:
         )
 
     def live_followers(self) -> tuple[str, ...]:
-        """dnn hosts whose lease runs."""
+        """Returns dnn hosts whose lease runs."""
         return tuple(h for h, seat in self._seats.items() if seat.is_live and _trains(seat))
 
     def join(self, message: Join, now: float) -> tuple[Welcome | Refused, Change | None]:
@@ -150,7 +151,7 @@ class Members:
         return welcome, change
 
     def beat(self, message: Heartbeat, now: float) -> bool:
-        """Renews a lease; False if the sender is no member (any more) and must join."""
+        """Renews a lease on a heartbeat; False if the sender is no member and must join."""
         seat = self._seats.get(message.host)
         if seat is None or not _speaks_for(seat, message.incarnation) or not seat.is_live:
             return False
@@ -160,11 +161,11 @@ class Members:
 
     @property
     def unfed_ranks(self) -> int:
-        """Ranks of the hosts that are here, and of which none asks for a batch of the feed."""
+        """Counts ranks of hosts that are here, where none asks for a batch of the feed."""
         return sum(seat.unfed_ranks for seat in self._seats.values() if seat.is_live)
 
     def late(self, now: float) -> tuple[str, ...]:
-        """Hosts whose beat is late: perhaps their connection has ended."""
+        """Returns hosts whose heartbeat is late: perhaps their connection has ended."""
         longest = LATE_BEATS * self._beat_seconds
         return tuple(h for h, s in self._seats.items() if s.is_live and now - s.heard_at > longest)
 
@@ -199,7 +200,7 @@ class Members:
         )
 
     def expire(self, now: float) -> list[Change]:
-        """The hosts whose lease or start deadline has passed since the last call."""
+        """Returns the hosts whose lease or start deadline has passed since the last call."""
         changes = []
         for host, seat in self._seats.items():
             reason = self._loss(seat, now)
@@ -213,7 +214,7 @@ class Members:
         return changes
 
     def _loss(self, seat: _Seat, now: float) -> str:
-        """Why a live host is lost; empty: it is not."""
+        """Says why a live host is lost; empty: it is not."""
         if not seat.is_live:
             return ""
         silent = now - seat.heard_at
@@ -224,7 +225,7 @@ class Members:
         return ""
 
     def roster(self, now: float) -> Roster:
-        """The agents that trainers may dial, those that are lost, and those that never came."""
+        """Returns the agents that trainers may dial, those lost, and those that never came."""
         seats = [seat for seat in self._seats.values() if seat.kind == "agent"]
         agents = [(place, s, s.join) for place, s in enumerate(seats) if s.join]
         return Roster(
@@ -272,7 +273,7 @@ class Members:
 
 
 def heartbeat_seconds(lease_seconds: float) -> float:
-    """Returns how often a launcher beats."""
+    """Returns the seconds between two heartbeats of a launcher."""
     return min(MAX_BEAT_SECONDS, lease_seconds / BEATS_PER_LEASE)
 
 
@@ -281,7 +282,7 @@ def _follows(seat: _Seat) -> bool:
 
 
 def _trains(seat: _Seat) -> bool:
-    """Whether it is a dnn host whose training has not come to its end."""
+    """Returns whether it is a dnn host whose training has not come to its end."""
     return _follows(seat) and seat.stage != "done"
 
 

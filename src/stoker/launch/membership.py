@@ -1,4 +1,4 @@
-"""Membership: a launcher joins a run, sends heartbeats, and learns how the run ended.
+"""A launcher is a member of a run: it joins, sends heartbeats, and learns how the run ended.
 
 Three things can be behind a leader's silence. Its host is gone, or the network: the lease tells,
 which is long. Its launcher has ended: nobody listens at its port, which tells within seconds, for
@@ -55,7 +55,7 @@ STANDSTILL_SECONDS = 2.0
 
 
 class Silence:
-    """How long a leader has been silent, and what that means.
+    """Tells how long a leader has been silent, and what that means.
 
     Args:
         lease_seconds: A leader that is silent for longer is lost.
@@ -91,7 +91,7 @@ class Silence:
             self._ended_at = now
 
     def turn(self, now: float) -> float:
-        """Call it at each turn of the loop.
+        """Notes a turn of the loop; it must be called at each.
 
         Returns:
             For how many seconds this process stood still, which counts for nothing; else 0.
@@ -107,7 +107,7 @@ class Silence:
         return seconds
 
     def reason(self, now: float, *, trainers_heard_at: float) -> str:
-        """Why the leader is lost, as the end of a sentence about it; empty: it is not.
+        """Says why the leader is lost, as the end of a sentence about it; empty: it is not.
 
         Args:
             now: Monotonic seconds.
@@ -137,7 +137,7 @@ _POLL_MS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipVerdict:
-    """Why this launcher has to end.
+    """A reason for which this launcher has to end.
 
     Attributes:
         kind: decided: the leader said how the run ended; lost: it was silent for longer than the
@@ -210,12 +210,12 @@ class Membership:
 
     @property
     def leader_ip(self) -> str | None:
-        """The leader's address as last resolved."""
+        """Returns the leader's address as last resolved."""
         return self._leader_ip
 
     @property
     def run_stage(self) -> RunStage:
-        """How far the engine's commands are, as the leader last said."""
+        """Returns how far the engine's commands are, as the leader last said."""
         return self._run_stage
 
     def tell(self, stage: HostStage) -> None:
@@ -228,7 +228,7 @@ class Membership:
 
     @property
     def start_order(self) -> Start | None:
-        """What the leader had this follower start, once it has said so."""
+        """Returns what the leader told this follower to start; None until it has said so."""
         return self._start
 
     def start(self) -> None:
@@ -236,7 +236,7 @@ class Membership:
         self._thread.start()
 
     def wait_until_welcome(self, timeout_seconds: float) -> bool:
-        """Whether the coordinator has let this launcher in, waiting at most `timeout_seconds`."""
+        """Waits until the coordinator lets this launcher in; False after `timeout_seconds`."""
         return self._is_welcome.wait(timeout_seconds)
 
     def leave(self, *, exit_code: int | None = None, reason: str = "") -> None:
@@ -289,7 +289,7 @@ class Membership:
         return connection
 
     def _resolve(self) -> Sequence[str]:
-        """The leader's addresses; none while its name is not known.
+        """Returns the leader's addresses; none while its name is not known.
 
         In a thread, for a resolver without a network blocks for 20 s and more: neither a verdict
         nor the end waits for it.
@@ -395,7 +395,7 @@ class Membership:
             case State():
                 self._run_stage = message.stage
             case Start():
-                # The first one counts; the next beat says that it is here.
+                # The first one counts; the next heartbeat says that it is here.
                 self._start = self._start or message
             case _:
                 pass
@@ -436,7 +436,10 @@ class Membership:
 
 
 def _refuses(address: str, port: int) -> bool | None:
-    """Whether connections are refused there; None if nobody answers. Blocks for _DIAL_SECONDS."""
+    """Returns whether connections are refused there; None if nobody answers.
+
+    Blocks for _DIAL_SECONDS at most.
+    """
     try:
         socket.create_connection((address, port), timeout=_DIAL_SECONDS).close()
     except ConnectionRefusedError:
@@ -447,5 +450,5 @@ def _refuses(address: str, port: int) -> bool | None:
 
 
 def new_incarnation() -> str:
-    """A name for this life of a launcher."""
+    """Returns a name for this life of a launcher."""
     return secrets.token_hex(8)

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a run, served by the dnn leader's launcher where `feed.metrics_port` asks.
+"""The dnn leader's launcher serves Prometheus metrics of a run where `feed.metrics_port` asks.
 
 Everything is read from the ranks' last reports when a scraper comes: between scrapes it costs
 nothing. Each help text says how to read its metric. The endpoint is HTTP in the clear, without
@@ -24,21 +24,21 @@ LOOPBACK = "127.0.0.1"
 
 
 class FeedSeen(Protocol):
-    """What there is to see: the coordinator, or a double of it."""
+    """The part of the coordinator, or of a double of it, that metrics show."""
 
     @property
     def progress(self) -> Mapping[int, Progress]:
-        """The last report of each rank."""
+        """Returns the last report of each rank."""
         ...
 
     @property
     def live_agents(self) -> frozenset[str]:
-        """Data hosts whose lease runs."""
+        """Returns data hosts whose lease runs."""
         ...
 
     @property
     def expected_agents(self) -> frozenset[str]:
-        """All data hosts of the run."""
+        """Returns all data hosts of the run."""
         ...
 
 
@@ -153,7 +153,7 @@ _HOST_GAUGES = (
 
 
 class Metrics:
-    """What a scrape finds: a collector of prometheus-client.
+    """Gives a scrape its metrics: a collector of prometheus-client.
 
     Args:
         seen: The coordinator.
@@ -165,7 +165,7 @@ class Metrics:
         self._run_id = run_id
 
     def collect(self) -> Iterator[object]:
-        """The metric families of this moment."""
+        """Yields the metric families of this moment."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         run = self._run_id

@@ -31,7 +31,7 @@ _EXAMPLE = 'STOKER_COMMAND=["python", "train.py"]'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedCommand:
-    """What is to be run.
+    """The training command, and the folder where it runs.
 
     Attributes:
         command: Program and arguments of the training.
@@ -62,7 +62,7 @@ def check_words(words: Sequence[str]) -> None:
 def order_of(
     words: Sequence[str], *, settings: ProcessSettings, environ: Mapping[str, str]
 ) -> LaunchedCommand:
-    """The command that `words` stand for, with its code unpacked.
+    """Returns the command that `words` stand for, with its code unpacked.
 
     Raises:
         UsageError: If the code cannot be unpacked, or `train` stands for no command.
@@ -94,7 +94,7 @@ def order_of(
 
 
 def _submitted(base_dir: Path) -> Path:
-    """The folder that the hyperparameter sagemaker_submit_directory names."""
+    """Returns the folder that the hyperparameter sagemaker_submit_directory names."""
     named = exports.module_dir(base_dir)
     if "://" in named:
         raise UsageError(
@@ -106,7 +106,7 @@ def _submitted(base_dir: Path) -> Path:
 
 
 def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Plays this host's part to its end; gives the exit code of the process.
+    """Plays this host's part to its end; returns the exit code of the process.
 
     On a dnn host that is the training command's own code, or 4 where another host was lost; on a
     data host 0 whenever the dnn group decided, 5 if it never came. Blocks for the whole run.
@@ -160,7 +160,7 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def output_folder(settings: ProcessSettings, topology: Topology) -> Path:
-    """Where this host leaves what is kept of the run; the platform puts all hosts' into one."""
+    """Returns where this host leaves what is kept; the platform puts all hosts' into one."""
     leaders = settings.base_dir / "output" / "data" / "stoker"
     return leaders if topology.is_leader else leaders / topology.host
 

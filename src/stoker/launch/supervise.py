@@ -1,4 +1,4 @@
-"""Supervision of one command: signals, output, what it leaves behind, and how it ended."""
+"""One command is supervised: signals, output, what it leaves behind, and how it ended."""
 
 import contextlib
 import os
@@ -44,7 +44,7 @@ class OutputTail:
             self._size -= len(self._chunks.popleft())
 
     def text(self) -> str:
-        """What it holds; bytes that are no UTF-8 are replaced."""
+        """Returns what it holds; bytes that are no UTF-8 are replaced."""
         return b"".join(self._chunks)[-STDERR_TAIL_BYTES:].decode(errors="replace")
 
 
@@ -134,7 +134,7 @@ Inbox = queue.SimpleQueue[Happening]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a command ended.
+    """Tells how a command ended.
 
     Attributes:
         exit_code: As a shell counts: 128 + n for a command that signal n ended.
@@ -250,7 +250,7 @@ def supervise(
 def resolve_program(
     command: Sequence[str], environ: Mapping[str, str], *, folder: Path | None = None
 ) -> tuple[str, ...] | None:
-    """`command` with its program found, or None if there is no such program.
+    """Returns `command` with its program found, or None if there is no such program.
 
     A bare `python` is the one that runs stoker, so that the script sees the same packages. A
     program with a relative path is looked for from `folder` on, where the command will run.
@@ -287,7 +287,7 @@ def end_descendants(*, spared: Collection[int] = ()) -> None:
 
 
 def _descendants(spared: Collection[int]) -> list[psutil.Process]:
-    """All descendants of this process but the children `spared` and theirs."""
+    """Returns all descendants of this process but the children `spared` and theirs."""
     found = []
     for child in psutil.Process().children():
         if child.pid not in spared:
@@ -350,7 +350,7 @@ def _send(process: "subprocess.Popen[bytes]", number: int) -> None:
 
 
 def _send_to_children(process: "subprocess.Popen[bytes]", number: int) -> bool:
-    """Whether there were any."""
+    """Sends a signal to the children of a process; returns whether there were any."""
     children: list[psutil.Process] = []
     with contextlib.suppress(psutil.NoSuchProcess):
         children = psutil.Process(process.pid).children()
@@ -409,6 +409,6 @@ def _now() -> float:
 
 
 def _cpu_seconds() -> float:
-    """Of all descendants that have ended: orphans are adopted, so none is left out."""
+    """Returns the CPU-seconds of all ended descendants: orphans are adopted, none is left out."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

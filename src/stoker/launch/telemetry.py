@@ -1,11 +1,11 @@
-"""How the feed does while a run goes on: rates, the bottleneck, rows of feed.csv, log lines.
+"""The feed is watched while a run goes on: rates, the bottleneck, rows of feed.csv, log lines.
 
-The leader writes each interval twice: as rows of `feed.csv` beside the timeline (for the report),
+The leader writes each interval twice: as rows of `feed.csv` next to the timeline (for the report),
 and as one line of its log (for whoever holds only that). Both are read back here.
 
 Columns of `feed.csv`; a cell that does not apply is empty:
 
-    start_seconds       of the interval, since the leader began to look
+    start_seconds       of the interval, after the leader began to look
     seconds             its length
     kind                rank | host | local: a trainer process, a data host, local workers of a host
     name                number of the rank, or name of the host
@@ -91,12 +91,12 @@ class FeedInterval:
 
     @property
     def wait_share(self) -> float | None:
-        """Of the rank that waits longest; None where none finished a step."""
+        """Returns the share of the rank that waits longest; None where none finished a step."""
         return max((r.wait_share for r in self.ranks if r.wait_share is not None), default=None)
 
     @property
     def queue_depth(self) -> float | None:
-        """Batches that lay ready for a rank, mean over the ranks."""
+        """Returns the batches that lay ready for a rank, mean over the ranks."""
         depths = [rank.queue_depth for rank in self.ranks if rank.queue_depth is not None]
         return sum(depths) / len(depths) if depths else None
 
@@ -123,7 +123,7 @@ _RateT = TypeVar("_RateT", RankRate, HostRate)
 
 
 def csv_text(interval: FeedInterval) -> str:
-    """The interval as rows of feed.csv, without the head."""
+    """Returns the interval as rows of feed.csv, without the head."""
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     head = (_short(interval.start_seconds), _short(interval.seconds))
@@ -135,7 +135,7 @@ def csv_text(interval: FeedInterval) -> str:
 
 
 def read_csv(text: str) -> list[FeedInterval]:
-    """The intervals in a feed.csv; rows that are not whole are left out."""
+    """Returns the intervals in a feed.csv; rows that are not whole are left out."""
     found: dict[tuple[float, float], tuple[list[RankRate], list[HostRate]]] = {}
     for row in csv.DictReader(text.splitlines()):
         try:
@@ -155,7 +155,7 @@ def read_csv(text: str) -> list[FeedInterval]:
 
 
 def log_values(interval: FeedInterval) -> dict[str, str | float]:
-    """The interval as the values of one log event: a column is a list, one item a host or rank."""
+    """Returns the values of one log event: a column is a list, one item a host or rank."""
     values: dict[str, str | float] = {
         "start_seconds": interval.start_seconds,
         "seconds": interval.seconds,
@@ -171,7 +171,7 @@ def log_values(interval: FeedInterval) -> dict[str, str | float]:
 
 
 def of_event(event: LogEvent) -> FeedInterval | None:
-    """The interval in a log event; None if it holds none."""
+    """Returns the interval in a log event; None if it holds none."""
     if event.event != EVENT:
         return None
     try:
@@ -232,7 +232,7 @@ def _list(items: Iterable[str]) -> str:
 
 
 def mean(intervals: Sequence[FeedInterval]) -> FeedInterval:
-    """Several intervals as one, each weighted with its length; what is counted now is the last's.
+    """Joins intervals into one, each weighted with its length; what is counted now is the last's.
 
     Raises:
         ValueError: If there is none.
@@ -300,7 +300,7 @@ def interval_between(
     start_seconds: float,
     seconds: float,
 ) -> FeedInterval | None:
-    """The rates between two looks at the ranks' reports; None where no rank has told anything new.
+    """Returns the rates between two looks at the ranks' reports; None if no rank told anything new.
 
     A rank's rates are over its own clock: its reports reach the leader up to a second apart from
     the leader's looks. A rank that was started again counts from its start.
@@ -364,7 +364,7 @@ class _Host:
     rates: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def add(self, rank: int, now: HostWork, was: HostWork, span: float) -> None:
-        """What the host did for one rank in `span` seconds of that rank's clock."""
+        """Adds what the host did for one rank in `span` seconds of that rank's clock."""
         self.batches += max(now.batches - was.batches, 0) / span
         self.frame_bytes += max(now.frame_bytes - was.frame_bytes, 0) / span
         self.busy += max(now.busy_seconds - was.busy_seconds, 0.0) / span
@@ -383,7 +383,7 @@ class _Host:
             self.rates[key] = self.rates.get(key, 0.0) + rate
 
     def rate(self, name: str) -> HostRate:
-        """The host over the interval."""
+        """Returns the rates of the host over the interval."""
         return HostRate(
             kind="local" if self.is_local else "host",
             name=name,
@@ -489,7 +489,7 @@ MIN_CREDIT_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """What limits the run.
+    """Tells what limits the run.
 
     Attributes:
         limit: trainer: data is there in time; workers: too few or too slow data workers; order: one
@@ -505,7 +505,7 @@ class Bottleneck:
 
 
 def bottleneck_of(interval: FeedInterval) -> Bottleneck:
-    """Names the limit of an interval (of several: see `feed_interval.mean`)."""
+    """Names the limit of an interval (of several: see `mean`)."""
     wait = interval.wait_share
     if wait is None:
         return Bottleneck(
@@ -569,12 +569,15 @@ def _of_the_feed(hosts: list[HostRate], *, wait: float, ready: float) -> Bottlen
 
 
 def _counted(host: HostRate) -> float:
-    """A batch counts as work when it has come: a short interval may show more than all workers."""
+    """Returns the factor, at most 1, that brings busy workers down to all workers.
+
+    A batch counts as work when it has come: a short interval may show more than all workers.
+    """
     return min(1.0, host.workers / host.busy_workers) if host.busy_workers else 1.0
 
 
 def _pace(host: HostRate) -> float:
-    """Batches a second of each of the host's workers."""
+    """Returns the batches a second of each of the host's workers."""
     return host.batches_per_second / max(host.workers, 1)
 
 

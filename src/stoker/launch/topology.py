@@ -1,4 +1,4 @@
-"""Topology: which host this is, in which group, in which role, and who the others are.
+"""A host learns its topology: which host it is, in which group and role, and who the others are.
 
 It is read from SageMaker's resourceconfig.json, else from SM_RESOURCE_CONFIG, else from the SM_*
 variables of SageMaker's toolkit, else from those that Kubernetes' pods have; where there is none of
@@ -50,42 +50,42 @@ class Topology:
 
     @property
     def group(self) -> HostGroup:
-        """The group of this host."""
+        """Returns the group of this host."""
         return next(group for group in self.groups if self.host in group.hosts)
 
     @property
     def role(self) -> Role:
-        """What this host does."""
+        """Returns this host's role: it trains, or makes data."""
         return self.group.role
 
     @property
     def dnn(self) -> HostGroup:
-        """The group that trains."""
+        """Returns the group that trains."""
         return next(group for group in self.groups if group.role == "dnn")
 
     @property
     def dnn_hosts(self) -> tuple[str, ...]:
-        """The hosts that train; the index in it is the node rank."""
+        """Returns the hosts that train; the index in it is the node rank."""
         return self.dnn.hosts
 
     @property
     def data_hosts(self) -> tuple[str, ...]:
-        """The hosts that make batches for others."""
+        """Returns the hosts that make batches for others."""
         return tuple(h for group in self.groups if group.role == "data" for h in group.hosts)
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """All hosts, the dnn group first."""
+        """Returns all hosts, the dnn group first."""
         return self.dnn_hosts + self.data_hosts
 
     @property
     def leader(self) -> str:
-        """The first host of the dnn group."""
+        """Returns the first host of the dnn group."""
         return self.dnn_hosts[0]
 
     @property
     def is_leader(self) -> bool:
-        """Whether this host leads."""
+        """Tells whether this host leads."""
         return self.host == self.leader
 
 
@@ -104,7 +104,7 @@ class _ResourceConfig(msgspec.Struct, kw_only=True):
 
 
 def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
-    """The topology of this run.
+    """Returns the topology of this run.
 
     Args:
         base_dir: SageMaker's /opt/ml, or what stands for it.
@@ -130,7 +130,7 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
 
 
 def platform_name(topology: Topology, environ: Mapping[str, str]) -> str:
-    """The platform that started this run, as far as its traces tell."""
+    """Returns the platform that started this run, as far as its traces tell."""
     if topology.dnn.instance_type.removeprefix("ml.").startswith("local"):
         return "local"
     if environ.get("TRAINING_JOB_NAME") or environ.get("SM_CURRENT_HOST"):
@@ -139,7 +139,7 @@ def platform_name(topology: Topology, environ: Mapping[str, str]) -> str:
 
 
 def is_job_pod(environ: Mapping[str, str]) -> bool:
-    """Whether this host is a pod of a job: what it leaves on its disk is gone with it."""
+    """Returns whether this host is a pod of a job: what it leaves on its disk is gone with it."""
     return bool(environ.get("STOKER_GROUPS"))
 
 

@@ -1,4 +1,4 @@
-"""The roles of a dnn host: leader and follower."""
+"""A dnn host has one of two roles: leader or follower."""
 
 import contextlib
 import dataclasses
@@ -82,7 +82,7 @@ class Release:
             self._is_done = True
 
     def _agreed(self) -> Unfed | None:
-        """What a rank said, where all have, and none can take its word back any more."""
+        """Returns what a rank said, once all have said it and none can take its word back."""
         if len(self._said()) < self._ranks:
             return None
         released = self._output / RELEASED_FILE
@@ -364,7 +364,7 @@ def _feed_log(run: HostRun, coordinator: Coordinator) -> FeedLog:
 
 
 def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunOutcome, int]:
-    """The run's outcome and the leader's exit code, from its own end and the followers'."""
+    """Returns the run's outcome and the leader's exit code, from its own end and the followers'."""
     if ending.signals:
         return RunOutcome(status="stopped", exit_code=ending.exit_code), ending.exit_code
     own = _failure_of(run, ending) if ending.exit_code else ""
@@ -384,7 +384,7 @@ def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunO
 
 
 def _failure_of(run: HostRun, ending: Ending) -> str:
-    """The failure of this host's command in words: a rank's traceback, else its last words."""
+    """Says how this host's command failed: a rank's traceback, else its last words."""
     head = f"{ending.killed_for_memory}\n" if ending.killed_for_memory else ""
     cause = failures.read_cause(run.output)
     written = failures.read_failures(run.output)
@@ -407,7 +407,7 @@ def _write_failure(run: HostRun, failure: str) -> None:
 
 
 def _engine_failure(run: HostRun, words: str) -> Change:
-    """What a failing engine is to the leader: as if a follower had ended because of it."""
+    """Returns a failing engine as a follower's end, which is what it is to the leader."""
     return Change(what="left", host=run.topology.host, kind="follower", reason=words)
 
 

@@ -1,1 +1,1 @@
-"""Orchestrators of compiled pipelines: compile, upload, start, schedule, follow, stop."""
+"""Orchestrators compile pipelines, upload, start and schedule them, and follow and stop runs."""

@@ -1,4 +1,4 @@
-"""A workload from a training job that exists: `stoker init DIR --from-training-job NAME`.
+"""A training job that exists becomes a workload: `stoker init DIR --from-training-job NAME`.
 
 Four ways are known: a job of stoker's own; script mode of the SDK's version 2 (the program is a
 hyperparameter that the image's toolkit reads); ModelTrainer of version 3 (a script in the channel
@@ -37,7 +37,7 @@ class S3Source(_Part):
 
 
 class JobSource(_Part):
-    """Where a channel's data is; None for a file system or a data set of the hub."""
+    """Tells where a channel's data is; None for a file system or a data set of the hub."""
 
     s3_data_source: S3Source | None = None
 
@@ -95,7 +95,7 @@ class Resources(_Part):
 
 
 class Output(_Part):
-    """Where the outputs go."""
+    """Tells where the outputs go."""
 
     s3_output_path: str = ""
     kms_key_id: str | None = None
@@ -103,7 +103,7 @@ class Output(_Part):
 
 
 class Stopping(_Part):
-    """How long the job may take."""
+    """Tells how long the job may take."""
 
     max_runtime_in_seconds: int | None = None
     max_wait_time_in_seconds: int | None = None
@@ -174,7 +174,7 @@ _OTHERS = (
 
 
 def parse_answer(answer: Mapping[str, Json]) -> JobAnswer:
-    """The answer of DescribeTrainingJob, typed.
+    """Returns the answer of DescribeTrainingJob, typed.
 
     Raises:
         PlatformError: If it is not what the service's model says.
@@ -215,7 +215,7 @@ class YamlEntry:
 
 
 def render(entries: Sequence[YamlEntry], *, indent: int = 0) -> str:
-    """The entries as YAML; at the outer level an empty line stands before each comment."""
+    """Returns the entries as YAML; at the outer level an empty line stands before each comment."""
     blocks: list[str] = []
     for entry in entries:
         if entry.notes and indent == 0 and blocks:
@@ -247,7 +247,7 @@ def _lines(entry: YamlEntry, indent: int) -> list[str]:
 
 
 def _plain(value: object) -> object:
-    """Lists and dicts instead of tuples and mappings, which YAML's safe dumper does not know."""
+    """Turns tuples and mappings, which YAML's safe dumper does not know, into lists and dicts."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -271,7 +271,7 @@ def _comment(note: str, indent: int) -> list[str]:
 
 
 def decoded(text: str) -> Scalar:
-    """The value that a hyperparameter's text stands for; the text itself where it is not sure.
+    """Returns the value that a hyperparameter's text stands for; the text where it is not sure.
 
     A value is taken only if it is written back as the same text, or, for a quoted text, if what is
     inside does not read as another value: `1e-3`, `01` and `"true"` stay as they are.
@@ -285,7 +285,7 @@ def decoded(text: str) -> Scalar:
 
 
 def _json(text: str) -> tuple[bool, Json]:
-    """Whether the text is JSON, and its value."""
+    """Returns whether the text is JSON, and its value."""
     try:
         return True, json.loads(text)
     except ValueError:
@@ -310,7 +310,7 @@ class AdoptedHosts:
 
 
 def hosts_of(job: JobAnswer, catalog: Catalog, *, name: str) -> AdoptedHosts:
-    """The hosts of `job`, the groups told apart; `name` is the workload's.
+    """Returns the hosts of `job`, the groups told apart; `name` is the workload's.
 
     Raises:
         UsageError: If it has no hosts that a workload could name.
@@ -368,7 +368,7 @@ def _of_groups(
 
 
 def _dnn(job: JobAnswer, groups: tuple[GroupPart, ...], catalog: Catalog) -> tuple[GroupPart, str]:
-    """The group that trains, and how that is known."""
+    """Returns the group that trains, and how that is known."""
     if len(groups) == 1:
         return groups[0], "it is the only one"
     text = job.hyper_parameters.get("sagemaker_distribution_instance_groups", "")
@@ -408,7 +408,7 @@ def _shown(group: GroupPart) -> str:
 
 
 def hyperparameters_of(job: JobAnswer) -> dict[str, Json]:
-    """What the training's script was given; the toolkit's own (`sagemaker_...`) are left out."""
+    """Returns the script's hyperparameters; the toolkit's own (`sagemaker_...`) are left out."""
     return {
         name: decoded(value)
         for name, value in sorted(job.hyper_parameters.items())
@@ -427,7 +427,7 @@ _NOT_INSTALLED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStart:
-    """How a job starts.
+    """Tells how a job starts.
 
     Attributes:
         command: Of the workload.
@@ -445,7 +445,7 @@ class TrainingStart:
 
 
 def start_of(job: JobAnswer, drivers: Mapping[str, Json] | None) -> TrainingStart:
-    """How `job` starts.
+    """Finds out how `job` starts.
 
     Args:
         job: As the service describes it.
@@ -592,7 +592,7 @@ def _run(program: str) -> tuple[str, ...]:
 
 
 def _toolkit(job: JobAnswer, name: str) -> str | None:
-    """What the toolkit of script mode was told: a hyperparameter, else a variable."""
+    """Returns what the toolkit of script mode was told: a hyperparameter, else a variable."""
     value = decoded(job.hyper_parameters.get(f"sagemaker_{name}", ""))
     return str(value or "") or job.environment.get(f"SAGEMAKER_{name.upper()}") or None
 
@@ -628,7 +628,7 @@ _TYPES = ("S3Prefix", "ManifestFile", "AugmentedManifestFile")
 def channel_entries(
     job: JobAnswer, start: TrainingStart, roles: Mapping[str, Role]
 ) -> list[YamlEntry]:
-    """The channels of `job` as a workload's, with the job's groups by their roles.
+    """Returns the channels of `job` as a workload's, with the job's groups by their roles.
 
     Args:
         job: As the service describes it.
@@ -699,7 +699,7 @@ def platform_entries(
     tags: Mapping[str, str],
     notes: tuple[str, ...],
 ) -> tuple[YamlEntry, ...]:
-    """The workload's `sagemaker` settings; what is SageMaker's default, or not set, is left out.
+    """Returns the workload's `sagemaker` settings, without SageMaker's defaults and unset ones.
 
     Args:
         job: As the service describes it.
@@ -848,7 +848,7 @@ def workload_of(
     tag_notes: tuple[str, ...] = (),
     drivers: Mapping[str, Json] | None = None,
 ) -> Adopted:
-    """The workload of a job.
+    """Returns the workload of a job.
 
     Args:
         job: As the service describes it.
@@ -897,7 +897,7 @@ def workload_of(
 
 
 def workload_name(job_name: str) -> str:
-    """A workload's name out of a job's: without the time that SDKs put behind it."""
+    """Makes a workload's name of a job's: without the time that SDKs put behind it."""
     name = re.sub(r"[^a-z0-9-]+", "-", _STAMP.sub("", job_name).lower())
     return name[:40].strip("-") or "training"
 

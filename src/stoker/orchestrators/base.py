@@ -1,4 +1,4 @@
-"""What every orchestrator can do with a compiled pipeline: upload, start, schedule, stop."""
+"""Every orchestrator can upload a compiled pipeline, start, schedule and stop it."""
 
 import hashlib
 import json
@@ -32,33 +32,33 @@ class Pipeline(Protocol):
 
     @property
     def name(self) -> str:
-        """The pipeline's name."""
+        """Returns the pipeline's name."""
         ...
 
     @property
     def description(self) -> str:
-        """What it does, in a sentence or two."""
+        """Says what it does, in a sentence or two."""
         ...
 
     @property
     def definition(self) -> str:
-        """As the target takes it: JSON (sagemaker), YAML (kubeflow)."""
+        """Returns what the orchestrator takes: JSON (sagemaker), YAML (kubeflow)."""
         ...
 
     @property
     def parameters(self) -> Sequence[Parameter]:
-        """What a run may change."""
+        """Returns the parameters that a run may change."""
         ...
 
     @property
     def uploads(self) -> Mapping[str, bytes]:
-        """Address to content: what the steps read; addresses name the content."""
+        """Maps address to content: what the steps read; addresses name the content."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadPlan:
-    """What an upload would send.
+    """Tells what an upload would send.
 
     Attributes:
         exists: Whether such a pipeline is there already: an update, else a creation.
@@ -73,18 +73,18 @@ class UploadPlan:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the upload would change anything."""
+        """Tells whether the upload would change anything."""
         return not self.exists or bool(self.changes) or bool(self.missing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uploaded:
-    """What an upload did.
+    """Tells what an upload did.
 
     Attributes:
-        id: The target's own name of the pipeline (an ARN).
+        id: The orchestrator's own name of the pipeline (an ARN).
         version: Name of the version that runs begin with from now on, where there are versions.
-        version_id: The target's own name of it.
+        version_id: The orchestrator's own name of it.
     """
 
     id: str
@@ -101,7 +101,7 @@ class Started:
 
     Attributes:
         run: What `stoker status` takes.
-        id: The target's own name of the run (an ARN).
+        id: The orchestrator's own name of the run (an ARN).
         parameters: As sent; the others have the pipeline's defaults.
         warnings: For whoever started it, such as an upload that is out of date.
     """
@@ -115,7 +115,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """When a schedule starts runs, and the zone of its clock.
+    """Tells when a schedule starts runs, and the zone of its clock.
 
     Attributes:
         expression: `cron(...)` or `rate(...)` (sagemaker); six fields with seconds first, or
@@ -133,7 +133,7 @@ class Schedule:
     Attributes:
         parameters: That it hands to each run.
         next_run: In UTC; None where it is off or cannot be told.
-        id: The target's own name of it, where it has another.
+        id: The orchestrator's own name of it, where it has another.
         note: What else is to be said of it.
         url: Its page, where it has one.
     """
@@ -161,7 +161,7 @@ class StepState:
         job: Name of the step's job; empty where it has none.
         url: The job's own page.
         outcome: Of a condition: True or False.
-        attempts: 1, or more where the target tried again.
+        attempts: 1, or more where the orchestrator tried again.
     """
 
     name: str
@@ -185,7 +185,7 @@ class RunState:
 
     Attributes:
         run: What `stoker status`, `logs` and `stop` take.
-        id: The target's own name (an ARN).
+        id: The orchestrator's own name (an ARN).
         pipeline: Name of the pipeline; empty for a job by itself.
         parameters: Where they are known.
         steps: In the pipeline's order, each above those inside it.
@@ -204,12 +204,12 @@ class RunState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it will change any more."""
+        """Tells whether nothing of it will change any more."""
         return self.status in ENDED
 
     @property
     def exit_code(self) -> int:
-        """0, 3 (the gate), 4 (the target), 6 (the user's command); of a run that has ended."""
+        """Returns 0, 3 (the gate), 4 (the platform), 6 (the user's command) of a run that ended."""
         if self.status == "succeeded":
             return 0
         causes = {step.cause for step in self.steps}
@@ -227,7 +227,7 @@ class RunSummary:
 
 
 class Target(Protocol):
-    """Where compiled pipelines run. Nothing is sent by plan(); upload() sends what it found."""
+    """An orchestrator runs compiled pipelines: plan() sends nothing, upload() what plan() found."""
 
     name: str
 
@@ -235,7 +235,7 @@ class Target(Protocol):
         """Compares a compiled pipeline with what is there.
 
         Raises:
-            PlatformError: If the target cannot be asked.
+            PlatformError: If the orchestrator cannot be asked.
         """
         ...
 
@@ -243,7 +243,7 @@ class Target(Protocol):
         """Sends what the plan found to be missing or changed.
 
         Raises:
-            PlatformError: If the target refuses.
+            PlatformError: If the orchestrator refuses.
         """
         ...
 
@@ -252,7 +252,7 @@ class Target(Protocol):
 
         Raises:
             UsageError: If it is not uploaded, or a parameter is unknown or cannot be.
-            PlatformError: If the target refuses.
+            PlatformError: If the orchestrator refuses.
         """
         ...
 
@@ -263,20 +263,20 @@ class Target(Protocol):
 
         Raises:
             UsageError: As `start`; and if the name or the timing cannot be.
-            PlatformError: If the target refuses.
+            PlatformError: If the orchestrator refuses.
         """
         ...
 
     def schedules(self, workload: Workload) -> tuple[Schedule, ...]:
-        """The schedules of the workload's pipeline, by name."""
+        """Returns the schedules of the workload's pipeline, by name."""
         ...
 
     def unschedule(self, workload: Workload, *, name: str) -> str:
-        """Deletes a schedule and gives its full name; UsageError where there is none."""
+        """Deletes a schedule and returns its full name; UsageError where there is none."""
         ...
 
     def status(self, run: str) -> RunState:
-        """A run as it is now.
+        """Returns a run as it is now.
 
         Raises:
             UsageError: If there is no such run.
@@ -284,11 +284,11 @@ class Target(Protocol):
         ...
 
     def runs(self, run: str) -> tuple[RunSummary, ...]:
-        """The newest runs of the pipeline that `run` names; () where it names something else."""
+        """Returns the newest runs of the pipeline that `run` names; () if it names none."""
         ...
 
     def logs(self, run: str, *, group: str | None) -> Iterator[LogLine]:
-        """Log lines that there are until now, of all steps and hosts, or of one group's."""
+        """Yields log lines that there are until now, of all steps and hosts, or of one group's."""
         ...
 
     def stop(self, run: str) -> RunState:
@@ -306,7 +306,7 @@ WORKLOAD = "workload.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What an upload puts where the steps look for it.
+    """The files that an upload puts where the steps look for them.
 
     Attributes:
         uri: The folder; its name is a digest of what is in it.
@@ -320,7 +320,7 @@ class Inputs:
 
 
 def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
-    """The workload and its code under an address that names their content.
+    """Packs the workload and its code under an address that names their content.
 
     Args:
         workload: With settings for SageMaker.
@@ -344,7 +344,7 @@ def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
 
 
 def sagemaker_of(workload: Workload) -> SageMakerSettings:
-    """The workload's settings for SageMaker.
+    """Returns the workload's settings for SageMaker.
 
     Raises:
         UsageError: If it has none.

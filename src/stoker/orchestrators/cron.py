@@ -1,4 +1,4 @@
-"""When a schedule runs: cron and rate expressions, checked, and the next time of each."""
+"""Schedules have cron and rate expressions: checked here, with the next time of each."""
 
 import calendar
 import re
@@ -20,7 +20,7 @@ HORIZON_DAYS = 4 * 366
 
 @dataclass(frozen=True, slots=True)
 class CronField:
-    """What a field may hold.
+    """Tells what a field may hold.
 
     Attributes:
         name: As errors call it.
@@ -41,7 +41,7 @@ class CronField:
     example: str = ""
 
     def values(self, text: str, *, expression: str) -> frozenset[int]:
-        """All numbers that the field's text stands for.
+        """Returns all numbers that the field's text stands for.
 
         Raises:
             UsageError: Naming the part that cannot be.
@@ -64,7 +64,7 @@ class CronField:
         return frozenset(found)
 
     def is_special(self, text: str) -> bool:
-        """Whether the text has one of the letters that the service alone checks."""
+        """Returns whether the text has one of the letters that the service alone checks."""
         return any(letter in text for letter in self.special) and text not in self.words
 
     def _number(self, text: str, *, expression: str) -> int:
@@ -108,7 +108,7 @@ _FIELDS = (
 
 
 def cron_expression(text: str) -> str:
-    """`cron(...)` as AWS takes it; five fields of Unix's cron are turned into its six.
+    """Returns `cron(...)` as AWS takes it; five fields of Unix's cron are turned into its six.
 
     Raises:
         UsageError: Naming the field that cannot be, or what Unix's expression means that AWS's
@@ -128,7 +128,7 @@ def cron_expression(text: str) -> str:
 
 
 def rate_expression(text: str) -> str:
-    """`rate(...)` of a period such as 1d, 12h or 30m.
+    """Returns `rate(...)` of a period such as 1d, 12h or 30m.
 
     Raises:
         UsageError: If it is none.
@@ -141,7 +141,7 @@ def rate_expression(text: str) -> str:
 
 
 def checked_zone(name: str) -> str:
-    """The name of a time zone that exists.
+    """Returns the name of a time zone, once it is known that it exists.
 
     Raises:
         UsageError: With the nearest known name.
@@ -159,7 +159,7 @@ def checked_zone(name: str) -> str:
 
 
 def period(expression: str) -> timedelta | None:
-    """The period of `rate(...)`; None for any other expression."""
+    """Returns the period of `rate(...)`; None for any other expression."""
     found = _RATE.fullmatch(expression)
     return timedelta(**{f"{found.group(2)}s": int(found.group(1))}) if found else None
 
@@ -167,7 +167,7 @@ def period(expression: str) -> timedelta | None:
 def next_run(
     expression: str, *, now: datetime, time_zone: str, start: datetime | None = None
 ) -> datetime | None:
-    """When the expression is met next, in UTC; None where that cannot be told.
+    """Returns when the expression is met next, in UTC; None where that cannot be told.
 
     Args:
         expression: `cron(...)` or `rate(...)`.
@@ -217,7 +217,7 @@ def _next_cron(fields: Sequence[str], *, now: datetime, zone: ZoneInfo) -> datet
 
 
 def _weekday(day: date) -> int:
-    """1 for Sunday ... 7 for Saturday, as AWS counts."""
+    """Returns 1 for Sunday ... 7 for Saturday, as AWS counts."""
     return (calendar.weekday(day.year, day.month, day.day) + 1) % 7 + 1
 
 
@@ -238,7 +238,7 @@ def _from_unix(fields: Sequence[str], *, expression: str) -> list[str]:
 
 
 def _unix_weekdays(text: str, *, expression: str) -> str:
-    """Unix counts days from 0 or 7 for Sunday; AWS from 1: so they go by their names."""
+    """Turns Unix's weekdays into names: Unix counts from 0 or 7 for Sunday, AWS from 1."""
     field = _field("day-of-week", 0, 7, DAYS)
     if text == "1-5":
         return "MON-FRI"

@@ -1,4 +1,4 @@
-"""What changes between two pipeline definitions, step by step, in words."""
+"""Two pipeline definitions are compared step by step, and what changes is told in words."""
 
 import json
 import re
@@ -19,7 +19,7 @@ Leaf = tuple[str, str, str]
 
 
 def differences(old: Json, new: Json) -> tuple[str, ...]:
-    """Lines that tell what is added (`+`), removed (`-`) and changed (`~`) in a definition.
+    """Returns lines that tell what is added (`+`), removed (`-`) and changed (`~`) in a definition.
 
     Args:
         old: The definition that is uploaded.
@@ -39,17 +39,17 @@ def differences(old: Json, new: Json) -> tuple[str, ...]:
 
 
 def steps_of(definition: Json) -> Iterator[tuple[str, int, Mapping[str, Json]]]:
-    """All steps of a definition: name of the step around it, depth, the step."""
+    """Yields all steps of a definition: name of the step around it, depth, the step."""
     yield from _walk(_mapping(definition).get("Steps"), "", 0)
 
 
 def parameters_of(definition: Json) -> dict[str, Mapping[str, Json]]:
-    """The parameters of a definition, by name."""
+    """Returns the parameters of a definition, by name."""
     return {str(item.get("Name", "")): item for item in _items(definition, "Parameters")}
 
 
 def in_words(value: Json) -> str:
-    """A value of a definition for people: references by their names, joins put together."""
+    """Writes a value of a definition for people: references by their names, joins put together."""
     if isinstance(value, Mapping):
         if list(value) == ["Get"]:
             return "{" + str(value["Get"]) + "}"
@@ -116,7 +116,7 @@ def _walk(steps: Json, around: str, depth: int) -> Iterator[tuple[str, int, Mapp
 
 
 def _own(step: Mapping[str, Json]) -> Mapping[str, Json]:
-    """The step without the steps inside it: of those only the names."""
+    """Returns the step without the steps inside it: of those only the names."""
     arguments = step.get("Arguments")
     if not isinstance(arguments, Mapping):
         return step
@@ -140,7 +140,7 @@ def _compare(old: object, new: object, path: str) -> Iterator[Leaf]:
 
 
 def _is_same(old: object, new: object) -> bool:
-    """As JSON: 1 and true are two values, which Python takes for one."""
+    """Compares as JSON: 1 and true are two values, which Python takes for one."""
     if _ABSENT in (old, new):
         return old is new
     return json.dumps(_json(old), sort_keys=True) == json.dumps(_json(new), sort_keys=True)
@@ -162,7 +162,7 @@ def _compare_lists(old: Sequence[Json], new: Sequence[Json], path: str) -> Itera
 
 
 def _by_name(items: Sequence[Json]) -> dict[str, Json] | None:
-    """The items by their names; None where they have none, or not one each."""
+    """Returns the items by their names; None where they have none, or not one each."""
     named: dict[str, Json] = {}
     for item in items:
         key = next((key for key in _NAMES if isinstance(item, Mapping) and key in item), None)
@@ -173,7 +173,7 @@ def _by_name(items: Sequence[Json]) -> dict[str, Json] | None:
 
 
 def _told(leaf: Leaf) -> Leaf:
-    """An input that is known by its content is told by its file's name."""
+    """Tells an input that is known by its content by its file's name."""
     path, old, new = leaf
     before, after = _INPUT.search(old), _INPUT.search(new)
     if before and after and before["file"] == after["file"]:

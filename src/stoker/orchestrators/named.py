@@ -1,4 +1,4 @@
-"""The orchestrator of a name, and following one of its runs to the end."""
+"""An orchestrator is found by its name, and one of its runs is followed to the end."""
 
 import time
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def target_named(
     flags: "Flags | None" = None,
     options: "RunOptions | None" = None,
 ) -> Target:
-    """The target of that name, for a workload or for a run that exists.
+    """Returns the orchestrator of that name, for a workload or for a run that exists.
 
     Args:
         name: As on the command line.
@@ -81,8 +81,8 @@ def follow_run(
     """Asks for the state until the run has ended; `on_change` gets each step that changed.
 
     Raises:
-        PlatformError: If the target cannot be asked for `PATIENCE_SECONDS`, or the run has not
-            ended after `FOLLOW_SECONDS`; the run itself goes on.
+        PlatformError: If the orchestrator cannot be asked for `PATIENCE_SECONDS`, or the run has
+            not ended after `FOLLOW_SECONDS`; the run itself goes on.
     """
     began = heard = clock()
     is_seen = False
@@ -111,7 +111,7 @@ def follow_run(
 
 
 def _may_pass(error: PlatformError, *, is_seen: bool, silent: float) -> bool:
-    """Whether the same question may be answered a little later."""
+    """Returns whether the same question may be answered a little later."""
     if getattr(error, "is_unreachable", False):
         return silent < PATIENCE_SECONDS
     return not is_seen and getattr(error, "is_missing", False) and silent < EVENTUAL_SECONDS

@@ -1,4 +1,4 @@
-"""The project folder's pipelines and components: files that their users edit, loaded by path."""
+"""The project folder has pipelines and components: its users edit them, they are loaded by path."""
 
 import contextlib
 import importlib
@@ -21,7 +21,7 @@ _EXTRAS = {"kfp": "kubeflow", "sagemaker": "sagemaker"}
 def project_pipeline(
     target: str, *, folder: Path, components: Path | None = None, carried: Sequence[Path] = CARRIED
 ) -> Iterator[ModuleType]:
-    """The module pipelines/TARGET.py, and while it is in use the components that it imports.
+    """Loads pipelines/TARGET.py, and while it is in use the components that it imports.
 
     Afterwards neither is imported any more: the next folder's files may be others.
 
@@ -32,8 +32,8 @@ def project_pipeline(
         carried: The installation's own project folders.
 
     Raises:
-        UsageError: If there is no such pipeline, a file is not Python, or the target's own library
-            is not installed.
+        UsageError: If there is no such pipeline, a file is not Python, or the orchestrator's
+            library is not installed.
     """
     roots = [root for root in (folder, *carried) if (root / "pipelines" / f"{target}.py").is_file()]
     if not roots:
@@ -92,6 +92,6 @@ def _folders(name: str, *roots: Path) -> Sequence[Path]:
 
 
 def _forget() -> dict[str, ModuleType]:
-    """Takes the project's modules out of those that are imported, and gives them."""
+    """Takes the project's modules out of those that are imported, and returns them."""
     names = [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]
     return {name: sys.modules.pop(name) for name in names}

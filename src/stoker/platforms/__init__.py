@@ -1,4 +1,4 @@
-"""Where jobs run: one platform a name, all with the interface of `base`."""
+"""Platforms run jobs: each has a name and the interface of `base`."""
 
 from typing import cast
 
@@ -9,7 +9,7 @@ PLATFORMS = ("local", "sagemaker", "kubernetes")
 
 
 def platform_named(name: str, *, region: str | None = None) -> Platform[object]:
-    """The platform of that name; each plans and submits requests of a type of its own.
+    """Returns the platform of that name; each plans and submits requests of a type of its own.
 
     Args:
         name: local, sagemaker or kubernetes.

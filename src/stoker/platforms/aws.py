@@ -1,4 +1,4 @@
-"""Calls to AWS through boto3: retried, bounded, with errors in words; and its price list."""
+"""Calls to AWS go through boto3: retried, bounded, with errors in words; so does its price list."""
 
 import contextlib
 import re
@@ -42,7 +42,7 @@ class AwsError(PlatformError):
 
     @property
     def is_missing(self) -> bool:
-        """Whether what was asked for is not there (a bucket that is not there is a wrong name)."""
+        """Tells whether what was asked for does not exist (not a bucket: that is a wrong name)."""
         if self.code == "NoSuchBucket" or self.is_denied:
             return False
         words = self.what.lower()
@@ -50,17 +50,17 @@ class AwsError(PlatformError):
 
     @property
     def is_denied(self) -> bool:
-        """Whether a permission is missing, or the login is no longer valid."""
+        """Tells whether a permission is missing, or the login is no longer valid."""
         return self.code in _DENIED or self.code in _STALE_LOGIN or "not authorized" in self.what
 
     @property
     def is_unreachable(self) -> bool:
-        """Whether the service did not answer, or too late: asking again may help."""
+        """Tells whether the service did not answer, or too late: asking again may help."""
         return self.code in _THROTTLED or "AWS did not answer" in self.what
 
 
 def refusal(error: Mapping[str, object], action: str, where: str) -> AwsError:
-    """The error for a refusal as botocore has parsed it."""
+    """Returns the error for a refusal as botocore has parsed it."""
     code = str(error.get("Code", ""))
     message = str(error.get("Message", "")).strip()
     what, fix = f"{code}: {message}", ""
@@ -80,7 +80,7 @@ def refusal(error: Mapping[str, object], action: str, where: str) -> AwsError:
 
 
 def failed(what: str, action: str, *, where: str = "", code: str = "", fix: str = "") -> AwsError:
-    """An error with AWS's code and the action that failed."""
+    """Returns an error with AWS's code and the action that failed."""
     error = AwsError(what, where=where or action, fix=fix)
     error.code = code
     error.action = action
@@ -124,7 +124,7 @@ class Aws:
         self.clock = clock
 
     def client(self, service: str) -> object:
-        """The boto3 client of a service, made once.
+        """Returns the boto3 client of a service, made once.
 
         Raises:
             UsageError: If boto3 is not installed, or no region is known.
@@ -135,11 +135,11 @@ class Aws:
 
     @property
     def region(self) -> str:
-        """The region in use; UsageError where none is known."""
+        """Returns the region in use; UsageError where none is known."""
         return str(getattr(self.client("sagemaker"), "meta").region_name)  # noqa: B009
 
     def call(self, service: str, operation: str, **parameters: object) -> dict[str, Json]:
-        """One call; the answer as JSON (times as ISO 8601 in UTC, no metadata).
+        """Makes one call; returns the answer as JSON (times as ISO 8601 in UTC, no metadata).
 
         Args:
             service: As boto3 names it: `sagemaker`.
@@ -159,7 +159,7 @@ class Aws:
     def pages(
         self, service: str, operation: str, *, items: str, **parameters: object
     ) -> Iterator[Mapping[str, Json]]:
-        """The objects of all pages of a listing; `items` is the key that holds them."""
+        """Yields the objects of all pages of a listing; `items` is the key that holds them."""
         token: dict[str, object] = {}
         while True:
             answer = self.call(service, operation, **parameters, **token)
@@ -173,13 +173,13 @@ class Aws:
             token = dict(following)
 
     def read_object(self, uri: str) -> bytes:
-        """The content of an s3:// address."""
+        """Returns the content of an s3:// address."""
         with self.open_object(uri) as content:
             return content.read()
 
     @contextlib.contextmanager
     def open_object(self, uri: str) -> Iterator[IO[bytes]]:
-        """The content of an s3:// address, to be read in a stream while the block runs.
+        """Opens the content of an s3:// address, to be read in a stream while the block runs.
 
         Raises:
             AwsError: If it cannot be opened, or breaks off.
@@ -202,7 +202,7 @@ class Aws:
             self._s3("put_object", Bucket=bucket, Key=key, Body=content, **_encryption(kms_key))
 
     def create_object(self, uri: str, content: bytes, *, kms_key: str | None = None) -> bool:
-        """Writes an object unless there is one already; gives whether it did.
+        """Writes an object unless there is one already; returns whether it did.
 
         Of several callers at once one writes. A store that knows no conditional writes is asked
         first instead, which leaves a moment for two.
@@ -249,7 +249,7 @@ class Aws:
             self._s3("delete_object", Bucket=bucket, Key=key)
 
     def has_object(self, uri: str) -> bool:
-        """Whether there is such an object."""
+        """Returns whether there is an object at `uri`."""
         bucket, key = split_uri(uri)
         try:
             with explained("s3:GetObject", where=uri):
@@ -273,7 +273,7 @@ def _encryption(kms_key: str | None) -> dict[str, object]:
 
 
 def split_uri(uri: str) -> tuple[str, str]:
-    """Bucket and key of an s3:// address.
+    """Returns bucket and key of an s3:// address.
 
     Raises:
         UsageError: If it is none.
@@ -370,7 +370,7 @@ _MOST_VALUES = 200
 
 
 def price_list_region(region: str) -> str:
-    """Where the price list of `region` is asked for.
+    """Returns the region whose endpoint is asked for the price list of `region`.
 
     Raises:
         UsageError: If that region's prices are not in dollars.
@@ -385,7 +385,7 @@ def price_list_region(region: str) -> str:
 
 
 def products(aws: Aws, *, service: str, filters: Sequence[Mapping[str, str]]) -> Iterator[Json]:
-    """The products of a service in the price list, each as JSON text.
+    """Yields the products of a service in the price list, each as JSON text.
 
     Args:
         aws: An account, in a region that has the price list.
@@ -415,7 +415,7 @@ def products(aws: Aws, *, service: str, filters: Sequence[Mapping[str, str]]) ->
 
 
 def described_types(aws: Aws, kinds: Sequence[str]) -> list[Mapping[str, Json]]:
-    """EC2's types of these names, those that the region has.
+    """Returns EC2's descriptions of these types, as far as the region has them.
 
     Raises:
         AwsError: If AWS refuses, throttles or cannot be reached.
@@ -433,7 +433,7 @@ def described_types(aws: Aws, kinds: Sequence[str]) -> list[Mapping[str, Json]]:
 
 
 def trainable_types(aws: Aws) -> Collection[str]:
-    """Types that a training job takes, with `ml.`, as boto3's own model has them."""
+    """Returns the types that a training job takes, with `ml.`, as boto3's own model has them."""
     meta = getattr(aws.client("sagemaker"), "meta")  # noqa: B009
     listed: Sequence[str] = meta.service_model.shape_for("TrainingInstanceType").enum
     return frozenset(listed)

@@ -1,4 +1,4 @@
-"""What every platform can do: plan a job as a pure value, submit it, follow it, stop it."""
+"""Every platform can plan a job as a pure value, submit it, follow it and stop it."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -78,7 +78,7 @@ class JobSpec:
         replace_dataloader: bool = False,
         next_best: str = "",
     ) -> "JobSpec":
-        """The job that runs `workload` on `groups`; called `name`, else as `run_dir` is."""
+        """Returns the job that runs `workload` on `groups`; called `name`, else as `run_dir` is."""
         return cls(
             name=name or run_dir.name,
             command=workload.command,
@@ -101,7 +101,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnd:
-    """How a job ended.
+    """Tells how a job ended.
 
     Attributes:
         status: succeeded, failed or stopped.
@@ -140,7 +140,7 @@ class Run(Protocol):
     name: str
 
     def lines(self) -> Iterator[LogLine]:
-        """Log lines of all hosts as they come; ends when the job has ended."""
+        """Yields log lines of all hosts as they come; ends when the job has ended."""
         ...
 
     def wait(self) -> JobEnd:
@@ -157,7 +157,7 @@ class ObservedRun(Protocol):
     """A run whose platform measures how busy its hosts are."""
 
     def load_words(self, sizes: Mapping[str, tuple[int, int]]) -> Sequence[str]:
-        """One line a group: how busy its CPUs and GPUs were; says it where that cannot be read.
+        """Says how busy CPUs and GPUs were, one line a group, or why that cannot be read.
 
         Args:
             sizes: Instance type to its vCPUs and GPUs.
@@ -166,12 +166,12 @@ class ObservedRun(Protocol):
 
 
 class Platform(Protocol[RequestT]):
-    """Where jobs run. plan() is pure, submit() sends what plan() made."""
+    """A platform runs jobs: plan() is pure, submit() sends what plan() made."""
 
     name: str
 
     def plan(self, job: JobSpec) -> RequestT:
-        """The request for `job`, with every rule of the platform checked.
+        """Returns the request for `job`, with every rule of the platform checked.
 
         Raises:
             UsageError: If the platform cannot run such a job, naming the rule.
@@ -179,7 +179,7 @@ class Platform(Protocol[RequestT]):
         ...
 
     def describe(self, request: RequestT) -> dict[str, Json]:
-        """The request as `--dry-run` prints it."""
+        """Returns the request as `--dry-run` prints it."""
         ...
 
     def submit(self, request: RequestT) -> Run:
@@ -192,7 +192,7 @@ class Platform(Protocol[RequestT]):
 
 
 def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> tuple[str, ...]:
-    """Names of the groups that get a channel; () for all of them.
+    """Returns the names of the groups that get a channel; () for all of them.
 
     A channel names groups or roles. In a job of one group, who loads is the dnn group: it gets what
     the data group would.
@@ -215,7 +215,7 @@ def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> t
 
 
 def hyperparameters(values: Mapping[str, Scalar]) -> dict[str, str]:
-    """Hyperparameters as SageMaker's API and its hyperparameters.json hold them: texts only."""
+    """Returns hyperparameters as SageMaker's API and hyperparameters.json hold them: texts only."""
     return {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in sorted(values.items())
@@ -274,7 +274,9 @@ def check_strategy(strategy: StrategySettings, groups: Sequence[Group]) -> None:
 
 
 def job_variables(job: JobSpec, *, feed: FeedSettings | None = None) -> dict[str, str]:
-    """What a launcher must know of `job` wherever it runs; paths and names are the platform's.
+    """Returns the variables that tell a launcher of `job` on any platform.
+
+    Variables with paths and names are added by each platform.
 
     Args:
         job: The job.
@@ -307,7 +309,7 @@ def job_variables(job: JobSpec, *, feed: FeedSettings | None = None) -> dict[str
 
 
 def _strategy(strategy: StrategySettings) -> str:
-    """Its name, where all else is as it is by default."""
+    """Returns the strategy's name where all else is as it is by default, else its JSON."""
     if strategy == StrategySettings(name=strategy.name):
         return strategy.name
     return json.dumps(to_document(strategy))

@@ -84,20 +84,20 @@ class LocalRequest:
 
     @property
     def leader(self) -> LocalHost:
-        """The host that leads."""
+        """Returns the host that leads."""
         return self.hosts[0]
 
     def base_dir(self, host: LocalHost) -> Path:
-        """The directory that stands for /opt/ml on `host`."""
+        """Returns the directory that stands for /opt/ml on `host`."""
         return (self.job.run_dir / "hosts" / host.name).absolute()
 
     def log_file(self, host: LocalHost) -> Path:
-        """Where the output of `host` goes."""
+        """Returns the file that the output of `host` goes to."""
         return (self.job.run_dir / "logs" / f"{host.group}-{host.name}.log").absolute()
 
 
 def channel_folder(name: str, uri: str) -> Path:
-    """The folder that a channel of a local job names; of a claim, where it is mounted.
+    """Returns the folder that a channel of a local job names; of a claim, where it is mounted.
 
     Raises:
         UsageError: If it is not there.
@@ -139,7 +139,7 @@ def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
 
 
 def resource_config(request: LocalRequest, host: LocalHost) -> dict[str, Json]:
-    """What SageMaker would tell `host` of the run."""
+    """Returns what SageMaker would tell `host` of the run (its resourceconfig.json)."""
     return {
         "current_host": host.name,
         "current_instance_type": host.instance_type,
@@ -169,7 +169,7 @@ PORTS_PER_HOST = 3
 
 
 def ended_words(code: int) -> str:
-    """How a process ended, behind "ended with": its exit code, or its signal and what may be why.
+    """Says how a process ended, for use after "ended with": exit code, or signal and likely cause.
 
     Args:
         code: Negative for a signal.
@@ -185,7 +185,7 @@ def ended_words(code: int) -> str:
 
 
 def why_not_found(program: str, *, folder: Path | None = None) -> tuple[str, str]:
-    """Why a program cannot be started, and what to do about it.
+    """Says why a program cannot be started, and what to do about it.
 
     Args:
         program: As the command names it.
@@ -203,7 +203,7 @@ def why_not_found(program: str, *, folder: Path | None = None) -> tuple[str, str
 
 
 def processes_of(session: int, marker: bytes) -> list[int]:
-    """Processes of a host: of its launcher's session, or with its marker in their environment.
+    """Returns a host's processes: of its launcher's session, or with its marker in the environment.
 
     A process that is the caller's own is never among them.
     """
@@ -236,7 +236,7 @@ def kill_all(session: int, marker: bytes) -> bool:
 
 
 def free_ports(taken: set[int], *, count: int = PORTS_PER_HOST) -> int:
-    """The first of `count` neighbouring free ports on loopback; they are added to `taken`.
+    """Returns the first of `count` neighbouring free ports on loopback; adds them to `taken`.
 
     Raises:
         OSError: If none are found.
@@ -325,7 +325,7 @@ def start_host(request: LocalRequest, host: LocalHost, environ: Mapping[str, str
 
 
 def _standard_input() -> int | None:
-    """What the leader's script reads: this command's own, unless a terminal that others use.
+    """Returns the standard input of the leader's script: None to inherit ours, or DEVNULL.
 
     A script in the background of a shell would take what is typed for the shell.
     """
@@ -346,7 +346,7 @@ def host_variables(
     engine: Mapping[str, EngineHost],
     token_file: Path,
 ) -> dict[str, str]:
-    """The environment of a host's launcher.
+    """Returns the environment of a host's launcher.
 
     Args:
         request: The run.
@@ -382,7 +382,7 @@ def host_variables(
 
 
 def engine_hosts(request: LocalRequest, taken: set[int]) -> dict[str, EngineHost]:
-    """How each host's servers of the engine are reached: they share an address, so not the ports.
+    """Returns how each host's servers of the engine are reached: one address, different ports.
 
     Args:
         request: The run.
@@ -457,21 +457,21 @@ class LocalRun:
 
     @property
     def comparable(self) -> bool:
-        """Whether its times can be compared with other runs'."""
+        """Tells whether its times can be compared with other runs'."""
         return not self.not_comparable
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What happened so far that only the platform sees."""
+        """Returns what happened so far that only the platform sees."""
         return tuple(self._events)
 
     @property
     def launchers(self) -> Mapping[str, int]:
-        """Host to the pid of its launcher."""
+        """Maps each host to the pid of its launcher."""
         return {started.host.name: started.process.pid for started in self._hosts}
 
     def lines(self) -> Iterator[LogLine]:
-        """Log lines of all hosts as they come; ends when the job has ended."""
+        """Yields log lines of all hosts as they come; ends when the job has ended."""
         tails = [(host, FileTail(self._request.log_file(host))) for host in self._request.hosts]
         try:
             is_last = False
@@ -681,7 +681,7 @@ def _words(code: int) -> str:
 
 
 def _model(folder: Path) -> str | None:
-    """The folder, if the training left something in it."""
+    """Returns the folder, if the training left something in it."""
     return str(folder) if folder.is_dir() and any(folder.iterdir()) else None
 
 
@@ -712,7 +712,7 @@ class LocalPlatform:
         self._environ = dict(os.environ if environ is None else environ)
 
     def plan(self, job: JobSpec) -> LocalRequest:
-        """The hosts of `job` with their cores.
+        """Plans the hosts of `job` with their cores.
 
         Raises:
             UsageError: If a name, group, instance type or channel is none this platform can run.
@@ -747,7 +747,7 @@ class LocalPlatform:
         )
 
     def describe(self, request: LocalRequest) -> dict[str, Json]:
-        """The request as `--dry-run` prints it."""
+        """Returns the request as `--dry-run` prints it."""
         job = request.job
         engine = {"engine": to_document(job.engine)} if job.engine.name != "feed" else {}
         return {

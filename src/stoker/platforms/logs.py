@@ -1,4 +1,4 @@
-"""Logs of a run as files: read while they are written, and merged.
+"""Logs of a run are files: they are read while they are written, and merged.
 
 A pod's disk is gone with the pod; its log is what whoever follows the run has read by then. So the
 launcher puts the few small files that the run's records are made of into it: compressed, in lines
@@ -127,7 +127,7 @@ class OutputParts:
     _parts: dict[tuple[str, str], dict[int, str]] = field(default_factory=dict)
 
     def take(self, line: str) -> bool:
-        """Takes a line of a log; gives whether it was part of a file, and of no use to a reader."""
+        """Takes a line of a log; returns whether it was part of a file, no use to a reader."""
         event = parse_line(line) if f" {PART_EVENT} " in line else None
         if event is None or event.event != PART_EVENT:
             return False
@@ -181,7 +181,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class FileTail:
-    """Gives the whole lines that were added to a file since the last look."""
+    """Gives the whole lines that were added to a file after the last look."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -189,7 +189,7 @@ class FileTail:
         self._rest = b""
 
     def read(self, *, is_last: bool = False) -> Iterator[str]:
-        """The new lines, without their ends; with `is_last` also one that has no end."""
+        """Returns the new lines, without their ends; with `is_last` also one that has no end."""
         if self._file is None:
             try:
                 self._file = self._path.open("rb")

@@ -1,4 +1,4 @@
-"""A folder of code as a .tar.gz with the same bytes whenever and wherever it is made."""
+"""A folder of code is packed as a .tar.gz with the same bytes whenever and wherever it is made."""
 
 import gzip
 import io
@@ -22,7 +22,7 @@ _NUM_LARGEST = 3
 
 
 def pack(folder: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """The files of `folder` as a .tar.gz that depends on their names and contents only.
+    """Returns the files of `folder` as a .tar.gz that depends on their names and contents only.
 
     Left out are .git, virtual environments, caches, *.pyc, runs/ at the top, and empty folders.
 
@@ -51,7 +51,7 @@ def pack(folder: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def _members(folder: Path) -> Iterator[Path]:
-    """Paths of files and links, relative to `folder`."""
+    """Yields the paths of files and links, relative to `folder`."""
     for root, folders, files in os.walk(folder, onerror=_refuse):
         here = Path(root).relative_to(folder)
         is_top = here == Path()
@@ -116,7 +116,7 @@ def _add(archive: tarfile.TarFile, folder: Path, name: Path) -> None:
 
 
 def _link(folder: Path, path: Path) -> str:
-    """Where a link points, relative to itself."""
+    """Returns a link's target, relative to the link's folder; refuses one outside `folder`."""
     said, inside = Path(os.readlink(path)), folder.resolve()
     try:
         target = path.resolve()

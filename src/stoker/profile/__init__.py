@@ -1,4 +1,4 @@
-"""Profile: runs a workload's command until it is known what a step waits for."""
+"""The profiler runs a workload's command until it is known what a step waits for."""
 
 from stoker.profile.profiled_job import profile
 from stoker.profile.words import explain

@@ -1,4 +1,4 @@
-"""How the ranks change phase at the same step, and what each has found so far.
+"""The ranks change phase at the same step, and say what each has found so far.
 
 A rank that waits in all-reduce for one that has stopped would hang. Lockstep by all-reduce means
 that nobody is more than a step ahead, so a step a few ahead of rank 0's lies ahead of everybody's.
@@ -41,7 +41,7 @@ class Board(Protocol):
         ...
 
     def read(self, name: str) -> str | None:
-        """The note, or None where there is none yet; never blocks.
+        """Returns the note, or None where there is none yet; never blocks.
 
         Raises:
             RuntimeError: If whoever holds the notes is gone.
@@ -71,7 +71,7 @@ class FileBoard:
 
 
 class Agreement:
-    """What the ranks agreed on.
+    """The steps at which the ranks agreed to change phase.
 
     Args:
         lead_steps: Steps between announcement and change, where there is more than one rank.
@@ -87,7 +87,7 @@ class Agreement:
         self._steps: dict[str, int] = {}
 
     def propose(self, phase: str, *, at_step: int) -> None:
-        """Rank 0 at `at_step` wants to change; other ranks' wishes do not count."""
+        """Announces a change of phase for soon after `at_step`; only rank 0's call counts."""
         if self._rank != 0 or phase in self._steps:
             return
         self._steps[phase] = at_step + (self._lead_steps if self._world_size > 1 else 0)
@@ -95,7 +95,7 @@ class Agreement:
             self._board.post(f"profile-{phase}", str(self._steps[phase]))
 
     def is_due(self, phase: str, *, at_step: int) -> bool:
-        """Whether the change is at this step, or was due earlier."""
+        """Returns whether the change is at this step, or was due earlier."""
         if phase not in self._steps and self._world_size > 1:
             note = self._read(f"profile-{phase}")
             if note:
@@ -103,7 +103,7 @@ class Agreement:
         return phase in self._steps and at_step >= self._steps[phase]
 
     def is_late(self, phase: str, *, at_step: int) -> bool:
-        """Whether the announcement came after its step: the ranks are not in lockstep."""
+        """Returns whether the announcement came after its step: ranks are not in lockstep."""
         return at_step > self._steps.get(phase, at_step)
 
     def meet(self, name: str, *, deadline_seconds: float, is_stopped: Callable[[], bool]) -> bool:
@@ -128,7 +128,7 @@ class Agreement:
         return not missing
 
     def ranks_on_host(self, host: str) -> int:
-        """Ranks that say they are on `host`; all have been here once."""
+        """Returns how many ranks say that they are on `host`; all have been here once."""
         names = [self._read(f"profile-host-{rank}") for rank in range(self._world_size)]
         return max(1, names.count(host))
 
@@ -148,7 +148,7 @@ class Agreement:
             self._board.post(f"profile-result-{self._rank}", result)
 
     def handed_in(self, rank: int) -> str | None:
-        """What `rank` has left; None if nothing."""
+        """Returns what `rank` has left; None if it has left nothing."""
         return self._read(f"profile-result-{rank}")
 
     def _read(self, name: str) -> str | None:
@@ -175,7 +175,7 @@ class RankPlace:
 
 
 def place_of(settings: ProcessSettings) -> RankPlace:
-    """As far as it is known now."""
+    """Returns this process's place among the ranks, as far as it is known now."""
     rank, world_size = settings.rank, settings.world_size
     if has_group():
         rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -189,12 +189,12 @@ def place_of(settings: ProcessSettings) -> RankPlace:
 
 
 def has_group() -> bool:
-    """Whether the script has made its process group."""
+    """Returns whether the script has made its process group."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def store() -> "Store | None":
-    """The process group's store of notes, if there is one."""
+    """Returns the process group's store of notes, if there is one."""
     return torch.distributed.distributed_c10d._get_default_store() if has_group() else None
 
 
@@ -234,12 +234,12 @@ class Findings:
 
     @property
     def result(self) -> RankResult:
-        """All of it so far."""
+        """The rank's result so far."""
         return self._result
 
     @property
     def is_first_of_host(self) -> bool:
-        """Whether this process speaks for its host, and ends what is above all of its ranks."""
+        """Tells whether this process speaks for its host, and ends what is above all its ranks."""
         return self._place.leads_host
 
     def learn(self, **parts: object) -> None:
@@ -247,7 +247,7 @@ class Findings:
         self._result = msgspec.structs.replace(self._result, **parts)
 
     def note(self, *notes: str) -> None:
-        """What a reader of the numbers should know."""
+        """Adds notes that a reader of the numbers should know."""
         self._notes.extend(notes)
 
     def write(self, *, missing: str = "") -> None:
@@ -272,7 +272,7 @@ class Findings:
             self.note(f"not all ranks came to {name} within {_MEET_SECONDS:.0f} s")
 
     def hand_over(self) -> None:
-        """Leaves the result for rank 0, which writes those of other hosts beside its own.
+        """Leaves the result for rank 0, which writes those of other hosts next to its own.
 
         The first rank of a host waits for the others, for it ends what is above them all.
         """

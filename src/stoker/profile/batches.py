@@ -1,4 +1,4 @@
-"""Batches as values, kept and given out again; and which of a script's loaders is measured."""
+"""Batches are kept as values and given out again; one of the script's loaders is measured."""
 
 import copy
 import time
@@ -19,7 +19,7 @@ _LOOK_AT_VALUES = 65536
 
 
 def clone(batch: object) -> object:
-    """A batch of its own memory, in host memory: the script may change it in place."""
+    """Copies a batch into memory of its own, on the host: the script may change it in place."""
     if isinstance(batch, torch.Tensor):
         return batch.detach().clone()
     if isinstance(batch, np.ndarray):
@@ -36,7 +36,7 @@ def clone(batch: object) -> object:
 
 
 def leaves(batch: object) -> Iterator[torch.Tensor]:
-    """Its tensors and arrays, as tensors; objects of other classes are looked into one level."""
+    """Yields a batch's tensors and arrays, as tensors; looks one level into other objects."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, np.ndarray):
@@ -55,7 +55,7 @@ def leaves(batch: object) -> Iterator[torch.Tensor]:
 
 
 def num_samples(batch: object) -> int:
-    """Samples: the first dimension of its first tensor that has one, else its length, else 1."""
+    """Returns the samples: first dimension of its first tensor with one, else its length, or 1."""
     for leaf in leaves(batch):
         if leaf.ndim:
             return int(leaf.shape[0])
@@ -63,7 +63,7 @@ def num_samples(batch: object) -> int:
 
 
 def facts(batch: object) -> BatchFacts:
-    """What it looks like."""
+    """Returns the facts of a batch: its samples, its bytes, and whether images could be uint8."""
     images = [leaf for leaf in leaves(batch) if leaf.dtype == torch.float32 and leaf.ndim >= 4]
     return BatchFacts(
         samples=num_samples(batch),
@@ -85,7 +85,7 @@ _PACKAGES = ("stoker", "torch", "numpy", "torchvision", "pillow")
 
 
 def facts_of(loader: DataLoader[object]) -> LoaderFacts:
-    """How the script set up its loader."""
+    """Returns how the script set up its loader."""
     kind = type(loader.dataset)
     return LoaderFacts(
         num_workers=loader.num_workers,
@@ -97,7 +97,7 @@ def facts_of(loader: DataLoader[object]) -> LoaderFacts:
 
 
 def length_of(loader: DataLoader[object]) -> int | None:
-    """Batches of an epoch, or None where the loader does not know."""
+    """Returns the batches of an epoch, or None where the loader does not know."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -105,14 +105,14 @@ def length_of(loader: DataLoader[object]) -> int | None:
 
 
 def is_cuda_used() -> bool:
-    """Whether this process has work on an NVIDIA accelerator; does not initialise it."""
+    """Returns whether this process uses an NVIDIA accelerator; does not initialise CUDA."""
     if not torch.cuda.is_available():
         return False
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that batches and steps depend on."""
+    """Returns the versions of the packages that batches and steps depend on."""
     found = {}
     for name in _PACKAGES:
         try:
@@ -141,15 +141,15 @@ class Cache:
         self.batches.append(clone(batch))
 
     def give(self, index: int) -> object:
-        """A copy of one of at least one, round and round."""
+        """Returns copies of the kept batches in turn, again and again; at least one is needed."""
         return clone(self.batches[index % len(self.batches)])
 
 
 class LoadersBeside:
-    """Loaders that a script reads within the steps of the main one: labelled and unlabelled data.
+    """Loaders that a script reads within the main one's steps: labelled and unlabelled data.
 
-    What a step waits for them is waiting, too; and where the main one's batches come from the
-    cache, theirs do.
+    The time that a step waits for them is waiting, too; and where the main one's batches come
+    from the cache, theirs do.
 
     Attributes:
         count: Batches that were read so, as is.
@@ -168,10 +168,10 @@ class LoadersBeside:
         delivered: int,
         is_replaying: bool,
     ) -> object:
-        """The next batch: its own as is, then a cached one.
+        """Returns the next batch: the loader's own in the phase as is, then a cached one.
 
         Args:
-            loader: One beside the main one.
+            loader: One next to the main one.
             inner: Its own iterator.
             delivered: Its batches in this pass.
             is_replaying: Whether the main one's batches come from the cache.
@@ -194,7 +194,7 @@ class LoadersBeside:
         return batch
 
     def take_waited(self) -> float:
-        """Seconds that these loaders were waited for since the last call."""
+        """Returns the seconds waited for these loaders, and counts from 0 again."""
         waited, self._waited = self._waited, 0.0
         return waited
 
@@ -223,7 +223,7 @@ class Choice:
     def is_main(
         self, loader: DataLoader[object], *, delivered: int, steps: AsIsSteps | None
     ) -> bool:
-        """Whether `loader` is the main one, or becomes it now.
+        """Returns whether `loader` is the main one, or becomes it now.
 
         Args:
             delivered: Its batches in this pass.

@@ -1,4 +1,4 @@
-"""Combines what the ranks measured into the profile: sums, maxima and the self-check. Pure."""
+"""The profile combines what the ranks measured: sums, maxima and the self-check. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -32,7 +32,7 @@ _MAX_ROWS = 20
 
 
 def read_bytes_of(ranks: Sequence[RankResult]) -> Quartiles | None:
-    """Bytes that a global step reads from storage; None where a rank's are not known, or none."""
+    """Returns the bytes that a global step reads from storage; None if a rank's are not known."""
     known = [rank.reads.batch_bytes for rank in ranks if rank.reads is not None]
     if not known or len(known) != len(ranks):
         return None
@@ -40,7 +40,7 @@ def read_bytes_of(ranks: Sequence[RankResult]) -> Quartiles | None:
 
 
 def storage_rate_of(ranks: Sequence[RankResult]) -> Quartiles | None:
-    """Bytes a second of the slowest host's storage, all its ranks reading; None: not known."""
+    """Returns the slowest host's storage rate in bytes/s, all ranks reading; None: not known."""
     hosts: dict[str, list[Quartiles]] = {}
     for rank in ranks:
         if rank.reads is None or rank.reads.bytes_per_second is None:
@@ -51,13 +51,13 @@ def storage_rate_of(ranks: Sequence[RankResult]) -> Quartiles | None:
 
 
 def batch_bytes_of(ranks: Sequence[RankResult]) -> Quartiles | None:
-    """Bytes of a global batch, of those that were kept to be replayed."""
+    """Returns the bytes of a global batch, of those that were kept to be replayed."""
     known = [rank.batch.sizes for rank in ranks if rank.batch and rank.batch.sizes]
     return _added(known) if known and len(known) == len(ranks) else None
 
 
 def transforms_of(ranks: Sequence[RankResult]) -> tuple[TransformCost, ...]:
-    """The parts of loading: getitem and what is in it, then collate, each the dearest first."""
+    """Returns the parts of loading: getitem with its parts, then collate; the dearest first."""
     costs = next((rank.costs for rank in ranks if rank.costs), ())
     whole = sum(cost.cpu_seconds for cost in costs if cost.within is None)
     if not whole:
@@ -83,7 +83,7 @@ def transforms_of(ranks: Sequence[RankResult]) -> tuple[TransformCost, ...]:
 def host_of(
     rank: RankResult, *, group: TodaysGroup, settings: ProfileSettings, is_named: bool
 ) -> ProfiledHost:
-    """The profiled hosts by the name that says most.
+    """Returns the profiled hosts by the name that says most.
 
     Args:
         rank: The first one.
@@ -110,7 +110,7 @@ def host_of(
 
 
 def note_of_host(rank: RankResult, host: ProfiledHost) -> str | None:
-    """What to say where this host calls itself something else than the profile does."""
+    """Returns a note where this host calls itself something else than the profile does."""
     found = rank.inventory
     if (
         found is None
@@ -150,7 +150,7 @@ def explaining_state(
     measured_seconds: float,
     tolerance: float,
 ) -> str | None:
-    """The state with which the parts give the measured step; None: no state found does.
+    """Returns the state with which the parts give the measured step; None: no state found does.
 
     Args:
         states: That were found, the strongest first.
@@ -175,7 +175,7 @@ def explaining_state(
 def _with_limit(
     state: str, signs: Sequence[Signs], parts: Parts, *, measured_seconds: float
 ) -> float | None:
-    """The step that the parts give where all wait for one rank, or the main process loads.
+    """Returns the step of the parts where all wait for one rank, or the main process loads.
 
     Without workers the main process loads as long as it was seen to: torch's operations have more
     threads there than in a worker, with which loading alone was timed.
@@ -189,7 +189,7 @@ def _with_limit(
 
 
 def _passes(signs: Sequence[Signs]) -> tuple[float, float]:
-    """The fastest and the slowest pass's step, of all ranks."""
+    """Returns the fastest and the slowest epoch's step, of all ranks."""
     seconds = [
         each.step_seconds
         for own in signs
@@ -208,7 +208,7 @@ def combine(
     what: Mapping[str, Value],
     is_named: bool = True,
 ) -> Profile:
-    """The profile of a *global* step from the results of all ranks.
+    """Returns the profile of a *global* step from the results of all ranks.
 
     Args:
         ranks: Of all hosts.
@@ -343,7 +343,7 @@ def _complete(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
 
 
 def _busiest(rank: RankResult) -> Drain | None:
-    """The loader with every vCPU busy: hyper-threads and caches are shared as in real work."""
+    """Returns the drain with most workers: hyper-threads and caches are shared as in real work."""
     return max(rank.drains, key=lambda own: own.workers, default=None) if rank.drains else None
 
 
@@ -366,7 +366,7 @@ def _loader_cpu(own: _Whole) -> Quartiles | None:
 
 
 def _handover(own: _Whole) -> Quartiles | None:
-    """Of the script's own number of workers; where it has none, with every vCPU busy."""
+    """Returns the hand-over time at the script's number of workers, else with every vCPU busy."""
     if own.rank.uses_cuda:
         return None
     drains = [drain for drain in own.rank.drains if drain.handover_seconds is not None]
@@ -400,7 +400,7 @@ def _spread(part: Quartiles | None) -> Spread | None:
 
 
 def _loader_rates(ranks: Sequence[RankResult]) -> tuple[LoaderRate, ...]:
-    """Global batches a second of the loader alone; of the numbers of workers all ranks tried."""
+    """Returns global batches a second of the loader alone, for worker counts all ranks tried."""
     rates: dict[int, list[float]] = {}
     for rank in ranks:
         for drain in rank.drains:
@@ -420,7 +420,7 @@ def _check(
     *,
     settings: ProfileSettings,
 ) -> Check:
-    """Whether the parts explain the step as it was, with what others left of the vCPUs."""
+    """Checks whether the parts explain the step as it was, on the vCPUs that others left."""
     predicted = parts.step_seconds
     # Others come and go: what they took is a mean over the steps, to be held against a mean.
     step = whole[0].as_is.step_seconds

@@ -1,7 +1,8 @@
-"""What loading a sample is made of: getitem and collate, each transform, each function.
+"""The cost of loading a sample is split: getitem and collate, each transform, each function.
 
 A Compose is anything with a list `transforms` of callables (torchvision's, albumentations', one's
-own), on the dataset or on what it wraps. Only for a worker's copy: the list is changed.
+own), on the dataset or on what it wraps. The list is changed, so only a worker's copy of the
+dataset may be timed.
 """
 
 import functools
@@ -96,7 +97,7 @@ def time_transforms(dataset: object) -> Composed:
 
 
 def size_of(value: object) -> int | None:
-    """Bytes of tensors, arrays, pictures, texts, and of what holds them; None: cannot be told."""
+    """Returns the bytes of tensors, arrays, pictures, texts and containers; None: not known."""
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, np.ndarray):
@@ -165,7 +166,7 @@ def _set_list(owner: object, transforms: list[object]) -> None:
 
 
 def _children(value: object) -> list[object]:
-    """Where transforms may be: attributes named so, and the datasets that this one wraps."""
+    """Returns where transforms may be: attributes named so, and datasets that this one wraps."""
     try:
         named = vars(value)
     except TypeError:
@@ -184,9 +185,7 @@ def _name_of(transform: object) -> str:
 
 
 def _in_place(transform: object, timed: Timed) -> object:
-    """The same object with a call that is timed, so that who looks at its class finds it; a
-    function is wrapped.
-    """
+    """Times the calls of an object in place: isinstance still holds; wraps a function."""
     kind = type(transform)
     call = getattr(kind, "__call__")  # noqa: B004, B009 - the class's own, unbound
 
@@ -311,8 +310,10 @@ class StackSampler:
 
 
 def functions_of(seconds: Mapping[Path, float]) -> dict[str, list[Path]]:
-    """The paths by the function that tells most: the outermost one, or, where that holds nearly
-    all, with those that it calls: `outer > inner`.
+    """Groups the paths by the function that tells most.
+
+    That is the outermost one, or, where that holds nearly all, it with those that it calls:
+    `outer > inner`.
     """
     return _expanded(seconds, depth=0)
 
@@ -365,7 +366,7 @@ class CostTask:
     """The task of a worker: fetches and collates, with every transform timed and the stack seen."""
 
     def __call__(self, source: TaskSource, *, until: float) -> tuple[Cost, ...]:
-        """The rows; none where the dataset gave less than two batches."""
+        """Returns the rows; none where the dataset gave less than two batches."""
         composed = time_transforms(source.dataset)
         sampler = StackSampler(
             {
@@ -455,7 +456,7 @@ def measure_costs(
 
 
 def name_of(text: str) -> str:
-    """As much of `text` as the name of a row holds: its beginning and its end tell most."""
+    """Shortens `text` to the length of a row's name: its beginning and its end tell most."""
     if len(text) <= _MAX_NAME:
         return text
     rest = _MAX_NAME - 1
@@ -463,7 +464,7 @@ def name_of(text: str) -> str:
 
 
 def _fetch(fetching: Iterator[object]) -> "tuple[Sequence[object]] | None":
-    """The items of the next batch, in a tuple; None at the end."""
+    """Returns the items of the next batch, in a tuple; None at the end."""
     for items in fetching:
         return (cast("Sequence[object]", items),)
     return None
@@ -492,7 +493,7 @@ def _functions(
     seconds_a_sample: float,
     least: float,
 ) -> list[Cost]:
-    """The functions that `seconds_a_sample` were seen in, by their shares of the looks."""
+    """Returns the functions that `seconds_a_sample` were seen in, by their shares of the looks."""
     seconds = {path: spent for (name, path), spent in sampler.seconds.items() if name == row}
     whole = sum(seconds.values())
     rows = []

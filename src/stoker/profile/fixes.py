@@ -1,4 +1,4 @@
-"""Changes to the script that cost no host, each only where the measurement supports it. Pure."""
+"""Some changes to the script cost no host; the measurement must support each of them. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def find_fixes(
     step: StepTerms,
     states: Sequence[ProfileState] = (),
 ) -> tuple[Fix, ...]:
-    """What the figures speak for, the most valuable first.
+    """Returns the fixes that the figures support, the most valuable first.
 
     Args:
         states: That the training was found in.
@@ -85,7 +85,7 @@ def _fewer_workers(own: Signs) -> Fix | None:
 
 
 def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms) -> Fix | None:
-    """As many workers as `decide` would plan on the same hosts."""
+    """Suggests as many workers as `decide` would plan on the same hosts."""
     better = tuned(parts, hosts=len({rank.host for rank in ranks}))
     if better.workers <= parts.workers or not _is_faster(ranks, parts):
         return None
@@ -113,7 +113,7 @@ def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms)
 
 
 def _is_faster(ranks: Sequence[RankResult], parts: Parts) -> bool:
-    """Whether no trial speaks against more workers than today's."""
+    """Returns whether no trial speaks against more workers than today's."""
     today = max(1, parts.workers // len(ranks))
     signs = [signs_of(rank) for rank in ranks if rank.as_is is not None]
     return parts.workers == 0 or all(

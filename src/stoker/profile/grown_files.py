@@ -1,4 +1,4 @@
-"""Which files a script wrote while it was profiled: it ran for real, and may have left something.
+"""A profiled script runs for real and may leave files: this finds which ones it wrote.
 
 The scan is bounded: a working directory may hold a data set of millions of files.
 """
@@ -44,7 +44,7 @@ def snapshot(
     max_files: int = MAX_FILES,
     max_seconds: float = MAX_SECONDS,
 ) -> FolderSnapshot:
-    """The files below `folders`; blocks for about `max_seconds` at most.
+    """Lists the files below `folders`; blocks for about `max_seconds` at most.
 
     Args:
         folders: Those that do not exist are left out.
@@ -67,7 +67,7 @@ def snapshot(
 
 
 def grown(before: FolderSnapshot, after: FolderSnapshot) -> list[GrownFile]:
-    """What is new, larger or rewritten, most bytes first.
+    """Returns the files that are new, larger or rewritten, most bytes first.
 
     A file that is not in a partial `before` may have been there: it counts if it was changed later
     than all that are.
@@ -86,7 +86,7 @@ def grown(before: FolderSnapshot, after: FolderSnapshot) -> list[GrownFile]:
 
 
 def folders_of(words: Sequence[str], *, cwd: Path, outputs: Sequence[Path]) -> list[Path]:
-    """Where a command may write: here, into folders that its words name, and into `outputs`.
+    """Returns the folders that a command may write in: `cwd`, those its words name, `outputs`.
 
     Folders inside each other are one.
     """
@@ -105,7 +105,7 @@ def folders_of(words: Sequence[str], *, cwd: Path, outputs: Sequence[Path]) -> l
 
 
 def words_of(files: Sequence[GrownFile], *, cwd: Path) -> str:
-    """One sentence; empty where no file grew."""
+    """Returns one sentence; it is empty where no file grew."""
     if not files:
         return ""
     named = [
@@ -118,7 +118,7 @@ def words_of(files: Sequence[GrownFile], *, cwd: Path) -> str:
 
 
 def with_grown_files(profile: Profile, ranks: Sequence[RankResult]) -> Profile:
-    """The profile with what its ranks saw grow: path to bytes, and in a note."""
+    """Adds to the profile the files its ranks saw grow: path to bytes, and a note."""
     files = [file for rank in ranks for file in rank.grown_files]
     if not files:
         return profile
@@ -146,7 +146,7 @@ class Growth:
 
     @classmethod
     def of_process(cls, settings: ProcessSettings) -> "Growth":
-        """Of what this process may write, by its folder, its arguments and its job."""
+        """Watches what this process may write, found by its folder, its arguments and its job."""
         base = settings.base_dir
         outputs = [base / name for name in ("model", "checkpoints", "output/data")]
         # A host of the local platform lies in the run's own folder, with its logs.
@@ -157,12 +157,12 @@ class Growth:
         )
 
     def files(self) -> tuple[GrownFile, ...]:
-        """What grew since; blocks for about MAX_SECONDS at most."""
+        """Returns the files that have grown; blocks for about MAX_SECONDS at most."""
         return tuple(grown(self._before, snapshot(self._folders, skipped=self._skipped)))
 
 
 def _files(folders: Sequence[Path], outside: set[str]) -> Iterator["os.DirEntry[str]"]:
-    """All files below `folders`, those near the top first: a data set lies deep."""
+    """Yields all files below `folders`, those near the top first: a data set lies deep."""
     waiting = [str(folder) for folder in folders]
     for folder in waiting:
         if os.path.realpath(folder) in outside:

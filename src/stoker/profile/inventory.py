@@ -1,4 +1,4 @@
-"""What this host is: accelerators, CPU, and what the cloud calls it. Every question ends soon."""
+"""The inventory lists a host's accelerators, its CPU and its type; no look takes long."""
 
 import contextlib
 import http.client
@@ -37,15 +37,15 @@ class Nvml(Protocol):
         ...
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        """Accelerators."""
+        """Returns the number of accelerators."""
         ...
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> object:  # noqa: N802
-        """One of them."""
+        """Returns the handle of one of them."""
         ...
 
     def nvmlDeviceGetName(self, handle: object) -> str | bytes:  # noqa: N802
-        """Its model."""
+        """Returns its model."""
         ...
 
 
@@ -74,7 +74,7 @@ def instance_type(
     dmi: Path = _DMI,
     metadata: str = METADATA_ADDRESS,
 ) -> tuple[str | None, str]:
-    """What this host is called, and who says so: the user, the platform, or the cloud.
+    """Returns this host's type, and who says so: the user, the platform, or the cloud.
 
     The metadata service is asked only on EC2, or where `given` is `auto`: elsewhere nobody answers
     at its address.
@@ -95,7 +95,7 @@ def instance_type(
 
 
 def is_ec2(dmi: Path = _DMI) -> bool:
-    """Whether the firmware says that this is a machine of EC2."""
+    """Returns whether the firmware says that this is a machine of EC2."""
     for name in ("sys_vendor", "board_vendor", "product_version", "bios_version"):
         with contextlib.suppress(OSError):
             if "amazon" in (dmi / name).read_text(errors="replace").lower():
@@ -104,7 +104,7 @@ def is_ec2(dmi: Path = _DMI) -> bool:
 
 
 def metadata_type(address: str = METADATA_ADDRESS, *, seconds: float = METADATA_SECONDS) -> str:
-    """The type that EC2's metadata service tells (version 2, with a token); empty: no answer.
+    """Returns the type that EC2's metadata service (version 2) tells; empty: no answer.
 
     Blocks for `seconds` at most, however slowly the other side talks.
     """
@@ -139,7 +139,7 @@ def accelerators(
     nvml: Callable[[], Nvml | None] | None = None,
     smi: str = "nvidia-smi",
 ) -> tuple[int | None, str | None]:
-    """How many NVIDIA accelerators this host shows, and the first one's name; None: not known."""
+    """Returns the number of NVIDIA accelerators here, and the first one's name; None: not known."""
     return (
         _by_nvml(nvml or _load_nvml)
         or _by_smi(smi)
@@ -149,7 +149,7 @@ def accelerators(
 
 
 def cpu_model(file: Path = _CPU) -> str | None:
-    """The CPU's name, as the kernel spells it."""
+    """Returns the CPU's name, as the kernel spells it."""
     with contextlib.suppress(OSError):
         for line in file.read_text(errors="replace").splitlines():
             key, _, value = line.partition(":")

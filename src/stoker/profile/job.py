@@ -1,4 +1,4 @@
-"""The profile of a job that ran, from its load and its log."""
+"""A job that ran can be profiled from its load and its log."""
 
 import re
 import statistics
@@ -42,7 +42,7 @@ class LoggedSteps:
 
     @property
     def words(self) -> str:
-        """Where the time comes from, in a line."""
+        """Says in a line where the time comes from."""
         return (
             f"a step's time is the median of {self.samples} lines of the log ({self.form}), "
             "evaluation and the first epoch among them, each taken as one global step"
@@ -121,7 +121,7 @@ _FORMS = (
 
 
 def steps_in(lines: Iterable[str], *, source: str = "--logs") -> LoggedSteps:
-    """The median step of a log.
+    """Returns the median step of a log.
 
     Args:
         lines: Of the log; progress bars may have written over their line.
@@ -209,7 +209,7 @@ _SUSPECTS = {
 def observed_profile(
     job: ObservedJob, *, sizes: Mapping[str, tuple[int, int]], steps: LoggedSteps | None = None
 ) -> Profile:
-    """The profile of a job whose load was read; pure.
+    """Returns the profile of a job whose load was read; pure.
 
     Args:
         job: The job, and the load of each of its hosts.
@@ -247,7 +247,7 @@ def observed_profile(
 
 
 def explain_observed(profile: Profile) -> str:
-    """A profile without a step, in words of at most 88 columns."""
+    """Explains a profile without a step, in words of at most 88 columns."""
     notes = profile.what.get("notes")
     lines = observed_words(profile)
     lines += _wrapped(
@@ -260,7 +260,7 @@ def explain_observed(profile: Profile) -> str:
 
 
 def observed_words(profile: Profile) -> list[str]:
-    """How busy each group and each host was, and what that suggests."""
+    """Says how busy each group and each host was, and what that suggests."""
     observed = profile.observed
     assert observed is not None
     what = profile.what

@@ -1,8 +1,8 @@
-"""The loader alone, cold and warm reads, and what the feed would cost.
+"""The loader is measured alone, its reads cold and warm, and the feed's cost is tried.
 
-Sender and receiver are threads of this process; CPU is counted by thread, so the sender's share
-stays out. The receiver does what the feed's does: receives a batch into reused memory, decrypts it
-there, and hands it to the trainer's thread, which decodes.
+The feed is tried between two threads of this process, a sender and a receiver. CPU is counted by
+thread, so the sender's share stays out. The receiver does what the feed's does: it receives a batch
+into reused memory, decrypts it there, and hands it to the trainer's thread, which decodes.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ class StampedCollate:
         self._collate = collate
 
     def __call__(self, samples: list[object]) -> tuple[object, Stamp]:
-        """The batch and its stamp."""
+        """Returns the batch and its stamp."""
         batch = self._collate(samples)
         return batch, (os.getpid(), time.process_time(), time.monotonic(), queued_seconds())
 
@@ -98,7 +98,7 @@ def drain(
     is_stopped: Callable[[], bool],
     iterate: Callable[["DataLoader[object]"], Iterator[object]],
 ) -> Drain | None:
-    """What one round says; None where too few batches came."""
+    """Returns the figures of one round of the loader alone; None where too few batches came."""
     read = read_round(
         loader, workers=workers, seconds=seconds, is_stopped=is_stopped, iterate=iterate
     )
@@ -160,7 +160,7 @@ def read_round(
 
 
 def _handovers(iterator: Iterator[object], *, every: float, until: float) -> list[float]:
-    """Seconds in next() at a pace at which batches are ready, yet their workers are busy.
+    """Returns seconds in next() at a pace where batches are ready, yet the workers are busy.
 
     Torch opens the memory of a batch by asking its worker, which answers between two of its own
     operations: 2 to 3 ms where the worker holds the interpreter lock, and no CPU time of anybody.
@@ -179,7 +179,7 @@ def _handovers(iterator: Iterator[object], *, every: float, until: float) -> lis
 
 
 def summarize(rounds: list[Round], *, workers: int) -> Drain | None:
-    """The costs in the stamps of each worker of each round; None where none made two batches."""
+    """Sums up the stamps of all workers of all rounds; None where no worker made two batches."""
     pairs = [pair for each in rounds for own in each.stamps for pair in pairwise(own)]
     if not pairs:
         return None
@@ -235,7 +235,7 @@ def _with_workers(
 
 
 class WorkerTask(Protocol):
-    """What a worker does; must be picklable, as must its report."""
+    """The work of one loader worker; it must be picklable, as must its report."""
 
     def __call__(self, source: "TaskSource", *, until: float) -> object:
         """Does it until about `until`, monotonic seconds, and gives the report."""
@@ -261,7 +261,7 @@ class TaskSource:
     batch_size: int
 
     def samples(self) -> Iterator[object]:
-        """What is to be collated to one batch, once around; a stream begins anew."""
+        """Yields what is to be collated to one batch, once around; a stream begins anew."""
         if self.is_stream:
             items = iter(self.dataset)  # type: ignore[call-overload]
             for _ in self.indices:
@@ -277,7 +277,7 @@ class TaskSource:
                 yield self.get(index)
 
     def get(self, index: object) -> object:
-        """The items of a batch, or one item where they are not batched."""
+        """Returns the items of a batch, or one item where they are not batched."""
         dataset = self.dataset
         if not self.is_batched:
             return dataset[index]  # type: ignore[index]
@@ -404,7 +404,7 @@ _POLL_SECONDS = 0.1
 
 
 def worker_counts(*, script: int, vcpus: int, ranks_on_host: int) -> list[int]:
-    """Numbers of workers of one rank, the most telling first.
+    """Returns the numbers of workers of one rank that are tried, the most telling first.
 
     Every vCPU busy (what loading costs), one alone (how long it takes), the script's own, half of
     the vCPUs (whether hyper-threads are worth a whole core).
@@ -439,8 +439,8 @@ def measure_loading(
 ) -> tuple[list[Drain], list[str]]:
     """Drains the loader at each of `counts`, in `seconds` together; with notes on what failed.
 
-    Where there is time, in turns and up to three times, so that a machine that becomes slower or
-    faster meanwhile does so for all of them.
+    Where there is time, the counts take turns, up to three times, so that a machine that becomes
+    slower or faster meanwhile does so for all of them.
     """
     until = time.monotonic() + seconds
     rounds = max(1, min(_MOST_ROUNDS, int(seconds / len(counts) / _ROUND_SECONDS)))
@@ -518,7 +518,7 @@ class ReadPasses:
     """The task of a worker: reads its batches, drops their files, reads them cold, then warm."""
 
     def __call__(self, source: TaskSource, *, until: float) -> Passes | None:
-        """The three passes; the later ones are empty where the first read nothing."""
+        """Returns the three passes; the later ones are empty where the first read nothing."""
         if bytes_read() is None:
             return None
         opened = OpenedFiles()
@@ -560,7 +560,7 @@ def measure_reads(
 
 
 def summarize_reads(reports: Sequence[Passes], *, workers: int) -> tuple[Reads | None, list[str]]:
-    """What the workers' passes say of the storage."""
+    """Sums up what the workers' passes say of the storage."""
     first = [each for report in reports for each in report.first]
     if not first or sum(each.asked + each.fetched for each in first) < _MIN_BYTES * len(first):
         return None, []
@@ -593,7 +593,7 @@ def summarize_reads(reports: Sequence[Passes], *, workers: int) -> tuple[Reads |
 
 
 def _rate(fetched: Sequence[int], waits: Sequence[float], *, workers: int) -> Quartiles:
-    """Of all workers together, which wait side by side."""
+    """Returns bytes a second of all workers together, which wait at the same time."""
     whole = workers * sum(fetched) / sum(waits)
     single = [workers * size / wait for size, wait in zip(fetched, waits, strict=True) if wait > 0]
     found = quartiles(single)
@@ -644,7 +644,7 @@ _WAIT_SECONDS = 5.0
 
 
 def try_receive(batch: object, *, seconds: float) -> tuple[Receive | None, list[str]]:
-    """As `measure_receive`, with a note instead of an error."""
+    """Does the same as `measure_receive`, with a note instead of an error."""
     try:
         receive = measure_receive(batch, seconds=seconds)
     except (StokerError, OSError) as err:
@@ -724,7 +724,7 @@ def _take(
 
 
 def _cold_read_seconds(payload: Bytes) -> float:
-    """What the first look at a batch costs more than the second: another core has written it."""
+    """Returns what the first look at a batch costs more than the second: another core wrote it."""
     if not payload.size:
         return 0.0
     started = time.thread_time()

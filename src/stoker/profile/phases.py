@@ -1,4 +1,4 @@
-"""The phases of a profile in a trainer process: the steps, cached batches, the loader."""
+"""A profile in a trainer process has phases: the steps, cached batches, the loader."""
 
 import os
 import time
@@ -67,7 +67,7 @@ def measure_afterwards(
     log: Log,
     instance_type: str | None = None,
 ) -> None:
-    """Loader only, what the feed costs, storage, parts; each is written before the next begins.
+    """Measures loader, feed, storage and parts; writes each result before the next begins.
 
     All ranks come here at the same step and stay together, so that their workers share the vCPUs as
     they do in the training.
@@ -125,7 +125,7 @@ def _look_closer(
     budget_seconds: float,
     iterate: Callable[["DataLoader[object]"], Iterator[object]],
 ) -> None:
-    """Cold against warm reads, and what loading a sample is made of, where there is time."""
+    """Compares cold and warm reads, and splits the cost of a sample, where there is time."""
     reading = min(_MOST_SECONDS, _READS_SHARE * budget_seconds)
     if reading < _LEAST_SECONDS:
         findings.note(
@@ -156,7 +156,7 @@ def _look_closer(
 def _tried(
     findings: Findings, what: str, measure: Callable[[], tuple[_FoundT, list[str]]]
 ) -> _FoundT | None:
-    """What `measure` found; None with a note where it failed."""
+    """Returns what `measure` found; None, with a note, where it failed."""
     try:
         found, notes = measure()
     except Exception as err:
@@ -169,7 +169,7 @@ def _tried(
 
 
 def _what_stays_here(loader: "DataLoader[object]") -> list[str]:
-    """What of the loader could not travel to data hosts; no error of it ends the profile."""
+    """Says what of the loader could not travel to data hosts; no error ends the profile."""
     try:
         why = why_unshippable(
             DatasetSpec(
@@ -237,21 +237,21 @@ class ProfileSession:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the process that began; a loader's worker only inherited it."""
+        """Tells whether this process began the session; a loader's worker only inherited it."""
         return os.getpid() == self._process
 
     @property
     def has_begun(self) -> bool:
-        """Whether a loader was iterated."""
+        """Tells whether a loader was iterated."""
         return self._loaders > 0
 
     @property
     def has_verdict(self) -> bool:
-        """Whether the parts are known without which there is nothing to say."""
+        """Tells whether the parts are known without which there is nothing to say."""
         return self._replay is not None and self._replay.steps.count > 0
 
     def begin_pass(self) -> None:
-        """A loader is iterated."""
+        """Notes that a loader is iterated now."""
         self._loaders += 1
         self._reading.pause()
         if self._loaders == 1:
@@ -260,7 +260,7 @@ class ProfileSession:
                 self._growth = Growth.of_process(self._settings)
 
     def is_main(self, loader: Loader, *, delivered: int) -> bool:
-        """Whether `loader`, which delivered so many batches in this pass, is the one to measure."""
+        """Returns whether `loader` is to be measured; `delivered` counts its epoch's batches."""
         if self._choice.is_main(loader, delivered=delivered, steps=self._reading.steps):
             if self._choice.has_changed:
                 self._choice.has_changed = False
@@ -269,15 +269,15 @@ class ProfileSession:
         return False
 
     def is_replaying(self, loader: Loader) -> bool:
-        """Whether the loader's batches come from the cache: its workers are not wanted."""
+        """Returns whether the loader's batches come from the cache: its workers are idle."""
         return self._replay is not None and self._choice.loader is loader
 
     def end_pass(self) -> None:
-        """The main loader's pass is over, or was given up; may be called twice."""
+        """Ends the main loader's epoch, whether complete or given up; may be called twice."""
         self._reading.end_pass()
 
     def batch_beside(self, loader: Loader, inner: Iterator[object], *, delivered: int) -> object:
-        """The next batch of a loader that is not the main one.
+        """Returns the next batch of a loader that is not the main one.
 
         Raises:
             StopIteration: At the end of its pass.
@@ -293,7 +293,7 @@ class ProfileSession:
         self._is_stopping = True
 
     def next_batch(self, loader: Loader, inner: Iterator[object] | None) -> object:
-        """The main loader's next batch: its own, or a cached one.
+        """Returns the main loader's next batch: its own, or a cached one.
 
         Does not return where the profile ends: so does the process.
 
@@ -325,7 +325,7 @@ class ProfileSession:
         return batch
 
     def at_exit(self) -> None:
-        """The script ends by itself: leaves what is known, and says what is missing."""
+        """Leaves what is known, and says what is missing: the script ends by itself."""
         if self.is_here and self.has_begun:
             self._look_at_files()
             self.leave_word()
@@ -342,7 +342,7 @@ class ProfileSession:
             say_cut_off(self._log, rank=rank, replayed_steps=replay.given)
 
     def _settle(self, place: RankPlace) -> None:
-        """What depends on this process's rank, which a script may find out late."""
+        """Sets up what depends on this process's rank, which a script may find out late."""
         if place == self._place:
             return
         self._place = place
@@ -393,11 +393,11 @@ class ProfileSession:
         return steps.count > 0 and self._agreement.is_due("accelerator", at_step=self._steps)
 
     def _is_enough_for_an_end(self, steps: AsIsSteps) -> bool:
-        """Whether the end of an epoch ends this phase, too; several ranks change at a step only."""
+        """Returns whether an epoch's end ends this phase; several ranks change at a step only."""
         return self._findings.result.world_size == 1 and steps.count >= USUAL_STEPS
 
     def _say_so_far(self, known: SoFar) -> None:
-        """In a thread of its own: a step may last longer than anybody waits for words."""
+        """Logs what is known so far; called in a thread of its own, as a step may be long."""
         if self.is_here:
             say_so_far(self._log, known, rank=self._findings.result.rank)
 

@@ -1,4 +1,4 @@
-"""Puts the profiler into a trainer process: replaces how DataLoaders are iterated."""
+"""The probe puts the profiler into a trainer process: it replaces how DataLoaders are iterated."""
 
 import atexit
 import contextlib
@@ -60,7 +60,7 @@ def install(dataloader_class: type[Loader]) -> None:
 
 
 def install_beside(subclass: type[Loader]) -> None:
-    """The same for a subclass of torch's with an `__iter__` of its own, in the same profile."""
+    """Puts the same profile into a subclass of torch's that has an `__iter__` of its own."""
     sessions = getattr(torch.utils.data.DataLoader.__iter__, "stoker_session", None)
     if isinstance(sessions, _Sessions) and not hasattr(subclass.__iter__, "stoker_session"):
         _replace(subclass, sessions)
@@ -74,7 +74,7 @@ class _Sessions:
         self.current = new()
 
     def for_pass(self) -> ProfileSession | None:
-        """The one that a pass which begins now is a part of; None: it is a worker's own."""
+        """Returns the session that an epoch which begins now is part of; None in a worker."""
         session = self.current
         if not session.is_here:
             # A loader's worker and what it starts; but a script may fork its ranks, too.
@@ -100,7 +100,7 @@ def _replace(cls: type[Loader], sessions: _Sessions) -> None:
 
 
 def _leave_word_of_steps(sessions: _Sessions, folder: Path) -> None:
-    """Who trains without a loader that is seen may be stopped: what it uses is written before."""
+    """Writes what a script uses that trains without a loader that is seen: it may be stopped."""
     count = itertools.count(1)
 
     def before_step(optimizer: object, arguments: object, keywords: object) -> None:
@@ -157,7 +157,7 @@ class ProfiledIterator:
         return len(self._loader)
 
     def __getattr__(self, name: str) -> object:
-        """What scripts read of torch's own iterator."""
+        """Returns what scripts read of torch's own iterator."""
         if name.startswith("__") or name == "_inner":
             raise AttributeError(name)
         return getattr(self._inner, name)
@@ -178,7 +178,7 @@ class LateBoard:
             shared.set(f"stoker/{name}", text)
 
     def read(self, name: str) -> str | None:
-        """The note, or None; RuntimeError if the store is gone."""
+        """Returns the note, or None; raises RuntimeError if the store is gone."""
         shared = store()
         if shared is None:
             return self._files.read(name)
@@ -187,7 +187,7 @@ class LateBoard:
 
 
 def _listen(session: ProfileSession) -> None:
-    """Ctrl-C and SIGTERM end the profile at the next step, with a verdict if there is one."""
+    """Lets Ctrl-C and SIGTERM end the profile at the next step, with a verdict if there is one."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -46,7 +46,7 @@ _CPU_NOTE = "the CPU is that of the script's own processes, with all they starte
 def timed_profile(
     output: Path, ranks: Sequence[RankResult], *, what: Mapping[str, Value]
 ) -> Profile | None:
-    """What is known by `stoker.timed`; None where a DataLoader was measured, or steps lack.
+    """Returns the profile by `stoker.timed`; None where a DataLoader was measured, or steps lack.
 
     Args:
         output: Folder of the leader, where its launcher left the profile.
@@ -68,12 +68,12 @@ def timed_profile(
 
 
 def was_cut_off(output: Path) -> bool:
-    """Whether the profile ended the leader's ranks: how others ended after that says nothing."""
+    """Returns whether the profile ended the leader's ranks: then how others ended says nothing."""
     return (output / PROFILE_ENDED_FILE).exists()
 
 
 def too_few(output: Path) -> str:
-    """Why there is none, where the script uses `stoker.timed`; else nothing."""
+    """Says why there is no profile of a script that uses `stoker.timed`; else empty."""
     loaders = [own for usage in read_usage(output) for own in usage.loaders.values()]
     steps = [own.steps for own in loaders if own.is_elsewhere]
     if not steps or max(steps) >= MIN_STEPS:
@@ -127,7 +127,7 @@ class UnmeasuredError(UsageError):
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process of the command said of itself at its end.
+    """One process's report about itself at the end of the command.
 
     Attributes:
         packages: That it had imported.
@@ -140,7 +140,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """What the command and all below it used, all hosts together.
+    """The time and CPU that the command and all below it used, all hosts together.
 
     Attributes:
         wall_seconds: Of the host that took longest.
@@ -154,7 +154,7 @@ class Used:
 
     @property
     def utilization(self) -> float:
-        """Share of all vCPUs."""
+        """The share of all vCPUs that the command used."""
         return min(1.0, self.cpu_seconds / max(1e-9, self.wall_seconds * self.vcpus * self.hosts))
 
 
@@ -170,7 +170,7 @@ class Heard:
         self._hosts: dict[str, tuple[float, float, float]] = {}
 
     def line(self, text: str) -> None:
-        """One line of the log."""
+        """Takes one line of the log."""
         if "profile_begins" in text and not self.has_begun:
             event = parse_line(text)
             self.has_begun = event is not None and event.event == "profile_begins"
@@ -186,7 +186,7 @@ class Heard:
 
     @property
     def used(self) -> Used | None:
-        """What is known so far; None if nothing is."""
+        """The command's usage as far as it is known; None if nothing is."""
         if not self._hosts:
             return None
         own = list(self._hosts.values())
@@ -199,7 +199,7 @@ class Heard:
 
 
 def read_seen(folder: Path) -> list[Seen]:
-    """What the processes left in `folder`."""
+    """Reads what the processes left in `folder`."""
     seen = []
     for file in sorted(folder.glob("seen-*.json")):
         with contextlib.suppress(OSError, msgspec.DecodeError):
@@ -208,7 +208,7 @@ def read_seen(folder: Path) -> list[Seen]:
 
 
 def notebook_refusal(command: Sequence[str], *, where: str) -> UsageError | None:
-    """Why a notebook that is given as a script cannot be run at all; None if none is."""
+    """Returns why a notebook given as a script cannot be run at all; None if none is."""
     names = [word for word in command[1:] if word.endswith(".ipynb")]
     program = os.path.basename(command[0])
     if not names or not program.startswith("python") or "-m" in command:
@@ -231,7 +231,7 @@ def unmeasured(
     timed: str = "",
     cut_off_seconds: float | None = None,
 ) -> UnmeasuredError | None:
-    """Why there is no profile of a command; None if there is one.
+    """Returns why there is no profile of a command; None if there is one.
 
     Args:
         ranks: What they left.
@@ -477,12 +477,12 @@ def profile(
 
 
 def has_verdict(ranks: Sequence[RankResult]) -> bool:
-    """Whether the parts were measured without which there is nothing to say."""
+    """Returns whether the parts were measured without which there is nothing to say."""
     return any(rank.accelerator for rank in ranks)
 
 
 def no_verdict(ranks: Sequence[RankResult], *, budget_seconds: float) -> WorkloadError:
-    """What to say of a profile that was stopped START_ALLOWANCE_SECONDS after its budget."""
+    """Returns the error for a profile stopped START_ALLOWANCE_SECONDS after its budget."""
     return WorkloadError(
         f"no verdict after {budget_seconds + START_ALLOWANCE_SECONDS:.0f} s "
         f"(profile.budget_seconds {budget_seconds:.0f}, {START_ALLOWANCE_SECONDS:.0f} to start "
@@ -493,7 +493,7 @@ def no_verdict(ranks: Sequence[RankResult], *, budget_seconds: float) -> Workloa
 
 
 def what_of(command: Sequence[str]) -> dict[str, Value]:
-    """What was profiled, and when, for the record."""
+    """Returns what was profiled, and when, for the record."""
     what: dict[str, Value] = {"command": [*command], "when": now_utc()}
     commit = _git_commit()
     if commit:
@@ -534,14 +534,14 @@ class _Deadline:
                 self._timer.cancel()
 
     def start(self) -> None:
-        """The clock runs; may be called again."""
+        """Starts the clock; may be called again."""
         with self._lock:
             if self._timer is None:
                 self._wait(self.first_seconds, self._look)
 
     @property
     def first_seconds(self) -> float:
-        """By when a loader must have been read."""
+        """The seconds within which a loader must have been read."""
         return max(self.budget_seconds, START_ALLOWANCE_SECONDS)
 
     def _wait(self, seconds: float, then: Callable[[], None]) -> None:
@@ -603,7 +603,7 @@ class _Failure(msgspec.Struct):
 
 
 def fix_of_missing_module(name: str, command: Sequence[str]) -> str:
-    """How to install a module that the command lacks: from the requirements next to its script."""
+    """Says how to install a module that the command lacks, from its script's requirements."""
     scripts = [Path(word) for word in command if word.endswith(".py")]
     for requirements in (script.parent / "requirements.txt" for script in scripts[:1]):
         if requirements.is_file():

@@ -1,4 +1,4 @@
-"""What one rank measured, as it stands in `profile-rank{R}.json`, and the statistics behind it."""
+"""One rank's measurements stand in `profile-rank{R}.json`, with the statistics behind them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,22 +83,22 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outside_seconds(self) -> float:
-        """Of the reading thread outside next()."""
+        """Seconds that the reading thread spent outside next()."""
         return max(0.0, self.seconds - self.wait_seconds)
 
     @property
     def held_share(self) -> float:
-        """How much of the time outside next() the interpreter lock was held; 0: not known."""
+        """Share of the time outside next() that the interpreter lock was held; 0: not known."""
         return self.held_knocks / self.knocks if self.knocks else 0.0
 
     @property
     def idle_seconds(self) -> float:
-        """The reading thread outside next() neither ran nor was ready to: it waited."""
+        """Seconds that the reading thread, outside next(), neither ran nor was ready to run."""
         return max(0.0, self.outside_seconds - self.own_cpu_seconds - self.queued_seconds)
 
     @property
     def collective_seconds(self) -> float:
-        """Of a step, in collectives and in backward."""
+        """Seconds of a step that are spent in collectives and in backward."""
         if not self.knocks or not self.steps:
             return 0.0
         return self.collective_knocks / self.knocks * self.outside_seconds / self.steps
@@ -166,7 +166,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receive(msgspec.Struct, frozen=True, kw_only=True):
-    """What the feed costs the trainer, a batch, measured by sealed ones over loopback.
+    """The cost of the feed for the trainer, per batch, measured by sealed ones over loopback.
 
     Attributes:
         thread_seconds: Of the trainer's own thread.
@@ -178,7 +178,7 @@ class Receive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reads(msgspec.Struct, frozen=True, kw_only=True):
-    """What this rank's workers read, with their files dropped from the page cache and again.
+    """The reads of this rank's workers, with their files dropped from the page cache and again.
 
     Attributes:
         workers: That read side by side.
@@ -198,7 +198,7 @@ class Reads(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What one part of loading costs a sample, in one worker alone; see TransformCost."""
+    """The cost of one part of loading, per sample, in one worker alone; see TransformCost."""
 
     name: str
     within: Literal["getitem", "collate"] | None = None
@@ -209,7 +209,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """What this host is; None: not known.
+    """The equipment and the name of this host; None: not known.
 
     Attributes:
         accelerators: That the driver shows.
@@ -226,7 +226,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a batch looks like.
+    """The facts of a batch: samples, bytes, and how its images are stored.
 
     Attributes:
         samples: Samples of one rank.
@@ -244,7 +244,7 @@ class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How the script set up its loader.
+    """The settings that the script gave its loader.
 
     Attributes:
         torch_threads: Threads of torch's operations in the trainer; None: not known.
@@ -311,7 +311,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def quartiles(values: Sequence[float], *, samples: int | None = None) -> Quartiles:
-    """Median and quartiles of at least one value."""
+    """Returns the median and quartiles of at least one value."""
     ordered = sorted(values)
     last = len(ordered) - 1
     return Quartiles(
@@ -324,7 +324,7 @@ def quartiles(values: Sequence[float], *, samples: int | None = None) -> Quartil
 
 
 def block_means(values: Sequence[float], *, workers: int) -> list[float]:
-    """Means of consecutive blocks of steps.
+    """Returns the means of consecutive blocks of steps.
 
     With W workers, batches come in bursts of W: a median of single steps would miss the wait that
     ends each burst. A block is a multiple of W of at least 4 steps; fewer than 5 such blocks are
@@ -340,7 +340,7 @@ def block_means(values: Sequence[float], *, workers: int) -> list[float]:
 
 
 def read_ranks(folder: Path) -> list[RankResult]:
-    """All ranks' results in `folder`, by rank.
+    """Reads all ranks' results in `folder`, by rank.
 
     Raises:
         UsageError: If a file is not what `stoker profile` writes.

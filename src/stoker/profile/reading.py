@@ -1,4 +1,4 @@
-"""Reads the script's loader: its own batches, then cached ones, and what is said of them."""
+"""The script reads its own batches, then cached ones; what was seen of them is logged."""
 
 import contextlib
 import os
@@ -36,12 +36,12 @@ FIRST_WORDS_SECONDS = 12.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoFar:
-    """What the steps say since the first batch, warm-up and unfinished step included.
+    """The figures of the steps after the first batch, warm-up and unfinished step included.
 
     Attributes:
         steps: That have ended.
         step_seconds: Mean of those; None where none has.
-        wait_share: Of all time since the first batch.
+        wait_share: Of all time after the first batch.
     """
 
     steps: int
@@ -70,11 +70,11 @@ class FirstWords:
         self._steps = 0
 
     def asked(self, *, now: float) -> None:
-        """A batch is asked for."""
+        """Notes that a batch is asked for."""
         self._asked = now
 
     def got(self, *, now: float, wait: float) -> None:
-        """It is there; the first one starts the clock.
+        """Notes that a batch is there; the first one starts the clock.
 
         Args:
             now: Monotonic seconds.
@@ -92,16 +92,16 @@ class FirstWords:
         self._last = now
 
     def pass_ended(self) -> None:
-        """The loader has no more; what the script does next is not waiting."""
+        """Notes that the loader has no more; what the script does next is not waiting."""
         self._asked = None
 
     def cancel(self) -> None:
-        """There are better words by now; may be called twice."""
+        """Cancels the words, as there are better ones by now; may be called twice."""
         if self._timer:
             self._timer.cancel()
 
     def so_far(self, *, now: float) -> SoFar | None:
-        """What is known; None before the first batch."""
+        """Returns what is known; None before the first batch."""
         if self._began is None or now <= self._began:
             return None
         asked = self._asked
@@ -149,11 +149,11 @@ class Reading:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Since the first batch of the main loader was asked for."""
+        """The seconds after the first batch of the main loader was asked for."""
         return time.monotonic() - self._began if self.steps else 0.0
 
     def begin(self, loader: "DataLoader[object]", *, ranks: int) -> AsIsSteps:
-        """The main loader is read from now on, by so many ranks in step."""
+        """Begins to time the main loader's steps, with so many ranks in lockstep."""
         self.steps = AsIsSteps(
             workers=loader.num_workers,
             children_cpu=children_cpu_seconds,
@@ -167,7 +167,7 @@ class Reading:
         return self.steps
 
     def begin_anew(self, *, delivered: int) -> None:
-        """Another loader is the main one, which delivered so many batches in this pass."""
+        """Starts over with another main loader, which delivered so many batches in this epoch."""
         self.end_pass()
         self.steps = None
         self.cache = Cache()
@@ -178,7 +178,7 @@ class Reading:
     def next_batch(
         self, inner: Iterator[object], steps: AsIsSteps, *, timeline: Timeline
     ) -> object:
-        """The main loader's next batch; call `goes_on` before the script has it.
+        """Returns the main loader's next batch; call `goes_on` before the script has it.
 
         Raises:
             StopIteration: As `inner`.
@@ -203,16 +203,16 @@ class Reading:
         return batch
 
     def goes_on(self) -> None:
-        """The script has its batch: what was looked at and kept meanwhile is none of its step."""
+        """Notes that the script has its batch: what was done meanwhile is none of its step."""
         if self.steps is not None:
             self.steps.goes_on(now=time.monotonic(), cpu=time.process_time())
 
     def pause(self) -> None:
-        """Workers may be forked now: nobody watches."""
+        """Stops watching, so that workers may be forked now."""
         self._watch.pause()
 
     def end_pass(self) -> None:
-        """The pass is over, or was given up; may be called twice."""
+        """Ends the epoch, whether complete or given up; may be called twice."""
         # What follows takes time, too, and must not count.
         if self.steps is not None:
             self.steps.epoch_ended()
@@ -224,16 +224,16 @@ class Reading:
             self._rows = None
 
     def evidence(self) -> Evidence:
-        """What was seen beside the steps, once the last pass has ended."""
+        """Returns what was seen next to the steps, once the last epoch has ended."""
         return self._watch.result()
 
     def has_better_words(self) -> None:
-        """Nothing is to be said early any more; may be called twice."""
+        """Cancels the early words: there are better ones now; may be called twice."""
         self._first_words.cancel()
 
 
 def say_so_far(log: Log, known: SoFar, *, rank: int) -> None:
-    """Early: how much of the time goes on waiting."""
+    """Logs early how much of the time goes on waiting."""
     log.event(
         "profile_so_far",
         rank=rank,
@@ -244,7 +244,7 @@ def say_so_far(log: Log, known: SoFar, *, rank: int) -> None:
 
 
 def say_as_is(log: Log, found: AsIs, *, rank: int) -> None:
-    """The steps as they are."""
+    """Logs the steps as they are."""
     log.event(
         "profile_as_is",
         rank=rank,
@@ -255,7 +255,7 @@ def say_as_is(log: Log, found: AsIs, *, rank: int) -> None:
 
 
 def say_accelerator(log: Log, found: AcceleratorOnly, *, rank: int) -> None:
-    """The steps on cached batches."""
+    """Logs the steps on cached batches."""
     log.event(
         "profile_accelerator",
         rank=rank,
@@ -266,7 +266,7 @@ def say_accelerator(log: Log, found: AcceleratorOnly, *, rank: int) -> None:
 
 
 def say_cut_off(log: Log, *, rank: int, replayed_steps: int) -> None:
-    """The process ends while its batches come from the cache: why it does may lie in that."""
+    """Logs that the process ends while it replays cached batches: that may be the reason."""
     log.event(
         "profile_cut_off",
         rank=rank,
@@ -318,7 +318,7 @@ def _below() -> list[psutil.Process]:
 
 
 def _above(launcher_pid: int | None) -> list[psutil.Process]:
-    """The processes between the launcher and this one, the uppermost first."""
+    """Returns the processes between the launcher and this one, the uppermost first."""
     try:
         above = psutil.Process().parents()
     except psutil.Error:
@@ -398,7 +398,7 @@ _SETTLE_SHARE = 0.10
 
 
 class Replay:
-    """Gives out the cache round and round, and times the steps on it.
+    """Gives out the cached batches in turn, again and again, and times the steps on it.
 
     Args:
         cache: With one batch at least.
@@ -413,13 +413,13 @@ class Replay:
         self._began = time.monotonic()
 
     def asked(self) -> None:
-        """The script asks for a batch: its step has ended."""
+        """Notes that the script asks for a batch: its step has ended."""
         if self._uses_cuda and self.steps.is_block_end():
             torch.cuda.synchronize()
         self.steps.asked(now=time.monotonic(), cpu=time.process_time())
 
     def is_enough(self, *, budget_seconds: float) -> bool:
-        """Whether these steps say what there is to say."""
+        """Returns whether these steps say what there is to say."""
         return REPLAY_ENOUGH.holds(
             steps=self.steps.count,
             elapsed_seconds=time.monotonic() - self._began,
@@ -427,15 +427,15 @@ class Replay:
         )
 
     def batch(self, index: int) -> object:
-        """A copy of a cached one."""
+        """Returns a copy of a cached batch."""
         return self._cache.give(index)
 
     def gave(self) -> None:
-        """The script has it from here on."""
+        """Notes that the script has the batch from here on."""
         self.steps.gave(now=time.monotonic(), cpu=time.process_time())
 
     def result(self) -> AcceleratorOnly:
-        """The numbers of at least one step."""
+        """Returns the numbers of at least one step."""
         return self.steps.result(cached_batches=len(self._cache.batches))
 
 

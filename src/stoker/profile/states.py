@@ -1,4 +1,4 @@
-"""Names the states that a training is in, each with the figures that it rests on. Pure."""
+"""The training's states are named, each with the figures that it rests on. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ MIN_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """What a rank's phases say together.
+    """The figures of a rank's phases, taken together.
 
     Attributes:
         rank: As it was measured.
@@ -33,22 +33,22 @@ class Signs:
 
     @property
     def workers(self) -> int:
-        """Of this rank's loader."""
+        """Loader workers of this rank."""
         return self.rank.loader.num_workers if self.rank.loader else 0
 
     @property
     def step_seconds(self) -> float:
-        """As is."""
+        """Seconds of a step as is."""
         return self.as_is.step_seconds.median
 
     @property
     def wait_share(self) -> float:
-        """Of a step, in next(); 0 to 1."""
+        """Share of a step that is spent in next(); 0 to 1."""
         return min(1.0, self.as_is.wait_seconds.median / self.step_seconds)
 
     @property
     def lost_share(self) -> float:
-        """Of a step, what it takes longer than with cached batches, waiting included; 0 to 1."""
+        """Share of a step that cached batches would save, waiting included; 0 to 1."""
         if self.rank.accelerator is None:
             return self.wait_share
         replayed = self.rank.accelerator.step_seconds.median
@@ -56,14 +56,14 @@ class Signs:
 
     @property
     def worker_idle_share(self) -> float:
-        """Of a worker's time for a batch, what it neither computes nor waits for a CPU; 0 to 1."""
+        """Share of a worker's time for a batch without computing or waiting for a CPU; 0 to 1."""
         if self.alone is None or self.alone.wall_seconds.mean <= 0:
             return 0.0
         return max(0.0, 1 - self.alone.cpu_seconds.mean / self.alone.wall_seconds.mean)
 
     @property
     def gain(self) -> float:
-        """How much faster the loader is with `many` workers than `alone`; 0: not known."""
+        """Speed-up of the loader from `alone` to `many` workers; 0: not known."""
         if self.alone is None or self.many is None or self.alone.batches_per_second <= 0:
             return 0.0
         return self.many.batches_per_second / self.alone.batches_per_second
@@ -81,13 +81,13 @@ class Signs:
 
     @property
     def own_seconds(self) -> float:
-        """Of a step, all but collectives and backward, in which ranks wait for each other."""
+        """Seconds of a step less collectives and backward, in which ranks wait for each other."""
         seconds = self.evidence.seconds / self.evidence.steps if self.evidence.steps else 0.0
         return max(0.0, seconds - self.evidence.collective_seconds)
 
     @property
     def rates(self) -> str:
-        """What fewest and most workers load; empty where the loader was tried once."""
+        """Words on what fewest and most workers load; empty where the loader was tried once."""
         if self.alone is None or self.many is None:
             return ""
         return (
@@ -96,14 +96,14 @@ class Signs:
         )
 
     def rate(self, workers: int) -> float:
-        """Batches a second of the loader alone with so many workers; 0: not known."""
+        """Returns batches a second of the loader alone with so many workers; 0: not known."""
         return max(
             (d.batches_per_second for d in self.rank.drains if d.workers == workers), default=0.0
         )
 
 
 def signs_of(rank: RankResult) -> Signs:
-    """The signs of a rank whose steps as is are known."""
+    """Returns the signs of a rank whose steps as is are known."""
     assert rank.as_is is not None
     drains: Sequence[Drain] = sorted(
         (drain for drain in rank.drains if drain.batches_per_second > 0),
@@ -119,7 +119,7 @@ def signs_of(rank: RankResult) -> Signs:
 
 
 def within(parts: Parts, *, vcpus: float, is_throttled: bool) -> Parts:
-    """The parts on the vCPUs that quotas leave."""
+    """Returns the parts on the vCPUs that quotas leave."""
     wall, cpu = parts.loader_wall_seconds, parts.loader_cpu_seconds
     return replace(
         parts,
@@ -130,7 +130,7 @@ def within(parts: Parts, *, vcpus: float, is_throttled: bool) -> Parts:
 
 
 def vcpus_of(signs: Sequence[Signs]) -> float:
-    """Of all hosts, as far as quotas let them be used."""
+    """Returns the vCPUs of all hosts, as far as quotas let them be used."""
     hosts = {
         own.rank.host: min(own.rank.vcpus, own.evidence.quota_vcpus or own.rank.vcpus)
         for own in signs
@@ -139,7 +139,7 @@ def vcpus_of(signs: Sequence[Signs]) -> float:
 
 
 def busy_share(signs: Sequence[Signs], *, vcpus: float) -> float:
-    """Of all hosts' vCPUs, whoever keeps them busy."""
+    """Returns the share of all hosts' vCPUs that is busy, whoever keeps them busy."""
     machines = {own.rank.host: own.evidence.busy_vcpus for own in signs}
     used = sum(
         (own.as_is.trainer_cpu_seconds + own.as_is.children_cpu_seconds)
@@ -150,9 +150,9 @@ def busy_share(signs: Sequence[Signs], *, vcpus: float) -> float:
 
 
 def others_of(signs: Sequence[Signs]) -> float:
-    """vCPUs that other programs kept busy on the hosts of these ranks.
+    """Returns the vCPUs that other programs kept busy on the hosts of these ranks.
 
-    To a rank, those beside it are others: all ranks of a host are to be given.
+    To a rank, those next to it are others: all ranks of a host are to be given.
     """
     hosts: dict[str, list[AsIs]] = {}
     for own in signs:
@@ -169,12 +169,12 @@ def others_of(signs: Sequence[Signs]) -> float:
 
 
 def where(own: Signs, signs: Sequence[Signs]) -> str:
-    """Which rank that is, where there are several."""
+    """Names the rank, where there are several."""
     return f" (rank {own.rank.rank}, host {own.rank.host})" if len(signs) > 1 else ""
 
 
 def in_ms(seconds: float) -> str:
-    """In words."""
+    """Writes a time as words: milliseconds with one decimal."""
     return f"{seconds * 1e3:.1f} ms"
 
 
@@ -188,7 +188,7 @@ MIN_KNOCKS = 15
 # thread's own CPU does not explain, others hold.
 MIN_HELD = 0.4
 MIN_HELD_BY_OTHERS = 0.3
-# Neither running nor ready to, and a thread beside it that has a good part of a vCPU.
+# Neither running nor ready to, and a thread next to it that has a good part of a vCPU.
 MIN_STARVED = 0.3
 MIN_OTHER_THREADS = 0.15
 # Alone it holds the lock more often, runs or is ready to for most of its time, and hardly waits
@@ -204,7 +204,7 @@ MIN_QUEUED = 0.2
 
 
 def throttled(signs: Sequence[Signs]) -> ProfileState | None:
-    """A quota of CPU stops the processes, whatever the machine has left."""
+    """Finds a CPU quota that stops the processes, whatever the machine has left."""
 
     def stopped(own: Signs) -> float:
         seen = own.evidence
@@ -226,7 +226,7 @@ def throttled(signs: Sequence[Signs]) -> ProfileState | None:
 
 
 def interpreter_lock(signs: Sequence[Signs]) -> ProfileState | None:
-    """One Python thread at a time: the trainer's own waits for its turn, or takes all of it."""
+    """Finds that the interpreter lock delays the trainer: its thread waits, or takes all of it."""
     worst = max(signs, key=lambda own: own.evidence.held_share)
     seen = worst.evidence
     if seen.knocks < MIN_KNOCKS or not seen.seconds or not seen.outside_seconds:
@@ -265,7 +265,7 @@ def interpreter_lock(signs: Sequence[Signs]) -> ProfileState | None:
 
 
 def straggler(signs: Sequence[Signs]) -> ProfileState | None:
-    """All ranks wait for one, in collectives: it is there for less of a step than the others."""
+    """Finds the rank that all wait for in collectives: it is in them for less time than others."""
     if len(signs) < 2 or any(own.evidence.knocks < MIN_KNOCKS for own in signs):
         return None
     slowest = max(signs, key=lambda own: own.own_seconds)
@@ -289,7 +289,7 @@ def straggler(signs: Sequence[Signs]) -> ProfileState | None:
 
 
 def oversubscribed(own: Signs) -> ProfileState | None:
-    """More workers than vCPUs take turns, also with the main thread."""
+    """Finds more workers than vCPUs: they take turns, also with the main thread."""
     seen, here = own.evidence, own.rank
     workers = own.workers * here.ranks_on_host
     queued = seen.worker_queued_seconds / seen.worker_seconds if seen.worker_seconds else 0.0
@@ -336,7 +336,7 @@ MIN_PASS = 5
 
 
 def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[ProfileState, ...]:
-    """The states that the figures speak for, the one with the largest share of a step first.
+    """Returns the states that the figures support, the one with the largest share of a step first.
 
     Args:
         ranks: Whose steps as is are all known.
@@ -413,7 +413,7 @@ def _cpu(signs: Sequence[Signs], *, vcpus: float, busy: float) -> ProfileState |
 
 
 def _reads(own: Signs, *, is_shared: bool, is_storage: bool) -> ProfileState | None:
-    """Workers wait for what they read; where the parts name the storage, however little they wait.
+    """Finds workers that wait for reads; if the parts name storage, even a little wait counts.
 
     Copying what was read can be most of a worker's time.
     """
@@ -454,7 +454,7 @@ def _reads(own: Signs, *, is_shared: bool, is_storage: bool) -> ProfileState | N
 
 
 def _cold_reads(own: Signs) -> ProfileState | None:
-    """Steps wait for storage, although the loader alone found its files in memory by then."""
+    """Finds steps that wait for storage, although the loader alone found its files in memory."""
     reads = own.rank.reads
     if own.wait_share < MIN_SHARE or reads is None or reads.bytes_per_second is None:
         return None
@@ -499,7 +499,7 @@ def _serial(own: Signs) -> ProfileState | None:
 
 
 def _threads(own: Signs) -> str:
-    """What sets the main process apart from a worker; empty where both load alike."""
+    """Says what sets the main process apart from a worker; empty where both load alike."""
     threads = own.rank.loader.torch_threads if own.rank.loader else None
     if own.alone is None or own.alone.workers != 1 or threads == 1:
         return ""

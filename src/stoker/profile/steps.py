@@ -1,4 +1,4 @@
-"""Steps as the trainer takes them: as is, and with cached batches. Times are passed in."""
+"""The trainer's steps are timed: as is, and with cached batches. Times are passed in."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ USUAL_STEPS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enough:
-    """When a phase knows enough, in shares of the budget.
+    """The conditions under which a phase knows enough, in shares of the budget.
 
     Attributes:
         steps: So many, and `least` of the budget, are plenty.
@@ -32,7 +32,7 @@ class Enough:
     last: float
 
     def holds(self, *, steps: int, elapsed_seconds: float, budget_seconds: float) -> bool:
-        """Whether the phase may end."""
+        """Returns whether the phase may end."""
         share = elapsed_seconds / budget_seconds
         if steps >= self.steps and share >= self.least:
             return True
@@ -87,7 +87,7 @@ class AsIsSteps:
         return len(self._steps)
 
     def got(self, *, now: float, cpu: float, wait: float, receive: float) -> None:
-        """A batch is there.
+        """Notes that a batch is there.
 
         Args:
             now: Monotonic seconds.
@@ -111,7 +111,7 @@ class AsIsSteps:
         self._last = (now, cpu) if self._is_warm(now) else None
 
     def goes_on(self, *, now: float, cpu: float) -> None:
-        """The script has its batch: what was done since `got` is none of its step."""
+        """Notes that the script has its batch: what was done after `got` is none of its step."""
         if self._last is not None:
             self._last = (now, cpu)
 
@@ -121,7 +121,7 @@ class AsIsSteps:
         return self._first is not None and 0 < self.warm_up_seconds <= now - self._first
 
     def epoch_ended(self) -> None:
-        """What follows is not part of a step; may be called twice."""
+        """Notes that what follows is not part of a step; may be called twice."""
         if self._last is not None:
             # What was done between steps is in what the machine counts, so it is in these, too.
             began, cpu, children, machine = self._begun
@@ -134,7 +134,7 @@ class AsIsSteps:
         self._is_first = True
 
     def result(self) -> AsIs:
-        """The numbers of at least one step; the children's are those of the epochs that ended."""
+        """Returns the numbers of at least one step; the children's are of the epochs that ended."""
         count = len(self._steps)
         waits = self._first_waits[1:] or self._first_waits
         return AsIs(
@@ -181,11 +181,11 @@ class ReplaySteps:
         return self._given
 
     def is_block_end(self) -> bool:
-        """Whether the step that ends now ends a block: wait for the accelerator, then `asked`."""
+        """Returns whether this step ends a block: wait for the accelerator, then call `asked`."""
         return self._given >= self.warm_up and (self._given - self.warm_up) % self.block == 0
 
     def asked(self, *, now: float, cpu: float) -> None:
-        """The next batch is asked for: the step before has ended."""
+        """Notes that the next batch is asked for: the step before has ended."""
         if self._given > self.warm_up:
             self._cpu_in_block += cpu - self._cpu_given
             if self.is_block_end() and self._begin is not None:
@@ -195,7 +195,7 @@ class ReplaySteps:
             self._begin = None
 
     def gave(self, *, now: float, cpu: float) -> None:
-        """A batch was handed out."""
+        """Notes that a batch was handed out."""
         if self._begin is None and self._given >= self.warm_up:
             self._begin = (now, cpu)
             self._cpu_in_block = 0.0
@@ -203,7 +203,7 @@ class ReplaySteps:
         self._cpu_given = cpu
 
     def result(self, *, cached_batches: int) -> AcceleratorOnly:
-        """The numbers of at least one step."""
+        """Returns the numbers of at least one step."""
         return AcceleratorOnly(
             step_seconds=quartiles(self._steps, samples=self.count),
             trainer_cpu_seconds=quartiles(self._cpu_seconds, samples=self.count),
@@ -212,7 +212,7 @@ class ReplaySteps:
 
 
 def missing_of(as_is: AsIsSteps | None, replay: ReplaySteps | None) -> str:
-    """What a script that ended by itself did not leave time for."""
+    """Says what a script that ended by itself did not leave time for."""
     if replay is not None:
         return f"the script ended after {replay.count} steps with cached batches"
     if as_is is None:

@@ -1,4 +1,4 @@
-"""A profile of batches that are none of a DataLoader: the steps as they are, and then the end.
+"""Batches that come from no DataLoader are profiled, too: the steps as they are, and then the end.
 
 Replaying such batches would say nothing of what makes them, so that there are no other phases. The
 steps are in the timeline that `stoker.timed` writes, and the launcher makes the profile of them.
@@ -90,7 +90,7 @@ class _Session:
         )
 
     def asked(self) -> None:
-        """A batch was asked for."""
+        """Notes that a batch was asked for."""
         if os.getpid() != self._process:
             return
         self._asked += 1

@@ -96,11 +96,11 @@ class Alarm:
 
     @property
     def is_rung(self) -> bool:
-        """Whether `ring` was called."""
+        """Tells whether `ring` was called."""
         return self._is_rung
 
     def close(self) -> None:
-        """May be called twice, by nobody's sleep."""
+        """Closes the timer; may be called twice, while nobody sleeps on it."""
         if self._timer is not None:
             os.close(self._timer)
             self._timer = None
@@ -120,14 +120,14 @@ _LEAST_WINDOWS = 4
 
 
 def look() -> float:
-    """CPU-seconds of the computation, now."""
+    """Times a fixed computation once: returns its CPU-seconds."""
     began = time.thread_time()
     hashlib.pbkdf2_hmac("sha256", b"stoker", b"stoker", _ROUNDS)
     return time.thread_time() - began
 
 
 def speed_spread(looks: Sequence[float]) -> float | None:
-    """The standard deviation of the CPU's speed from second to second, as a share of its mean.
+    """Returns the CPU speed's standard deviation from second to second, as a share of its mean.
 
     Looks differ by chance as well, for instance by what runs on a core's other hyper-thread at that
     moment. What they differ by within a second is taken off the difference between seconds, as in
@@ -183,15 +183,15 @@ class StepWatch:
         self._watched: _WatchedStretch | None = None
 
     def asked(self) -> None:
-        """The reading thread asks for a batch."""
+        """Notes that the reading thread asks for a batch."""
         self._is_reading = True
 
     def got(self, *, now: float, wait: float, receive: float, is_counted: bool) -> None:
-        """It has it.
+        """Notes that the reading thread has its batch.
 
         Args:
             now: Monotonic seconds.
-            wait: Seconds since it asked.
+            wait: Seconds after it asked.
             receive: CPU-seconds of this thread meanwhile.
             is_counted: Whether steps count by now; else they are warm-up.
         """
@@ -212,7 +212,7 @@ class StepWatch:
             self._watched = None
 
     def pass_ended(self) -> None:
-        """The pass over the loader is over; may be called twice."""
+        """Ends the epoch; may be called twice."""
         self.pause()
         steps = len(self._waits) - 1
         if steps > 0:
@@ -227,7 +227,7 @@ class StepWatch:
         self._is_reading = False
 
     def result(self) -> Evidence:
-        """All of it, once the last pass has ended."""
+        """Returns all that was seen, once the last epoch has ended."""
         return msgspec.structs.replace(self._evidence, passes=tuple(self._passes))
 
 

@@ -1,4 +1,4 @@
-"""The profile in words: a verdict, a table of terms, and what to do at no cost. Pure."""
+"""The profile is told in words: a verdict, a table of terms, and what to do at no cost. Pure."""
 
 import textwrap
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _MIN_SHARE = 0.01
 
 
 def transform_table(transforms: Sequence[TransformCost]) -> list[str]:
-    """At most eleven lines of 88 columns; none where nothing is known."""
+    """Returns a table of at most eleven lines of 88 columns; empty where nothing is known."""
     if not transforms:
         return []
     lines = [f"{'loading a sample, one worker':<{_NAME}}{'CPU ms':>9}{'share':>8}   {'bytes':>19}"]
@@ -85,7 +85,7 @@ _OF_STATES = {
 
 
 def explain(profile: Profile) -> str:
-    """The verdict and the table, at most 88 columns wide."""
+    """Returns the verdict and the table, at most 88 columns wide."""
     if profile.step is None:
         return explain_observed(profile)
     lines = _wrapped(_verdict(profile))
@@ -151,7 +151,7 @@ def _too_busy(profile: Profile) -> str:
 
 
 def of_state(state: str) -> str:
-    """What sets the pace in a state that the parts do not show."""
+    """Says what sets the pace in a state that the parts do not show."""
     return _OF_STATES.get(state, f"it is in the state {state}")
 
 

@@ -1,4 +1,4 @@
-"""Records: typed, versioned documents, the only thing that components pass to each other."""
+"""The records are typed, versioned documents, the only thing that components pass to each other."""
 
 from stoker.records.base import (
     Json,

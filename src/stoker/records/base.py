@@ -1,4 +1,4 @@
-"""What all records share: constrained numbers, reading with exact errors, writing without gaps."""
+"""All records share constrained numbers, reading with exact errors, and writing without gaps."""
 
 import difflib
 import hashlib
@@ -51,7 +51,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Place:
-    """Where keys stand: the file's name, and line numbers where the parser keeps them.
+    """The place of keys: the file's name, and line numbers where the parser keeps them.
 
     Args:
         source: Name of the file, or of whatever else the document came from.
@@ -71,7 +71,7 @@ class Place:
         self._overridden = overridden
 
     def at(self, path: str) -> str:
-        """`file:line, key path` with as much of it as is known."""
+        """Returns `file:line, key path` with as much of it as is known."""
         for key in self._overridden:
             if path == key or path.startswith((f"{key}.", f"{key}[")):
                 return f"--set {key}=..., key {path}"
@@ -117,7 +117,7 @@ def read_json(path: Path | str, kind: type[_RecordT]) -> _RecordT:
 
 
 def read_text(path: Path | str) -> str:
-    """The text of a file.
+    """Returns the text of a file.
 
     Raises:
         UsageError: If it cannot be read, saying why.
@@ -135,12 +135,12 @@ def read_text(path: Path | str) -> str:
 
 
 def to_json(record: Record) -> str:
-    """The record as JSON text with a final newline; fields that are not known are left out."""
+    """Returns the record as JSON text with a final newline; leaves out fields not known."""
     return json.dumps(to_document(record), indent=2, allow_nan=False) + "\n"
 
 
 def to_document(record: msgspec.Struct) -> dict[str, Json]:
-    """The record as plain dicts, lists and scalars; fields that are not known are left out."""
+    """Returns the record as plain dicts, lists and scalars; leaves out fields not known."""
     return {
         field.encode_name: _plain(value)
         for field in msgspec.structs.fields(record)
@@ -182,13 +182,13 @@ def write_text(path: Path | str, text: str) -> None:
 
 
 def sha256_of(record: Record) -> str:
-    """A digest of the record's content: 64 hexadecimal digits."""
+    """Returns a digest of the record's content: 64 hexadecimal digits."""
     text = json.dumps(to_document(record), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """A suggestion for a misspelt word: the nearest known one, else the list of known ones."""
+    """Suggests a fix for a misspelt word: the nearest known one, else the list of known ones."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else "known are: " + ", ".join(sorted(known))
 
@@ -281,7 +281,7 @@ def _see(kind: type[Record]) -> str:
 
 
 def _filled(path: str, message: str, document: Json, kind: type[Record]) -> str:
-    """The path with the key of a mapping where the message says `[...]`."""
+    """Returns the path with the key of a mapping where the message says `[...]`."""
     head, dots, tail = path.partition("[...]")
     mapping = _value_at(document, head)
     if not dots or not isinstance(mapping, Mapping):

@@ -1,4 +1,4 @@
-"""The workload's settings for SageMaker and for Kubernetes: what jobs need beside the plan."""
+"""A workload has settings for SageMaker and for Kubernetes: what jobs need next to the plan."""
 
 from decimal import Decimal
 from typing import Annotated, Literal
@@ -26,7 +26,7 @@ class MetricDefinition(Record, frozen=True, kw_only=True):
 
 
 class Framework(Record, frozen=True, kw_only=True):
-    """What an image brings; heterogeneous clusters need PyTorch 1.10 or TensorFlow 2.6."""
+    """The framework of an image; heterogeneous clusters need PyTorch 1.10 or TensorFlow 2.6."""
 
     name: Literal["pytorch", "tensorflow"]
     version: Annotated[str, msgspec.Meta(pattern="^[0-9]+\\.[0-9]+([.+].*)?$")]
@@ -51,7 +51,7 @@ class ControlSettings(Record, frozen=True, kw_only=True):
 
 
 class ModelSettings(Record, frozen=True, kw_only=True):
-    """How a model that passed its gate is registered.
+    """The registration of a model that passed its gate.
 
     Attributes:
         group: Of the model registry; absent: the workload's name.
@@ -66,7 +66,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
 
 
 class SageMakerSettings(Record, frozen=True, kw_only=True):
-    """What SageMaker needs to know of a workload beside its plan.
+    """The settings that SageMaker needs for a workload, next to its plan.
 
     Attributes:
         role: ARN of the role that the job takes on.
@@ -134,7 +134,7 @@ class Toleration(Record, frozen=True, kw_only=True):
 
 
 class NodeRule(Record, frozen=True, kw_only=True):
-    """What a node's label must say; with a weight, 1 to 100: what it had better say."""
+    """A rule on a node's label: a requirement; with a weight, 1 to 100, only a preference."""
 
     key: Name
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = "In"
@@ -178,7 +178,7 @@ class PodVolume(Record, frozen=True, kw_only=True):
 
 
 class PodSettings(Record, frozen=True, kw_only=True):
-    """What the pods of one role need beside their pool.
+    """The needs of one role's pods, next to their pool.
 
     Attributes:
         cpu: Asked for; absent: the pool's.
@@ -211,7 +211,7 @@ class PodSettings(Record, frozen=True, kw_only=True):
 
 
 class KubeflowSettings(Record, frozen=True, kw_only=True):
-    """Where Kubeflow Pipelines is, and what its runs belong to.
+    """The address of Kubeflow Pipelines, and what its runs belong to.
 
     Attributes:
         host: Address of its API; behind a login often the site's with /pipeline. Absent: the
@@ -240,7 +240,7 @@ class KubeflowSettings(Record, frozen=True, kw_only=True):
 
 
 class KubernetesSettings(Record, frozen=True, kw_only=True):
-    """What Kubernetes needs to know of a workload beside its plan.
+    """The settings that Kubernetes needs for a workload, next to its plan.
 
     Attributes:
         api: jobset: a JobSet; trainer: a TrainJob of Kubeflow Trainer, with its runtime.
@@ -320,12 +320,12 @@ _SUFFIXES = {
 
 
 def written(quantity: str | int | float) -> str:
-    """The quantity as an object holds it."""
+    """Returns the quantity as an object holds it."""
     return str(quantity)
 
 
 def amount(quantity: str) -> Decimal:
-    """The quantity as a number."""
+    """Returns the quantity as a number."""
     for suffix in (quantity[-2:], quantity[-1:]):
         if suffix in _SUFFIXES:
             return Decimal(quantity.removesuffix(suffix)) * _SUFFIXES[suffix]

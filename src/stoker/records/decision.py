@@ -1,4 +1,4 @@
-"""Decision: the ranked plans, the chosen one, and why."""
+"""A decision holds the ranked plans, the chosen one, and why."""
 
 from typing import Annotated, Literal
 
@@ -40,7 +40,7 @@ class Group(Record, frozen=True, kw_only=True):
 
     @classmethod
     def of_today(cls, today: TodaysGroup) -> "Group":
-        """The dnn group as it trains today: the script says how many workers load."""
+        """Returns the dnn group as it trains today: the script says how many workers load."""
         return cls(
             name="dnn",
             role="dnn",
@@ -51,7 +51,7 @@ class Group(Record, frozen=True, kw_only=True):
 
 
 class Predicted(Record, frozen=True, kw_only=True):
-    """What a plan is expected to do.
+    """The prediction of a plan: its step, its limits and its cost.
 
     Attributes:
         second_limit_seconds: What the step would be if only the second limit held.
@@ -116,7 +116,7 @@ class Advice(Record, frozen=True, kw_only=True):
 
 
 class Prices(Record, frozen=True, kw_only=True):
-    """Where the prices come from; stale: older than 90 days."""
+    """The origin of the prices; stale: older than 90 days."""
 
     date: str | None = None
     region: str | None = None
@@ -126,7 +126,7 @@ class Prices(Record, frozen=True, kw_only=True):
 
 
 class Calibration(Record, frozen=True, kw_only=True):
-    """What earlier runs on this machine say of the cost model's constants.
+    """The correction of the cost model's constants by earlier runs on this machine.
 
     Attributes:
         runs: Runs that a constant was corrected by; 0: too few, nothing is corrected.

@@ -35,7 +35,7 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 class StrategySettings(Record, frozen=True, kw_only=True):
-    """How the training's processes are started on the hosts of the dnn group.
+    """The way the training's processes are started on the hosts of the dnn group.
 
     Attributes:
         name: `auto`: torchrun where more than one process trains, else none; `torchrun`: one
@@ -53,7 +53,7 @@ class StrategySettings(Record, frozen=True, kw_only=True):
     mpi_arguments: tuple[str, ...] = ()
 
     def misfit(self) -> tuple[str, str] | None:
-        """The key that this strategy has no use for, and the ones that have; None: there is none.
+        """Returns the key that this strategy has no use for, and which have; None if no such key.
 
         `auto` may turn out to be torchrun, so it may be given what torchrun takes.
         """
@@ -66,7 +66,7 @@ class StrategySettings(Record, frozen=True, kw_only=True):
         return None
 
     def refusal(self, *, instance_type: str, processes_per_host: int) -> tuple[str, str] | None:
-        """Why a dnn group of such hosts cannot train so, and what to do; None: it can.
+        """Says why a dnn group of such hosts cannot train so, and what to do; None: it can.
 
         Args:
             instance_type: With or without `ml.`.
@@ -88,7 +88,7 @@ class StrategySettings(Record, frozen=True, kw_only=True):
 
 
 class ReadyProbe(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """How it is known that an engine's server takes work.
+    """The test that tells when an engine's server takes work.
 
     Attributes:
         port: Name of one of the engine's ports, on which it must listen.
@@ -126,7 +126,7 @@ class EngineCommand(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineSettings(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What makes data on the hosts of the data group.
+    """The engine that makes data on the hosts of the data group.
 
     In a run without a data group no engine runs, whatever stands here.
 
@@ -155,7 +155,7 @@ class EngineSettings(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineHost(Record, frozen=True, kw_only=True):
-    """How the others reach one host's servers of an engine.
+    """The way that others reach one host's servers of an engine.
 
     Attributes:
         address: Name or address.
@@ -189,14 +189,14 @@ class EnginePlace:
 
 
 def places_in(text: str) -> Iterator[EnginePlace]:
-    """The places in a text, known or not."""
+    """Yields the places in a text, known or not."""
     for found in _PLACE.finditer(text):
         if not found[1]:
             yield EnginePlace(found[4], found[5] or "")
 
 
 def fill(text: str, value_of: Callable[[EnginePlace], str]) -> str:
-    """The text with each place replaced by what `value_of` gives for it."""
+    """Returns the text with each place replaced by what `value_of` gives for it."""
 
     def replaced(found: "re.Match[str]") -> str:
         return found[1] or value_of(EnginePlace(found[4], found[5] or ""))
@@ -207,7 +207,7 @@ def fill(text: str, value_of: Callable[[EnginePlace], str]) -> str:
 def mistake(
     place: EnginePlace, ports: Mapping[str, int]
 ) -> tuple[str, str, tuple[str, ...]] | None:
-    """What is wrong with a place: in words, the wrong word, and those it may be; None if nothing.
+    """Returns what is wrong with a place: in words, the wrong word, and the valid ones; or None.
 
     Args:
         place: From a text.

@@ -1,4 +1,4 @@
-"""Engines that are known by name, and whether an engine's settings agree with each other."""
+"""Engines are known by name; this checks whether an engine's settings agree with each other."""
 
 from collections.abc import Iterator, Mapping
 
@@ -81,7 +81,7 @@ PRESETS: Mapping[EngineName, EngineSettings] = {
 
 
 def completed(settings: EngineSettings) -> EngineSettings:
-    """The engine with what its preset says and the settings leave open."""
+    """Returns the engine with what its preset says and the settings leave open."""
     preset = PRESETS.get(settings.name)
     if preset is None:
         return settings

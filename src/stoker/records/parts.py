@@ -1,4 +1,4 @@
-"""The parts of a step: what the terms of a profile give together.
+"""The parts of a step are what the terms of a profile give together.
 
 This is the only sum. The profile's self-check and the cost model of `decide` both take it from
 here, so that they cannot say two things about one step. On the hosts that train today,
@@ -50,7 +50,7 @@ _ORDER: tuple[Limit, ...] = ("cpu", "accelerator", "latency", "storage")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedLoading:
-    """What loader workers share, by their measured throughput.
+    """The resource that loader workers share, by their measured throughput.
 
     Attributes:
         seconds: Of a global step, with any number of workers; 0: more workers load more.
@@ -95,22 +95,22 @@ class Parts:
 
     @property
     def free_vcpus(self) -> float:
-        """vCPUs that other programs leave."""
+        """The vCPUs that other programs leave."""
         return max(self.vcpus - self.others_vcpus, self.vcpus * LEAST_FREE)
 
     @property
     def parallel_seconds(self) -> float:
-        """Worker-seconds that more workers divide among them."""
+        """The worker-seconds that more workers divide among them."""
         return max(0.0, self.loader_wall_seconds - self.shared.least * self.shared.seconds)
 
     @property
     def is_shared(self) -> bool:
-        """Whether workers wait for what they share for longer than each for its own batch."""
+        """Tells whether workers wait longer for what they share than each for its own batch."""
         return self.shared.seconds > self.parallel_seconds / max(1, self.workers)
 
     @property
     def terms(self) -> Mapping[Limit, float]:
-        """Seconds of a step that each limit asks for; the slowest one sets the pace."""
+        """The seconds of a step that each limit asks for; the slowest one sets the pace."""
         floor = self.accelerator_seconds + self.receive_seconds
         cpu = (self.loader_cpu_seconds + self.trainer_cpu_seconds) / self.free_vcpus
         latency, storage = 0.0, self.read_seconds
@@ -136,7 +136,7 @@ class Parts:
 
 
 def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
-    """The parts of a profile's step; None where one of them was not measured.
+    """Returns the parts of a profile's step; None where one of them was not measured.
 
     Args:
         ranks: Trainer processes of all hosts; absent: as the profile says.
@@ -175,7 +175,7 @@ def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
 
 
 def read_seconds(profile: Profile) -> float:
-    """What today's storage needs for the bytes of a step; 0: it keeps up, or is not known.
+    """Returns the seconds that today's storage needs for a step; 0: it keeps up, or not known.
 
     Cold reads that would take longer than the step itself are none of the step's: it found its
     files in memory.
@@ -188,7 +188,7 @@ def read_seconds(profile: Profile) -> float:
 
 
 def shared_of(profile: Profile, *, vcpus: float) -> SharedLoading:
-    """What the profile's loader workers share, on so many vCPUs of all hosts."""
+    """Returns what the profile's loader workers share, on so many vCPUs of all hosts."""
     step, hosts = profile.timed_step, profile.host.count
     cpu = step.loader_cpu_seconds
     if cpu is None:
@@ -202,7 +202,7 @@ def shared_of(profile: Profile, *, vcpus: float) -> SharedLoading:
 def shared_by_rates(
     rates: Sequence[LoaderRate], *, wall: float, cpu: float, vcpus: float, hosts: int = 1
 ) -> SharedLoading:
-    """What the workers share, by throughputs at different numbers of them.
+    """Returns what the workers share, by throughputs at different numbers of them.
 
     Args:
         rates: Of the loader alone.
@@ -230,13 +230,13 @@ def shared_by_rates(
 
 
 def others_vcpus_of(profile: Profile) -> float:
-    """vCPUs of all hosts that other programs kept busy; 0 where that is not known."""
+    """Returns the vCPUs of all hosts that other programs kept busy; 0 where not known."""
     observed = profile.observed
     return 0.0 if observed is None else observed.others_vcpus or 0.0
 
 
 def others_width(profile: Profile, *, vcpus: float) -> float:
-    """The relative error that other programs may cause; 0 where they are hardly there.
+    """Returns the relative error that other programs may cause; 0 where they are hardly there.
 
     Args:
         vcpus: Of all hosts.
@@ -250,7 +250,7 @@ def _width(busy: float, *, vcpus: float) -> float:
 
 
 def speed_width(profile: Profile) -> float:
-    """The relative error that the CPU's own speed may cause; 0 where it was steady.
+    """Returns the relative error that the CPU's own speed may cause; 0 where it was steady.
 
     Two standard deviations of a second: minutes of the profile and of the training that follows
     differ by about one each, as slow changes weigh more than fast ones.
@@ -260,7 +260,7 @@ def speed_width(profile: Profile) -> float:
 
 
 def speed_words(profile: Profile) -> str:
-    """That the CPU's own speed varied; empty where it was steady."""
+    """Says that the CPU's own speed varied; empty where it was steady."""
     width = speed_width(profile)
     if not width:
         return ""
@@ -271,7 +271,7 @@ def speed_words(profile: Profile) -> str:
 
 
 def too_busy(profile: Profile, *, vcpus: float, machine_vcpus: float | None = None) -> str:
-    """Why nothing can be told of another cluster, where other programs had the vCPUs; else empty.
+    """Says why other programs' load forbids to judge another cluster; empty where it does not.
 
     Args:
         vcpus: Of all hosts.
@@ -293,13 +293,13 @@ def too_busy(profile: Profile, *, vcpus: float, machine_vcpus: float | None = No
 
 
 def most_workers(*, vcpus: float, parallel: float, cpu: float) -> int:
-    """Loader workers of a host that can be of use: a vCPU each, and more where they wait."""
+    """Returns the workers of a host that can be of use: a vCPU each, and more where they wait."""
     waits = max(1.0, parallel / cpu) if cpu > 0 else MOST_WORKERS_PER_VCPU if parallel > 0 else 1.0
     return math.ceil(vcpus * min(waits, MOST_WORKERS_PER_VCPU))
 
 
 def useful_workers(*, parallel: float, shared: float, step: float, most: int) -> int:
-    """The fewest workers with which a step is as fast as with `most`, a tenth more against jitter.
+    """Returns the fewest workers with a step as fast as with `most`, and a tenth more for jitter.
 
     Args:
         parallel: Worker-seconds that they divide among them.
@@ -314,7 +314,7 @@ def useful_workers(*, parallel: float, shared: float, step: float, most: int) ->
 
 
 def tuned(parts: Parts, *, hosts: int = 1) -> Parts:
-    """The same hosts with as many loader workers as are of use, the same number on each."""
+    """Returns the same hosts with as many workers as are of use, the same number on each."""
     vcpus = parts.vcpus / hosts
     parallel = parts.parallel_seconds
     most = most_workers(vcpus=vcpus, parallel=parallel, cpu=parts.loader_cpu_seconds)

@@ -1,4 +1,4 @@
-"""Profile: what a global step of the workload waits for, measured on today's cluster."""
+"""A profile says what a global step of the workload waits for, measured on today's cluster."""
 
 from typing import Literal
 
@@ -43,7 +43,7 @@ class ProfiledHost(Record, frozen=True, kw_only=True):
 
     @property
     def capacity(self) -> float | None:
-        """vCPUs of one host to divide by; None: the catalog's."""
+        """The vCPUs of one host to divide by; None: the catalog's."""
         return self.vcpus if self.quota_vcpus is None else self.quota_vcpus
 
 
@@ -98,7 +98,7 @@ class StepTerms(Record, frozen=True, kw_only=True):
 
 
 class LoaderRate(Record, frozen=True, kw_only=True):
-    """What the loader gave without the model, at one number of workers.
+    """The rate of the loader without the model, at one number of workers.
 
     Attributes:
         workers: Loader workers of one host, all ranks.
@@ -129,12 +129,12 @@ class Observed(Record, frozen=True, kw_only=True):
 
     @property
     def is_known(self) -> bool:
-        """Whether anything was."""
+        """Tells whether anything was observed."""
         return self.cpu_utilization is not None or self.gpu_utilization is not None
 
     @property
     def suspect(self) -> Literal["cpu", "accelerator", "neither", "unknown"]:
-        """What such a load suggests, and does not prove: means say nothing of single steps.
+        """The limit that such a load suggests, and does not prove: means hide single steps.
 
         `neither`: both idle, so steps wait for something else (storage, a service, too few loader
         workers), or one thread sets the pace.
@@ -158,7 +158,7 @@ class Spread(Record, frozen=True, kw_only=True):
 
 
 class Check(Record, frozen=True, kw_only=True):
-    """Whether the parts explain the whole.
+    """The self-check: do the parts explain the whole?
 
     Attributes:
         predicted_step_seconds: The step that the parts give.
@@ -174,7 +174,7 @@ class Check(Record, frozen=True, kw_only=True):
 
 
 class TransformCost(Record, frozen=True, kw_only=True):
-    """What one part of loading costs a sample, CPU-seconds of one worker alone.
+    """The cost of one part of loading a sample, CPU-seconds of one worker alone.
 
     The rows `getitem` and `collate` are the whole; what a row is `within` is part of it.
 
@@ -221,7 +221,7 @@ class ProfileState(Record, frozen=True, kw_only=True):
 
 
 class Profile(Record, frozen=True, kw_only=True):
-    """What a global step of the workload waits for.
+    """The measured parts of a global step of the workload.
 
     Attributes:
         step: Absent where no step was timed: then only `observed` is known, and no plan can be

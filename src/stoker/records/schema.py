@@ -1,4 +1,4 @@
-"""JSON Schema of the records, for editors and other languages."""
+"""The records have a JSON Schema, for editors and other languages."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -24,7 +24,7 @@ RECORDS: Mapping[str, type[Record]] = MappingProxyType(
 
 
 def json_schema(name: str) -> dict[str, Json]:
-    """The JSON Schema (2020-12) of a record.
+    """Returns the JSON Schema (2020-12) of a record.
 
     Raises:
         UsageError: If there is no record of that name.

@@ -23,7 +23,7 @@ class Host(Record, frozen=True, kw_only=True):
 
 
 class Measured(Record, frozen=True, kw_only=True):
-    """Of the run's main loader (the one with most batches), epochs' first steps left out.
+    """The figures of the main loader (most batches), epochs' first steps left out.
 
     Medians over means of blocks of 20 consecutive steps: a median of single steps would miss the
     wait that ends a burst of batches. A spread's samples are blocks.
@@ -62,7 +62,7 @@ class Event(Record, frozen=True, kw_only=True):
 
 
 class Training(Record, frozen=True, kw_only=True):
-    """What a run did.
+    """The record of a run.
 
     Attributes:
         exit_code: The training command's own.
@@ -136,7 +136,7 @@ class Band(Record, frozen=True, kw_only=True):
     high_seconds: NonNegativeFloat
 
     def holds(self, step_seconds: float) -> bool:
-        """Whether a step is one of those."""
+        """Returns whether a step is one of those."""
         return self.low_seconds <= step_seconds <= self.high_seconds
 
 

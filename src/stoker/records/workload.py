@@ -1,4 +1,4 @@
-"""Workload: the user's training command with its inputs, gate and today's cluster."""
+"""A workload is the user's training command with its inputs, gate and today's cluster."""
 
 from typing import Annotated, Literal
 
@@ -62,7 +62,7 @@ class Channel(Record, frozen=True, kw_only=True):
 
 
 class Constraints(Record, frozen=True, kw_only=True):
-    """What a plan may be.
+    """The bounds that a plan must respect.
 
     Attributes:
         objective: What ranks the plans.
@@ -85,7 +85,7 @@ class Constraints(Record, frozen=True, kw_only=True):
 
 
 class TrainingSize(Record, frozen=True, kw_only=True):
-    """How long the training is: steps, or epochs with samples_per_epoch and global_batch_size."""
+    """The length of a training: steps, or epochs with samples_per_epoch and global_batch_size."""
 
     steps: PositiveInt | None = None
     epochs: PositiveInt | None = None
@@ -93,7 +93,7 @@ class TrainingSize(Record, frozen=True, kw_only=True):
     global_batch_size: PositiveInt | None = None
 
     def total_steps(self) -> int | None:
-        """Steps of the whole training, or None where that is not known."""
+        """Returns the steps of the whole training, or None where that is not known."""
         if self.steps:
             return self.steps
         if self.epochs and self.samples_per_epoch and self.global_batch_size:
@@ -170,7 +170,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     metrics_address: Name | None = None
 
     def replica(self, rank: int) -> int:
-        """Number of the replica that a rank is part of."""
+        """Returns the number of the replica that a rank is part of."""
         if self.replicas is None:
             return rank // self.model_parallel_size
         for number, ranks in enumerate(self.replicas):
@@ -197,7 +197,7 @@ class ProfileSettings(Record, frozen=True, kw_only=True):
 
 
 class _Identity(Record, frozen=True, kw_only=True):
-    """What makes a workload the same one."""
+    """The facts that make a workload the same one."""
 
     name: str
     command: tuple[str, ...]
@@ -252,7 +252,7 @@ class Workload(Record, frozen=True, kw_only=True):
         return EngineSettings(name=self.engine)
 
     def run_name(self, run_id: str) -> str:
-        """What a pipeline's run calls its job: the same on a retry, and no other run's.
+        """Names the job of a pipeline's run: the same on a retry, and no other run's.
 
         Args:
             run_id: The pipeline's own, such as a UUID; its first 8 characters count.
@@ -260,10 +260,11 @@ class Workload(Record, frozen=True, kw_only=True):
         return f"{self.name}-{run_id[:8].lower().strip('-')}"
 
     def digest(self) -> str:
-        """What records carry as `workload_sha256`: 64 hexadecimal digits.
+        """Returns the digest that records carry as `workload_sha256`: 64 hexadecimal digits.
 
-        Of what is trained and where it trains today. How long and on which day's data, constraints,
-        gate and settings are left out: a profile holds for another budget or number of epochs, too.
+        It covers what is trained and where it trains today. It leaves out how long and on which
+        day's data, constraints, gate and settings: a profile holds for another budget or number of
+        epochs, too.
         """
         # Not a whole workload: a key that a later stoker knows must not make a profile another's.
         identity = _Identity(

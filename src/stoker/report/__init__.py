@@ -1,4 +1,4 @@
-"""The report of a run, and of how runs scale: one HTML file with inline pictures."""
+"""The report shows a run, and how runs scale: one HTML file with inline pictures."""
 
 from stoker.report.page import write_report
 from stoker.report.scaling import ScalingOfRuns, headline, scaling_of_runs, write_scaling

@@ -1,4 +1,4 @@
-"""Who fed the trainer, over the run: wait, batches ready, and the work of each host."""
+"""The feed's story over the run is drawn: wait, batches ready, and the work of each host."""
 
 import math
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ _PRESENT = 0.25
 
 @dataclass(frozen=True, slots=True)
 class FeedStory:
-    """What the report says of the feed.
+    """The report's figures on the feed.
 
     Attributes:
         intervals: In the order of time, at least one.
@@ -47,12 +47,12 @@ class FeedStory:
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
-        """Of the hosts' table."""
+        """Rows of the hosts' table."""
         return tuple(_cells(host) for host in self.whole.hosts)
 
 
 def read_feed(path: Path) -> FeedStory | None:
-    """The story in a feed.csv; None where it holds nothing whole."""
+    """Reads the story in a feed.csv; None where it holds nothing whole."""
     try:
         intervals = read_csv(path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -85,12 +85,12 @@ class _Track:
 
 
 def draw_feed(story: FeedStory, *, width: float, name: str) -> Markup:
-    """Rows on one axis of time; the hosts' rows have one scale."""
+    """Draws rows on one axis of time; the hosts' rows have one scale."""
     return feed_drawing(story, width=width, name=name).markup()
 
 
 def feed_drawing(story: FeedStory, *, width: float, name: str) -> Drawing:
-    """As `draw_feed`, with the boxes of its labels."""
+    """Does the same as `draw_feed`, but keeps the boxes of the labels."""
     intervals = _binned(story.intervals)
     tracks = _tracks(story, intervals)
     drawing = Drawing(
@@ -199,7 +199,7 @@ def _binned(intervals: Sequence[FeedInterval]) -> list[FeedInterval]:
 def _shapes(
     track: _Track, intervals: Sequence[FeedInterval], *, start: float, scale: float, floor: float
 ) -> list[list[tuple[float, float]]]:
-    """The areas of a row: one for each stretch of known values."""
+    """Returns the areas of a row: one for each stretch of known values."""
     shapes: list[list[tuple[float, float]]] = []
     is_open = False
     for value, interval in zip(track.values, intervals, strict=True):

@@ -1,4 +1,4 @@
-"""The figures of a run, each from the record that knows it best, and how they are written."""
+"""Each figure of a run comes from the record that knows it best, and is written with its unit."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ class TransformRow:
 
 
 def transform_rows(transforms: Sequence[TransformCost]) -> list[TransformRow]:
-    """The parts that are worth a row, in the record's order."""
+    """Returns the parts that are worth a row, in the record's order."""
     shown = [each for each in transforms if each.within is None or each.share >= _MIN_SHARE]
     return [
         TransformRow(
@@ -83,24 +83,24 @@ class TimeUnit:
     per_second: float
 
     def show(self, seconds: float | None) -> str:
-        """Three significant digits and the unit: `61.8 ms`."""
+        """Writes three significant digits and the unit: `61.8 ms`."""
         return self._join(seconds, 3)
 
     def brief(self, seconds: float | None) -> str:
-        """Two significant digits and the unit, for sentences: `62 ms`."""
+        """Writes two significant digits and the unit, for sentences: `62 ms`."""
         return self._join(seconds, 2)
 
     def bare(self, seconds: float | None) -> str:
-        """Three significant digits without the unit, for columns whose head names it."""
+        """Writes three significant digits without the unit, for columns whose head names it."""
         return NOT_KNOWN if seconds is None else digits(seconds * self.per_second, 3, max_places=4)
 
     def tick(self, seconds: float, *, last: bool) -> str:
-        """A mark of an axis, as short as can be; the last one names the unit."""
+        """Writes a mark of an axis, as short as can be; the last one names the unit."""
         text = f"{seconds * self.per_second:.10g}"
         return text + NBSP + self.symbol if last else text
 
     def span(self, low: float, high: float) -> str:
-        """A range: `31.0 to 37.4 ms`."""
+        """Writes a range: `31.0 to 37.4 ms`."""
         return f"{self.bare(low)} to {self.show(high)}"
 
     def _join(self, seconds: float | None, figures: int) -> str:
@@ -115,7 +115,7 @@ MICROSECONDS = TimeUnit("\N{MICRO SIGN}s", 1e6)
 
 
 def time_unit(seconds: Iterable[float | None]) -> TimeUnit:
-    """The unit that suits the largest of `seconds`."""
+    """Returns the unit that suits the largest of `seconds`."""
     largest = max((value for value in seconds if value is not None), default=0.0)
     if largest >= 10:
         return SECONDS
@@ -123,7 +123,7 @@ def time_unit(seconds: Iterable[float | None]) -> TimeUnit:
 
 
 def digits(value: float, figures: int, *, max_places: int = 9) -> str:
-    """`value` with so many significant digits, whole digits kept, never in powers of ten."""
+    """Writes `value` with so many significant digits, whole digits kept, never in powers of ten."""
     if abs(value) < 0.5 * 10**-max_places:
         return "0"
     if not math.isfinite(value):
@@ -137,7 +137,7 @@ def digits(value: float, figures: int, *, max_places: int = 9) -> str:
 
 
 def usd(value: float | None) -> str:
-    """Dollars: cents from 1 $ up, three significant digits below."""
+    """Writes dollars: cents from 1 $ up, three significant digits below."""
     if value is None:
         return NOT_KNOWN
     if abs(value) >= 1:
@@ -146,36 +146,36 @@ def usd(value: float | None) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """`0.64` as `64 %`."""
+    """Writes `0.64` as `64 %`."""
     return NOT_KNOWN if fraction is None else _percent(abs(fraction), sign="")
 
 
 def signed_percent(fraction: float | None) -> str:
-    """A change, with its sign: 0.2 as `+20 %`."""
+    """Writes a change with its sign: 0.2 as `+20 %`."""
     if fraction is None:
         return NOT_KNOWN
     return _percent(abs(fraction), sign="+" if fraction >= 0 else _MINUS)
 
 
 def times(factor: float | None) -> str:
-    """A speed-up: `1.72`, with as many digits as a measurement bears."""
+    """Writes a speed-up: `1.72`, with as many digits as a measurement supports."""
     if factor is None:
         return NOT_KNOWN
     return digits(factor, 3 if factor < 100 else 2)
 
 
 def metric(value: float | None) -> str:
-    """A metric or a bound of it, as exact as the script reported it, up to six digits."""
+    """Writes a metric or a bound of it as exactly as the script did, up to six digits."""
     return NOT_KNOWN if value is None else f"{value:.6g}".replace("-", _MINUS)
 
 
 def whole(value: int) -> str:
-    """A count: `10 000`, a thin space between thousands."""
+    """Writes a count: `10 000`, a thin space between thousands."""
     return f"{value:,}".replace(",", _THIN)
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:
-    """A count in a sentence: `one data host`, `12 data hosts`."""
+    """Writes a count in a sentence: `one data host`, `12 data hosts`."""
     word = _WORDS[number] if number < len(_WORDS) else whole(number)
     return f"{word} {noun if number == 1 else plural or noun + 's'}"
 
@@ -232,7 +232,7 @@ def collect(
     training: Training | None,
     evaluation: Evaluation | None,
 ) -> Figures:
-    """The evaluation's figures where there is one, else those it would be made from."""
+    """Returns the evaluation's figures where there is one, else those it would be made from."""
     performance = evaluation.performance if evaluation else None
     promise = decision.plan.predicted if decision else None
     outcome = training.measured if training else None
@@ -291,7 +291,7 @@ def collect(
 
 
 def plan_name(plan: Plan, *, today: Group | None = None) -> str:
-    """A plan in a few words, its dnn hosts named where they are not `today`'s."""
+    """Names a plan in a few words, with its dnn hosts where they are not `today`'s."""
     dnn, *others = plan.groups
     data = [group for group in others if group.role == "data"]
     if plan.action == "keep":
@@ -315,12 +315,12 @@ def plan_name(plan: Plan, *, today: Group | None = None) -> str:
 
 
 def todays_group(decision: Decision) -> Group | None:
-    """The dnn group of today's cluster."""
+    """Returns the dnn group of today's cluster."""
     return next((plan.groups[0] for plan in decision.plans if plan.action == "keep"), None)
 
 
 def group_arguments(plan: Plan) -> list[str]:
-    """The plan as arguments of `stoker train`: `--group dnn=TYPE:HOSTS[:WORKERS]`."""
+    """Returns the plan as arguments of `stoker train`: `--group dnn=TYPE:HOSTS[:WORKERS]`."""
     words = []
     for group in plan.groups:
         workers = "" if group.workers_per_host is None else f":{group.workers_per_host}"

@@ -37,7 +37,7 @@ from stoker.report.verdict import judge
 
 
 def templates() -> jinja2.Environment:
-    """The templates of the report; a page adds its own filters."""
+    """Returns the templates of the report; a page adds its own filters."""
     return jinja2.Environment(
         loader=jinja2.PackageLoader("stoker.report"),
         autoescape=True,
@@ -69,7 +69,7 @@ def collect_strips(
     before: Path | None,
     after: Path | None,
 ) -> list[Strip]:
-    """Before and after, as far as they are known: a timeline, else the medians of the record."""
+    """Returns before and after, where known: a timeline, else the medians of the record."""
     strips = []
     timeline = read_timeline(before) if before else None
     step = profile.step if profile else None
@@ -99,7 +99,7 @@ def collect_strips(
 
 
 def picture_of_strips(strips: Sequence[Strip], unit: TimeUnit) -> ReportPicture | None:
-    """Some consecutive steps of each run; None where none is known."""
+    """Draws some consecutive steps of each run; None where none is known."""
     if not strips:
         return None
     return ReportPicture(
@@ -109,7 +109,7 @@ def picture_of_strips(strips: Sequence[Strip], unit: TimeUnit) -> ReportPicture 
 
 
 def picture_of_series(strips: Sequence[Strip], unit: TimeUnit) -> ReportPicture | None:
-    """All steps of each run that kept a timeline; None where none did."""
+    """Draws all steps of each run that kept a timeline; None where none did."""
     kept = [strip for strip in strips if strip.timeline.measured]
     if not kept:
         return None
@@ -120,7 +120,7 @@ def picture_of_series(strips: Sequence[Strip], unit: TimeUnit) -> ReportPicture 
 
 
 def picture_of_plans(decision: Decision | None, unit: TimeUnit) -> ReportPicture | None:
-    """The plans by time and money, and by data hosts; None where there is one plan only."""
+    """Draws plans by time and money, and by data hosts; None where there is one plan only."""
     if decision is None:
         return None
     wide = draw_plans(decision, unit=unit, width=WIDE, name="plans-wide")
@@ -129,7 +129,7 @@ def picture_of_plans(decision: Decision | None, unit: TimeUnit) -> ReportPicture
 
 
 def picture_of_intervals(figures: Figures, unit: TimeUnit) -> ReportPicture | None:
-    """Baseline, prediction and measurement; None where there is nothing to compare."""
+    """Draws baseline, prediction and measurement; None where there is nothing to compare."""
     rows = _intervals(figures)
     if len(rows) < 2:
         return None
@@ -140,7 +140,7 @@ def picture_of_intervals(figures: Figures, unit: TimeUnit) -> ReportPicture | No
 
 
 def picture_of_feed(story: FeedStory | None) -> ReportPicture | None:
-    """Wait, batches ready and each host's work over the run; None without a feed."""
+    """Draws wait, batches ready and each host's work over the run; None without a feed."""
     if story is None:
         return None
     return ReportPicture(
@@ -181,7 +181,7 @@ class PlanRow:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the table says little without it: what was chosen, and what is today."""
+        """Tells whether the table says little without it: what was chosen, and what is today."""
         return self.chosen or self.plan.action == "keep"
 
 
@@ -226,7 +226,7 @@ def write_report(
             medians are drawn.
         environment: Facts to show as they are (versions, cores, date). The key `command` holds
             the command line that made the run.
-        feed_file: CSV of the feed's rates that the leader wrote (see launch.feed_interval); absent
+        feed_file: CSV of the feed's rates that the leader wrote (see launch.telemetry); absent
             where the run had no data group.
         log_files: Logs to name; those below the report's folder become links.
         failure: Why the run ended early, where no record says it.
@@ -341,7 +341,7 @@ def _plan_rows(decision: Decision) -> list[PlanRow]:
 
 
 def _terms(profile: Profile) -> list[tuple[str, str, float]]:
-    """Name of the field, what it is, seconds: what is known of a global step."""
+    """Returns each known term of a global step: the field's name, what it is, seconds."""
     step = profile.step
     if step is None:
         return []

@@ -1,4 +1,4 @@
-"""The picture of the plans: time against money, and step time against the number of data hosts."""
+"""The plans have a picture: time against money, and step time against the number of data hosts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class Scaling:
 
 
 def spots_of(decision: Decision) -> list[Spot]:
-    """The plans that can be run and are predicted, the chosen one last, above the others."""
+    """Returns the plans that can be run and are predicted, the chosen one last, on top."""
     front = pareto_front(decision.plans)
     spots = [
         Spot(
@@ -88,7 +88,7 @@ def spots_of(decision: Decision) -> list[Spot]:
 
 
 def scaling_of(decision: Decision) -> Scaling | None:
-    """Of the chosen plan's data type, else of the best plan's; None where there is none."""
+    """Returns the curve of the chosen plan's data type, or of the best plan's; None without one."""
     keep = next((p.predicted for p in decision.plans if p.action == "keep" and p.predicted), None)
     plans = [p for p in (decision.plan, *decision.plans) if _is_searched(p)]
     if keep is None or not plans:
@@ -121,7 +121,7 @@ def scaling_of(decision: Decision) -> Scaling | None:
 
 
 def words_of_front(spots: Sequence[Spot], unit: TimeUnit) -> str:
-    """The front as a sentence, for those who do not see it."""
+    """Returns the front as a sentence, for those who do not see it."""
     front = sorted((s for s in spots if s.is_front), key=lambda spot: spot.step_seconds)
     listed = "; ".join(
         f"{s.name} {unit.show(s.step_seconds)} at {usd(s.usd)} for 1000 steps" for s in front
@@ -130,7 +130,7 @@ def words_of_front(spots: Sequence[Spot], unit: TimeUnit) -> str:
 
 
 def words_of_curve(scaling: Scaling, unit: TimeUnit) -> str:
-    """The curve as a sentence, for those who do not see it."""
+    """Returns the curve as a sentence, for those who do not see it."""
     listed = ", ".join(f"{r.data_hosts}: {unit.show(r.step_seconds)}" for r in scaling.rungs)
     floor = f"; the accelerators alone need {unit.show(scaling.floor_seconds)}"
     return f"Step time by data hosts of {scaling.data_type}: {listed}{floor}."
@@ -148,7 +148,7 @@ def _rung(outcome: Predicted, count: int, *, is_feasible: bool, is_chosen: bool)
 
 
 def _is_searched(plan: Plan) -> bool:
-    """Whether the plan is today's dnn hosts with data hosts of one type."""
+    """Returns whether the plan is today's dnn hosts with data hosts of one type."""
     return plan.action == "heterogeneous" and len(plan.groups) == 2 and plan.predicted is not None
 
 
@@ -169,13 +169,13 @@ _GAP = 44.0
 
 
 def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -> Markup | None:
-    """Both panels: side by side, or stacked where narrow; None where there is nothing to see."""
+    """Draws both panels, next to each other, or stacked where narrow; None if there are none."""
     drawing = plans_drawing(decision, unit=unit, width=width, name=name)
     return drawing.markup() if drawing else None
 
 
 def plans_drawing(decision: Decision, *, unit: TimeUnit, width: float, name: str) -> Drawing | None:
-    """As `draw_plans`, with the boxes of its labels."""
+    """Does the same as `draw_plans`, but keeps the boxes of the labels."""
     spots, scaling = spots_of(decision), scaling_of(decision)
     has_front, has_curve = len(spots) > 1, scaling is not None and len(scaling.rungs) > 1
     panels = has_front + has_curve
@@ -327,7 +327,7 @@ def _draw_curve(
 
 
 def _worth_a_name(spots: Sequence[Spot]) -> list[Spot]:
-    """What was chosen, today's cluster, and both ends of the front: the fastest, the cheapest."""
+    """Returns the chosen plan, today's cluster, and both ends of the front: fastest, cheapest."""
     chosen = [spot for spot in spots if spot.is_chosen]
     today = [spot for spot in spots if spot.is_today and not spot.is_chosen]
     front = [spot for spot in spots if spot.is_front]

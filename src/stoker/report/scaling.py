@@ -1,4 +1,4 @@
-"""The report on scaling: throughput and cost of one workload on clusters of different size."""
+"""The report on scaling compares throughput and cost of a workload on clusters of many sizes."""
 
 import shlex
 import statistics
@@ -70,7 +70,7 @@ class ScalingOfRuns:
     notes: tuple[str, ...] = ()
 
     def ideal(self, size: int) -> float:
-        """Samples a second of `size`, were nothing lost over the smallest size that is not 0."""
+        """Returns the samples/s of `size` if nothing were lost over the smallest size above 0."""
         first = next(point for point in self.points if point.size)
         return first.samples_per_second * size / first.size
 
@@ -111,7 +111,7 @@ def scaling_of_runs(runs: Mapping[str, Training]) -> ScalingOfRuns:
 
 
 def usd_per_million(training: Training) -> float | None:
-    """Dollars for a million samples at the rate of the run; None where a price is not known."""
+    """Returns the dollars for a million samples at the run's rate; None without a price."""
     measured = training.measured
     if measured is None or measured.usd_per_1000_steps is None or not measured.step_seconds:
         return None
@@ -186,7 +186,7 @@ _GAP = 44.0
 
 
 def draw_scaling(scaling: ScalingOfRuns, *, width: float, name: str) -> Markup:
-    """Both panels: side by side, or stacked where narrow; no second one without prices."""
+    """Draws both panels, next to each other, or stacked; no second one without prices."""
     has_cost = all(point.usd is not None for point in scaling.points)
     panels = 2 if has_cost else 1
     side_by_side = width >= 640 and panels == 2
@@ -207,7 +207,7 @@ def draw_scaling(scaling: ScalingOfRuns, *, width: float, name: str) -> Markup:
 
 
 def words_of_scaling(scaling: ScalingOfRuns) -> str:
-    """The picture as a sentence, for those who do not see it."""
+    """Returns the picture as a sentence, for those who do not see it."""
     listed = "; ".join(
         f"{point.size}: {digits(point.samples_per_second, 3)} samples a second"
         + (f", {percent(point.efficiency)} of the ideal" if point.efficiency is not None else "")
@@ -292,7 +292,7 @@ def _sizes(drawing: Drawing, plane: Plane, scaling: ScalingOfRuns) -> None:
 
 
 def _thinned(sizes: Sequence[int], plane: Plane) -> list[int]:
-    """Those that have room beside each other; the largest always has."""
+    """Returns those that have room next to each other; the largest always has."""
     shown: list[int] = []
     for size in reversed(sizes):
         if not shown or plane.x(shown[-1]) - plane.x(size) >= 22:
@@ -325,7 +325,7 @@ def write_scaling(path: Path, *, scaling: ScalingOfRuns, runs: Mapping[str, Trai
 
 
 def headline(scaling: ScalingOfRuns) -> str:
-    """What the largest size gives over the smallest."""
+    """Says what the largest size gives over the smallest."""
     first, last = scaling.points[0], scaling.points[-1]
     faster = last.samples_per_second / first.samples_per_second
     return (

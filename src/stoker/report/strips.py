@@ -1,4 +1,4 @@
-"""Pictures of step times: before and after, over the run, and promised against measured."""
+"""Step times are drawn: before and after, over the run, and promised against measured."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,12 +33,12 @@ class Strip:
 
 
 def draw_strips(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: str) -> Markup:
-    """The strips, one below the other, with one axis of time."""
+    """Draws the strips, one below the other, with one axis of time."""
     return strips_drawing(strips, unit=unit, width=width, name=name).markup()
 
 
 def strips_drawing(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: str) -> Drawing:
-    """As `draw_strips`, with the boxes of its labels."""
+    """Does the same as `draw_strips`, but keeps the boxes of the labels."""
     seconds = shown_seconds([strip.step_seconds for strip in strips])
     windows = [strip.timeline.window(seconds) for strip in strips]
     heads = [_head(strip, steps, unit) for strip, steps in zip(strips, windows, strict=True)]
@@ -70,7 +70,7 @@ def strips_drawing(strips: Sequence[Strip], *, unit: TimeUnit, width: float, nam
 
 
 def describe_windows(strips: Sequence[Strip]) -> str:
-    """Which steps the strips show, for the caption."""
+    """Says which steps the strips show, for the caption."""
     seconds = shown_seconds([strip.step_seconds for strip in strips])
     sentences = []
     for strip in strips:
@@ -193,12 +193,12 @@ _GAP = 44.0
 
 
 def draw_series(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: str) -> Markup:
-    """One panel a run on a common scale of step time: side by side, or stacked where narrow."""
+    """Draws one panel for each run, all on one scale of step time; stacked where narrow."""
     return series_drawing(strips, unit=unit, width=width, name=name).markup()
 
 
 def series_drawing(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: str) -> Drawing:
-    """As `draw_series`, with the boxes of its labels."""
+    """Does the same as `draw_series`, but keeps the boxes of the labels."""
     quantiles = [strip.timeline.quantiles() for strip in strips]
     side_by_side = width >= 640 and len(strips) > 1
     panel = (width - _GAP) / 2 if side_by_side else width
@@ -321,14 +321,14 @@ class Interval:
 
 
 def draw_intervals(rows: Sequence[Interval], *, unit: TimeUnit, width: float, name: str) -> Markup:
-    """The rows below each other; the band of a prediction runs on to the row that it promised."""
+    """Draws the rows below each other; a prediction's band runs on to the row that it promised."""
     return intervals_drawing(rows, unit=unit, width=width, name=name).markup()
 
 
 def intervals_drawing(
     rows: Sequence[Interval], *, unit: TimeUnit, width: float, name: str
 ) -> Drawing:
-    """As `draw_intervals`, with the boxes of its labels."""
+    """Does the same as `draw_intervals`, but keeps the boxes of the labels."""
     narrow = width < 640
     texts = [unit.show(row.value) for row in rows]
     left = 4.0 if narrow else max(text_width(row.name, _LABEL) for row in rows) + 18
@@ -372,9 +372,9 @@ def intervals_drawing(
 
 
 def draw_bar(interval: Interval, *, largest: float) -> Markup:
-    """A row of a table as a small bar: the predicted step with its band, or the measured one.
+    """Draws a table row as a small bar: the predicted step with its band, or the measured one.
 
-    It says no more than the figures beside it, so it is hidden from readers of text.
+    It says no more than the figures next to it, so it is hidden from readers of text.
     """
     width, height = 120.0, 14.0
 
@@ -409,7 +409,7 @@ def _axis_of_intervals(
     x_of: Sequence[float],
     unit: TimeUnit,
 ) -> None:
-    """Marks of the axis; grid lines leave out the names that stand above their rows."""
+    """Draws the axis' marks; grid lines leave out the names that stand above their rows."""
     start, end = x_of
     marks = ticks(largest, at_most=max(3, int((end - start) / 60)))
     for mark in marks:

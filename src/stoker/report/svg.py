@@ -1,4 +1,4 @@
-"""Drawings as SVG text: shapes by class, axes, and labels that find a free place."""
+"""Drawings are SVG text: shapes by class, axes, and labels that find a free place."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ _WIDE = frozenset("mwMWGOQ%@\N{EM DASH}")
 
 
 def text_width(text: str, size: float) -> float:
-    """An upper estimate of the width of `text` in the units of `size`."""
+    """Returns an upper estimate of the width of `text` in the units of `size`."""
     return size * sum(
         0.42 if letter in _NARROW else 0.98 if letter in _WIDE else 0.65 for letter in text
     )
 
 
 def fit(text: str, size: float, width: float) -> str:
-    """`text`, cut with an ellipsis where it would be wider than `width`."""
+    """Returns `text`, cut with an ellipsis where it would be wider than `width`."""
     if text_width(text, size) <= width:
         return text
     while text and text_width(text, size) + size > width:
@@ -42,7 +42,7 @@ class Box:
     bottom: float
 
     def overlaps(self, other: "Box") -> bool:
-        """Whether the two share an area."""
+        """Returns whether the two share an area."""
         return (
             self.left < other.right
             and other.left < self.right
@@ -72,7 +72,7 @@ class Drawing:
     def rect(
         self, x: float, y: float, width: float, height: float, css: str = "", *, fill: str = ""
     ) -> None:
-        """A rectangle, coloured by its class or by `fill`, a pattern of `hatch`."""
+        """Draws a rectangle, coloured by its class or by `fill`, a pattern of `hatch`."""
         paint = f'class="{css}"' if css else f'fill="{fill}"'
         self._body.append(
             f'<rect {paint} x="{_n(x)}" y="{_n(y)}"'
@@ -80,17 +80,17 @@ class Drawing:
         )
 
     def line(self, x1: float, y1: float, x2: float, y2: float, css: str) -> None:
-        """A straight line."""
+        """Draws a straight line."""
         self._body.append(
             f'<line class="{css}" x1="{_n(x1)}" y1="{_n(y1)}" x2="{_n(x2)}" y2="{_n(y2)}"/>'
         )
 
     def circle(self, x: float, y: float, radius: float, css: str) -> None:
-        """A dot."""
+        """Draws a dot."""
         self._body.append(f'<circle class="{css}" cx="{_n(x)}" cy="{_n(y)}" r="{_n(radius)}"/>')
 
     def area(self, points: Sequence[tuple[float, float]], css: str = "", *, fill: str = "") -> None:
-        """The area inside `points`, coloured by its class or by `fill`."""
+        """Draws the area inside `points`, coloured by its class or by `fill`."""
         paint = f'class="{css}"' if css else f'fill="{fill}"'
         steps = "L".join(f"{_n(x)} {_n(y)}" for x, y in points)
         self._body.append(f'<path {paint} d="M{steps}Z"/>')
@@ -105,7 +105,7 @@ class Drawing:
         size: float = 13,
         anchor: Anchor = "start",
     ) -> Box:
-        """A label whose base line is at `y`; gives the box that it takes."""
+        """Draws a label whose base line is at `y`; gives the box that it takes."""
         width = text_width(text, size)
         left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
         box = Box(text, left, y - 0.78 * size, left + width, y + 0.22 * size)
@@ -140,7 +140,7 @@ class Drawing:
         return f"url(#{name})"
 
     def markup(self) -> Markup:
-        """The element, named and described for those who do not see it."""
+        """Returns the element, named and described for those who do not see it."""
         title, description = f"{self.name}-title", f"{self.name}-desc"
         return Markup(
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" class="{self.name}"'
@@ -153,7 +153,7 @@ class Drawing:
 
 
 def ticks(largest: float, *, at_most: int) -> list[float]:
-    """Round numbers from 0 up to `largest`, no more than `at_most` of them."""
+    """Returns round numbers from 0 up to `largest`, no more than `at_most` of them."""
     if largest <= 0:
         return [0.0]
     power = 10.0 ** _exponent(largest)
@@ -165,7 +165,7 @@ def ticks(largest: float, *, at_most: int) -> list[float]:
 
 
 def _escape(text: str) -> str:
-    """Text for XML, which allows no control characters, not even escaped."""
+    """Returns text for XML, which allows no control characters, not even escaped."""
     return escape("".join(" " if category(letter)[0] == "C" else letter for letter in text))
 
 
@@ -196,15 +196,15 @@ class Plane:
     most_y: float
 
     def x(self, value: float) -> float:
-        """Where `value` stands from the left."""
+        """Returns the pixels of `value` from the left."""
         return self.left + value / self.most_x * (self.right - self.left)
 
     def y(self, value: float) -> float:
-        """Where `value` stands from above."""
+        """Returns the pixels of `value` from above."""
         return self.floor - value / self.most_y * (self.floor - self.top)
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """Both."""
+        """Returns the pixels of both."""
         return self.x(x), self.y(y)
 
 
@@ -219,7 +219,7 @@ def axes(
     marks: Sequence[tuple[float, str]],
     under: str,
 ) -> Plane:
-    """The panel's title, grid and marks at the left; the marks below are the caller's."""
+    """Draws the panel's title, grid and left marks; the marks below are the caller's."""
     gutter = max(text_width(text, 12) for _, text in marks) + 10
     plane = Plane(
         left=left + gutter,
@@ -252,7 +252,7 @@ def label(
     lines: Sequence[Box],
     css: str,
 ) -> None:
-    """The label beside its dot: right, left, above or below."""
+    """Draws the label next to its dot: right, left, above or below."""
     x, y = at
     places: list[Place] = [(x + 12, y + 4, "start"), (x - 12, y + 4, "end")]
     for below in (-13.0, 22.0, -28.0, 37.0):
@@ -270,7 +270,7 @@ def put(
     lines: Sequence[Box],
     css: str,
 ) -> None:
-    """The text at the first place where it hides nothing, else no dot; left out where it must."""
+    """Draws the text at the first place where it hides nothing, else no dot; else leaves it out."""
     size = 12.0
     width = text_width(text, size)
     for hidden in ((*taken, *drawing.labels, *lines), (*taken, *drawing.labels)):
@@ -286,7 +286,7 @@ def put(
 
 
 def along(start: tuple[float, float], end: tuple[float, float]) -> list[Box]:
-    """Small boxes on a line, for labels to keep off it."""
+    """Returns small boxes on a line, for labels to keep off it."""
     count = max(1, int(max(abs(end[0] - start[0]), abs(end[1] - start[1])) / 6))
     parts = [index / count for index in range(count + 1)]
     (x1, y1), (x2, y2) = start, end
@@ -294,5 +294,5 @@ def along(start: tuple[float, float], end: tuple[float, float]) -> list[Box]:
 
 
 def around(x: float, y: float, radius: float) -> Box:
-    """The square around a dot."""
+    """Returns the square around a dot."""
     return Box("", x - radius, y - radius, x + radius, y + radius)

@@ -1,4 +1,4 @@
-"""The steps of a run as its trainer wrote them down, and what can be said about them."""
+"""The steps of a run stand in its trainer's timeline, and have their statistics here."""
 
 import csv
 import math
@@ -26,12 +26,12 @@ class TimelineStep:
 
     @property
     def step_seconds(self) -> float:
-        """Wait and compute."""
+        """The sum of wait and compute."""
         return self.wait_seconds + self.compute_seconds
 
     @property
     def end_seconds(self) -> float:
-        """When the next batch was asked for."""
+        """The time at which the next batch was asked for."""
         return self.start_seconds + self.step_seconds
 
 
@@ -73,12 +73,12 @@ class RunTimeline:
     measured: bool = True
 
     def quantiles(self) -> Quantiles:
-        """Of the time of all steps."""
+        """Returns the quantiles of the time of all steps."""
         values = sorted(step.step_seconds for step in self.steps)
         return Quantiles(*(_quantile(values, share) for share in (0.05, 0.25, 0.5, 0.75, 0.95)))
 
     def median(self) -> tuple[float, float, float]:
-        """Median step, wait and compute, in seconds; each a median of its own."""
+        """Returns median step, wait and compute, in seconds; each is a median of its own."""
         return (
             _quantile(sorted(step.step_seconds for step in self.steps), 0.5),
             _quantile(sorted(step.wait_seconds for step in self.steps), 0.5),
@@ -86,7 +86,7 @@ class RunTimeline:
         )
 
     def window(self, seconds: float) -> tuple[TimelineStep, ...]:
-        """Consecutive steps that fill `seconds`, as near to the middle of the run as can be.
+        """Returns consecutive steps that fill `seconds`, as near to the run's middle as can be.
 
         A window inside one epoch is preferred to one that crosses the validation between two.
         """
@@ -106,7 +106,7 @@ class RunTimeline:
         return cut(order[0]) if starts[-1] - starts[0] > seconds else cut(0)
 
     def bins(self, at_most: int) -> list[Bin]:
-        """The whole run in no more than `at_most` neighbourhoods."""
+        """Divides the whole run into no more than `at_most` neighbourhoods."""
         size = max(1, math.ceil(len(self.steps) / at_most))
         bins = []
         for first in range(0, len(self.steps), size):
@@ -118,7 +118,7 @@ class RunTimeline:
 
 
 def read_timeline(path: Path) -> RunTimeline | None:
-    """The main loader's steps: of the loader with most rows.
+    """Reads the main loader's steps: of the loader with most rows.
 
     Rows that are not whole (a killed process leaves one) are left out. None where the file is
     missing or holds no step.
@@ -136,7 +136,7 @@ def read_timeline(path: Path) -> RunTimeline | None:
 
 
 def flat_timeline(*, wait_seconds: float, compute_seconds: float, steps: int) -> RunTimeline | None:
-    """A run whose steps are all alike, for want of a timeline; None for steps of no length."""
+    """Returns a run of equal steps, for want of a timeline; None for steps of no length."""
     step_seconds = wait_seconds + compute_seconds
     if step_seconds <= 0:
         return None
@@ -150,7 +150,7 @@ def flat_timeline(*, wait_seconds: float, compute_seconds: float, steps: int) ->
 
 
 def shown_seconds(step_seconds: Sequence[float]) -> float:
-    """The common window of several strips: about 24 of the slowest steps, 40 of the fastest.
+    """Returns the strips' common window: about 24 of the slowest steps, 40 of the fastest.
 
     Where one is very much faster, it shows more than 40 so that the other shows two.
     """

@@ -1,4 +1,4 @@
-"""What the report says first: one sentence that a reader may repeat, bad news before good."""
+"""The report begins with one sentence that a reader may repeat, bad news before good."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -72,7 +72,7 @@ def judge(
     failure: str | None,
     is_planned: bool = False,
 ) -> Verdict:
-    """The verdict on a run, whole or not; is_planned: nothing was to be run after the decision."""
+    """Returns the verdict on a run, whole or not; is_planned: nothing was to be run afterwards."""
     lead = [
         *_promise(figures, unit),
         *_cost(figures, nominal),
@@ -124,7 +124,7 @@ def _broken(
     evaluation: Evaluation | None,
     failure: str | None,
 ) -> tuple[str, str, str] | None:
-    """Badge, headline and full text of a run that did not come to its end."""
+    """Returns badge, headline and full text of a run that did not come to its end."""
     if training and training.status != "succeeded":
         text = _plain(failure or training.failure or "")
         code = "" if training.exit_code is None else f" (exit code {training.exit_code})"
@@ -209,7 +209,7 @@ def _cost(figures: Figures, nominal: bool) -> list[str]:
 
 
 def gate_text(gate: GateResult) -> str:
-    """A gate in words: `accuracy 0.967, at least 0.94 asked`."""
+    """Puts a gate into words: `accuracy 0.967, at least 0.94 asked`."""
     asked = [
         *([f"at least {metric(gate.min)}"] if gate.min is not None else []),
         *([f"at most {metric(gate.max)}"] if gate.max is not None else []),
@@ -230,7 +230,7 @@ def _gates(gates: Iterable[GateResult]) -> list[str]:
 
 
 def _telling(text: str) -> str:
-    """The line that names the failure: stoker's own `error:`, else the end of a traceback."""
+    """Returns the line that names the failure: stoker's own `error:`, or a traceback's end."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
     others = [line for line in lines if not line.startswith(("where:", "try:"))]
@@ -241,7 +241,7 @@ def _telling(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """The end of `text` without colour codes and control characters of a terminal."""
+    """Returns the end of `text` without a terminal's colour codes and control characters."""
     lines = _COLOUR_CODE.sub("", text).splitlines()[-_FAILURE_LINES:]
     return "\n".join(
         "".join(letter for letter in line if category(letter)[0] != "C" or letter == "\t")

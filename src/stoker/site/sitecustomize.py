@@ -1,4 +1,4 @@
-"""Runs at the start of each Python process of a training: the launcher puts its folder in front.
+"""This file runs at the start of each Python process of a training: the launcher puts it in front.
 
 It hands on to the next sitecustomize, keeps the traceback of a rank that fails, ties ranks to
 torchrun's life, and puts stoker's loader into torch's where that is asked for. Whatever goes wrong
@@ -34,7 +34,7 @@ def _chain_on() -> None:
 
 
 def _is_rank() -> bool:
-    """Whether this process is the command itself, or one below it: a rank of torchrun."""
+    """Returns whether this process is the command itself, or one below it: a rank of torchrun."""
     launcher = os.environ.get("STOKER_LAUNCHER_PID")
     return bool(launcher) and launcher in (str(os.getppid()), _grandparent())
 
@@ -193,7 +193,7 @@ def _install_stateful_probe() -> None:
 
 
 def _leave_word_of_modules() -> None:
-    """At its end, each process of a profile says what it worked with: a script may use no torch."""
+    """Has each process of a profile say at its end what it worked with, as it may use no torch."""
     import atexit
 
     # Processes of multiprocessing are a part of the one that started them.
@@ -203,7 +203,7 @@ def _leave_word_of_modules() -> None:
 
 
 def _parts() -> set[str]:
-    """Packages inside a namespace that others share."""
+    """Returns packages inside a namespace that others share."""
     return {"nvidia.dali", "torchdata.nodes"} & sys.modules.keys()
 
 
@@ -232,7 +232,7 @@ def _install_stateful_loader() -> None:
 
 
 def _fail_at_once() -> None:
-    """Under mpirun: a rank that fails ends without MPI_Finalize, which would wait for the others.
+    """Ends a failing rank of mpirun without MPI_Finalize, which would wait for the others.
 
     mpi4py calls it when Python ends, whatever the reason; mpirun then never hears of the failure.
     """
@@ -275,7 +275,7 @@ def _end_now(code: int) -> None:
 
 
 def _choose_backend() -> None:
-    """For the strategy smddp."""
+    """Chooses torch's process group backend for the strategy smddp."""
     backend = os.environ.get("STOKER_BACKEND")
     if backend:
         sys.meta_path.insert(0, _TorchFinder(lambda _: _install_backend(backend)))

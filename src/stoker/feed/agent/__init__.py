@@ -1,1 +1,1 @@
-"""The data host's side of the feed: an agent serves trainers, and has workers make batches."""
+"""The agent is the data host's side of the feed: it serves trainers; its workers make batches."""

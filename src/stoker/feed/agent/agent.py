@@ -1,10 +1,8 @@
 """The agent of a data host listens on its ports and serves the sessions of its trainers.
 
-The loop is `agent`'s; how the batches of all sessions are made is in `dispatch`.
-
-One poll loop: zmq, the port for batches, the workers' channels, the holders' channels and a wake-up
-descriptor; and a thread for each trainer that batches are sent to. What is done for the trainers is
-in `service`.
+It has one poll loop (`Agent`): zmq, the port for batches, the workers' channels, the holders'
+channels and a wake-up descriptor. A thread for each trainer sends that trainer's batches. `Service`
+does what the trainers ask for; `dispatch` has the batches of all sessions made.
 """
 
 import contextlib
@@ -100,7 +98,7 @@ class Service:
         self._dispatch.work()
 
     def tick(self, now: float) -> None:
-        """What is due once a second."""
+        """Does what is due once a second: probes idle sessions, ends unreachable ones."""
         self._dispatch.tick()
         if now - self._probed_at >= PROBE_SECONDS:
             self._probed_at = now
@@ -235,7 +233,7 @@ class Service:
         self._specs.check(held)
 
     def _announce(self, held: HostedSpec) -> None:
-        """Tells the sessions of a spec what became of it."""
+        """Tells the sessions of a spec whether it is ready here or has failed."""
         for session in [s for s in self._sessions.values() if s.spec == held.digest]:
             if held.state == "ready" and not session.is_ready:
                 session.is_ready = True
@@ -309,7 +307,7 @@ class Service:
         self._dispatch.share_credits()
 
     def _is_left(self, spec: str) -> None:
-        """A session has it no more: a trainer ships what it has, and it may be the one asked."""
+        """Asks for a spec again that a session uses no more: its trainer may be the one asked."""
         held = self._specs.find(spec)
         if held is not None and held.state == "expected":
             self._need(held)
@@ -392,7 +390,7 @@ class Agent:
 
     @property
     def trainers_heard_at(self) -> float:
-        """When a trainer showed a sign of life, as far as is known; monotonic seconds.
+        """Is the time of a trainer's last sign of life, as far as is known; monotonic seconds.
 
         It asked for something; or, while it asks for nothing (a long checkpoint), its connection
         took a message, and the other end of that answered a heartbeat a little before.
@@ -495,7 +493,7 @@ class Agent:
         return True
 
     def ticket_for(self, identity: bytes) -> messages.Ticket:
-        """A ticket for a peer's connection for batches."""
+        """Returns a ticket for a peer's connection for batches."""
         return self._batches.ticket_for(identity, time.monotonic())
 
     def send_batch(self, identity: bytes, batch: OutgoingBatch) -> bool:

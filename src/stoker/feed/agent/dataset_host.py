@@ -1,4 +1,4 @@
-"""The specs of a data host, each held by a clean process that forks its workers.
+"""A data host keeps each of its specs in a clean process, the holder, which forks its workers.
 
 A holder unpickles the spec once and forks that spec's workers, which share its memory. The agent
 has a channel to the nursery and one to each holder; when the agent dies, so do all of them.
@@ -34,14 +34,14 @@ STOP_SECONDS = 5.0
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
-    """Agent to nursery: fork a holder; its spec and its channel come as descriptors."""
+    """The agent asks the nursery to fork a holder; its spec and its channel come as descriptors."""
 
     spec: str
     host: str
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Agent to holder: fork a worker; its channel comes as descriptor."""
+    """The agent asks a holder to fork a worker; its channel comes as descriptor."""
 
     token: int
     worker_id: int
@@ -51,7 +51,7 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkStream(msgspec.Struct, frozen=True, tag=True):
-    """Agent to holder: fork a process for a stream; its channel comes as descriptor."""
+    """The agent asks a holder to fork a process for a stream; its channel comes as descriptor."""
 
     token: int
     shard: int
@@ -60,16 +60,16 @@ class ForkStream(msgspec.Struct, frozen=True, tag=True):
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
-    """Agent to holder: kill that worker."""
+    """The agent asks a holder to kill that worker."""
 
     token: int
 
 
 class Held(msgspec.Struct, frozen=True, tag=True):
-    """Holder to agent: the spec is there; or the error, for shipping.unpack_error.
+    """A holder tells the agent that the spec is there; or the error, for `unpack_error`.
 
     Attributes:
-        module_values: What modules of the user say there; see module_values.values_here.
+        module_values: What modules of the user say there; see script.values_here.
     """
 
     error: bytes = b""
@@ -78,7 +78,7 @@ class Held(msgspec.Struct, frozen=True, tag=True):
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):
-    """Holder to agent: that worker ended; negative: by that signal."""
+    """A holder tells the agent that a worker ended; negative: by that signal."""
 
     token: int
     status: int
@@ -90,7 +90,7 @@ from_holder = msgspec.msgpack.Decoder(Held | Exited)
 
 
 class WorkerProcess:
-    """A worker that a holder forked; see endings.Process."""
+    """A worker that a holder forked; see `ChildProcess` in workers.pool."""
 
     def __init__(self, holder: "DatasetHost", token: int) -> None:
         self._holder = holder
@@ -211,7 +211,7 @@ class ForkServer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs."""
+        """Is true while the process runs."""
         return self._process.poll() is None and not self.channel.is_closed
 
     def hold(self, spec: str, memory: int) -> DatasetHost:
@@ -264,7 +264,7 @@ def _wait(channel: Pipe, events: int, seconds: float) -> None:
 
 @dataclass(eq=False)
 class HostedSpec:
-    """A spec on its way to usefulness.
+    """A spec from its order on: expected, held, ready or failed.
 
     Attributes:
         state: expected (a trainer was asked for it), held (its holder unpickles it), ready, failed.
@@ -273,11 +273,11 @@ class HostedSpec:
         shipper: Routing id of the trainer that was asked for it, or has begun to ship it; empty:
             several were asked.
         reason: Why it failed.
-        error: What the spec itself raised, for shipping.unpack_error; empty: this host cannot use
+        error: What the spec itself raised, for `unpack_error`; empty: this host cannot use
             it, which says nothing of others.
         first_worker: Id of its first data worker.
         worker_step: From one id to the next.
-        module_values: What modules say here; see module_values.values_here.
+        module_values: What modules say here; see script.values_here.
     """
 
     digest: str
@@ -296,7 +296,7 @@ class HostedSpec:
     streams: dict[str, StreamPool] = field(default_factory=dict)
 
     def all_pools(self) -> list[WorkerPool | StreamPool]:
-        """Of workers, by seeding, and of streams, by session."""
+        """Returns the pools of workers (one a seeding) and of streams (one a session)."""
         return [*self.pools.values(), *self.streams.values()]
 
     def arrives(self, piece: memoryview, *, offset: int, shipper: bytes, now: float) -> bool:
@@ -322,7 +322,7 @@ class HostedSpec:
             raise
 
     def sockets(self) -> dict[int, bool]:
-        """Descriptors to poll, of its holder and its workers; True: for writing, too."""
+        """Returns the descriptors of its holder and its workers to poll; True: for writing, too."""
         wanted: dict[int, bool] = {}
         if self.holder is not None and not self.holder.channel.is_closed:
             wanted[self.holder.channel.fileno()] = self.holder.channel.wants_write
@@ -347,7 +347,7 @@ class HostedSpec:
         return results
 
     def judge(self) -> bool:
-        """Whether it has become ready or failed, by what its holder and its workers are."""
+        """Notes whether it has become ready or failed; returns True if it has changed so."""
         holder = self.holder
         if holder is None:
             return False
@@ -367,7 +367,7 @@ class HostedSpec:
         return False
 
     def fail(self, reason: str) -> None:
-        """It cannot be used on this host; on others it may be."""
+        """Notes that it cannot be used on this host; on others it may be."""
         self.state, self.reason = "failed", reason
 
 
@@ -382,7 +382,7 @@ PoolKey = tuple[str, str]
 
 
 class Specs:
-    """All of them; owns the nursery.
+    """All specs of a data host; owns the nursery.
 
     Args:
         workers: Of each pool.
@@ -410,15 +410,15 @@ class Specs:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the nursery runs."""
+        """Is true while the nursery runs."""
         return self._nursery.is_alive
 
     def find(self, digest: str) -> HostedSpec | None:
-        """The spec of that name."""
+        """Returns the spec of that name."""
         return self._specs.get(digest)
 
     def expect(self, digest: str, *, nbytes: int, shipper: bytes, now: float) -> None:
-        """A trainer was asked for it; what came of it so far is dropped."""
+        """Notes that a trainer was asked for it; what came of it so far is dropped."""
         known = self._specs.get(digest)
         if known is not None and known.arrival is not None:
             known.arrival.close()
@@ -428,13 +428,13 @@ class Specs:
         self._specs[digest] = held
 
     def number_workers(self, digest: str, *, first: int, step: int) -> None:
-        """The ids of its data workers: `first`, `first + step` ...; every trainer says the same."""
+        """Sets the ids of its data workers, `first`, `first + step` ..., as every trainer says."""
         held = self._specs.get(digest)
         if held is not None:
             held.first_worker, held.worker_step = first, step
 
     def overdue(self, before: float) -> list[HostedSpec]:
-        """Those that were asked for before `before` and have not come."""
+        """Returns those that were asked for before `before` and have not come."""
         return [s for s in self._specs.values() if s.state == "expected" and s.since < before]
 
     def hold(self, spec: HostedSpec) -> None:
@@ -492,7 +492,7 @@ class Specs:
             spec.arrival.close()
 
     def sockets(self) -> dict[int, bool]:
-        """Descriptors to poll; True: for writing, too."""
+        """Returns the descriptors to poll; True: for writing, too."""
         wanted: dict[int, bool] = {}
         for spec in self._specs.values():
             wanted.update(spec.sockets())
@@ -509,12 +509,12 @@ class Specs:
         return changed
 
     def results(self) -> Iterator[Result]:
-        """What the workers made since the last call."""
+        """Returns what the workers have made since the last call."""
         results, self._results = self._results, []
         return iter(results)
 
     def ready(self) -> set[PoolKey]:
-        """Spec and seeding of what can be made here; a pool begins with its first job."""
+        """Returns spec and seeding of what can be made here; a pool begins with its first job."""
         return {
             (spec.digest, seeding)
             for spec in self._specs.values()
@@ -523,7 +523,7 @@ class Specs:
         }
 
     def can_take(self, key: PoolKey, *, may_begin: bool) -> bool:
-        """Whether a job can be given out: to an idle worker if one `may_begin`, else ahead."""
+        """Tells whether a job can be given out: to an idle worker if `may_begin`, else ahead."""
         digest, seeding = key
         pool = self._specs[digest].pools.get(seeding)
         if pool is None:
@@ -531,7 +531,7 @@ class Specs:
         return pool.room > 0 and (may_begin or pool.idle_count == 0)
 
     def num_busy(self) -> int:
-        """Workers of the host that make something."""
+        """Returns the number of workers of the host that make something."""
         pools = [pool for spec in self._specs.values() for pool in spec.pools.values()]
         return sum(pool.busy_count for pool in pools)
 
@@ -562,7 +562,7 @@ class Specs:
                 del spec.streams[session]
 
     def hurry(self) -> list[WorkerJob]:
-        """Gives what is late to other workers of the host, too; what it gave."""
+        """Gives what is late to other workers of the host, too; returns what it gave."""
         pools = [pool for spec in self._specs.values() for pool in spec.pools.values()]
         return [job for pool in pools for job in pool.hurry()]
 

@@ -1,4 +1,4 @@
-"""Which of the batches that sessions ask for are made next, and what becomes of each.
+"""The dispatch decides which of the batches that sessions ask for are made next, and answers them.
 
 At most `workers` batches are being made at a time, over all specs and ranks, in order of batch
 number, as far as credits and memory allow.
@@ -67,7 +67,7 @@ class Dispatch:
             self._deliver(result, is_dry=is_dry)
 
     def tick(self) -> None:
-        """What is due once a second."""
+        """Does what is due once a second: gives late jobs out again, and adapts the credits."""
         for job in self._specs.hurry():
             (late,) = job.key
             assert isinstance(late, Request)
@@ -76,7 +76,7 @@ class Dispatch:
         self.share_credits()
 
     def share(self, session: AgentSession) -> int:
-        """How many batches a session may ask for now."""
+        """Returns how many batches a session may ask for now."""
         return self._credits.share(session, self._sessions.values(), time.monotonic())
 
     def share_credits(self) -> None:
@@ -110,7 +110,7 @@ class Dispatch:
         message: messages.Make,
         stream: messages.Stream,
     ) -> None:
-        """A stream's batches wait for nobody else's: its process makes one after the other."""
+        """Gives a stream's batch to its process at once: it waits for no other session."""
         held = self._specs.find(session.spec)
         if held is None or held.state != "ready":
             self._outbox.refuse(identity, message, "the dataset failed on this host")
@@ -169,7 +169,7 @@ class Dispatch:
             self._specs.assign(key, WorkerJob((request,), request.index, request.seed))
 
     def _has_memory(self) -> bool:
-        """Whether one more batch may be made: one always may."""
+        """Tells whether there is memory for one more batch; always if none is held."""
         sent_bytes = self._outbox.sent_bytes
         batch_bytes = self._outbox.batch_bytes or memory.UNKNOWN_BATCH_BYTES
         waiting = sent_bytes + (self.num_begun + 1) * batch_bytes
@@ -196,7 +196,7 @@ class Dispatch:
 
 
 def _noted(session: AgentSession, message: messages.Make, *, generation: int = 0) -> Request:
-    """The request, in its session's books."""
+    """Enters the request into its session's books and returns it."""
     request = Request(
         session,
         session.spec,

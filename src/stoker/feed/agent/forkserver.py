@@ -1,11 +1,11 @@
-"""The nursery: `python -m stoker.feed.agent.forkserver FD`, started by the agent.
+"""The nursery is the agent's fork server: `python -m stoker.feed.agent.forkserver FD`.
 
-A clean process that has imported torch once (1.25 CPU-seconds, 223 MB) and has no threads, sockets
-of zmq or locks of others: what it forks is safe. It forks a *template*, which imports the modules
-that specs name, once for all of them, and forks a holder for each spec, ahead of it where there is
-time; a holder unpickles the dataset and forks that spec's workers, copy on write. Death goes down
-the chain at once: agent → nursery → template → holders → workers (PR_SET_PDEATHSIG, and the end of
-their channels).
+It is a clean process that has imported torch once (1.25 CPU-seconds, 223 MB) and has no threads,
+sockets of zmq or locks of others: what it forks is safe. It forks a *template*, which imports the
+modules that specs name, once for all of them, and forks a holder for each spec, ahead of it where
+there is time; a holder unpickles the dataset and forks that spec's workers, copy on write. Death
+goes down the chain at once: agent → nursery → template → holders → workers (PR_SET_PDEATHSIG, and
+the end of their channels).
 """
 
 import contextlib
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def _serve_as_template(sock: socket.socket) -> None:
-    """A template's life: imports what specs name, and forks a holder for each."""
+    """Runs a template: imports what specs name, and forks a holder for each."""
     orders = Pipe(sock, blocking=False)
     children = _Children()
     modules = _Modules()
@@ -129,7 +129,7 @@ def _hold_next(sock: socket.socket) -> None:
 
 
 class _Modules:
-    """What a template imports for its holders.
+    """The modules that a template imports for its holders.
 
     Attributes:
         is_first: No holder was forked yet.
@@ -189,7 +189,7 @@ class _Modules:
 
 
 def _own_files(modules: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Files of those modules that are not installed, but may be edited in a run."""
+    """Returns files of those modules that are not installed, but may be edited in a run."""
     found = {}
     for name in modules:
         file = getattr(sys.modules.get(name), "__file__", None)
@@ -207,7 +207,7 @@ def _version_of(file: str) -> tuple[int, int]:
 
 
 def _import_ahead() -> None:
-    """What nearly every dataset's module imports, while nobody waits for its first batch."""
+    """Imports what nearly every dataset's module imports, before anybody waits for a batch."""
     for name in ("stoker.feed.workers.worker", "stoker.feed.loader"):
         importlib.import_module(name)
     for name in (
@@ -239,7 +239,7 @@ class _Children:
         return self._readable.fileno()
 
     def reap(self) -> dict[int, int]:
-        """The exit statuses of those that ended, by pid."""
+        """Returns the exit statuses of those that ended, by pid."""
         with contextlib.suppress(BlockingIOError):
             self._readable.recv(4096)
         ended: dict[int, int] = {}
@@ -265,13 +265,13 @@ class _Children:
             self.reap()
 
     def await_end(self) -> None:
-        """Until all of them have ended by themselves."""
+        """Waits until all of them have ended by themselves."""
         while self.pids:
             select.select([self], [], [])
             self.reap()
 
     def close(self) -> None:
-        """For a child that has just been forked: what it inherited is not its own."""
+        """Lets go, in a child that was just forked, of its parent's descriptors and signals."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._readable.close()
@@ -413,7 +413,7 @@ def _run_child(
 
 
 def _hold(order: Hold, memory: int, theirs: int) -> None:
-    """A holder's life: the spec, then forks until the agent closes the channel."""
+    """Runs a holder: takes the spec, then forks workers until the agent closes the channel."""
     channel = Pipe(socket.socket(fileno=theirs), blocking=False)
     spec = _unpack(order, memory, channel)
     children = _Children()

@@ -1,4 +1,4 @@
-"""What the agent knows of its sessions and their requests: order and credits, without any I/O."""
+"""The queue holds what the agent knows of sessions and requests: order and credits, no I/O."""
 
 import heapq
 import itertools
@@ -53,12 +53,12 @@ class AgentSession:
     unreachable_since: float | None = None
 
     def is_active(self, now: float) -> bool:
-        """Whether it uses its credits."""
+        """Tells whether it uses its credits."""
         return bool(self.requests) or now - self.asked_at < ACTIVE_SECONDS
 
     @property
     def max_requests(self) -> int:
-        """More than these at a time are refused."""
+        """Is the limit of requests at a time: more than these are refused."""
         return MAX_REQUESTS_PER_CREDIT * max(self.credits, MAX_CREDITS_PER_WORKER)
 
 
@@ -100,7 +100,7 @@ class Queue:
         heapq.heappush(self._heap, (request.number, next(self._arrivals), request))
 
     def pop(self, *, specs: Iterable[tuple[str, str]]) -> Request | None:
-        """The first one whose (spec, seeding) is in `specs`, or None; dropped ones vanish."""
+        """Returns the first with its (spec, seeding) in `specs`, or None; skips dropped ones."""
         wanted = set(specs)
         kept: list[tuple[int, int, Request]] = []
         found: Request | None = None
@@ -118,7 +118,7 @@ class Queue:
 
 
 class CreditPool:
-    """How many batches may be asked for: the workers' credits, shared fairly by the ranks.
+    """Shares out how many batches may be asked for: the workers' credits, fairly over the ranks.
 
     Attributes:
         per_worker: Follows how much the cost of batches varies, from what is set up to 8.
@@ -137,7 +137,7 @@ class CreditPool:
         self._dry = 0
 
     def share(self, session: AgentSession, sessions: Iterable[AgentSession], now: float) -> int:
-        """The credits of `session`, at least 1.
+        """Returns the credits of `session`, at least 1.
 
         Ranks with a session that is used have equal parts, to one; so have the sessions of a rank.
         """
@@ -149,12 +149,12 @@ class CreditPool:
         return max(1, _part(of_rank, len(names), names.index(session.name)))
 
     def count(self, *, is_dry: bool) -> None:
-        """A job ended, and there was (not) another one waiting."""
+        """Notes that a job ended, and that there was (not) another one waiting."""
         self._jobs += 1
         self._dry += is_dry
 
     def measured(self, seconds: float, *, worker: int) -> bool:
-        """A batch took a worker so long; the first of each, which opens files, tells nothing.
+        """Notes how long a batch took; the first of each worker, which opens files, tells nothing.
 
         Returns:
             Whether `per_worker` has risen, which is looked at every few batches.
@@ -169,7 +169,7 @@ class CreditPool:
         return self._rises_to(self._wanted())
 
     def adapt(self) -> bool:
-        """Once a second: True if `per_worker` has changed.
+        """Adapts `per_worker`, once a second; True if it has changed.
 
         It rises at once, for until then workers run dry, and falls one by one.
         """
@@ -198,7 +198,7 @@ class CreditPool:
 
 
 def credits_for(costs: Collection[float], *, at_least: int) -> int:
-    """The credits of a worker whose batches cost so many seconds."""
+    """Returns the credits of a worker whose batches cost so many seconds."""
     if len(costs) < _MIN_COSTS:
         return at_least
     # Without the largest: one batch that had to wait for a cold cache is no habit.

@@ -1,4 +1,4 @@
-"""What an agent sends: answers and batches, on CURVE and on plain TCP with a ticket at the door.
+"""An agent sends answers over CURVE, and batches over plain TCP, to whoever shows a ticket first.
 
 A trainer asks for a ticket over CURVE, connects here, and sends it as the first bytes; from then on
 the data host sends, and hears nothing. A stranger's bytes are compared with the tickets that were
@@ -111,7 +111,7 @@ class BatchPort:
         self._is_full = False
 
     def filenos(self) -> list[int]:
-        """What to poll for reading."""
+        """Returns the descriptors to poll for reading."""
         attached = [
             line.connection.fileno() for line in self._lines.values() if line.connection is not None
         ]
@@ -119,7 +119,7 @@ class BatchPort:
         return [*listener, *self._waiting, *attached]
 
     def ticket_for(self, identity: bytes, now: float) -> Ticket:
-        """A ticket for the trainer at that control connection; an earlier one of it is void."""
+        """Returns a ticket for the trainer at that control connection; voids an earlier one."""
         self._end(identity)
         line = _SendLine(
             ticket=secrets.token_bytes(TICKET_BYTES),
@@ -149,7 +149,7 @@ class BatchPort:
             self._accept(now)
 
     def tick(self, now: float) -> None:
-        """What is due once a second."""
+        """Does what is due once a second: cuts strangers and lines that are too late."""
         self._is_full = False
         for fileno, stranger in list(self._waiting.items()):
             if now - stranger.since > HANDSHAKE_SECONDS:
@@ -211,7 +211,7 @@ class BatchPort:
             line.attach(stranger.connection, self._landing)
 
     def _line_of(self, ticket: bytes) -> "_SendLine | None":
-        """Whose ticket that is, if it was not used before."""
+        """Returns the line that the ticket opens; None: there is none, or it has a connection."""
         found = None
         # All of them, each in constant time: how long it takes tells nothing.
         for line in self._lines.values():
@@ -270,7 +270,7 @@ class _SendLine:
             return not self.is_closed
 
     def attach(self, connection: socket.socket, landing: BufferPool) -> None:
-        """The trainer is there: sends what waits, and what comes."""
+        """Connects the line: its thread sends what waits, and what comes."""
         tune(connection)
         self.connection = connection
         writer = BatchWriter(connection, Sealer(self.key), landing)
@@ -293,7 +293,7 @@ class _SendLine:
                 self.connection.shutdown(socket.SHUT_RDWR)
 
     def has_ended(self, *, within_seconds: float = 0.0) -> bool:
-        """Whether the thread of a closed line has ended; then the connection is closed, too."""
+        """Tells whether the thread of a closed line has ended; if so, closes the connection."""
         if self._thread is None:
             return True
         self._thread.join(within_seconds)
@@ -352,14 +352,14 @@ def _listen(bind: str, port: int) -> socket.socket:
 
 
 class Transport(Protocol):
-    """Where answers go; the frames' memory is the transport's until it lets go of it."""
+    """Takes answers to trainers; the frames' memory is the transport's until it lets go of it."""
 
     def send(self, identity: bytes, frames: Sequence[bytes | memoryview]) -> bool:
         """Sends to a peer, without blocking; False if it is not connected."""
         ...
 
     def ticket_for(self, identity: bytes) -> messages.Ticket:
-        """A ticket for a peer's connection for batches."""
+        """Returns a ticket for a peer's connection for batches."""
         ...
 
     def send_batch(self, identity: bytes, batch: OutgoingBatch) -> bool:
@@ -372,7 +372,7 @@ class Transport(Protocol):
 
 
 class Outbox:
-    """Sends; used by the agent's thread.
+    """Sends answers, refusals and batches; used by the agent's thread.
 
     Attributes:
         sent_bytes: Bytes of batches that the transport still holds, as of the last `settle`.
@@ -407,7 +407,7 @@ class Outbox:
         self.answer(identity, self._transport.ticket_for(identity))
 
     def refuse(self, identity: bytes, message: messages.Make, reason: str) -> None:
-        """A batch that cannot be made here now."""
+        """Says that a batch cannot be made here now."""
         dropped = messages.Dropped(
             session=message.session,
             pass_number=message.pass_number,
@@ -418,7 +418,7 @@ class Outbox:
         self.answer(identity, dropped)
 
     def result(self, request: Request, result: Result) -> None:
-        """What became of a request."""
+        """Sends what became of a request."""
         session = request.session
         name, pass_number, number = session.name, request.pass_number, request.number
         if result.is_lost:

@@ -1,1 +1,1 @@
-"""The trainer's side of the feed: one client, its connections, and which batch is asked of whom."""
+"""The trainer's side of the feed is one client, which asks over its connections for batches."""

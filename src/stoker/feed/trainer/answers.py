@@ -1,4 +1,4 @@
-"""What comes from agents and local workers: batches, errors and credits, to sessions.
+"""Agents and local workers answer with batches, errors and credits, which go to sessions from here.
 
 Each data host's batches are received by a thread of its own, to where they will live: pinned, where
 the loader pins. All else is read by the pump. Both are off the thread that trains.
@@ -30,7 +30,7 @@ from stoker.records import FeedSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamAnswer:
-    """An answer.
+    """An answer for a stream.
 
     Attributes:
         kind: A batch or its exception; the end of the stream; the death of its process; an error
@@ -50,7 +50,7 @@ class StreamAnswer:
 
 
 def in_message(message: m.Message, frame_bytes: int) -> StreamAnswer | None:
-    """The answer that an agent sent; None: it is not of a stream, or none of its process."""
+    """Returns the answer that an agent sent; None: it is of no stream, or none of its process."""
     match message:
         case m.Made(generation=generation) if generation:
             return StreamAnswer(
@@ -91,7 +91,7 @@ def in_message(message: m.Message, frame_bytes: int) -> StreamAnswer | None:
 
 
 def in_result(result: Result, frame_bytes: int) -> StreamAnswer:
-    """The answer of a local stream."""
+    """Returns the answer of a local stream."""
     pass_number, number, generation = result.job.key
     assert isinstance(pass_number, int)
     assert isinstance(number, int)
@@ -160,7 +160,7 @@ def settle(
 
 
 def lose(session: FeedSession, streams: Streams, peer: Peer, answer: StreamAnswer) -> None:
-    """A stream's process is gone: its shard begins again; under the lock."""
+    """Has a shard whose process is gone begin again; under the lock."""
     number = answer.number
     if streams.dropped(peer, number, generation=answer.generation):
         shard = streams.start_of(number).shard
@@ -178,7 +178,7 @@ _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 
 
 class Answers:
-    """The feed's ear; the lock is held for the books only, never while memory is written.
+    """Takes what agents send; the lock is held for the books only, never while memory is written.
 
     Args:
         on_lost: Told of an agent whose connection for batches was lost, and the other one with it.
@@ -203,7 +203,7 @@ class Answers:
         self._unpack_batch = m.Unpacker(m.Made)
 
     def take(self, link: AgentLink, frames: Sequence[zmq.Frame]) -> None:
-        """A message on the encrypted connection; one that is none costs the connection."""
+        """Takes a message on the encrypted connection; one that is none costs the connection."""
         try:
             message = self._unpack_agent(frames[0].buffer)
             frame = frames[1] if len(frames) > 1 else None
@@ -212,7 +212,7 @@ class Answers:
             self._refuse(link, err)
 
     def _receive_batches(self, link: AgentLink, ticket: m.Ticket) -> None:
-        """The agent waits for the connection for batches."""
+        """Opens the connection for batches, which the agent waits for."""
 
         def take(receiver: BatchReceiver, packed: bytes, nbytes: int) -> None:
             self._take_batch(link, receiver, packed, nbytes)
@@ -237,7 +237,7 @@ class Answers:
     def _take_batch(
         self, link: AgentLink, receiver: BatchReceiver, packed: bytes, nbytes: int
     ) -> None:
-        """The head of a batch has come; in the receiver's thread."""
+        """Receives a batch whose head has come; in the receiver's thread."""
         made = self._unpack_batch(packed)
         assert isinstance(made, m.Made)
         session = self._shared.sessions.get(made.session)
@@ -260,7 +260,7 @@ class Answers:
             self._take_made(link, receiver, session, made, payload)
 
     def _lost_batches(self, link: AgentLink, receiver: BatchReceiver) -> None:
-        """The connection for batches has ended; in the pump's thread."""
+        """Takes the end of the connection for batches; in the pump's thread."""
         if link.receiver is not receiver:
             return
         failure = receiver.failure
@@ -326,7 +326,7 @@ class Answers:
         made: m.Made,
         payload: Bytes,
     ) -> None:
-        """A batch is there; in the receiver's thread."""
+        """Delivers a batch that is there; in the receiver's thread."""
         # Views cost less than to ask whether it is wanted before they are made.
         outcome = receiver.placing.decoded(made.tree, payload, allow_pickle=self._accepts_pickles)
         host, nbytes, now = link.member.host, payload.nbytes, time.monotonic()
@@ -371,7 +371,7 @@ class Answers:
     def _take_error(
         self, link: AgentLink, message: m.Raised | m.Dropped, error: BaseException
     ) -> None:
-        """In place of a batch."""
+        """Delivers an error in place of a batch."""
         with self._shared.lock:
             session = self._shared.sessions.get(message.session)
             if session is None or session.pass_number != message.pass_number or not session.is_busy:
@@ -430,7 +430,7 @@ class Answers:
         )
 
     def _take_failed(self, link: AgentLink, message: m.Failed, error: BaseException) -> None:
-        """A host cannot use the spec: nobody can, or it alone, and others go on."""
+        """Handles that a host cannot use the spec: nobody can, or it alone, and others go on."""
         with self._shared.lock:
             session = self._shared.sessions.get(message.session)
             if session is None or not _has_spec(session, message.spec):
@@ -444,7 +444,7 @@ class Answers:
     def _leave_out(
         self, link: AgentLink, session: FeedSession, reason: str, error: BaseException
     ) -> None:
-        """The host makes nothing for a session in this pass; under the lock."""
+        """Leaves out the host, which makes nothing for a session in this pass; under the lock."""
         link.fail(session.name, pass_number=session.pass_number, reason=reason, error=error)
         session.schedule.lost(link.member.host)
 
@@ -466,7 +466,7 @@ class Answers:
             session.stir()
 
     def _error_of(self, message: m.Message, frame: zmq.Frame | None) -> Exception:
-        """What a data host says was raised there."""
+        """Returns the error that a data host says was raised there."""
         if frame is None:
             return ProtocolError("an error without its frame")
         if self._accepts_pickles:
@@ -489,7 +489,7 @@ class Answers:
 
 
 def forget_peer(shared: SharedState, link: AgentLink) -> None:
-    """The connection is lost: what was asked for over it goes elsewhere, sessions are closed."""
+    """Hands what was asked for over a lost connection to others, and closes its sessions."""
     link.forget_all()
     with shared.lock:
         for session in shared.sessions.values():
@@ -501,7 +501,7 @@ def _has_spec(session: FeedSession, digest: str) -> bool:
 
 
 class LocalAnswers:
-    """As `Answers`, for the workers of this process."""
+    """Does as `Answers`, for the workers of this process."""
 
     def __init__(self, shared: SharedState, observer: Observer, placing: BatchBuffers) -> None:
         self._shared = shared
@@ -509,7 +509,7 @@ class LocalAnswers:
         self._placing = placing
 
     def take(self, session: FeedSession, fileno: int) -> None:
-        """What came from a local worker."""
+        """Takes what came from a local worker."""
         with self._shared.lock:
             local = session.local
         # Without the lock: a worker that died is waited for, and another one forked in its place.
@@ -570,7 +570,7 @@ class LocalAnswers:
 
 
 def _payload_of(result: Result) -> tuple[Bytes | None, int]:
-    """The payload, whose last view gives the worker its memory back, and its size."""
+    """Returns the payload, whose last view gives the worker its memory back, and its size."""
     payload, result.payload = result.payload, None
     if payload is None:
         return None, 0

@@ -1,4 +1,4 @@
-"""Where batches live in a trainer: in memory that is used again, pinned or not.
+"""Batches live, in a trainer, in memory that is used again, pinned or not.
 
 The trees of a loader's batches are mostly equal to the last byte: dtypes, shapes and offsets of
 tensors, and what holds them. From the second of a kind on, only the views are made.
@@ -39,7 +39,7 @@ class LayoutCache:
         self._last: tuple[bytes, int] | None = None
 
     def decode(self, tree: bytes, payload: Bytes1D | None, *, allow_pickle: bool) -> object:
-        """As `wire.decode`, and raises what that raises."""
+        """Decodes as `wire.codec.decode` does, and raises what that raises."""
         if payload is None or len(tree) > _MAX_TREE_BYTES:
             return decode(tree, payload, allow_pickle=allow_pickle)
         key = (tree, payload.nbytes)
@@ -59,7 +59,7 @@ class LayoutCache:
 
 
 def _plan(node: object) -> _Plan | None:
-    """How to make the value of a node that was judged; None: as any other."""
+    """Returns a function that makes the value of a node that was judged; None: use `decode`."""
     if not isinstance(node, list):
         return lambda _: node
     match node:
@@ -104,7 +104,7 @@ def _tensor_plan(name: str, shape: tuple[int, ...], offset: int) -> _Plan | None
 
 
 def _array_dtype(name: str, dtype: "torch.dtype") -> "np.dtype[np.generic[object]] | None":
-    """NumPy's of that name, if it has one that this torch takes for `dtype`."""
+    """Returns NumPy's of that name, if it has one that this torch takes for `dtype`."""
     import torch
 
     try:
@@ -115,7 +115,7 @@ def _array_dtype(name: str, dtype: "torch.dtype") -> "np.dtype[np.generic[object
 
 
 class BatchBuffers:
-    """Used by one thread.
+    """Puts batches where they will live; used by one thread.
 
     Args:
         landing: Memory that is not pinned; absent: one of its own.
@@ -127,13 +127,13 @@ class BatchBuffers:
         self._pins_on: int | None = None
 
     def landed(self, source: Bytes, pins_on: int | None) -> Bytes:
-        """`source` copied, once, to where the batch will live."""
+        """Returns `source` copied, once, to where the batch will live."""
         payload = self.room(source.nbytes, pins_on)
         np.copyto(payload, source)
         return payload
 
     def room(self, nbytes: int, pins_on: int | None) -> Bytes:
-        """Memory of `nbytes` where a batch will live.
+        """Returns memory of `nbytes` bytes where a batch will live.
 
         Pinned, it is of torch's allocator, which uses it again and knows of the copies to the
         accelerator that are under way; ours could not.
@@ -151,7 +151,7 @@ class BatchBuffers:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
 
     def decoded(self, tree: bytes, payload: Bytes | None, *, allow_pickle: bool) -> BatchOutcome:
-        """The batch, or the error that it cannot be made of that."""
+        """Returns the batch, or the error that it cannot be made of that."""
         try:
             return BatchOutcome(self._plans.decode(tree, payload, allow_pickle=allow_pickle))
         except FeedError as err:
@@ -159,7 +159,7 @@ class BatchBuffers:
 
 
 def error_in(data: bytes | memoryview) -> Exception:
-    """The error that was sent, or the one that it cannot be rebuilt."""
+    """Returns the error that was sent, or the one that it cannot be rebuilt."""
     try:
         return unpack_error(data)
     except FeedError as err:

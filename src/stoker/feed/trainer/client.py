@@ -1,4 +1,4 @@
-"""The feed as a trainer process has it: one client with one I/O thread for all its loaders."""
+"""A trainer process has one client of the feed, with one I/O thread for all its loaders."""
 
 import atexit
 import functools
@@ -58,7 +58,7 @@ _VERSIONS = {
 
 
 class Requester:
-    """The pump's mouth; every method is called under the lock.
+    """Sends what the pump asks for; every method is called under the lock.
 
     Args:
         links: Host to link; the pump's own, which changes.
@@ -114,7 +114,7 @@ class Requester:
             link.send(m.Forget(session=session.name, before_pass=before))
 
     def _first_worker(self, spec: PackedSpec) -> int:
-        """The lowest id that no local worker of any rank has."""
+        """Returns the lowest id that no local worker of any rank has."""
         settings = self._settings
         decided = settings.workers.get("dnn")
         if decided is None and settings.feed.local_workers != "auto":
@@ -259,7 +259,7 @@ class Requester:
         self._shared.log.event("no_data_host_left", text=text)
 
     def _failure_of_all(self, session: FeedSession) -> BaseException | None:
-        """What the first host said, where none of the run can make its batches."""
+        """Returns the first host's error, where no host of the run can make its batches."""
         failures = [
             link.failed[session.name].error
             for link in self._links.values()
@@ -271,7 +271,7 @@ class Requester:
         return failures[0] if failures and is_all else None
 
     def take_roster(self, roster: m.Roster, now: float) -> None:
-        """What the coordinator says of the hosts."""
+        """Takes what the coordinator says of the hosts."""
         self.expected = roster.expected
         self.lost = {member.host: member for member in roster.lost}
         self._awaited = roster.awaited
@@ -280,7 +280,7 @@ class Requester:
             self._heard_at[member.host] = now - member.silent_seconds
 
     def _fates(self, session: FeedSession, now: float) -> Iterator[str]:
-        """What became of each data host, and when it was last heard."""
+        """Yields what became of each data host, and when it was last heard."""
         for host, link in self._links.items():
             if link.is_up and session.name in link.failed:
                 yield f"{host} ({link.failed[session.name].reason})"
@@ -324,7 +324,7 @@ _Polled = tuple[list[Link], list[tuple[int, ...]], dict[int, tuple[FeedSession, 
 
 
 class IoThread:
-    """Runs in a thread of its own, by `run`.
+    """Asks agents and local workers for batches, and takes answers; `run` needs its own thread.
 
     Args:
         shared: What it has in common with the threads that iterate.
@@ -459,7 +459,7 @@ class IoThread:
             self._lost(link)
 
     def _lost(self, link: AgentLink) -> None:
-        """The connection to a data host is lost; it is dialled again."""
+        """Forgets a data host's connection, which is lost; it is dialled again."""
         self._shared.log.event("agent_connection_lost", agent=link.member.host)
         forget_peer(self._shared, link)
         if not any(other.is_up for other in self._links.values()):
@@ -637,7 +637,7 @@ class Feed:
     def session_for(
         self, books: LoaderBooks, *, new_streams: Callable[[int], Streams] | None = None
     ) -> FeedSession:
-        """A session of that loader which no pass uses now; a new one if there is none.
+        """Returns a session of that loader which no pass uses now; a new one if there is none.
 
         Args:
             new_streams: Of an iterable dataset: the books of a new session, given its max_bytes.
@@ -696,7 +696,7 @@ class Feed:
 
 
 def feed_of(process: TrainerProcess) -> Feed:
-    """The feed of this process, opened at the first call, closed at its exit.
+    """Returns the feed of this process, opened at the first call, closed at its exit.
 
     A forked child gets one of its own: nothing of its parent's is used.
     """
@@ -705,7 +705,7 @@ def feed_of(process: TrainerProcess) -> Feed:
 
 
 def connect(process: TrainerProcess) -> Feed:
-    """The same for a process that may never ask for a batch: what it does is as it was."""
+    """Returns the same for a process that may never ask for a batch: what it does is as it was."""
     return _feed(os.getpid(), process)
 
 
@@ -727,7 +727,7 @@ def _show_and_exit(
     error: BaseException,
     trace: TracebackType | None,
 ) -> None:
-    """An uncaught error of the feed ends the script with its own exit code, not with 1."""
+    """Ends the script, after an uncaught error of the feed, with its own exit code, not with 1."""
     show(kind, error, trace)
     if isinstance(error, FeedError):
         raise SystemExit(error.exit_code)

@@ -1,11 +1,12 @@
-"""Connections of a trainer: to the coordinator, to agents, and for batches.
+"""A trainer has connections to the coordinator and to agents, and one to each agent for batches.
 
-libzmq's own reconnection would keep a name's first address and hide that a peer came back with
-its memory lost. So a lost connection is closed, and dialled again by name after a pause; whoever
+libzmq's own reconnect would keep a name's first address and hide that a peer came back with its
+memory lost. So a lost connection is closed, and dialled again by name after a back-off; whoever
 listens starts afresh with each one.
 
-The thread blocks in the kernel until a batch comes, decrypts it to where it will live, record by
-record, and hands it over. A slow network makes it wait, and nobody else.
+Batches have a thread for each agent (`BatchReceiver`). It blocks in the kernel until a batch comes,
+decrypts it to where it will live, record by record, and hands it over. A slow network makes it
+wait, and nobody else.
 """
 
 import contextlib
@@ -59,7 +60,7 @@ _DOWN = (
 
 
 def resolve(name: str, *, attempt: int = 0) -> str:
-    """The address of a host as zmq wants it, looked up now; blocks as long as the resolver does.
+    """Returns the address of a host as zmq wants it, looked up now; blocks while the resolver does.
 
     Args:
         name: Of the host.
@@ -80,7 +81,7 @@ def send_uncopied_ahead() -> None:
 
 
 def is_address(name: str) -> bool:
-    """Whether `name` is an IP address, which `resolve` needs not look up."""
+    """Tells whether `name` is an IP address, which `resolve` needs not look up."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -127,11 +128,11 @@ class Connection:
         self.dial_at = now
 
     def has_input(self) -> bool:
-        """Whether there is something to read that no descriptor tells of; ask before you wait."""
+        """Tells whether there is input that no descriptor tells of; ask before you wait."""
         return self._has_messages() or self.has_events(())
 
     def has_events(self, ready: Container[int]) -> bool:
-        """Whether `watch` has something to read.
+        """Tells whether `watch` has something to read.
 
         Args:
             ready: Descriptors that can be read from.
@@ -181,7 +182,7 @@ class Connection:
         return self.is_up != was_up
 
     def lose(self, now: float) -> None:
-        """The connection is lost: it is closed, and to be dialled again after a pause."""
+        """Closes the lost connection, to be dialled again after a back-off."""
         if self.is_up:
             self.down_since = now
         self.close()
@@ -334,7 +335,7 @@ class BatchReceiver:
             self._thread.join(seconds)
 
     def words(self) -> str:
-        """Why it ended, for people."""
+        """Says why it ended, for people."""
         host, port = self._peer
         where = f"{host} port {port}"
         match self.failure:
@@ -382,7 +383,7 @@ class BatchReceiver:
                 self.num_taken += 1
 
     def forget(self) -> None:
-        """For a forked child: the connection's end is to be seen when the parent ends."""
+        """Closes its descriptor in a forked child, so that the connection ends with the parent."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.close()
@@ -430,22 +431,22 @@ class Link:
 
     @property
     def is_up(self) -> bool:
-        """Whether the connection is."""
+        """Is true while the connection is up."""
         return self.connection.is_up
 
     @property
     def down_since(self) -> float:
-        """When it was last lost, or made; monotonic seconds."""
+        """Is the time when it was last lost, or made; monotonic seconds."""
         return self.connection.down_since
 
     def has_input(self) -> bool:
-        """Whether there is something to read that no descriptor tells of; ask before you wait."""
+        """Tells whether there is input that no descriptor tells of; ask before you wait."""
         # At every turn of the pump.
         connection = self.connection
         return not (connection.is_drained and connection.is_quiet) and connection.has_input()
 
     def has_events(self, ready: Container[int]) -> bool:
-        """Whether `watch` has something to read.
+        """Tells whether `watch` has something to read.
 
         Args:
             ready: Descriptors that can be read from.
@@ -453,7 +454,7 @@ class Link:
         return self.connection.has_events(ready)
 
     def wait_seconds(self, now: float) -> float | None:
-        """Seconds until `tick` has something to do; None: nothing before an event."""
+        """Returns the seconds until `tick` has something to do; None: nothing before an event."""
         connection = self.connection
         if connection.is_open or self._is_resolving:
             return None
@@ -476,7 +477,7 @@ class Link:
         return self.connection.watch(now)
 
     def lose(self, now: float, *, pause_seconds: float = 0.0) -> None:
-        """The connection is lost, and dialled again after a pause, at least that one."""
+        """Closes the lost connection, to be dialled again after `pause_seconds` at least."""
         self.connection.lose(now)
         self.connection.dial_at = max(self.connection.dial_at, now + pause_seconds)
 
@@ -522,7 +523,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A host could make nothing for a session; others perhaps can.
+    """A host's failure: it could make nothing for a session; others perhaps can.
 
     Attributes:
         pass_number: Of the pass in which it failed.
@@ -535,12 +536,12 @@ class Failure:
     error: BaseException
 
     def may_try_again(self, pass_number: int) -> bool:
-        """Whether it is asked again, in that pass: memory may be free by then."""
+        """Tells whether it is asked again, in that pass: memory may be free by then."""
         return pass_number > self.pass_number and self.times < _MAX_FAILURES
 
 
 class AgentLink(Link):
-    """The link to the agent of one data host: what is said, and, beside it, batches.
+    """The link to the agent of one data host: what is said, and, next to it, batches.
 
     Attributes:
         member: The host, as the roster has it.
@@ -576,7 +577,7 @@ class AgentLink(Link):
 
     @property
     def address(self) -> str:
-        """That it was last dialled at, for the connection for batches."""
+        """Is the address that it was last dialled at, for the connection for batches."""
         return self._address.strip("[]")
 
     def attach(self) -> None:
@@ -586,13 +587,13 @@ class AgentLink(Link):
             self.send(Attach(host=self.member.host))
 
     def receive_by(self, receiver: BatchReceiver) -> None:
-        """The ticket has come: batches are received by that from now on."""
+        """Takes the receiver that the ticket is for: batches come by it from now on."""
         if self.receiver is not None:
             self.receiver.close()
         self.receiver, self._is_attaching = receiver, False
 
     def lose_batches(self, now: float) -> FeedLostError | None:
-        """The connection for batches has ended by itself: all is dialled again.
+        """Notes that the connection for batches has ended by itself: all is dialled again.
 
         Returns:
             The reason to give the host up instead, with the connection left as it is: no batch has
@@ -618,31 +619,31 @@ class AgentLink(Link):
         )
 
     def close_session(self, session: str) -> None:
-        """It has to be opened again, to be asked."""
+        """Notes that the session has to be opened again before batches are asked for."""
         self.opened.pop(session, None)
         self.ready.discard(session)
 
     def fail(self, session: str, *, pass_number: int, reason: str, error: BaseException) -> None:
-        """The host can make nothing for it."""
+        """Notes that the host can make nothing for it."""
         self.close_session(session)
         times = self.failed[session].times + 1 if session in self.failed else 1
         self.failed[session] = Failure(pass_number, times, reason, error)
 
     def has_failed(self, session: str) -> bool:
-        """Whether the host can make nothing for it, and was not asked again."""
+        """Tells whether the host can make nothing for it, and was not asked again."""
         return session in self.failed and session not in self.opened
 
     def may_open(self, session: str, *, pass_number: int) -> bool:
-        """Whether the host is to be asked, or told of a new pass."""
+        """Tells whether the host is to be asked, or told of a new pass."""
         return not self.has_failed(session) or self.failed[session].may_try_again(pass_number)
 
     def forget(self, session: str) -> None:
-        """The session has ended."""
+        """Forgets a session that has ended."""
         self.close_session(session)
         self.failed.pop(session, None)
 
     def forget_all(self) -> None:
-        """The connection is lost, and with it all that was said over it."""
+        """Forgets all that was said over the connection, which is lost."""
         self.opened.clear()
         self.ready.clear()
         self.failed.clear()
@@ -665,7 +666,7 @@ class AgentLink(Link):
             self.send(Ship(spec=spec.digest, offset=offset), whole[offset : offset + PIECE_BYTES])
 
     def is_same(self, member: Member) -> bool:
-        """Whether `member` is the very agent that this link goes to."""
+        """Tells whether `member` is the very agent that this link goes to."""
         mine = self.member
         return (mine.incarnation, mine.address, mine.port, mine.batch_port) == (
             member.incarnation,

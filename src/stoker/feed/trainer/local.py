@@ -1,4 +1,4 @@
-"""Local workers: children of the trainer that make batches, or shards of an iterable dataset."""
+"""Local workers are children of the trainer: they make batches or shards of an iterable dataset."""
 
 import heapq
 import socket
@@ -93,11 +93,11 @@ class LocalWorkers:
 
     @property
     def last_death(self) -> str:
-        """How the worker ended that ended last; empty: none did."""
+        """Says how the worker ended that ended last; empty: none did."""
         return self._pool.last_death
 
     def sockets(self) -> dict[int, bool]:
-        """Descriptors to poll for reading; True: for writing too."""
+        """Returns the descriptors to poll for reading; True: for writing too."""
         return self._pool.sockets()
 
     def ask(self, *, pass_number: int, number: int, index: bytes, seed: tuple[int, ...]) -> None:
@@ -108,18 +108,18 @@ class LocalWorkers:
         self._feed()
 
     def forget(self, *, before_pass: int) -> None:
-        """What was asked for in earlier passes and has not been begun is not wanted any more."""
+        """Drops what was asked for in earlier passes and has not been begun."""
         self._waiting = [item for item in self._waiting if item[0] >= before_pass]
         heapq.heapify(self._waiting)
 
     def handle(self, fileno: int) -> list[Result]:
-        """What came over that descriptor."""
+        """Takes what came over that descriptor."""
         results = self._pool.handle(fileno)
         self._feed()
         return results
 
     def hurry(self) -> list[WorkerJob]:
-        """Gives what is late to other workers, too; what it gave. Looks once a second."""
+        """Gives what is late to other workers, too; returns what it gave. Looks once a second."""
         now = time.monotonic()
         if now < self._hurry_at:
             return []
@@ -206,15 +206,15 @@ class LocalStreams:
 
     @property
     def last_death(self) -> str:
-        """How the child ended that ended last; empty: none did."""
+        """Says how the child ended that ended last; empty: none did."""
         return self._pool.last_death
 
     def sockets(self) -> dict[int, bool]:
-        """Descriptors to poll for reading; True: for writing too."""
+        """Returns the descriptors to poll for reading; True: for writing too."""
         return self._pool.sockets()
 
     def ask(self, job: WorkerJob, opening: Opening) -> list[Result]:
-        """Asks a child for a batch; gives what is lost at once."""
+        """Asks a child for a batch; returns what is lost at once."""
         return self._pool.ask(job, opening)
 
     def forget(self, *, before_pass: int) -> None:
@@ -222,7 +222,7 @@ class LocalStreams:
         self._pool.forget(before_pass=before_pass)
 
     def handle(self, fileno: int) -> list[Result]:
-        """What came over that descriptor."""
+        """Takes what came over that descriptor."""
         return self._pool.handle(fileno)
 
     def flush(self) -> None:

@@ -1,8 +1,8 @@
-"""What the feed of one process has done: who made which batches, what they cost, what was moved.
+"""The observer counts what the feed of one process does: who made which batches, their cost, moves.
 
-Counted by the pump where answers come in anyway (a few additions a batch), and told to the leader
-with the rank's progress about once a second. All counts only grow; whoever reads them takes
-differences, so that a report that is lost loses nothing.
+The pump counts where answers come in anyway (a few additions a batch), and the counts are told to
+the leader with the rank's progress about once a second. All counts only grow; whoever reads them
+takes differences, so that a report that is lost loses nothing.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ MAX_HOSTS_TOLD = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How one session stands: what changed since the last look, and what is now.
+    """The state of one session: what changed after the last look, and what is now.
 
     Attributes:
         taken: Batches that the trainer took since the last look.
@@ -84,7 +84,7 @@ class Observer:
         frame_bytes: int,
         is_wanted: bool,
     ) -> None:
-        """A batch came from a data host, or (None) from a local worker.
+        """Counts a batch that came from a data host, or (None) from a local worker.
 
         Args:
             is_wanted: False for a batch that another host had delivered before.
@@ -105,7 +105,7 @@ class Observer:
         mine.busy_seconds += batch.wall_seconds
 
     def tell(self, standings: Iterable[Standing]) -> FeedWork:
-        """All that was counted so far.
+        """Returns all that was counted so far.
 
         Args:
             standings: Of the sessions; each is added to the books, so give each only once. None

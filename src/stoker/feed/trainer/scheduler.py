@@ -1,4 +1,4 @@
-"""What is known of one peer that makes batches: its credits, what it was asked for, its pace.
+"""The scheduler decides which peer is asked for which batch, by credits, what was asked, and pace.
 
 A *peer* makes batches: the agent of a data host, or the local workers of this process. Each has
 credits: how many batches it may be asked for at a time. Numbers are handed out oldest first, within
@@ -69,7 +69,7 @@ class PeerState:
         self._ordered: list[float] = []
 
     def has_room(self, *, in_pairs: bool = False) -> bool:
-        """Whether it may be asked for a batch.
+        """Tells whether it may be asked for a batch.
 
         Args:
             in_pairs: A remote peer is asked for one only where it can be asked for two: together
@@ -82,15 +82,15 @@ class PeerState:
         return room > 1 or not (in_pairs and self.is_remote and num_asked)
 
     def finish_seconds(self) -> float:
-        """When one more batch would be ready, from now: its place in the queue times the pace."""
+        """Returns the seconds until one more batch would be ready: queue place times pace."""
         return (len(self.asked) + 1) * self.service_seconds
 
     def load(self) -> float:
-        """The part of its credits that is in use."""
+        """Returns the part of its credits that is in use."""
         return len(self.asked) / self.credits
 
     def answered(self, asked_at: float, queued: int, now: float) -> None:
-        """A batch came.
+        """Notes that a batch came.
 
         Args:
             asked_at: Monotonic seconds, as `now`.
@@ -180,29 +180,29 @@ class BatchScheduler:
         self._epoch_begins()
 
     def supply(self, count: int) -> None:
-        """`count` more numbers may be handed out."""
+        """Notes that `count` more numbers may be handed out."""
         self.supplied += count
 
     def finish(self) -> None:
-        """No more numbers will be supplied in this epoch."""
+        """Notes that no more numbers will be supplied in this epoch."""
         self._is_complete = True
 
     def wanted(self, now: float) -> int:
-        """How many more numbers the window has room for: supply so many."""
+        """Returns how many more numbers the window has room for: supply so many."""
         if self._is_complete or self._is_stocked():
             return 0
         return max(0, self.head + self.window(now) - self.supplied)
 
     def is_over(self) -> bool:
-        """Whether every number of the epoch was taken."""
+        """Tells whether every number of the epoch was taken."""
         return self._is_complete and self.head >= self.supplied
 
     def is_there(self, number: int) -> bool:
-        """Whether that batch has arrived and was not taken."""
+        """Tells whether that batch has arrived and was not taken."""
         return number in self._arrived
 
     def take(self, now: float) -> None:
-        """The trainer has taken the head-of-line batch."""
+        """Notes that the trainer has taken the head-of-line batch."""
         self._held_bytes -= self._arrived.pop(self.head, 0)
         self._refused.pop(self.head, None)
         self.head += 1
@@ -217,25 +217,25 @@ class BatchScheduler:
     # What peers do.
 
     def grant(self, peer: Peer, credits: int) -> None:
-        """The peer may have `credits` batches in flight; an unknown one joins."""
+        """Lets the peer have `credits` batches in flight; an unknown one joins."""
         state = self._peers.setdefault(peer, PeerState(is_remote=isinstance(peer, str)))
         state.credits = credits
         state.is_leaving = False
 
     def leave(self, peer: Peer) -> None:
-        """The peer gets nothing new; what it has is still awaited."""
+        """Gives the peer nothing new; what it has is still awaited."""
         if peer in self._peers:
             self._peers[peer].is_leaving = True
 
     def lost(self, peer: Peer) -> None:
-        """The peer is gone: what only it had is handed out again."""
+        """Forgets a peer that is gone: what only it had is handed out again."""
         state = self._peers.pop(peer, None)
         if state is not None:
             for number in state.asked:
                 self._let_go(peer, number)
 
     def arrived(self, peer: Peer, number: int, *, frame_bytes: int, now: float) -> bool:
-        """A batch (or its exception) came; False if it came before, and is to be dropped."""
+        """Takes a batch (or its exception); False if it came before, and is to be dropped."""
         state = self._peers.get(peer)
         if state is not None and number in state.asked:
             asked_at, queued = state.asked.pop(number)
@@ -256,7 +256,7 @@ class BatchScheduler:
         return True
 
     def dropped(self, peer: Peer, number: int) -> bool:
-        """The peer cannot make that batch; True if no other is left that could be asked.
+        """Notes that the peer cannot make that batch; True if no other is left that could be asked.
 
         Two peers that refuse the same batch are proof enough that the batch is to blame.
         """
@@ -275,7 +275,7 @@ class BatchScheduler:
     # What follows from it.
 
     def assign(self, now: float) -> list[tuple[Peer, int]]:
-        """The batches to ask for now, and of whom; they count as asked."""
+        """Returns the batches to ask for now, and of whom; they count as asked."""
         asks: list[tuple[Peer, int]] = []
         # What is late already waits for no second one.
         in_pairs = self._is_quick and not self._again
@@ -310,11 +310,11 @@ class BatchScheduler:
         return asks
 
     def has_work(self, now: float) -> bool:
-        """Whether `assign` could hand out something."""
+        """Tells whether `assign` could hand out something."""
         return self.look(now)[1]
 
     def look(self, now: float) -> tuple[int, bool]:
-        """`wanted` and `has_work`."""
+        """Returns `wanted` and `has_work`."""
         has_free = self._has_free()
         is_stocked = self._is_complete or self._is_stocked()
         if is_stocked and not has_free:
@@ -325,11 +325,11 @@ class BatchScheduler:
         return wanted, has_free and (has_new or bool(self._again))
 
     def may_assign(self) -> bool:
-        """Whether `assign` could hand out something, were the window large enough."""
+        """Tells whether `assign` could hand out something, were the window large enough."""
         return (self._next_new < self.supplied or bool(self._again)) and self._has_free()
 
     def _is_stocked(self) -> bool:
-        """Whether a number waits for each credit: more can come in at once than one at a time."""
+        """Tells whether a number waits for each credit: many can come in at once."""
         stock = self.supplied - self._next_new
         if stock <= 0:
             return False
@@ -346,7 +346,7 @@ class BatchScheduler:
         return False
 
     def overdue(self, now: float) -> list[int]:
-        """Numbers that are to be asked for elsewhere too, because the head of the line is late.
+        """Returns numbers to be asked for elsewhere too, because the head of the line is late.
 
         They are handed out by the next `assign`; the late peer is not judged, its answer is taken
         if it comes first.
@@ -368,7 +368,7 @@ class BatchScheduler:
         return again
 
     def next_check(self, now: float) -> float | None:
-        """Seconds until `overdue` may have something to say, or less; None: not before an event."""
+        """Returns the seconds until `overdue` may have news, or less; None: not before an event."""
         holders = self._holders.get(self.head)
         if not holders or self.head in self._queued_again:
             return None
@@ -380,7 +380,7 @@ class BatchScheduler:
         return max(0.0, max(self._due(peer, self.head) for peer in holders) - now)
 
     def window(self, now: float) -> int:
-        """How many numbers from the head on may be made or under way."""
+        """Returns how many numbers from the head on may be made or under way."""
         total, slowest = 0, 0.0
         for state in self._peers.values():
             if not state.is_leaving:
@@ -402,7 +402,7 @@ class BatchScheduler:
         return window if window > 1 else 1
 
     def _interval(self) -> float | None:
-        """Mean seconds between two takes, the longest left out (a checkpoint, a validation)."""
+        """Returns the mean seconds between takes, less the longest (a checkpoint, a validation)."""
         if self._is_interval_old:
             self._is_interval_old = False
             takes = self._takes
@@ -415,11 +415,11 @@ class BatchScheduler:
 
     @property
     def committed_bytes(self) -> int:
-        """Of the batches that wait to be taken, and of those asked for, as large as the last."""
+        """Bytes of the batches that wait, and of those asked for, at the largest recent size."""
         return self._held_bytes + len(self._holders) * self._batch_bytes
 
     def observe(self, now: float, *, name: Callable[[Peer], str]) -> Standing:
-        """How the session stands; what is counted between two looks is counted anew.
+        """Returns how the session stands; what is counted between two looks is counted anew.
 
         Args:
             now: Monotonic seconds.
@@ -440,11 +440,11 @@ class BatchScheduler:
         return standing
 
     def peers(self) -> list[Peer]:
-        """The peers that are known, leaving ones among them."""
+        """Returns the peers that are known, leaving ones among them."""
         return list(self._peers)
 
     def in_flight(self, peer: Peer) -> int:
-        """Batches the peer was asked for and has not answered."""
+        """Returns how many batches the peer was asked for and has not answered."""
         return len(self._peers[peer].asked) if peer in self._peers else 0
 
     def _preference(self, peer: Peer) -> tuple[float, float]:
@@ -452,7 +452,7 @@ class BatchScheduler:
         return (state.finish_seconds(), state.load())
 
     def _is_better_kept(self, peer: Peer, now: float) -> bool:
-        """Whether, near the end, others will have made what is left before `peer` makes this one.
+        """Tells whether, near the end, others make what is left before `peer` makes this one.
 
         Without it a slow peer gets one of the last batches and the epoch waits for it.
         """
@@ -514,7 +514,7 @@ class BatchScheduler:
         return False
 
     def _overdue_at_least(self, holders: Iterable[Peer]) -> float:
-        """The head of the line is not overdue before; cheap, for it is asked at every turn."""
+        """Returns the earliest time at which the head may be overdue; cheap: for every turn."""
         latest = 0.0
         for peer in holders:
             asked_at = self._peers[peer].asked[self.head][0]
@@ -531,7 +531,7 @@ class BatchScheduler:
         return state.asked[number][0] + max(_OVERDUE_SECONDS, _OVERDUE_FACTOR * p95)
 
     def _latency(self, state: PeerState, now: float) -> float:
-        """Of one peer: what it may take, or what it is taking now if that is more."""
+        """Returns the seconds that a peer usually takes, or is taking now if that is more."""
         usual = state.reach_seconds
         # What was asked for first comes first.
         for number, (asked_at, _) in state.asked.items():

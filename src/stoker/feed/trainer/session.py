@@ -1,7 +1,8 @@
-"""A session: one loader of this process at the feed, one pass at a time.
+"""A session is one loader of this process at the feed, one pass at a time.
 
-The thread that iterates and the pump meet here, under one lock: the one supplies indices and takes
-finished batches, the other asks for batches and brings them.
+A pass is one iteration over the loader: an epoch, or an epoch that is gone through once more, as
+after load_state_dict. The thread that iterates and the pump meet here, under one lock: the one
+supplies indices and takes finished batches, the other asks for batches and brings them.
 """
 
 import threading
@@ -23,7 +24,7 @@ LOCAL: Peer = ("local",)
 
 
 class BatchOutcome(msgspec.Struct):
-    """What became of a batch: its value, or the error to raise in its place."""
+    """The outcome of a batch: its value, or the error to raise in its place."""
 
     value: object = None
     error: BaseException | None = None
@@ -38,7 +39,7 @@ class Asked(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class StreamSource:
-    """What every batch of an iterable dataset is asked for with, in one pass.
+    """The part of the ask that is the same for every batch of an iterable dataset, in one pass.
 
     Attributes:
         index: Packed: what torch's sampler gives for each batch.
@@ -114,11 +115,11 @@ class FeedSession:
         self._sampler_error: BaseException | None = None
 
     def is_idle(self) -> bool:
-        """Whether another pass may begin."""
+        """Tells whether another pass may begin."""
         return not self.is_busy or self.abandoned_pass == self.pass_number
 
     def reserve(self) -> None:
-        """A pass is about to begin: what is left of the one before can end it no more."""
+        """Reserves the session for a pass that is about to begin; drops the one before."""
         if self.is_busy:
             self._end_pass()
         self.pass_number += 1
@@ -178,7 +179,7 @@ class FeedSession:
         return pass_number
 
     def next(self, pass_number: int, *, timeout_seconds: float) -> object:
-        """The next batch of that pass, in the sampler's order; waits until it is there.
+        """Returns the next batch of that pass, in the sampler's order; waits until it is there.
 
         Args:
             timeout_seconds: As the loader's `timeout`; 0: no bound but the feed's own.
@@ -209,14 +210,14 @@ class FeedSession:
         return outcome.value
 
     def stop(self, pass_number: int) -> None:
-        """The pass ended or nobody iterates any more: frees what it holds."""
+        """Frees what a pass holds that has ended or that nobody iterates over any more."""
         with self._lock:
             if self.pass_number == pass_number and self.is_busy:
                 self._end_pass()
         self._wake()
 
     def _await_head(self, deadline: float | None, timeout_seconds: float) -> BatchOutcome | None:
-        """The batch at the head of the line; None: the sampler has to be asked for more first."""
+        """Waits for the batch at the head of the line; None: ask the sampler for more first."""
         while True:
             head = self.schedule.head
             if head in self.outcomes and self.schedule.is_there(head):
@@ -266,7 +267,7 @@ class FeedSession:
             self._wake()
 
     def _look(self, pass_number: int) -> tuple[int, bool]:
-        """How many indices to draw, and whether there is something for the pump to do."""
+        """Returns how many indices to draw, and whether there is something for the pump to do."""
         if not self.is_busy or self.pass_number != pass_number:
             return 0, self.has_news
         wanted, has_work = self.schedule.look(time.monotonic())
@@ -299,7 +300,7 @@ class FeedSession:
     # The pump, under the lock.
 
     def deliver(self, number: int, outcome: BatchOutcome) -> None:
-        """A batch is there, or its error."""
+        """Takes a batch that is there, or its error."""
         self.outcomes[number] = outcome
         self.stir(number == self.schedule.head)
 
@@ -314,7 +315,7 @@ class FeedSession:
         self._arrival.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Nothing will come any more."""
+        """Notes the error for which nothing will come any more; the first one counts."""
         if self.failure is None:
             self.failure = error
         self._arrival.notify_all()

@@ -1,12 +1,11 @@
-"""The shards of an iterable dataset: who makes them, and in which order their batches are taken.
+"""An iterable dataset has shards: who makes them, and in which order batches are taken, is here.
 
-Positions count the batches of the shard. Who makes it, and when, is for `streams` to say.
-
-The counterpart of `schedule` for datasets that are only iterated: pure bookkeeping, the clock is
-passed in. The script fixes S = max(1, num_workers) logical *shards*; each is one *stream*, made by
-one process from its first batch to its last. Batch `position` of shard s has the number
-`position * S + s`: numbers in ascending order, those of exhausted shards left out, are the order of
-torch's own loader with S workers.
+This is the counterpart of `scheduler` for datasets that are only iterated: pure bookkeeping, the
+clock is passed in. The script fixes S = max(1, num_workers) logical *shards*; each is one *stream*,
+made by one process from its first batch to its last. Positions count the batches of a shard: batch
+`position` of shard s has the number `position * S + s`. Numbers in ascending order, those of
+exhausted shards left out, are the order of torch's own loader with S workers. `Shard` keeps the
+books of one shard, `Streams` decides who makes it, and when.
 
 A stream cannot be asked for its n-th batch elsewhere without making all before it again. So a slow
 or stopped process is not judged here (torch's own loader waits for it, too): only where it is
@@ -16,11 +15,11 @@ which each batch brings along, tells whether it makes the same again: a stream t
 error. What it cannot tell: whether the batches that had not arrived would have been others (so no
 sample comes twice, but of a stream that is not deterministic one may be missing).
 
-With persistent workers random states go on from pass to pass. A process tells with the first batch
-of a pass what they were at its beginning, and with the end of its shard what they are then, and a
-new process of the shard begins with them. Where a pass was left before its end, it makes what was
-asked of that pass once more. What a dataset has changed in itself in passes before is not handed
-over: a new process has it as it was shipped.
+With persistent workers random states go on from pass to pass (see session). A process tells with
+the first batch of a pass what they were at its beginning, and with the end of its shard what they
+are then, and a new process of the shard begins with them. Where a pass was left before its end, it
+makes what was asked of that pass once more. What a dataset has changed in itself in passes before
+is not handed over: a new process has it as it was shipped.
 """
 
 from collections import Counter
@@ -65,7 +64,7 @@ class Shard:
     state_at_end: bytes = b""
 
     def note_pass(self) -> None:
-        """The pass is over, or was left: what the random states of the next one follow from."""
+        """Notes, after a pass is over or left, what the next one's random states follow from."""
         if self.state_at_end:
             self.state, self.earlier = self.state_at_end, []
         elif self.asked:
@@ -73,7 +72,7 @@ class Shard:
         self.state_at_end = b""
 
     def begin(self, *, is_kept: bool) -> None:
-        """A new pass: at its first batch, with the process that it has, or with a new one."""
+        """Begins a new pass at its first batch, with the process that it has or with a new one."""
         if not is_kept:
             self.owner, self.generation = None, self.generation + 1
         self.asked = self.arrived = self.digest = self.taken = self.losses = 0
@@ -81,7 +80,7 @@ class Shard:
         self.early.clear()
 
     def arrives(self, position: int, *, digest: int) -> bool:
-        """A batch came; False if it had come before."""
+        """Notes that a batch came; False if it had come before."""
         if position < self.arrived or position in self.early:
             return False
         self.early[position] = digest
@@ -92,11 +91,11 @@ class Shard:
         return True
 
     def ends(self, position: int) -> None:
-        """There is no batch at `position`, and none after it."""
+        """Notes that there is no batch at `position`, and none after it."""
         self.end = position if self.end is None else min(position, self.end)
 
     def lose(self) -> None:
-        """Its process is gone: what has not arrived is to be made by another one."""
+        """Notes that its process is gone: what has not arrived is to be made by another one."""
         self.owner, self.generation = None, self.generation + 1
         self.asked = self.arrived
         self.early.clear()
@@ -104,19 +103,19 @@ class Shard:
             self.end = None
 
     def is_exhausted(self) -> bool:
-        """Whether all of it was delivered."""
+        """Tells whether all of it was delivered."""
         return self.end is not None and self.taken >= self.end
 
     def is_whole(self) -> bool:
-        """Whether all of it has arrived."""
+        """Tells whether all of it has arrived."""
         return self.end is not None and self.arrived >= self.end
 
     def is_homeless(self) -> bool:
-        """Whether somebody has to make the rest of it, and nobody does."""
+        """Tells whether somebody has to make the rest of it, and nobody does."""
         return self.owner is None and not self.is_whole()
 
     def is_awaited(self, position: int, *, peer: Peer, generation: int) -> bool:
-        """Whether `peer` was asked for that batch, of that start."""
+        """Tells whether `peer` was asked for that batch, of that start."""
         return self.owner == peer and self.generation == generation and position < self.asked
 
 
@@ -135,7 +134,7 @@ class _Capacity:
 
 @dataclass(frozen=True, slots=True)
 class ShardStart:
-    """What a stream's process has to know to go on with a shard.
+    """The place at which a stream's process goes on with a shard.
 
     Attributes:
         made: Batches of the shard that have arrived: another process made them.
@@ -194,19 +193,19 @@ class Streams:
         self._is_finished = False
 
     def supply(self, count: int) -> None:
-        """Nothing: a stream takes no indices."""
+        """Does nothing: a stream takes no indices."""
 
     def finish(self) -> None:
-        """Nobody wants more of this pass."""
+        """Ends the pass, of which nobody wants more."""
         self._is_finished = True
 
     def wanted(self, now: float) -> int:
-        """No indices, ever."""
+        """Returns 0: it takes no indices, ever."""
         return 0
 
     @property
     def supplied(self) -> int:
-        """No indices, ever."""
+        """Is 0: it takes no indices, ever."""
         return 0
 
     @property
@@ -220,16 +219,16 @@ class Streams:
         return sum(shard.taken for shard in self._shards)
 
     def is_over(self) -> bool:
-        """Whether every shard is exhausted."""
+        """Tells whether every shard is exhausted."""
         return self._is_finished or all(shard.is_exhausted() for shard in self._shards)
 
     def is_there(self, number: int) -> bool:
-        """Whether that batch has arrived, and all of its shard before it."""
+        """Tells whether that batch has arrived, and all of its shard before it."""
         position, shard = divmod(number, len(self._shards))
         return position < self._shards[shard].arrived
 
     def take(self, now: float) -> None:
-        """The trainer has taken the head-of-line batch."""
+        """Notes that the trainer has taken the head-of-line batch."""
         self._shards[self._cursor % len(self._shards)].taken += 1
         self._cursor += 1
         self._num_taken += 1
@@ -239,17 +238,17 @@ class Streams:
     # What peers do.
 
     def grant(self, peer: Peer, credits: int) -> None:
-        """The peer takes shards, in proportion to its credits; an unknown one joins."""
+        """Lets the peer take shards, in proportion to its credits; an unknown one joins."""
         self._peers[peer] = _Capacity(credits)
 
     def leave(self, peer: Peer) -> None:
-        """The peer drains: its shards go elsewhere."""
+        """Gives the shards of a peer that drains to others."""
         if peer in self._peers:
             self._peers[peer].is_leaving = True
             self._lose_all(peer)
 
     def lost(self, peer: Peer) -> None:
-        """The peer is gone: its shards are started again elsewhere."""
+        """Forgets a peer that is gone: its shards are started again elsewhere."""
         if self._peers.pop(peer, None) is not None:
             self._lose_all(peer)
         if not self._peers:
@@ -265,7 +264,7 @@ class Streams:
         frame_bytes: int,
         state: bytes = b"",
     ) -> bool:
-        """A batch (or its exception) came; False if it is to be dropped."""
+        """Takes a batch (or its exception); False if it is to be dropped."""
         position, shard = self._answered(peer, number, generation)
         if shard is None or not shard.arrives(position, digest=digest):
             return False
@@ -277,7 +276,7 @@ class Streams:
         return True
 
     def ended(self, peer: Peer, number: int, *, generation: int, state: bytes = b"") -> None:
-        """The shard has no batch of that number, and none after it."""
+        """Notes that the shard has no batch of that number, and none after it."""
         position, shard = self._answered(peer, number, generation)
         if shard is not None:
             shard.ends(position)
@@ -285,7 +284,7 @@ class Streams:
             self._skip()
 
     def dropped(self, peer: Peer, number: int, *, generation: int) -> bool:
-        """The process of a shard died; True if it is not worth another try."""
+        """Notes that the process of a shard died; True if it is not worth another try."""
         _, shard = self._answered(peer, number, generation)
         if shard is None:
             return False
@@ -295,13 +294,13 @@ class Streams:
         return shard.losses >= MAX_LOSSES_IN_A_ROW
 
     def settle(self) -> None:
-        """Nobody else is on the way: shards may be given out."""
+        """Notes that nobody else is on the way: shards may be given out."""
         self._is_settled = True
 
     # What follows from it.
 
     def assign(self, now: float) -> list[tuple[Peer, int]]:
-        """The batches to ask for now, and of whom; they count as asked."""
+        """Returns the batches to ask for now, and of whom; they count as asked."""
         if self._is_finished:
             return []
         self._place(now)
@@ -318,7 +317,7 @@ class Streams:
         return asks
 
     def start_of(self, number: int) -> ShardStart:
-        """What goes along with the ask for a batch."""
+        """Returns what goes along with the ask for a batch."""
         which = number % len(self._shards)
         shard = self._shards[which]
         return ShardStart(
@@ -333,31 +332,31 @@ class Streams:
         )
 
     def look(self, now: float) -> tuple[int, bool]:
-        """`wanted` and `has_work`."""
+        """Returns `wanted` and `has_work`."""
         return 0, self.has_work(now)
 
     def may_assign(self) -> bool:
-        """Whether `assign` could hand out something: it looks itself."""
+        """Tells whether `assign` could hand out something: True, for it looks itself."""
         return True
 
     def has_work(self, now: float) -> bool:
-        """Whether `assign` could ask for something."""
+        """Tells whether `assign` could ask for something."""
         if self._is_finished or not self._peers:
             return False
         return self._next_ask() is not None or any(s.is_homeless() for s in self._shards)
 
     def overdue(self, now: float) -> list[int]:
-        """None: a slow stream is waited for."""
+        """Returns none: a slow stream is waited for."""
         return []
 
     def next_check(self, now: float) -> float | None:
-        """Seconds until shards are given out to those that are there; None: not before an event."""
+        """Returns the seconds until shards are given out; None: not before an event."""
         if self._is_settled or self._settle_at is None:
             return None
         return max(0.0, self._settle_at - now)
 
     def observe(self, now: float, *, name: Callable[[Peer], str]) -> Standing:
-        """How the session stands; what is counted between two looks is counted anew.
+        """Returns how the session stands; what is counted between two looks is counted anew.
 
         Args:
             now: Monotonic seconds.
@@ -377,15 +376,15 @@ class Streams:
         return standing
 
     def peers(self) -> list[Peer]:
-        """The peers that are known, leaving ones among them."""
+        """Returns the peers that are known, leaving ones among them."""
         return list(self._peers)
 
     def in_flight(self, peer: Peer) -> int:
-        """Batches the peer was asked for and has not answered."""
+        """Returns how many batches the peer was asked for and has not answered."""
         return sum(s.asked - s.arrived for s in self._shards if s.owner == peer and s.end is None)
 
     def owners(self) -> list[Peer | None]:
-        """Who makes each shard."""
+        """Returns who makes each shard."""
         return [shard.owner for shard in self._shards]
 
     def _place(self, now: float) -> None:
@@ -410,7 +409,7 @@ class Streams:
             owned[peer] += 1
 
     def _next_ask(self) -> int | None:
-        """The lowest number that may be asked for: the head's shard is not overtaken."""
+        """Returns the lowest number that may be asked for: the head's shard is not overtaken."""
         count = len(self._shards)
         numbers = [
             shard.asked * count + which
@@ -423,7 +422,7 @@ class Streams:
 
     @property
     def committed_bytes(self) -> int:
-        """Of the batches that wait to be taken or are under way."""
+        """Bytes of the batches that wait to be taken or are under way."""
         return int(sum(max(s.asked - s.taken, 0) for s in self._shards) * self._mean_bytes)
 
     def _most_open(self) -> int:

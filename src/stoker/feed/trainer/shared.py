@@ -1,4 +1,4 @@
-"""What the pump and the threads that iterate have in common: one lock, the sessions, a wake-up."""
+"""The pump and the threads that iterate share one lock, the sessions, and a wake-up."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from stoker.logs import Log
 
 
 class SharedState:
-    """The meeting place of a feed.
+    """The state that the pump of a feed and the threads that iterate share.
 
     Attributes:
         lock: Over the sessions and all that is theirs; held for microseconds.
@@ -62,13 +62,13 @@ class SharedState:
                 os.eventfd_write(self.wake_fd, 1)
 
     def sleeps(self) -> bool:
-        """For the pump, before it polls: False if it was called, and must not wait."""
+        """Notes that the pump is about to poll; False if it was called, and must not wait."""
         # In this order: who calls between the two finds it asleep, and writes.
         self._is_asleep = True
         return not self._is_called
 
     def is_up(self, *, is_rung: bool) -> None:
-        """For the pump, after it polled and before it looks at anything.
+        """Notes that the pump has polled, before it looks at anything.
 
         Args:
             is_rung: `wake_fd` was readable.
@@ -84,17 +84,17 @@ class SharedState:
         self.wake()
 
     def run_posted(self) -> None:
-        """For the pump."""
+        """Runs what was posted; for the pump."""
         while self._posted:
             self._posted.popleft()()
 
     def retire(self, session: FeedSession) -> None:
-        """The session's loader is gone; safe in a finalizer."""
+        """Has the pump end the session of a loader that is gone; safe in a finalizer."""
         self._retired.append(session)
         self.wake()
 
     def take_retired(self) -> list[FeedSession]:
-        """For the pump, under the lock: the sessions to end, which are forgotten here."""
+        """Returns the sessions to end, and forgets them here; for the pump, under the lock."""
         retired = []
         while self._retired:
             session = self._retired.popleft()

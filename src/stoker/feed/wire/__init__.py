@@ -1,1 +1,1 @@
-"""What crosses a connection of the feed: messages, batches, datasets, and who may speak."""
+"""Messages, batches and datasets cross a connection of the feed; keys decide who may speak."""

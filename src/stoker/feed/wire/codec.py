@@ -1,11 +1,10 @@
-"""How a batch travels: a small description (the tree) and one payload of raw buffers.
+"""A batch travels as a small description (the tree) and one payload of raw buffers.
 
-A node of the tree is a scalar of msgpack, or a list that begins with a tag.
-
-Tensors and arrays lie in the payload at 64-byte aligned offsets and come back as views of it, so
-that a received batch is never copied again. Numbers, strings, lists, tuples and dicts are in the
-tree. Anything else is pickled by cloudpickle (a class of the training script comes back intact only
-so), but the tensors and arrays inside it still travel as raw buffers.
+A node of the tree is a scalar of msgpack, or a list that begins with a tag. Numbers, strings,
+lists, tuples and dicts are in the tree. Tensors and arrays lie in the payload at 64-byte aligned
+offsets and come back as views of it, so that a received batch is never copied again. Anything else
+is pickled by cloudpickle (a class of the training script comes back intact only so), but the
+tensors and arrays inside it still travel as raw buffers.
 
 Bytes of a peer are judged before anything is made of them: offsets, shapes and sizes against the
 payload, depth against a bound, and pickles are opened only where the caller allows it.
@@ -87,7 +86,7 @@ class Arena:
     end: int = 0
 
     def reserve(self, nbytes: int) -> int | None:
-        """Offset of `nbytes` free bytes, aligned; None: they do not fit."""
+        """Returns the offset of `nbytes` free bytes, aligned; None: they do not fit."""
         offset = -(-self.end // ALIGNMENT) * ALIGNMENT
         if offset + nbytes > self.memory.nbytes:
             return None
@@ -95,14 +94,14 @@ class Arena:
         return offset
 
     def offset_of(self, address: int, nbytes: int) -> int | None:
-        """Where in the arena the bytes at `address` lie, if they can stay there."""
+        """Returns where in the arena the bytes at `address` lie, if they can stay there."""
         offset = address - self.memory.ctypes.data
         is_inside = offset >= 0 and offset + nbytes <= self.end
         return offset if is_inside and offset % ALIGNMENT == 0 else None
 
 
 class Tag(IntEnum):
-    """What a node is."""
+    """The kind of a node."""
 
     LIST = 0
     TUPLE = 1
@@ -136,7 +135,7 @@ class Encoder:
         self._nodes: dict[int, tuple[object, list[object]]] = {}
 
     def node(self, value: object, path: str, depth: int) -> object:
-        """The node of `value`, which is the part `path` of the batch.
+        """Returns the node of `value`, which is the part `path` of the batch.
 
         Raises:
             ShippingError: If it cannot travel.
@@ -175,7 +174,7 @@ class Encoder:
         return self._pickled(value, path) if leaf is None else leaf
 
     def leaf(self, value: object) -> list[object] | None:
-        """The node of a tensor, array or scalar of NumPy; None if it is none that travels raw."""
+        """Returns the node of a tensor, array or NumPy scalar; None if it does not travel raw."""
         known = self._nodes.get(id(value))
         if known is not None:
             return known[1]
@@ -189,7 +188,7 @@ class Encoder:
         return node
 
     def reserve(self, nbytes: int, copy: Callable[[Bytes1D], None]) -> int:
-        """A place in the payload for `nbytes` bytes that `copy` writes."""
+        """Returns a place in the payload for `nbytes` bytes that `copy` writes."""
         if not nbytes:
             return 0
         offset = -(-self.end // ALIGNMENT) * ALIGNMENT
@@ -278,12 +277,12 @@ def _tensor(encoder: Encoder, value: object) -> list[object] | None:
 
 
 def _order(strides: Sequence[int]) -> list[int]:
-    """The axes from the one with the longest steps in memory to the one with the shortest."""
+    """Returns the axes, from the longest steps in memory to the shortest."""
     return sorted(range(len(strides)), key=lambda axis: -strides[axis])
 
 
 def _back(axes: list[int]) -> list[list[int]]:
-    """The permutation that undoes `axes`, as a node's last part; none for none."""
+    """Returns the permutation that undoes `axes`, as a node's last part; none for none."""
     return [sorted(range(len(axes)), key=axes.__getitem__)] if axes else []
 
 
@@ -312,7 +311,7 @@ class _LeafPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._leaves = leaves
 
     def persistent_id(self, obj: object) -> int | None:
-        """Number of the leaf; None: pickle it as usual."""
+        """Returns the number of the leaf; None: pickle it as usual."""
         if not isinstance(obj, np.ndarray) and not type(obj).__module__.startswith("torch"):
             return None
         node = self._encoder.leaf(obj)
@@ -322,7 +321,7 @@ class _LeafPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return len(self._leaves) - 1
 
     def reducer_override(self, obj: object) -> object:
-        """As cloudpickle's; the state of an object with slots is one of slots."""
+        """Reduces as cloudpickle does; the state of an object with slots is one of slots."""
         known = reduced_anew(obj)
         if known is not None:
             return known
@@ -359,7 +358,7 @@ def _dtype(name: str) -> "np.dtype[np.generic[object]]":
 
 
 def _order_of_node(axes: list[object], ndim: int) -> list[int]:
-    """The axes, if they are the `ndim` axes in some order."""
+    """Returns the axes, if they are the `ndim` axes in some order."""
     order = [axis for axis in axes if type(axis) is int]
     if len(order) != len(axes) or sorted(order) != list(range(ndim)):
         raise ProtocolError(f"axes that are no order of {ndim}")
@@ -367,7 +366,7 @@ def _order_of_node(axes: list[object], ndim: int) -> list[int]:
 
 
 def _arranged(tensor: "torch.Tensor", end: list[object]) -> "torch.Tensor":
-    """The tensor with its axes in the order, and with the gradient, that the node's end names."""
+    """Returns the tensor with the axes' order and the gradient that the node's end names."""
     match end:
         case []:
             return tensor
@@ -386,14 +385,14 @@ class _LeafUnpickler(pickle.Unpickler):
         self._leaves = leaves
 
     def persistent_load(self, pid: object) -> object:
-        """The leaf of that number."""
+        """Returns the leaf of that number."""
         if not isinstance(pid, int) or not 0 <= pid < len(self._leaves):
             raise ProtocolError(f"a pickle names leaf {pid!r} of {len(self._leaves)}")
         return self._leaves[pid]
 
 
 def _type_in(data: bytes) -> str:
-    """The first class that a pickle names, as far as its opcodes tell: nothing of it is run."""
+    """Returns the first class that a pickle names, by its opcodes: nothing of it is run."""
     words: list[str] = []
     with contextlib.suppress(ValueError, IndexError, UnicodeDecodeError):
         for opcode, argument, _ in pickletools.genops(data):
@@ -420,7 +419,7 @@ class Decoder:
         self._copies_left = payload.nbytes
 
     def value(self, node: object, depth: int) -> object:
-        """The value of a node that lies `depth` nodes deep.
+        """Returns the value of a node that lies `depth` nodes deep.
 
         Raises:
             ProtocolError: If it is no node, or does not fit the payload.
@@ -596,7 +595,7 @@ class Encoded:
             copy(flat[offset : offset + nbytes])
 
     def checksum(self, target: memoryview, start: int) -> int:
-        """CRC-32 over tree and payload, going on from `start`; 0.2 s/GB.
+        """Returns CRC-32 over tree and payload, going on from `start`; 0.2 s/GB.
 
         Args:
             target: Where `write_into` wrote it; the gaps between its parts do not count.
@@ -625,7 +624,7 @@ def encode(value: object, *, allow_pickle: bool, arena: Arena | None = None) -> 
 
 
 def decode(tree: bytes | memoryview, payload: Bytes1D | None, *, allow_pickle: bool) -> object:
-    """The value again: its tensors and arrays are writable views of `payload`.
+    """Returns the value again: its tensors and arrays are writable views of `payload`.
 
     Args:
         payload: 1-D uint8 array that owns the memory (its base is no array); None: no bytes.
@@ -643,7 +642,7 @@ def decode(tree: bytes | memoryview, payload: Bytes1D | None, *, allow_pickle: b
 
 
 def pack_value(value: object, *, allow_pickle: bool) -> bytes:
-    """`value` as one frame: the length of its tree, the tree, the payload.
+    """Returns `value` as one frame: the length of its tree, the tree, the payload.
 
     Raises:
         ShippingError: As `encode`.
@@ -662,7 +661,7 @@ def pack_value(value: object, *, allow_pickle: bool) -> bytes:
 
 
 def _flat(value: object) -> bytes | None:
-    """The frame of a list of whole numbers, as indices mostly are: 40 times faster for 128."""
+    """Returns the frame of a list of integers, as indices mostly are: 40 times faster for 128."""
     if type(value) is not list or set(map(type, value)) != {int}:
         return None
     try:
@@ -673,7 +672,7 @@ def _flat(value: object) -> bytes | None:
 
 
 def unpack_value(data: bytes | memoryview, *, allow_pickle: bool) -> object:
-    """The value in a frame of `pack_value`.
+    """Returns the value in a frame of `pack_value`.
 
     Raises:
         ProtocolError: If it is no such frame.
@@ -694,7 +693,7 @@ _MAX_DEPTH = 16
 
 
 def num_bytes(batch: object, *, depth: int = 0) -> int:
-    """Bytes of its tensors and arrays; objects of other classes are looked into one level.
+    """Returns the bytes of its tensors and arrays; looks one level into other classes' objects.
 
     Args:
         batch: Any nesting of lists, tuples and dicts.

@@ -1,9 +1,12 @@
-"""Who may speak, and how batches are sealed: CURVE keys from one token, AES-GCM records.
+"""Keys from one token decide who may speak, by CURVE; batches are sealed in records of AES-GCM.
 
 Every process of a run holds the token, so every one can be server or client; whoever has not the
 token can be neither. CURVE alone lets in any client that knows the server's public key: the
 allow-list lets in the run's own client key only, and the handshake fails before a byte of a message
-is parsed.
+is parsed. A bounded number of connections may wait for their handshake at a time, each for a few
+seconds. Who connects when the places are taken takes that of the one who has waited longest: a
+member of the run proves itself within milliseconds, so a flood of strangers keeps it out for no
+longer than that.
 
 A batch is a *head* and its payload, both in records of AES-256-GCM with at most 4 MiB of plain text
 (processors have AES in hardware: 0.1 CPU-seconds per GB on each side; CURVE's cipher takes 0.4):
@@ -19,16 +22,11 @@ connection, which both ends count and nobody sends: what is changed, cut, put in
 twice or in another order fails to decrypt. The number runs on over the life of a connection, so no
 nonce is ever used twice.
 
-The first key is told over CURVE with the ticket of the connection. The next generation's key is
-HKDF of the one before (as TLS 1.3 updates its keys): whoever gets hold of a key reads nothing that
-was sent under an earlier one. The sender goes on to it with each pass of a session, and after
-64 GB; the receiver follows by one generation at a time, once a head proves it.
-
-A key is of one connection and one direction. Neither keys nor plain bytes are ever in an error.
-
-At most so many may wait at a time, each for a few seconds. Who connects when the places are taken
-takes that of the one who has waited longest: a member of the run proves itself within
-milliseconds, so a flood of strangers keeps it out for no longer than that.
+A key is of one connection and one direction. The first key is told over CURVE with the ticket of
+the connection. The next generation's key is HKDF of the one before (as TLS 1.3 updates its keys):
+whoever gets hold of a key reads nothing that was sent under an earlier one. The sender goes on to
+it with each pass of a session, and after 64 GB; the receiver follows by one generation at a time,
+once a head proves it. Neither keys nor plain bytes are ever in an error.
 """
 
 import contextlib
@@ -69,7 +67,7 @@ _ZAP_DOMAIN = b"stoker"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Keys:
-    """What is derived from a run's token; z85-encoded CURVE keys and a raw MAC key."""
+    """The keys that a run's token gives; z85-encoded CURVE keys and a raw MAC key."""
 
     server_public: bytes
     server_secret: bytes
@@ -98,12 +96,12 @@ class Keys:
 
 
 def new_token() -> str:
-    """A new token: 64 hexadecimal digits."""
+    """Returns a new token: 64 hexadecimal digits."""
     return secrets.token_hex(TOKEN_BYTES)
 
 
 def read_token(path: Path | str) -> bytes:
-    """The token in a file of 64 hexadecimal digits.
+    """Returns the token in a file of 64 hexadecimal digits.
 
     Raises:
         UsageError: If there is no such file, or something else in it (which is not repeated).
@@ -220,7 +218,7 @@ def _limit(socket: "zmq.Socket[bytes]", max_message_bytes: int) -> None:
 
 
 def derive(secret: bytes, *, info: bytes) -> bytes:
-    """A key of 32 bytes, by HKDF-SHA256 with the salt "stoker"."""
+    """Returns a key of 32 bytes, by HKDF-SHA256 with the salt "stoker"."""
     extracted = hmac.new(b"stoker", secret, hashlib.sha256).digest()
     return hmac.new(extracted, info + b"\x01", hashlib.sha256).digest()
 
@@ -245,7 +243,7 @@ Pass = tuple[str, int]
 
 
 def records(nbytes: int) -> Iterator[tuple[int, int]]:
-    """The plain text of `nbytes` in records: start and end of each."""
+    """Returns the plain text of `nbytes` in records: start and end of each."""
     return ((at, min(at + RECORD_BYTES, nbytes)) for at in range(0, nbytes, RECORD_BYTES))
 
 
@@ -259,13 +257,13 @@ class _Key:
         self.cipher = AESGCM(key)
 
     def next(self) -> "_Key":
-        """The key after this one."""
+        """Returns the key after this one."""
         made = _Key(derive(self._key, info=_NEXT_KEY))
         made.generation, made.number = self.generation + 1, self.number
         return made
 
     def nonce(self) -> bytes:
-        """The nonce of the next record."""
+        """Returns the nonce of the next record."""
         return _NONCE.pack(self.generation, self.number)
 
 
@@ -284,7 +282,7 @@ class Sealer:
         self._epochs: dict[str, int] = {}
 
     def head(self, packed: bytes, *, payload_bytes: int, of: Pass) -> bytes:
-        """The head of a batch: prefix, first record, padding. `record` seals what is left.
+        """Returns the head of a batch: prefix, first record, padding. `record` seals what is left.
 
         Args:
             packed: The message that describes the batch.
@@ -441,12 +439,12 @@ class HandshakeGuard:
                 self._log.cut(address, f"more than {MAX_WAITING} handshakes at a time")
 
     def proved(self, frame: zmq.Frame) -> None:
-        """A message has come: who sent it is of this run."""
+        """Notes that a message has come: who sent it is of this run."""
         if self._waiting:
             self._waiting.pop(int(frame.get("__fd")), None)
 
     def tick(self, now: float) -> None:
-        """What is due once a second: libzmq itself has cut whoever is older than that."""
+        """Does what is due once a second: forgets whom libzmq itself has cut by now."""
         for descriptor, accepted in list(self._waiting.items()):
             if now - accepted.since > HANDSHAKE_SECONDS + 2:
                 del self._waiting[descriptor]
@@ -459,7 +457,7 @@ class HandshakeGuard:
         self.monitor.close(linger=0)
 
     def _address_of(self, descriptor: int, *, is_to_end: bool = False) -> str:
-        """Who is connected there; empty: the descriptor is no connection to this port any more.
+        """Returns who is connected there; empty: it is no connection to this port any more.
 
         Args:
             is_to_end: Shuts it down; libzmq, whose it is, sees its end and closes it.

@@ -1,11 +1,11 @@
-"""What travels: the dataset with what belongs to it to the hosts, and errors back.
+"""The dataset travels to the hosts with what belongs to it, and errors travel back.
 
-Only the difference to the environment that the script was started with travels: what else is there
-belongs to the host. Not even of that what a secret may be, or what is another in each rank or on
-each host: a dataset is held once by a data host, for all ranks.
+Both are pickled by cloudpickle: what the training script itself defines (`__main__`) travels by
+value, what is installed on every host by name.
 
-cloudpickle, both ways: what the training script itself defines (`__main__`) travels by value, what
-is installed on every host by name.
+Of the script's environment only the difference to the one that it was started with travels: what
+else is there belongs to the host. Left out of it is what may be a secret, and what is another in
+each rank or on each host: a dataset is held once by a data host, for all ranks.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ ARGUMENT_BYTES = 8192
 
 @dataclass(frozen=True, slots=True)
 class ScriptEnvironment:
-    """What travels of it.
+    """The part of the script's environment and arguments that travels.
 
     Attributes:
         changes: Names and values that the script set; None: it deleted the name.
@@ -67,23 +67,23 @@ class ScriptEnvironment:
 
     @classmethod
     def of_this_process(cls) -> "ScriptEnvironment":
-        """As it is now; 60 us."""
+        """Returns it as it is now; 60 us."""
         start = environment_at_start()
         changes = changes_between(start, os.environ) if start is not None else ()
         return cls(changes, arguments_of(sys.argv))
 
     @classmethod
     def unpacked(cls, changes: bytes, arguments: bytes) -> "ScriptEnvironment":
-        """What the two `packed` gave."""
+        """Returns what the two `packed` methods gave."""
         found = tuple((name, value) for name, value in json.loads(changes))
         return cls(found, tuple(json.loads(arguments)))
 
     def packed_changes(self) -> bytes:
-        """Bytes that are the same in each rank."""
+        """Returns bytes that are the same in each rank."""
         return json.dumps(self.changes).encode()
 
     def packed_arguments(self) -> bytes:
-        """ARGUMENT_BYTES bytes; none of the arguments if they are longer."""
+        """Returns ARGUMENT_BYTES bytes; none of the arguments if they are longer."""
         packed = json.dumps(self.arguments).encode()
         return (packed if len(packed) <= ARGUMENT_BYTES else b"[]").ljust(ARGUMENT_BYTES)
 
@@ -99,7 +99,7 @@ class ScriptEnvironment:
 
 
 def environment_at_start(pid: str = "self") -> Mapping[str, str] | None:
-    """The environment that this script was started with; None: it is not known.
+    """Returns the environment that this script was started with; None: it is not known.
 
     Of a child that multiprocessing spawned it is the parent's: what the script set before is set in
     the child's, too.
@@ -118,13 +118,13 @@ def environment_at_start(pid: str = "self") -> Mapping[str, str] | None:
 def changes_between(
     start: Mapping[str, str], now: Mapping[str, str]
 ) -> tuple[tuple[str, str | None], ...]:
-    """What of `now` is another than at the start and may travel; sorted."""
+    """Returns what of `now` is another than at the start and may travel; sorted."""
     names = sorted(name for name in {*start, *now} if start.get(name) != now.get(name))
     return tuple((name, now.get(name)) for name in names if may_travel(name, now.get(name)))
 
 
 def may_travel(name: str, value: str | None) -> bool:
-    """Whether a variable is neither a secret, perhaps, nor a matter of one rank or host."""
+    """Tells whether a variable is neither a secret, perhaps, nor a matter of one rank or host."""
     upper = name.upper()
     if _SECRETS.search(upper) or _OF_ONE_PROCESS.search(upper):
         return False
@@ -132,7 +132,7 @@ def may_travel(name: str, value: str | None) -> bool:
 
 
 def arguments_of(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Without the rank that some launchers put there: it is another in each process."""
+    """Returns them without the rank that some launchers add: it is another in each process."""
     kept: list[str] = []
     is_value = False
     for argument in arguments:
@@ -148,7 +148,7 @@ LARGE_SPEC_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Globals:
-    """What the script set in torch for its whole process: a forked worker would inherit it.
+    """The settings of torch for the script's whole process: a forked worker would inherit them.
 
     Attributes:
         default_dtype: None: torch's own.
@@ -160,7 +160,7 @@ class Globals:
 
     @classmethod
     def of_this_process(cls) -> "Globals":
-        """As they are now."""
+        """Returns them as they are now."""
         import torch
         from torch.utils.data._utils import collate
 
@@ -182,7 +182,7 @@ class Globals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetSpec:
-    """What makes batches: the parts of a loader that a data worker needs.
+    """The spec that batches are made from: the parts of a loader that a data worker needs.
 
     Attributes:
         dataset: Map-style dataset, or a `Remote`.
@@ -207,7 +207,7 @@ class DatasetSpec:
 
 @dataclass(frozen=True, slots=True)
 class DatasetPlace:
-    """Where a spec comes from: travels in front of it, and is read without unpickling it.
+    """The place a spec comes from: travels in front of it, and is read without unpickling it.
 
     Attributes:
         directory: The trainer's working directory, from which a script may name its files; empty:
@@ -225,7 +225,7 @@ class DatasetPlace:
 
     @classmethod
     def of_this_process(cls, modules: Iterable[str]) -> "DatasetPlace":
-        """As it is now."""
+        """Returns it as it is now."""
         directory = _working_directory()
         paths = [os.path.join(directory, path) for path in sys.path if directory or path]
         return cls(
@@ -264,7 +264,7 @@ class PackedSpec:
     code: tuple[Callable[[], object], ...] = field(default=(), compare=False, repr=False)
 
     def living_code(self) -> list[object]:
-        """The functions and classes in it that are still there."""
+        """Returns the functions and classes in it that are still there."""
         return [found for found in (refer() for refer in self.code) if found is not None]
 
 
@@ -312,7 +312,7 @@ def pack_spec(spec: DatasetSpec, *, max_bytes: int) -> PackedSpec:
 
 
 def why_unshippable(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> str:
-    """What of a spec cannot travel, as `pack_spec` says it; empty: nothing, as far as was looked.
+    """Says what of a spec cannot travel, as `pack_spec` does; empty: nothing, as far as was looked.
 
     Args:
         max_bytes: Of a pickle that is looked at.
@@ -330,7 +330,7 @@ def why_unshippable(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) ->
 
 
 class _EnoughSeenError(Exception):
-    """The bounds of a look at a spec are reached."""
+    """Raised where the bounds of a look at a spec are reached."""
 
 
 class _Looking(io.BytesIO):
@@ -355,7 +355,7 @@ class _Looking(io.BytesIO):
 
 
 def unpack_spec(data: bytes | memoryview) -> DatasetSpec:
-    """The spec, with the dataset of a `Remote` built.
+    """Returns the spec, with the dataset of a `Remote` built.
 
     Raises:
         ShippingError: If it cannot be rebuilt on this host.
@@ -364,7 +364,7 @@ def unpack_spec(data: bytes | memoryview) -> DatasetSpec:
 
 
 def read_spec(file: BinaryIO) -> DatasetSpec:
-    """The same, from a file: its arrays are copied once, to where they live.
+    """Returns the same, from a file: its arrays are copied once, to where they live.
 
     Raises:
         ShippingError: If it cannot be rebuilt on this host.
@@ -383,14 +383,14 @@ def read_spec(file: BinaryIO) -> DatasetSpec:
 
 
 def read_place(file: BinaryIO) -> DatasetPlace:
-    """What stands in front of a pickled spec."""
+    """Reads what stands in front of a pickled spec."""
     arguments = file.read(ARGUMENT_BYTES)
     directory, paths, modules, changes = pickle.load(file)
     return DatasetPlace(directory, paths, modules, ScriptEnvironment.unpacked(changes, arguments))
 
 
 def _working_directory() -> str:
-    """Absolute; empty if it was removed."""
+    """Returns its absolute path; empty if it was removed."""
     try:
         return os.getcwd()
     except OSError:
@@ -398,7 +398,8 @@ def _working_directory() -> str:
 
 
 def built(spec: DatasetSpec) -> DatasetSpec:
-    """The spec with the dataset itself in the place of a `Remote`; those within it are built.
+    """Returns the spec with the dataset itself in the place of a `Remote`; those within it are
+    built.
 
     Raises:
         UsageError: If there is no such factory.
@@ -413,7 +414,7 @@ def built(spec: DatasetSpec) -> DatasetSpec:
 
 
 def digest(data: bytes | memoryview) -> str:
-    """The name of a pickled spec: of all but the script's arguments."""
+    """Returns the name of a pickled spec: of all but the script's arguments."""
     named = memoryview(data)[ARGUMENT_BYTES:]
     return hashlib.blake2b(named, digest_size=16).hexdigest()
 
@@ -449,8 +450,7 @@ def pack_error(err: BaseException, *, host: str, where: str) -> bytes:
 
 
 def unpack_error(data: bytes | memoryview) -> Exception:
-    """The error again, to be raised in the trainer: of its own type where that can be made of a
-    message (as torch does it), else a RuntimeError; the message holds the worker's traceback.
+    """Returns the error again, to be raised in the trainer: of its own type where that is possible.
 
     Raises:
         ShippingError: If the bytes are no packed error.

@@ -1,8 +1,8 @@
-"""How a dataset is pickled: alike by every rank, and what keeps a part of it from travelling.
+"""A dataset is pickled alike by every rank; if a part cannot travel, the error says which.
 
 Three things would differ from process to process though the script is the same: the random id that
 cloudpickle gives a class of the script, the order of a set of strings, and the addresses that torch
-writes beside a tensor's bytes.
+writes next to a tensor's bytes.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ CachedFunction = type(functools.lru_cache(len))
 
 
 def reduced(obj: object) -> tuple[object, ...] | None:
-    """How to make such an object again, as `__reduce__` says it; None: it is none of them.
+    """Returns how to make such an object again, as `__reduce__` does; None: it is none of them.
 
     Cached functions and properties, `singledispatch` (which holds weak dictionaries), weak
     dictionaries. A cached function comes back with an empty cache.
@@ -62,7 +62,7 @@ def _cached(function: Callable[[object], object], maxsize: int | None, typed: bo
 
 
 def is_importable(found: object) -> bool:
-    """Whether its module has it under its name; not of the training script."""
+    """Tells whether its module has it under its name; not of the training script."""
     name, path = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
     if name in (None, "__main__"):
         return False
@@ -74,7 +74,7 @@ def is_importable(found: object) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def place_of(found: type) -> tuple[str, str] | None:
-    """Module and path of a class that its module has under another name than it says of itself.
+    """Returns module and path of a class that its module has under another name than its own.
 
     As a named tuple within a class. None: it is importable as it is, or is nowhere to be found.
     """
@@ -177,7 +177,7 @@ class SpecUnpickler(pickle.Unpickler):
         self._sets: dict[int, object] = {}
 
     def persistent_load(self, pid: object) -> object:
-        """The set of that number; its items come with its first mention."""
+        """Returns the set of that number; its items come with its first mention."""
         match pid:
             case (int(number), None):
                 return self._sets[number]
@@ -188,13 +188,13 @@ class SpecUnpickler(pickle.Unpickler):
 
 
 def is_proxy(obj: object) -> bool:
-    """Whether it stands for an object in a manager's process (`multiprocessing.Manager`)."""
+    """Tells whether it stands for an object in a manager's process (`multiprocessing.Manager`)."""
     managers = sys.modules.get("multiprocessing.managers")
     return managers is not None and isinstance(obj, managers.BaseProxy)
 
 
 def is_by_name(obj: object) -> bool:
-    """Whether of a function or class only the place is pickled where it is found."""
+    """Tells whether a function or class is pickled by its name only."""
     by_reference: Callable[[object], bool] | None = getattr(
         inside, "_should_pickle_by_reference", None
     )
@@ -233,7 +233,7 @@ def _mark(found: "type | TypeVar") -> str:
 
 
 def _gist(value: object) -> str:
-    """What tells a class's attribute, or a constant, from another; the same in every process."""
+    """Returns a text that tells a class's attribute, or a constant, apart; the same everywhere."""
     if isinstance(value, staticmethod | classmethod):
         return _gist(value.__func__)
     if isinstance(value, property):
@@ -264,7 +264,7 @@ def _is_atom(item: object) -> bool:
 
 
 def _stored(found: object) -> object:
-    """A tensor's memory without addresses; None: torch's own way is to be taken."""
+    """Returns a tensor's memory without addresses; None: torch's own way is to be taken."""
     import torch
 
     if type(found) is torch.storage.TypedStorage:
@@ -305,7 +305,7 @@ def _refuse_accelerator(obj: object) -> None:
 
 
 def culprit(parts: Mapping[str, object]) -> str:
-    """The part that cannot be pickled, as `dataset.lock (_thread.lock)`.
+    """Returns the part that cannot be pickled, as `dataset.lock (_thread.lock)`.
 
     Args:
         parts: By name; the first one that cannot is looked into.
@@ -325,7 +325,7 @@ def culprit(parts: Mapping[str, object]) -> str:
 
 
 def largest(parts: Mapping[str, object]) -> str:
-    """A clause that names the largest of the parts' attributes, and its size."""
+    """Returns a clause that names the largest of the parts' attributes, and its size."""
     sizes = [
         (len(pickle_of(value) or b""), f"{name}{attribute}")
         for name, part in parts.items()
@@ -337,7 +337,7 @@ def largest(parts: Mapping[str, object]) -> str:
 
 
 def pickle_of(value: object) -> bytes | None:
-    """What cloudpickle makes of it; None if it cannot be pickled."""
+    """Returns what cloudpickle makes of it; None if it cannot be pickled."""
     try:
         data: bytes = cloudpickle.dumps(value)
     except Exception:

@@ -1,8 +1,9 @@
-"""The protocol: every message that crosses a connection of the feed.
+"""The protocol defines every message that crosses a connection of the feed.
 
 Each message is one zmq multipart: the packed message first, then its frames (at most one); to an
-agent, a long one goes in pieces. Two services, both ROUTER sockets with CURVE, one fixed port a
-host; batches come from an agent's next port, which is no zmq socket, sealed (see batch_stream):
+agent, a long one goes in pieces, and each piece is encrypted, sent, decrypted and written while the
+others are on their way. There are two services, both ROUTER sockets with CURVE, one fixed port a
+host; batches come from an agent's next port, which is no zmq socket, sealed (see crypto):
 
 coordinator (in the dnn leader's launcher)
     launchers  Join → Welcome | Refused;  Beat → State;  Leave;  unasked to followers: Start
@@ -17,8 +18,6 @@ agent (on a data host)
 A *session* is one loader of one trainer process. A *spec* is what makes batches: dataset, collate
 function, worker_init_fn, pickled together and named by the digest of its bytes; each host gets it
 once. `Make` carries the batch's seed words, so a worker knows nothing of epochs or ranks.
-
-Each piece is encrypted, sent, decrypted and written while the others are on their way.
 """
 
 import mmap
@@ -34,7 +33,7 @@ from stoker.errors import ProtocolError
 from stoker.feed.wire.dataset import digest
 
 # Raised with every change that an older peer would misread: of these messages, of a batch's tree
-# (layout), of what travels pickled (shipping). tests/contract/test_wire_version.py pins them.
+# (codec), of what travels pickled (dataset). tests/contract/test_wire_version.py pins them.
 PROTOCOL_VERSION = 20
 
 # Shards of an iterable dataset: workers of one loader of one rank.
@@ -198,7 +197,7 @@ class Roster(Message, frozen=True, kw_only=True):
 
 
 class WorkerWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What one data worker made for a rank so far: batches, and the seconds it was at them."""
+    """The work of one data worker for a rank so far: batches, and the seconds it was at them."""
 
     worker: Count
     batches: Count
@@ -206,7 +205,7 @@ class WorkerWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one host's data workers made for a rank so far.
+    """The work of one host's data workers for a rank so far.
 
     Attributes:
         is_local: They are children of the rank.
@@ -256,7 +255,7 @@ class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Progress(Message, frozen=True, kw_only=True):
-    """What a rank did so far, about once a second."""
+    """A rank tells what it did so far, about once a second."""
 
     rank: Count
     steps: Count
@@ -281,14 +280,14 @@ class Ticket(Message, frozen=True, kw_only=True):
 
     Attributes:
         ticket: To be sent as its first bytes.
-        key: The first one that its records are sealed with, see sealing.
+        key: The first one that its records are sealed with, see crypto.
     """
 
     ticket: Annotated[bytes, msgspec.Meta(min_length=TICKET_BYTES, max_length=TICKET_BYTES)]
     key: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
     def __repr__(self) -> str:
-        """No log and no error shows them."""
+        """Hides the ticket and its key: no log and no error shows them."""
         return "Ticket()"
 
 
@@ -342,7 +341,7 @@ class Ready(Message, frozen=True, kw_only=True):
     """The session may ask for batches: at most `credits` at a time.
 
     Attributes:
-        module_values: What modules of the user say there; see module_values.values_here.
+        module_values: What modules of the user say there; see script.values_here.
     """
 
     session: Identifier
@@ -404,7 +403,7 @@ class Make(Message, frozen=True, kw_only=True):
     """Asks for batch `number`; every one is answered, unless Forget or Close takes it back.
 
     Attributes:
-        index: Encoded (see wire.pack_value).
+        index: Encoded (see codec.pack_value).
         pass_number: Counts the passes of the session, and only grows: an epoch that is gone
             through once more, as after load_state_dict, is another pass.
         seed: Seed words (base seed, replica, epoch, number); for `sample` seeding, behind them how
@@ -422,7 +421,7 @@ class Make(Message, frozen=True, kw_only=True):
 
 
 class Made(Message, frozen=True, kw_only=True):
-    """A batch, on a connection for batches only; `tree` describes its payload (see wire).
+    """A batch, on a connection for batches only; `tree` describes its payload (see codec).
 
     Attributes:
         generation: Of its stream.
@@ -531,7 +530,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def pack(message: Message) -> bytes:
-    """The message as bytes."""
+    """Returns the message as bytes."""
     return _encoder.encode(message)
 
 
@@ -546,7 +545,7 @@ class Unpacker:
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(kinds)
 
     def __call__(self, data: bytes | bytearray | memoryview) -> Message:
-        """The message.
+        """Decodes a message.
 
         Raises:
             ProtocolError: If the bytes are no such message.
@@ -558,7 +557,7 @@ class Unpacker:
 
 
 def own_versions() -> dict[str, str]:
-    """Versions of what the bytes of a batch or of a spec depend on."""
+    """Returns the versions of what the bytes of a batch or of a spec depend on."""
     versions = {"python": platform.python_version()}
     for name in ("torch", "numpy", "cloudpickle"):
         try:
@@ -569,7 +568,7 @@ def own_versions() -> dict[str, str]:
 
 
 def compare_versions(message: Open, own: Mapping[str, str]) -> tuple[str, str]:
-    """Why a trainer cannot be served, and what it should know; both may be empty."""
+    """Says why a trainer cannot be served, and what it should know; both may be empty."""
     if message.protocol != PROTOCOL_VERSION:
         return (
             f"the trainer speaks protocol {message.protocol}, this host {PROTOCOL_VERSION}: "
@@ -602,7 +601,7 @@ _MAX_UNFINISHED = 64
 
 
 class Arrival:
-    """The memory that the pieces are written to.
+    """The memory that the pieces of a spec are written to.
 
     Args:
         name: The spec's: what `digest` says of all pieces together.
@@ -638,7 +637,7 @@ class Arrival:
         return end == self._nbytes
 
     def is_right(self) -> bool:
-        """Whether all together are the spec; 0.8 ms a MB."""
+        """Tells whether all together are the spec; 0.8 ms a MB."""
         with mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ) as whole, memoryview(whole) as view:
             return digest(view) == self._name
 
@@ -661,7 +660,7 @@ class Assembly:
         self._parts: dict[bytes, bytearray] = {}
 
     def take(self, peer: bytes, piece: bytes | memoryview, *, is_last: bool) -> bytearray | None:
-        """Adds a piece; gives the message, if it was the last one.
+        """Adds a piece; returns the message, if it was the last one.
 
         Raises:
             ProtocolError: If the message is too long; it is forgotten.

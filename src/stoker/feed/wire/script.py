@@ -1,4 +1,4 @@
-"""What a script sets in its own modules: it does not travel, and the user is told.
+"""A script may set values in its own modules: they do not travel, and the user is told.
 
 Functions and classes of modules travel by name. So after `import cfg; cfg.SIZE = 5` a data host
 makes batches with the size that `cfg` itself says. A data host says what the user's modules have
@@ -46,7 +46,7 @@ IsUsers = Callable[[ModuleType], bool]
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """What a function's code names, and the functions inside of it.
+    """The names in the code of a function and of the functions inside it.
 
     Attributes:
         read: Globals with the attributes taken from them: `cfg.SIZE` in its parts.
@@ -73,7 +73,7 @@ class _Code:
 
 
 def names_read(code: Iterable[object], *, is_module_users: IsUsers) -> set[tuple[str, str]]:
-    """Module and name of each global that the code reads there, and does not set itself.
+    """Returns module and name of each global that the code reads there, and does not set itself.
 
     Args:
         code: Functions and classes that were pickled; what they name is looked at, too.
@@ -131,7 +131,7 @@ def globals_read(code: CodeType) -> tuple[NamePath, ...]:
 
 
 def _parts(each: _Code, is_users: IsUsers) -> Iterator[_Code]:
-    """The functions and classes that a function or class consists of."""
+    """Returns the functions and classes that a function or class consists of."""
     value = each.value
     if isinstance(value, type):
         for kind in value.__mro__:
@@ -156,7 +156,7 @@ def _parts(each: _Code, is_users: IsUsers) -> Iterator[_Code]:
 
 
 def _inner(member: object) -> object:
-    """The function of a method, a property; else the member of the class itself."""
+    """Returns the function of a method, a property; else the member of the class itself."""
     # By its type: to ask an object of the user for its class may run code.
     if type(member) in (staticmethod, classmethod):
         return vars(member).get("__wrapped__")
@@ -172,7 +172,7 @@ def _ran_in_trainer(value: object) -> bool:
 
 
 def _is_theirs(value: FunctionType | type, is_users: IsUsers) -> bool:
-    """Whether it is of the script, or of a module of the user."""
+    """Tells whether it is of the script, or of a module of the user."""
     name = str(value.__module__)
     if isinstance(value, FunctionType):
         # A decorator may have given it another module's name.
@@ -182,7 +182,7 @@ def _is_theirs(value: FunctionType | type, is_users: IsUsers) -> bool:
 
 
 def _resolved(function: FunctionType, path: NamePath, is_users: IsUsers) -> tuple[str, str, object]:
-    """Where a path leads: into modules of the user, to a name there, and its value."""
+    """Returns where a path leads: into modules of the user, to a name there, and its value."""
     names: dict[str, object] = function.__globals__
     module, name, value = str(names.get("__name__")), "", _NOTHING
     for number, name in enumerate(path):
@@ -197,7 +197,7 @@ def _resolved(function: FunctionType, path: NamePath, is_users: IsUsers) -> tupl
 
 @functools.lru_cache(maxsize=4096)
 def _named(code: CodeType) -> _Named:
-    """2.5 us an instruction, once."""
+    """Returns the names in `code`; 2.5 us an instruction, once."""
     read: dict[NamePath, None] = {}
     written: dict[NamePath, None] = {}
     path: NamePath = ()
@@ -284,7 +284,7 @@ def source_of(path: str, *, package: str) -> ModuleSource:
 
 
 def _top_level(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes that are run when the module is imported."""
+    """Yields all nodes that are run when the module is imported."""
     nodes = [tree]
     while nodes:
         node = nodes.pop()
@@ -294,7 +294,7 @@ def _top_level(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _bound(node: ast.AST) -> Iterator[str]:
-    """The names that a node itself gives something."""
+    """Yields the names that a node itself gives something."""
     match node:
         case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
             yield name
@@ -325,7 +325,7 @@ def _paired(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]
 
 
 def _literal(node: ast.expr) -> object:
-    """Raises ValueError for what is none, or is a container to be filled."""
+    """Returns the value of a literal; ValueError: it is none, or a container to be filled."""
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         left, right = _literal(node.left), _literal(node.right)
         # Not those of lists and strings: they may be large.
@@ -339,7 +339,7 @@ def _literal(node: ast.expr) -> object:
 
 
 def _origin(node: ast.ImportFrom, package: str) -> str:
-    """The module that is imported from; empty if there is none of that name."""
+    """Returns the module that is imported from; empty if there is none of that name."""
     try:
         return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
     except ImportError:
@@ -363,7 +363,7 @@ _UNKNOWN: frozenset[str] = frozenset()
 
 
 def values_here(modules: Iterable[str]) -> dict[str, str]:
-    """What the plain globals of these modules are in this process, by `cfg.SIZE`: texts.
+    """Returns the plain globals of these modules in this process, by `cfg.SIZE`: texts.
 
     Args:
         modules: Names; those that are not the user's are passed over.
@@ -381,7 +381,7 @@ def values_here(modules: Iterable[str]) -> dict[str, str]:
 
 
 def values_of(names: Iterable[str]) -> dict[str, str]:
-    """The same of these names."""
+    """Returns the same of these names."""
     found: dict[str, str] = {}
     for path in names:
         module, _, name = path.rpartition(".")
@@ -394,7 +394,7 @@ def values_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def names_read_by(code: Iterable[object]) -> frozenset[str]:
-    """The globals of the user's modules that the code of a spec reads, as `cfg.SIZE`.
+    """Returns the globals of the user's modules that the code of a spec reads, as `cfg.SIZE`.
 
     Args:
         code: Functions and classes that were pickled.
@@ -408,7 +408,7 @@ def names_read_by(code: Iterable[object]) -> frozenset[str]:
 
 
 def were_set(values: Mapping[str, str]) -> dict[str, str]:
-    """Of these values those that the source does not have, where it has literals only."""
+    """Returns those that the source does not have, where it has literals only."""
     found: dict[str, str] = {}
     for path, text in values.items():
         literals = _literals_of(*path.rsplit(".", 1))
@@ -418,7 +418,7 @@ def were_set(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """What the user should know; empty: nothing. Of strings, only that they differ.
+    """Says what the user should know; empty: nothing. Of strings, only that they differ.
 
     Args:
         here: What the trainer's script has set.
@@ -438,7 +438,7 @@ def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
 
 
 class ValuesThere:
-    """What data hosts have, and what was told of it; for one thread."""
+    """The values that data hosts have, and what was told of them; for one thread."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -447,7 +447,7 @@ class ValuesThere:
         self._told: set[str] = set()
 
     def take(self, digest: str, host: str, there: Mapping[str, str]) -> None:
-        """A data host's `values_here`, for the spec of that digest."""
+        """Takes a data host's `values_here`, for the spec of that digest."""
         if len(self._there) >= MAX_KEPT:
             forgotten = next(iter(self._there))
             del self._there[forgotten]
@@ -477,7 +477,7 @@ class ValuesThere:
 
 
 def is_users(module: ModuleType) -> bool:
-    """Whether it is a plain module of the user's own code, and travels by name."""
+    """Tells whether it is a plain module of the user's own code, and travels by name."""
     # One of another type may do anything when it is looked at.
     if type(module) is not ModuleType:
         return False
@@ -486,7 +486,7 @@ def is_users(module: ModuleType) -> bool:
 
 
 def text_of(value: object) -> str:
-    """A number as it is written, the digest of another plain value; empty: it is none."""
+    """Returns a number as it is written, the digest of another plain value; empty: it is none."""
     try:
         text = _canonical(value, depth=_MAX_DEPTH)
     except (ValueError, RuntimeError):
@@ -499,7 +499,7 @@ def text_of(value: object) -> str:
 
 
 def _canonical(value: object, *, depth: int) -> str:
-    """Raises ValueError if the value is not plain, or is too large."""
+    """Returns a text of a plain value; ValueError: it is not plain, or is too large."""
     kind = type(value)
     if kind in _NUMBERS:
         text = repr(value)
@@ -528,7 +528,7 @@ def _shown(here: str, there: str) -> str:
 
 
 def _literals_of(module: str, name: str) -> frozenset[str]:
-    """Texts of what the source gives a name, also by way of imports; empty: something else."""
+    """Returns the texts of what the source gives a name, also by imports; empty: something else."""
     for _ in range(_MAX_DEPTH):
         found = sys.modules.get(module)
         if found is None or not is_users(found):
@@ -553,7 +553,7 @@ def _is_users_file(name: str, path: str) -> bool:
 def _source(
     path: str, package: str
 ) -> tuple[Mapping[str, frozenset[str]], Mapping[str, tuple[str, str]]]:
-    """Texts of a file's literals, and its imports; as it was when first asked for."""
+    """Returns the texts of a file's literals, and its imports; as it was when first asked for."""
     source = source_of(path, package=package)
     texts = {name: frozenset(map(text_of, each)) for name, each in source.literals.items()}
     return (

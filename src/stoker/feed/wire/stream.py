@@ -1,14 +1,13 @@
-"""Batches on a TCP connection, and the memory that they land in.
-
-Blocks are used again once their last view is gone.
-
-Fresh memory for each batch costs its page faults (0.02 to 0.08 CPU-s/GB). A tensor's end says
-nothing about its memory: `detach()`, `numpy()` and slices outlive it. So the finalizer sits on the
-one array that exports the block's buffer; every view, of torch or NumPy, holds that array.
+"""Batches cross a TCP connection, and land in memory that is used again.
 
 Both ends block, in threads of their own: one call of the kernel moves up to 4 MiB without the
 interpreter's lock, and no loop of ours turns in between. A batch may take as long as the network
 takes for it: while bytes come, or go, the connection is alive.
+
+Fresh memory for each batch costs its page faults (0.02 to 0.08 CPU-s/GB), so blocks are used again
+once their last view is gone. A tensor's end says nothing about its memory: `detach()`, `numpy()`
+and slices outlive it. So the finalizer sits on the one array that exports the block's buffer; every
+view, of torch or NumPy, holds that array.
 """
 
 import mmap
@@ -62,7 +61,7 @@ class BufferPool:
         self._lent: dict[int, _Lent] = {}
 
     def take(self, size: int) -> Bytes:
-        """An array of `size` bytes with arbitrary content; free again with its last view."""
+        """Returns an array of `size` bytes with arbitrary content; free with its last view."""
         if size < SMALL_BYTES:
             return np.empty(size, dtype=np.uint8)
         size_class = _size_class(size)
@@ -78,7 +77,7 @@ class BufferPool:
         return array
 
     def idle_bytes(self) -> int:
-        """Bytes of the blocks that wait to be used again."""
+        """Returns the bytes of the blocks that wait to be used again."""
         return sum(size * len(free) for size, free in list(self._free.items()))
 
     def _give_back(self, lent: "_Lent") -> None:
@@ -88,7 +87,7 @@ class BufferPool:
 
 
 def _size_class(size: int) -> int:
-    """`size` rounded up: four classes to each doubling, at most 25 % is unused."""
+    """Returns `size` rounded up: four classes to each doubling, at most 25 % is unused."""
     step = max(mmap.PAGESIZE, 1 << ((size - 1).bit_length() - 3))
     return -(-size // step) * step
 
@@ -188,7 +187,7 @@ class BatchReader:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
 
     def head(self, *, is_awaited: bool = False) -> tuple[bytes, int]:
-        """The packed message of the next batch, and the bytes of its payload; waits for it.
+        """Returns the packed message of the next batch, and the bytes of its payload; waits for it.
 
         Args:
             is_awaited: It must begin within `silent_seconds`; else it may come whenever it is made.

@@ -1,1 +1,1 @@
-"""Data workers, on either side: the processes that make batches, and the pools that they are in."""
+"""Data workers, on either side, are the processes that make batches, in pools."""

@@ -1,4 +1,4 @@
-"""Between a worker and its pool: messages with file descriptors, and shared memory for batches.
+"""A worker and its pool exchange messages with file descriptors, and batches in shared memory.
 
 A message is a head (length, number of descriptors) and its bytes. The event loop's side never
 blocks; the worker's side does.
@@ -37,14 +37,14 @@ Received = tuple[bytes, tuple[int, ...]]
 
 
 class JobOrder(msgspec.Struct, frozen=True, tag=True):
-    """Reader to worker: make this batch."""
+    """The reader asks the worker to make this batch."""
 
     index: bytes
     seed: tuple[int, ...]
 
 
 class Next(msgspec.Struct, frozen=True, tag=True):
-    """Reader to a worker with a stream: make the batch at `position` of the pass.
+    """The reader asks a worker with a stream to make the batch at `position` of the pass.
 
     Attributes:
         index: What the sampler gives for every batch.
@@ -69,26 +69,26 @@ class Next(msgspec.Struct, frozen=True, tag=True):
 
 
 class Free(msgspec.Struct, frozen=True, tag=True):
-    """Reader to worker: that slot may be written again."""
+    """The reader tells the worker that the slot may be written again."""
 
     slot: int
 
 
 class Slot(msgspec.Struct, frozen=True, tag=True):
-    """Worker to reader: a new slot; its descriptor comes with the message."""
+    """The worker tells the reader of a new slot; its descriptor comes with the message."""
 
     slot: int
     nbytes: int
 
 
 class Retired(msgspec.Struct, frozen=True, tag=True):
-    """Worker to reader: that slot is no longer used."""
+    """The worker tells the reader that the slot is no longer used."""
 
     slot: int
 
 
 class Batch(msgspec.Struct, frozen=True, tag=True):
-    """Worker to reader: the batch is in that slot (-1: it has no payload)."""
+    """The worker tells the reader that the batch is in that slot (-1: it has no payload)."""
 
     slot: int
     tree: bytes
@@ -101,7 +101,7 @@ class Batch(msgspec.Struct, frozen=True, tag=True):
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
-    """Worker to reader: the stream has no batch at that position, and none after it.
+    """The worker tells the reader that the stream has no batch at that position, and none after it.
 
     Attributes:
         state: Random states with which the next pass begins.
@@ -111,7 +111,7 @@ class End(msgspec.Struct, frozen=True, tag=True):
 
 
 class Error(msgspec.Struct, frozen=True, tag=True):
-    """Worker to reader: the job raised; `error` is for shipping.unpack_error.
+    """The worker tells the reader that the job raised; `error` is for `unpack_error`.
 
     Attributes:
         is_final: The stream cannot go on.
@@ -131,7 +131,7 @@ pack = msgspec.msgpack.Encoder().encode
 
 
 def channel_pair() -> tuple[socket.socket, socket.socket]:
-    """The two ends of a channel; neither is inherited by a program that is executed."""
+    """Returns the two ends of a channel; neither is inherited by a program that is executed."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
@@ -171,12 +171,12 @@ class Pipe:
         self.is_closed = False
 
     def fileno(self) -> int:
-        """The socket's descriptor; -1 when closed."""
+        """Returns the socket's descriptor; -1 when closed."""
         return self._socket.fileno()
 
     @property
     def wants_write(self) -> bool:
-        """Whether `flush` should be called when the socket is writable."""
+        """Tells whether `flush` should be called when the socket is writable."""
         return bool(self._outgoing) and not self.is_closed
 
     def send(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
@@ -211,7 +211,7 @@ class Pipe:
                 self._outgoing[0] = (view[sent:], ())
 
     def receive(self) -> list[Received]:
-        """The messages that are there, each with its descriptors, which the caller then owns.
+        """Returns the messages that are there; the caller then owns the descriptors of each.
 
         A blocking channel waits for at least one; an empty list means that the other end is gone.
 
@@ -234,7 +234,7 @@ class Pipe:
         self._socket.close()
 
     def _read(self) -> bool:
-        """One read; False if there is nothing now."""
+        """Reads once; False if there is nothing now."""
         try:
             data, ancillary, _, _ = self._socket.recvmsg(
                 _READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
@@ -287,7 +287,7 @@ class Slots:
         self._last_nbytes = 0
 
     def free(self, slot: int) -> None:
-        """The reader is done with a slot."""
+        """Frees a slot that the reader is done with."""
         memory = self._held.pop(slot, None)
         if memory is None:
             return
@@ -298,7 +298,7 @@ class Slots:
             self._retire(min(self._free, key=lambda number: len(self._free[number])))
 
     def begin(self) -> None:
-        """A batch is begun, perhaps anew: it may be built in a slot of the last one's size."""
+        """Begins a batch, perhaps anew: it may be built in a slot of the last one's size."""
         self.clear()
         if self._last_nbytes:
             slot, memory = self._take(self._last_nbytes)
@@ -309,7 +309,7 @@ class Slots:
     def collate(
         self, batch: Sequence[torch.Tensor], *, collate_fn_map: object = None
     ) -> torch.Tensor:
-        """What torch's default_collate does with tensors: stacks them, here into the slot.
+        """Stacks tensors as torch's default_collate does, but into the slot.
 
         Torch's own stacks into shared memory of its own, which would be copied once more, and for
         which a small /dev/shm (64 MiB in a container) is a limit.
@@ -345,17 +345,17 @@ class Slots:
         return encoded, slot
 
     def memory(self, slot: int) -> memoryview:
-        """The memory of a slot that `end` named."""
+        """Returns the memory of a slot that `end` named."""
         return memoryview(self._held[slot] if slot >= 0 else b"")
 
     def clear(self) -> None:
-        """The batch is made, or was given up: a slot that it did not use is free again."""
+        """Ends a batch that is made, or was given up: a slot that it did not use is free again."""
         slot, self._built, self._arena = self._built, None, None
         if slot is not None:
             self.free(slot)
 
     def _room(self, batch: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """A tensor in the slot for the stacked batch; None: it does not fit."""
+        """Returns a tensor in the slot for the stacked batch; None: it does not fit."""
         first = batch[0]
         count = len(batch) * first.numel()
         if self._arena is None or not count or first.device.type != "cpu":
@@ -367,7 +367,7 @@ class Slots:
         return flat.view(len(batch), *first.shape)
 
     def _take(self, nbytes: int) -> tuple[int, mmap.mmap]:
-        """A free slot of so many bytes; a new one, if none is large enough."""
+        """Returns a free slot of so many bytes; a new one, if none is large enough."""
         fitting = [n for n, memory in self._free.items() if len(memory) >= nbytes]
         if fitting:
             slot = min(fitting, key=lambda number: len(self._free[number]))
@@ -380,7 +380,7 @@ class Slots:
         return slot, memory
 
     def _is_kept(self, slot: int) -> bool:
-        """Whether the dataset still holds a view of what was built there."""
+        """Tells whether the dataset still holds a view of what was built there."""
         view = self._views.pop(slot, None)
         return view is not None and view() is not None
 

@@ -1,6 +1,6 @@
-"""Pools of data workers: they give out jobs, take batches, and end what they started.
+"""Pools of data workers give out jobs, take batches, and end what they started.
 
-Used by the agent for the workers of a data host and by the trainer for its own local ones. Nothing
+The agent uses them for the workers of a data host, and the trainer for its own local ones. Nothing
 here blocks but `close` and the reaping of a dead worker, each with a deadline.
 
 A stream has the three global random states, the dataset and `get_worker_info()` to itself, as one
@@ -52,7 +52,7 @@ class ChildProcess(Protocol):
 
 
 def reap(process: ChildProcess) -> int | None:
-    """The exit status of a process whose connection has ended; kills it if it goes on."""
+    """Returns the exit status of a process whose connection has ended; kills it if it goes on."""
     _join(process, REAP_SECONDS)
     if process.exitcode is None:
         # It closed its connection and yet goes on, or does not tell.
@@ -72,7 +72,7 @@ def end_all(processes: Iterable[ChildProcess]) -> None:
 
 
 def describe_exit(status: int | None) -> str:
-    """How a process ended, as `was killed by SIGKILL (-9), perhaps out of memory`."""
+    """Says how a process ended, as `was killed by SIGKILL (-9), perhaps out of memory`."""
     if status is None:
         return "ended in an unknown way"
     if status >= 0:
@@ -86,7 +86,7 @@ def describe_exit(status: int | None) -> str:
 
 
 def advice_on(how: str) -> str:
-    """What to try after a process has ended as `describe_exit` has it, whatever else `how` says."""
+    """Says what to try after a process ended as `describe_exit` says; `how` may say more."""
     if "exited with code" in how:
         return "see the host's log: the dataset ended its own process (sys.exit, os._exit)"
     if "was killed by" in how and "SIGKILL" not in how:
@@ -125,17 +125,17 @@ class WorkerJob:
 
 @dataclass(eq=False)
 class Result:
-    """What became of a job: a batch, an error, or nothing.
+    """The result of a job: a batch, an error, or nothing.
 
     Attributes:
-        tree: Of the batch (see wire); None for an error.
+        tree: Of the batch (see codec); None for an error.
         payload: uint8 view of the worker's shared memory, to be given back by `release`; its base
             is no array. None for an error, and for a batch without payload.
-        error: For shipping.unpack_error; also set where the job is lost.
+        error: For `unpack_error`; also set where the job is lost.
         summary: One line of it.
         is_lost: The workers died that tried it.
         digest: Of a stream: checksum of all it made so far.
-        state: Of a stream that persists: random states, see channel.
+        state: Of a stream that persists: random states, see pipe.
         is_end: Of a stream: it has no batch there.
         is_final: Of a stream that raised: it cannot go on.
     """
@@ -187,7 +187,7 @@ class WorkerEnd:
     is_late: bool = False
 
     def begin(self, now: float, patience: int) -> None:
-        """It has its next job, if it has one: one that was given out so often before."""
+        """Begins its next job, if it has one: one that was given out so often before."""
         self.begun_at, self.patience, self.is_late = now, patience, False
 
     def take(
@@ -197,7 +197,8 @@ class WorkerEnd:
         *,
         free: "Callable[[WorkerEnd, int], None]",
     ) -> Result | None:
-        """What a message of the worker says of its first job, if it does; closes the descriptors.
+        """Takes a message, closes its descriptors; returns what it says of the first job, if it
+        does.
 
         Args:
             free: Gives a slot back, from whatever thread.
@@ -262,17 +263,17 @@ _MEMORY = 32
 
 
 class Lateness:
-    """What the jobs of one pool took."""
+    """Remembers how long the jobs of one pool took."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_MEMORY)
 
     def took(self, seconds: float) -> None:
-        """A job ended."""
+        """Notes the seconds of a job that ended."""
         self._seconds.append(seconds)
 
     def due_seconds(self, *, patience: int) -> float:
-        """Seconds from which on a job is late that was given out so often for being late."""
+        """Returns the seconds after which a job is late that was given out so often for that."""
         return self._due_seconds() * _AGAIN_FACTOR**patience
 
     def _due_seconds(self) -> float:
@@ -364,7 +365,10 @@ class WorkerPool:
         return max(0, free - len(self._retries))
 
     def sockets(self) -> dict[int, bool]:
-        """Descriptors to poll for reading; True: for writing too. Changes when a worker dies."""
+        """Returns the descriptors to poll for reading; True: for writing too.
+
+        They change when a worker dies.
+        """
         return {fileno: worker.channel.wants_write for fileno, worker in self._workers.items()}
 
     def assign(self, job: WorkerJob) -> None:
@@ -383,7 +387,7 @@ class WorkerPool:
         worker.channel.send(messages.pack(job.next or messages.JobOrder(job.index, job.seed)))
 
     def handle(self, fileno: int) -> list[Result]:
-        """What came over that descriptor, which polled readable or writable."""
+        """Takes what came over that descriptor, which polled readable or writable."""
         worker = self._workers.get(fileno)
         if worker is None:
             return []
@@ -417,7 +421,7 @@ class WorkerPool:
                 self.assign(job)
 
     def hurry(self) -> list[WorkerJob]:
-        """Gives what is late to other workers too, as far as there are any; what it gave.
+        """Gives what is late to other workers too, as far as there are any; returns what it gave.
 
         To be called about once a second. Streams are waited for.
         """
@@ -439,7 +443,7 @@ class WorkerPool:
         return given
 
     def abandon(self) -> list[Result]:
-        """The jobs that are being made, as lost ones: for a pool that is closed next."""
+        """Returns the jobs under way, as lost ones: for a pool that is closed next."""
         jobs = [(job, worker.number) for worker in self._workers.values() for job in worker.jobs]
         jobs += [(job, -1) for job in self._retries]
         self._retries.clear()
@@ -471,13 +475,13 @@ class WorkerPool:
         self._workers[channel.fileno()] = worker
 
     def _begins_next(self, worker: WorkerEnd) -> None:
-        """It ended a job: the one behind it has its turn."""
+        """Notes that a worker has ended a job: the one behind it has its turn."""
         now = self._clock()
         self._lateness.took(now - worker.begun_at)
         worker.begin(now, self._open.get(worker.jobs[0].key, 0) if worker.jobs else 0)
 
     def _is_first(self, result: Result) -> bool:
-        """Whether it is the first result of its job; a later one is dropped here."""
+        """Tells whether it is the first result of its job; a later one is dropped here."""
         self._tries.pop(result.job.key, None)
         if self._open.pop(result.job.key, None) is not None or self._has_streams:
             return True
@@ -489,11 +493,11 @@ class WorkerPool:
         return [worker for worker in self._workers.values() if not worker.is_late]
 
     def _is_open(self, job: WorkerJob) -> bool:
-        """Whether nobody has made it yet."""
+        """Tells whether nobody has made it yet."""
         return job.key in self._open or self._has_streams
 
     def _is_in_hand(self, job: WorkerJob) -> bool:
-        """Whether a worker that is in time has the job already."""
+        """Tells whether a worker that is in time has the job already."""
         if self._has_streams:
             return False
         return any(other.key == job.key for w in self._in_time() for other in w.jobs)
@@ -556,7 +560,7 @@ MAX_OPEN = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What a stream's process is started with; another generation is another process.
+    """The values that a stream's process starts with; another generation is another process.
 
     Attributes:
         pass_number: Of the pass it was begun for.
@@ -609,13 +613,13 @@ class StreamPool:
         return len(self._running)
 
     def sockets(self) -> dict[int, bool]:
-        """Descriptors to poll for reading; True: for writing too."""
+        """Returns the descriptors to poll for reading; True: for writing too."""
         return {
             f: w for running in self._running.values() for f, w in running.pool.sockets().items()
         }
 
     def ask(self, job: WorkerJob, opening: Opening) -> list[Result]:
-        """Asks a stream for a batch; starts it if need be. Gives the batches that are lost so."""
+        """Asks a stream for a batch; starts it if need be. Returns the batches that are lost so."""
         running = self._running.get(opening.shard)
         if running is not None and running.opening.generation < opening.generation:
             self._end(opening.shard)
@@ -633,7 +637,7 @@ class StreamPool:
         return []
 
     def handle(self, fileno: int) -> list[Result]:
-        """What came over that descriptor."""
+        """Takes what came over that descriptor."""
         for shard, running in list(self._running.items()):
             if fileno in running.pool.sockets():
                 results = running.pool.handle(fileno)
@@ -657,7 +661,7 @@ class StreamPool:
                 self._end(shard)
 
     def abandon(self) -> list[Result]:
-        """What is being made, as lost: for a pool that is closed next."""
+        """Returns the batches under way, as lost ones: for a pool that is closed next."""
         return [result for r in self._running.values() for result in r.pool.abandon()]
 
     def close(self) -> None:
@@ -692,7 +696,7 @@ class StreamPool:
 def stream_job(
     message: Make, stream: Stream, index: bytes, key: tuple[object, ...]
 ) -> tuple[WorkerJob, Opening]:
-    """What to ask of which process."""
+    """Returns the job to give, and the process that it is for."""
     opening = Opening(
         shard=stream.shard,
         num_shards=stream.num_shards,

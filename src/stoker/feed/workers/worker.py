@@ -1,4 +1,4 @@
-"""A data worker: one process that makes batches, or one shard of an iterable dataset.
+"""A data worker is one process that makes batches, or one shard of an iterable dataset.
 
 It gets jobs over a channel and answers each with a batch in shared memory, a slot, or an error.
 
@@ -63,11 +63,11 @@ def worker_main(
     Args:
         worker_id: For worker_init_fn: no other process of the run has it, of this spec and rank.
         num_workers: For `get_worker_info()` in worker_init_fn, and with `torch` seeding: more than
-            the id. While a batch is made it is the script's; see seeder.
+            the id. While a batch is made it is the script's; see Seeder.
         base_seed: The same; with `torch` seeding until a job says another.
         seeding: `batch`, `sample` or `torch`.
         host: Named in errors.
-        niceness: Added to the process's own; a trainer beside it goes first.
+        niceness: Added to the process's own; a trainer next to it goes first.
     """
     become_worker()
     os.nice(niceness)
@@ -84,7 +84,7 @@ def worker_main(
 
 
 def become_worker() -> None:
-    """What a process that has just been forked or spawned does first."""
+    """Sets up a process that has just been forked or spawned."""
     die_with_parent()
     # Ctrl-C reaches the whole process group; the trainer decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -210,7 +210,7 @@ class _Worker:
         return self._fetcher.fetch(self._watched(indices))
 
     def _watched(self, indices: Iterable[object]) -> Iterator[object]:
-        """The indices as the fetcher goes through them: it is known which one raised."""
+        """Yields the indices as the fetcher goes through them: it is known which one raised."""
         for index in indices:
             self._at = index
             yield index
@@ -221,7 +221,7 @@ class _Worker:
         self._tell(base_seed)
 
     def _tell(self, base_seed: int) -> None:
-        """get_worker_info() as the process itself has it; a batch has its own, see seeder."""
+        """Sets get_worker_info() as the process itself has it; a batch has its own, see Seeder."""
         torch_worker._worker_info = torch_worker.WorkerInfo(
             id=self._id,
             num_workers=self._num_workers,
@@ -256,7 +256,7 @@ def stream_main(
         num_shards: For `get_worker_info()`.
         base_seed: Torch's, of the pass.
         host: Named in errors.
-        niceness: Added to the process's own; a trainer beside it goes first.
+        niceness: Added to the process's own; a trainer next to it goes first.
     """
     become_worker()
     os.nice(niceness)
@@ -288,7 +288,7 @@ class ShardStream:
         self.state = b""
 
     def begin(self, job: Next, index: object) -> None:
-        """Has the stream at the pass of the job."""
+        """Begins the pass of the job, unless the stream is in it."""
         if job.pass_number == self._pass_number:
             return
         is_new = self._pass_number is None
@@ -345,7 +345,7 @@ class ShardStream:
         return {"dataset": self._dataset, "collate_fn": self._spec.collate_fn}
 
     def make(self, index: object) -> object:
-        """The next batch, or its exception.
+        """Returns the next batch, or its exception.
 
         Raises:
             StopIteration: If there is none; `is_exhausted` says so from then on.

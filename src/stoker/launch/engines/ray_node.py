@@ -1,8 +1,8 @@
-"""`python -m stoker.launch.engines.ray_node`: a node of a Ray cluster, from start to end.
+"""`python -m stoker.launch.engines.ray_node` runs a node of a Ray cluster, from start to end.
 
-`ray start --block`, and what that leaves to others: a folder with a short path for its sockets,
-an object store that fits into /dev/shm, a port that listens once the cluster knows the node, and
-nothing left behind, also of a node before it that was killed.
+It runs `ray start --block`, and does what that leaves to others: a folder with a short path for its
+sockets, an object store that fits into /dev/shm, a port that listens once the cluster knows the
+node, and nothing left behind, also of a node before it that was killed.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def own_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables of the node: stoker's defaults, and RAY_... of the engine's environment."""
+    """Returns variables of the node: stoker's defaults, and RAY_... of the engine's environment."""
     theirs = {
         name: text
         for name, text in environment.items()
@@ -93,7 +93,7 @@ def own_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def store_bytes(memory_bytes: int, *, free_shm_bytes: int | None, share: float) -> int:
-    """Size of the node's object store: a share of the memory, as far as /dev/shm has it.
+    """Returns the size of the object store: a share of the memory, as far as /dev/shm has it.
 
     Args:
         memory_bytes: Of the host or its control group.
@@ -107,7 +107,7 @@ def store_bytes(memory_bytes: int, *, free_shm_bytes: int | None, share: float) 
 
 
 def node_command(options: argparse.Namespace, *, folder: Path, store: int) -> tuple[str, ...]:
-    """The whole `ray start`."""
+    """Returns the whole `ray start`."""
     manager, objects, client = options.ports.split(",")
     if options.role == "head":
         port = options.gcs.rpartition(":")[2]
@@ -128,7 +128,7 @@ def node_command(options: argparse.Namespace, *, folder: Path, store: int) -> tu
 
 @contextlib.contextmanager
 def session_folder() -> Iterator[Path]:
-    """A new folder for sockets and logs; removed at the end, as are those of killed nodes.
+    """Makes a folder for sockets and logs; removes it at the end, as those of killed nodes.
 
     Raises:
         UsageError: If there is no place for it with a path that is short enough.

@@ -1,4 +1,4 @@
-"""What a host runs of an engine: commands with their places filled in, from start to end."""
+"""A host runs commands of an engine, with their places filled in, from start to end."""
 
 import contextlib
 import hashlib
@@ -33,7 +33,7 @@ _NAME = "engine-secret"
 
 
 def secret_file(run: HostRun) -> Path:
-    """The file, written if it is not there: 64 hexadecimal digits, the same on all hosts of a run.
+    """Returns the secret's file, written if it is not there: 64 hex digits, the same on all hosts.
 
     They are derived from the run's token, which they do not tell.
 
@@ -72,7 +72,7 @@ Part = Literal["leader", "dnn", "data"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """How it is known that a server takes work; see `stoker.records.Ready`."""
+    """A way to find out whether a server takes work; see `stoker.records.Ready`."""
 
     address: str
     port: int
@@ -98,7 +98,7 @@ class ServerOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOrder:
-    """What this host runs of the run's engine.
+    """The commands that this host runs of the run's engine.
 
     Attributes:
         servers: In the order in which they are started.
@@ -115,7 +115,7 @@ class EngineOrder:
 
 
 def order_of(run: HostRun) -> EngineOrder | None:
-    """What this host runs of the engine; None with the feed, and without a data group."""
+    """Returns this host's commands of the engine; None with the feed, and without a data group."""
     engine = completed(run.settings.engine)
     if engine.name == "feed" or not run.topology.data_hosts:
         return None
@@ -147,7 +147,7 @@ def order_of(run: HostRun) -> EngineOrder | None:
 
 
 class _KnownProcess:
-    """What the places of this host stand for."""
+    """Fills in the places of commands with what they stand for on this host."""
 
     def __init__(self, run: HostRun, engine: EngineSettings) -> None:
         self._run = run
@@ -258,7 +258,7 @@ def _num_workers(run: HostRun) -> int:
 
 
 def _environ(run: HostRun) -> dict[str, str]:
-    """What a command of the engine finds: what the training does, but for the loader's variables.
+    """Returns the environment of an engine's command: the training's but the loader's variables.
 
     Raises:
         UsageError: If a file of the job folder is malformed.
@@ -331,17 +331,17 @@ class Server:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Its first process, once it has been started."""
+        """Returns the pid of its first process, once it has been started."""
         return (self._process.pid,) if self._process else ()
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes work."""
+        """Tells whether it takes work."""
         return self._is_ready.is_set()
 
     @property
     def has_ended(self) -> bool:
-        """Whether its first process has ended."""
+        """Tells whether its first process has ended."""
         return self._has_ended.is_set()
 
     def start(self) -> None:
@@ -374,7 +374,7 @@ class Server:
             self._thread(lambda: self._probe(probe))
 
     def ask(self) -> list[psutil.Process]:
-        """Asks the first process to end; gives all that belong to it."""
+        """Asks the first process to end; returns all that belong to it."""
         self._is_stopping.set()
         if self._process is None or self.has_ended:
             return []
@@ -517,7 +517,7 @@ def _signal(processes: Sequence[psutil.Process], number: int) -> None:
 
 
 def _probe_once(probe: Probe) -> str:
-    """Why the server does not take work yet; empty if it does."""
+    """Says why the server does not take work yet; empty if it does."""
     where = f"{probe.address}:{probe.port}"
     try:
         if probe.path is None:

@@ -1,4 +1,4 @@
-"""TensorFlow, where a command of an engine needs it: imported there and nowhere else."""
+"""TensorFlow is imported here, where a command of an engine needs it, and nowhere else."""
 
 import importlib
 import os
@@ -11,7 +11,7 @@ from stoker.errors import UsageError
 
 
 def imported() -> ModuleType:
-    """The module tensorflow, which keeps to the CPU.
+    """Returns the module tensorflow, which keeps to the CPU.
 
     Raises:
         UsageError: If it is not installed.

@@ -1,4 +1,4 @@
-"""`python -m stoker.launch.engines.tf_data_server`: a dispatcher or worker of tf.data service."""
+"""`python -m stoker.launch.engines.tf_data_server` runs a dispatcher or worker of tf.data."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ DISPATCHER_TIMEOUT_MS = 60_000
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serves until it is asked to end; 2 without TensorFlow."""
+    """Serves until it is asked to end; returns 2 without TensorFlow."""
     parser = argparse.ArgumentParser(prog="tf_data_server")
     roles = parser.add_subparsers(dest="role", required=True)
     dispatcher = roles.add_parser("dispatcher")
@@ -67,10 +67,10 @@ def _work(dispatcher: str, *, address: str, cores: int) -> None:
 
 
 def _keep_to(cores: int) -> None:
-    """TensorFlow makes as many threads as this process may use cores."""
+    """Keeps this process to that many cores: TensorFlow makes one thread for each core."""
     if cores and hasattr(os, "sched_setaffinity"):
         allowed = sorted(os.sched_getaffinity(0))
-        # The last ones: what trains beside it tends to begin with the first.
+        # The last ones: what trains next to it tends to begin with the first.
         os.sched_setaffinity(0, allowed[-cores:])
 
 

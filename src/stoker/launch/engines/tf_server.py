@@ -1,7 +1,7 @@
-"""`python -m stoker.launch.engines.tf_server`: a worker or parameter server of TF_CONFIG.
+"""`python -m stoker.launch.engines.tf_server` runs a worker or parameter server of TF_CONFIG.
 
-What TensorFlow's ParameterServerStrategy needs beside the training, which is the chief: one server
-for each task of the cluster that TF_CONFIG describes.
+TensorFlow's ParameterServerStrategy needs, next to the training, which is the chief, one server for
+each task of the cluster that TF_CONFIG describes.
 """
 
 import sys
@@ -12,7 +12,7 @@ from stoker.launch.engines.tensorflow import end, imported, until_asked
 
 
 def main() -> int:
-    """Serves until it is asked to end; 2 without TensorFlow or TF_CONFIG."""
+    """Serves until it is asked to end; returns 2 without TensorFlow or TF_CONFIG."""
     try:
         tensorflow = imported()
     except StokerError as err:

@@ -1,4 +1,4 @@
-"""An engine's commands on a dnn host: there before the training starts, gone when the run ends."""
+"""An engine's commands on a dnn host start before the training, and are gone when the run ends."""
 
 import queue
 import threading
@@ -22,21 +22,21 @@ _STOPPED = 128
 
 
 class EngineCommands(Protocol):
-    """What runs beside the training on a dnn host."""
+    """The commands that run next to the training on a dnn host."""
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """More variables for the training command."""
+        """Returns more variables for the training command."""
         ...
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Children of this process that are none of the training's."""
+        """Returns children of this process that are none of the training's."""
         ...
 
     @property
     def failure(self) -> str:
-        """Why the training cannot go on, in words; empty if it can."""
+        """Says why the training cannot go on; empty if it can."""
         ...
 
     def lead(self, coordinator: Coordinator | None) -> Ending | None:
@@ -48,11 +48,11 @@ class EngineCommands(Protocol):
         ...
 
     def follow(self, membership: Membership) -> Ending | None:
-        """The same on another dnn host."""
+        """Does the same on another dnn host."""
         ...
 
     def outlast(self, membership: Membership) -> None:
-        """After a good end of this host's training: stays until the leader ends the run."""
+        """Stays, after a good end of this host's training, until the leader ends the run."""
         ...
 
     def stop(self) -> None:
@@ -61,7 +61,7 @@ class EngineCommands(Protocol):
 
 
 def beside(run: HostRun, on_failure: Callable[[str], None]) -> EngineCommands:
-    """What runs beside the training on this host; nothing with the feed, or without a data group.
+    """Returns the commands next to the training; none with the feed, or without a data group.
 
     Args:
         run: This host's part of the run.
@@ -208,7 +208,7 @@ class _Commands:
             time.sleep(_POLL_SECONDS)
 
     def _watch(self, coordinator: Coordinator) -> None:
-        """Fails the run when a data host is lost that the training may wait for for ever."""
+        """Fails the run when a data host is lost for which the training may wait without end."""
         asked_at: dict[str, float] = {}
         while not self._is_stopped.wait(_WATCH_SECONDS):
             now = time.monotonic()

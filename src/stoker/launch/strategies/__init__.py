@@ -1,1 +1,1 @@
-"""See the modules."""
+"""Strategies start the training command on the dnn hosts: see the modules."""

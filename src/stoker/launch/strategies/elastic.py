@@ -1,6 +1,6 @@
-"""torchrun, run in this process, so that the first failing rank and its exit code are not lost.
+"""torchrun runs in this process, so that the first failing rank and its exit code are not lost.
 
-torchrun itself exits 1 whatever its ranks did. Started by the launcher as
+torchrun itself exits 1 whatever its ranks did. The launcher starts this module as
 `python -m stoker.launch.strategies.elastic OPTIONS -- CMD`; OPTIONS are torchrun's own.
 """
 
@@ -18,7 +18,7 @@ from stoker.launch.finish import Cause, RankEnd, first_cause, read_failure, writ
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the ranks of this host; gives the exit code of the one that failed first."""
+    """Runs the ranks of this host; returns the exit code of the one that failed first."""
     output = settings.from_environment().output
     options = get_args_parser().parse_args(arguments)
     try:

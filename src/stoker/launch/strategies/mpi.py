@@ -1,4 +1,4 @@
-"""Strategy mpi: mpirun on the leader, its daemons started by the launchers of the other hosts.
+"""Strategy mpi runs mpirun on the leader; its daemons are started by the other hosts' launchers.
 
 mpirun would log in to each host with ssh. In its place it gets a small program of ours (mpi_agent),
 which asks the leader's launcher through a socket; the launcher tells the follower's launcher over
@@ -37,7 +37,7 @@ def command_of(
     environ: Mapping[str, str],
     start_deadline_seconds: float,
 ) -> tuple[str, ...]:
-    """mpirun over the hosts of the dnn group, as the leader starts it.
+    """Returns mpirun over the hosts of the dnn group, as the leader starts it.
 
     Args:
         command: Of a rank, with its program found.
@@ -82,7 +82,7 @@ def command_of(
 
 
 def variables(interface: str | None) -> dict[str, str]:
-    """What Open MPI has to know on every host; what the user has set is kept."""
+    """Returns what Open MPI has to know on every host; what the user has set is kept."""
     found = {
         # Containers run as root, and alone.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -102,7 +102,7 @@ def variables(interface: str | None) -> dict[str, str]:
 
 
 def daemon_command(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The daemon as a follower starts it.
+    """Returns the daemon as a follower starts it.
 
     Raises:
         UsageError: If there is no orted.
@@ -111,7 +111,7 @@ def daemon_command(arguments: Sequence[str], environ: Mapping[str, str]) -> tupl
 
 
 def daemon_arguments(words: Sequence[str]) -> tuple[str, ...]:
-    """The arguments of the daemon in the command line that mpirun has for a host.
+    """Returns the daemon's arguments in the command line that mpirun has for a host.
 
     Raises:
         ValueError: If it is anything but orted with settings.
@@ -126,7 +126,7 @@ def daemon_arguments(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_program(name: str, environ: Mapping[str, str]) -> str:
-    """The path of one of Open MPI's programs.
+    """Returns the path of one of Open MPI's programs.
 
     Raises:
         UsageError: If there is none.
@@ -144,7 +144,7 @@ def find_program(name: str, environ: Mapping[str, str]) -> str:
 
 
 class MpiSession:
-    """What Open MPI has on this host while it runs: a folder of its own, deleted with `close`.
+    """The folder that Open MPI has on this host while it runs; `close` deletes it.
 
     On the leader also the socket that mpirun's starts come through.
 
@@ -165,7 +165,7 @@ class MpiSession:
 
     @property
     def socket(self) -> Path:
-        """Where mpi_agent asks."""
+        """Returns the path of the socket that mpi_agent asks through."""
         return self.folder / "starts"
 
     def variables(
@@ -175,7 +175,7 @@ class MpiSession:
         folder: Path | None,
         environ: Mapping[str, str],
     ) -> dict[str, str]:
-        """What mpi_rank needs, and where Open MPI keeps its files.
+        """Returns what mpi_rank needs, and where Open MPI keeps its files.
 
         Args:
             master: Address and port of rank 0's store.

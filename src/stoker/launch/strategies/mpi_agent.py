@@ -1,6 +1,6 @@
-"""What mpirun starts in place of ssh: `mpi_agent.py SOCKET HOST DAEMON ARGUMENTS...`.
+"""mpirun starts this script in place of ssh: `mpi_agent.py SOCKET HOST DAEMON ARGUMENTS...`.
 
-Run as a script, without stoker's modules: it hands the daemon's command line to the leader's
+It runs as a script, without stoker's modules: it hands the daemon's command line to the leader's
 launcher, through a socket that only this user may open, and ends; the launcher has the follower's
 launcher start the daemon.
 """
@@ -15,7 +15,7 @@ ANSWER_SECONDS = 30.0
 
 
 def main(arguments: list[str]) -> int:
-    """Asks; 0 if it will be done."""
+    """Asks the leader's launcher; returns 0 if it will be done."""
     path, host, *line = arguments
     # One line for a shell, as ssh would take it: quoted, in any number of pieces.
     request = {"host": host, "words": shlex.split(" ".join(line))}

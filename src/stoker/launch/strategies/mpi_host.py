@@ -1,4 +1,4 @@
-"""One host's part of a run by mpirun: the leader starts it, a follower the daemon it asks for."""
+"""One host has its part of a run by mpirun: the leader starts it, a follower a daemon of it."""
 
 import dataclasses
 import queue
@@ -19,7 +19,7 @@ _ASKED_TO_STOP = 143
 
 
 class MpiHost:
-    """What a dnn host has while mpirun runs; closed when it has ended.
+    """The state of a dnn host while mpirun runs; closed when it has ended.
 
     Args:
         run: Of this host.
@@ -56,7 +56,7 @@ class MpiHost:
         }
 
     def line(self, trainer: Trainer, command: Sequence[str]) -> tuple[str, ...] | Ending:
-        """What this host starts; a follower waits for it, which may end before it is asked.
+        """Returns the command that this host starts; a follower waits for it, or ends before.
 
         Args:
             trainer: Of this host.
@@ -81,7 +81,7 @@ class MpiHost:
         return self._awaited(self._membership, feed.start_deadline_seconds)
 
     def judged(self, ending: Ending) -> Ending:
-        """How this host ended, where the end of a daemon says little: its ranks say more.
+        """Returns how this host ended, where the end of a daemon says little: its ranks say more.
 
         A follower whose ranks wrote no failure leaves the verdict to mpirun, which knows of all.
         """

@@ -1,8 +1,9 @@
-"""What mpirun starts as each rank: `mpi_rank.py COMMAND...`, which becomes COMMAND.
+"""mpirun starts this script as each rank: `mpi_rank.py COMMAND...`, which becomes COMMAND.
 
-Run as a script, in between: it gives the rank what torchrun would (RANK, WORLD_SIZE, LOCAL_RANK,
-MASTER_ADDR ...) from what Open MPI says, and asks to end with the daemon that started it. What this
-host's launcher has to say is in STOKER_MPI: JSON {master_addr, master_port, folder, tmpdir}.
+It runs as a script, in between: it gives the rank what torchrun would (RANK, WORLD_SIZE,
+LOCAL_RANK, MASTER_ADDR ...) from what Open MPI says, and asks to end with the daemon that started
+it. What this host's launcher has to say is in STOKER_MPI: JSON {master_addr, master_port, folder,
+tmpdir}.
 """
 
 import json
@@ -22,7 +23,7 @@ VARIABLES = {
 
 
 def rank_variables(environ: dict[str, str]) -> dict[str, str]:
-    """The environment of the rank."""
+    """Returns the environment of the rank."""
     told = json.loads(environ["STOKER_MPI"])
     kept = {name: value for name, value in environ.items() if name not in ("STOKER_MPI", "TMPDIR")}
     for name, theirs in VARIABLES.items():

@@ -1,6 +1,7 @@
-"""SageMaker's data-parallel library: whether this host has it, and what is used where it has not.
+"""SageMaker's data-parallel library is used where this host has it; else there is a fallback.
 
-Legacy: its last release (2.5.0, October 2024) is for PyTorch 2.4.1 and no type newer than p4de.
+The library is legacy: its last release (2.5.0, October 2024) is for PyTorch 2.4.1 and no type newer
+than p4de.
 """
 
 import subprocess
@@ -35,7 +36,7 @@ class Backend:
 def backend_of(
     strategy: StrategySettings, *, instance_type: str, host: str, environ: Mapping[str, str]
 ) -> Backend:
-    """The backend that the dnn group's processes are to use; blocks while the library is tried.
+    """Returns the process group backend to use; blocks while the library is tried.
 
     Args:
         strategy: smddp.
@@ -65,7 +66,7 @@ def backend_of(
 
 
 def _lack(environ: Mapping[str, str]) -> str:
-    """Why the library cannot be used here; empty if it can."""
+    """Says why the library cannot be used here; empty if it can."""
     code = f"import torch, {MODULE}"
     try:
         tried = subprocess.run(

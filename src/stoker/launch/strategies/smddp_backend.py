@@ -1,4 +1,4 @@
-"""In a rank of strategy smddp: the process group backend is the one that the launcher chose.
+"""A rank of strategy smddp uses the process group backend that the launcher chose.
 
 The library is imported, which makes the backend known to torch, and `init_process_group` without a
 backend takes it. A backend that the script names is the script's decision; it is told on stderr.

@@ -1,4 +1,4 @@
-"""How the training command is started on a dnn host: by itself, under torchrun, or by mpirun."""
+"""The training command is started on a dnn host: by itself, under torchrun, or by mpirun."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ Strategy = Literal["none", "torchrun", "smddp", "mpi"]
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
-    """What is started on each dnn host.
+    """The training command of each dnn host, and the way to start it.
 
     Attributes:
         strategy: none: the command itself; torchrun: one process a rank; smddp: the same with
@@ -48,7 +48,7 @@ class Trainer:
         *,
         log: Log | None = None,
     ) -> "Trainer":
-        """The trainer of this host.
+        """Returns the trainer of this host.
 
         Blocks for as long as torch's import takes where SageMaker's library is tried.
 
@@ -115,7 +115,7 @@ class Trainer:
         launcher_pid: int,
         folder: Path | None = None,
     ) -> dict[str, str]:
-        """The command's whole environment.
+        """Returns the command's whole environment.
 
         Args:
             settings: Of this launcher.
@@ -154,7 +154,7 @@ class Trainer:
         master: tuple[str, int],
         feed: FeedSettings,
     ) -> tuple[str, ...]:
-        """The command as it is started on this host; see MpiHost for mpi.
+        """Returns the command as it is started on this host; see MpiHost for mpi.
 
         Args:
             command: With its program found, and all arguments.
@@ -178,7 +178,7 @@ class Trainer:
     def _rendezvous(
         self, topology: Topology, master: tuple[str, int], seconds: int
     ) -> tuple[str, ...]:
-        """How the torchruns of the hosts find each other."""
+        """Returns torchrun's options by which the hosts find each other."""
         nodes, rank = len(topology.dnn_hosts), topology.dnn_hosts.index(topology.host)
         if nodes == 1:
             return "--standalone", "--local-addr=127.0.0.1"

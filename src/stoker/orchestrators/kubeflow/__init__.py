@@ -1,1 +1,1 @@
-"""Kubeflow Pipelines: the verbs of compiled pipelines."""
+"""Kubeflow Pipelines runs compiled pipelines: its verbs are in this package."""

@@ -1,4 +1,4 @@
-"""Calls of Kubeflow Pipelines' API through kfp's own client; the one place that imports kfp."""
+"""Calls of Kubeflow Pipelines' API go through kfp's own client; kfp is imported here alone."""
 
 import contextlib
 import importlib
@@ -24,7 +24,7 @@ POD_TOKEN = Path("/var/run/secrets/kubeflow/pipelines/token")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeflowConnection:
-    """How Kubeflow Pipelines is reached.
+    """Tells how Kubeflow Pipelines is reached.
 
     Attributes:
         host: Address of the API; None: by the kube config.
@@ -47,13 +47,13 @@ class KubeflowConnection:
 
     @property
     def place(self) -> str:
-        """The host, for messages."""
+        """Returns the host, for messages."""
         return self.host or "the cluster of the kube config"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """What the command line says of the connection; absent: the workload, then the environment."""
+    """The command line's words on the connection; absent: the workload, then the environment."""
 
     host: str | None = None
     namespace: str | None = None
@@ -68,7 +68,7 @@ def connection_of(
     environment: KubeflowEnvironment,
     pod_token: Path = POD_TOKEN,
 ) -> KubeflowConnection:
-    """The connection: a flag counts more than the workload, and that more than the environment.
+    """Returns the connection: a flag counts more than the workload, and that than the environment.
 
     Raises:
         UsageError: If an address cannot be one, or a file with a secret cannot be read.
@@ -130,7 +130,7 @@ def _secret(file: Path) -> str:
 
 
 def _address(text: str) -> str:
-    """The address with its scheme and no slash at the end.
+    """Returns the address with its scheme and no slash at the end.
 
     Raises:
         UsageError: If it is none, or has a password in it.
@@ -176,19 +176,19 @@ class KubeflowError(PlatformError):
 
     @property
     def is_missing(self) -> bool:
-        """Whether what was asked for is not there."""
+        """Tells whether what was asked for does not exist."""
         return self.status == 404
 
     @property
     def is_unreachable(self) -> bool:
-        """Whether the service did not answer, or too late: asking again may help."""
+        """Tells whether the service did not answer, or too late: asking again may help."""
         return self.may_pass
 
 
 def refusal(
     status: int, body: str, *, content_type: str, connection: KubeflowConnection
 ) -> KubeflowError:
-    """The error for an answer that is a refusal."""
+    """Returns the error for an answer that is a refusal."""
     words = _words(body, content_type=content_type)
     namespace = connection.namespace
     fix = ""
@@ -229,7 +229,7 @@ def refusal(
 
 
 def login_page(connection: KubeflowConnection) -> KubeflowError:
-    """The error for a page of HTML where JSON was asked for."""
+    """Returns the error for a page of HTML where JSON was asked for."""
     error = KubeflowError(
         "a web page answered where Kubeflow Pipelines should: a login, or another site",
         where=connection.place,
@@ -241,7 +241,7 @@ def login_page(connection: KubeflowConnection) -> KubeflowError:
 
 
 def not_json(connection: KubeflowConnection, why: str) -> KubeflowError:
-    """The error for an answer that cannot be understood."""
+    """Returns the error for an answer that cannot be understood."""
     return KubeflowError(
         f"what answers is not Kubeflow Pipelines: {why}",
         where=connection.place,
@@ -250,7 +250,7 @@ def not_json(connection: KubeflowConnection, why: str) -> KubeflowError:
 
 
 def silence(err: Exception, *, operation: str, connection: KubeflowConnection) -> KubeflowError:
-    """The error for a call that had no answer: by the kind of urllib3's exception."""
+    """Returns the error for a call that had no answer: by the kind of urllib3's exception."""
     cause = getattr(err, "reason", None) or err
     kind = type(cause).__name__
     text = " ".join(f"{kind} {cause}".split())
@@ -281,7 +281,7 @@ def silence(err: Exception, *, operation: str, connection: KubeflowConnection) -
 
 
 def _words(body: str, *, content_type: str) -> str:
-    """What the service says: its message, or a short plain text; nothing of a page."""
+    """Returns the service's message, or a short plain text; nothing of a page."""
     if _is_page(body, content_type):
         return ""
     text = body
@@ -329,7 +329,7 @@ _SERVICES = {
 
 
 class _Answer(Protocol):
-    """What is used of urllib3's answers."""
+    """An answer of urllib3, as far as it is used here."""
 
     def read1(self, amt: int) -> bytes: ...
 
@@ -363,7 +363,7 @@ class Kubeflow:
 
     @cached_property
     def namespace(self) -> str | None:
-        """The profile's namespace; None where the installation has one user.
+        """Returns the profile's namespace; None where the installation has one user.
 
         Raises:
             UsageError: If it has many and none is named.
@@ -382,7 +382,7 @@ class Kubeflow:
         return str(named)
 
     def call(self, service: str, operation: str, **arguments: object) -> dict[str, Json]:
-        """Sends one request, as kfp's generated client names it, and gives the answer's document.
+        """Sends one request, as kfp's generated client names it; returns the answer's document.
 
         Raises:
             PlatformError: If it is refused, not answered in time, or something else answers.
@@ -420,7 +420,7 @@ class Kubeflow:
         max_pages: int | None = None,
         **arguments: object,
     ) -> Iterator[dict[str, Json]]:
-        """All items of a listing, page after page; of the first `max_pages`, where so many do.
+        """Yields all items of a listing, page after page; of the first `max_pages` if so many do.
 
         Raises:
             PlatformError: As `call`; and if the listing does not end.
@@ -442,7 +442,7 @@ class Kubeflow:
 
     @cached_property
     def _client(self) -> object:
-        """kfp's client with what this connection says; nothing is sent yet."""
+        """Returns kfp's client with what this connection says; nothing is sent yet."""
         try:
             with warnings.catch_warnings():
                 # It says at each start which servers it is for, and what its parts will drop.
@@ -488,7 +488,7 @@ class Kubeflow:
         return client
 
     def _body(self, answer: _Answer) -> bytes:
-        """The answer's body, read within bounds of size and time."""
+        """Returns the answer's body, read within bounds of size and time."""
         until = self.clock() + ANSWER_SECONDS
         parts: list[bytes] = []
         size = 0
@@ -521,7 +521,7 @@ class Kubeflow:
 
 
 class _Config(Protocol):
-    """What is used of the client's configuration."""
+    """The client's configuration, as far as it is used here."""
 
     host: str
     api_key: dict[str, str]
@@ -544,13 +544,13 @@ def _keep_host(config: _Config) -> None:
 
 
 class _Health:
-    """What kfp's client looks at when it starts: it is to leave the namespace to us."""
+    """An answer for kfp's client, which asks when it starts: it is to leave the namespace to us."""
 
     multi_user = False
 
 
 class _Credentials:
-    """What kfp's client asks for the token before each request."""
+    """Gives kfp's client the token before each request."""
 
     def __init__(self, token: Callable[[], str]) -> None:
         self._token = token

@@ -1,4 +1,4 @@
-"""A workload's pipeline on Kubeflow: compiled, and read back for comparing."""
+"""A workload's pipeline on Kubeflow is compiled, and read back for comparing."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ COMPONENTS = ("profile", "decide", "train", "evaluate")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPod:
-    """What the pod of a step needs to be a host of today's type.
+    """The needs of a step's pod that is to be a host of today's type.
 
     Attributes:
         group: As a job on Kubernetes would have it.
@@ -59,13 +59,13 @@ class KubeflowRequest:
 
     @property
     def image(self) -> str:
-        """Of all steps, unless a run names another."""
+        """Returns the image of all steps, unless a run names another."""
         assert self.workload.image
         return self.workload.image
 
 
 def compile_kubeflow(workload: Workload, *, folder: Path | None = None) -> Compiled:
-    """The workload's pipeline: the same text whenever and wherever, made with no network.
+    """Compiles the workload's pipeline: the same text whenever and wherever, with no network.
 
     Args:
         workload: With an image, today's cluster, and, but for the platform `local`, its pool.
@@ -88,7 +88,7 @@ def compile_kubeflow(workload: Workload, *, folder: Path | None = None) -> Compi
 
 
 def component_files(workload: Workload, *, folder: Path | None = None) -> dict[str, str]:
-    """One shareable YAML document for each component, by its name.
+    """Returns one shareable YAML document for each component, by its name.
 
     Args:
         workload: Names the image.
@@ -104,7 +104,7 @@ def component_files(workload: Workload, *, folder: Path | None = None) -> dict[s
 
 
 def kubeflow_request(workload: Workload) -> KubeflowRequest:
-    """What the pipeline of `workload` is built from.
+    """Returns all that the pipeline of `workload` is built from.
 
     Raises:
         UsageError: If the workload lacks what the pipeline needs.
@@ -141,7 +141,7 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
 
 
 def kubeflow_parameters(workload: Workload, *, pod: StepPod | None) -> tuple[Parameter, ...]:
-    """The pipeline's parameters; those of GPUs and nodes only where there are such."""
+    """Returns the pipeline's parameters; those of GPUs and nodes only where there are such."""
     known = [p for p in parameters_of(workload) if p.name not in _NOT_HERE]
     mine = [_fixed("workload", "string", "The workload, as JSON.", workload_text(workload))]
     if pod and pod.group.gpus:
@@ -157,12 +157,12 @@ def kubeflow_parameters(workload: Workload, *, pod: StepPod | None) -> tuple[Par
 
 
 def workload_text(workload: Workload) -> str:
-    """The workload's document as the pipeline carries it."""
+    """Returns the workload's document as the pipeline carries it."""
     return json.dumps(to_document(workload), sort_keys=True, separators=(",", ":"))
 
 
 def description_of(workload: Workload) -> str:
-    """The pipeline's description, in a sentence."""
+    """Returns the pipeline's description, in a sentence."""
     return f"stoker: profile, decide, train, evaluate {workload.name}."
 
 
@@ -243,14 +243,14 @@ class CompiledSpec:
 
     @property
     def digest(self) -> str:
-        """Twelve hex digits: the same for the same pipeline, whichever kfp compiled it."""
+        """Returns twelve hex digits: the same for the same pipeline, whichever kfp compiled it."""
         told = [_plain(_without_compiler(self.pipeline)), _plain(self.platforms)]
         text = json.dumps(told, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def spec_of_text(definition: str) -> CompiledSpec:
-    """The spec of a compiled file.
+    """Returns the spec of a compiled file.
 
     Raises:
         UsageError: If it is no YAML of one or two documents.
@@ -266,7 +266,7 @@ def spec_of_text(definition: str) -> CompiledSpec:
 
 
 def spec_of_answer(answer: Json) -> CompiledSpec | None:
-    """The spec as the service shows it, in one document or two; None where it shows none."""
+    """Returns the spec as the service shows it, in one document or two; None if it shows none."""
     whole = mapping(answer)
     if "pipeline_spec" in whole:
         pipeline, platforms = mapping(whole["pipeline_spec"]), mapping(whole.get("platform_spec"))
@@ -276,7 +276,7 @@ def spec_of_answer(answer: Json) -> CompiledSpec | None:
 
 
 def inputs_of(spec: CompiledSpec) -> dict[str, Input]:
-    """The parameters that a run may set, by name."""
+    """Returns the parameters that a run may set, by name."""
     found = mapping(
         mapping(mapping(spec.pipeline.get("root")).get("inputDefinitions")).get("parameters")
     )
@@ -284,12 +284,12 @@ def inputs_of(spec: CompiledSpec) -> dict[str, Input]:
 
 
 def tasks_of(spec: CompiledSpec) -> Iterator[CompiledTask]:
-    """All tasks, each above those inside it, in the order in which they can run."""
+    """Yields all tasks, each above those inside it, in the order in which they can run."""
     yield from _tasks(spec.pipeline, mapping(spec.pipeline.get("root")), "", 0, ())
 
 
 def readable(spec: CompiledSpec) -> Json:
-    """The pipeline in the shape that `targets.diff` compares: steps and parameters with names."""
+    """Returns the pipeline as `orchestrators.diff` compares it: steps and parameters with names."""
     executors = mapping(mapping(spec.pipeline.get("deploymentSpec")).get("executors"))
     of_platform = _platform_executors(spec)
     inside: dict[str, list[Json]] = {}
@@ -319,12 +319,12 @@ def readable(spec: CompiledSpec) -> Json:
 
 
 def mapping(value: Json) -> Document:
-    """The value if it is a mapping, else an empty one."""
+    """Returns the value if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
 def items(value: Json) -> Sequence[Json]:
-    """The value if it is a list, else an empty one."""
+    """Returns the value if it is a list, else an empty one."""
     return value if isinstance(value, list | tuple) else ()
 
 
@@ -349,7 +349,7 @@ def _tasks(
 
 
 def _in_order(tasks: Document) -> Iterator[str]:
-    """Names, those first that others wait for; by the alphabet where nothing says more."""
+    """Sorts names, those first that others wait for; by the alphabet where nothing says more."""
     left = {name: _waits_for(mapping(task)) & set(tasks) for name, task in tasks.items()}
     while left:
         ready = sorted(name for name, before in left.items() if not before & set(left))
@@ -384,7 +384,7 @@ def _kind(document: Document, component: Document, pipeline: Document) -> str:
 
 
 def _container(executor: Document) -> dict[str, Json]:
-    """What an executor runs: its image, command, arguments, variables and resources."""
+    """Returns what an executor runs: its image, command, arguments, variables and resources."""
     container = mapping(executor.get("container"))
     named = {_spelt(key): value for key, value in container.items() if key != "env"}
     for variable in items(container.get("env")):
@@ -432,7 +432,7 @@ def _without_compiler(pipeline: Document) -> Document:
 
 
 def _plain(value: Json) -> Json:
-    """Without the difference between 3 and 3.0, which a trip through protobuf makes."""
+    """Makes 3.0 into 3, and the like: a trip through protobuf turns whole numbers into floats."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -443,7 +443,7 @@ def _plain(value: Json) -> Json:
 
 
 def _spelt(key: str) -> str:
-    """`cachingOptions` as `caching options`: read by people."""
+    """Spells `cachingOptions` as `caching options`, for people."""
     return "".join(f" {c.lower()}" if c.isupper() else c for c in key).capitalize()
 
 

@@ -1,4 +1,4 @@
-"""The target kubeflow: its verbs over one installation of Kubeflow Pipelines."""
+"""The orchestrator kubeflow has its verbs over one installation of Kubeflow Pipelines."""
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -38,7 +38,7 @@ class KubeflowTarget:
 
     Args:
         connection: How it is reached; nothing is sent before the first verb.
-        options: What runs and schedules are asked for beside their parameters.
+        options: What runs and schedules are asked for besides their parameters.
         kubeflow: In place of the connection's own, for tests.
         now: The time, in UTC.
     """
@@ -84,24 +84,24 @@ class KubeflowTarget:
         )
 
     def schedules(self, workload: Workload) -> tuple[Schedule, ...]:
-        """The recurring runs of the workload's pipeline, by name."""
+        """Returns the recurring runs of the workload's pipeline, by name."""
         return list_schedules(self._kubeflow, workload, now=self._now())
 
     def unschedule(self, workload: Workload, *, name: str) -> str:
-        """Deletes a recurring run and gives its full name."""
+        """Deletes a recurring run and returns its full name."""
         return delete_schedule(self._kubeflow, workload, name=name)
 
     def status(self, run: str) -> RunState:
-        """The run that RUN names, as it is now."""
+        """Returns the run that RUN names, as it is now."""
         return state_of(self._kubeflow, find_run(self._kubeflow, run))
 
     def runs(self, run: str) -> tuple[RunSummary, ...]:
-        """The newest runs of the pipeline that RUN names; () where it names a run."""
+        """Returns the newest runs of the pipeline that RUN names; () where it names a run."""
         found = find_run(self._kubeflow, run)
         return runs_of(self._kubeflow, found.pipeline_id) if found.pipeline_id else ()
 
     def logs(self, run: str, *, group: str | None) -> Iterator[LogLine]:
-        """Log lines of all steps until now, or of one step."""
+        """Yields log lines of all steps until now, or of one step."""
         return lines_of(self._kubeflow, find_run(self._kubeflow, run), group=group)
 
     def stop(self, run: str) -> RunState:

@@ -1,4 +1,4 @@
-"""Uploaded pipelines and their versions."""
+"""Uploaded pipelines have versions: found here, compared and sent."""
 
 import itertools
 import json
@@ -44,7 +44,7 @@ class KubeflowPipeline:
 
 
 def find_pipeline(kubeflow: Kubeflow, name: str) -> KubeflowPipeline | None:
-    """The uploaded pipeline of that name with its latest version, or None.
+    """Returns the uploaded pipeline of that name with its latest version, or None.
 
     Raises:
         PlatformError: If the service refuses.
@@ -81,7 +81,7 @@ def find_pipeline(kubeflow: Kubeflow, name: str) -> KubeflowPipeline | None:
 
 
 def uploaded_pipeline(kubeflow: Kubeflow, name: str) -> KubeflowPipeline:
-    """The uploaded pipeline of that name, with at least one version.
+    """Returns the uploaded pipeline of that name, with at least one version.
 
     Raises:
         UsageError: If it is not there.
@@ -98,7 +98,7 @@ def uploaded_pipeline(kubeflow: Kubeflow, name: str) -> KubeflowPipeline:
 
 
 def version_named(kubeflow: Kubeflow, pipeline: KubeflowPipeline, named: str | None) -> Version:
-    """The version of that name or id; the latest for none, `latest` and `current`.
+    """Returns the version of that name or id; the latest for none, `latest` and `current`.
 
     Raises:
         UsageError: With the nearest name, if there is none.
@@ -119,13 +119,13 @@ def version_named(kubeflow: Kubeflow, pipeline: KubeflowPipeline, named: str | N
 
 
 def version_called(kubeflow: Kubeflow, pipeline_id: str, name: str) -> Version | None:
-    """The version of a name, or None."""
+    """Returns the version of a name, or None."""
     found = _versions(kubeflow, pipeline_id, filter=equals("display_name", name))
     return next((version for version in found if version.name == name), None)
 
 
 def version_of(kubeflow: Kubeflow, pipeline_id: str, version_id: str) -> Version | None:
-    """The version of an id; None where it was deleted."""
+    """Returns the version of an id; None where it was deleted."""
     try:
         answer = kubeflow.call(
             "pipeline",
@@ -141,28 +141,28 @@ def version_of(kubeflow: Kubeflow, pipeline_id: str, version_id: str) -> Version
 
 
 def pipeline_url(kubeflow: Kubeflow, pipeline_id: str, version_id: str) -> str:
-    """The page of a pipeline's version; empty where the pages' address is not known."""
+    """Returns the page of a pipeline's version; empty where the pages' address is not known."""
     return _page(kubeflow, f"pipelines/details/{pipeline_id}/version/{version_id}")
 
 
 def run_url(kubeflow: Kubeflow, run_id: str) -> str:
-    """The page of a run; empty where the pages' address is not known."""
+    """Returns the page of a run; empty where the pages' address is not known."""
     return _page(kubeflow, f"runs/details/{run_id}")
 
 
 def schedule_url(kubeflow: Kubeflow, id: str) -> str:
-    """The page of a recurring run; empty where the pages' address is not known."""
+    """Returns the page of a recurring run; empty where the pages' address is not known."""
     return _page(kubeflow, f"recurringrun/details/{id}")
 
 
 def equals(key: str, value: str) -> str:
-    """A filter of a listing."""
+    """Returns a filter of a listing: `key` equals `value`."""
     predicate = {"operation": "EQUALS", "key": key, "string_value": value}
     return json.dumps({"predicates": [predicate]})
 
 
 def moment(value: Json) -> datetime | None:
-    """A time of an answer, in UTC; the service's word for none is the year 1 or 1970."""
+    """Returns a time of an answer, in UTC; the service's word for none is the year 1 or 1970."""
     if not isinstance(value, str) or not value:
         return None
     try:
@@ -291,7 +291,7 @@ def _add_version(kubeflow: Kubeflow, deployed: KubeflowPipeline, pipeline: Pipel
 
 
 def _changes(deployed: KubeflowPipeline, spec: CompiledSpec) -> tuple[str, ...]:
-    """What differs from the latest version, one line each."""
+    """Says what differs from the latest version, one line each."""
     latest = deployed.latest
     if latest is None:
         return ("+ its first version: the pipeline is there without any",)

@@ -1,4 +1,4 @@
-"""Runs of an uploaded pipeline: started, found, shown, stopped."""
+"""Runs of an uploaded pipeline are started, found, shown and stopped."""
 
 import json
 import re
@@ -59,7 +59,7 @@ _STATES: Mapping[str, State] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRun:
-    """What RUN names: a run as the service shows it.
+    """The run that RUN names, as the service shows it.
 
     Attributes:
         pipeline: Name of the pipeline that RUN named; empty: it named a run.
@@ -73,7 +73,7 @@ class FoundRun:
 
 
 def find_run(kubeflow: Kubeflow, run: str) -> FoundRun:
-    """The run that RUN names.
+    """Returns the run that RUN names.
 
     Raises:
         UsageError: If there is none.
@@ -109,7 +109,7 @@ def find_run(kubeflow: Kubeflow, run: str) -> FoundRun:
 
 
 def runs_of(kubeflow: Kubeflow, pipeline_id: str) -> tuple[RunSummary, ...]:
-    """The newest runs of a pipeline, newest first."""
+    """Returns the newest runs of a pipeline, newest first."""
     found: list[RunSummary] = []
     for item in _runs(kubeflow, pipeline_id):
         found.append(
@@ -126,26 +126,26 @@ def runs_of(kubeflow: Kubeflow, pipeline_id: str) -> tuple[RunSummary, ...]:
 
 
 def state_named(name: Json) -> State:
-    """The state of a task or run, by the service's word for it."""
+    """Returns the state of a task or run, by the service's word for it."""
     return _STATES.get(str(name), "waiting")
 
 
 def state_of_run(document: Mapping[str, Json]) -> State:
-    """The state of a run: one that failed because it was terminated was stopped."""
+    """Returns the state of a run: one that failed because it was terminated was stopped."""
     state = state_named(document.get("state"))
     history = [mapping(item).get("state") for item in items(document.get("state_history"))]
     return "stopped" if state == "failed" and "CANCELING" in history else state
 
 
 def reason_of(document: Mapping[str, Json]) -> str:
-    """Why a task or run failed, where the service says it: now, or last in its history."""
+    """Says why a task or run failed, where the service does: now, or last in its history."""
     told = [document, *(mapping(item) for item in reversed(items(document.get("state_history"))))]
     words = (str(mapping(item.get("error")).get("message") or "") for item in told)
     return next((text for text in words if text), "")
 
 
 def _runs(kubeflow: Kubeflow, pipeline_id: str) -> Iterator[Mapping[str, Json]]:
-    """The newest runs of a pipeline: the service has no way to ask for them alone."""
+    """Returns the newest runs of a pipeline: the service has no way to ask for them alone."""
     for item in kubeflow.pages(
         "run",
         "list_runs",
@@ -168,7 +168,7 @@ _YES, _NO = ("true", "yes", "1"), ("false", "no", "0")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What a run or a schedule is asked for beside its parameters.
+    """The options of a run or a schedule besides its parameters.
 
     Attributes:
         experiment: Absent: the workload's settings, else one named as the workload.
@@ -187,7 +187,7 @@ class RunOptions:
     max_concurrency: int = 1
 
     def account(self, workload: Workload) -> str | None:
-        """The service account that is asked for."""
+        """Returns the service account that is asked for."""
         kubeflow = workload.kubernetes.kubeflow if workload.kubernetes else None
         return self.service_account or (kubeflow.service_account if kubeflow else None)
 
@@ -227,7 +227,7 @@ def start_run(
 
 
 def experiment_id(kubeflow: Kubeflow, workload: Workload, options: RunOptions) -> str:
-    """The id of the experiment that is asked for; it is made where it is not there."""
+    """Returns the id of the experiment that is asked for; makes it where it is not there."""
     settings = workload.kubernetes.kubeflow if workload.kubernetes else None
     name = options.experiment or (settings.experiment if settings else None) or workload.name
     namespace = kubeflow.namespace
@@ -254,7 +254,7 @@ def experiment_id(kubeflow: Kubeflow, workload: Workload, options: RunOptions) -
 
 
 def out_of_date(version: Version, workload: Workload) -> tuple[str, ...]:
-    """A warning where the uploaded version holds another workload than this one."""
+    """Warns where the uploaded version holds another workload than this one."""
     held = inputs_of(version.spec).get(WORKLOAD) if version.spec else None
     if held is None or not isinstance(held.default, str):
         return ()
@@ -276,7 +276,7 @@ def out_of_date(version: Version, workload: Workload) -> tuple[str, ...]:
 def checked_parameters(
     version: Version, workload: Workload, texts: Sequence[str]
 ) -> dict[str, Json]:
-    """NAME=VALUE texts as the version's own parameters, each of its kind.
+    """Returns NAME=VALUE texts as the version's own parameters, each of its kind.
 
     Raises:
         UsageError: For a name that the version has not (with the nearest one that it has), a value
@@ -309,7 +309,7 @@ def checked_parameters(
 
 
 def in_text(value: Json) -> str:
-    """A parameter's value as people type it."""
+    """Returns a parameter's value as people type it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -327,7 +327,7 @@ def _unknown(
 
 
 def _carried(workload: Workload) -> Workload:
-    """The workload without what a pipeline does not carry."""
+    """Returns the workload without what a pipeline does not carry."""
     kubernetes = workload.kubernetes
     return msgspec.structs.replace(
         workload,
@@ -338,7 +338,7 @@ def _carried(workload: Workload) -> Workload:
 
 
 def _typed(about: Input, text: str) -> Json:
-    """A value of the kind that the version's parameter has."""
+    """Returns a value of the kind that the version's parameter has."""
     found: Json
     try:
         match about.kind:
@@ -390,7 +390,7 @@ _GATE = "gate"
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What the service tells of a run's tasks, by name and by id."""
+    """The service's words on a run's tasks, by name and by id."""
 
     by_name: Mapping[str, Mapping[str, Json]]
     by_id: Mapping[str, Mapping[str, Json]]
@@ -406,7 +406,7 @@ class _Told:
         return cls({str(item.get("display_name", "")): item for item in found}, by_id)
 
     def executors(self, task: Mapping[str, Json]) -> list[Mapping[str, Json]]:
-        """The nodes that ran the task's container, first attempt first."""
+        """Returns the nodes that ran the task's container, first attempt first."""
         found: list[Mapping[str, Json]] = []
         left, seen = [task], {id(task)}
         while left:
@@ -424,7 +424,7 @@ class _Told:
 
 
 def state_of(kubeflow: Kubeflow, found: FoundRun) -> RunState:
-    """The run as it is now.
+    """Returns the run as it is now.
 
     Raises:
         PlatformError: If the service refuses.
@@ -515,7 +515,7 @@ def _reason(nodes: Sequence[Mapping[str, Json]]) -> str:
 
 
 def _cause(name: str, reason: str) -> Cause:
-    """What failed, by stoker's exit code where it can be seen, else by the step."""
+    """Says what failed, by stoker's exit code where it can be seen, else by the step."""
     found = _EXIT_CODE.search(reason)
     code = int(found.group(1)) if found else None
     if code == 3 or name == _GATE or name.startswith(f"{_GATE}-"):
@@ -528,14 +528,14 @@ def _cause(name: str, reason: str) -> Cause:
 
 
 def _outcome(kind: str, status: str) -> str:
-    """Of a condition: True or False, once it is known."""
+    """Returns the outcome of a condition: True or False, once it is known."""
     if kind != "Condition" or status == "waiting":
         return ""
     return "False" if status == "not run" else "True"
 
 
 def _is_inner(name: str, item: Mapping[str, Json]) -> bool:
-    """Whether it is a node of the machinery: the whole run's, a driver, what runs a container."""
+    """Returns whether it is a node of the machinery: the whole run's, a driver, an executor."""
     return (
         name in ("", "root")
         or name.endswith(_DRIVER)
@@ -573,7 +573,7 @@ def lines_of(
     *,
     group: str | None,
 ) -> Iterator[LogLine]:
-    """All lines that there are until now, step after step.
+    """Yields all lines that there are until now, step after step.
 
     Args:
         kubeflow: The installation.

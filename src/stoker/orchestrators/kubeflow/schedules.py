@@ -1,4 +1,4 @@
-"""Schedules of a pipeline: Kubeflow's recurring runs."""
+"""Schedules of a pipeline are Kubeflow's recurring runs."""
 
 import calendar
 import re
@@ -56,7 +56,7 @@ _UNIX_WEEKDAY = _field("weekday", 0, 7, DAYS)
 
 
 def cron_fields(text: str) -> str:
-    """Six fields with seconds first, as Kubeflow's scheduler takes them; five of Unix are turned.
+    """Returns six fields, seconds first, as Kubeflow's scheduler takes them; turns five of Unix.
 
     Raises:
         UsageError: Naming the field that cannot be; for AWS's form, which would mean something
@@ -85,7 +85,7 @@ def cron_fields(text: str) -> str:
 
 
 def period_seconds(text: str) -> int:
-    """Seconds of a period such as 1d, 12h or 30m.
+    """Returns the seconds of a period such as 1d, 12h or 30m.
 
     Raises:
         UsageError: If it is none, or shorter than a minute.
@@ -100,7 +100,7 @@ def period_seconds(text: str) -> int:
 
 
 def period_text(seconds: int) -> str:
-    """`every 12 h` for a period in seconds."""
+    """Returns `every 12 h` for a period in seconds."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds % size == 0:
             return f"every {seconds // size} {unit}"
@@ -108,7 +108,7 @@ def period_text(seconds: int) -> str:
 
 
 def next_start(expression: str, *, now: datetime) -> datetime | None:
-    """When six fields are met next, in UTC; None where that cannot be told.
+    """Returns when six fields are met next, in UTC; None where that cannot be told.
 
     Args:
         expression: As the scheduler has it; others than ours may have made it.
@@ -144,12 +144,12 @@ def _has_star(text: str) -> bool:
 
 
 def _weekday(day: date) -> int:
-    """0 for Sunday ... 6 for Saturday."""
+    """Returns 0 for Sunday ... 6 for Saturday."""
     return (calendar.weekday(day.year, day.month, day.day) + 1) % 7
 
 
 def _unix_weekday(text: str, *, expression: str) -> str:
-    """Unix calls Sunday 0 and 7; the scheduler 0 only."""
+    """Makes 7 into 0: Unix calls Sunday 0 and 7; the scheduler 0 only."""
     if "7" not in text:
         return text
     numbers = {number % 7 for number in _UNIX_WEEKDAY.values(text, expression=expression)}
@@ -230,14 +230,14 @@ def add_schedule(
 def list_schedules(
     kubeflow: Kubeflow, workload: Workload, *, now: datetime
 ) -> tuple[Schedule, ...]:
-    """The recurring runs of the workload's pipeline, by name; () where it is not uploaded."""
+    """Returns the recurring runs of the pipeline, by name; () where it is not uploaded."""
     pipeline = uploaded_pipeline(kubeflow, workload.name)
     found = sorted(_known(kubeflow, pipeline.id), key=lambda known: (known.name, known.id))
     return tuple(_schedule(kubeflow, known.document, now=now) for known in found)
 
 
 def delete_schedule(kubeflow: Kubeflow, workload: Workload, *, name: str) -> str:
-    """Deletes a recurring run of the workload's pipeline, by name or id, and gives its name.
+    """Deletes a recurring run of the workload's pipeline, by name or id; returns its name.
 
     Raises:
         UsageError: If there is none, or more than one of that name.
@@ -305,7 +305,7 @@ def _trigger(timing: Timing) -> Json:
 
 
 def _holds(there: Mapping[str, Json], wanted: Mapping[str, Json]) -> bool:
-    """Whether the recurring run that is there is the one asked for."""
+    """Returns whether the recurring run that is there is the one asked for."""
     return (
         all((there.get(key) or None) == (wanted.get(key) or None) for key in _OURS)
         and _when(there) == _when(wanted)
@@ -317,7 +317,7 @@ def _holds(there: Mapping[str, Json], wanted: Mapping[str, Json]) -> bool:
 
 
 def _when(document: Mapping[str, Json]) -> tuple[str, int]:
-    """Cron's fields, or the period in seconds."""
+    """Returns cron's fields, or the period in seconds."""
     trigger = mapping(document.get("trigger"))
     cron = str(mapping(trigger.get("cron_schedule")).get("cron") or "")
     period = str(mapping(trigger.get("periodic_schedule")).get("interval_second") or "0")

@@ -1,1 +1,1 @@
-"""SageMaker Pipelines: upload, start, schedule, status, logs, stop."""
+"""SageMaker Pipelines is an orchestrator: upload, start, schedule, status, logs, stop."""

@@ -1,4 +1,4 @@
-"""A workload's pipeline on SageMaker, compiled: parameters, literal requests, the definition."""
+"""A workload's pipeline on SageMaker is compiled: parameters, literal requests, the definition."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,7 +76,7 @@ def compile_pipeline(
     folder: Path | None = None,
     components: Path | None = None,
 ) -> Compiled:
-    """The workload's pipeline: the same text whenever and wherever, made with no network.
+    """Compiles the workload's pipeline: the same text whenever and wherever, with no network.
 
     Args:
         workload: With settings for SageMaker, an image, and today's cluster.
@@ -128,7 +128,7 @@ def compile_pipeline(
 
 
 def describe(workload: Workload, parameters: Sequence[Parameter]) -> str:
-    """The pipeline's description: one line, for the service refuses line breaks in it."""
+    """Returns the pipeline's description: one line, for the service refuses line breaks in it."""
     texts = " ".join(f"{p.camel_name}: {p.text}" for p in parameters)
     whole = f"stoker: profile, decide, train, evaluate {workload.name}. Parameters: {texts}"
     return whole if len(whole) <= MAX_DESCRIPTION else whole[: MAX_DESCRIPTION - 3] + "..."
@@ -170,7 +170,7 @@ def _check(workload: Workload, *, train_step: str, decision: Decision | None) ->
 
 
 def _native_groups(decision: Decision, workload: Workload) -> tuple[Group, ...]:
-    """The decision's groups; ranks a host follow the type, which is a parameter."""
+    """Returns the decision's groups; ranks a host follow the type, which is a parameter."""
     today = workload.cluster.dnn.processes_per_host if workload.cluster else None
     return tuple(
         msgspec.structs.replace(group, processes_per_host=today if group.role == "dnn" else None)
@@ -209,7 +209,7 @@ def _parameters(
 
 
 def _service_type(parameter: Parameter) -> Parameter:
-    """With today's type as the service spells it: requests hold the parameter as it is."""
+    """Spells today's type as the service does: requests hold the parameter as it is."""
     if parameter.name != "instance_type":
         return parameter
     return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""The target sagemaker: its verbs over one account and region."""
+"""The orchestrator sagemaker has its verbs over one account and region."""
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -87,24 +87,24 @@ class SageMakerTarget:
         )
 
     def schedules(self, workload: Workload) -> tuple[Schedule, ...]:
-        """The schedules that start the workload's pipeline, by name."""
+        """Returns the schedules that start the workload's pipeline, by name."""
         return list_schedules(self._aws, workload, now=self._now())
 
     def unschedule(self, workload: Workload, *, name: str) -> str:
-        """Deletes a schedule and gives its full name."""
+        """Deletes a schedule and returns its full name."""
         return delete_schedule(self._aws, workload, name=name)
 
     def status(self, run: str) -> RunState:
-        """The run or job that RUN names, as it is now."""
+        """Returns the run or job that RUN names, as it is now."""
         return state_of(self._aws, find_run(self._aws, run))
 
     def runs(self, run: str) -> tuple[RunSummary, ...]:
-        """The newest runs of the pipeline that RUN names; () where it names something else."""
+        """Returns the newest runs of the pipeline that RUN names; () if it names something else."""
         found = find_run(self._aws, run)
         return runs_of(self._aws, found.run.partition("/")[0]) if found.is_newest else ()
 
     def logs(self, run: str, *, group: str | None) -> Iterator[LogLine]:
-        """Log lines of all steps and hosts until now, or of one group's hosts."""
+        """Yields log lines of all steps and hosts until now, or of one group's hosts."""
         return lines_of(self._aws, find_run(self._aws, run), group=group)
 
     def stop(self, run: str) -> RunState:

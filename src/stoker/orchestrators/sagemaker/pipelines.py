@@ -1,4 +1,4 @@
-"""Uploaded pipelines and their definitions."""
+"""Uploaded pipelines have definitions: read here, compared and sent."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ class SageMakerPipeline:
 
 
 def find_pipeline(aws: Aws, name: str) -> SageMakerPipeline | None:
-    """The uploaded pipeline of that name, or None.
+    """Returns the uploaded pipeline of that name, or None.
 
     Raises:
         PlatformError: If the service refuses.
@@ -49,7 +49,7 @@ def find_pipeline(aws: Aws, name: str) -> SageMakerPipeline | None:
 
 
 def uploaded_pipeline(aws: Aws, name: str) -> SageMakerPipeline:
-    """The uploaded pipeline of that name.
+    """Returns the uploaded pipeline of that name.
 
     Raises:
         UsageError: If it is not there.
@@ -65,7 +65,7 @@ def uploaded_pipeline(aws: Aws, name: str) -> SageMakerPipeline:
 
 
 def parsed(text: Json) -> Json:
-    """A definition's text as a document; None where it is no JSON."""
+    """Returns a definition's text as a document; None where it is no JSON."""
     if not isinstance(text, str):
         return text
     try:
@@ -76,7 +76,7 @@ def parsed(text: Json) -> Json:
 
 
 def resolved(value: Json, known: Mapping[str, str]) -> str:
-    """A value of a definition as it is in one run.
+    """Returns a value of a definition as it is in one run.
 
     Args:
         value: A text, a reference or a join of them.
@@ -105,7 +105,7 @@ def _parts(value: Json, known: Mapping[str, str]) -> Iterator[str | None]:
 
 
 def started_job(step: Mapping[str, Json], known: Mapping[str, str]) -> str:
-    """Name of the training job that a step's `stoker train --name NAME` starts; empty: none."""
+    """Returns the name of the job that a step's `stoker train --name NAME` starts; empty: none."""
     arguments = step.get("Arguments")
     specification = arguments.get("AppSpecification") if isinstance(arguments, Mapping) else None
     if not isinstance(specification, Mapping):
@@ -122,7 +122,7 @@ def started_job(step: Mapping[str, Json], known: Mapping[str, str]) -> str:
 def tree_of(
     definition: Json, *, outcomes: Mapping[str, str]
 ) -> Iterator[tuple[int, Mapping[str, Json]]]:
-    """The steps of a definition in their order, each with its depth.
+    """Yields the steps of a definition in their order, each with its depth.
 
     Args:
         definition: The document.
@@ -151,14 +151,14 @@ _PAGES = {"training-job": "jobs", "processing-job": "processing-jobs"}
 
 
 def job_url(arn: str) -> str:
-    """The page of a training or processing job; empty for anything else."""
+    """Returns the page of a training or processing job; empty for anything else."""
     kind, _, name = arn.rpartition(":")[2].partition("/")
     page = _PAGES.get(kind)
     return f"{_home(arn)}#/{page}/{name}" if page and name else ""
 
 
 def pipeline_url(arn: str, *, domain: str = "") -> str:
-    """The page of a pipeline, or of one of its runs.
+    """Returns the page of a pipeline, or of one of its runs.
 
     Pipelines are shown in Studio only, which has an address of its own for each domain. Where the
     domain is not known it is the page on which people choose one.
@@ -292,7 +292,7 @@ def _role(settings: SageMakerSettings) -> str:
 
 
 def _new_tags(aws: Aws, arn: str, settings: SageMakerSettings) -> list[tuple[str, str]]:
-    """The workload's tags that the pipeline has not; tags of others stay."""
+    """Returns the workload's tags that the pipeline does not have; tags of others stay."""
     if not settings.tags:
         return []
     there = {

@@ -1,4 +1,4 @@
-"""Runs of an uploaded pipeline, and training jobs: started, found, shown, stopped."""
+"""Runs of an uploaded pipeline, and training jobs, are started, found, shown and stopped."""
 
 import json
 import re
@@ -64,7 +64,7 @@ STATES: Mapping[str, State] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundExecution:
-    """What RUN names.
+    """The run or job that RUN names.
 
     Attributes:
         kind: A run of a pipeline, or a training job by itself.
@@ -80,12 +80,12 @@ class FoundExecution:
 
 
 def region_in(run: str) -> str | None:
-    """The region that an ARN names, or None."""
+    """Returns the region that an ARN names, or None."""
     return run.split(":")[3] or None if run.startswith("arn:") and run.count(":") >= 5 else None
 
 
 def find_run(aws: Aws, run: str) -> FoundExecution:
-    """The run or job that RUN names.
+    """Returns the run or job that RUN names.
 
     Args:
         aws: The account.
@@ -130,7 +130,7 @@ def find_run(aws: Aws, run: str) -> FoundExecution:
 
 
 def runs_of(aws: Aws, pipeline: str) -> tuple[RunSummary, ...]:
-    """The newest runs of a pipeline, newest first."""
+    """Returns the newest runs of a pipeline, newest first."""
     answer = aws.call(
         "sagemaker",
         "ListPipelineExecutions",
@@ -146,12 +146,12 @@ def runs_of(aws: Aws, pipeline: str) -> tuple[RunSummary, ...]:
 
 
 def is_training_job(aws: Aws, name: str) -> bool:
-    """Whether there is a training job of that name."""
+    """Returns whether there is a training job of that name."""
     return describe_job(aws, name) is not None
 
 
 def describe_job(aws: Aws, name: str) -> dict[str, Json] | None:
-    """DescribeTrainingJob; None where there is none."""
+    """Returns DescribeTrainingJob's answer; None where there is no such job."""
     try:
         return aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
     except AwsError as err:
@@ -173,7 +173,7 @@ def _summary(pipeline: str, item: Mapping[str, Json]) -> RunSummary:
 
 
 def moment(value: Json) -> datetime | None:
-    """A time of an answer."""
+    """Returns a time of an answer."""
     return datetime.fromisoformat(value) if isinstance(value, str) and value else None
 
 
@@ -221,7 +221,7 @@ def start_run(aws: Aws, workload: Workload, *, parameters: Sequence[str], folder
 def out_of_date(
     deployed: SageMakerPipeline, workload: Workload, *, folder: Path
 ) -> tuple[str, ...]:
-    """A warning where the uploaded pipeline reads another workload or other code than these."""
+    """Warns where the uploaded pipeline reads another workload or other code than these."""
     try:
         inputs = pack_inputs(msgspec.structs.replace(workload, platform="sagemaker"), folder=folder)
     except UsageError as err:
@@ -237,7 +237,7 @@ def out_of_date(
 def checked_parameters(
     deployed: SageMakerPipeline, workload: Workload, texts: Sequence[str]
 ) -> dict[str, str]:
-    """NAME=VALUE texts as the uploaded pipeline names them, with checked values.
+    """Returns NAME=VALUE texts as the uploaded pipeline names them, with checked values.
 
     Raises:
         UsageError: For a name that the uploaded pipeline has not (with the nearest one that it
@@ -287,7 +287,7 @@ def _unknown(
 
 
 def _checked(name: str, value: str, parameter: Mapping[str, Json]) -> str:
-    """A value of a parameter that only the pipeline knows, such as a group of the native step."""
+    """Checks a parameter that only the pipeline knows, such as a group of the native step."""
     if parameter.get("Type") == "Integer" and not (value.isascii() and value.isdigit()):
         raise UsageError(f"{name}={value}: expected a whole number")
     choices = parameter.get("EnumValues")
@@ -298,7 +298,7 @@ def _checked(name: str, value: str, parameter: Mapping[str, Json]) -> str:
 
 
 def _camel(name: str) -> str:
-    """A parameter's name as the service has it, from either spelling."""
+    """Returns a parameter's name as the service has it, from either spelling."""
     if name[:1].isupper():
         return name
     return "".join(word[:1].upper() + word[1:] for word in name.split("_"))
@@ -311,7 +311,7 @@ _JOBS = ("TrainingJob", "ProcessingJob", "TransformJob")
 
 
 def state_of(aws: Aws, found: FoundExecution) -> RunState:
-    """The run or job as it is now.
+    """Returns the run or job as it is now.
 
     Raises:
         PlatformError: If the service refuses.
@@ -384,7 +384,7 @@ def _steps(aws: Aws, arn: str, known: Mapping[str, str], *, has_ended: bool) -> 
 
 
 def _definition(aws: Aws, arn: str) -> Json:
-    """The definition that this run has, which may be older than the pipeline's."""
+    """Returns the definition that this run has, which may be older than the pipeline's."""
     try:
         answer = aws.call(
             "sagemaker", "DescribePipelineDefinitionForExecution", PipelineExecutionArn=arn
@@ -397,7 +397,7 @@ def _definition(aws: Aws, arn: str) -> Json:
 
 
 def _told(state: StepState, item: Mapping[str, Json]) -> StepState:
-    """The step with what the service says of it."""
+    """Returns the step with what the service says of it."""
     metadata = item.get("Metadata")
     about = metadata if isinstance(metadata, Mapping) else {}
     job = next((_member(about, kind, "Arn") for kind in _JOBS if kind in about), "")
@@ -434,7 +434,7 @@ def _cause(kind: str, reason: str) -> Cause:
 
 
 def _launched(job: TrainingJobState, *, depth: int) -> StepState:
-    """The job that a step started, as a step below it."""
+    """Returns the job that a step started, as a step below it."""
     status = STATES.get(job.status, "running")
     return StepState(
         name=f"job {job.name}",
@@ -473,7 +473,7 @@ def _job_as_run(aws: Aws, found: FoundExecution) -> RunState:
 
 
 def _transitions(job: TrainingJobState) -> Iterator[StepState]:
-    """What the job has gone through, as the service tells it."""
+    """Yields what the job has gone through, as the service tells it."""
     for index, item in enumerate(job.transitions):
         is_last = index == len(job.transitions) - 1
         until = job.ended_at if is_last else job.transitions[index + 1].since
@@ -499,7 +499,7 @@ def _parameters(aws: Aws, arn: str) -> dict[str, str]:
 
 
 def _outcome(metadata: Json) -> str:
-    """Of a condition: True or False; empty of anything else."""
+    """Returns the outcome of a condition: True or False; empty for anything else."""
     return _member(metadata, "Condition", "Outcome") if isinstance(metadata, Mapping) else ""
 
 
@@ -509,7 +509,7 @@ def _member(about: Mapping[str, Json], kind: str, key: str) -> str:
 
 
 def _words(value: Json) -> str:
-    """A reason's text; moto's server says None in a text."""
+    """Returns a reason's text; moto's server says None in a text."""
     return value if isinstance(value, str) and value != "None" else ""
 
 
@@ -517,7 +517,7 @@ PROCESSING_LOG_GROUP = "/aws/sagemaker/ProcessingJobs"
 
 
 def lines_of(aws: Aws, found: FoundExecution, *, group: str | None) -> Iterator[LogLine]:
-    """All lines that there are until now, step after step, hosts merged by time.
+    """Yields all lines that there are until now, step after step, hosts merged by time.
 
     Args:
         aws: The account.
@@ -543,7 +543,7 @@ def lines_of(aws: Aws, found: FoundExecution, *, group: str | None) -> Iterator[
 
 
 def _jobs(aws: Aws, found: FoundExecution) -> Iterator[tuple[str, str, str]]:
-    """Label, log group and name of each job."""
+    """Yields label, log group and name of each job."""
     if found.kind == "job":
         yield "", LOG_GROUP, found.id
         return

@@ -1,4 +1,4 @@
-"""Schedules of a pipeline, in EventBridge Scheduler."""
+"""Schedules of a pipeline are kept in EventBridge Scheduler."""
 
 import re
 import secrets
@@ -20,7 +20,7 @@ MAX_AGE_SECONDS = 3600
 _PREFIX = "stoker-"
 _GROUP = "default"
 _NAME = re.compile(r"[0-9a-zA-Z_.-]{1,64}")
-# What a schedule holds beside what the service adds.
+# What a schedule holds besides what the service adds.
 _OURS = ("ScheduleExpression", "ScheduleExpressionTimezone", "State", "StartDate")
 
 
@@ -94,7 +94,7 @@ def add_schedule(
 
 
 def list_schedules(aws: Aws, workload: Workload, *, now: datetime) -> tuple[Schedule, ...]:
-    """The schedules that start the workload's pipeline, by name."""
+    """Returns the schedules that start the workload's pipeline, by name."""
     names = sorted(
         str(item.get("Name", ""))
         for item in aws.pages(
@@ -107,7 +107,7 @@ def list_schedules(aws: Aws, workload: Workload, *, now: datetime) -> tuple[Sche
 
 
 def delete_schedule(aws: Aws, workload: Workload, *, name: str) -> str:
-    """Deletes a schedule of the workload's pipeline and gives its full name.
+    """Deletes a schedule of the workload's pipeline and returns its full name.
 
     Raises:
         UsageError: If there is none of that name.
@@ -139,7 +139,7 @@ def _full_name(workload: Workload, name: str | None) -> str:
 def _values(
     deployed: SageMakerPipeline, workload: Workload, texts: Sequence[str]
 ) -> dict[str, str]:
-    """The parameters to hand over; an empty value cannot be, and need not where it is the default.
+    """Returns the parameters to hand over; an empty value must be the default, and is left out.
 
     Raises:
         UsageError: As `checked_parameters`, and for an empty value that is not the default.
@@ -157,7 +157,7 @@ def _values(
 
 
 def _get(aws: Aws, name: str) -> dict[str, Json]:
-    """The schedule, or {} where there is none."""
+    """Returns the schedule, or {} where there is none."""
     try:
         return aws.call("scheduler", "GetSchedule", Name=name, GroupName=_GROUP)
     except AwsError as err:
@@ -195,7 +195,7 @@ def _parameters(schedule: Mapping[str, Json]) -> dict[str, str]:
 
 
 def _holds(there: Mapping[str, Json], request: Mapping[str, object]) -> bool:
-    """Whether the schedule that is there is the one asked for."""
+    """Returns whether the schedule that is there is the one asked for."""
     target = request["Target"]
     wanted = target if isinstance(target, Mapping) else {}
     held = _target(there)
@@ -230,7 +230,7 @@ def _schedule(found: Mapping[str, Json], *, now: datetime, action: Action = "fou
 
 
 def _time(value: Json) -> datetime | None:
-    """A time of an answer, to the second."""
+    """Returns a time of an answer, to the second."""
     if isinstance(value, str) and value:
         return datetime.fromisoformat(value).astimezone(UTC).replace(microsecond=0)
     return None

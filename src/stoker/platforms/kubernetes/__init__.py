@@ -1,4 +1,4 @@
-"""Kubernetes: a run as a JobSet, or as a TrainJob with its TrainingRuntime."""
+"""Kubernetes runs a job as a JobSet, or as a TrainJob with its TrainingRuntime."""
 
 from stoker.platforms.kubernetes.platform import KubernetesPlatform
 from stoker.platforms.kubernetes.request import KubernetesRequest

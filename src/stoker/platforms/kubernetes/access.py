@@ -1,9 +1,9 @@
-"""Rights and network policies: what a run needs of a namespace, and whether the caller has it.
+"""A run needs rights in its namespace, and network policies; the caller's rights are checked here.
 
-Neither Kubeflow's `pipeline-runner` nor a profile's `default-editor` has them.
+Neither Kubeflow's `pipeline-runner` nor a profile's `default-editor` has these rights.
 
-They are for a namespace, and applied once: pods of all runs are known by their labels. A run's own
-keys keep the runs of one namespace apart.
+Network policies are for a namespace, and applied once: pods of all runs are known by their labels.
+A run's own keys keep the runs of one namespace apart.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ ROLE = "stoker-submit"
 def rbac(
     settings: KubernetesSettings, *, service_account: str | None = None
 ) -> list[dict[str, Json]]:
-    """ServiceAccount, Role and RoleBinding for who submits runs.
+    """Returns ServiceAccount, Role and RoleBinding for who submits runs.
 
     Args:
         settings: Of the workload: its namespace, and whose API it uses.
@@ -61,7 +61,7 @@ def rbac(
 
 
 def rules(settings: KubernetesSettings) -> list[Json]:
-    """What the Role allows; deleting a job deletes what it owns, without a right of its own."""
+    """Returns the Role's rules; deleting a job deletes what it owns, without another right."""
     # Patched: an attempt that adopts a job adds its own pod to the owners.
     job = ("create", "get", "list", "watch", "patch", "delete")
     found = [_rule("jobset.x-k8s.io", ["jobsets"], job)]
@@ -135,7 +135,7 @@ def check_rights(cluster: ClusterApi, settings: KubernetesSettings, *, log: Log)
 def explained_denial(
     err: ApiError, settings: KubernetesSettings, *, namespace: str
 ) -> PlatformError:
-    """The error itself, or, where a right was missing, with the Role that has it."""
+    """Returns the error itself, or, where a right was missing, with the Role that has it."""
     if not err.is_denied or err.action is None:
         return err
     return denied([err.action], settings, namespace=namespace, user=err.user)
@@ -144,7 +144,7 @@ def explained_denial(
 def denied(
     actions: Sequence[Action], settings: KubernetesSettings, *, namespace: str, user: str = ""
 ) -> PlatformError:
-    """The error for rights that are missing: all of them by name, and what to apply."""
+    """Returns the error for missing rights: all of them by name, and what to apply."""
     named = ", ".join(action.right for action in actions)
     account = None
     if user.startswith(_ACCOUNT):

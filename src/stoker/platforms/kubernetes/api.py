@@ -1,4 +1,4 @@
-"""Calls to a cluster: the connection, retries, and refusals in words."""
+"""Calls to a cluster go through one connection, with retries, and with refusals in words."""
 
 import contextlib
 import json
@@ -43,12 +43,12 @@ class Action:
 
     @property
     def right(self) -> str:
-        """What RBAC has to allow: `create jobsets.jobset.x-k8s.io`."""
+        """Returns the right that RBAC has to allow: `create jobsets.jobset.x-k8s.io`."""
         resource, slash, part = self.resource.partition("/")
         return f"{self.verb} {resource}{'.' + self.group if self.group else ''}{slash}{part}"
 
     def __str__(self) -> str:
-        """With the object and its namespace."""
+        """Returns the right with the object and its namespace."""
         named = f" {self.name}" if self.name else ""
         return f"{self.right}{named} in namespace {self.namespace}"
 
@@ -74,32 +74,32 @@ class ApiError(PlatformError):
 
     @property
     def is_passing(self) -> bool:
-        """Whether the same call may succeed later."""
+        """Tells whether the same call may succeed later."""
         return self.code in _PASSING and not self.is_final
 
     @property
     def is_missing(self) -> bool:
-        """Whether what was asked for is not there."""
+        """Tells whether what was asked for does not exist."""
         return self.code == 404
 
     @property
     def is_taken(self) -> bool:
-        """Whether there is an object of that name already."""
+        """Tells whether there is an object of that name already."""
         return self.code == 409 and self.reason == "AlreadyExists"
 
     @property
     def is_too_old(self) -> bool:
-        """Whether a watch has to begin anew."""
+        """Tells whether a watch has to begin anew."""
         return self.code == 410
 
     @property
     def is_denied(self) -> bool:
-        """Whether a right is missing (not a quota, not an admission rule)."""
+        """Tells whether a right is missing (not a quota, not an admission rule)."""
         return self.code == 403 and bool(self.user)
 
 
 def refusal(code: int, body: str, action: Action) -> ApiError:
-    """The error for an answer with a bad status.
+    """Returns the error for an answer with a bad status.
 
     Args:
         code: HTTP's.
@@ -143,7 +143,7 @@ def failed(
     fix: str = "",
     is_final: bool = False,
 ) -> ApiError:
-    """An error with the facts of the call.
+    """Returns an error with the facts of the call.
 
     Args:
         what: In words.
@@ -180,19 +180,19 @@ def _status(body: str) -> Mapping[str, Json]:
     return document if isinstance(document, Mapping) else {}
 
 
-# Beside a pod's token.
+# Next to a pod's token.
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _CERTIFICATE = "check the cluster's certificate in the kube config"
 
 
 class Response(Protocol):
-    """What urllib3 answers."""
+    """An answer of urllib3, as far as it is used here."""
 
     status: int
     data: bytes
 
     def stream(self, amt: int | None) -> Iterator[bytes]:
-        """What comes, as it comes."""
+        """Yields the body's bytes as they come."""
         ...
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ class ByteStream:
         self._is_closed = False
 
     def lines(self) -> Iterator[tuple[str, bool]]:
-        """Lines without their ends, and whether they had one (the last one may not).
+        """Yields lines without their ends, and whether they had one (the last one may not).
 
         Raises:
             ApiError: If the connection breaks off; what came of the last line is not given then.
@@ -246,7 +246,7 @@ class ByteStream:
 
 
 def connect(context: str | None) -> tuple[object, str]:
-    """The client, and the namespace that its configuration names."""
+    """Returns the client, and the namespace that its configuration names."""
     try:
         from kubernetes import client, config  # type: ignore[import-untyped]
     except ImportError:
@@ -354,7 +354,7 @@ class Resource:
 
     @property
     def api(self) -> str:
-        """The path of its API."""
+        """Returns the path of its API."""
         prefix = f"apis/{self.group}" if self.group else "api"
         return f"/{prefix}/{self.version}"
 
@@ -416,7 +416,7 @@ class ClusterApi:
 
     @property
     def namespace(self) -> str:
-        """The namespace in use.
+        """Returns the namespace in use.
 
         Raises:
             PlatformError: If no cluster is configured.
@@ -428,7 +428,7 @@ class ClusterApi:
         return self._namespace
 
     def get(self, resource: Resource, name: str) -> Document:
-        """An object.
+        """Returns an object.
 
         Raises:
             ApiError: Here as below, if the cluster refuses, or does not answer in MAX_ATTEMPTS.
@@ -436,7 +436,7 @@ class ClusterApi:
         return self._call("get", resource, name)
 
     def find(self, resource: Resource, name: str) -> Document | None:
-        """An object, or None where there is none of the name."""
+        """Returns an object, or None where there is none of the name."""
         try:
             return self.get(resource, name)
         except ApiError as err:
@@ -447,7 +447,7 @@ class ClusterApi:
     def list(
         self, resource: Resource, *, query: Mapping[str, str] | None = None, attempts: int = 1
     ) -> tuple[list[Document], str]:
-        """All objects that `query` selects, and the version from which to watch them."""
+        """Returns all objects that `query` selects, and the version from which to watch them."""
         found: list[Document] = []
         following = ""
         while True:
@@ -500,7 +500,7 @@ class ClusterApi:
         query: Mapping[str, str],
         read_seconds: float,
     ) -> ByteStream:
-        """A watch of objects, or a part of one (`log`), as it comes; asked for once.
+        """Opens a watch of objects, or a part of one (`log`), to be read as it comes; asks once.
 
         Args:
             resource: Its kind.
@@ -605,7 +605,7 @@ _ATTEMPTS = 3
 
 
 def list_nodes(cluster: ClusterApi) -> list[Document]:
-    """All nodes, as the API gives them.
+    """Returns all nodes, as the API gives them.
 
     Raises:
         PlatformError: If the cluster refuses, with the right that it takes, or does not answer.
@@ -624,7 +624,7 @@ def list_nodes(cluster: ClusterApi) -> list[Document]:
 
 
 def pods_of_node(cluster: ClusterApi, node: str) -> list[Document] | None:
-    """The pods of all namespaces on a node; None where one may not see them.
+    """Returns the pods of all namespaces on a node; None where one may not see them.
 
     Raises:
         PlatformError: If the cluster does not answer.

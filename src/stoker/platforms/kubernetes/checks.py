@@ -1,4 +1,4 @@
-"""Checks of objects before they are sent: schemas, webhooks' rules, the restricted profile.
+"""Objects are checked before they are sent: schemas, webhooks' rules, the restricted profile.
 
 A server prunes unknown fields without a word, so that a misspelt one is only missed when the job
 runs. The schemas are those of JobSet and Kubeflow Trainer, without their descriptions; see NOTICE.
@@ -44,7 +44,7 @@ _MAX_ANNOTATIONS = 256 << 10
 
 
 def metadata_problems(metadata: Document, path: str) -> Iterator[str]:
-    """Of labels, annotations, and an object's name where it has one."""
+    """Yields what is wrong with labels, annotations, and an object's name where it has one."""
     if "name" in metadata and not _is_subdomain(text(metadata, "name")):
         yield f"{path}.name: {metadata['name']} is no name of an object"
     for key, value in mapping(metadata, "labels").items():
@@ -59,7 +59,7 @@ def metadata_problems(metadata: Document, path: str) -> Iterator[str]:
 
 
 def pod_problems(pods: Document, path: str) -> Iterator[str]:
-    """What is wrong with a pod's spec, one `path: what` each."""
+    """Yields what is wrong with a pod's spec, one `path: what` each."""
     volumes = [text(volume, "name") for volume in mappings(pods, "volumes")]
     for name in volumes:
         if not _DNS_LABEL.match(name):
@@ -190,7 +190,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 
 
 def schema_problems(document: Mapping[str, Json]) -> Iterator[str]:
-    """What is wrong with an object, one `path: what` each.
+    """Yields what is wrong with an object by its schema, one `path: what` each.
 
     Raises:
         KeyError: If it is of a kind whose schema is not known.
@@ -347,7 +347,7 @@ _VOLUMES = frozenset(
 
 
 def security_problems(pods: Document) -> Iterator[str]:
-    """What of a pod's spec the restricted profile refuses, one `path: what` each."""
+    """Yields what the restricted profile refuses in a pod's spec, one `path: what` each."""
     for key in ("hostNetwork", "hostPID", "hostIPC"):
         if pods.get(key):
             yield f"{key}: shares the node's"
@@ -420,7 +420,7 @@ def check_objects(objects: Sequence[Document]) -> None:
 
 
 def rule_problems(document: Document, *, among: Sequence[Document] = ()) -> Iterator[str]:
-    """What is wrong with one object; of its schema only, if there is anything.
+    """Yields what is wrong with one object; of its schema only, if there is anything.
 
     Args:
         document: The object.
@@ -514,7 +514,7 @@ _JOBSET_RULES: tuple[Callable[[Document], Iterator[str]], ...] = (
 
 
 def _name_problems(job: ReplicatedJob, name: str) -> Iterator[str]:
-    """Of jobs and pods as the controllers will call them, with the suffix of five."""
+    """Checks names of jobs and pods as the controllers will call them, with the suffix of five."""
     replicas, completions = number(job.document, "replicas", 1), number(job.spec, "completions", 1)
     names = [f"{name}-{job.name}-{replicas - 1}"]
     if text(job.spec, "completionMode") == "Indexed":

@@ -1,4 +1,4 @@
-"""A job on a cluster, followed from here: its states, its pods and their logs, to its end."""
+"""A job on a cluster is followed from here: its states, its pods and their logs, to its end."""
 
 import contextlib
 import queue
@@ -96,7 +96,7 @@ class Following:
                 watch.start()
 
     def next(self, seconds: float) -> Item | None:
-        """The next piece of news; None if there is none for so long."""
+        """Returns the next piece of news; None if there is none for so long."""
         try:
             return self._items.get(timeout=seconds)
         except queue.Empty:
@@ -104,11 +104,11 @@ class Following:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no news at this moment."""
+        """Tells whether there is no news at this moment."""
         return self._items.empty()
 
     def pods_now(self) -> Listed:
-        """The run's pods, asked for now.
+        """Returns the run's pods, asked for now.
 
         Raises:
             ApiError: If the cluster refuses, or does not answer.
@@ -127,7 +127,7 @@ class Following:
             log.start()
 
     def is_read(self, uids: frozenset[str]) -> bool:
-        """Whether the logs of these pods have been read to their end."""
+        """Returns whether the logs of these pods have been read to their end."""
         return not any(uid in uids and log.is_alive() for uid, log in tuple(self._logs.items()))
 
     def await_logs(self, seconds: float) -> None:
@@ -170,7 +170,7 @@ def conclude(
     events: Sequence[Event],
     log: Log,
 ) -> JobEnd:
-    """The end of a job.
+    """Returns the end of a job.
 
     Args:
         state: Its last one; None where the job was gone before it was seen to end.
@@ -216,7 +216,7 @@ def _verdict(
 
 
 def _latest(pods: Iterable[PodState]) -> dict[tuple[str, int], PodState]:
-    """The last pod of each host."""
+    """Returns the last pod of each host."""
     found: dict[tuple[str, int], PodState] = {}
     for pod in sorted(pods, key=lambda pod: (pod.attempt, pod.created_at)):
         found[pod.group, pod.index] = pod
@@ -251,7 +251,7 @@ def _complete_record(
 
 
 def _release_seconds(pods: Iterable[PodState], leader: PodState | None) -> float | None:
-    """From the leader's end to the last data host's, where all of them are known."""
+    """Returns seconds from the leader's end to the last data host's; None if one is not known."""
     data = [pod for pod in pods if pod.role == "data"]
     if not data or leader is None or leader.ended is None:
         return None
@@ -275,7 +275,7 @@ def _failure(
     layout: Layout,
     training: Training | None,
 ) -> str:
-    """Why it failed: what a dnn host's pod says, before what its controllers make of it."""
+    """Says why it failed: a dnn host's pod is asked before its controllers."""
     dnn = [pod for (group, _), pod in sorted(latest.items()) if group == layout.dnn.group.name]
     if "DeadlineExceeded" in state.reason + state.message:
         limit = layout.settings.max_run_seconds
@@ -302,7 +302,7 @@ def _failure(
 
 
 def _model_uri(layout: Layout) -> str | None:
-    """Where the dnn group's model lies; it is gone with its pods where there is no output."""
+    """Returns the place of the dnn group's model; None without output: it goes with its pods."""
     if not layout.settings.output:
         return None
     return f"{layout.settings.output.rstrip('/')}/{layout.name}/model"
@@ -343,32 +343,32 @@ class RunPicture:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job has ended, or is gone."""
+        """Tells whether the job has ended, or is gone."""
         return self.is_gone or (self.state is not None and self.state.has_ended)
 
     @property
     def is_over(self) -> bool:
-        """Whether no dnn host runs any more, as far as is known."""
+        """Tells whether no dnn host runs any more, as far as is known."""
         return self.is_gone or all(
             pod.is_final or not pod.is_started for pod in self._pods.values() if pod.role == "dnn"
         )
 
     @property
     def all_pods(self) -> tuple[PodState, ...]:
-        """Pods as they were last seen, those that are gone, too."""
+        """Returns pods as they were last seen, those that are gone, too."""
         return (*self._gone_pods.values(), *self._pods.values())
 
     def uids_of(self, role: str) -> frozenset[str]:
-        """The pods of a role that there are, or were."""
+        """Returns the uids of the pods of a role that there are, or were."""
         return frozenset(pod.uid for pod in self.all_pods if pod.role == role)
 
     def changed_pods(self) -> list[PodState]:
-        """The pods that were told of since this was asked last."""
+        """Returns the pods that were told of since the last call."""
         changed, self._changed = self._changed, []
         return changed
 
     def troubles(self) -> list[Trouble]:
-        """Why hosts do not run, at this moment."""
+        """Returns why hosts do not run at this moment."""
         layout = self._layout
         found = list(
             troubles_of(
@@ -386,7 +386,7 @@ class RunPicture:
         return found
 
     def take(self, item: Listed | Changed | Gone) -> Iterator[str]:
-        """Takes a piece of news; gives what to say of it."""
+        """Takes a piece of news; yields what to say of it."""
         if item.resource == EVENTS:
             yield from self._take_events(item)
         elif item.resource == PODS:
@@ -557,11 +557,11 @@ class KubernetesRun:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What happened so far that only the cluster sees."""
+        """Returns what happened so far that only the cluster sees."""
         return tuple(self._picture.events)
 
     def lines(self) -> Iterator[LogLine]:
-        """Log lines of all hosts and what becomes of them; ends when the job has ended.
+        """Yields log lines of all hosts and what becomes of them, until the job has ended.
 
         Raises:
             PlatformError: If the hosts will never run (no such image, say), a right is missing, or
@@ -671,7 +671,7 @@ class KubernetesRun:
             )
 
     def _look_for_end(self) -> None:
-        """The end is there when the job has ended, and its hosts' logs have been read."""
+        """Notes the end once the job has ended, and its hosts' logs have been read."""
         if not self._picture.has_ended:
             return
         now = self._cluster.clock()
@@ -690,7 +690,7 @@ class KubernetesRun:
             self._close()
 
     def _look_at_pods(self) -> None:
-        """The job's end may be told before its pods' ends are, or before there was word of them."""
+        """Asks for the pods anew: a job's end may be told before its pods, or before their ends."""
         with contextlib.suppress(ApiError):
             for words in self._picture.take(self._following.pods_now()):
                 self._say(words)

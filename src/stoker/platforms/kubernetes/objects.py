@@ -1,4 +1,4 @@
-"""The objects of a run: names, groups, volumes, environment and pods."""
+"""A run's objects are made of names, groups, volumes, environment and pods."""
 
 import hashlib
 import json
@@ -55,7 +55,7 @@ WORKLOAD_ANNOTATION = "stoker/workload-sha256"
 
 
 def object_name(run: str) -> str:
-    """What the objects of a run are called: the same for the same run, and no other's.
+    """Returns the name of a run's objects: the same for the same run, and no other's.
 
     A run's name that is none for Kubernetes (capitals, a digit in front, too long) is changed, and
     then ends with a digest of it.
@@ -70,17 +70,17 @@ def object_name(run: str) -> str:
 
 
 def token_secret(name: str) -> str:
-    """The Secret with the run's token."""
+    """Returns the Secret with the run's token."""
     return f"{name}-token"
 
 
 def config_map(name: str) -> str:
-    """The ConfigMap with what the launchers read: hyperparameters and channels."""
+    """Returns the ConfigMap with what the launchers read: hyperparameters and channels."""
     return f"{name}-config"
 
 
 def host_pattern(name: str, job: str) -> str:
-    """The names of a job's hosts in the cluster's DNS, with `{index}` for their number.
+    """Returns the pattern of a job's host names in the cluster's DNS; `{index}`: the number.
 
     The JobSet's controller calls pods so: JOBSET-JOB-JOBINDEX-PODINDEX, under the subdomain, which
     is the JobSet's name.
@@ -89,7 +89,7 @@ def host_pattern(name: str, job: str) -> str:
 
 
 def is_dns_label(text: str) -> bool:
-    """Whether `text` is a label by RFC 1035: small letters, digits and dashes, a letter first."""
+    """Tells whether `text` is an RFC 1035 label: small letters, digits, dashes, a letter first."""
     return len(text) <= MAX_LABEL and bool(DNS_LABEL.match(text))
 
 
@@ -124,7 +124,7 @@ class PodGroup:
 
     @property
     def is_dnn(self) -> bool:
-        """Whether it trains."""
+        """Tells whether it trains."""
         return self.group.role == "dnn"
 
 
@@ -146,17 +146,17 @@ class Layout:
 
     @property
     def dnn(self) -> PodGroup:
-        """The group that trains."""
+        """Returns the group that trains."""
         return self.groups[0]
 
     @property
     def data(self) -> tuple[PodGroup, ...]:
-        """The groups that make batches."""
+        """Returns the groups that make batches."""
         return self.groups[1:]
 
 
 def lay_out(job: JobSpec) -> Layout:
-    """The pods of `job`, group by group.
+    """Plans the pods of `job`, group by group.
 
     Raises:
         UsageError: If the workload does not say what Kubernetes needs, naming the key and a fix.
@@ -172,7 +172,7 @@ def lay_out(job: JobSpec) -> Layout:
 
 
 def settings_of(job: JobSpec) -> KubernetesSettings:
-    """The job's settings for Kubernetes, with all that pods need beside them checked.
+    """Returns the job's settings for Kubernetes, after checks of all that pods need.
 
     Raises:
         UsageError: Naming the key of the workload and the reason.
@@ -257,7 +257,7 @@ def _gpus(group: Group, pool: NodePool, pods: PodSettings) -> int:
 def _resources(
     group: Group, pool: NodePool, pods: PodSettings
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Requests and limits of one pod, without its GPUs."""
+    """Returns requests and limits of one pod, without its GPUs."""
     cpu, memory = pods.cpu or pool.cpu, pods.memory or pool.memory
     if cpu is None or memory is None:
         raise _unknown(group, "what a pod asks of its node, daemons set aside,")
@@ -307,7 +307,7 @@ class Mounted:
 
 
 def volumes_of_group(layout: Layout, group: PodGroup) -> list[Mounted]:
-    """Volumes that are the same for every run of the workload.
+    """Returns volumes that are the same for every run of the workload.
 
     Raises:
         UsageError: If a channel or volume is none that pods can mount.
@@ -330,7 +330,7 @@ def volumes_of_group(layout: Layout, group: PodGroup) -> list[Mounted]:
 
 
 def volumes_of_run(layout: Layout, group: PodGroup) -> list[Mounted]:
-    """Volumes of this run alone: its token, and what its launchers read."""
+    """Returns volumes of this run alone: its token, and what its launchers read."""
     items: list[Json] = [
         {"key": HYPERPARAMETERS_KEY, "path": "hyperparameters.json"},
         {"key": inputs_key(group), "path": "inputdataconfig.json"},
@@ -360,12 +360,12 @@ def volumes_of_run(layout: Layout, group: PodGroup) -> list[Mounted]:
 
 
 def inputs_key(group: PodGroup) -> str:
-    """Where in the ConfigMap the group's inputdataconfig.json is."""
+    """Returns the ConfigMap's key of the group's inputdataconfig.json."""
     return f"inputdataconfig.{group.job}.json"
 
 
 def channels_of(layout: Layout, group: PodGroup) -> dict[str, Channel]:
-    """The channels that a group gets, by name.
+    """Returns the channels that a group gets, by name.
 
     Raises:
         UsageError: If a channel names a group that is none of the job's.
@@ -379,7 +379,7 @@ def channels_of(layout: Layout, group: PodGroup) -> dict[str, Channel]:
 
 
 def claim_of(uri: str, *, where: str) -> tuple[str, str]:
-    """Claim and folder of a pvc:// address; the folder is empty where it is the whole claim.
+    """Returns claim and folder of a pvc:// address; an empty folder stands for the whole claim.
 
     Raises:
         UsageError: If it is none.
@@ -397,7 +397,7 @@ def claim_of(uri: str, *, where: str) -> tuple[str, str]:
 
 
 def _job_folder(layout: Layout, group: PodGroup) -> Mounted:
-    """Model, checkpoints and output: on the node, or of the dnn group in the claim for outputs.
+    """Mounts model, checkpoints and output: on the node, or the dnn group's in the output claim.
 
     Not the whole job folder: images bring code in it.
     """
@@ -443,7 +443,7 @@ def _channels(layout: Layout, group: PodGroup) -> Iterator[Mounted]:
 
 
 def _one_volume_a_claim(mounted: Sequence[Mounted]) -> list[Mounted]:
-    """The same mounts, of one volume for each claim: a kubelet takes two for one, and waits."""
+    """Merges volumes of one claim, with the same mounts: a kubelet takes two for one, and waits."""
     kept: dict[str, Mounted] = {}
     for one in mounted:
         source = one.volume.get("persistentVolumeClaim")
@@ -504,12 +504,12 @@ def _of_user(volume: PodVolume, group: PodGroup) -> Mounted:
     return Mounted(volume={"name": volume.name, **sources}, mounts=(mount,))
 
 
-# Beside the other results of the dnn group; in the claim for outputs, where there is one.
+# Next to the other results of the dnn group; in the claim for outputs, where there is one.
 PROFILE_FILE = f"{JOB_FOLDER}/output/profile/profile.json"
 
 
 def environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
-    """Variables that are the same for every run of the workload.
+    """Returns variables that are the same for every run of the workload.
 
     Raises:
         UsageError: If the user sets what stoker does.
@@ -536,7 +536,7 @@ def environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
 
 
 def environment_of_run(layout: Layout, group: PodGroup) -> list[Json]:
-    """Variables of this run alone."""
+    """Returns variables of this run alone."""
     ours = job_variables(layout.job)
     ours["STOKER_TOKEN_FILE"] = f"{TOKEN_FOLDER}/{TOKEN_KEY}"
     ours["STOKER_GROUP"] = group.group.name
@@ -557,12 +557,12 @@ def environment_of_run(layout: Layout, group: PodGroup) -> list[Json]:
 
 
 def variables(values: Mapping[str, str]) -> list[Json]:
-    """Variables as a container holds them, by name, each exactly as it is."""
+    """Returns variables as a container holds them, by name, each exactly as it is."""
     return [{"name": name, "value": verbatim(value)} for name, value in sorted(values.items())]
 
 
 def verbatim(text: str) -> str:
-    """Text that Kubernetes does not look for $(NAME) in: of commands, arguments and variables."""
+    """Escapes `$`, so that Kubernetes looks for no $(NAME) in commands, arguments and variables."""
     return text.replace("$", "$$")
 
 
@@ -578,7 +578,7 @@ _STAY = {
 
 
 def pod_template(layout: Layout, group: PodGroup, *, of_run: bool) -> dict[str, Json]:
-    """The template of a group's pods.
+    """Returns the template of a group's pods.
 
     Args:
         layout: Of the job.
@@ -645,12 +645,12 @@ def pod_template(layout: Layout, group: PodGroup, *, of_run: bool) -> dict[str, 
 
 
 def mounts_of(mounted: Sequence[Mounted]) -> list[Json]:
-    """The mounts of a container."""
+    """Returns the mounts of a container."""
     return [mount for one in mounted for mount in one.mounts]
 
 
 def zone_affinity(layout: Layout) -> dict[str, Json]:
-    """All pods of the run in one zone, as far as that is asked for; {} for one pod."""
+    """Returns an affinity that puts all pods in one zone, where asked for; {} for one pod."""
     if layout.settings.zone == "any" or sum(g.group.count for g in layout.groups) == 1:
         return {}
     term: dict[str, Json] = {

@@ -1,4 +1,4 @@
-"""The platform kubernetes: plans, describes and submits JobSets and TrainJobs."""
+"""The platform kubernetes plans, describes and submits JobSets and TrainJobs."""
 
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec
@@ -31,7 +31,7 @@ class KubernetesPlatform:
         self._cluster = cluster
 
     def plan(self, job: JobSpec) -> KubernetesRequest:
-        """The objects of `job`, every rule of schemas, webhooks and pods checked.
+        """Returns the objects of `job`, every rule of schemas, webhooks and pods checked.
 
         Needs no cluster, and reads no file.
 
@@ -41,11 +41,11 @@ class KubernetesPlatform:
         return plan_request(job)
 
     def describe(self, request: KubernetesRequest) -> dict[str, Json]:
-        """The objects as a list that `kubectl` takes; the token is not made yet."""
+        """Returns the objects as a list that `kubectl` takes; the token is not made yet."""
         return {"apiVersion": "v1", "kind": "List", "items": list(request.objects)}
 
     def manifest(self, request: KubernetesRequest) -> str:
-        """The objects as YAML documents that `kubectl apply` takes."""
+        """Returns the objects as YAML documents that `kubectl apply` takes."""
         return manifest(request.objects, notes={"Secret": _SECRET_NOTE})
 
     def submit(self, request: KubernetesRequest) -> KubernetesRun:
@@ -71,7 +71,7 @@ class KubernetesPlatform:
         return KubernetesRun(cluster, request=request, started=started)
 
     def clean_up(self, name: str, settings: KubernetesSettings | None) -> str:
-        """Deletes the job of a run if it has not ended; gives what it ended, in words.
+        """Deletes the job of a run if it has not ended; returns what it ended, in words.
 
         Does not wait for its pods.
 

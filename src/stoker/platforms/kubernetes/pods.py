@@ -1,4 +1,4 @@
-"""Pods of a run: their state, events, and why they do not run."""
+"""Pods of a run have a state and events, which say why they do not run."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ _ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodEnd:
-    """How a container ended; `at` is ISO 8601, empty where it is not known."""
+    """Tells how a container ended; `at` is ISO 8601, empty where it is not known."""
 
     exit_code: int
     reason: str
@@ -66,7 +66,7 @@ class PodState:
 
 
 def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -> PodState | None:
-    """The state of a pod; None where it is none of the run's groups.
+    """Returns the state of a pod; None where it is none of the run's groups.
 
     Args:
         document: The pod.
@@ -109,7 +109,7 @@ def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -
 
 
 def seconds_between(begin: str, end: str) -> float | None:
-    """Seconds from one time of Kubernetes' to another; None where one is not known."""
+    """Returns seconds from one time of Kubernetes' to another; None where one is not known."""
     try:
         difference = datetime.fromisoformat(end) - datetime.fromisoformat(begin)
     except (ValueError, TypeError):
@@ -172,7 +172,7 @@ _FOR_EVER = 0.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Why hosts of a group do not run.
+    """A reason why hosts of a group do not run.
 
     Attributes:
         key: The same while the trouble is the same.
@@ -194,7 +194,7 @@ class Trouble:
 def troubles_of(
     pods: Iterable[PodState], groups: Sequence[PodGroup], *, image: str, next_best: str
 ) -> Iterator[Trouble]:
-    """What is wrong with the pods as they are now: for each group at most one trouble of a kind.
+    """Yields what is wrong with the pods now: for each group at most one trouble of a kind.
 
     Args:
         pods: Those that there are.
@@ -214,7 +214,7 @@ def troubles_of(
 
 
 def refused_pods(group: PodGroup, message: str) -> Trouble:
-    """The cluster lets a job be, but none of its pods: quotas, pod security, webhooks.
+    """Returns the trouble of a job whose pods are all refused: quotas, pod security, webhooks.
 
     Args:
         group: Of the pods.
@@ -240,7 +240,7 @@ def refused_pods(group: PodGroup, message: str) -> Trouble:
 
 
 def short_of(message: str) -> list[str]:
-    """The resources that the scheduler says are missing: `nvidia.com/gpu`."""
+    """Returns the resources that the scheduler says are missing: `nvidia.com/gpu`."""
     return list(dict.fromkeys(_SHORT.findall(message)))
 
 
@@ -327,7 +327,7 @@ class TroubleLog:
         self._seen: dict[str, _SeenEvent] = {}
 
     def news(self, troubles: Iterable[Trouble], *, now: float) -> Iterator[tuple[Trouble, str]]:
-        """The troubles to tell now, in words; what is not among them is over.
+        """Yields the troubles to tell now, in words; what is not among them is over.
 
         Args:
             troubles: All there are.
@@ -347,7 +347,7 @@ class TroubleLog:
                 yield trouble, words + (f"; {trouble.fix}" if has_fix else "")
 
     def over(self, troubles: Iterable[Trouble], *, now: float) -> Trouble | None:
-        """A trouble for which waiting is over."""
+        """Returns a trouble for which waiting is over."""
         for trouble in troubles:
             seen = self._seen.get(trouble.key)
             limit = trouble.fatal_after
@@ -357,7 +357,7 @@ class TroubleLog:
 
 
 def by_job(groups: Sequence[PodGroup]) -> Mapping[str, PodGroup]:
-    """The groups by the name of their replicated job."""
+    """Returns the groups by the name of their replicated job."""
     return {group.job: group for group in groups}
 
 
@@ -395,7 +395,7 @@ class Happening:
 
     @property
     def text(self) -> str:
-        """In one line."""
+        """Returns the event in one line."""
         return f"{self.about}: {self.reason}: {self.message}"
 
 
@@ -417,7 +417,7 @@ class Happenings:
         self._told: set[tuple[str, str, str]] = set()
 
     def take(self, event: Document) -> Iterator[Happening]:
-        """What an event tells; nothing if it is of something else, known, old, or dull."""
+        """Yields what an event tells; nothing if it is of something else, known, old, or dull."""
         about = mapping(event, "involvedObject")
         kind, name = text(about, "kind"), text(about, "name")
         reason = text(event, "reason")

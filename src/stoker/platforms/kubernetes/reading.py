@@ -1,4 +1,4 @@
-"""Reading objects: what is not there is empty."""
+"""These functions read objects: what is not there is empty."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,12 +28,12 @@ class ReplicatedJob:
 
     @property
     def labels(self) -> Document:
-        """Of the job."""
+        """Returns the labels of the job."""
         return mapping(self.document, "template", "metadata", "labels")
 
 
 def mapping(document: Json, *keys: str) -> Document:
-    """The mapping at the path `keys`."""
+    """Returns the mapping at the path `keys`."""
     value: Json = document
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -41,37 +41,37 @@ def mapping(document: Json, *keys: str) -> Document:
 
 
 def mappings(document: Json, *keys: str) -> list[Document]:
-    """The list of mappings at the path `keys`."""
+    """Returns the list of mappings at the path `keys`."""
     parent = mapping(document, *keys[:-1])
     value = parent.get(keys[-1])
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
 def text(document: Document, key: str) -> str:
-    """A text, or the empty one."""
+    """Returns a text, or the empty one."""
     value = document.get(key)
     return value if isinstance(value, str) else ""
 
 
 def texts(document: Document, key: str) -> list[str]:
-    """A list of texts."""
+    """Returns a list of texts."""
     value = document.get(key)
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
 def number(document: Document, key: str, default: int = 0) -> int:
-    """A whole number."""
+    """Returns a whole number."""
     value = document.get(key)
     return value if isinstance(value, int) else default
 
 
 def name_of(document: Document) -> str:
-    """Of an object."""
+    """Returns the name of an object."""
     return text(mapping(document, "metadata"), "name")
 
 
 def jobset_of(document: Document) -> tuple[str, Document]:
-    """Path and spec of the JobSet in a JobSet or TrainingRuntime; nothing in other objects."""
+    """Returns path and spec of the JobSet in a JobSet or TrainingRuntime; none of other objects."""
     match document.get("kind"):
         case "JobSet":
             return "spec", mapping(document, "spec")
@@ -81,7 +81,7 @@ def jobset_of(document: Document) -> tuple[str, Document]:
 
 
 def replicated_jobs(document: Document) -> Iterator[ReplicatedJob]:
-    """The replicated jobs of a JobSet or TrainingRuntime."""
+    """Yields the replicated jobs of a JobSet or TrainingRuntime."""
     path, spec = jobset_of(document)
     for index, job in enumerate(mappings(spec, "replicatedJobs")):
         described = mapping(job, "template", "spec")

@@ -1,4 +1,4 @@
-"""A job as Kubernetes runs it: its objects, a pure value; and as YAML."""
+"""Kubernetes runs a job from its objects, a pure value; they can be written as YAML."""
 
 import dataclasses
 import json
@@ -63,28 +63,28 @@ class KubernetesRequest:
 
     @property
     def name(self) -> str:
-        """Of the job's objects."""
+        """Returns the name of the job's objects."""
         return self.layout.name
 
     @property
     def namespace(self) -> str | None:
-        """Absent: that of the pod or kube config that submits."""
+        """Returns the namespace; None: that of the pod or kube config that submits."""
         return self.layout.settings.namespace
 
     @property
     def objects(self) -> tuple[Document, ...]:
-        """All that submit() makes, in the order in which one needs the other."""
+        """Returns all that submit() makes, in the order in which one needs the other."""
         runtime = (self.runtime,) if self.runtime and self.runtime_is_ours else ()
         return (self.secret, self.config, *runtime, self.main)
 
     @property
     def request_sha256(self) -> str:
-        """Of the job's spec and configuration: an earlier attempt's job has the same."""
+        """Returns a digest of the job's spec and configuration: the same in each attempt."""
         return str(mapping(self.main, "metadata", "annotations")[REQUEST_ANNOTATION])
 
 
 def plan_request(job: JobSpec) -> KubernetesRequest:
-    """The objects for `job`; reads and asks nothing.
+    """Returns the objects for `job`; reads and asks nothing.
 
     Raises:
         UsageError: If the cluster would refuse them, with the rule, the reason and a fix.
@@ -111,7 +111,7 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
 
 
 def plan_runtime(job: JobSpec, *, name: str) -> Document:
-    """The TrainingRuntime for runs like `job`, to be applied before them and named by them.
+    """Returns the TrainingRuntime for runs like `job`, to be applied before and named by them.
 
     Raises:
         UsageError: If the cluster would refuse it.
@@ -130,7 +130,7 @@ def _checked(request: KubernetesRequest) -> tuple[Document, ...]:
 
 
 def _signed(main: dict[str, Json], layout: Layout, *, parts: list[Json]) -> Document:
-    """The job with what an earlier attempt's job is known by: a digest of it and of `parts`."""
+    """Returns the job with a digest of it and `parts`, to know an earlier attempt's job by."""
     described = mapping(main, "metadata")
     annotations = {**mapping(described, "annotations")}
     annotations[REQUEST_ANNOTATION] = digest([main["spec"], *parts])
@@ -188,7 +188,7 @@ class _Dumper(yaml.SafeDumper):
     """Quotes whatever could be a number, a date or a truth to somebody: kubectl reads YAML 1.1."""
 
     def ignore_aliases(self, data: object) -> bool:
-        """Objects stand there in full, however often they are used."""
+        """Returns True: objects are written in full, however often they are used."""
         return True
 
 
@@ -214,7 +214,7 @@ _Dumper.add_representer(str, _text)
 def manifest(
     objects: Sequence[Mapping[str, Json]], *, notes: Mapping[str, str] | None = None
 ) -> str:
-    """The objects as YAML, one document each.
+    """Returns the objects as YAML, one document each.
 
     Args:
         objects: In their order.

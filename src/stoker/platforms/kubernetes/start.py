@@ -1,4 +1,4 @@
-"""Making a run's objects exactly once, however often it is tried, and what a cluster says of them.
+"""A run's objects are made exactly once, however often it is tried; their state is read back.
 
 The job comes first, and owns the rest: whatever ends this process in between, nothing is left
 behind that would not go with the job. Its pods wait for their token until the Secret is there, a
@@ -60,12 +60,12 @@ class ObjectState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it will run any more, by itself."""
+        """Tells whether nothing of it will run any more, by itself."""
         return self.phase in ("succeeded", "failed")
 
 
 def job_state(document: Document) -> ObjectState:
-    """The state of a JobSet or TrainJob."""
+    """Returns the state of a JobSet or TrainJob."""
     described, status = mapping(document, "metadata"), mapping(document, "status")
     restarts = status.get("restarts")
     phase, condition = _phase(document)
@@ -103,14 +103,14 @@ def _phase(document: Document) -> tuple[Phase, Document]:
 
 
 def pod_reference(pod: OwnPod, *, namespace: str) -> Document | None:
-    """The pod as an owner of a job; None for a job of another namespace, which it cannot own."""
+    """Returns the pod as an owner of a job; None for one of another namespace: it cannot own it."""
     if pod.namespace is not None and pod.namespace != namespace:
         return None
     return {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid}
 
 
 def object_reference(document: Document, *, is_waited_for: bool) -> Document:
-    """An object as an owner.
+    """Returns an object as an owner.
 
     Args:
         document: The object as the cluster gives it.
@@ -127,12 +127,12 @@ def object_reference(document: Document, *, is_waited_for: bool) -> Document:
 
 
 def owners_of(document: Document) -> list[Document]:
-    """The owners of an object."""
+    """Returns the owners of an object."""
     return mappings(document, "metadata", "ownerReferences")
 
 
 def owned(document: Document, owners: Sequence[Document]) -> Document:
-    """The object with these owners."""
+    """Returns the object with these owners."""
     references: list[Json] = [dict(owner) for owner in owners]
     metadata = {**mapping(document, "metadata"), "ownerReferences": references}
     return {**document, "metadata": metadata}
@@ -146,7 +146,7 @@ LOOK_SECONDS = 1.0
 def provide_runtime(
     cluster: ClusterApi, request: KubernetesRequest, owners: Sequence[Document], *, log: Log
 ) -> bool:
-    """Makes the runtime unless it is there; gives whether it was made now.
+    """Makes the runtime unless it is there; returns whether it was made now.
 
     Args:
         cluster: That is to have it.
@@ -223,7 +223,7 @@ class StartedObjects:
 
 @dataclass(slots=True, kw_only=True)
 class _Attempt:
-    """What has been done so far."""
+    """An attempt to start a job: it notes what has been done so far."""
 
     has_asked: bool = False
     runtime_is_made: bool = False
@@ -267,7 +267,7 @@ def start(
 def delete_and_wait(
     cluster: ClusterApi, resource: Resource, name: str, *, uid: str, seconds: float
 ) -> bool:
-    """Deletes an object after all that it owns; gives whether it was gone in `seconds`."""
+    """Deletes an object after all that it owns; returns whether it was gone in `seconds`."""
     deadline = cluster.clock() + seconds
     cluster.delete(resource, name, uid=uid)
     while (found := cluster.find(resource, name)) is not None:
@@ -342,7 +342,7 @@ def _adopt(
     new = [o for o in owners if o["uid"] not in {text(known_one, "uid") for known_one in known}]
     if not new or state.has_ended:
         return
-    # Beside the earlier attempt's pod: the job goes when the last of them is deleted.
+    # Next to the earlier attempt's pod: the job goes when the last of them is deleted.
     references: Document = {"metadata": {"ownerReferences": [*known, *new]}}
     try:
         cluster.patch(_resource(found), name, references)
@@ -353,7 +353,7 @@ def _adopt(
 def _provide_parts(
     cluster: ClusterApi, request: KubernetesRequest, job: Document, *, is_adopted: bool
 ) -> None:
-    """Secret and configuration, which the job owns."""
+    """Makes Secret and configuration, which the job owns."""
     if is_adopted and job_state(job).has_ended:
         return
     token = {TOKEN_KEY: secrets.token_bytes(TOKEN_BYTES).hex()}

@@ -1,4 +1,4 @@
-"""The job of a run: a JobSet, or for Kubeflow Trainer a TrainJob with its TrainingRuntime.
+"""A run is one job: a JobSet, or for Kubeflow Trainer a TrainJob with its TrainingRuntime.
 
 Success is the dnn group's alone: its end ends the JobSet, whose controller then deletes the pods of
 the data group. A failed job is looked at before success is, so that the data group's job must never
@@ -36,7 +36,7 @@ WITHOUT_END = 2**31 - 1
 
 
 def jobset(layout: Layout) -> dict[str, Json]:
-    """The JobSet that runs `layout`.
+    """Returns the JobSet that runs `layout`.
 
     Raises:
         UsageError: If the groups' pods are none that Kubernetes can run.
@@ -58,7 +58,7 @@ def jobset(layout: Layout) -> dict[str, Json]:
 def jobset_spec(
     layout: Layout, *, of_run: bool, job_labels: Mapping[str, Mapping[str, str]] | None = None
 ) -> dict[str, Json]:
-    """What a JobSet and the template of a TrainingRuntime have in common.
+    """Returns the spec that a JobSet and the template of a TrainingRuntime have in common.
 
     Args:
         layout: Of the job.
@@ -81,7 +81,7 @@ def jobset_spec(
 
 
 def metadata(layout: Layout, *, name: str | None = None, queued: bool = False) -> dict[str, Json]:
-    """Of an object of the run: its name, namespace and labels.
+    """Returns the metadata of an object of the run: its name, namespace, labels and annotations.
 
     Args:
         layout: Of the job.
@@ -141,7 +141,7 @@ MANAGER = "stoker/run"
 
 
 def training_runtime(layout: Layout, *, name: str) -> dict[str, Json]:
-    """The TrainingRuntime of `layout`, without what is a run's alone.
+    """Returns the TrainingRuntime of `layout`, without what is a run's alone.
 
     Raises:
         UsageError: If the groups' pods are none that Kubernetes can run.
@@ -167,7 +167,7 @@ def training_runtime(layout: Layout, *, name: str) -> dict[str, Json]:
 
 
 def train_job(layout: Layout, *, runtime: str) -> dict[str, Json]:
-    """The TrainJob that runs `layout` on the TrainingRuntime called `runtime`."""
+    """Returns the TrainJob that runs `layout` on the TrainingRuntime called `runtime`."""
     dnn = layout.dnn
     trainer: dict[str, Json] = {
         "image": layout.image,
@@ -200,7 +200,7 @@ def train_job(layout: Layout, *, runtime: str) -> dict[str, Json]:
 
 
 def digest(spec: Json) -> str:
-    """By which two objects' specs are compared: 64 hexadecimal digits."""
+    """Returns the digest by which two objects' specs are compared: 64 hexadecimal digits."""
     text = json.dumps(spec, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Watching objects and following logs of pods, for as long as it takes.
+"""Objects are watched, and logs of pods followed, for as long as it takes.
 
 A log is asked for from a time on, in whole seconds, and lines of several writers come a little out
 of the order of their times: so the lines of the last seconds are kept, and left out when they come
@@ -38,7 +38,7 @@ _TIME = re.compile(
 
 
 class LogPosition:
-    """What of a log has been read.
+    """Remembers how much of a log has been read.
 
     The lines are those that Kubernetes gives with `timestamps=true`: a time, a blank, the text.
     """
@@ -49,7 +49,7 @@ class LogPosition:
         self._again: Counter[str] = Counter()
 
     def query(self) -> dict[str, str]:
-        """What to ask for next; called before each reading."""
+        """Returns the query of the next request; called before each reading."""
         self._again = Counter(line for _, line in self._recent)
         if self._latest is None:
             return {}
@@ -57,7 +57,7 @@ class LogPosition:
         return {"sinceTime": since.strftime("%Y-%m-%dT%H:%M:%SZ")}
 
     def take(self, line: str) -> str | None:
-        """The text of a line; None if it has been read before."""
+        """Returns the text of a line; None if it has been read before."""
         when, text = split_time(line)
         if self._again[line] > 0:
             self._again[line] -= 1
@@ -74,7 +74,7 @@ class LogPosition:
 
 
 def split_time(line: str) -> tuple[datetime | None, str]:
-    """Time (to the second, in UTC) and text of a line; no time where it has none."""
+    """Returns time (to the second, in UTC) and text of a line; no time where it has none."""
     found = _TIME.match(line)
     if not found:
         return None, line
@@ -232,7 +232,7 @@ class ObjectWatch(threading.Thread):
         return self._cluster.clock() >= reached_at + UNREACHABLE_SECONDS
 
     def _watch(self, version: str) -> str:
-        """Watches until the server ends it; gives the version to go on from."""
+        """Watches until the server ends it; returns the version to go on from."""
         query = {
             **self._query,
             "watch": "true",
@@ -255,7 +255,7 @@ class ObjectWatch(threading.Thread):
         return version
 
     def _take(self, line: str) -> str:
-        """Tells what a line of the watch says; gives its version."""
+        """Tells what a line of the watch says; returns its version."""
         try:
             event = loads(line)
         except JSONDecodeError:
@@ -332,7 +332,7 @@ class PodLog(threading.Thread):
         self._told = False
 
     def update(self, pod: PodState) -> None:
-        """What the pod is now; a log is at its end when it was read after its pod's end."""
+        """Takes the pod's state; a log is at its end when it was read after its pod's end."""
         self._pod = pod
         self._is_changed.set()
 
@@ -384,7 +384,7 @@ class PodLog(threading.Thread):
                 raise
 
     def _read(self, *, is_final: bool, previous: bool = False) -> bool:
-        """Reads what there is, and what comes; gives whether it came to a whole end."""
+        """Reads what there is, and what comes; returns whether it came to a whole end."""
         query = {"container": self._container, "timestamps": "true", **self._position.query()}
         query |= {"previous": "true"} if previous else {"follow": "true"}
         stream = self._cluster.open(

@@ -1,4 +1,4 @@
-"""SageMaker: a training job with instance groups, through boto3."""
+"""SageMaker runs a job as a training job with instance groups, through boto3."""
 
 from stoker.platforms.sagemaker.checks import check_body
 from stoker.platforms.sagemaker.platform import SageMakerPlatform

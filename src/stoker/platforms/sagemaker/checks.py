@@ -1,10 +1,10 @@
-"""Checks of a CreateTrainingJob request, each with its reason, before it is sent.
+"""A CreateTrainingJob request is checked, each rule with its reason, before it is sent.
 
-They are read from the model that botocore brings, without a client, a region or a network, so that
-they are those of the installed version. botocore itself checks only a part of them.
+Many rules are read from the model that botocore brings, without a client, a region or a network, so
+that they are those of the installed version. botocore itself checks only a part of them.
 
-Neither botocore nor SageMaker's own SDK nor moto knows those for instance groups: a wrong request
-would be refused by the service, minutes later or after a pipeline's first steps were paid for.
+Neither botocore nor SageMaker's own SDK nor moto knows the rules for instance groups: the service
+would refuse a wrong request, minutes later or after a pipeline's first steps were paid for.
 """
 
 import functools
@@ -49,7 +49,7 @@ _SHOWN = {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}
 
 
 def settings_of(job: JobSpec) -> SageMakerSettings:
-    """The job's settings for SageMaker, with all that the request needs beside them checked.
+    """Returns the job's settings for SageMaker, after checks of all that the request needs.
 
     Raises:
         UsageError: Naming the key of the workload and the reason.
@@ -141,7 +141,7 @@ def _check_metric(definition: MetricDefinition) -> None:
 
 
 def channel_rules(body: Body) -> Iterator[UsageError]:
-    """What the service would refuse of the channels."""
+    """Yields what the service would refuse of the channels."""
     channels = channels_of(body)
     yield from repeated([name for name, _ in channels], "channels", "InputDataConfig")
     known = [text(group, "InstanceGroupName") for group in groups_of(body)]
@@ -212,7 +212,7 @@ def _mode_rules(body: Body, channel: Body, where: str) -> Iterator[UsageError]:
 
 
 def repeated(names: Sequence[str], what: str, where: str) -> Iterator[UsageError]:
-    """Names that stand there more than once."""
+    """Yields an error for each name that stands there more than once."""
     for name, count in Counter(names).items():
         if count > 1:
             yield UsageError(
@@ -251,17 +251,17 @@ class Violation:
 
 
 def choices(shape_name: str) -> tuple[str, ...]:
-    """All values of an enumeration of the model, such as `TrainingInstanceType`."""
+    """Returns all values of an enumeration of the model, such as `TrainingInstanceType`."""
     return tuple(getattr(_shape(shape_name), "enum"))  # noqa: B009
 
 
 def maximum(shape_name: str) -> int:
-    """The largest number, length or count that the model allows, such as of `InstanceGroups`."""
+    """Returns the largest number, length or count that the model allows, as of `InstanceGroups`."""
     return int(str(_shape(shape_name).metadata["max"]))
 
 
 def refusals(body: Mapping[str, Json]) -> list[str]:
-    """What botocore would refuse to send: missing, unknown and wrongly typed members."""
+    """Returns what botocore would refuse to send: missing, unknown and wrongly typed members."""
     from botocore.validate import ParamValidator
 
     validate = getattr(ParamValidator(), "validate")  # noqa: B009
@@ -270,7 +270,7 @@ def refusals(body: Mapping[str, Json]) -> list[str]:
 
 
 def violations(body: Mapping[str, Json]) -> Iterator[Violation]:
-    """What botocore would send although the model does not allow it.
+    """Yields what botocore would send although the model does not allow it.
 
     Args:
         body: A CreateTrainingJob request without `refusals`.
@@ -395,7 +395,7 @@ def check_body(body: Body) -> None:
 
 
 def problems(body: Body) -> Iterator[UsageError]:
-    """Every rule that the request breaks; only what is missing or of a wrong type, if anything."""
+    """Yields each rule that the request breaks; if types are wrong or parts missing, only those."""
     refused = refusals(body)
     if refused:
         yield UsageError(
@@ -418,7 +418,7 @@ def problems(body: Body) -> Iterator[UsageError]:
 
 
 def notes(body: Body) -> list[str]:
-    """What nobody can check beforehand, for those who read the request."""
+    """Returns what nobody can check beforehand, in sentences for those who read the request."""
     found = []
     if body.get("VpcConfig"):
         found.append("the security groups must let the hosts reach each other by any TCP port")
@@ -587,7 +587,7 @@ def _volume_rules(body: Body) -> Iterator[UsageError]:
 
 
 def _distribution_rules(body: Body) -> Iterator[UsageError]:
-    """What the SDK's estimators write; ours has its own launcher and no such key."""
+    """Checks the distribution that the SDK's estimators write; our own jobs have no such key."""
     named_text = mapping(body.get("HyperParameters")).get("sagemaker_distribution_instance_groups")
     if named_text is None:
         return

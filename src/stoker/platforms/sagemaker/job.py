@@ -1,4 +1,4 @@
-"""A training job on SageMaker, followed from here: its states, its log, its outputs, its end."""
+"""A training job on SageMaker is followed from here: its states, its log, its outputs, its end."""
 
 import contextlib
 import io
@@ -44,7 +44,7 @@ MAX_FILES = 1000
 
 
 def fetch_outputs(aws: Aws, uri: str, *, folder: Path) -> Path | None:
-    """Unpacks stoker/ of an output.tar.gz to `folder`; gives `folder`, or None without outputs.
+    """Unpacks stoker/ of an output.tar.gz to `folder`; returns `folder`, or None without outputs.
 
     Only regular files below stoker/ are written, whatever else the archive holds.
 
@@ -84,7 +84,7 @@ def _unpack(content: IO[bytes], folder: Path, *, where: str) -> int:
 
 
 def _target(member: tarfile.TarInfo, folder: Path) -> Path | None:
-    """Where a member belongs; None for what is not a regular file below stoker/."""
+    """Returns the path to unpack a member to; None for what is no regular file below stoker/."""
     path = PurePosixPath(member.name)
     if not member.isreg() or path.is_absolute() or ".." in path.parts:
         return None
@@ -106,11 +106,11 @@ class _Bounded(io.RawIOBase):
         self._left = MAX_ARCHIVE_BYTES
 
     def readable(self) -> bool:
-        """It is."""
+        """Returns True: the stream can be read."""
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes."""
+        """Returns the next bytes."""
         chunk = self._content.read(size)
         self._left -= len(chunk)
         if self._left < 0:
@@ -129,7 +129,7 @@ def conclude(
     next_best: str,
     log: Log,
 ) -> JobEnd:
-    """The end of a job whose state is final.
+    """Returns the end of a job whose state is final.
 
     Args:
         aws: The account.
@@ -287,21 +287,21 @@ class SageMakerRun:
 
     @property
     def roster(self) -> Mapping[str, str]:
-        """Host to group, as far as the log told it."""
+        """Maps host to group, as far as the log told it."""
         return self._labels.roster
 
     @property
     def state(self) -> TrainingJobState | None:
-        """What the service said last."""
+        """Returns the state that the service told last."""
         return self._state
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """The states that the job went through, with their reasons."""
+        """Returns the states that the job went through, with their reasons."""
         return tuple(transition.event for transition in self._told.values())
 
     def lines(self) -> Iterator[LogLine]:
-        """Log lines of all hosts and the job's states as they come; ends when the job has ended.
+        """Yields log lines of all hosts and the job's states as they come, until the job has ended.
 
         Raises:
             PlatformError: If the job is not to be found, or the service refuses or does not answer.
@@ -358,7 +358,7 @@ class SageMakerRun:
             self._files.close()
 
     def utilisation(self, sizes: Mapping[str, tuple[int, int]]) -> tuple[GroupLoad, ...]:
-        """How busy each group's hosts were in the training so far; nothing before it began.
+        """Returns how busy each group's hosts were in the training so far; () before it began.
 
         Args:
             sizes: Instance type to its vCPUs and GPUs, with or without `ml.`.
@@ -383,7 +383,7 @@ class SageMakerRun:
         return group_loads(loads, types=types)
 
     def load_words(self, sizes: Mapping[str, tuple[int, int]]) -> Sequence[str]:
-        """One line a group: how busy its CPUs and GPUs were; says it where that cannot be read."""
+        """Says how busy CPUs and GPUs were, one line a group, or why that cannot be read."""
         try:
             return utilisation_words(self.utilisation(sizes)).splitlines()
         except StokerError as err:
@@ -437,7 +437,7 @@ class SageMakerRun:
         return self._take(job_state(answer))
 
     def _take(self, state: TrainingJobState) -> bool:
-        """Takes on a new state; gives whether there was something to tell."""
+        """Takes on a new state; returns whether there was something to tell."""
         self._state = state
         told = [item for item in state.transitions if self._told.get(_key(item)) != item]
         for transition in told:
@@ -448,7 +448,7 @@ class SageMakerRun:
         return bool(told)
 
     def _look_at_logs(self) -> bool:
-        """Emits the new lines; gives whether there were any, shown or held back."""
+        """Emits the new lines; returns whether there were any, shown or held back."""
         if self._logs is None:
             return False
         now = self._aws.clock()
@@ -480,7 +480,7 @@ class SageMakerRun:
 
 
 class _Drain:
-    """When reading on after a job's end is over."""
+    """Decides when the reading that goes on after a job's end is over."""
 
     def __init__(self, now: float) -> None:
         self._until = now + DRAIN_SECONDS
@@ -500,7 +500,7 @@ _OUTPUTS = "/output/output.tar.gz"
 
 
 def fetch_training(uri: str, *, folder: Path, aws: Aws | None = None) -> Path | None:
-    """Fetches training.json, with what lies beside it, of the newest job below `uri`.
+    """Fetches training.json, with what lies next to it, of the newest job below `uri`.
 
     Args:
         uri: Of jobs' outputs: an s3:// folder with JOB/output/output.tar.gz.

@@ -1,4 +1,4 @@
-"""The log of all hosts of a training job, merged, with group and host in front of each line.
+"""The logs of all hosts of a training job are merged, each line behind its group and host.
 
 CloudWatch has one stream a host (JOB/algo-1-1234567890) and says nothing of groups, and which host
 is in which group is new in every job. So the groups are learnt from the lines that the launcher
@@ -64,11 +64,11 @@ class JobLogs:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there is more to read at once."""
+        """Tells whether there is more to read at once."""
         return any(stream.is_behind for stream in self._streams.values())
 
     def read(self) -> list[LogEntry]:
-        """The new lines of all hosts, the earliest first; nothing while there is no log yet.
+        """Returns the new lines of all hosts, the earliest first; none while there is no log yet.
 
         Raises:
             AwsError: If the log may not be read.
@@ -180,11 +180,11 @@ class Labels:
 
     @property
     def roster(self) -> Mapping[str, str]:
-        """Host to group, as far as it is known."""
+        """Maps host to group, as far as it is known."""
         return dict(self._groups)
 
     def label(self, entries: Iterable[LogEntry], *, now: float) -> Iterator[LogLine]:
-        """The lines whose group is known, in order for each host, and those that waited too long.
+        """Yields lines of a known group, in order for each host, and those that waited too long.
 
         Args:
             entries: New ones.
@@ -200,7 +200,7 @@ class Labels:
         yield from self._release()
 
     def flush(self) -> Iterator[LogLine]:
-        """All that is held: nothing more will come."""
+        """Returns all that is held: nothing more will come."""
         for host, held in self._held.items():
             while held:
                 yield _line(self._groups.get(host, UNKNOWN), held.popleft()[1])
@@ -231,7 +231,7 @@ def _line(group: str, entry: LogEntry) -> LogLine:
 
 
 def _roster(event: LogEvent) -> Mapping[str, str]:
-    """Host to group as the leader tells it: groups={"NAME": {"hosts": ["HOST", ...], ...}, ...}."""
+    """Maps host to group from the leader's groups={"NAME": {"hosts": ["HOST", ...], ...}, ...}."""
     try:
         groups: Json = json.loads(event.values.get("groups", ""))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The platform sagemaker: plans, describes and submits training jobs."""
+"""The platform sagemaker plans, describes and submits training jobs."""
 
 import dataclasses
 
@@ -26,7 +26,7 @@ class SageMakerPlatform:
         self._aws = aws or Aws(region=region)
 
     def plan(self, job: JobSpec) -> SageMakerRequest:
-        """The CreateTrainingJob request of `job`, every rule of the service checked.
+        """Returns the CreateTrainingJob request of `job`, every rule of the service checked.
 
         Needs no region, credentials or network, and reads no folder.
 
@@ -36,7 +36,7 @@ class SageMakerPlatform:
         return plan_request(job)
 
     def describe(self, request: SageMakerRequest) -> dict[str, Json]:
-        """The request as `--dry-run` prints it; nothing in it is secret."""
+        """Returns the request as `--dry-run` prints it; nothing in it is secret."""
         folder = request.code_folder
         return {
             "platform": self.name,

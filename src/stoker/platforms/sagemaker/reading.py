@@ -1,4 +1,4 @@
-"""Reading a CreateTrainingJob request: what is not there is empty."""
+"""These functions read a CreateTrainingJob request: what is not there is empty."""
 
 from collections.abc import Mapping
 
@@ -8,12 +8,12 @@ Body = Mapping[str, Json]
 
 
 def groups_of(body: Body) -> list[Body]:
-    """The instance groups; none of a homogeneous job."""
+    """Returns the instance groups; none of a homogeneous job."""
     return mappings(mapping(body.get("ResourceConfig")).get("InstanceGroups"))
 
 
 def instance_types(body: Body) -> list[tuple[str, str]]:
-    """(Place, type) of all hosts."""
+    """Returns (place, type) of all hosts."""
     resources = mapping(body.get("ResourceConfig"))
     found = [
         (f"group {text(group, 'InstanceGroupName')}", text(group, "InstanceType"))
@@ -29,49 +29,49 @@ def instance_types(body: Body) -> list[tuple[str, str]]:
 
 
 def channels_of(body: Body) -> list[tuple[str, Body]]:
-    """(Name, channel) of all channels."""
+    """Returns (name, channel) of all channels."""
     return [(text(c, "ChannelName"), c) for c in mappings(body.get("InputDataConfig"))]
 
 
 def s3_source(channel: Body) -> Body:
-    """The S3 source of a channel."""
+    """Returns the S3 source of a channel."""
     return mapping(mapping(channel.get("DataSource")).get("S3DataSource"))
 
 
 def named_groups(channel: Body) -> list[str]:
-    """The instance groups that a channel names."""
+    """Returns the instance groups that a channel names."""
     named = s3_source(channel).get("InstanceGroupNames")
     return [str(name) for name in named] if isinstance(named, list | tuple) else []
 
 
 def mode_of(body: Body, channel: Body) -> str:
-    """The channel's own mode, else the job's."""
+    """Returns the channel's own mode, else the job's."""
     algorithm = mapping(body.get("AlgorithmSpecification"))
     return str(channel.get("InputMode") or algorithm.get("TrainingInputMode") or "File")
 
 
 def mapping(value: Json) -> Body:
-    """The value if it is a mapping."""
+    """Returns the value if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
 def mappings(value: Json) -> list[Body]:
-    """The mappings in the value, if it is a list."""
+    """Returns the mappings in the value, if it is a list."""
     items = value if isinstance(value, list | tuple) else ()
     return [item for item in items if isinstance(item, Mapping)]
 
 
 def text(value: Body, key: str) -> str:
-    """What stands under the key, as text."""
+    """Returns the value under the key as text; empty where there is none."""
     return str(value.get(key) or "")
 
 
 def number(value: Body, key: str) -> int | None:
-    """The whole number under the key."""
+    """Returns the whole number under the key."""
     found = value.get(key)
     return found if isinstance(found, int) else None
 
 
 def without_none(values: Mapping[str, Json]) -> dict[str, Json]:
-    """What is known of the values."""
+    """Returns the values without those that are None."""
     return {key: value for key, value in values.items() if value is not None}

@@ -1,4 +1,4 @@
-"""A job as SageMaker runs it: the CreateTrainingJob request, a pure value."""
+"""SageMaker runs a job from a CreateTrainingJob request, which is a pure value."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from stoker.records import Channel, Json, MetricDefinition, Role, SageMakerSetti
 
 
 def input_channels(job: JobSpec, *, token_folder: str, code: str | None) -> list[Json]:
-    """InputDataConfig of `job`.
+    """Returns InputDataConfig of `job`.
 
     Args:
         job: The job.
@@ -67,7 +67,7 @@ _INPUT = "/opt/ml/input/data"
 def environment_of(
     job: JobSpec, settings: SageMakerSettings, *, code_uri: str | None
 ) -> dict[str, Json]:
-    """Environment of `job`: STOKER_* and the user's own.
+    """Returns Environment of `job`: STOKER_* and the user's own.
 
     Raises:
         UsageError: If the user sets what stoker does.
@@ -93,7 +93,7 @@ def environment_of(
 
 
 def _role_by_name(group: str) -> Role:
-    """As launch.topology reads it where nothing else is said."""
+    """Returns the role by the group's name, as launch.topology does where nothing else is said."""
     return "data" if group.lower().startswith("data") else "dnn"
 
 
@@ -133,7 +133,7 @@ class SageMakerRequest:
 
 
 def plan_request(job: JobSpec) -> SageMakerRequest:
-    """The request for `job`; reads nothing but botocore's model, asks nobody.
+    """Returns the request for `job`; reads nothing but botocore's model, asks nobody.
 
     Raises:
         UsageError: If the service would refuse it, with the rule, the reason and a fix.
@@ -172,7 +172,7 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
 
 
 def plan_body(job: JobSpec) -> dict[str, Json]:
-    """The CreateTrainingJob request of `job`, a copy to change at will.
+    """Returns the CreateTrainingJob request of `job`, a copy to change at will.
 
     Raises:
         UsageError: As `plan_request`.
@@ -182,7 +182,7 @@ def plan_body(job: JobSpec) -> dict[str, Json]:
 
 
 def body_digest(body: Mapping[str, Json]) -> str:
-    """What the tag `stoker:request-sha256` holds: of all of the request but its tags."""
+    """Returns the tag `stoker:request-sha256`: a digest of the request without its tags."""
     content = {key: value for key, value in body.items() if key != "Tags"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -232,7 +232,7 @@ def _service_type(name: str) -> str:
 
 
 def _code(source: str | None, folder: str) -> tuple[str | None, Path | None]:
-    """Address of the packed code, and the folder that is still to be packed."""
+    """Returns the address of the packed code, and the folder that is still to be packed."""
     if source is None:
         return None, None
     if source.startswith("s3://"):

@@ -1,12 +1,12 @@
-"""Starting a training job exactly once, however often it is tried.
-
-It is written before the job is created and deleted at its end; neither the request nor a log holds
-it. docs/threat-model.md says whom it keeps out.
+"""A training job is started exactly once, however often it is tried.
 
 A job's name is unique in its account and region, so that an attempt that finds its own job there
 goes on with it. One that ended badly, or is somebody else's, is left alone: NAME-2, NAME-3 ... are
-tried next, with outputs and a token of their own. Only jobs that do not exist get a token written;
-a token that is there already stays as it is, for hosts may have read it.
+tried next, with outputs and a token of their own.
+
+The token is written before the job is created, and deleted at its end; neither the request nor a
+log holds it. Only jobs that do not exist get a token written; a token that is there already stays
+as it is, for hosts may have read it. docs/threat-model.md says whom it keeps out.
 """
 
 import json
@@ -124,13 +124,13 @@ def start(
 
 
 def numbered(name: str, number: int) -> str:
-    """NAME-2 and so on, cut to what the service allows."""
+    """Returns NAME-2 and so on, cut to what the service allows."""
     end = f"-{number}"
     return name[: MAX_NAME_LENGTH - len(end)].rstrip("-") + end
 
 
 def find(aws: Aws, name: str) -> Mapping[str, Json] | None:
-    """DescribeTrainingJob's answer, or None where there is no such job."""
+    """Returns DescribeTrainingJob's answer, or None where there is no such job."""
     try:
         return aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
     except AwsError as err:
@@ -140,7 +140,7 @@ def find(aws: Aws, name: str) -> Mapping[str, Json] | None:
 
 
 def await_found(aws: Aws, name: str) -> Mapping[str, Json]:
-    """The same of a job that exists, though the service may take EVENTUAL_SECONDS to show it.
+    """Returns that answer for a job that exists; the service may take EVENTUAL_SECONDS to show it.
 
     Raises:
         PlatformError: If it does not show it in time.
@@ -239,7 +239,7 @@ def _quota_or_capacity(err: AwsError, request: SageMakerRequest) -> PlatformErro
 def _is_ours(
     aws: Aws, found: Mapping[str, Json], request: SageMakerRequest, *, packed: bytes | None
 ) -> bool:
-    """Whether a job was created with this request and this code."""
+    """Returns whether a job was created with this request and this code."""
     wanted = _tag(request.body.get("Tags"))
     tagged = _tag_of(aws, str(found.get("TrainingJobArn"))) if wanted else None
     if wanted and tagged:
@@ -268,14 +268,14 @@ def _has_code(aws: Aws, request: SageMakerRequest, packed: bytes) -> bool:
     try:
         return request.code_uri is None or aws.read_object(request.code_uri) == packed
     except AwsError as err:
-        # Deleted since: its hosts have it long ago.
+        # Deleted after that: its hosts have it long ago.
         if err.is_missing:
             return True
         raise
 
 
 def is_within(ours: Json, theirs: Json) -> bool:
-    """Whether all that we say is said there, too; the service adds defaults of its own."""
+    """Returns whether all of `ours` is said in `theirs`, too; the service adds its own defaults."""
     if isinstance(ours, Mapping):
         return (not ours or isinstance(theirs, Mapping)) and all(
             is_within(value, theirs.get(key) if isinstance(theirs, Mapping) else None)

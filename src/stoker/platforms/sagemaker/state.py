@@ -1,4 +1,4 @@
-"""What SageMaker says of a training job, typed; and the failures that ask for another plan."""
+"""SageMaker's answers on a training job are typed here, with failures that ask for another plan."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -37,12 +37,12 @@ class Transition:
 
     @property
     def words(self) -> str:
-        """In one line."""
+        """Returns the transition in one line."""
         return f"{self.status}: {self.message}" if self.message else self.status
 
     @property
     def event(self) -> Event:
-        """As a record holds it."""
+        """Returns the transition as an event of a record."""
         return Event(when=self.since, what=self.words)
 
 
@@ -72,17 +72,17 @@ class TrainingJobState:
 
     @property
     def is_final(self) -> bool:
-        """Whether the job has ended."""
+        """Tells whether the job has ended."""
         return self.status in FINAL
 
     @property
     def is_ending(self) -> bool:
-        """Whether the job has ended, or is about to."""
+        """Tells whether the job has ended, or is about to."""
         return self.is_final or self.status == "Stopping"
 
     @property
     def exit_code(self) -> int | None:
-        """The training command's own, where the reason tells it."""
+        """Returns the training command's exit code, where the reason tells it."""
         if self.status == "Completed":
             return 0
         found = _EXIT_CODE.search(self.reason)
@@ -90,12 +90,12 @@ class TrainingJobState:
 
     @property
     def url(self) -> str:
-        """The console's page of the job."""
+        """Returns the address of the console's page of the job."""
         return console_url(self.arn)
 
 
 def job_state(answer: Mapping[str, Json]) -> TrainingJobState:
-    """The state in an answer of DescribeTrainingJob."""
+    """Returns the state in an answer of DescribeTrainingJob."""
     resources = _mapping(answer.get("ResourceConfig"))
     groups = {
         _text(group.get("InstanceGroupName")): (
@@ -132,7 +132,7 @@ def job_state(answer: Mapping[str, Json]) -> TrainingJobState:
 
 
 def console_url(arn: str) -> str:
-    """The console's page of a training job."""
+    """Returns the address of the console's page of a training job."""
     parts = arn.split(":")
     if len(parts) < 6:
         return ""
@@ -145,14 +145,14 @@ def console_url(arn: str) -> str:
 
 
 def lacks_capacity(reason: str) -> bool:
-    """Whether a job failed because the service has not the hosts."""
+    """Returns whether a job failed because the service does not have the hosts."""
     return bool(_NO_CAPACITY.search(reason))
 
 
 def no_capacity(
     reason: str, groups: Sequence[Group], *, job_name: str, next_best: str
 ) -> PlatformError:
-    """The error for a job that got no hosts: type, group and limit, and what to take instead."""
+    """Returns the error for a job that got no hosts: type, group, limit, what to take instead."""
     return PlatformError(
         f"SageMaker has no capacity for {_asked(reason, groups)}: {reason}",
         where=f"job {job_name}: the limit is what the region has free now, not a quota",
@@ -161,7 +161,7 @@ def no_capacity(
 
 
 def no_quota(message: str, groups: Sequence[Group], *, where: str, next_best: str) -> PlatformError:
-    """The error for a job above the account's quota: type, group and limit, and another plan."""
+    """Returns the error for a job above the account's quota: type, group, limit, another plan."""
     found = _QUOTA.search(message)
     limit = f"the quota '{found['quota']}' is {found['limit']}" if found else "a quota is too small"
     return PlatformError(
@@ -172,7 +172,7 @@ def no_quota(message: str, groups: Sequence[Group], *, where: str, next_best: st
 
 
 def _asked(message: str, groups: Sequence[Group]) -> str:
-    """The groups that a message is about: those of the type that it names, else all."""
+    """Returns the groups that a message is about: those of the type that it names, else all."""
     named = {kind.removeprefix("ml.") for kind in _TYPE.findall(message)}
     meant = [g for g in groups if g.instance_type.removeprefix("ml.") in named] or groups
     return ", ".join(f"{g.count} x {g.instance_type} (group {g.name})" for g in meant)

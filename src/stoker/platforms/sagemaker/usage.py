@@ -1,4 +1,4 @@
-"""A training job that anybody started: what it ran on, and how busy each host was.
+"""Any training job can be read, whoever started it: what it ran on, how busy each host was.
 
 CloudWatch sums CPU over cores and GPU over GPUs, and its console averages over all hosts, which
 says nothing of a cluster with groups. Here each is a fraction of what the host has.
@@ -70,7 +70,7 @@ def read_utilisation(
     end: datetime,
     now: datetime | None = None,
 ) -> tuple[HostLoad, ...]:
-    """The load of each host between two moments; a host without points has no figures.
+    """Returns the load of each host between two moments; a host without points has no figures.
 
     Args:
         aws: The account.
@@ -106,7 +106,7 @@ def read_utilisation(
 def metric_queries(
     job_name: str, hosts: Sequence[str], *, period_seconds: int
 ) -> list[dict[str, Json]]:
-    """The queries of GetMetricData; a query's label tells metric and host."""
+    """Returns the queries of GetMetricData; a query's label tells metric and host."""
     return [
         {
             "Id": f"{metric.lower()}_{index}",
@@ -133,7 +133,7 @@ def loads_in(
     types: Mapping[str, str],
     sizes: Mapping[str, tuple[int, int]],
 ) -> tuple[HostLoad, ...]:
-    """The load of each host in an answer of GetMetricData; a pure function.
+    """Returns the load of each host in an answer of GetMetricData; a pure function.
 
     Args:
         results: MetricDataResults of all pages; the same label may come more than once.
@@ -163,7 +163,7 @@ def loads_in(
 
 
 def group_loads(loads: Sequence[HostLoad], *, types: Mapping[str, str]) -> tuple[GroupLoad, ...]:
-    """The mean of each group's hosts, in the order of `types`."""
+    """Returns the mean of each group's hosts, in the order of `types`."""
     found = []
     for group, kind in types.items():
         hosts = [load for load in loads if load.group == group]
@@ -182,7 +182,7 @@ def group_loads(loads: Sequence[HostLoad], *, types: Mapping[str, str]) -> tuple
 
 
 def utilisation_words(groups: Sequence[GroupLoad]) -> str:
-    """One line a group: `dnn   2 x ml.p3.2xlarge   CPU  93 %   GPU  38 %   memory  20 %`."""
+    """Returns a line a group: `dnn   2 x ml.p3.2xlarge   CPU  93 %   GPU  38 %   memory  20 %`."""
     return "\n".join(
         f"{load.group:<10} {f'{load.hosts} x {load.instance_type}':<24} "
         f"CPU {_percent(load.cpu)}   GPU {_percent(load.gpu)}   memory {_percent(load.memory)}"
@@ -191,7 +191,7 @@ def utilisation_words(groups: Sequence[GroupLoad]) -> str:
 
 
 def point_seconds(seconds: float, *, age_seconds: float = 0.0) -> int:
-    """Seconds of a point: the fewest with which a job has MAX_POINTS at most.
+    """Returns the seconds of a point: the fewest with which a job has MAX_POINTS at most.
 
     Args:
         seconds: Of the training.
@@ -209,7 +209,7 @@ def _size(kind: str, sizes: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
 
 
 def _fraction(values: Sequence[float] | None, *, parts: int) -> float | None:
-    """The mean of percentages that add up to 100 x parts."""
+    """Returns the mean, as a fraction, of percentages that add up to 100 x parts."""
     if not values or parts < 1:
         return None
     # A sample may run a little over what there is.
@@ -232,7 +232,7 @@ _DAY_SECONDS = 86400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMembers:
-    """Who is where: host to group, and group to role, as far as it is known."""
+    """Maps host to group, and group to role, as far as it is known."""
 
     groups: Mapping[str, str]
     roles: Mapping[str, str]
@@ -264,12 +264,12 @@ class ObservedJob:
 
     @property
     def types(self) -> Mapping[str, str]:
-        """Group to instance type."""
+        """Maps group to instance type."""
         return {name: kind for name, (kind, _) in self.groups.items()}
 
 
 def describe_job(aws: Aws, name: str) -> TrainingJobState:
-    """The state of a job that has begun to train.
+    """Returns the state of a job that has begun to train.
 
     Raises:
         PlatformError: If there is no such job, it has not begun, or AWS refuses.
@@ -350,7 +350,7 @@ def observe_job(
 
 
 def members_in(lines: Iterable[str]) -> GroupMembers:
-    """Who is where, by the lines that stoker's launcher writes at each host's start."""
+    """Reads groups and roles from the lines that stoker's launcher writes at each host's start."""
     groups: dict[str, str] = {}
     roles: dict[str, str] = {}
     for line in lines:
@@ -387,7 +387,7 @@ def _groups_in(text: str) -> list[tuple[str, list[str], str]]:
 def _members(
     aws: Aws, state: TrainingJobState, hosts: Sequence[str], log: Sequence[str] | None
 ) -> tuple[GroupMembers | None, list[str]]:
-    """Who is where as jobs of one group or a log tell it; None where neither does."""
+    """Finds who is where, by a job of one group or by a log; None if neither tells; adds notes."""
     if len(state.groups) == 1:
         (only,) = state.groups
         return GroupMembers(groups=dict.fromkeys(hosts, only), roles={}), []
@@ -427,7 +427,7 @@ def _by_gpus(
     end: datetime,
     now: datetime,
 ) -> tuple[GroupMembers, str]:
-    """Who is where by who has GPUs: two groups, of which one has some."""
+    """Finds who is where by who has GPUs, where one of two groups has some; adds a note."""
     with_gpus = [name for name, (kind, _) in state.groups.items() if sizes[kind][1]]
     others = [name for name in state.groups if name not in with_gpus]
     if len(with_gpus) == 1 and len(others) == 1:
@@ -459,7 +459,7 @@ def _by_gpus(
 def _dnn_group(
     state: TrainingJobState, members: GroupMembers, sizes: Mapping[str, tuple[int, int]]
 ) -> str:
-    """The group that trains: by its role, by its GPUs, by its name."""
+    """Returns the group that trains: by its role, by its GPUs, by its name."""
     by_role = [name for name in state.groups if members.roles.get(name) == "dnn"]
     by_gpus = [name for name, (kind, _) in state.groups.items() if sizes[kind][1]]
     by_name = [name for name in state.groups if name == "dnn"]
