@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from stoker.catalog import catalog_of, load_catalog, with_pools
-from stoker.cli.clusters import parse_groups
+from stoker.cli.workloads import parse_groups
 from stoker.decide import decide
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec

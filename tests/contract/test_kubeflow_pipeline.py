@@ -25,7 +25,7 @@ if __name__ == "__main__":
 pytest.importorskip("kfp")
 
 from stoker.cli.app import app
-from stoker.cli.step_outputs import DECIDE_PARAMETERS, EVALUATE_PARAMETERS, TRAIN_PARAMETERS
+from stoker.cli.outputs import DECIDE_PARAMETERS, EVALUATE_PARAMETERS, TRAIN_PARAMETERS
 from stoker.errors import UsageError
 from stoker.orchestrators.kubeflow.compile import MAX_WORKLOAD_BYTES, compile_kubeflow
 from stoker.records import Cluster, KubernetesSettings, TodaysGroup

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from stoker.cli.app import app
-from stoker.cli.delivery import Outputs
-from stoker.cli.observing import observe_command
+from stoker.cli.outputs import Outputs
+from stoker.cli.profile import observe_command
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.sagemaker.logs import LOG_GROUP

@@ -1,6 +1,6 @@
 import pytest
 
-from stoker.cli.clusters import describe, parse_groups
+from stoker.cli.workloads import describe, parse_groups
 from stoker.errors import UsageError
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.cli.executor_output import (
+from stoker.cli.outputs import (
     MAX_PARAMETER_BYTES,
     check_parameters,
     read_executor_input,

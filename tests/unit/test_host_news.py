@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stoker.cli.host_news import SETTLE_SECONDS, HostNews
+from stoker.cli.progress import SETTLE_SECONDS, HostNews
 from stoker.logs import LogEvent
 
 GROUPS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.project import (
+from stoker.cli.init import (
     FOLDERS,
     INSTALL_EXAMPLE,
     init_verb,

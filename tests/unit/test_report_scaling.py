@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stoker.cli.app import app
-from stoker.cli.reporting import scaling_command
+from stoker.cli.report import scaling_command
 from stoker.errors import UsageError
 from stoker.records import Group, Training, write_json
 from stoker.report import headline, scaling_of_runs

@@ -3,8 +3,8 @@ import json
 import msgspec
 import pytest
 
-from stoker.cli.step_outputs import carried, told_of_decision, told_of_evaluation, told_of_training
-from stoker.cli.step_outputs import where as where_of
+from stoker.cli.outputs import carried, told_of_decision, told_of_evaluation, told_of_training
+from stoker.cli.outputs import where as where_of
 from stoker.records import (
     Cluster,
     Decision,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.reaching import Reach
+from stoker.cli.pipelines import Reach
 from stoker.errors import UsageError
 from stoker.orchestrators.kubeflow.client import IN_CLUSTER, Flags, connection_of
 from stoker.records import Workload

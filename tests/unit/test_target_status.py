@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from stoker.cli import pipelines, reaching
+from stoker.cli import pipelines
+from stoker.cli import pipelines as reaching
 from stoker.cli.edge import TerminatedError
 from stoker.errors import PlatformError, UsageError
 from stoker.orchestrators.base import RunState, StepState

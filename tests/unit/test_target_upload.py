@@ -4,7 +4,8 @@ import io
 
 import pytest
 
-from stoker.cli import pipelines, reaching
+from stoker.cli import pipelines
+from stoker.cli import pipelines as reaching
 from stoker.errors import UsageError
 from stoker.orchestrators.base import Uploaded, UploadPlan
 from support.target_pipeline import PIPELINE, HandMade, hand_made, workload

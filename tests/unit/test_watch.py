@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli import watching
-from stoker.cli.run_view import RunView, as_table, as_text, plain_line
-from stoker.cli.watching import source_of, watch_command
+from stoker.cli import live_view as watching
+from stoker.cli.live_view import RunView, as_table, as_text, plain_line, source_of, watch_command
 from stoker.errors import PlatformError, UsageError
 from stoker.launch.telemetry import FeedInterval, HostRate, RankRate, log_values
 from stoker.logs import Log, LogValue, parse_line

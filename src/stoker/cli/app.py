@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from stoker.cli.catalog import catalog_verb
-from stoker.cli.compiling import compile_verb
+from stoker.cli.compile import compile_verb
 from stoker.cli.doctor import doctor_verb
+from stoker.cli.init import init_verb
 from stoker.cli.options import (
     AsJson,
     Debug,
@@ -27,9 +28,8 @@ from stoker.cli.options import (
     print_version,
     writable_file,
 )
-from stoker.cli.project import init_verb
-from stoker.cli.rendering import render_verb
-from stoker.cli.targets import register as register_targets
+from stoker.cli.orchestrate import register as register_targets
+from stoker.cli.render import render_verb
 from stoker.cli.watch import watch_verb
 
 app = typer.Typer(
@@ -74,7 +74,7 @@ def run_verb(
     debug: Debug = False,
 ) -> None:
     """Runs the whole chain: profile, decide, train, evaluate, report."""
-    from stoker.cli.chain import run_chain
+    from stoker.cli.run import run_chain
     from stoker.cli.workloads import resolve
 
     code = run_chain(
@@ -123,11 +123,11 @@ def profile_verb(
     debug: Debug = False,
 ) -> None:
     """Measures what a training step waits for, on the unchanged command; or reads a job's load."""
-    from stoker.cli.delivery import outputs_of
-    from stoker.cli.profiling import profile_command
+    from stoker.cli.outputs import outputs_of
+    from stoker.cli.profile import profile_command
 
     if training_job or logs or region:
-        from stoker.cli.observing import observe_command
+        from stoker.cli.profile import observe_command
 
         if not training_job:
             raise typer.BadParameter("belongs to --training-job", param_hint="--logs, --region")
@@ -207,8 +207,7 @@ def decide_verb(
     debug: Debug = False,
 ) -> None:
     """Ranks the clusters that could run the workload, in time and money."""
-    from stoker.cli.delivery import outputs_of
-    from stoker.cli.step_outputs import DECIDE_PARAMETERS
+    from stoker.cli.outputs import DECIDE_PARAMETERS, outputs_of
     from stoker.cli.verbs import Guess, decide_command
 
     sets = list(overrides or ())
@@ -295,9 +294,8 @@ def train_verb(
     debug: Debug = False,
 ) -> None:
     """Runs the workload on a decision's cluster, or on the groups named here."""
-    from stoker.cli.cleaning import clean_up_command
-    from stoker.cli.delivery import outputs_of
-    from stoker.cli.step_outputs import TRAIN_PARAMETERS
+    from stoker.cli.clean_up import clean_up_command
+    from stoker.cli.outputs import TRAIN_PARAMETERS, outputs_of
     from stoker.cli.verbs import make_token_command, train_command
 
     sets = [*(overrides or ()), *([f"platform={platform}"] if platform else ())]
@@ -383,9 +381,8 @@ def evaluate_verb(
     debug: Debug = False,
 ) -> None:
     """Judges a training: the gate's metrics, and the promise against the outcome."""
-    from stoker.cli.delivery import outputs_of
-    from stoker.cli.judging import evaluate_command, evidence_of, gate_command
-    from stoker.cli.step_outputs import EVALUATE_PARAMETERS
+    from stoker.cli.evaluate import evaluate_command, evidence_of, gate_command
+    from stoker.cli.outputs import EVALUATE_PARAMETERS, outputs_of
 
     if gate_of:
         gate_command(gate_of)
@@ -438,7 +435,7 @@ def report_verb(
     debug: Debug = False,
 ) -> None:
     """Writes report.html of each run again; `report scaling` one page over all of them."""
-    from stoker.cli.reporting import report_command, scaling_command
+    from stoker.cli.report import report_command, scaling_command
 
     first, *others = runs
     if others and str(first) == "scaling" and not first.exists():

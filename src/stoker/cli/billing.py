@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 
 from stoker.catalog import Catalog, catalog_of
-from stoker.cli.clusters import describe
 from stoker.cli.progress import say
+from stoker.cli.workloads import describe
 from stoker.decide.pricing import START_UP_SECONDS, break_even_words
 from stoker.errors import UsageError
 from stoker.records import Decision, Group, Predicted, Workload

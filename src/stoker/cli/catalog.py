@@ -59,7 +59,7 @@ def catalog_verb(
     _check(action, from_cluster=from_cluster, region=region)
     if not from_cluster:
         _check_aws(context=context, pool_label=pool_label, prices=prices)
-        from stoker.cli.refreshing import refresh_from_aws
+        from stoker.cli.catalog_refresh import refresh_from_aws
 
         refresh_from_aws(region=region, out=out, as_json=as_json, today=date.today())
         return

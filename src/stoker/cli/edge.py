@@ -128,7 +128,7 @@ def _launch(arguments: list[str]) -> int:
 
         if from_environment().profile_file:
             # Only there: it brings the statistics of the profile along.
-            from stoker.cli.launching import launch_profile
+            from stoker.cli.launch import launch_profile
 
             return launch_profile(command, os.environ)
         from stoker.launch import launch

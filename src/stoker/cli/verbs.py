@@ -14,13 +14,12 @@ from pathlib import Path
 import msgspec
 
 from stoker.catalog import catalog_of
-from stoker.cli.clusters import parse_groups
-from stoker.cli.delivery import Outputs, deliver, kept_model
-from stoker.cli.step_outputs import told_of_decision, told_of_training
+from stoker.cli.outputs import Outputs, deliver, kept_model, told_of_decision, told_of_training
 from stoker.cli.workloads import (
     RUNS,
     named_run_dir,
     new_run_dir,
+    parse_groups,
     read_with_params,
     region_of,
     resolve,
@@ -73,7 +72,7 @@ def decide_command(
     today: date,
 ) -> None:
     """Runs `stoker decide`."""
-    from stoker.cli.calibrating import calibration_of
+    from stoker.cli.calibrate import calibration_of
     from stoker.decide import decide, explain
 
     workload = (
@@ -129,7 +128,7 @@ def decide_command(
         told=told_of_decision(record, workload),
     )
     if report:
-        from stoker.cli.reporting import report_of_decision
+        from stoker.cli.report import report_of_decision
 
         report_of_decision(report, workload=workload, profile=profile, decision=record)
 

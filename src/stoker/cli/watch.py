@@ -22,6 +22,6 @@ def watch_verb(
     debug: Debug = False,
 ) -> None:
     """Shows a run's hosts, rates and waits as they are, and what limits it; ends with the run."""
-    from stoker.cli.watching import watch_command
+    from stoker.cli.live_view import watch_command
 
     watch_command(run, once=once, as_json=as_json)

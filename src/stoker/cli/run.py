@@ -10,12 +10,11 @@ from typing import TypeVar
 
 from stoker.catalog import catalog_of
 from stoker.cli.billing import confirm
-from stoker.cli.clusters import describe
 from stoker.cli.progress import following, relative, say, step_line
-from stoker.cli.reporting import report_of_run
+from stoker.cli.report import report_of_run
 from stoker.cli.stopping import command_line, keep_stopped
 from stoker.cli.verbs import exit_code_of, training_words
-from stoker.cli.workloads import latest_run_dir, new_run_dir, region_of, todays_cluster
+from stoker.cli.workloads import describe, latest_run_dir, new_run_dir, region_of, todays_cluster
 from stoker.decide import decide
 from stoker.errors import StokerError, UsageError
 from stoker.evaluate import band_words, evaluate

@@ -15,6 +15,7 @@ from stoker.records import Calibration, Decision, Profile, Training, read_json
 if TYPE_CHECKING:
     from stoker.platforms.aws import Aws
 
+
 _FILES = ("profile.json", "decision.json", "training.json")
 # Of many runs in the cloud the newest: each is three small objects to be fetched.
 MOST_CLOUD_RUNS = 100

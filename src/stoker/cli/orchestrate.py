@@ -24,7 +24,8 @@ from stoker.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from stoker.cli.reaching import Reach
+    from stoker.cli.pipelines import Reach
+
 
 TargetName = Annotated[
     str, typer.Argument(metavar="TARGET", help="sagemaker or kubeflow.", show_default=False)
@@ -176,7 +177,7 @@ def schedule_verb(
     debug: Debug = False,
 ) -> None:
     """Starts runs of the uploaded pipeline again and again."""
-    from stoker.cli.schedules import schedule_command
+    from stoker.cli.pipelines import schedule_command
 
     schedule_command(
         target,
@@ -275,7 +276,7 @@ def _reach(
     overrides: Sequence[str] | None = None,
 ) -> "Reach":
     """Returns where the target is; `of` names the workload of the verbs that name a run."""
-    from stoker.cli.reaching import Reach
+    from stoker.cli.pipelines import Reach
 
     return Reach(
         host=host,

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.cli.delivery import Outputs, deliver
-from stoker.cli.step_outputs import told_of_evaluation
+from stoker.cli.outputs import Outputs, deliver, told_of_evaluation
 from stoker.cli.verbs import exit_code_of
 from stoker.cli.workloads import new_run_dir, read_with_params, region_of
 from stoker.errors import GateError, UsageError
@@ -80,7 +79,7 @@ def evaluate_command(
         told=told_of_evaluation(record),
     )
     if report:
-        from stoker.cli.reporting import report_of_records
+        from stoker.cli.report import report_of_records
 
         report_of_records(
             report,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from stoker.orchestrators.sagemaker.compile import Compiled
     from stoker.records import Workload
 
+
 _TARGETS = ("sagemaker", "kubeflow")
 
 

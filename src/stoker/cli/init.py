@@ -12,6 +12,7 @@ from stoker.errors import UsageError
 if TYPE_CHECKING:
     from stoker.orchestrators.adopt import Adopted
 
+
 FOLDERS = ("pipelines", "components", "configs", "containers", "examples")
 
 # What work leaves behind in a checkout.

@@ -1,0 +1,390 @@
+"""The edge hands over what a component made: its record as a file, words, JSON, and to Kubeflow.
+
+Kubeflow hands a step `{{$}}`, a JSON document: its inputs, and where its outputs belong. A
+container that writes `outputs.outputFile` gives output parameters their values, and metrics to the
+page of the run; of a container component nothing else does. That its artifacts are named there,
+too, lets kfp's local runner hand them on.
+"""
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from stoker.errors import UsageError
+from stoker.records import (
+    Decision,
+    Evaluation,
+    Group,
+    Json,
+    Profile,
+    Record,
+    Training,
+    Workload,
+    to_document,
+    to_json,
+    write_json,
+    write_text,
+)
+
+# What Kubeflow and its database carry from step to step without complaint.
+MAX_PARAMETER_BYTES = 32 << 10
+
+_WHERE = "--executor-input"
+_METRICS = "system.Metrics"
+MODEL = "system.Model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorInput:
+    """The outputs that a step is to write, as Kubeflow names them.
+
+    Attributes:
+        output_file: Where it looks for the executor's output.
+        parameters: Names of the step's output parameters.
+        artifacts: Name to its type (such as system.Metrics) and address.
+    """
+
+    output_file: Path
+    parameters: frozenset[str]
+    artifacts: Mapping[str, tuple[str, str]]
+
+    def address_of(self, kind: str) -> str:
+        """Returns the address of the first artifact of that type; empty where there is none."""
+        return next((uri for found, uri in self.artifacts.values() if found == kind), "")
+
+
+def read_executor_input(text: str) -> ExecutorInput:
+    """Reads what Kubeflow puts in place of `{{$}}`.
+
+    Raises:
+        UsageError: If it is something else.
+    """
+    try:
+        document: Json = json.loads(text)
+    except ValueError as err:
+        raise _wrong(f"not JSON: {err}") from None
+    outputs = _mapping(_mapping(document).get("outputs"))
+    file = outputs.get("outputFile")
+    if not isinstance(file, str) or not file:
+        raise _wrong("it names no outputs.outputFile")
+    artifacts = {}
+    for name, described in _mapping(outputs.get("artifacts")).items():
+        found = _mapping(described).get("artifacts")
+        first = _mapping(found[0]) if isinstance(found, list) and found else {}
+        kind = _mapping(first.get("type")).get("schemaTitle")
+        artifacts[name] = (str(kind or ""), str(first.get("uri") or ""))
+    return ExecutorInput(
+        output_file=Path(file),
+        parameters=frozenset(_mapping(outputs.get("parameters"))),
+        artifacts=artifacts,
+    )
+
+
+def check_parameters(executor: ExecutorInput, known: frozenset[str]) -> None:
+    """Refuses a component that asks for parameters which its step does not publish.
+
+    Raises:
+        UsageError: Naming those that it does.
+    """
+    unknown = sorted(executor.parameters - known)
+    if unknown:
+        raise UsageError(
+            f"this step publishes no parameter {unknown[0]}",
+            where=_WHERE,
+            fix="known are: " + ", ".join(sorted(known)) if known else "leave it out",
+        )
+
+
+def write_executor_output(
+    executor: ExecutorInput,
+    *,
+    parameters: Mapping[str, str],
+    metrics: Mapping[str, float],
+    model_uri: str = "",
+) -> None:
+    """Writes the file that Kubeflow reads when the step has ended.
+
+    Args:
+        executor: As read before the work began.
+        parameters: Values; those that the component does not declare are left out.
+        metrics: Shown on the run's page, by every artifact for metrics; not a number: left out.
+        model_uri: Where the model is, told by every artifact for models.
+
+    Raises:
+        UsageError: If a parameter is longer than Kubeflow carries, or the file cannot be written.
+    """
+    values = {name: parameters[name] for name in sorted(executor.parameters & set(parameters))}
+    for name, value in values.items():
+        if len(value.encode()) > MAX_PARAMETER_BYTES:
+            raise UsageError(
+                f"output parameter {name} has {len(value.encode())} bytes, "
+                f"at most {MAX_PARAMETER_BYTES}",
+                where=_WHERE,
+            )
+    told: dict[str, Json] = {n: v for n, v in sorted(metrics.items()) if math.isfinite(v)}
+    about: dict[str, dict[str, Json]] = {_METRICS: told, MODEL: {"model_uri": model_uri}}
+    artifacts: dict[str, Json] = {
+        name: {"artifacts": [{"name": name, "uri": uri, "metadata": about.get(kind, {})}]}
+        for name, (kind, uri) in sorted(executor.artifacts.items())
+    }
+    document: dict[str, Json] = {"parameterValues": {**values}, "artifacts": artifacts}
+    executor.output_file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(executor.output_file, json.dumps(document, indent=1) + "\n")
+
+
+def _mapping(value: Json) -> Mapping[str, Json]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _wrong(what: str) -> UsageError:
+    return UsageError(
+        f"{_WHERE} is not what Kubeflow hands a step: {what}", fix="pass '{{$}}' as its value"
+    )
+
+
+_RecordT = TypeVar("_RecordT", bound=Record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """The destinations of a component's outputs.
+
+    Attributes:
+        out: File for the record; absent: NAME.json in this folder.
+        summary: File for a summary in Markdown.
+        model: Folder for a copy of the model.
+        executor: What Kubeflow wants to be told.
+    """
+
+    out: Path | None = None
+    summary: Path | None = None
+    model: Path | None = None
+    executor: ExecutorInput | None = None
+
+
+def outputs_of(
+    *,
+    out: Path | None,
+    summary: Path | None = None,
+    model: Path | None = None,
+    executor_input: str | None = None,
+    parameters: frozenset[str] = frozenset(),
+) -> Outputs:
+    """Returns the outputs that the command line names, checked before the work begins.
+
+    Args:
+        out: As in `Outputs`.
+        summary: As in `Outputs`.
+        model: As in `Outputs`.
+        executor_input: Kubeflow's document.
+        parameters: All that the component can publish.
+
+    Raises:
+        UsageError: If Kubeflow's document is none, or asks for other parameters.
+    """
+    executor = read_executor_input(executor_input) if executor_input else None
+    if executor:
+        check_parameters(executor, parameters)
+    return Outputs(out=out, summary=summary, model=model, executor=executor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """The values of a record that Kubeflow is told.
+
+    Attributes:
+        parameters: Values by name, for conditions and later steps.
+        metrics: Numbers by name, for the page of the run.
+    """
+
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def deliver(
+    record: _RecordT,
+    *,
+    outputs: Outputs,
+    name: str,
+    explain: Callable[[_RecordT], str],
+    as_json: bool,
+    told: Told,
+    model_uri: str = "",
+) -> None:
+    """Writes and prints a component's record.
+
+    Args:
+        record: The outcome.
+        outputs: Where it goes.
+        name: Of the record: names its file, and heads the summary.
+        explain: The record in words.
+        as_json: The record on stdout in place of words.
+        told: For Kubeflow.
+        model_uri: For Kubeflow, where there is a model.
+
+    Raises:
+        UsageError: If a file cannot be written.
+    """
+    out = outputs.out or Path(f"{name}.json")
+    write_json(out, record)
+    if outputs.summary:
+        words = explain(record)
+        outputs.summary.parent.mkdir(parents=True, exist_ok=True)
+        write_text(outputs.summary, f"# {name.capitalize()}\n\n```text\n{words}\n```\n")
+    if outputs.executor:
+        write_executor_output(
+            outputs.executor,
+            parameters=told.parameters,
+            metrics=told.metrics,
+            model_uri=model_uri,
+        )
+    if as_json:
+        sys.stdout.write(to_json(record))
+    else:
+        print(explain(record))
+        print(f"written: {out}")
+
+
+def kept_model(model_uri: str | None, outputs: Outputs) -> str | None:
+    """Copies a model that is on this machine; gives the address where it is to stay.
+
+    One that is elsewhere stays there.
+    """
+    source = Path(model_uri) if model_uri and "://" not in model_uri else None
+    if outputs.model is None or source is None or not source.is_dir():
+        return model_uri
+    shutil.copytree(source, outputs.model, dirs_exist_ok=True)
+    address = outputs.executor.address_of(MODEL) if outputs.executor else ""
+    return address or str(outputs.model)
+
+
+DECIDE_PARAMETERS = frozenset({"action", "where"})
+TRAIN_PARAMETERS = frozenset({"status", "training"})
+EVALUATE_PARAMETERS = frozenset({"passed"})
+
+# Twice as long once it stands as a text in JSON, which is how Kubeflow carries it.
+_MAX_RECORD_BYTES = MAX_PARAMETER_BYTES // 2
+_MAX_FAILURE = 2000
+
+
+def told_of_profile(record: Profile) -> Told:
+    """Returns seconds of a step, its parts, and how busy the hosts were, as far as known."""
+    step, observed = record.step, record.observed
+    timed = (
+        {
+            "step_seconds": step.step_seconds,
+            "wait_seconds": step.wait_seconds,
+            "accelerator_step_seconds": step.accelerator_step_seconds,
+            "loader_cpu_seconds": step.loader_cpu_seconds,
+        }
+        if step
+        else {}
+    )
+    loads = (
+        {
+            "cpu_utilization": observed.cpu_utilization,
+            "gpu_utilization": observed.gpu_utilization,
+        }
+        if observed
+        else {}
+    )
+    return Told(metrics=_known({**timed, **loads}))
+
+
+def told_of_decision(record: Decision, workload: Workload) -> Told:
+    """Returns the chosen plan's promise; what to do, and where its training runs."""
+    promise = record.plan.predicted
+    metrics = {} if promise is None else to_document(promise)
+    return Told(
+        parameters={"action": record.action, "where": where(record, workload)},
+        metrics={name: value for name, value in metrics.items() if isinstance(value, float | int)},
+    )
+
+
+def where(decision: Decision, workload: Workload) -> str:
+    """Returns `pod`: in a pipeline step's pod, which is a host of today's type; else `job`."""
+    if workload.cluster is None:
+        return "job"
+    groups = decision.plan.groups
+    today = workload.cluster.dnn.instance_type
+    alone = len(groups) == 1 and groups[0].count == 1
+    return "pod" if alone and _bare(groups[0]) == today.removeprefix("ml.") else "job"
+
+
+def told_of_training(record: Training) -> Told:
+    """Returns the script's metrics, and steps as they were; the record, for the next step."""
+    measured = record.measured
+    steps = (
+        {}
+        if measured is None
+        else {
+            "step_seconds": measured.step_seconds,
+            "wait_seconds": measured.wait_seconds,
+            "samples_per_second": measured.samples_per_second,
+            "usd_per_1000_steps": measured.usd_per_1000_steps,
+        }
+    )
+    return Told(
+        parameters={"status": record.status, "training": carried(record)},
+        metrics=_known({**record.metrics, **steps}),
+    )
+
+
+def carried(record: Training, *, max_bytes: int = _MAX_RECORD_BYTES) -> str:
+    """Returns the record as a text of bounded length: events go first, then hosts, then words.
+
+    Two branches of a pipeline can be joined on texts, not on files.
+    """
+    failure = record.failure[-_MAX_FAILURE:] if record.failure else None
+    measured = record.measured
+    if measured:
+        # A file that stays with the step that trained.
+        measured = msgspec.structs.replace(measured, timeline_file=None)
+    short = msgspec.structs.replace(record, failure=failure, measured=measured)
+    for less in (
+        {},
+        {"events": record.events[-20:]},
+        {"events": ()},
+        {"events": (), "hosts": record.hosts[:50]},
+        {"events": (), "hosts": (), "metrics": dict(sorted(record.metrics.items())[:100])},
+    ):
+        text = json.dumps(to_document(msgspec.structs.replace(short, **less)), sort_keys=True)
+        if len(text.encode()) <= max_bytes:
+            break
+    return text
+
+
+def told_of_evaluation(record: Evaluation) -> Told:
+    """Returns gates, speed and cost; and whether it passed."""
+    gates = {gate.metric: gate.value for gate in record.gates}
+    performance = record.performance
+    held = (
+        {}
+        if performance is None
+        else {
+            "step_seconds": performance.measured.step_seconds,
+            "speedup": performance.speedup,
+            "prediction_error": performance.prediction_error,
+            "cost_change": performance.cost_change,
+        }
+    )
+    passed = {"passed": float(record.passed)}
+    return Told(
+        parameters={"passed": "true" if record.passed else "false"},
+        metrics=_known({**gates, **held, **passed}),
+    )
+
+
+def _known(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _bare(group: Group) -> str:
+    return group.instance_type.removeprefix("ml.")
