@@ -28,13 +28,13 @@ def test_stokers_own_lines_stay_in_the_files_but_warnings_are_shown_once(
     log = Log(run="r", host="algo-1", stream=stream)
     log.event("agent_ready", agent="algo-2")
     for _ in range(2):
-        log.event("module_values_differ", agent="algo-2", text="cfg.SIZE (5 here, 3 there)")
+        log.event("generator_not_seeded", text="Data.rng keeps its own seed")
     log.event("large_dataset", text="70 MiB")
     for quiet in (True, False):
         with following(quiet=quiet, echo=False) as follow:
             for text in ("the script's own", *stream.getvalue().splitlines()):
                 follow.line(LogLine(group="dnn", host="algo-1", text=text))
     assert capsys.readouterr().err.splitlines() == [
-        "warning: dnn/algo-1: cfg.SIZE (5 here, 3 there)",
+        "warning: dnn/algo-1: Data.rng keeps its own seed",
         "warning: dnn/algo-1: 70 MiB",
     ]

@@ -125,7 +125,6 @@ _WARNINGS = (
     "hosts_not_comparable",
     "large_dataset",
     "made_locally",
-    "module_values_differ",
 )
 
 

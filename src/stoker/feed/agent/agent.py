@@ -244,7 +244,6 @@ class Service:
                     credits=session.credits,
                     workers=self._workers,
                     versions=self._versions,
-                    module_values=held.module_values,
                 )
                 self._outbox.send(session, ready)
             elif held.state == "failed":

@@ -66,15 +66,10 @@ class Kill(msgspec.Struct, frozen=True, tag=True):
 
 
 class Held(msgspec.Struct, frozen=True, tag=True):
-    """A holder tells the agent that the spec is there; or the error, for `unpack_error`.
-
-    Attributes:
-        module_values: What modules of the user say there; see script.values_here.
-    """
+    """A holder tells the agent that the spec is there; or the error, for `unpack_error`."""
 
     error: bytes = b""
     summary: str = ""
-    module_values: dict[str, str] = {}
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):
@@ -277,7 +272,6 @@ class HostedSpec:
             it, which says nothing of others.
         first_worker: Id of its first data worker.
         worker_step: From one id to the next.
-        module_values: What modules say here; see script.values_here.
     """
 
     digest: str
@@ -290,7 +284,6 @@ class HostedSpec:
     error: bytes = b""
     first_worker: int = 0
     worker_step: int = 1
-    module_values: dict[str, str] = field(default_factory=dict)
     holder: DatasetHost | None = None
     pools: dict[str, WorkerPool] = field(default_factory=dict)
     streams: dict[str, StreamPool] = field(default_factory=dict)
@@ -354,7 +347,6 @@ class HostedSpec:
         if self.state == "held" and holder.held is not None:
             self.state = "failed" if holder.held.error else "ready"
             self.reason, self.error = holder.held.summary, holder.held.error
-            self.module_values = holder.held.module_values
             self.since = time.monotonic()
             return True
         if self.state in ("held", "ready") and holder.channel.is_closed:

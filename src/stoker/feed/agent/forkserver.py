@@ -36,7 +36,6 @@ from stoker.feed.agent.dataset_host import (
     to_nursery,
 )
 from stoker.feed.wire.dataset import DatasetSpec, pack_error, read_place, read_spec
-from stoker.feed.wire.script import values_here
 from stoker.feed.workers.pipe import Pipe, Received, channel_pair, pack
 from stoker.host.processes import die_with_parent
 
@@ -52,10 +51,8 @@ _INSTALLED = re.compile(
 )
 
 
-# Modules of this process of which it is known what they say: what every process of the nursery has,
-# which is installed; and in a template, and what it forks, what specs named, with their values.
+# Modules that this process had before a dataset named any.
 _known: set[str] = set()
-_values: dict[str, str] = {}
 
 
 def main() -> None:
@@ -178,7 +175,6 @@ class _Modules:
                 importlib.import_module(name)
         news = sys.modules.keys() - _known
         self._files.update(_own_files(news))
-        _values.update(values_here(news))
         _known.update(news)
         is_on_accelerator = sys.modules["torch"].cuda.is_initialized()
         if len(sys._current_frames()) > num_threads or is_on_accelerator:
@@ -454,8 +450,7 @@ def _unpack(order: Hold, memory: int, channel: Pipe) -> DatasetSpec | None:
     finally:
         os.close(memory)
     gc.freeze()
-    values = _values | values_here(sys.modules.keys() - _known)
-    channel.send(pack(Held(module_values=values)))
+    channel.send(pack(Held()))
     return spec
 
 

@@ -416,12 +416,9 @@ class Answers:
             session = self._shared.sessions.get(message.session)
             if session is None or session.spec is None or session.spec.digest != message.spec:
                 return
-            spec = session.spec
         if link.has_failed(message.session):
             # It was left out while this was on its way.
             return
-        self._shared.values_there.take(message.spec, link.member.host, message.module_values)
-        self._shared.values_there.compare(spec.digest, spec.living_code())
         link.opened[message.session] = message.spec
         link.ready.add(message.session)
         self._grant(link, message.session, message.credits)

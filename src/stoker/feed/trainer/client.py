@@ -512,7 +512,6 @@ class IoThread:
         if now >= self._progress_at:
             self._progress_at = now + _TICK_SECONDS
             self._report()
-        begun: list[PackedSpec] = []
         with self._shared.lock:
             self._has_begun = self._has_begun or bool(self._shared.sessions)
             retired = self._shared.take_retired()
@@ -524,8 +523,6 @@ class IoThread:
             for session in self._shared.sessions.values():
                 if session.has_news:
                     self._asking.tell_news(session)
-                    if session.spec is not None and session.is_busy:
-                        begun.append(session.spec)
                 if session.is_busy:
                     self._asking.ask(session, now)
                     self._asking.judge(session, now)
@@ -537,9 +534,6 @@ class IoThread:
                 agent.send(m.Close(session=session.name))
         for local in locals_ended:
             local.close()
-        for spec in begun:
-            # Set anew since the pass before, perhaps.
-            self._shared.values_there.compare(spec.digest, spec.living_code())
 
     def _report(self) -> None:
         # A process that only made its loaders, and has children iterate, has nothing to say.

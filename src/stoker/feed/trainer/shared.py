@@ -10,7 +10,6 @@ from collections.abc import Callable
 from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.connections import BatchReceiver
 from stoker.feed.trainer.session import FeedSession
-from stoker.feed.wire.script import ValuesThere
 from stoker.logs import Log
 
 
@@ -22,7 +21,6 @@ class SharedState:
         sessions: Name to session.
         failure: Ends every session, later ones too.
         wake_fd: An eventfd for the pump's poll; see `sleeps`.
-        values_there: For the pump.
         receivers: Of batches, as long as anybody has them.
     """
 
@@ -33,7 +31,6 @@ class SharedState:
         self.is_closing = False
         self.timeline = timeline
         self.log = log
-        self.values_there = ValuesThere(log)
         self.receivers: weakref.WeakSet[BatchReceiver] = weakref.WeakSet()
         self._pid = os.getpid()
         self._is_asleep = self._is_called = False

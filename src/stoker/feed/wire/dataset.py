@@ -17,7 +17,6 @@ import re
 import sys
 import time
 import traceback
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -254,18 +253,12 @@ class PackedSpec:
         digest: Names the spec: see `digest`.
         warnings: What the user should know, a sentence each.
         num_workers: As the spec's.
-        code: Weak references to the functions and classes in it, which may refer to the loader.
     """
 
     data: bytes
     digest: str
     warnings: tuple[str, ...] = ()
     num_workers: int = 1
-    code: tuple[Callable[[], object], ...] = field(default=(), compare=False, repr=False)
-
-    def living_code(self) -> list[object]:
-        """Returns the functions and classes in it that are still there."""
-        return [found for found in (refer() for refer in self.code) if found is not None]
 
 
 def pack_spec(spec: DatasetSpec, *, max_bytes: int) -> PackedSpec:
@@ -306,9 +299,7 @@ def pack_spec(spec: DatasetSpec, *, max_bytes: int) -> PackedSpec:
             f"the pickled dataset has {len(data) >> 20} MiB, sent once to each data host; "
             f"{largest(_parts(spec))}; stoker.remote('module:function') builds it there instead",
         )
-    return PackedSpec(
-        data, digest(data), warnings, spec.num_workers, tuple(map(weakref.ref, pickler.code))
-    )
+    return PackedSpec(data, digest(data), warnings, spec.num_workers)
 
 
 def why_unshippable(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) -> str:

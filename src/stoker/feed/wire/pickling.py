@@ -109,13 +109,11 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
     Where it cannot (see docs/feed.md, limits) the bytes differ, and each rank's spec is another.
 
     Attributes:
-        code: The functions and classes that were pickled, by value or by name.
         modules: Those that the pickle refers to by name: they are imported where it is opened.
     """
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
-        self.code: list[object] = []
         self.modules: set[str] = set()
         # By the set's address: its number, and the set, so that the address stays its own.
         self._sets: dict[int, tuple[int, object]] = {}
@@ -145,7 +143,6 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if inner is not None and kind.__name__ in _PIPE_WRAPPERS:
             return (kind, (inner,))
         if issubclass(kind, (FunctionType, type, CachedFunction)):
-            self.code.append(obj)
             if is_by_name(obj):
                 self.modules.add(str(getattr(obj, "__module__", "builtins")))
         elif issubclass(kind, ModuleType):

@@ -338,18 +338,13 @@ class Ship(Message, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """The session may ask for batches: at most `credits` at a time.
-
-    Attributes:
-        module_values: What modules of the user say there; see script.values_here.
-    """
+    """The session may ask for batches: at most `credits` at a time."""
 
     session: Identifier
     spec: Identifier
     credits: Count
     workers: Count
     versions: dict[str, str] = {}
-    module_values: dict[str, str] = {}
 
 
 class Failed(Message, frozen=True, kw_only=True):
