@@ -108,7 +108,7 @@ def test_where_it_is_not_known_what_was_there_nothing_travels() -> None:
 def test_a_spawned_rank_was_started_with_what_its_parent_was() -> None:
     code = (
         "import multiprocessing, os\n"
-        "from stoker.feed import script_environment as s\n"
+        "from stoker.feed.wire import dataset as s\n"
         "os.environ['SET'] = 'by the parent'\n"
         "context = multiprocessing.get_context('spawn')\n"
         "with context.Pool(1) as pool:\n"

@@ -49,13 +49,13 @@ def test_classes_and_lambdas_of_a_script_come_back_in_another_process(tmp_path: 
     (tmp_path / "script.py").write_text(
         textwrap.dedent("""
         import sys
-        from stoker.feed.wire.dataset import Spec, pack_spec
+        from stoker.feed.wire.dataset import DatasetSpec, pack_spec
         scale = 10
         class Squares:
             def __getitem__(self, i):
                 return scale * i * i
         with open(sys.argv[1], "wb") as file:
-            file.write(pack_spec(Spec(dataset=Squares(), collate_fn=lambda b: sum(b)),
+            file.write(pack_spec(DatasetSpec(dataset=Squares(), collate_fn=lambda b: sum(b)),
                 max_bytes=1 << 20).data)
         """)
     )
@@ -98,8 +98,8 @@ def test_a_module_beside_the_script_is_found_on_the_host(tmp_path: Path) -> None
         "class Ten:\n    def __getitem__(self, i):\n        return 10\n"
     )
     (tmp_path / "script.py").write_text(
-        "import sys, beside_me\nfrom stoker.feed.wire.dataset import Spec, pack_spec\n"
-        "data = pack_spec(Spec(dataset=beside_me.Ten(), collate_fn=len), max_bytes=1 << 20).data\n"
+        "import sys, beside_me\nfrom stoker.feed.wire.dataset import DatasetSpec, pack_spec\n"
+        "data = pack_spec(DatasetSpec(dataset=beside_me.Ten(), collate_fn=len), max_bytes=1 << 20).data\n"
         "open(sys.argv[1], 'wb').write(data)\n"
     )
     subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "spec"], check=True)

@@ -20,7 +20,7 @@ SCRIPT = """
     import numpy as np
     import torch
 
-    from stoker.feed.wire.dataset import Spec, pack_spec
+    from stoker.feed.wire.dataset import DatasetSpec, pack_spec
 
     Item = TypeVar("Item")
     suffixes = {"jpg", "png", "gif", "bmp", "webp"}
@@ -91,15 +91,15 @@ SCRIPT = """
         return lambda items: (words, len(items))
 
     specs = {
-        "class": Spec(dataset=Images(), collate_fn=len),
-        "nested": Spec(dataset=Outer.Inner(), collate_fn=Outer.of),
-        "dataclass": Spec(dataset=[Options(), Kind.CAT], collate_fn=len),
-        "function": Spec(dataset=[1], collate_fn=collate),
-        "lambda": Spec(dataset=[1], collate_fn=lambda items: (second, third, first)),
-        "closure": Spec(dataset=[1], collate_fn=closure()),
-        "transforms": Spec(dataset=Transforms(), collate_fn=len),
-        "tensors": Spec(dataset=Tensors(), collate_fn=len),
-        "locals": Spec(dataset=[make(), make()], collate_fn=len, worker_init_fn=lambda _: Sample),
+        "class": DatasetSpec(dataset=Images(), collate_fn=len),
+        "nested": DatasetSpec(dataset=Outer.Inner(), collate_fn=Outer.of),
+        "dataclass": DatasetSpec(dataset=[Options(), Kind.CAT], collate_fn=len),
+        "function": DatasetSpec(dataset=[1], collate_fn=collate),
+        "lambda": DatasetSpec(dataset=[1], collate_fn=lambda items: (second, third, first)),
+        "closure": DatasetSpec(dataset=[1], collate_fn=closure()),
+        "transforms": DatasetSpec(dataset=Transforms(), collate_fn=len),
+        "tensors": DatasetSpec(dataset=Tensors(), collate_fn=len),
+        "locals": DatasetSpec(dataset=[make(), make()], collate_fn=len, worker_init_fn=lambda _: Sample),
     }
     packed = {name: pack_spec(spec, max_bytes=1 << 20) for name, spec in specs.items()}
     if len(sys.argv) > 1:
