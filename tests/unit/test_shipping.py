@@ -99,7 +99,8 @@ def test_a_module_beside_the_script_is_found_on_the_host(tmp_path: Path) -> None
     )
     (tmp_path / "script.py").write_text(
         "import sys, beside_me\nfrom stoker.feed.wire.dataset import DatasetSpec, pack_spec\n"
-        "data = pack_spec(DatasetSpec(dataset=beside_me.Ten(), collate_fn=len), max_bytes=1 << 20).data\n"
+        "spec = DatasetSpec(dataset=beside_me.Ten(), collate_fn=len)\n"
+        "data = pack_spec(spec, max_bytes=1 << 20).data\n"
         "open(sys.argv[1], 'wb').write(data)\n"
     )
     subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "spec"], check=True)

@@ -99,7 +99,9 @@ SCRIPT = """
         "closure": DatasetSpec(dataset=[1], collate_fn=closure()),
         "transforms": DatasetSpec(dataset=Transforms(), collate_fn=len),
         "tensors": DatasetSpec(dataset=Tensors(), collate_fn=len),
-        "locals": DatasetSpec(dataset=[make(), make()], collate_fn=len, worker_init_fn=lambda _: Sample),
+        "locals": DatasetSpec(
+            dataset=[make(), make()], collate_fn=len, worker_init_fn=lambda _: Sample
+        ),
     }
     packed = {name: pack_spec(spec, max_bytes=1 << 20) for name, spec in specs.items()}
     if len(sys.argv) > 1:
