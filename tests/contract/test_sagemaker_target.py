@@ -19,7 +19,7 @@ import yaml
 
 from stoker.cli.edge import run
 from stoker.orchestrators.base import Uploaded
-from stoker.orchestrators.sagemaker.orchestrator import SageMakerTarget
+from stoker.orchestrators.sagemaker.orchestrator import SageMakerOrchestrator
 from stoker.orchestrators.sagemaker.pipelines import MAX_DEFINITION
 from stoker.orchestrators.sagemaker.runs import MAX_VALUE
 from stoker.platforms.aws import Aws
@@ -97,7 +97,7 @@ def stoker(*words: str) -> Done:
 def upload(*overrides: str) -> Uploaded:
     """Uploads the pipeline made by hand: what a test is about comes after it."""
     of = workload(*overrides)
-    target = SageMakerTarget(settings=of.sagemaker)
+    target = SageMakerOrchestrator(settings=of.sagemaker)
     return target.upload(target.plan(hand_made(of)))
 
 
@@ -180,7 +180,7 @@ def test_a_new_tag_and_a_new_role_are_changes(server: AwsServer, project: Path) 
     other = "arn:aws:iam::123456789012:role/pipeline"
     changes = (f"sagemaker.pipeline_role={other}", "sagemaker.tags.owner=ada")
     of = workload(*changes)
-    target = SageMakerTarget(settings=of.sagemaker)
+    target = SageMakerOrchestrator(settings=of.sagemaker)
     plan = target.plan(hand_made(of))
     assert f"~ role: {ROLE} → {other}" in plan.changes
     assert "~ tag owner: ada" in plan.changes
@@ -192,7 +192,7 @@ def test_a_new_tag_and_a_new_role_are_changes(server: AwsServer, project: Path) 
 def test_a_definition_over_the_limit_goes_through_s3(server: AwsServer, project: Path) -> None:
     of = workload()
     padding = {"Name": "Long", "Type": "Fail", "Arguments": {"ErrorMessage": "x" * MAX_DEFINITION}}
-    target = SageMakerTarget(settings=of.sagemaker)
+    target = SageMakerOrchestrator(settings=of.sagemaker)
     done = target.upload(target.plan(hand_made(of, added=[padding])))
     assert done.action == "created"
     listed = Aws(region=REGION).call("s3", "ListObjectsV2", Bucket=BUCKET, Prefix="out/stoker/def")
@@ -534,7 +534,7 @@ def test_the_logs_of_a_run_are_those_of_its_steps_and_of_the_job_that_train_star
     write_log("/aws/sagemaker/TrainingJobs", f"{LAUNCHED}/algo-3-17", "early", role, "batches")
     lines = [
         f"{line.group}/{line.host} {line.text}"
-        for line in SageMakerTarget(aws=answers.aws()).logs(EXECUTION, group=None)
+        for line in SageMakerOrchestrator(aws=answers.aws()).logs(EXECUTION, group=None)
     ]
     assert lines == [
         "Decide/algo-1 decided",

@@ -8,7 +8,7 @@ from pathlib import Path
 from stoker.orchestrators.base import Uploaded
 from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowConnection
 from stoker.orchestrators.kubeflow.compile import compile_kubeflow
-from stoker.orchestrators.kubeflow.orchestrator import KubeflowTarget
+from stoker.orchestrators.kubeflow.orchestrator import KubeflowOrchestrator
 from stoker.orchestrators.kubeflow.runs import RunOptions
 from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.records import Json, Workload
@@ -57,12 +57,12 @@ def connection(server: KfpServer, *, namespace: str = "", **more: object) -> Kub
 
 def target_at(
     server: KfpServer, *, namespace: str = "", options: RunOptions | None = None
-) -> KubeflowTarget:
+) -> KubeflowOrchestrator:
     """The target, with time that passes at once."""
     clock = Clock()
     made = connection(server, namespace=namespace)
     kubeflow = Kubeflow(made, clock=clock, sleep=clock.sleep)
-    return KubeflowTarget(made, options=options, kubeflow=kubeflow)
+    return KubeflowOrchestrator(made, options=options, kubeflow=kubeflow)
 
 
 def upload(server: KfpServer, *overrides: str, namespace: str = "") -> Uploaded:

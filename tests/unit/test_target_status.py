@@ -10,7 +10,7 @@ from stoker.cli.edge import TerminatedError
 from stoker.errors import PlatformError, UsageError
 from stoker.orchestrators.base import RunState, StepState
 from stoker.orchestrators.named import PATIENCE_SECONDS, follow_run
-from stoker.orchestrators.sagemaker.orchestrator import SageMakerTarget
+from stoker.orchestrators.sagemaker.orchestrator import SageMakerOrchestrator
 from stoker.orchestrators.sagemaker.runs import STOP_SECONDS, region_in
 from stoker.records import Json
 from support.target_pipeline import (
@@ -52,7 +52,7 @@ def looked_at(
 ) -> RunState:
     answers = recorded()
     answers.add_state(status, steps, of=OF, launched=launched, reason=reason)
-    state = SageMakerTarget(aws=answers.aws()).status(EXECUTION)
+    state = SageMakerOrchestrator(aws=answers.aws()).status(EXECUTION)
     answers.stubber.assert_no_pending_responses()
     return state
 
@@ -116,7 +116,7 @@ def test_a_train_step_whose_job_is_not_there_yet_stands_alone() -> None:
     answers = recorded()
     answers.add_state("Executing", [TAKEN, TRAINING], of=OF)
     answers.refuse("describe_training_job", "ValidationException", "Requested resource not found.")
-    state = SageMakerTarget(aws=answers.aws()).status(EXECUTION)
+    state = SageMakerOrchestrator(aws=answers.aws()).status(EXECUTION)
     assert f"job {LAUNCHED}" not in steps_of(state)
 
 
@@ -189,7 +189,7 @@ def test_a_training_job_by_itself_is_told_with_its_way() -> None:
         ],
     }
     answers.add("describe_training_job", answer, TrainingJobName=LAUNCHED)
-    state = SageMakerTarget(aws=answers.aws()).status(f"{ARN}:training-job/{LAUNCHED}")
+    state = SageMakerOrchestrator(aws=answers.aws()).status(f"{ARN}:training-job/{LAUNCHED}")
     assert (state.run, state.status, state.exit_code) == (LAUNCHED, "failed", 6)
     assert [found.name for found in state.steps] == [f"job {LAUNCHED}", "Starting", "Training"]
     assert state.steps[2].ended == at(9)
@@ -208,7 +208,7 @@ def test_a_pipelines_name_means_its_newest_run() -> None:
         },
     )
     answers.add_state("Executing", [TAKEN], of=OF)
-    assert SageMakerTarget(aws=answers.aws()).status("mnist").run == RUN
+    assert SageMakerOrchestrator(aws=answers.aws()).status("mnist").run == RUN
 
 
 def test_a_name_that_is_neither_pipeline_nor_job_is_refused() -> None:
@@ -216,7 +216,7 @@ def test_a_name_that_is_neither_pipeline_nor_job_is_refused() -> None:
     answers.refuse("describe_pipeline", "ResourceNotFound", "Pipeline mnits does not exist.")
     answers.refuse("describe_training_job", "ValidationException", "Requested resource not found.")
     with pytest.raises(UsageError, match="no pipeline and no training job mnits"):
-        SageMakerTarget(aws=answers.aws()).status("mnits")
+        SageMakerOrchestrator(aws=answers.aws()).status("mnits")
 
 
 def test_a_missing_permission_is_not_taken_for_a_missing_run() -> None:
@@ -227,7 +227,7 @@ def test_a_missing_permission_is_not_taken_for_a_missing_run() -> None:
         "User is not authorized to perform: sagemaker:DescribePipeline on resource",
     )
     with pytest.raises(PlatformError, match="sagemaker:DescribePipeline"):
-        SageMakerTarget(aws=answers.aws()).status("mnist")
+        SageMakerOrchestrator(aws=answers.aws()).status("mnist")
 
 
 @pytest.mark.parametrize("run", [EXECUTION, f"{ARN}:training-job/{LAUNCHED}", PIPELINE])
@@ -243,7 +243,7 @@ def follow(answers: Recorded) -> tuple[RunState, list[str]]:
     aws = answers.aws()
     lines: list[str] = []
     state = follow_run(
-        SageMakerTarget(aws=aws),
+        SageMakerOrchestrator(aws=aws),
         EXECUTION,
         on_change=lambda found: lines.append(f"{found.name} {found.status} {found.reason}".strip()),
         sleep=aws.sleep,
@@ -299,7 +299,7 @@ def test_a_missing_permission_ends_the_following_at_once() -> None:
 
 
 def stop(answers: Recorded) -> RunState:
-    return SageMakerTarget(aws=answers.aws()).stop(EXECUTION)
+    return SageMakerOrchestrator(aws=answers.aws()).stop(EXECUTION)
 
 
 def test_a_run_is_stopped_and_waited_for() -> None:
@@ -353,7 +353,7 @@ def test_a_job_that_ends_as_it_is_stopped_is_no_error() -> None:
     answers.refuse("stop_training_job", "ValidationException", "The request was rejected")
     answers.add("describe_training_job", training_job("Completed", "Completed"))
     answers.add("describe_training_job", training_job("Completed", "Completed"))
-    target = SageMakerTarget(aws=answers.aws())
+    target = SageMakerOrchestrator(aws=answers.aws())
     assert target.stop(f"{ARN}:training-job/{LAUNCHED}").status == "succeeded"
 
 
@@ -362,7 +362,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     """Recorded answers behind the command line of this process."""
     made = recorded()
     monkeypatch.setattr(
-        reaching, "target_named", lambda name, **of: SageMakerTarget(aws=made.aws())
+        reaching, "target_named", lambda name, **of: SageMakerOrchestrator(aws=made.aws())
     )
     return made
 
@@ -444,7 +444,7 @@ def test_an_interruption_before_the_service_answered_says_that_a_run_may_have_st
     def interrupted(*asked: object, **more: object) -> RunState:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(SageMakerTarget, "start", interrupted)
+    monkeypatch.setattr(SageMakerOrchestrator, "start", interrupted)
     monkeypatch.setattr(pipelines, "workload_of", lambda file, overrides: OF)
     found = pipelines.start_command(
         "sagemaker",

@@ -17,16 +17,16 @@ from stoker.cli.progress import say
 from stoker.cli.workloads import resolve, with_params
 from stoker.errors import UsageError
 from stoker.orchestrators.base import (
+    Orchestrator,
     Pipeline,
     RunState,
     Started,
     StepState,
-    Target,
     Timing,
     UploadPlan,
 )
 from stoker.orchestrators.cron import checked_zone, cron_expression, rate_expression
-from stoker.orchestrators.named import follow_run, target_named
+from stoker.orchestrators.named import follow_run, orchestrator_named
 from stoker.records import Decision, Json, Workload, read_json
 from stoker.settings import read_workload
 
@@ -61,7 +61,7 @@ class Reach:
         workload: Workload | None = None,
         run: str = "",
         options: "RunOptions | None" = None,
-    ) -> Target:
+    ) -> Orchestrator:
         """Returns the target of that name.
 
         Raises:
@@ -72,7 +72,7 @@ class Reach:
             if typed or options is not None:
                 flag = typed[0] if typed else "one of the flags"
                 raise UsageError(f"{flag} is for kubeflow", fix=f"leave it out for {name}")
-            return target_named(name, workload=workload, run=run)
+            return orchestrator_named(name, workload=workload, run=run)
         from stoker.orchestrators.kubeflow.client import Flags
 
         if workload is None and self.workload_file:
@@ -83,7 +83,7 @@ class Reach:
             token_file=self.token_file,
             ca_file=self.ca_file,
         )
-        return target_named(name, workload=workload, run=run, flags=flags, options=options)
+        return orchestrator_named(name, workload=workload, run=run, flags=flags, options=options)
 
     def words(self, target: str, *, file: str = "", overrides: Sequence[str] = ()) -> str:
         """Returns the flags that a next command needs to reach the same place, after a blank.
@@ -428,7 +428,7 @@ def _confirm(plan: UploadPlan, *, assume_yes: bool) -> None:
         raise UsageError("not updated: you said no", fix="--yes asks nothing")
 
 
-def _wait(target: Target, started: Started, *, as_json: bool, where: str) -> int:
+def _wait(target: Orchestrator, started: Started, *, as_json: bool, where: str) -> int:
     def show(step: StepState) -> None:
         say(change_line(step, now=datetime.now(UTC)), quiet=as_json)
 
@@ -444,7 +444,7 @@ def _code_of(end: BaseException) -> int:
     return EXIT_TERMINATED if isinstance(end, TerminatedError) else EXIT_INTERRUPTED
 
 
-def _end_lines(target: Target, state: RunState, *, where: str) -> list[str]:
+def _end_lines(target: Orchestrator, state: RunState, *, where: str) -> list[str]:
     failed = [step for step in state.steps if step.status == "failed"]
     why = "; ".join(f"{step.name}: {step.reason}" for step in failed) or state.reason
     return [

@@ -226,7 +226,7 @@ class RunSummary:
     reason: str
 
 
-class Target(Protocol):
+class Orchestrator(Protocol):
     """An orchestrator runs compiled pipelines: plan() sends nothing, upload() what plan() found."""
 
     name: str

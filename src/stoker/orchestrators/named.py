@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stoker.errors import PlatformError, UsageError
-from stoker.orchestrators.base import RunState, StepState, Target
+from stoker.orchestrators.base import Orchestrator, RunState, StepState
 from stoker.records import Workload, nearest
 from stoker.settings import kubeflow_environment
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 TARGETS = ("kubeflow", "sagemaker")
 
 
-def target_named(
+def orchestrator_named(
     name: str,
     *,
     workload: Workload | None = None,
     run: str = "",
     flags: "Flags | None" = None,
     options: "RunOptions | None" = None,
-) -> Target:
+) -> Orchestrator:
     """Returns the orchestrator of that name, for a workload or for a run that exists.
 
     Args:
@@ -38,7 +38,7 @@ def target_named(
         UsageError: If there is none, or the workload has no settings for it.
     """
     if name == "sagemaker":
-        from stoker.orchestrators.sagemaker.orchestrator import SageMakerTarget
+        from stoker.orchestrators.sagemaker.orchestrator import SageMakerOrchestrator
         from stoker.orchestrators.sagemaker.runs import region_in
 
         if workload is not None and workload.sagemaker is None:
@@ -47,17 +47,17 @@ def target_named(
                 where="key sagemaker",
                 fix="add sagemaker: {role: arn:aws:iam::..., output_uri: s3://...}",
             )
-        return SageMakerTarget(
+        return SageMakerOrchestrator(
             settings=workload.sagemaker if workload else None, region=region_in(run)
         )
     if name == "kubeflow":
         from stoker.orchestrators.kubeflow.client import Flags, connection_of
-        from stoker.orchestrators.kubeflow.orchestrator import KubeflowTarget
+        from stoker.orchestrators.kubeflow.orchestrator import KubeflowOrchestrator
 
         connection = connection_of(
             workload, flags=flags or Flags(), environment=kubeflow_environment()
         )
-        return KubeflowTarget(connection, options=options)
+        return KubeflowOrchestrator(connection, options=options)
     raise UsageError(f"there is no target {name}", fix=nearest(name, TARGETS))
 
 
@@ -71,7 +71,7 @@ PATIENCE_SECONDS = 900.0
 
 
 def follow_run(
-    target: Target,
+    target: Orchestrator,
     run: str,
     *,
     on_change: Callable[[StepState], None],

@@ -33,7 +33,7 @@ def _now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
-class KubeflowTarget:
+class KubeflowOrchestrator:
     """Kubeflow Pipelines, with its recurring runs for schedules.
 
     Args:

@@ -34,7 +34,7 @@ def _now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
-class SageMakerTarget:
+class SageMakerOrchestrator:
     """SageMaker Pipelines, with EventBridge Scheduler for schedules.
 
     Args:
