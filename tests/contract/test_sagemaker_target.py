@@ -1,6 +1,6 @@
 """The verbs of compiled pipelines against moto's server, through the command line.
 
-moto has neither the steps of a run nor its stop: those are in tests/unit/test_target_status.py,
+moto has neither the steps of a run nor its stop: those are in tests/unit/test_runs_status.py,
 over recorded answers.
 """
 
