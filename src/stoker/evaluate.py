@@ -18,6 +18,7 @@ from stoker.records import (
     StepCost,
     Training,
     Workload,
+    bare_type,
 )
 
 
@@ -144,7 +145,7 @@ def _is_same(planned: Sequence[Group], ran: Sequence[Group]) -> bool:
 
 
 def _bare(group: Group) -> str:
-    return group.instance_type.removeprefix("ml.")
+    return bare_type(group.instance_type)
 
 
 def _agree(one: int | None, other: int | None) -> bool:

@@ -71,7 +71,7 @@ def parameters_of(workload: Workload) -> tuple[Parameter, ...]:
     """Returns the parameters of `workload`'s runs; input data only with one channel or more."""
     channel = main_channel(workload)
     data = (_input_data(channel),) if channel else ()
-    pools = (_POOLS,) if workload.platform == "kubernetes" else ()
+    pools = (_POOLS,) if workload.platform_info.has_node_pools else ()
     return (*data, *_PARAMETERS, *pools)
 
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from datetime import date
 
 from stoker.errors import UsageError
-from stoker.records import Group, Json, PlatformName, Prices, nearest
+from stoker.records import PLATFORM_INFOS, Group, Json, PlatformName, Prices, bare_type, nearest
 
 # Prices that are older are said to be stale.
 STALE_DAYS = 90
@@ -82,6 +82,7 @@ class Catalog:
         added_by: str = "--prices FILE",
     ) -> None:
         self.platform = platform
+        self.info = PLATFORM_INFOS[platform]
         self._by_type = {instance.type: instance for instance in instances}
         self.instances = tuple(self._by_type[name] for name in sorted(self._by_type))
         self.source = source
@@ -98,7 +99,7 @@ class Catalog:
             UsageError: If the catalog has no such type, with the nearest one.
         """
         name = instance_type.strip()
-        for spelling in (name, name.removeprefix("ml."), f"ml.{name}"):
+        for spelling in (name, bare_type(name), f"ml.{name}"):
             if spelling in self._by_type:
                 return self._by_type[spelling]
         made = self._make(name) if self._make else None
@@ -132,7 +133,9 @@ class Catalog:
         for i in self.instances:
             accelerators = f"{i.accelerators} {i.accelerator_model or ''}" if i.accelerators else ""
             usd = f"{i.usd_per_hour:8.4f}" if i.usd_per_hour is not None else f"{'unknown':>8}"
-            note = "" if self.platform != "sagemaker" or i.in_training_enum else "  cannot train"
+            note = (
+                "  cannot train" if self.info.needs_training_enum and not i.in_training_enum else ""
+            )
             lines.append(
                 f"{i.type:<17} {i.vcpus:>5} {accelerators:<12} {_shown(i.network_gbps):>6} "
                 f"{_shown(i.coremark_per_vcpu):>8} {usd}  {i.priced_on or 'unknown'}{note}"

@@ -20,7 +20,15 @@ import msgspec
 
 from stoker.catalog.catalog import Catalog, Instance
 from stoker.catalog.table import Row, Table, extended, load_catalog, parse_table
-from stoker.records import Json, KubernetesSettings, NodePool, Toleration, Workload, read_text
+from stoker.records import (
+    Json,
+    KubernetesSettings,
+    NodePool,
+    Toleration,
+    Workload,
+    bare_type,
+    read_text,
+)
 from stoker.records.cloud import amount
 
 _SOURCE = "kubernetes.pools_file"
@@ -45,7 +53,7 @@ def catalog_of(workload: Workload, prices: Path | None = None) -> Catalog:
         UsageError: If a table is wrong, with line and column.
     """
     settings = workload.kubernetes or KubernetesSettings()
-    if workload.platform != "kubernetes" or not (settings.pools or settings.pools_file):
+    if not workload.platform_info.has_node_pools or not (settings.pools or settings.pools_file):
         return load_catalog(workload.platform, prices=prices)
     table = _table(settings)
     catalog = _with(load_catalog("kubernetes"), table)
@@ -105,7 +113,7 @@ def _with(catalog: Catalog, table: Table | None) -> Catalog:
 
 
 def _bare(name: str) -> str:
-    return name.strip().removeprefix("ml.")
+    return bare_type(name.strip())
 
 
 def _instance(name: str, listed: Instance | None, pool: NodePool | None) -> Instance | None:

@@ -16,7 +16,7 @@ from stoker.catalog.catalog import Catalog, Instance
 from stoker.catalog.pools import ClusterPool
 from stoker.catalog.table import Table
 from stoker.errors import UsageError
-from stoker.records import Json
+from stoker.records import Json, bare_type
 
 _GIB = 2**30
 # What daemons ask of a node where that cannot be read: network, proxy, storage, logs, metrics.
@@ -276,7 +276,7 @@ def training_prices(products: Iterable[Json], *, region: str) -> Priced:
     for attributes, prices in _products(products, region):
         match = _TRAINING.match(str(attributes.get("usagetype", "")))
         if match:
-            found.setdefault(match.group("type").removeprefix("ml."), set()).update(prices)
+            found.setdefault(bare_type(match.group("type")), set()).update(prices)
     return _priced_of(found)
 
 
@@ -438,7 +438,7 @@ def shipped_text() -> str:
 def shipped_types() -> tuple[str, ...]:
     """Returns the shipped table's types, spelt without `ml.`."""
     rows = csv.DictReader(io.StringIO(shipped_text()))
-    return tuple(row["instance_type"].removeprefix("ml.") for row in rows)
+    return tuple(bare_type(row["instance_type"]) for row in rows)
 
 
 def renewed(
@@ -474,7 +474,7 @@ def renewed(
     rows = []
     for line in lines:
         row = {names[name]: cell for name, cell in line.items()}
-        kind = row["instance_type"].removeprefix("ml.")
+        kind = bare_type(row["instance_type"])
         parts = {part.split(":")[0]: part for part in map(str.strip, row["source"].split(";"))}
         has_training = _reprice(row, sagemaker, training.usd.get(kind), keeps=keeps)
         has_ec2 = _reprice(row, on_ec2, ec2.usd.get(kind), keeps=keeps)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from stoker.catalog.catalog import Catalog, Instance
 from stoker.errors import UsageError
-from stoker.records import PlatformName, nearest, read_text
+from stoker.records import PLATFORM_INFOS, PlatformName, bare_type, nearest, read_text
 
 _COLUMNS = (
     "family",
@@ -42,7 +42,6 @@ _COLUMNS = (
     "taints",
 )
 _PRICE = re.compile(r"^(?P<payer>sagemaker|ec2)_usd_per_hour_(?P<region>[a-z]{2}(?:_[a-z]+)+_\d+)$")
-_PAYER: Mapping[PlatformName, str] = {"sagemaker": "sagemaker", "kubernetes": "ec2", "local": ""}
 _EC2_DATE = re.compile(r"EC2:[a-z-]*?(\d{4}-\d\d-\d\d)")
 
 _T = TypeVar("_T")
@@ -113,7 +112,7 @@ def parse_table(text: str, *, platform: PlatformName, source: str) -> Table:
         name = row.cells["instance_type"].strip()
         if not name:
             raise row.error("instance_type", "the instance type has no name")
-        bare = name.removeprefix("ml.")
+        bare = bare_type(name)
         if bare in seen:
             raise row.error("instance_type", f"{name} stands in line {seen[bare]} too")
         seen[bare] = line
@@ -171,8 +170,7 @@ def to_instance(
 
 def platform_name(instance_type: str, platform: PlatformName) -> str:
     """Returns the platform's spelling of the type: `ml.` on SageMaker, nothing elsewhere."""
-    bare = instance_type.removeprefix("ml.")
-    return f"ml.{bare}" if platform == "sagemaker" else bare
+    return PLATFORM_INFOS[platform].type_prefix + bare_type(instance_type)
 
 
 def _price(
@@ -186,7 +184,8 @@ def _price(
     if usd is None:
         return None, None
     # The table's date is SageMaker's; EC2's own stands in its sources.
-    match = _EC2_DATE.search(row.cells.get("source", "")) if platform == "kubernetes" else None
+    is_ec2s = PLATFORM_INFOS[platform].payer == "ec2"
+    match = _EC2_DATE.search(row.cells.get("source", "")) if is_ec2s else None
     return usd, date.fromisoformat(match.group(1)) if match else priced_on
 
 
@@ -218,7 +217,7 @@ def _price_column(header: Sequence[str], platform: PlatformName) -> tuple[str | 
         return "usd_per_hour", None
     for column in header:
         match = _PRICE.match(column)
-        if match and match.group("payer") == _PAYER[platform]:
+        if match and match.group("payer") == PLATFORM_INFOS[platform].payer:
             return column, match.group("region").replace("_", "-")
     return None, None
 
@@ -327,9 +326,7 @@ def _aws(platform: PlatformName) -> Catalog:
     return Catalog(
         platform=platform,
         instances=[to_instance(row, table, platform=platform, base=None) for row in table.rows],
-        source="AWS price list, SageMaker training"
-        if platform == "sagemaker"
-        else "AWS price list, EC2 Linux",
+        source=PLATFORM_INFOS[platform].price_list,
         region=table.region,
     )
 
@@ -345,7 +342,7 @@ def extended(catalog: Catalog, table: Table) -> Catalog:
     for row in table.rows:
         name = platform_name(row.cells["instance_type"].strip(), platform)
         base = instances.get(name)
-        if base is None and platform == "local":
+        if base is None and catalog.info.is_this_machine:
             base = local_instance(name)
         instances[name] = to_instance(row, table, platform=platform, base=base)
     has_prices = table.price_column is not None
@@ -356,5 +353,5 @@ def extended(catalog: Catalog, table: Table) -> Catalog:
         region=table.region or catalog.region,
         purchase="as in the price file" if has_prices else catalog.purchase,
         max_total_vcpus=catalog.max_total_vcpus,
-        make=local_instance if platform == "local" else None,
+        make=local_instance if catalog.info.is_this_machine else None,
     )

@@ -25,7 +25,7 @@ def confirm(
     Raises:
         UsageError: If the person says no.
     """
-    if workload.platform == "local":
+    if workload.platform_info.is_this_machine:
         return
     for line in bill(workload, groups, catalog=catalog, decision=decision):
         say(line, quiet=quiet)

@@ -27,6 +27,7 @@ from stoker.records import (
     Record,
     Training,
     Workload,
+    bare_type,
     to_document,
     to_json,
     write_json,
@@ -315,7 +316,7 @@ def where(decision: Decision, workload: Workload) -> str:
     groups = decision.plan.groups
     today = workload.cluster.dnn.instance_type
     alone = len(groups) == 1 and groups[0].count == 1
-    return "pod" if alone and _bare(groups[0]) == today.removeprefix("ml.") else "job"
+    return "pod" if alone and _bare(groups[0]) == bare_type(today) else "job"
 
 
 def told_of_training(record: Training) -> Told:
@@ -387,4 +388,4 @@ def _known(values: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def _bare(group: Group) -> str:
-    return group.instance_type.removeprefix("ml.")
+    return bare_type(group.instance_type)

@@ -79,7 +79,7 @@ def profile_command(
 
 def _cluster(workload: Workload, *, is_command: bool) -> Cluster:
     """Returns today's cluster; a bare command has this machine to itself, as without stoker."""
-    if is_command and workload.cluster is None and workload.platform == "local":
+    if is_command and workload.cluster is None and workload.platform_info.is_this_machine:
         return Cluster(dnn=TodaysGroup(instance_type=f"local.c{usable_vcpus()}", count=1))
     return todays_cluster(workload)
 

@@ -303,7 +303,7 @@ def _profile_of(file: Path | None, guess: Guess, *, workload: Workload | None) -
             )
         return read_json(file, Profile)
     step, accelerator = guess.step_seconds, guess.accelerator_step_seconds
-    is_named = workload and (workload.cluster or workload.platform == "local")
+    is_named = workload and (workload.cluster or workload.platform_info.is_this_machine)
     today = todays_cluster(workload).dnn if workload and is_named else None
     instance_type = guess.instance_type or (today.instance_type if today else None)
     if not instance_type or step is None:

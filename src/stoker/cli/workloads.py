@@ -60,7 +60,7 @@ def resolve(
     is_document = words[0].lstrip().startswith("{")
     if len(words) == 1 and (is_document or words[0].endswith((".yaml", ".yml", ".json"))):
         workload = read_with_params(words[0], overrides=overrides, params=params)
-        if workload.platform == "local":
+        if workload.platform_info.is_this_machine:
             check_command(workload.command, where=f"{words[0]}, key command")
         return workload
     if params:
@@ -112,7 +112,7 @@ def todays_cluster(workload: Workload) -> Cluster:
     """
     if workload.cluster:
         return workload.cluster
-    if workload.platform == "local":
+    if workload.platform_info.is_this_machine:
         return Cluster(dnn=TodaysGroup(instance_type="local.c1", count=1))
     raise UsageError(
         "the workload does not say on which cluster it trains today",

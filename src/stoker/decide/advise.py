@@ -3,7 +3,7 @@
 from stoker.decide.flow_chart import Walk, best_of
 from stoker.decide.pricing import Rules, why_unusable
 from stoker.decide.words import cluster
-from stoker.records import Advice, Prices, Profile
+from stoker.records import Advice, PlatformInfo, Prices, Profile
 
 # A state that is less of a step than this leaves enough for a plan to gain.
 _MIN_SHARE = 0.15
@@ -194,7 +194,7 @@ def warnings_of(found: Walk, profile: Profile, rules: Rules, prices: Prices) -> 
                 f"the profiled host has {measured:g} {name}, the catalog's {listed.type} {known}: "
                 "the profile is used for today's type"
             )
-    warnings += warnings_of_prices(prices, platform=rules.catalog.platform)
+    warnings += warnings_of_prices(prices, platform=rules.catalog.info)
     for name in sorted(rules.allowed or ()):
         problem = why_unusable(rules.catalog.get(name), rules)
         if problem:
@@ -206,14 +206,14 @@ def warnings_of(found: Walk, profile: Profile, rules: Rules, prices: Prices) -> 
     return tuple(warnings)
 
 
-def warnings_of_prices(prices: Prices, *, platform: str) -> list[str]:
+def warnings_of_prices(prices: Prices, *, platform: PlatformInfo) -> list[str]:
     """Warns of prices that are old, or of an unknown date."""
     if prices.stale:
         return [
             f"the prices of {prices.date} are older than 90 days: "
-            + ("stoker catalog refresh" if platform != "local" else "stoker catalog")
+            + ("stoker catalog" if platform.is_this_machine else "stoker catalog refresh")
         ]
-    if prices.date is None and platform != "local":
+    if prices.date is None and not platform.is_this_machine:
         return ["the date of the prices is not known"]
     return []
 

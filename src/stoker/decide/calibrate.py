@@ -17,7 +17,7 @@ from stoker.decide.candidates import Site, named
 from stoker.decide.model import ClusterShape, Work, estimate
 from stoker.decide.work import measure, today_of
 from stoker.errors import UsageError
-from stoker.records import Calibration, Decision, FeedSettings, Group, Profile, Training
+from stoker.records import Calibration, Decision, FeedSettings, Group, Profile, Training, bare_type
 
 Constant = Literal["efficiency", "receive"]
 
@@ -123,7 +123,7 @@ def _is_like(run: EarlierRun, like: Profile, catalog: Catalog) -> bool:
     host, other = run.profile.host, like.host
     return (
         run.training.job.platform == catalog.platform
-        and host.instance_type.removeprefix("ml.") == other.instance_type.removeprefix("ml.")
+        and bare_type(host.instance_type) == bare_type(other.instance_type)
         and (host.capacity or other.capacity) == (other.capacity or host.capacity)
     )
 

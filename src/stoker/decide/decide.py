@@ -92,7 +92,7 @@ def decide_observed(
     keep = Plan(action="keep", groups=(dnn,), reason=_NOTHING)
     best = _best_data_type(catalog, constraints) if observed.suspect == "cpu" else None
     prices = catalog.prices([now, *([best] if best else [])], today=today)
-    warnings = list(warnings_of_prices(prices, platform=catalog.platform))
+    warnings = list(warnings_of_prices(prices, platform=catalog.info))
     if is_asked:
         warnings.append(f"what the named groups would do is not known: {_NOTHING}")
     if now.usd_per_hour is None:
@@ -206,7 +206,7 @@ def _best_data_type(catalog: Catalog, constraints: Constraints) -> Instance | No
         and instance.coremark_per_vcpu
         and instance.vcpus >= _MIN_VCPUS
         and (names is None or instance.type in names)
-        and (catalog.platform != "sagemaker" or instance.in_training_enum)
+        and (instance.in_training_enum or not catalog.info.needs_training_enum)
     ]
     if not able or constraints.max_data_hosts == 0:
         return None

@@ -57,8 +57,6 @@ _WIDEST = 0.6
 # Workers that wait were seen to add up, as far as they were tried: each doubling beyond that.
 _EACH_DOUBLING = 0.1
 _MOST_OF_DOUBLINGS = 0.3
-# Instance groups of a SageMaker training job.
-_MOST_GROUPS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,8 +182,9 @@ def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) ->
     if outcome is None:
         return f"today's {rules.today.type} has no price: plans cannot be compared in money"
     groups = len(candidate.groups)
-    if rules.catalog.platform == "sagemaker" and groups > _MOST_GROUPS:
-        return f"a SageMaker training job has at most {_MOST_GROUPS} instance groups, not {groups}"
+    most_groups = rules.catalog.info.max_groups
+    if most_groups is not None and groups > most_groups:
+        return f"a SageMaker training job has at most {most_groups} instance groups, not {groups}"
     vcpus = sum(h.count * h.instance.vcpus for h in (candidate.shape.dnn, *candidate.shape.data))
     most = rules.catalog.max_total_vcpus
     if most is not None and vcpus > most:
@@ -210,7 +209,7 @@ def why_unusable(instance: Instance, rules: Rules) -> str:
         return ""
     if rules.allowed is not None and instance.type not in rules.allowed:
         return f"{instance.type} is not among the allowed instance types"
-    if rules.catalog.platform == "sagemaker" and not instance.in_training_enum:
+    if rules.catalog.info.needs_training_enum and not instance.in_training_enum:
         return f"a SageMaker training job cannot use {instance.type}"
     if instance.usd_per_hour is None:
         return f"{instance.type} has no price"

@@ -17,7 +17,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from stoker.errors import UsageError
-from stoker.records import Role, read_text
+from stoker.records import Role, bare_type, read_text
 
 HOMOGENEOUS = "homogeneousCluster"
 
@@ -131,7 +131,7 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
 
 def platform_name(topology: Topology, environ: Mapping[str, str]) -> str:
     """Returns the platform that started this run, as far as its traces tell."""
-    if topology.dnn.instance_type.removeprefix("ml.").startswith("local"):
+    if bare_type(topology.dnn.instance_type).startswith("local"):
         return "local"
     if environ.get("TRAINING_JOB_NAME") or environ.get("SM_CURRENT_HOST"):
         return "sagemaker"

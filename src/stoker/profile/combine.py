@@ -22,6 +22,7 @@ from stoker.records import (
     StepTerms,
     TodaysGroup,
     TransformCost,
+    bare_type,
     parts_of,
 )
 from stoker.records.base import Value
@@ -125,7 +126,7 @@ def note_of_host(rank: RankResult, host: ProfiledHost) -> str | None:
 
 
 def _bare(instance_type: str) -> str:
-    return instance_type.removeprefix("ml.")
+    return bare_type(instance_type)
 
 
 def _added(parts: Sequence[Quartiles]) -> Quartiles:

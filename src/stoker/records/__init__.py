@@ -53,6 +53,7 @@ from stoker.records.engine import (
     StrategySettings,
 )
 from stoker.records.parts import Parts, SharedLoading, parts_of
+from stoker.records.platforms import PLATFORM_INFOS, PlatformInfo, PlatformName, bare_type
 from stoker.records.profile import (
     Check,
     Fix,
@@ -85,7 +86,6 @@ from stoker.records.workload import (
     Constraints,
     FeedSettings,
     Gate,
-    PlatformName,
     ProfileSettings,
     TodaysGroup,
     TrainingSize,
@@ -93,6 +93,7 @@ from stoker.records.workload import (
 )
 
 __all__ = [
+    "PLATFORM_INFOS",
     "RECORDS",
     "Action",
     "Advice",
@@ -134,6 +135,7 @@ __all__ = [
     "Performance",
     "Place",
     "Plan",
+    "PlatformInfo",
     "PlatformName",
     "PodSettings",
     "PodVolume",
@@ -162,6 +164,7 @@ __all__ = [
     "TransformCost",
     "Vpc",
     "Workload",
+    "bare_type",
     "convert",
     "json_schema",
     "nearest",

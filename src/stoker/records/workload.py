@@ -16,8 +16,7 @@ from stoker.records.base import (
 )
 from stoker.records.cloud import KubernetesSettings, SageMakerSettings
 from stoker.records.engine import EngineName, EngineSettings, StrategyName, StrategySettings
-
-PlatformName = Literal["local", "sagemaker", "kubernetes"]
+from stoker.records.platforms import PLATFORM_INFOS, PlatformInfo, PlatformName
 
 
 class TodaysGroup(Record, frozen=True, kw_only=True):
@@ -236,6 +235,11 @@ class Workload(Record, frozen=True, kw_only=True):
     profile: ProfileSettings = ProfileSettings()
     sagemaker: SageMakerSettings | None = None
     kubernetes: KubernetesSettings | None = None
+
+    @property
+    def platform_info(self) -> PlatformInfo:
+        """The facts about its platform."""
+        return PLATFORM_INFOS[self.platform]
 
     @property
     def strategy_settings(self) -> StrategySettings:

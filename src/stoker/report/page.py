@@ -313,7 +313,7 @@ def _filled(unit: TimeUnit) -> jinja2.Environment:
 
 def _is_nominal(workload: Workload, decision: Decision | None) -> bool:
     words = f"{decision.prices.source} {decision.prices.purchase}" if decision else ""
-    return workload.platform == "local" or "nominal" in words
+    return workload.platform_info.is_this_machine or "nominal" in words
 
 
 def _plan_rows(decision: Decision) -> list[PlanRow]:

@@ -124,11 +124,11 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
     inside = msgspec.structs.replace(settings, kubeflow=None, context=None)
     placed = msgspec.structs.replace(
         workload,
-        platform="local" if workload.platform == "local" else "kubernetes",
+        platform="local" if workload.platform_info.is_this_machine else "kubernetes",
         sagemaker=None,
         kubernetes=inside if workload.kubernetes else None,
     )
-    pod = None if placed.platform == "local" else _step_pod(placed)
+    pod = None if placed.platform_info.is_this_machine else _step_pod(placed)
     parameters = kubeflow_parameters(placed, pod=pod)
     text = workload_text(placed)
     if len(text.encode()) > MAX_WORKLOAD_BYTES:

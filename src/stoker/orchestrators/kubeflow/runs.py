@@ -331,7 +331,7 @@ def _carried(workload: Workload) -> Workload:
     kubernetes = workload.kubernetes
     return msgspec.structs.replace(
         workload,
-        platform="local" if workload.platform == "local" else "kubernetes",
+        platform="local" if workload.platform_info.is_this_machine else "kubernetes",
         sagemaker=None,
         kubernetes=msgspec.structs.replace(kubernetes, kubeflow=None) if kubernetes else None,
     )

@@ -26,6 +26,7 @@ from stoker.records import (
     PodSettings,
     PodVolume,
     Toleration,
+    bare_type,
 )
 from stoker.records.cloud import amount, written
 
@@ -217,7 +218,7 @@ def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodG
             fix="use letters, digits and dashes, a letter first",
         )
     pods = settings.dnn if is_dnn else settings.data
-    pool_name = group.instance_type.removeprefix("ml.")
+    pool_name = bare_type(group.instance_type)
     pool = settings.pools.get(group.instance_type) or settings.pools.get(pool_name) or NodePool()
     gpus = _gpus(group, pool, pods) if is_dnn else 0
     if not is_dnn and pool.gpus:
@@ -279,7 +280,7 @@ def _resources(
 
 
 def _unknown(group: Group, what: str) -> UsageError:
-    pool = group.instance_type.removeprefix("ml.")
+    pool = bare_type(group.instance_type)
     gpus = ", gpus: 1" if group.role == "dnn" else ""
     return UsageError(
         f"nothing says {what} on {pool}",

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from stoker.platforms.kubernetes.objects import COMPLETION_INDEX, REPLICATED_JOB_LABEL, PodGroup
 from stoker.platforms.kubernetes.reading import Document, mapping, mappings, number, text
+from stoker.records import bare_type
 
 # Newer JobSets count their attempts so.
 _ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
@@ -252,7 +253,7 @@ def _unschedulable_troubles(
         return
     said = " ".join(without[0].unschedulable.split(" preemption:")[0].split())
     missing = short_of(said)
-    pool = group.group.instance_type.removeprefix("ml.")
+    pool = bare_type(group.group.instance_type)
     words = f"{_hosts(without, group)} for a node of {pool}"
     words += f", short of {', '.join(missing)}" if missing else ""
     fix, fix_after = f"it waits on; or take the next best plan: {next_best}", CAPACITY_SECONDS

@@ -37,6 +37,7 @@ from stoker.records import (
     Json,
     MetricDefinition,
     SageMakerSettings,
+    bare_type,
     nearest,
 )
 
@@ -502,7 +503,7 @@ def _type_rules(body: Body) -> Iterator[UsageError]:
     for where, name in instance_types(body):
         if name in known:
             continue
-        if name.removeprefix("ml.").startswith("local"):
+        if bare_type(name).startswith("local"):
             yield UsageError(
                 f"{name} is a type of local mode, which runs no jobs of the service",
                 where=where,

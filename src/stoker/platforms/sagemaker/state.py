@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.errors import PlatformError
-from stoker.records import Event, Group, Json
+from stoker.records import Event, Group, Json, bare_type
 
 FINAL = ("Completed", "Failed", "Stopped")
 
@@ -173,8 +173,8 @@ def no_quota(message: str, groups: Sequence[Group], *, where: str, next_best: st
 
 def _asked(message: str, groups: Sequence[Group]) -> str:
     """Returns the groups that a message is about: those of the type that it names, else all."""
-    named = {kind.removeprefix("ml.") for kind in _TYPE.findall(message)}
-    meant = [g for g in groups if g.instance_type.removeprefix("ml.") in named] or groups
+    named = {bare_type(kind) for kind in _TYPE.findall(message)}
+    meant = [g for g in groups if bare_type(g.instance_type) in named] or groups
     return ", ".join(f"{g.count} x {g.instance_type} (group {g.name})" for g in meant)
 
 

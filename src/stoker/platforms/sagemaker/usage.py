@@ -18,7 +18,7 @@ from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.sagemaker.logs import JobLogs
 from stoker.platforms.sagemaker.start import find
 from stoker.platforms.sagemaker.state import TrainingJobState, job_state
-from stoker.records import Json
+from stoker.records import Json, bare_type
 
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
 # CloudWatch keeps one point a minute; longer jobs are read more coarsely.
@@ -204,7 +204,7 @@ def point_seconds(seconds: float, *, age_seconds: float = 0.0) -> int:
 
 
 def _size(kind: str, sizes: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-    bare = kind.removeprefix("ml.")
+    bare = bare_type(kind)
     return sizes.get(kind) or sizes.get(bare) or sizes.get(f"ml.{bare}") or (0, 0)
 
 
