@@ -29,10 +29,10 @@ while True:
 """
 
 
-# With torch, time enough to import it on a busy machine.
+# With torch, time enough to import it on one core that others keep busy as well (15 s were not).
 @pytest.mark.parametrize(
     ("argument", "budget", "words"),
-    [("plain", 8, ""), ("torch", 15, "; it uses fastai's DataLoader")],
+    [("plain", 8, ""), ("torch", 24, "; it uses fastai's DataLoader")],
 )
 def test_a_loop_without_a_loader_ends_within_the_budget_counted_from_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argument: str, budget: int, words: str
