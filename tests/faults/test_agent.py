@@ -29,7 +29,6 @@ from stoker.feed.seeding import seed_batch
 from stoker.feed.wire import codec as wire
 from stoker.feed.wire import crypto as security
 from stoker.feed.wire import protocol as messages
-from stoker.feed.wire.crypto import Unsealer
 from stoker.feed.wire.dataset import (
     DatasetSpec,
     PackedSpec,
@@ -38,7 +37,8 @@ from stoker.feed.wire.dataset import (
     read_place,
     unpack_error,
 )
-from stoker.feed.wire.protocol import PIECE_BYTES
+from stoker.feed.wire.pieces import PIECE_BYTES
+from stoker.feed.wire.sealing import Unsealer
 from stoker.feed.wire.stream import BatchReader, BufferPool, tune
 from stoker.logs import Log
 from stoker.records import FeedSettings

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker.feed.wire.crypto import new_token
-from stoker.platforms.local import free_ports
+from stoker.host.processes import free_ports
 from support.local_job import (
     assert_nothing_left,
     is_running,

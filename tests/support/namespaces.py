@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from stoker.feed.wire.crypto import new_token
-from stoker.platforms.local import free_ports
+from stoker.host.processes import free_ports
 from support.local_job import resource_config, until
 
 WAIT_SECONDS = 90

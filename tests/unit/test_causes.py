@@ -7,8 +7,8 @@ import pytest
 
 from stoker.cli.verbs import training_words
 from stoker.feed.workers.pool import advice_on, describe_exit
+from stoker.host.processes import ended_words, why_not_found
 from stoker.launch.finish import words_of_end
-from stoker.platforms.local import ended_words, why_not_found
 from stoker.records.training import cause_of
 from support.sample_records import training
 

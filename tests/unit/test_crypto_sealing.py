@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import ProtocolError
-from stoker.feed.wire import crypto as sealing
-from stoker.feed.wire.crypto import (
+from stoker.feed.wire import sealing
+from stoker.feed.wire.protocol import Ticket
+from stoker.feed.wire.sealing import (
     FIRST_BYTES,
     HEAD_BYTES,
     TAG_BYTES,
@@ -20,7 +21,6 @@ from stoker.feed.wire.crypto import (
     Unsealer,
     records,
 )
-from stoker.feed.wire.protocol import Ticket
 
 KEY = bytes(range(32))
 Sealed = list[bytearray]

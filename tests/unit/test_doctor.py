@@ -15,11 +15,11 @@ from stoker import doctor as part
 from stoker.cli.doctor import doctor_command
 from stoker.doctor import Finding, aws_check, examine, peer_check, within
 from stoker.feed.wire.crypto import Keys, new_token
+from stoker.host.processes import free_ports
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.logs import Log
 from stoker.platforms.aws import Aws
-from stoker.platforms.local import free_ports
 from stoker.records import FeedSettings
 from support.local_job import resource_config
 from support.moto import AwsServer

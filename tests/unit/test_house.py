@@ -3,6 +3,8 @@
 import ast
 import graphlib
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,3 +89,13 @@ def test_modules_that_are_named_in_texts_exist() -> None:
                 if STARTED.fullmatch(node.value) and not is_known:
                     missing.append(f"{module}: {node.value}")
     assert missing == []
+
+
+def test_a_launcher_is_light() -> None:
+    """It runs beside every training, also in small memory: torch alone would be 200 MB."""
+    code = (
+        "import stoker.launch.run, sys; "
+        "print([name for name in ('torch', 'numpy', 'cryptography') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

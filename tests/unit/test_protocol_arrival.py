@@ -7,7 +7,7 @@ import pytest
 
 from stoker.errors import ProtocolError
 from stoker.feed.wire.dataset import digest
-from stoker.feed.wire.protocol import Arrival
+from stoker.feed.wire.pieces import Arrival
 
 WHOLE = bytes(range(256)) * 40
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import pytest
 
 from stoker.errors import ProtocolError
-from stoker.feed.wire import crypto as sealing
-from stoker.feed.wire.crypto import HEAD_BYTES, Sealer, Unsealer
+from stoker.feed.wire import sealing
+from stoker.feed.wire.sealing import HEAD_BYTES, Sealer, Unsealer
 from stoker.feed.wire.stream import BatchReader, BatchWriter, BufferPool, tune
 
 KEY = bytes(range(32))

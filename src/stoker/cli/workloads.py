@@ -8,9 +8,9 @@ from pathlib import Path
 
 from stoker.catalog import with_pools
 from stoker.errors import UsageError
+from stoker.host.processes import why_not_found
 from stoker.logs import printable
 from stoker.parameters import overrides_of, parameters_of
-from stoker.platforms.local import why_not_found
 from stoker.records import Cluster, Group, Role, TodaysGroup, Workload, nearest, to_document
 from stoker.settings import read_workload, workload_from
 

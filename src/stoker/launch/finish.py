@@ -21,6 +21,7 @@ from stoker.errors import UsageError
 from stoker.feed.usage import read_usage
 from stoker.feed.wire.protocol import Progress
 from stoker.host import cpu
+from stoker.host.processes import ended_words
 from stoker.launch.measure import (
     FILE,
     MeasuredStep,
@@ -32,7 +33,6 @@ from stoker.launch.measure import (
 )
 from stoker.launch.topology import Topology
 from stoker.logs import Log, now_utc, parse_line
-from stoker.platforms.local import ended_words
 from stoker.platforms.logs import log_files
 from stoker.records import Event, Group, Host, Job, Training, write_json, write_text
 from stoker.records.training import cause_of

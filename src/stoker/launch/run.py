@@ -14,7 +14,7 @@ from pathlib import Path
 from stoker.errors import StokerError, UsageError
 from stoker.launch import exports
 from stoker.launch.code import unpack
-from stoker.launch.data_host import serve_command
+from stoker.launch.engines.command_host import serve_command
 from stoker.launch.engines.server import forget_secret
 from stoker.launch.finish import leave_in_pod, write_failure
 from stoker.launch.hostrun import HostRun, keys_of

@@ -14,6 +14,7 @@ import msgspec
 
 from stoker.errors import PlatformError, UsageError
 from stoker.feed.unfed_word import Unfed
+from stoker.host.processes import why_not_found
 from stoker.launch import finish as failures
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.engines.trainer_side import EngineCommands, beside
@@ -35,7 +36,6 @@ from stoker.launch.supervise import (
 from stoker.launch.telemetry import FeedLog, ProgressLog
 from stoker.launch.topology import platform_name
 from stoker.logs import now_utc
-from stoker.platforms.local import why_not_found
 from stoker.records import Event
 from stoker.settings import PROFILE_ENDED_FILE, RELEASED_FILE, unfed_file
 

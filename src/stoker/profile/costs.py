@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from stoker.feed.wire.codec import num_bytes
+from stoker.feed.wire.sizes import num_bytes
 from stoker.profile import batches
 from stoker.profile.loader_phases import TaskSource, run_in_workers
 from stoker.profile.raw import Cost

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from stoker.errors import StokerError
 from stoker.feed.wire.codec import Encoded, decode, encode
-from stoker.feed.wire.crypto import KEY_BYTES, Sealer, Unsealer
+from stoker.feed.wire.sealing import KEY_BYTES, Sealer, Unsealer
 from stoker.feed.wire.stream import BatchReader, BatchWriter, BufferPool, Bytes, tune
 from stoker.host.counters import (
     OpenedFiles,

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from stoker.feed.timeline import Timeline
-from stoker.feed.wire.codec import num_bytes
 from stoker.feed.wire.dataset import DatasetSpec, why_unshippable
+from stoker.feed.wire.sizes import num_bytes
 from stoker.logs import Log
 from stoker.profile import batches
 from stoker.profile.agree import Agreement, Board, Findings, RankPlace, place_of

@@ -25,7 +25,8 @@ from stoker.feed.wire import crypto as security
 from stoker.feed.wire import protocol as messages
 from stoker.feed.wire.crypto import HandshakeGuard, StrangerLog
 from stoker.feed.wire.dataset import pack_error
-from stoker.feed.wire.protocol import Assembly, compare_versions, own_versions
+from stoker.feed.wire.pieces import Assembly
+from stoker.feed.wire.protocol import compare_versions, own_versions
 from stoker.host.cpu import interrupting_nobody
 from stoker.logs import Log
 from stoker.records import FeedSettings

@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from stoker.errors import FeedLostError, ProtocolError
-from stoker.feed.wire.protocol import Arrival
+from stoker.feed.wire.pieces import Arrival
 from stoker.feed.workers.pipe import Pipe, channel_pair, pack
 from stoker.feed.workers.pool import (
     ChildProcess,

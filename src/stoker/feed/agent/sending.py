@@ -27,15 +27,9 @@ from stoker.errors import UsageError
 from stoker.feed.agent.queue import AgentSession, Request
 from stoker.feed.wire import protocol as messages
 from stoker.feed.wire.codec import Bytes1D
-from stoker.feed.wire.crypto import (
-    HANDSHAKE_SECONDS,
-    KEY_BYTES,
-    MAX_WAITING,
-    Pass,
-    Sealer,
-    StrangerLog,
-)
+from stoker.feed.wire.crypto import HANDSHAKE_SECONDS, MAX_WAITING, StrangerLog
 from stoker.feed.wire.protocol import TICKET_BYTES, Ticket
+from stoker.feed.wire.sealing import KEY_BYTES, Pass, Sealer
 from stoker.feed.wire.stream import BatchWriter, BufferPool, tune
 from stoker.feed.workers.pool import Result
 from stoker.logs import Log

@@ -21,18 +21,11 @@ from zmq.utils.monitor import recv_monitor_message
 
 from stoker.errors import FeedLostError, ProtocolError
 from stoker.feed.trainer.buffers import BatchBuffers
-from stoker.feed.wire.crypto import Keys, Unsealer, secure_client
+from stoker.feed.wire.crypto import Keys, secure_client
 from stoker.feed.wire.dataset import PackedSpec
-from stoker.feed.wire.protocol import (
-    PIECE_BYTES,
-    Attach,
-    Member,
-    Message,
-    Piece,
-    Ship,
-    Ticket,
-    pack,
-)
+from stoker.feed.wire.pieces import PIECE_BYTES
+from stoker.feed.wire.protocol import Attach, Member, Message, Piece, Ship, Ticket, pack
+from stoker.feed.wire.sealing import Unsealer
 from stoker.feed.wire.stream import SILENT_SECONDS, BatchReader, BufferPool, tune
 
 ZmqSocket = zmq.Socket[bytes]

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.errors import ProtocolError
-from stoker.feed.wire.crypto import (
+from stoker.feed.wire.sealing import (
     FIRST_BYTES,
     HEAD_BYTES,
     RECORD_BYTES,

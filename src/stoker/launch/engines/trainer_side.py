@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from stoker.launch.coordinator import Coordinator
-from stoker.launch.data_host import ENGINE_ASKED_TO_STOP
+from stoker.launch.engines.command_host import ENGINE_ASKED_TO_STOP
 from stoker.launch.engines.server import EngineOrder, Server, order_of, stop_servers
 from stoker.launch.hostrun import HostRun
 from stoker.launch.membership import Membership
