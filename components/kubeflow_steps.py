@@ -31,11 +31,11 @@ from kfp.dsl import (
     PipelineTaskFinalStatus,
 )
 
+from stoker.orchestrators.kubeflow.compile import KubeflowRequest
 from stoker.parameters import Parameter
 from stoker.platforms.kubernetes.objects import PodGroup
 from stoker.records import Toleration
 from stoker.records.cloud import amount
-from stoker.orchestrators.kubeflow.compile import KubeflowRequest
 
 if TYPE_CHECKING:
     OutputText = str

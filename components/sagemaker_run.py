@@ -16,9 +16,9 @@ from components.sagemaker_steps import (
     variable,
 )
 
+from stoker.orchestrators.sagemaker.compile import PipelineRequest
 from stoker.parameters import main_channel
 from stoker.records import Workload
-from stoker.orchestrators.sagemaker.compile import PipelineRequest
 
 INPUT = "/opt/ml/processing/input"
 OUTPUT = "/opt/ml/processing/output"

@@ -18,7 +18,7 @@ import zmq
 
 import stoker
 from stoker.errors import StokerError, UsageError
-from stoker.feed.trainer.connections import Connection, ZmqContext
+from stoker.feed.trainer.control import Connection, ZmqContext
 from stoker.feed.wire.crypto import Keys, read_token
 from stoker.host import cpu, machine
 from stoker.launch.topology import Topology, from_resourceconfig

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from stoker.feed.trainer.connections import Connection, ZmqContext
+from stoker.feed.trainer.control import Connection, ZmqContext
 from stoker.feed.wire import protocol as m
 from stoker.feed.wire.crypto import AllowList, Keys, secure_server
 

@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import stoker
 
 ROOT = Path(stoker.__file__).parent
@@ -91,11 +93,47 @@ def test_modules_that_are_named_in_texts_exist() -> None:
     assert missing == []
 
 
-def test_a_launcher_is_light() -> None:
-    """It runs beside every training, also in small memory: torch alone would be 200 MB."""
-    code = (
-        "import stoker.launch.run, sys; "
-        "print([name for name in ('torch', 'numpy', 'cryptography') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+# Libraries that take long to import, or much memory, or are not in every image.
+HEAVY = {"torch", "numpy", "cryptography", "tensorflow", "ray", "boto3", "kubernetes", "kfp"}
+# Modules that begin a process, or that a script's process imports before it does anything. A
+# launcher runs beside every training, also in small memory, where torch alone would be 200 MB; a
+# control image has no torch and no numpy; a script may be no torch script.
+LIGHT = [
+    *(name for name in MODULES if re.match(r"stoker\.(cli|orchestrators|platforms)\b", name)),
+    "stoker.decide",
+    "stoker.doctor",
+    "stoker.evaluate",
+    "stoker.feed.metrics",
+    "stoker.feed.remote",
+    "stoker.feed.timed",
+    "stoker.keras",
+    "stoker.launch.engines.ray_node",
+    "stoker.launch.engines.tf_data_server",
+    "stoker.launch.engines.tf_server",
+    "stoker.launch.run",
+    "stoker.launch.strategies.mpi_agent",
+    "stoker.launch.strategies.mpi_rank",
+    "stoker.profile.job",
+    "stoker.profile.timed_probe",
+    "stoker.report.page",
+    "stoker.site.sitecustomize",
+    "stoker.train",
+]
+# A data host's agent has no more than it sends with: datasets live in processes of their own.
+AGENT = "stoker.launch.data_host", {"numpy", "cryptography"}
+IMPORT_IN_TURN = """
+import importlib, sys
+*names, heavy = sys.argv[1:]
+for name in names:
+    before = set(sys.modules)
+    importlib.import_module(name)
+    print(*[f"{name}: {each}" for each in heavy.split() if each in sys.modules.keys() - before])
+"""
+
+
+@pytest.mark.parametrize(("names", "allowed"), [(LIGHT, set()), ([AGENT[0]], AGENT[1])])
+def test_what_begins_a_process_is_light(names: list[str], allowed: set[str]) -> None:
+    assert set(names) <= MODULES.keys()
+    command = [sys.executable, "-c", IMPORT_IN_TURN, *names, " ".join(HEAVY - allowed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == [""] * (len(names) + 1)

@@ -11,19 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
-import torch.distributed
 
 from stoker.host.cpu import vcpu_capacity
 from stoker.profile.raw import RankResult
 from stoker.records import write_text
-from stoker.settings import ProcessSettings
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
 
 # Steps between the announcement and the change. Without accelerators a rank is at most one step
 # ahead; with them the host runs ahead of the device by as many steps as its queue takes.
@@ -172,30 +166,6 @@ class RankPlace:
     world_size: int
     leads_host: bool
     ranks_on_host: int | None
-
-
-def place_of(settings: ProcessSettings) -> RankPlace:
-    """Returns this process's place among the ranks, as far as it is known now."""
-    rank, world_size = settings.rank, settings.world_size
-    if has_group():
-        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    told = settings.processes_per_host or settings.local_world_size
-    return RankPlace(
-        rank=rank,
-        world_size=world_size,
-        leads_host=settings.local_rank == 0,
-        ranks_on_host=told if told > 1 or world_size == 1 else None,
-    )
-
-
-def has_group() -> bool:
-    """Returns whether the script has made its process group."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def store() -> "Store | None":
-    """Returns the process group's store of notes, if there is one."""
-    return torch.distributed.distributed_c10d._get_default_store() if has_group() else None
 
 
 _MEET_SECONDS = 30.0

@@ -4,10 +4,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 import msgspec
-import torch
+import torch.distributed
 from torch.utils.data import DataLoader
 
 from stoker.feed.timeline import Timeline
@@ -15,7 +15,7 @@ from stoker.feed.wire.dataset import DatasetSpec, why_unshippable
 from stoker.feed.wire.sizes import num_bytes
 from stoker.logs import Log
 from stoker.profile import batches
-from stoker.profile.agree import Agreement, Board, Findings, RankPlace, place_of
+from stoker.profile.agree import Agreement, Board, Findings, RankPlace
 from stoker.profile.batches import Choice, facts_of, versions
 from stoker.profile.costs import measure_costs
 from stoker.profile.grown_files import Growth
@@ -41,6 +41,9 @@ from stoker.profile.reading import (
 )
 from stoker.profile.steps import AS_IS_ENOUGH, USUAL_STEPS, AsIsSteps, missing_of
 from stoker.settings import ProcessSettings
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 _LOADING_SHARE = 0.30
 _RECEIVE_SHARE = 0.03
@@ -468,3 +471,27 @@ class ProfileSession:
             replayed_steps=self._replay.steps.given if self._replay else 0,
         )
         self._findings.write(missing=missing)
+
+
+def place_of(settings: ProcessSettings) -> RankPlace:
+    """Returns this process's place among the ranks, as far as it is known now."""
+    rank, world_size = settings.rank, settings.world_size
+    if has_group():
+        rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    told = settings.processes_per_host or settings.local_world_size
+    return RankPlace(
+        rank=rank,
+        world_size=world_size,
+        leads_host=settings.local_rank == 0,
+        ranks_on_host=told if told > 1 or world_size == 1 else None,
+    )
+
+
+def has_group() -> bool:
+    """Returns whether the script has made its process group."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def store() -> "Store | None":
+    """Returns the process group's store of notes, if there is one."""
+    return torch.distributed.distributed_c10d._get_default_store() if has_group() else None

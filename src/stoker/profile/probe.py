@@ -16,8 +16,8 @@ import torch.utils.data
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stoker.errors import UsageError
-from stoker.profile.agree import LEAD_STEPS, LEAD_STEPS_CUDA, Board, FileBoard, store
-from stoker.profile.phases import Iterate, Loader, ProfileSession
+from stoker.profile.agree import LEAD_STEPS, LEAD_STEPS_CUDA, Board, FileBoard
+from stoker.profile.phases import Iterate, Loader, ProfileSession, store
 from stoker.settings import from_environment
 
 _ENOUGH_STEPS = 20

@@ -16,7 +16,8 @@ import zmq
 from stoker.errors import FeedError, FeedLostError, ProtocolError
 from stoker.feed import memory
 from stoker.feed.trainer.buffers import BatchBuffers, error_in
-from stoker.feed.trainer.connections import MAX_PAUSE_SECONDS, AgentLink, BatchReceiver
+from stoker.feed.trainer.connections import AgentLink, BatchReceiver
+from stoker.feed.trainer.control import MAX_PAUSE_SECONDS
 from stoker.feed.trainer.observer import Observer
 from stoker.feed.trainer.scheduler import BatchScheduler, Peer
 from stoker.feed.trainer.session import LOCAL, BatchOutcome, FeedSession

@@ -24,13 +24,8 @@ from stoker.feed.memory import allowance
 from stoker.feed.process import LoaderBooks, TrainerProcess
 from stoker.feed.trainer.answers import Answers, LocalAnswers, forget_peer, in_result, lose
 from stoker.feed.trainer.buffers import BatchBuffers
-from stoker.feed.trainer.connections import (
-    GOODBYE_SECONDS,
-    AgentLink,
-    Link,
-    ZmqContext,
-    send_uncopied_ahead,
-)
+from stoker.feed.trainer.connections import AgentLink, Link
+from stoker.feed.trainer.control import GOODBYE_SECONDS, ZmqContext, send_uncopied_ahead
 from stoker.feed.trainer.local import LocalStreams, LocalWorkers
 from stoker.feed.trainer.observer import Observer, Standing
 from stoker.feed.trainer.scheduler import Peer

@@ -28,18 +28,8 @@ from stoker.feed import seeding
 from stoker.feed.seeding import Seeder, set_states, states_here
 from stoker.feed.wire import codec as wire
 from stoker.feed.wire.dataset import DatasetSpec, built, pack_error
-from stoker.feed.workers.pipe import (
-    Batch,
-    End,
-    Error,
-    Free,
-    JobOrder,
-    Next,
-    Pipe,
-    Slots,
-    pack,
-    to_worker,
-)
+from stoker.feed.workers.pipe import Batch, End, Error, Free, JobOrder, Next, Pipe, pack, to_worker
+from stoker.feed.workers.slots import Slots
 from stoker.host.processes import die_with_parent
 
 

@@ -1,0 +1,241 @@
+"""A control connection carries messages to the coordinator or an agent; batches have their own.
+
+libzmq's own reconnect would keep a name's first address and hide that a peer came back with its
+memory lost. So a lost connection is closed, and dialled again by name after a back-off; whoever
+listens starts afresh with each one.
+"""
+
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Callable, Container, Sequence
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from stoker.feed.wire.crypto import Keys, secure_client
+from stoker.feed.wire.pieces import PIECE_BYTES
+from stoker.feed.wire.protocol import Message, Piece, pack
+
+ZmqSocket = zmq.Socket[bytes]
+ZmqContext = zmq.Context[ZmqSocket]
+
+# A first packet and its repetition after 1 s; an address that nobody has any more does not answer.
+CONNECT_SECONDS = 2.0
+# Pauses between attempts: doubled from the first to the second.
+FIRST_PAUSE_SECONDS = 0.1
+MAX_PAUSE_SECONDS = 2.0
+# At the end of the process: what is still to be sent (a goodbye) may take so long.
+GOODBYE_SECONDS = 0.2
+
+# As plain numbers: zmq's own are enumerations, which are slow to combine.
+_IN, _EVENTS = int(zmq.POLLIN), int(zmq.EVENTS)
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
+_UP = zmq.EVENT_HANDSHAKE_SUCCEEDED
+_DOWN = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+
+
+def resolve(name: str, *, attempt: int = 0) -> str:
+    """Returns the address of a host as zmq wants it, looked up now; blocks while the resolver does.
+
+    Args:
+        name: Of the host.
+        attempt: Of several addresses each has its turn: one may be that of a pod that is gone.
+
+    Raises:
+        OSError: If the name is not known.
+    """
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    family, _, _, _, address = found[attempt % len(found)]
+    return f"[{address[0]}]" if family == socket.AF_INET6 else str(address[0])
+
+
+def send_uncopied_ahead() -> None:
+    """Starts the thread with which pyzmq frees what it sends without a copy: 2 to 7 ms, which the
+    first spec or batch would wait for."""
+    zmq.Frame(b"", copy=False)
+
+
+def is_address(name: str) -> bool:
+    """Tells whether `name` is an IP address, which `resolve` needs not look up."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class Connection:
+    """A DEALER socket with its monitor; used by the pump thread only.
+
+    Args:
+        keys: Of the run.
+        max_message_bytes: A longer frame cuts the connection before memory is taken for it.
+
+    Attributes:
+        filenos: What to poll for reading, where `has_input` says no: none, or of socket and
+            monitor. libzmq's own poll asks every socket each time, by two system calls.
+        is_open: There is a socket: up, or on its way.
+        is_drained, is_quiet: Socket, and monitor, were found empty and not touched since: then
+            their descriptors tell of what comes.
+        is_up: The handshake is done, and the connection was not lost since.
+        down_since: When it was last lost, or made; monotonic seconds.
+        dial_at: When to dial, while there is no socket.
+    """
+
+    def __init__(
+        self,
+        context: ZmqContext,
+        keys: Keys,
+        *,
+        now: float,
+        max_message_bytes: int,
+    ) -> None:
+        self._context = context
+        self._keys = keys
+        self._max_message_bytes = max_message_bytes
+        self._socket: ZmqSocket | None = None
+        self._monitor: ZmqSocket | None = None
+        self.filenos: tuple[int, ...] = ()
+        self.is_open = self.is_drained = self.is_quiet = False
+        self._pause = FIRST_PAUSE_SECONDS
+        self.is_up = False
+        self.down_since = now
+        self.dial_at = now
+
+    def has_input(self) -> bool:
+        """Tells whether there is input that no descriptor tells of; ask before you wait."""
+        return self._has_messages() or self.has_events(())
+
+    def has_events(self, ready: Container[int]) -> bool:
+        """Tells whether `watch` has something to read.
+
+        Args:
+            ready: Descriptors that can be read from.
+        """
+        if self._monitor is None:
+            return False
+        if self.is_quiet:
+            return self.filenos[1] in ready
+        self.is_quiet = not int(self._monitor.get(_EVENTS)) & _IN
+        return not self.is_quiet
+
+    def _has_messages(self) -> bool:
+        if self._socket is None or self.is_drained:
+            return False
+        # An exception would cost more than the question.
+        self.is_drained = not int(self._socket.get(_EVENTS)) & _IN
+        return not self.is_drained
+
+    def dial(self, endpoint: str) -> None:
+        """Connects to `tcp://ADDRESS:PORT`; `watch` tells what becomes of it."""
+        self.close()
+        made: ZmqSocket = self._context.socket(zmq.DEALER)
+        secure_client(made, self._keys, max_message_bytes=self._max_message_bytes)
+        made.reconnect_ivl = -1
+        made.connect_timeout = round(CONNECT_SECONDS * 1000)
+        made.sndhwm = made.rcvhwm = 0
+        self._monitor = made.get_monitor_socket(_UP | _DOWN)
+        self._socket, self.is_open = made, True
+        self.filenos = (int(made.get(zmq.FD)), int(self._monitor.get(zmq.FD)))
+        self.is_drained = self.is_quiet = False
+        made.connect(endpoint)
+
+    def watch(self, now: float) -> bool:
+        """Reads the monitor; True if `is_up` changed."""
+        was_up = self.is_up
+        while self._monitor is not None:
+            self.is_quiet = True
+            try:
+                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+            except zmq.Again:
+                break
+            if event & _UP:
+                self.is_up = True
+                self._pause = FIRST_PAUSE_SECONDS
+            elif event & _DOWN:
+                self.lose(now)
+        return self.is_up != was_up
+
+    def lose(self, now: float) -> None:
+        """Closes the lost connection, to be dialled again after a back-off."""
+        if self.is_up:
+            self.down_since = now
+        self.close()
+        self.dial_at = now + self._pause
+        self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS)
+
+    def send(self, message: Message, frame: bytes | memoryview | None = None) -> None:
+        """Queues a message; silent without a connection, whose loss the monitor tells."""
+        if self._socket is None:
+            return
+        self.is_drained = False
+        packed = pack(message)
+        # Not contextlib's `suppress`, which takes longer than the rest.
+        try:
+            if frame is not None:
+                self._socket.send(packed, _NOBLOCK | _MORE)
+                self._socket.send(frame, _NOBLOCK, copy=False)
+            elif len(packed) <= PIECE_BYTES:
+                self._socket.send(packed, _NOBLOCK)
+            else:
+                self._send_in_pieces(packed)
+        except zmq.Again:
+            return
+
+    def _send_in_pieces(self, packed: bytes) -> None:
+        """Sends what is too long for a frame: the indices of a batch of 100,000 samples, say."""
+        for start in range(0, len(packed), PIECE_BYTES):
+            end = start + PIECE_BYTES
+            self.send(Piece(is_last=end >= len(packed)), packed[start:end])
+
+    def receive(
+        self,
+        take: Callable[[Sequence[zmq.Frame]], None],
+        *,
+        at_most: int,
+        ready: Container[int] = (),
+    ) -> None:
+        """Hands the frames of the messages that are there to `take`, one message at a time.
+
+        What is left after so many is there at the next poll.
+
+        Args:
+            ready: Descriptors that can be read from.
+        """
+        if self.filenos and self.filenos[0] not in ready and not self._has_messages():
+            return
+        while self._socket is not None:
+            self.is_drained = True
+            try:
+                frame = self._socket.recv(_NOBLOCK, copy=False)
+                frames = [frame]
+                while frame.more:
+                    frame = self._socket.recv(_NOBLOCK, copy=False)
+                    frames.append(frame)
+            except zmq.Again:
+                return
+            self.is_drained = False
+            at_most -= 1
+            take(frames)
+            if at_most <= 0 or not self._has_messages():
+                return
+
+    def close(self, *, linger_seconds: float = 0.0) -> None:
+        """Closes the sockets; may be called twice."""
+        self.is_up = False
+        self.filenos = ()
+        if self._socket is not None:
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.disable_monitor()
+            self._socket.close(linger=round(linger_seconds * 1000))
+            self._socket, self.is_open = None, False
+        if self._monitor is not None:
+            self._monitor.close(linger=0)
+            self._monitor = None
