@@ -17,7 +17,7 @@ import yaml
 
 from stoker.cli.edge import run
 from stoker.errors import PlatformError, UsageError
-from stoker.orchestrators import named as follow
+from stoker.orchestrators import named
 from stoker.orchestrators.kubeflow.runs import RunOptions
 from support.kfp_server import KfpServer
 from support.kubeflow_target import ROOT, WORKLOAD, compiled, target_at, tasks, upload, workload
@@ -284,7 +284,7 @@ def test_waiting_gives_the_run_s_exit_code(
     words: str,
 ) -> None:
     upload(server)
-    monkeypatch.setattr(follow, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(named, "POLL_SECONDS", 0.0)
 
     def begin() -> None:
         server.run()["state"] = "RUNNING"

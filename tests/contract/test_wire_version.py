@@ -10,10 +10,7 @@ import numpy as np
 import torch
 
 from stoker.feed import remote
-from stoker.feed.wire import codec as wire
-from stoker.feed.wire import dataset as shipping
-from stoker.feed.wire import pickling as spec_pickle
-from stoker.feed.wire import protocol as m
+from stoker.feed.wire import codec, dataset, pickling, protocol
 from stoker.feed.wire.codec import Tag
 
 # After a change that an older stoker would misread: a new PROTOCOL_VERSION, and the new digests.
@@ -26,11 +23,11 @@ PINNED = {
 }
 
 UNIONS = {
-    "to coordinator": m.ToCoordinator,
-    "from coordinator": m.FromCoordinator,
-    "to agent": m.ToAgent,
-    "from agent": m.FromAgent,
-    "batches": m.Made,
+    "to coordinator": protocol.ToCoordinator,
+    "from coordinator": protocol.FromCoordinator,
+    "to agent": protocol.ToAgent,
+    "from agent": protocol.FromAgent,
+    "batches": protocol.Made,
 }
 
 
@@ -67,7 +64,7 @@ def values() -> dict[str, object]:
 
 def trees() -> dict[str, object]:
     return {
-        name: msgspec.msgpack.decode(wire.encode(value, allow_pickle=True).tree)
+        name: msgspec.msgpack.decode(codec.encode(value, allow_pickle=True).tree)
         for name, value in values().items()
     }
 
@@ -82,18 +79,18 @@ def name_of(kind: type) -> str:
 
 
 def test_what_crosses_the_wire_is_that_of_its_version() -> None:
-    records = (shipping.DatasetPlace, shipping.DatasetSpec, shipping.Globals, shipping._PackedError)
+    records = (dataset.DatasetPlace, dataset.DatasetSpec, dataset.Globals, dataset._PackedError)
     named = remote.remote("builtins:dict", a=1)
     pickles = {
         **{name_of(kind): [f.name for f in dataclasses.fields(kind)] for kind in records},
         name_of(type(named)): named.__reduce__()[1],
         name_of(remote.FactsOf): sorted(vars(remote.FactsOf(named))),
-        "storages": [each.__qualname__ for each in (spec_pickle._typed, spec_pickle._untyped)],
-        "sets": [spec_pickle.SpecPickler(io.BytesIO()).persistent_id({"b", "a"})],
+        "storages": [each.__qualname__ for each in (pickling._typed, pickling._untyped)],
+        "sets": [pickling.SpecPickler(io.BytesIO()).persistent_id({"b", "a"})],
     }
     schemas = {name: bare(msgspec.json.schema(kinds)) for name, kinds in UNIONS.items()}
     found = {
-        "version": m.PROTOCOL_VERSION,
+        "version": protocol.PROTOCOL_VERSION,
         "messages": digest(schemas),
         "trees": digest({name: repr(tree) for name, tree in trees().items()}),
         "pickles": digest(pickles),

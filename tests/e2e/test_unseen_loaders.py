@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from stoker.platforms.local import LocalPlatform
-from stoker.profile import profile
-from stoker.profile import profiled_job as body
+from stoker.profile import profile, profiled_job
 from stoker.profile.profiled_job import UnmeasuredError
 from stoker.records import Cluster, ProfileSettings, TodaysGroup, Workload
 
@@ -37,7 +36,7 @@ while True:
 def test_a_loop_without_a_loader_ends_within_the_budget_counted_from_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argument: str, budget: int, words: str
 ) -> None:
-    monkeypatch.setattr(body, "START_ALLOWANCE_SECONDS", budget)
+    monkeypatch.setattr(profiled_job, "START_ALLOWANCE_SECONDS", budget)
     (tmp_path / "loop.py").write_text(LOOP)
     workload = Workload(
         name="loop",

@@ -26,9 +26,7 @@ from stoker.errors import ShippingError, UsageError
 from stoker.feed.agent.agent import Agent
 from stoker.feed.remote import remote
 from stoker.feed.seeding import seed_batch
-from stoker.feed.wire import codec as wire
-from stoker.feed.wire import crypto as security
-from stoker.feed.wire import protocol as messages
+from stoker.feed.wire import codec, crypto, protocol
 from stoker.feed.wire.dataset import (
     DatasetSpec,
     PackedSpec,
@@ -45,7 +43,7 @@ from stoker.records import FeedSettings
 
 pytestmark = pytest.mark.fault
 TOKEN = "ab" * 32
-KEYS = security.Keys.from_token(bytes.fromhex(TOKEN))
+KEYS = crypto.Keys.from_token(bytes.fromhex(TOKEN))
 DEADLINE_SECONDS = 30.0
 MAX_HEAD_BYTES = 1 << 20
 # Of each agent that runs, its port for batches.
@@ -111,21 +109,19 @@ class Endless(torch.utils.data.IterableDataset[int]):
 class Client:
     """A trainer in its barest form."""
 
-    def __init__(
-        self, port: int, spec: PackedSpec, *, keys: security.Keys = KEYS, **kwargs: object
-    ):
+    def __init__(self, port: int, spec: PackedSpec, *, keys: crypto.Keys = KEYS, **kwargs: object):
         self.port = port
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
-        security.secure_client(self.socket, keys)
+        crypto.secure_client(self.socket, keys)
         self.socket.connect(f"tcp://127.0.0.1:{port}")
         self.batches: socket.socket | None = None
         self.reader: BatchReader | None = None
         self.spec = spec
         self.name = f"s{random.SystemRandom().randrange(1 << 30)}"
-        self.answers = messages.Unpacker(messages.FromAgent)
-        self.opening = messages.Open(
-            protocol=messages.PROTOCOL_VERSION,
+        self.answers = protocol.Unpacker(protocol.FromAgent)
+        self.opening = protocol.Open(
+            protocol=protocol.PROTOCOL_VERSION,
             session=self.name,
             rank=0,
             spec=spec.digest,
@@ -133,26 +129,26 @@ class Client:
             **kwargs,  # type: ignore[arg-type]
         )
 
-    def send(self, message: messages.Message, *frames: bytes) -> None:
-        self.socket.send_multipart([messages.pack(message), *frames])
+    def send(self, message: protocol.Message, *frames: bytes) -> None:
+        self.socket.send_multipart([protocol.pack(message), *frames])
 
-    def receive(self, seconds: float = DEADLINE_SECONDS) -> tuple[messages.Message, bytes]:
+    def receive(self, seconds: float = DEADLINE_SECONDS) -> tuple[protocol.Message, bytes]:
         if not self.socket.poll(round(seconds * 1000)):
             raise TimeoutError("the agent says nothing")
         frames = self.socket.recv_multipart()
         return self.answers(frames[0]), frames[1] if len(frames) > 1 else b""
 
-    def expect(self, kind: type[messages.Message]) -> tuple[messages.Message, bytes]:
+    def expect(self, kind: type[protocol.Message]) -> tuple[protocol.Message, bytes]:
         while True:
             message, frame = self.receive()
             if isinstance(message, kind):
                 return message, frame
-            assert isinstance(message, messages.Credits | messages.Need), message
+            assert isinstance(message, protocol.Credits | protocol.Need), message
 
-    def ticket(self) -> messages.Ticket:
-        self.send(messages.Attach(host="data-1"))
-        ticket, _ = self.expect(messages.Ticket)
-        assert isinstance(ticket, messages.Ticket)
+    def ticket(self) -> protocol.Ticket:
+        self.send(protocol.Attach(host="data-1"))
+        ticket, _ = self.expect(protocol.Ticket)
+        assert isinstance(ticket, protocol.Ticket)
         return ticket
 
     def attach(self) -> None:
@@ -171,50 +167,50 @@ class Client:
         )
         assert self.reader.head(is_awaited=True) == (b"", 0)
 
-    def open(self) -> messages.Ready:
+    def open(self) -> protocol.Ready:
         if self.reader is None:
             self.attach()
         self.send(self.opening)
         message, frame = self.receive()
-        if isinstance(message, messages.Need):
-            self.send(messages.Ship(spec=self.spec.digest), self.spec.data)
+        if isinstance(message, protocol.Need):
+            self.send(protocol.Ship(spec=self.spec.digest), self.spec.data)
             message, frame = self.receive()
-        if isinstance(message, messages.Failed):
+        if isinstance(message, protocol.Failed):
             raise unpack_error(frame)
-        assert isinstance(message, messages.Ready)
+        assert isinstance(message, protocol.Ready)
         return message
 
     def ask(self, number: int, index: object, *, pass_number: int = 0) -> None:
         if self.reader is None:
             self.attach()
-        make = messages.Make(
+        make = protocol.Make(
             session=self.name,
             pass_number=pass_number,
             number=number,
-            index=wire.pack_value(index, allow_pickle=True),
+            index=codec.pack_value(index, allow_pickle=True),
             seed=(7, 0, pass_number, number),
         )
         self.send(make)
 
-    def made(self) -> tuple[messages.Made, bytearray]:
+    def made(self) -> tuple[protocol.Made, bytearray]:
         assert self.reader is not None
         packed, nbytes = self.reader.head(is_awaited=True)
         memory = bytearray(nbytes)
         self.reader.read(memoryview(memory))
-        message = messages.Unpacker(messages.Made)(packed)
-        assert isinstance(message, messages.Made)
+        message = protocol.Unpacker(protocol.Made)(packed)
+        assert isinstance(message, protocol.Made)
         return message, memory[:nbytes]
 
     def batch(self) -> tuple[int, object]:
         message, memory = self.made()
         payload = np.frombuffer(memory, dtype=np.uint8)
-        return message.number, wire.decode(message.tree, payload, allow_pickle=True)
+        return message.number, codec.decode(message.tree, payload, allow_pickle=True)
 
     def close(self) -> None:
         if self.batches is not None:
             self.batches.close()
         with contextlib.suppress(zmq.Again):
-            self.socket.send(messages.pack(messages.Close(session=self.name)), zmq.NOBLOCK)
+            self.socket.send(protocol.pack(protocol.Close(session=self.name)), zmq.NOBLOCK)
         self.context.destroy(linger=200)
 
 
@@ -295,11 +291,11 @@ def test_a_dataset_is_shipped_once_a_host(agent: Agent) -> None:
     with client_of(agent.port, spec) as first, client_of(agent.port, spec) as second:
         first.open()
         second.send(second.opening)
-        assert isinstance(second.receive()[0], messages.Ready)
+        assert isinstance(second.receive()[0], protocol.Ready)
 
 
 def ship(client: Client, piece: bytes, *, offset: int = 0) -> None:
-    client.send(messages.Ship(spec=client.spec.digest, offset=offset), piece)
+    client.send(protocol.Ship(spec=client.spec.digest, offset=offset), piece)
 
 
 def test_a_dataset_comes_in_pieces_of_one_trainer(agent: Agent) -> None:
@@ -307,17 +303,17 @@ def test_a_dataset_comes_in_pieces_of_one_trainer(agent: Agent) -> None:
     middle = len(spec.data) // 2
     with client_of(agent.port, spec) as first, client_of(agent.port, spec) as second:
         first.send(first.opening)
-        first.expect(messages.Need)
+        first.expect(protocol.Need)
         ship(first, spec.data[:middle])
         # Nobody asked the second one; what it sends is not mixed in.
         second.send(second.opening)
         ship(second, bytes(len(spec.data)))
         ship(second, spec.data[middle:], offset=middle)
-        second.send(messages.Make(session="nobody", pass_number=0, number=0, index=b"", seed=()))
-        second.expect(messages.Dropped)
+        second.send(protocol.Make(session="nobody", pass_number=0, number=0, index=b"", seed=()))
+        second.expect(protocol.Dropped)
         ship(first, spec.data[middle:], offset=middle)
         for client in (first, second):
-            client.expect(messages.Ready)
+            client.expect(protocol.Ready)
         second.ask(0, [1])
         assert same(second.batch()[1], expected(0, [1], size=33))
 
@@ -327,11 +323,11 @@ def test_a_trainer_whose_connection_breaks_is_asked_for_the_dataset_again(agent:
     middle = len(spec.data) // 2
     with client_of(agent.port, spec) as lost:
         lost.send(lost.opening)
-        lost.expect(messages.Need)
+        lost.expect(protocol.Need)
         ship(lost, spec.data[:middle])
         # So that the piece has arrived.
-        lost.send(messages.Make(session="nobody", pass_number=0, number=0, index=b"", seed=()))
-        lost.expect(messages.Dropped)
+        lost.send(protocol.Make(session="nobody", pass_number=0, number=0, index=b"", seed=()))
+        lost.expect(protocol.Dropped)
         # It goes without a word of its session.
         lost.name = "nobody"
     with client_of(agent.port, spec) as again:
@@ -345,14 +341,14 @@ def test_a_dataset_that_a_trainer_left_before_it_shipped_is_asked_for_again(agen
     spec, other = spec_of(Images(size=37)), spec_of(Images(size=38))
     with client_of(agent.port, spec) as mover, client_of(agent.port, spec) as stayer:
         mover.send(mover.opening)
-        mover.expect(messages.Need)
+        mover.expect(protocol.Need)
         stayer.send(stayer.opening)
         # It has another dataset by the time it is asked, and ships nothing.
         mover.send(msgspec.structs.replace(mover.opening, spec=other.digest))
-        need, _ = mover.expect(messages.Need)
-        assert need == messages.Need(spec=other.digest)
-        stayer.expect(messages.Need)
-        stayer.send(messages.Close(session=stayer.name))
+        need, _ = mover.expect(protocol.Need)
+        assert need == protocol.Need(spec=other.digest)
+        stayer.expect(protocol.Need)
+        stayer.send(protocol.Close(session=stayer.name))
         # Nobody has the first one any more, until it comes back.
         mover.open()
         mover.ask(0, [1])
@@ -363,12 +359,12 @@ def test_what_is_not_the_dataset_that_was_named_is_not_used(agent: Agent) -> Non
     spec = spec_of(Images(size=35))
     with client_of(agent.port, spec) as client:
         client.send(client.opening)
-        client.expect(messages.Need)
+        client.expect(protocol.Need)
         other = spec_of(Images(size=36)).data
         assert len(other) == len(spec.data)
         ship(client, other)
         ship(client, spec.data)
-        client.expect(messages.Ready)
+        client.expect(protocol.Ready)
         client.ask(0, [1])
         assert same(client.batch()[1], expected(0, [1], size=35))
 
@@ -456,7 +452,7 @@ def test_an_error_of_a_sample_comes_back_with_its_type_index_and_host(agent: Age
     with client_of(agent.port, spec_of(Images())) as client:
         client.open()
         client.ask(0, [1, 500])
-        _, frame = client.expect(messages.Raised)
+        _, frame = client.expect(protocol.Raised)
         client.ask(1, [2])
         assert client.batch()[0] == 1
     error = unpack_error(frame)
@@ -472,7 +468,7 @@ def test_an_error_of_worker_init_fn_comes_back(agent: Agent) -> None:
     with client_of(agent.port, spec_of(Images(), worker_init_fn=broken)) as client:
         client.open()
         client.ask(0, [1])
-        _, frame = client.expect(messages.Raised)
+        _, frame = client.expect(protocol.Raised)
     assert type(unpack_error(frame)) is LookupError
 
 
@@ -541,7 +537,7 @@ def test_what_is_made_before_the_connection_for_batches_is_there_waits_for_it(
         assert client.batches.recv(1) == b""
         client.ask(0, [1])
         client.ask(1, [500])
-        client.expect(messages.Raised)
+        client.expect(protocol.Raised)
         with socket.create_connection(("127.0.0.1", agent.batch_port), 10) as connection:
             connection.sendall(ticket.ticket)
             client.reader = BatchReader(
@@ -604,16 +600,16 @@ def test_a_request_that_is_too_long_for_a_frame_goes_in_pieces(agent: Agent) -> 
     with client_of(agent.port, spec_of(Images(size=1))) as client:
         client.open()
         indices = [200_000 + number for number in range(100_000)]
-        packed = wire.pack_value(indices, allow_pickle=True)
-        assert len(packed) > security.MAX_CONTROL_BYTES
-        whole = messages.pack(
-            messages.Make(
+        packed = codec.pack_value(indices, allow_pickle=True)
+        assert len(packed) > crypto.MAX_CONTROL_BYTES
+        whole = protocol.pack(
+            protocol.Make(
                 session=client.name, pass_number=0, number=0, index=packed, seed=(7, 0, 0, 0)
             )
         )
         pieces = [whole[at : at + PIECE_BYTES] for at in range(0, len(whole), PIECE_BYTES)]
         for piece in pieces:
-            client.send(messages.Piece(is_last=piece is pieces[-1]), piece)
+            client.send(protocol.Piece(is_last=piece is pieces[-1]), piece)
         number, batch = client.batch()
         assert number == 0
         assert batch[1].tolist() == indices  # type: ignore[index]
@@ -623,7 +619,7 @@ def test_a_frame_that_is_too_long_costs_the_connection(agent: Agent) -> None:
     with client_of(agent.port, spec_of(Images())) as client:
         client.open()
         events = client.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        client.socket.send(bytes(security.MAX_CONTROL_BYTES + 1))
+        client.socket.send(bytes(crypto.MAX_CONTROL_BYTES + 1))
         assert events.poll(round(DEADLINE_SECONDS * 1000))
         client.socket.disable_monitor()
         events.close()
@@ -647,8 +643,8 @@ def test_a_batch_that_kills_its_workers_is_dropped_and_the_rest_comes(
     with client_of(agent.port, spec_of(Images(str(tmp_path)))) as client:
         client.open()
         client.ask(0, [1001])
-        dropped, _ = client.expect(messages.Dropped)
-        assert isinstance(dropped, messages.Dropped)
+        dropped, _ = client.expect(protocol.Dropped)
+        assert isinstance(dropped, protocol.Dropped)
         assert "SIGKILL" in dropped.reason
         client.ask(1, [1])
         assert client.batch()[0] == 1
@@ -661,7 +657,7 @@ def test_forgotten_batches_are_not_made(agent: Agent, tmp_path: Path) -> None:
         for number, index in enumerate([1002, 1003, 1004, 1005, 1006]):
             client.ask(number, [index])
         wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "both workers are busy")
-        client.send(messages.Forget(session=client.name, before_pass=1))
+        client.send(protocol.Forget(session=client.name, before_pass=1))
         client.ask(0, [5], pass_number=1)
         # The first message to come is of pass 1, when a worker is free again.
         (tmp_path / "go").touch()
@@ -673,10 +669,10 @@ def test_forgotten_batches_are_not_made(agent: Agent, tmp_path: Path) -> None:
 def test_a_batch_of_a_pass_that_is_over_is_answered(agent: Agent) -> None:
     with client_of(agent.port, spec_of(Images())) as client:
         client.open()
-        client.send(messages.Forget(session=client.name, before_pass=3))
+        client.send(protocol.Forget(session=client.name, before_pass=3))
         client.ask(7, [1], pass_number=2)
-        dropped, _ = client.expect(messages.Dropped)
-        assert isinstance(dropped, messages.Dropped)
+        dropped, _ = client.expect(protocol.Dropped)
+        assert isinstance(dropped, protocol.Dropped)
         assert (dropped.pass_number, dropped.number, dropped.is_lost) == (2, 7, False)
         assert "over" in dropped.reason
         # What the trainer says last counts: a session that is opened again is as a new one.
@@ -690,23 +686,23 @@ def test_a_batch_of_a_shard_that_was_begun_again_is_answered(agent: Agent) -> No
         client.open()
 
         def ask(generation: int, *, pass_number: int) -> None:
-            make = messages.Make(
+            make = protocol.Make(
                 session=client.name,
                 pass_number=pass_number,
                 number=0,
-                index=wire.pack_value([None], allow_pickle=True),
+                index=codec.pack_value([None], allow_pickle=True),
                 seed=(7,),
-                stream=messages.Stream(shard=0, num_shards=1, generation=generation),
+                stream=protocol.Stream(shard=0, num_shards=1, generation=generation),
             )
             client.send(make)
 
-        client.send(messages.Forget(session=client.name, before_pass=1))
+        client.send(protocol.Forget(session=client.name, before_pass=1))
         ask(1, pass_number=0)
-        assert isinstance(client.expect(messages.Dropped)[0], messages.Dropped)
+        assert isinstance(client.expect(protocol.Dropped)[0], protocol.Dropped)
         ask(3, pass_number=1)
         ask(2, pass_number=1)
-        dropped, _ = client.expect(messages.Dropped)
-        assert isinstance(dropped, messages.Dropped)
+        dropped, _ = client.expect(protocol.Dropped)
+        assert isinstance(dropped, protocol.Dropped)
         assert dropped.generation == 2
         assert client.batch()[0] == 0
 
@@ -720,8 +716,8 @@ def test_garbage_does_not_disturb_the_others(agent: Agent) -> None:
             client.socket.send_multipart([junk, junk, junk][: random.randrange(1, 4)])
         ship = msgspec.msgpack.encode({"type": "Ship", "spec": "x"})
         client.socket.send_multipart([ship])
-        client.send(messages.Ship(spec="x" * 32), b"not that")
-        client.send(messages.Forget(session="nobody", before_pass=3))
+        client.send(protocol.Ship(spec="x" * 32), b"not that")
+        client.send(protocol.Forget(session="nobody", before_pass=3))
         client.ask(0, [1])
         assert client.batch()[0] == 0
 
@@ -731,9 +727,9 @@ def test_garbage_as_index_is_an_error_of_that_batch_only(agent: Agent) -> None:
         client.open()
         index = b"\xff" * 40
         client.send(
-            messages.Make(session=client.name, pass_number=0, number=0, index=index, seed=(1,))
+            protocol.Make(session=client.name, pass_number=0, number=0, index=index, seed=(1,))
         )
-        client.expect(messages.Raised)
+        client.expect(protocol.Raised)
         client.ask(1, [1])
         assert client.batch()[0] == 1
 
@@ -741,8 +737,8 @@ def test_garbage_as_index_is_an_error_of_that_batch_only(agent: Agent) -> None:
 def test_a_request_of_an_unknown_session_is_dropped(agent: Agent) -> None:
     with client_of(agent.port, spec_of(Images())) as client:
         client.ask(0, [1])
-        dropped, _ = client.expect(messages.Dropped)
-        assert isinstance(dropped, messages.Dropped)
+        dropped, _ = client.expect(protocol.Dropped)
+        assert isinstance(dropped, protocol.Dropped)
         assert "no such session" in dropped.reason
 
 
@@ -754,9 +750,9 @@ def test_another_protocol_is_refused_in_words(agent: Agent) -> None:
 
 
 def test_a_client_of_another_run_gets_no_word(agent: Agent) -> None:
-    foreign = security.Keys.from_token(b"x" * 32)
+    foreign = crypto.Keys.from_token(b"x" * 32)
     # It knows the server's public key, and yet is not the run's client.
-    mixed = security.Keys(
+    mixed = crypto.Keys(
         server_public=KEYS.server_public,
         server_secret=KEYS.server_secret,
         client_public=foreign.client_public,
@@ -784,8 +780,8 @@ def test_credits_are_shared_by_the_active_sessions(agent: Agent, tmp_path: Path)
         credits = most
         while credits >= most:
             # They may grow meanwhile: earlier tests had batches of very different costs.
-            changed, _ = first.expect(messages.Credits)
-            assert isinstance(changed, messages.Credits)
+            changed, _ = first.expect(protocol.Credits)
+            assert isinstance(changed, protocol.Credits)
             credits = changed.credits
         (tmp_path / "go").touch()
         assert first.batch()[0] == 0
@@ -815,9 +811,9 @@ def test_drain_finishes_what_is_begun(tmp_path: Path) -> None:
         client.ask(2, [2])
         wait_for(lambda: (tmp_path / "1002").exists(), "the worker begins the batch")
         agent.drain()
-        client.expect(messages.Leaving)
-        dropped, _ = client.expect(messages.Dropped)
-        assert isinstance(dropped, messages.Dropped)
+        client.expect(protocol.Leaving)
+        dropped, _ = client.expect(protocol.Dropped)
+        assert isinstance(dropped, protocol.Dropped)
         assert dropped.number == 2
         (tmp_path / "go").touch()
         assert [client.batch()[0], client.batch()[0]] == [0, 1]
@@ -830,10 +826,10 @@ def test_a_session_opened_while_the_agent_drains_is_told_so(tmp_path: Path) -> N
         client.ask(0, [1002])
         wait_for(lambda: (tmp_path / "1002").exists(), "the worker begins the batch")
         agent.drain()
-        client.expect(messages.Leaving)
+        client.expect(protocol.Leaving)
         with client_of(agent.port, spec) as late:
             late.send(late.opening)
-            assert late.receive()[0] == messages.Leaving()
+            assert late.receive()[0] == protocol.Leaving()
         (tmp_path / "go").touch()
         assert client.batch()[0] == 0
 
@@ -845,7 +841,7 @@ def test_a_trainer_that_looks_for_another_host_is_told_so() -> None:
         with client_of(agent.port, spec, host="data-2") as other:
             other.opening = msgspec.structs.replace(client.opening, host="data-2")
             other.send(other.opening)
-            assert other.receive()[0] == messages.WrongHost(host="data-1")
+            assert other.receive()[0] == protocol.WrongHost(host="data-1")
         client.ask(0, [1])
         assert client.batch()[0] == 0
 

@@ -23,7 +23,7 @@ import psutil
 import pytest
 import zmq
 
-from stoker.feed.wire import protocol as m
+from stoker.feed.wire import protocol
 from stoker.feed.wire.crypto import (
     HANDSHAKE_SECONDS,
     MAX_CONTROL_BYTES,
@@ -157,7 +157,7 @@ def stranger(keys: Keys) -> Keys:
 
 
 def hello(_: int) -> list[bytes]:
-    return [m.pack(m.Forget(session="nobody", before_pass=1))]
+    return [protocol.pack(protocol.Forget(session="nobody", before_pass=1))]
 
 
 def long_frame(_: int) -> bytes:
@@ -318,8 +318,10 @@ def test_hello_that_was_recorded_and_is_replayed_opens_nothing(struck: Struck) -
         secure_client(client, keys_of(struck.cluster))
         client.connect(f"tcp://127.0.0.1:{recorder.port}")
         # Whoever is let in is answered: that session is not known.
-        make = m.pack(m.Make(session="nobody", pass_number=0, number=0, index=b"", seed=()))
-        client.send(make)
+        make = protocol.pack(
+            protocol.Make(session="nobody", pass_number=0, number=0, index=b"", seed=())
+        )
+        client.send(protocol.pack(make))
         assert client.poll(DEADLINE_MS)
         client.recv_multipart()
         context.destroy(linger=0)
@@ -378,12 +380,12 @@ def test_a_member_with_another_protocol_is_refused_in_words_by_the_coordinator(
     client = context.socket(zmq.DEALER)
     secure_client(client, keys_of(cluster))
     client.connect(f"tcp://127.0.0.1:{cluster.port}")
-    client.send(m.pack(m.Attend(protocol=999, run_id=cluster.run, rank=0, host="x")))
+    client.send(protocol.pack(protocol.Attend(protocol=999, run_id=cluster.run, rank=0, host="x")))
     assert client.poll(DEADLINE_MS)
-    refused = m.Unpacker(m.FromCoordinator)(client.recv())
+    refused = protocol.Unpacker(protocol.FromCoordinator)(client.recv())
     context.destroy(linger=0)
-    assert isinstance(refused, m.Refused)
-    assert f"version {m.PROTOCOL_VERSION}" in refused.reason
+    assert isinstance(refused, protocol.Refused)
+    assert f"version {protocol.PROTOCOL_VERSION}" in refused.reason
     struck.go_on()
 
 

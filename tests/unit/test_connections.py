@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from stoker.feed.trainer.control import Connection, ZmqContext
-from stoker.feed.wire import protocol as m
+from stoker.feed.wire import protocol
 from stoker.feed.wire.crypto import AllowList, Keys, secure_server
 
 KEYS = Keys.from_token(b"k" * 32)
@@ -88,7 +88,7 @@ def test_a_wait_ends_with_each_message(connection: Connection, at_most: int) -> 
     come_up(connection)
     came: list[int] = []
     for number in range(1, ROUNDS):
-        connection.send(m.Leaving())
+        connection.send(protocol.Leaving())
         while len(came) < num_answers(1, number):
             connection.receive(
                 lambda frames: came.extend(map(len, frames)),
@@ -104,13 +104,13 @@ def test_a_send_that_reads_the_wake_up_of_a_message_hides_it_from_no_wait(
     come_up(connection)
     came: list[int] = []
     for number in range(1, 2 * HIDDEN, 2):
-        connection.send(m.Leaving())
+        connection.send(protocol.Leaving())
         poll = select.poll()
         poll.register(connection.filenos[0], select.POLLIN)
         assert poll.poll(SECONDS * 1000)
         # libzmq looks for wake-ups at a send only where it did not within the last millisecond.
         time.sleep(0.004)
-        connection.send(m.Leaving())
+        connection.send(protocol.Leaving())
         while len(came) < num_answers(1, number + 1):
             connection.receive(
                 lambda frames: came.extend(map(len, frames)),

@@ -23,9 +23,8 @@ from stoker.feed.wire.protocol import (
     pack,
 )
 from stoker.launch import coordinator as coordinator_module
-from stoker.launch import members as members_module
+from stoker.launch import members
 from stoker.launch import membership as membership_module
-from stoker.launch import membership as silence_module
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.members import Change
 from stoker.launch.membership import Membership, MembershipVerdict, new_incarnation
@@ -220,8 +219,8 @@ def test_a_silent_leader_is_lost_after_first_contact(run: Run) -> None:
 def test_a_leader_whose_launcher_has_ended_is_lost_long_before_a_long_lease(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(members_module, "MAX_BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(silence_module, "REFUSED_SECONDS", 0.5)
+    monkeypatch.setattr(members, "MAX_BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(membership_module, "REFUSED_SECONDS", 0.5)
     coordinator = run.coordinator(lease_seconds=600.0)
     assert run.member("d1", lease_seconds=600.0).wait_until_welcome(DEADLINE)
     coordinator.close()
@@ -233,8 +232,8 @@ def test_a_leader_whose_launcher_has_ended_is_lost_long_before_a_long_lease(
 def test_a_launcher_whose_connection_ended_is_lost_long_before_a_long_lease(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(members_module, "MAX_BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(members_module, "CUT_OFF_SECONDS", 0.5)
+    monkeypatch.setattr(members, "MAX_BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(members, "CUT_OFF_SECONDS", 0.5)
     run.coordinator(followers=("f1",), lease_seconds=600.0)
     member = run.member("f1", lease_seconds=600.0)
     assert member.wait_until_welcome(DEADLINE)

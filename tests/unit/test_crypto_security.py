@@ -6,7 +6,7 @@ import pytest
 import zmq
 
 from stoker.errors import UsageError
-from stoker.feed.wire import crypto as security
+from stoker.feed.wire import crypto
 from stoker.feed.wire.crypto import AllowList, Keys
 
 OURS = Keys.from_token(b"\x01" * 32)
@@ -32,10 +32,10 @@ def test_a_short_token_is_refused() -> None:
 
 
 def test_a_new_token_is_read_back(tmp_path: Path) -> None:
-    token = security.new_token()
+    token = crypto.new_token()
     (tmp_path / "token").write_text(token + "\n")
-    assert security.read_token(tmp_path / "token") == bytes.fromhex(token)
-    assert security.new_token() != token
+    assert crypto.read_token(tmp_path / "token") == bytes.fromhex(token)
+    assert crypto.new_token() != token
 
 
 @pytest.mark.parametrize("text", ["", "12", "z" * 64, "a" * 63, "é" * 64])
@@ -43,14 +43,14 @@ def test_what_is_no_token_is_refused_and_not_repeated(tmp_path: Path, text: str)
     path = tmp_path / "token"
     path.write_text(text, "utf-8")
     with pytest.raises(UsageError) as caught:
-        security.read_token(path)
+        crypto.read_token(path)
     assert caught.value.where == str(path)
     assert len(text) < 3 or text not in str(caught.value)
 
 
 def test_a_missing_token_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
-        security.read_token(tmp_path / "none")
+        crypto.read_token(tmp_path / "none")
 
 
 class Server:
@@ -60,7 +60,7 @@ class Server:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.allow = AllowList(self.context, OURS)
         self.socket = self.context.socket(zmq.ROUTER)
-        security.secure_server(self.socket, OURS, max_message_bytes=10_000)
+        crypto.secure_server(self.socket, OURS, max_message_bytes=10_000)
         self.port = self.socket.bind_to_random_port("tcp://127.0.0.1")
         self.got: list[bytes] = []
         self._end = threading.Event()
@@ -102,7 +102,7 @@ def client(server: Server) -> Iterator[zmq.Socket[bytes]]:
 
 
 def test_a_client_of_the_run_is_let_in(server: Server, client: zmq.Socket[bytes]) -> None:
-    security.secure_client(client, OURS)
+    crypto.secure_client(client, OURS)
     client.connect(f"tcp://127.0.0.1:{server.port}")
     client.send(b"hello")
     assert client.poll(5000)
@@ -127,7 +127,7 @@ def test_nobody_else_is_parsed(
     if keys is None:
         client.linger = 0
     else:
-        security.secure_client(client, keys)
+        crypto.secure_client(client, keys)
     events = client.get_monitor_socket(zmq.EVENT_ALL)
     client.connect(f"tcp://127.0.0.1:{server.port}")
     client.send(b"hello")
@@ -150,7 +150,7 @@ def test_nobody_else_is_parsed(
 def test_a_message_above_the_bound_cuts_the_connection(
     server: Server, client: zmq.Socket[bytes]
 ) -> None:
-    security.secure_client(client, OURS)
+    crypto.secure_client(client, OURS)
     events = client.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     client.connect(f"tcp://127.0.0.1:{server.port}")
     client.send(b"x" * 20_000)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker import doctor as host
-from stoker import doctor as part
+from stoker import doctor
 from stoker.cli.doctor import doctor_command
 from stoker.doctor import Finding, aws_check, examine, peer_check, within
 from stoker.feed.wire.crypto import Keys, new_token
@@ -97,10 +96,10 @@ def test_a_job_without_its_token_and_with_an_unknown_host_fails(tmp_path: Path, 
 def test_the_tokens_content_is_never_shown(tmp_path: Path, token_file: Path) -> None:
     run = topology(tmp_path)
     token = token_file.read_text()
-    good = part.token_check(run, token_file)
+    good = doctor.token_check(run, token_file)
     token_file.write_text(token[:-1])
-    bad = part.token_check(run, token_file)
-    gone = part.token_check(run, tmp_path / "no-such-file")
+    bad = doctor.token_check(run, token_file)
+    gone = doctor.token_check(run, tmp_path / "no-such-file")
     assert [good.state, bad.state, gone.state] == ["ok", "fail", "fail"]
     assert token[:20] not in f"{good}{bad}{gone}"
 
@@ -122,12 +121,12 @@ def test_a_malformed_job_description_is_a_finding_and_no_end(tmp_path: Path) -> 
 
 
 def test_a_port_is_free_or_our_own_or_taken(port: int, token_file: Path) -> None:
-    assert part.port_check(port, token_file).state == "ok"
+    assert doctor.port_check(port, token_file).state == "ok"
     with coordinator_at(port, token_file):
-        assert part.port_check(port, token_file).text.endswith("held by this run's launcher")
-        assert part.port_check(port, None).state == "fail"
+        assert doctor.port_check(port, token_file).text.endswith("held by this run's launcher")
+        assert doctor.port_check(port, None).state == "fail"
     with stranger_at(port):
-        assert part.port_check(port, None).state == "fail"
+        assert doctor.port_check(port, None).state == "fail"
 
 
 def test_a_peer_of_the_same_run_is_known_by_its_handshake(port: int, token_file: Path) -> None:
@@ -176,32 +175,32 @@ def test_a_wait_has_a_deadline_and_hands_on_errors() -> None:
 def test_little_shared_memory_and_an_early_clock_are_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert host.shared_memory_check(tmp_path / "none").state == "warn"
-    monkeypatch.setattr(host, "MIN_SHARED_MEMORY_BYTES", 1 << 60)
-    assert host.shared_memory_check(tmp_path).state == "warn"
-    assert host.clock_check(0.0).state == "fail"
-    assert host.clock_check().state == "ok"
+    assert doctor.shared_memory_check(tmp_path / "none").state == "warn"
+    monkeypatch.setattr(doctor, "MIN_SHARED_MEMORY_BYTES", 1 << 60)
+    assert doctor.shared_memory_check(tmp_path).state == "warn"
+    assert doctor.clock_check(0.0).state == "fail"
+    assert doctor.clock_check().state == "ok"
 
 
 def test_torch_is_needed_by_a_host_with_a_part_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert host.torch_check(trains=True).state == "ok"
+    assert doctor.torch_check(trains=True).state == "ok"
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
-    assert host.torch_check(trains=True).state == "fail"
-    assert host.torch_check(trains=False).state == "warn"
+    assert doctor.torch_check(trains=True).state == "fail"
+    assert doctor.torch_check(trains=False).state == "warn"
 
 
 def test_gpus_that_pytorch_cannot_use_fail() -> None:
-    assert host.accelerators_check({"CUDA_VISIBLE_DEVICES": ""}).text == "none"
+    assert doctor.accelerators_check({"CUDA_VISIBLE_DEVICES": ""}).text == "none"
     import torch
 
     if not torch.cuda.is_available():
-        assert host.accelerators_check({"CUDA_VISIBLE_DEVICES": "0,1"}).state == "fail"
+        assert doctor.accelerators_check({"CUDA_VISIBLE_DEVICES": "0,1"}).state == "fail"
 
 
 def test_a_folder_that_cannot_be_made_fails(tmp_path: Path) -> None:
-    assert part.folder_check(tmp_path / "new" / "folder").state == "ok"
+    assert doctor.folder_check(tmp_path / "new" / "folder").state == "ok"
     (tmp_path / "file").touch()
-    assert part.folder_check(tmp_path / "file" / "ml").state == "fail"
+    assert doctor.folder_check(tmp_path / "file" / "ml").state == "fail"
 
 
 def test_aws_says_who_we_are(aws_server: AwsServer) -> None:

@@ -44,9 +44,9 @@ def test_files_come_back_as_they_were(tmp_path: Path) -> None:
 @given(st.binary(max_size=400), st.sampled_from(["a.json", "b-1.csv"]))
 def test_whatever_is_in_a_file_comes_back(content: bytes, name: str) -> None:
     stream = io.StringIO()
-    from stoker.platforms import logs as output_lines
+    from stoker.platforms import logs
 
-    output_lines._log_file(f"stoker/x/{name}", content, Log(run="r", host="h", stream=stream))
+    logs._log_file(f"stoker/x/{name}", content, Log(run="r", host="h", stream=stream))
     assert taken(stream.getvalue().splitlines()).files == {f"stoker/x/{name}": content}
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from stoker.feed.wire import codec as wire
+from stoker.feed.wire import codec
 from stoker.feed.wire.dataset import DatasetSpec
 from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool
 from stoker.feed.workers.worker import worker_main
@@ -83,7 +83,7 @@ def pool_of(collate: Callable[[list[dict[str, object]]], object]) -> Iterator[Wo
 
 def make(pool: WorkerPool, indices: list[int]) -> Result:
     pool.assign(
-        WorkerJob((indices[0],), wire.pack_value(indices, allow_pickle=False), (0, 0, 0, 0))
+        WorkerJob((indices[0],), codec.pack_value(indices, allow_pickle=False), (0, 0, 0, 0))
     )
     while True:
         ready, _, _ = select.select(list(pool.sockets()), [], [], 30)
@@ -96,7 +96,7 @@ def make(pool: WorkerPool, indices: list[int]) -> Result:
 def value_of(result: Result) -> object:
     assert result.tree is not None
     assert result.payload is not None
-    return wire.decode(result.tree, np.array(result.payload), allow_pickle=True)
+    return codec.decode(result.tree, np.array(result.payload), allow_pickle=True)
 
 
 @pytest.mark.parametrize("collate", [default_collate, halved, converted, shared])

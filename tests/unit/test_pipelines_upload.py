@@ -5,7 +5,6 @@ import io
 import pytest
 
 from stoker.cli import pipelines
-from stoker.cli import pipelines as reaching
 from stoker.errors import UsageError
 from stoker.orchestrators.base import Uploaded, UploadPlan
 from support.target_pipeline import PIPELINE, HandMade, hand_made, workload
@@ -39,7 +38,7 @@ class Sent:
 def upload(
     target: Sent, monkeypatch: pytest.MonkeyPatch, *, typed: str | None, yes: bool = False
 ) -> None:
-    monkeypatch.setattr(reaching, "target_named", lambda name, **of: target)
+    monkeypatch.setattr(pipelines, "orchestrator_named", lambda name, **of: target)
     monkeypatch.setattr(pipelines, "workload_of", lambda file, overrides: workload())
     monkeypatch.setattr(pipelines, "_compiled", lambda name, workload, **how: target.pipeline)
     monkeypatch.setattr("sys.stdin", Terminal(typed) if typed is not None else io.StringIO())
@@ -49,7 +48,7 @@ def upload(
         "w.yaml",
         train_step="launched",
         decision_file=None,
-        reach=reaching.Reach(),
+        reach=pipelines.Reach(),
         overrides=(),
         as_json=False,
         assume_yes=yes,

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from stoker.errors import ProtocolError
-from stoker.feed.trainer import buffers as plans
+from stoker.feed.trainer import buffers
 from stoker.feed.trainer.buffers import MAX_PLANS, LayoutCache
 from stoker.feed.wire.codec import Bytes1D, decode, encode
 
@@ -31,7 +31,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         trees.append(tree)
         return decode(tree, payload, allow_pickle=allow_pickle)
 
-    monkeypatch.setattr(plans, "decode", recorded)
+    monkeypatch.setattr(buffers, "decode", recorded)
     return trees
 
 

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from stoker.cli import pipelines
-from stoker.cli import pipelines as reaching
 from stoker.cli.edge import TerminatedError
 from stoker.errors import PlatformError, UsageError
 from stoker.orchestrators.base import RunState, StepState
@@ -29,7 +28,7 @@ from support.target_pipeline import (
 )
 
 OF = workload()
-REACH = reaching.Reach()
+REACH = pipelines.Reach()
 TAKEN = step(
     "NeedsProfile", "Succeeded", EndTime=at(1), Metadata={"Condition": {"Outcome": "True"}}
 )
@@ -362,7 +361,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     """Recorded answers behind the command line of this process."""
     made = recorded()
     monkeypatch.setattr(
-        reaching, "target_named", lambda name, **of: SageMakerOrchestrator(aws=made.aws())
+        pipelines, "orchestrator_named", lambda name, **of: SageMakerOrchestrator(aws=made.aws())
     )
     return made
 

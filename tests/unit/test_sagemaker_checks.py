@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec
-from stoker.platforms.sagemaker import check_body, plan_body
-from stoker.platforms.sagemaker import checks as limits
+from stoker.platforms.sagemaker import check_body, checks, plan_body
 from stoker.platforms.sagemaker.checks import problems
 from stoker.records import (
     Channel,
@@ -312,10 +311,10 @@ def test_a_request_of_any_shape_gets_an_answer(garbage: dict[str, Json]) -> None
 
 def test_limits_are_those_of_the_installed_model() -> None:
     assert (
-        limits.maximum("InstanceGroups")
+        checks.maximum("InstanceGroups")
         == SHAPE.members["ResourceConfig"].members["InstanceGroups"].metadata["max"]
     )
-    assert set(limits.choices("TrainingInstanceType")) == set(
+    assert set(checks.choices("TrainingInstanceType")) == set(
         MODEL.shape_for("TrainingInstanceType").enum
     )
 
@@ -330,7 +329,7 @@ def test_every_pattern_of_the_request_can_be_read() -> None:
         seen.add(name)
         pattern = getattr(shape, "metadata", {}).get("pattern")
         if pattern:
-            assert "\\p" not in limits._compiled(pattern).pattern
+            assert "\\p" not in checks._compiled(pattern).pattern
         for child in getattr(shape, "members", {}).values():
             walk(child)
         for part in ("member", "key", "value"):

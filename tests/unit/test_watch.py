@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli import live_view as watching
+from stoker.cli import live_view
 from stoker.cli.live_view import RunView, as_table, as_text, plain_line, source_of, watch_command
 from stoker.errors import PlatformError, UsageError
 from stoker.launch.telemetry import FeedInterval, HostRate, RankRate, log_values
@@ -189,7 +189,7 @@ def test_a_run_whose_launcher_is_gone_ends_with_its_record(
 def test_a_log_that_falls_silent_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(live_view, "SILENCE_SECONDS", 0.3)
     (tmp_path / "leader.log").write_text(progress_line())
     with pytest.raises(PlatformError, match="says nothing"):
         watch_command(str(tmp_path / "leader.log"), once=False, as_json=False)

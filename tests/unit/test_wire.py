@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from stoker.errors import ProtocolError, ShippingError
-from stoker.feed.wire import codec as layout
-from stoker.feed.wire import codec as wire
+from stoker.feed.wire import codec
 from support.record_classes import CLASSES
 
 Point = collections.namedtuple("Point", ["x", "y"])
@@ -29,11 +28,11 @@ class Sample:
 
 
 def travel(value: object, *, allow_pickle: bool = True) -> object:
-    encoded = wire.encode(value, allow_pickle=allow_pickle)
+    encoded = codec.encode(value, allow_pickle=allow_pickle)
     payload = np.zeros(encoded.nbytes, dtype=np.uint8)
     if encoded.nbytes:
         encoded.write_into(memoryview(payload))
-    return wire.decode(encoded.tree, payload, allow_pickle=allow_pickle)
+    return codec.decode(encoded.tree, payload, allow_pickle=allow_pickle)
 
 
 def same(a: object, b: object) -> bool:
@@ -60,7 +59,7 @@ def raw(tensor: torch.Tensor) -> bytes:
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
 
 tensor_dtypes = st.sampled_from(
-    [getattr(torch, name) for name in sorted(layout.TENSOR_DTYPES) if hasattr(torch, name)]
+    [getattr(torch, name) for name in sorted(codec.TENSOR_DTYPES) if hasattr(torch, name)]
 )
 shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 
@@ -124,8 +123,8 @@ def test_a_batch_comes_back_as_it_was_without_a_pickle(value: object) -> None:
 @given(values)
 @settings(max_examples=50, deadline=None)
 def test_a_packed_value_comes_back_as_it_was(value: object) -> None:
-    packed = wire.pack_value(value, allow_pickle=False)
-    assert same(wire.unpack_value(packed, allow_pickle=False), value)
+    packed = codec.pack_value(value, allow_pickle=False)
+    assert same(codec.unpack_value(packed, allow_pickle=False), value)
 
 
 def test_unusual_leaves_come_back_as_they_were() -> None:
@@ -170,20 +169,20 @@ def test_dense_memory_keeps_its_order() -> None:
 def test_ends_of_a_tensors_node_that_are_none_are_refused(end: list[object]) -> None:
     tree = msgspec.msgpack.encode([3, "float32", [1, 2], 0, *end])
     with pytest.raises(ProtocolError):
-        wire.decode(tree, np.zeros(64, dtype=np.uint8), allow_pickle=False)
+        codec.decode(tree, np.zeros(64, dtype=np.uint8), allow_pickle=False)
 
 
 def test_a_gradient_of_whole_numbers_is_refused() -> None:
     tree = msgspec.msgpack.encode([3, "int64", [1], 0, [], True])
     with pytest.raises(ProtocolError):
-        wire.decode(tree, np.zeros(64, dtype=np.uint8), allow_pickle=False)
+        codec.decode(tree, np.zeros(64, dtype=np.uint8), allow_pickle=False)
 
 
 def test_tensors_and_arrays_are_writable_views_of_the_payload() -> None:
-    encoded = wire.encode([torch.ones(3), np.ones((2, 2))], allow_pickle=False)
+    encoded = codec.encode([torch.ones(3), np.ones((2, 2))], allow_pickle=False)
     payload = np.zeros(encoded.nbytes, dtype=np.uint8)
     encoded.write_into(memoryview(payload))
-    tensor, array = wire.decode(encoded.tree, payload, allow_pickle=False)  # type: ignore[misc]
+    tensor, array = codec.decode(encoded.tree, payload, allow_pickle=False)  # type: ignore[misc]
     tensor[0] = 7
     array[0, 0] = 8
     assert array.base is payload
@@ -202,7 +201,7 @@ def test_what_is_pickled_keeps_its_type_and_its_tensors_travel_raw() -> None:
         np.zeros(2, dtype=[("a", "i4")]),
         Path("a"),
     ]:
-        encoded = wire.encode(value, allow_pickle=True)
+        encoded = codec.encode(value, allow_pickle=True)
         assert encoded.has_pickle
         assert len(encoded.tree) < 1000
         back = travel(value)
@@ -215,12 +214,12 @@ def test_what_is_pickled_keeps_its_type_and_its_tensors_travel_raw() -> None:
 
 def test_a_part_that_must_be_pickled_is_named_where_that_is_not_allowed() -> None:
     with pytest.raises(ShippingError, match=r"batch\[1\]\['meta'\] is a .*Point"):
-        wire.encode([1, {"meta": Point(1, 2)}], allow_pickle=False)
+        codec.encode([1, {"meta": Point(1, 2)}], allow_pickle=False)
 
 
 def test_a_part_that_cannot_be_pickled_is_named() -> None:
     with pytest.raises(ShippingError, match=r"batch\[0\] is a builtins.generator"):
-        wire.encode([(i for i in range(3))], allow_pickle=True)
+        codec.encode([(i for i in range(3))], allow_pickle=True)
 
 
 class Marks:
@@ -234,11 +233,11 @@ class Marks:
 def test_a_pickle_that_is_not_accepted_is_an_error_that_names_setting_and_type(
     value: object, name: str
 ) -> None:
-    encoded = wire.encode(value, allow_pickle=True)
+    encoded = codec.encode(value, allow_pickle=True)
     payload = np.zeros(encoded.nbytes, dtype=np.uint8)
     encoded.write_into(memoryview(payload))
     with pytest.raises(ProtocolError) as caught:
-        wire.decode(encoded.tree, payload, allow_pickle=False)
+        codec.decode(encoded.tree, payload, allow_pickle=False)
     assert name in caught.value.what
     assert "feed.accept_pickles is false" in caught.value.what
     assert "feed.accept_pickles: true" in caught.value.fix
@@ -249,23 +248,23 @@ def test_naming_the_type_of_a_pickle_runs_nothing_of_it() -> None:
         def __reduce__(self) -> tuple[object, ...]:
             return (pytest.fail, ("it was run",))
 
-    encoded = wire.encode(Bomb(), allow_pickle=True)
+    encoded = codec.encode(Bomb(), allow_pickle=True)
     payload = np.zeros(encoded.nbytes, dtype=np.uint8)
     encoded.write_into(memoryview(payload))
     with pytest.raises(ProtocolError, match="is pickled"):
-        wire.decode(encoded.tree, payload, allow_pickle=False)
+        codec.decode(encoded.tree, payload, allow_pickle=False)
 
 
 def test_a_deep_batch_is_bounded() -> None:
     deep: list[object] = []
-    for _ in range(layout.MAX_DEPTH + 5):
+    for _ in range(codec.MAX_DEPTH + 5):
         deep = [deep]
     with pytest.raises(ShippingError):
-        wire.encode(deep, allow_pickle=False)
+        codec.encode(deep, allow_pickle=False)
     assert travel(deep) == deep
     bomb = b"\x92\x00" * 100_000 + b"\x90"
     with pytest.raises(ProtocolError):
-        wire.decode(bomb, None, allow_pickle=False)
+        codec.decode(bomb, None, allow_pickle=False)
 
 
 LIES: list[object] = [
@@ -301,7 +300,7 @@ LIES: list[object] = [
 @pytest.mark.parametrize("lie", LIES, ids=repr)
 def test_a_description_that_lies_is_refused(lie: object) -> None:
     with pytest.raises(ProtocolError):
-        wire.decode(msgspec.msgpack.encode(lie), np.zeros(100, np.uint8), allow_pickle=False)
+        codec.decode(msgspec.msgpack.encode(lie), np.zeros(100, np.uint8), allow_pickle=False)
 
 
 nodes = st.recursive(
@@ -321,20 +320,20 @@ def test_hostile_descriptions_raise_nothing_but_protocol_errors(node: object) ->
     except (OverflowError, TypeError, UnicodeEncodeError):
         return
     with contextlib.suppress(ProtocolError):
-        wire.decode(tree, np.zeros(200, np.uint8), allow_pickle=False)
+        codec.decode(tree, np.zeros(200, np.uint8), allow_pickle=False)
 
 
 @given(st.data())
 @settings(max_examples=300, deadline=None)
 def test_flipped_and_cut_bytes_raise_nothing_but_protocol_errors(data: st.DataObject) -> None:
     value = {"x": torch.arange(10), "y": [np.ones(3), "é", 1.5, b"z" * 2000], 3: (1 << 70, 2j)}
-    packed = bytearray(wire.pack_value(value, allow_pickle=False))
+    packed = bytearray(codec.pack_value(value, allow_pickle=False))
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, 220))
         packed[place] = data.draw(st.integers(0, 255))
     cut = data.draw(st.one_of(st.just(len(packed)), st.integers(0, len(packed))))
     with contextlib.suppress(ProtocolError):
-        wire.unpack_value(bytes(packed[:cut]), allow_pickle=False)
+        codec.unpack_value(bytes(packed[:cut]), allow_pickle=False)
 
 
 @given(st.binary(max_size=200))
@@ -342,7 +341,7 @@ def test_flipped_and_cut_bytes_raise_nothing_but_protocol_errors(data: st.DataOb
 @settings(max_examples=200, deadline=None)
 def test_random_bytes_raise_nothing_but_protocol_errors(junk: bytes) -> None:
     with contextlib.suppress(ProtocolError):
-        wire.unpack_value(junk, allow_pickle=False)
+        codec.unpack_value(junk, allow_pickle=False)
 
 
 @pytest.mark.parametrize(
@@ -359,10 +358,10 @@ def test_random_bytes_raise_nothing_but_protocol_errors(junk: bytes) -> None:
     ],
 )
 def test_a_list_of_whole_numbers_is_packed_the_short_way_alike(index: list[int]) -> None:
-    tree = wire.encode(index, allow_pickle=True).tree
-    packed = wire.pack_value(index, allow_pickle=True)
+    tree = codec.encode(index, allow_pickle=True).tree
+    packed = codec.pack_value(index, allow_pickle=True)
     assert packed == len(tree).to_bytes(8, "little") + tree
-    assert wire.unpack_value(packed, allow_pickle=False) == index
+    assert codec.unpack_value(packed, allow_pickle=False) == index
 
 
 def test_classes_of_modules_come_back_as_themselves_from_another_process() -> None:
@@ -377,7 +376,7 @@ def test_classes_of_modules_come_back_as_themselves_from_another_process() -> No
     made = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, check=True, timeout=100
     )
-    batch = wire.unpack_value(made.stdout, allow_pickle=True)
+    batch = codec.unpack_value(made.stdout, allow_pickle=True)
     assert isinstance(batch, list)
     assert [type(each) for each in batch] == CLASSES
     assert [each.y for each in batch] == [3] * len(CLASSES)

@@ -13,32 +13,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import ProtocolError
-from stoker.feed.wire import codec as wire
-from stoker.feed.wire import protocol as m
+from stoker.feed.wire import codec, protocol
 from stoker.feed.workers.pipe import MAX_MESSAGE_BYTES, Pipe, channel_pair
 
 # What judging bytes may take beside a few times their own number: objects, errors, caches.
 MAX_EXTRA_BYTES = 2 << 20
 
 DIRECTIONS = {
-    "to the coordinator": m.ToCoordinator,
-    "from the coordinator": m.FromCoordinator,
-    "to an agent": m.ToAgent,
-    "from an agent": m.FromAgent,
-    "batches": m.Made,
+    "to the coordinator": protocol.ToCoordinator,
+    "from the coordinator": protocol.FromCoordinator,
+    "to an agent": protocol.ToAgent,
+    "from an agent": protocol.FromAgent,
+    "batches": protocol.Made,
 }
-MEMBER = m.Member(
+MEMBER = protocol.Member(
     host="d1", group="data", address="d1", port=1, batch_port=2, workers=3, incarnation="x"
 )
-VALID: list[m.Message] = [
-    m.Attend(protocol=1, run_id="run", rank=0, host="a"),
-    m.Heartbeat(host="d1", incarnation="x"),
-    m.Leave(host="d1", incarnation="x", exit_code=3, reason="why"),
-    m.Roster(agents=(MEMBER,) * 3, expected=4, lost=(MEMBER,), awaited=("d4",)),
-    m.State(outcome="failed", exit_code=1, reason="x"),
-    m.Open(protocol=1, session="s", rank=0, spec="d", spec_bytes=3, versions={"torch": "2"}),
-    m.Make(session="s", pass_number=1, number=2, index=b"4", seed=(1, 2, 3)),
-    m.Made(
+VALID: list[protocol.Message] = [
+    protocol.Attend(protocol=1, run_id="run", rank=0, host="a"),
+    protocol.Heartbeat(host="d1", incarnation="x"),
+    protocol.Leave(host="d1", incarnation="x", exit_code=3, reason="why"),
+    protocol.Roster(agents=(MEMBER,) * 3, expected=4, lost=(MEMBER,), awaited=("d4",)),
+    protocol.State(outcome="failed", exit_code=1, reason="x"),
+    protocol.Open(protocol=1, session="s", rank=0, spec="d", spec_bytes=3, versions={"torch": "2"}),
+    protocol.Make(session="s", pass_number=1, number=2, index=b"4", seed=(1, 2, 3)),
+    protocol.Made(
         session="s",
         pass_number=1,
         number=2,
@@ -47,8 +46,8 @@ VALID: list[m.Message] = [
         wall_seconds=2.0,
         worker=0,
     ),
-    m.Dropped(session="s", pass_number=1, number=2, reason="r", is_lost=True),
-    m.Progress(rank=0, steps=1, samples=2, wait_seconds=0.5, compute_seconds=1.5),
+    protocol.Dropped(session="s", pass_number=1, number=2, reason="r", is_lost=True),
+    protocol.Progress(rank=0, steps=1, samples=2, wait_seconds=0.5, compute_seconds=1.5),
 ]
 VALUE = {"x": torch.arange(10), "y": [np.ones(3), "é", 1.5, b"z" * 2000], 3: (1 << 70, 2j, None)}
 
@@ -99,19 +98,19 @@ def mutated(draw: st.DrawFn, sources: list[bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@given(st.one_of(st.binary(max_size=300), mutated([m.pack(message) for message in VALID])))
+@given(st.one_of(st.binary(max_size=300), mutated([protocol.pack(message) for message in VALID])))
 @settings(max_examples=150, deadline=None)
 def test_bytes_are_a_message_or_a_protocol_error(direction: str, data: bytes) -> None:
     kinds = DIRECTIONS[direction]
-    message = judged(m.Unpacker(kinds), data)
-    assert message is None or isinstance(message, m.Message)
+    message = judged(protocol.Unpacker(kinds), data)
+    assert message is None or isinstance(message, protocol.Message)
 
 
 @pytest.mark.parametrize("message", VALID, ids=lambda message: type(message).__name__)
-def test_every_cut_of_a_message_is_refused(message: m.Message) -> None:
-    packed = m.pack(message)
+def test_every_cut_of_a_message_is_refused(message: protocol.Message) -> None:
+    packed = protocol.pack(message)
     kinds = next(k for k in DIRECTIONS.values() if isinstance(message, k))
-    unpack = m.Unpacker(kinds)
+    unpack = protocol.Unpacker(kinds)
     assert unpack(packed) == message
     for end in range(len(packed)):
         with pytest.raises(ProtocolError):
@@ -119,11 +118,11 @@ def test_every_cut_of_a_message_is_refused(message: m.Message) -> None:
 
 
 @pytest.mark.parametrize("message", VALID, ids=lambda message: type(message).__name__)
-def test_a_message_of_another_direction_is_refused(message: m.Message) -> None:
+def test_a_message_of_another_direction_is_refused(message: protocol.Message) -> None:
     for kinds in DIRECTIONS.values():
         if not isinstance(message, kinds):
             with pytest.raises(ProtocolError):
-                m.Unpacker(kinds)(m.pack(message))
+                protocol.Unpacker(kinds)(protocol.pack(message))
 
 
 def test_numbers_and_names_out_of_bounds_are_refused() -> None:
@@ -140,23 +139,23 @@ def test_numbers_and_names_out_of_bounds_are_refused() -> None:
         {"more": 1},
     ):
         with pytest.raises(ProtocolError):
-            m.Unpacker(m.ToAgent)(msgspec.msgpack.encode(good | change))
+            protocol.Unpacker(protocol.ToAgent)(msgspec.msgpack.encode(good | change))
 
 
-@given(mutated([wire.pack_value(VALUE, allow_pickle=False)]))
+@given(mutated([codec.pack_value(VALUE, allow_pickle=False)]))
 @settings(max_examples=300, deadline=None)
 def test_mutated_values_are_refused_or_values(data: bytes) -> None:
-    judged(lambda packed: wire.unpack_value(packed, allow_pickle=False), data)
+    judged(lambda packed: codec.unpack_value(packed, allow_pickle=False), data)
 
 
-@given(mutated([wire.pack_value({1, 2}, allow_pickle=True)]))
+@given(mutated([codec.pack_value({1, 2}, allow_pickle=True)]))
 @settings(max_examples=150, deadline=None)
 def test_no_mutation_smuggles_a_pickle_in(data: bytes) -> None:
-    value = judged(lambda packed: wire.unpack_value(packed, allow_pickle=False), data)
+    value = judged(lambda packed: codec.unpack_value(packed, allow_pickle=False), data)
     assert not isinstance(value, set)
 
 
-TREE = wire.encode(VALUE, allow_pickle=False)
+TREE = codec.encode(VALUE, allow_pickle=False)
 
 
 @given(mutated([TREE.tree]), st.integers(0, 4000))
@@ -164,7 +163,7 @@ TREE = wire.encode(VALUE, allow_pickle=False)
 def test_mutated_trees_fit_the_payload_or_are_refused(tree: bytes, num_bytes: int) -> None:
     payload = np.zeros(num_bytes, dtype=np.uint8)
     with little_memory(len(tree) + num_bytes), contextlib.suppress(ProtocolError):
-        wire.decode(tree, payload, allow_pickle=False)
+        codec.decode(tree, payload, allow_pickle=False)
 
 
 @given(

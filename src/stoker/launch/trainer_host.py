@@ -15,7 +15,7 @@ import msgspec
 from stoker.errors import PlatformError, UsageError
 from stoker.feed.unfed_word import Unfed
 from stoker.host.processes import why_not_found
-from stoker.launch import finish as failures
+from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.engines.trainer_side import EngineCommands, beside
 from stoker.launch.finish import RunOutcome, write_failure, write_training
@@ -116,7 +116,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
     def fail(change: Change) -> None:
         causes.append(change)
         decided = partial(run.inbox.put, Decided(_words_of(change)))
-        if change.what == "left" and failures.says_peer_is_gone(change.reason):
+        if change.what == "left" and finish.says_peer_is_gone(change.reason):
             # Perhaps the leader's own ranks failed first: let them say so by themselves.
             timer = threading.Timer(OWN_CAUSE_SECONDS, decided)
             timer.daemon = True
@@ -282,7 +282,7 @@ def _train(
     coordinator: Coordinator | None = None,
     membership: Membership | None = None,
 ) -> Ending:
-    failures.forget_failures(run.output)
+    finish.forget_failures(run.output)
     profile_ended = run.output / PROFILE_ENDED_FILE
     profile_ended.unlink(missing_ok=True)
     environ = trainer.environ(
@@ -368,8 +368,8 @@ def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunO
     if ending.signals:
         return RunOutcome(status="stopped", exit_code=ending.exit_code), ending.exit_code
     own = _failure_of(run, ending) if ending.exit_code else ""
-    is_consequence = bool(ending.decided) or failures.says_peer_is_gone(own) or not own
-    if run.settings.strategy.name == "mpi" and not failures.read_failures(run.output):
+    is_consequence = bool(ending.decided) or finish.says_peer_is_gone(own) or not own
+    if run.settings.strategy.name == "mpi" and not finish.read_failures(run.output):
         # mpirun's words about a rank elsewhere: that host has the rank's own.
         is_consequence = True
     if causes and is_consequence:
@@ -386,14 +386,14 @@ def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunO
 def _failure_of(run: HostRun, ending: Ending) -> str:
     """Says how this host's command failed: a rank's traceback, else its last words."""
     head = f"{ending.killed_for_memory}\n" if ending.killed_for_memory else ""
-    cause = failures.read_cause(run.output)
-    written = failures.read_failures(run.output)
+    cause = finish.read_cause(run.output)
+    written = finish.read_failures(run.output)
     if cause:
         written = [failure for failure in written if failure.rank == cause.rank]
     if written:
         return head + written[0].text()
     who = f"rank {cause.rank}" if cause else "the training command"
-    return head + failures.words_of_end(
+    return head + finish.words_of_end(
         f"{who} on {run.topology.host}", exit_code=ending.exit_code, stderr=ending.stderr
     )
 

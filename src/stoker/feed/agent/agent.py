@@ -21,8 +21,7 @@ from stoker.feed.agent.dataset_host import ForkServer, HostedSpec, Specs
 from stoker.feed.agent.dispatch import Dispatch
 from stoker.feed.agent.queue import AgentSession
 from stoker.feed.agent.sending import BatchPort, Outbox, OutgoingBatch, Transport
-from stoker.feed.wire import crypto as security
-from stoker.feed.wire import protocol as messages
+from stoker.feed.wire import crypto, protocol
 from stoker.feed.wire.crypto import HandshakeGuard, StrangerLog
 from stoker.feed.wire.dataset import pack_error
 from stoker.feed.wire.pieces import Assembly
@@ -105,7 +104,7 @@ class Service:
             self._probed_at = now
             for session in self._sessions.values():
                 if session.is_ready and not session.requests:
-                    message = messages.Credits(session=session.name, credits=session.credits)
+                    message = protocol.Credits(session=session.name, credits=session.credits)
                     self._outbox.send(session, message)
                     if session.unreachable_since is None:
                         self.reached_at = now
@@ -121,7 +120,7 @@ class Service:
         self._is_draining = True
         self._log.event("agent_drains", begun=self.num_begun, queued=self._dispatch.num_queued)
         for session in self._sessions.values():
-            self._outbox.send(session, messages.Leaving())
+            self._outbox.send(session, protocol.Leaving())
         self._dispatch.drop("the agent drains")
 
     def warn(self, identity: bytes, event: str, reason: str) -> None:
@@ -130,39 +129,39 @@ class Service:
             self._warned.add((identity, event))
             self._log.event(event, peer=identity.hex(), reason=reason[:200])
 
-    def take(self, identity: bytes, message: messages.Message, frame: memoryview) -> None:
+    def take(self, identity: bytes, message: protocol.Message, frame: memoryview) -> None:
         """Does what a trainer asks.
 
         Raises:
             ProtocolError: If it makes no sense.
         """
         match message:
-            case messages.Attach():
+            case protocol.Attach():
                 self._attach(identity, message)
-            case messages.Open():
+            case protocol.Open():
                 self._open_session(identity, message)
-            case messages.Ship():
+            case protocol.Ship():
                 self._ship(identity, message, frame)
-            case messages.Make():
+            case protocol.Make():
                 self._make(identity, message)
-            case messages.Forget(session=name, before_pass=before_pass):
+            case protocol.Forget(session=name, before_pass=before_pass):
                 self._forget(name, before_pass)
-            case messages.Close(session=name):
+            case protocol.Close(session=name):
                 self._end_session(name, "closed")
 
-    def _attach(self, identity: bytes, message: messages.Attach) -> None:
+    def _attach(self, identity: bytes, message: protocol.Attach) -> None:
         if message.host == self._host:
             self._outbox.give_ticket(identity)
         else:
-            self._outbox.answer(identity, messages.WrongHost(host=self._host))
+            self._outbox.answer(identity, protocol.WrongHost(host=self._host))
 
-    def _open_session(self, identity: bytes, message: messages.Open) -> None:
+    def _open_session(self, identity: bytes, message: protocol.Open) -> None:
         if message.host not in ("", self._host):
             # Were it opened, the session's other connection would get no answers any more.
-            self._outbox.answer(identity, messages.WrongHost(host=self._host))
+            self._outbox.answer(identity, protocol.WrongHost(host=self._host))
             return
         if self._is_draining:
-            self._outbox.answer(identity, messages.Leaving())
+            self._outbox.answer(identity, protocol.Leaving())
             return
         session = self._sessions.get(message.session)
         if session is None:
@@ -199,7 +198,7 @@ class Service:
         if held is None:
             now, nbytes = time.monotonic(), message.spec_bytes
             self._specs.expect(message.spec, nbytes=nbytes, shipper=identity, now=now)
-            self._outbox.send(session, messages.Need(spec=message.spec))
+            self._outbox.send(session, protocol.Need(spec=message.spec))
         elif held.state == "ready":
             self._announce(held)
         elif held.state == "expected" and before != identity and before == held.shipper:
@@ -212,7 +211,7 @@ class Service:
             self._is_left(left)
         self._retire()
 
-    def _ship(self, identity: bytes, message: messages.Ship, piece: memoryview) -> None:
+    def _ship(self, identity: bytes, message: protocol.Ship, piece: memoryview) -> None:
         held = self._specs.find(message.spec)
         if held is None or held.state != "expected":
             return
@@ -239,7 +238,7 @@ class Service:
             if held.state == "ready" and not session.is_ready:
                 session.is_ready = True
                 session.credits = self._dispatch.share(session)
-                ready = messages.Ready(
+                ready = protocol.Ready(
                     session=session.name,
                     spec=held.digest,
                     credits=session.credits,
@@ -263,12 +262,12 @@ class Service:
             kind, fix = (FeedLostError, _HOST_FIX) if is_of_host else (FeedError, "")
             raised = kind(reason, where=f"host {self._host}", fix=fix)
             error = pack_error(raised, host=self._host, where="the agent")
-        failed = messages.Failed(
+        failed = protocol.Failed(
             session=session.name, spec=session.spec, reason=reason, is_of_host=is_of_host
         )
         self._outbox.send(session, failed, error)
 
-    def _make(self, identity: bytes, message: messages.Make) -> None:
+    def _make(self, identity: bytes, message: protocol.Make) -> None:
         session = self._sessions.get(message.session)
         if session is None or self._is_draining or not session.is_ready:
             reason = "the agent knows no such session" if session is None else "the agent drains"
@@ -321,7 +320,7 @@ class Service:
         now = time.monotonic()
         self._specs.expect(held.digest, nbytes=held.nbytes, shipper=b"", now=now)
         for session in wanting:
-            self._outbox.send(session, messages.Need(spec=held.digest))
+            self._outbox.send(session, protocol.Need(spec=held.digest))
 
     def _retire(self) -> None:
         used = {session.spec for session in self._sessions.values()}
@@ -335,7 +334,7 @@ TICK_SECONDS = 1.0
 _MAX_MESSAGES_A_TURN = 100
 _LINGER_MILLISECONDS = 2000
 
-_unpack = messages.Unpacker(messages.ToAgent)
+_unpack = protocol.Unpacker(protocol.ToAgent)
 
 
 class Agent:
@@ -355,7 +354,7 @@ class Agent:
     def __init__(
         self,
         *,
-        keys: security.Keys,
+        keys: crypto.Keys,
         workers: int,
         feed: FeedSettings,
         log: Log,
@@ -396,7 +395,7 @@ class Agent:
         took a message, and the other end of that answered a heartbeat a little before.
         """
         reached_at = self._service.reached_at if hasattr(self, "_service") else -math.inf
-        answered_at = reached_at - security.HEARTBEAT_TIMEOUT_SECONDS - security.HEARTBEAT_SECONDS
+        answered_at = reached_at - crypto.HEARTBEAT_TIMEOUT_SECONDS - crypto.HEARTBEAT_SECONDS
         return max(self._heard_at, answered_at)
 
     def open(self) -> None:
@@ -429,12 +428,12 @@ class Agent:
             self._context = zmq.Context()
             with interrupting_nobody():
                 # libzmq starts them with the first socket.
-                self._allow = security.AllowList(self._context, self._keys)
+                self._allow = crypto.AllowList(self._context, self._keys)
             self._router = self._context.socket(zmq.ROUTER)
             self._router.router_mandatory = True
             # Bounded by credits, not by dropping.
             self._router.sndhwm = 0
-            security.secure_server(self._router, self._keys)
+            crypto.secure_server(self._router, self._keys)
             self._router.router_handover = True
             wanted = self.port
             self.port = self._bind_router(wanted)
@@ -492,7 +491,7 @@ class Agent:
             return False
         return True
 
-    def ticket_for(self, identity: bytes) -> messages.Ticket:
+    def ticket_for(self, identity: bytes) -> protocol.Ticket:
         """Returns a ticket for a peer's connection for batches."""
         return self._batches.ticket_for(identity, time.monotonic())
 
@@ -587,7 +586,7 @@ class Agent:
                 self._guard.proved(frames[1])
                 frame = frames[2].buffer if len(frames) == 3 else memoryview(b"")
                 message = _unpack(frames[1].buffer)
-                if isinstance(message, messages.Piece):
+                if isinstance(message, protocol.Piece):
                     whole = self._assembly.take(identity, frame, is_last=message.is_last)
                     if whole is None:
                         continue

@@ -11,7 +11,7 @@ from stoker.feed import memory
 from stoker.feed.agent.dataset_host import Specs
 from stoker.feed.agent.queue import AgentSession, CreditPool, Queue, Request
 from stoker.feed.agent.sending import Outbox
-from stoker.feed.wire import protocol as messages
+from stoker.feed.wire import protocol
 from stoker.feed.workers.pool import MAX_OPEN, Result, WorkerJob, stream_job
 from stoker.logs import Log
 from stoker.records import FeedSettings
@@ -85,9 +85,9 @@ class Dispatch:
             share = self.share(session)
             if session.is_ready and share != session.credits:
                 session.credits = share
-                self._outbox.send(session, messages.Credits(session=session.name, credits=share))
+                self._outbox.send(session, protocol.Credits(session=session.name, credits=share))
 
-    def ask(self, identity: bytes, session: AgentSession, message: messages.Make) -> None:
+    def ask(self, identity: bytes, session: AgentSession, message: protocol.Make) -> None:
         """Queues a batch that a session asks for."""
         key = (message.pass_number, message.number)
         if key in session.requests:
@@ -107,8 +107,8 @@ class Dispatch:
         self,
         identity: bytes,
         session: AgentSession,
-        message: messages.Make,
-        stream: messages.Stream,
+        message: protocol.Make,
+        stream: protocol.Stream,
     ) -> None:
         """Gives a stream's batch to its process at once: it waits for no other session."""
         held = self._specs.find(session.spec)
@@ -141,7 +141,7 @@ class Dispatch:
             session = request.session
             request.is_dropped = True
             session.requests.pop((request.pass_number, request.number), None)
-            dropped = messages.Dropped(
+            dropped = protocol.Dropped(
                 session=session.name,
                 pass_number=request.pass_number,
                 number=request.number,
@@ -195,7 +195,7 @@ class Dispatch:
         self._outbox.result(request, result)
 
 
-def _noted(session: AgentSession, message: messages.Make, *, generation: int = 0) -> Request:
+def _noted(session: AgentSession, message: protocol.Make, *, generation: int = 0) -> Request:
     """Enters the request into its session's books and returns it."""
     request = Request(
         session,

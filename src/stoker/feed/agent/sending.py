@@ -25,7 +25,7 @@ from typing import Protocol
 
 from stoker.errors import UsageError
 from stoker.feed.agent.queue import AgentSession, Request
-from stoker.feed.wire import protocol as messages
+from stoker.feed.wire import protocol
 from stoker.feed.wire.codec import Bytes1D
 from stoker.feed.wire.crypto import HANDSHAKE_SECONDS, MAX_WAITING, StrangerLog
 from stoker.feed.wire.protocol import TICKET_BYTES, Ticket
@@ -352,7 +352,7 @@ class Transport(Protocol):
         """Sends to a peer, without blocking; False if it is not connected."""
         ...
 
-    def ticket_for(self, identity: bytes) -> messages.Ticket:
+    def ticket_for(self, identity: bytes) -> protocol.Ticket:
         """Returns a ticket for a peer's connection for batches."""
         ...
 
@@ -387,22 +387,22 @@ class Outbox:
         while self._let_go:
             self.sent_bytes -= self._let_go.popleft()
 
-    def send(self, session: AgentSession, message: messages.Message, frame: bytes = b"") -> None:
+    def send(self, session: AgentSession, message: protocol.Message, frame: bytes = b"") -> None:
         """Sends to a session; notes it where that cannot be reached."""
-        frames = [messages.pack(message), frame] if frame else [messages.pack(message)]
+        frames = [protocol.pack(message), frame] if frame else [protocol.pack(message)]
         self._mark(session, is_sent=self._transport.send(session.identity, frames))
 
-    def answer(self, identity: bytes, message: messages.Message) -> None:
+    def answer(self, identity: bytes, message: protocol.Message) -> None:
         """Sends to a peer that has no session."""
-        self._transport.send(identity, [messages.pack(message)])
+        self._transport.send(identity, [protocol.pack(message)])
 
     def give_ticket(self, identity: bytes) -> None:
         """Lets a peer open its connection for batches."""
         self.answer(identity, self._transport.ticket_for(identity))
 
-    def refuse(self, identity: bytes, message: messages.Make, reason: str) -> None:
+    def refuse(self, identity: bytes, message: protocol.Make, reason: str) -> None:
         """Says that a batch cannot be made here now."""
-        dropped = messages.Dropped(
+        dropped = protocol.Dropped(
             session=message.session,
             pass_number=message.pass_number,
             number=message.number,
@@ -416,7 +416,7 @@ class Outbox:
         session = request.session
         name, pass_number, number = session.name, request.pass_number, request.number
         if result.is_lost:
-            dropped = messages.Dropped(
+            dropped = protocol.Dropped(
                 session=name,
                 pass_number=pass_number,
                 number=number,
@@ -426,7 +426,7 @@ class Outbox:
             )
             self.send(session, dropped)
         elif result.is_end:
-            ended = messages.Ended(
+            ended = protocol.Ended(
                 session=name,
                 pass_number=pass_number,
                 number=number,
@@ -435,7 +435,7 @@ class Outbox:
             )
             self.send(session, ended)
         elif result.tree is None:
-            raised = messages.Raised(
+            raised = protocol.Raised(
                 session=name,
                 pass_number=pass_number,
                 number=number,
@@ -447,7 +447,7 @@ class Outbox:
             )
             self.send(session, raised, result.error or b"")
         else:
-            made = messages.Made(
+            made = protocol.Made(
                 session=name,
                 pass_number=pass_number,
                 number=number,
@@ -461,7 +461,7 @@ class Outbox:
             )
             self._send_batch(session, made, result)
 
-    def _send_batch(self, session: AgentSession, made: messages.Made, result: Result) -> None:
+    def _send_batch(self, session: AgentSession, made: protocol.Made, result: Result) -> None:
         self.num_sent += 1
         payload, result.payload = result.payload, None
         nbytes = 0 if payload is None else payload.nbytes
@@ -474,14 +474,14 @@ class Outbox:
             self._let_go.append(nbytes)
             self._transport.wake()
 
-        batch = OutgoingBatch(messages.pack(made), payload, (made.session, made.pass_number), done)
+        batch = OutgoingBatch(protocol.pack(made), payload, (made.session, made.pass_number), done)
         del payload
         if self._transport.send_batch(session.identity, batch):
             self._mark(session, is_sent=True)
             return
         batch.payload = None
         done()
-        dropped = messages.Dropped(
+        dropped = protocol.Dropped(
             session=made.session,
             pass_number=made.pass_number,
             number=made.number,

@@ -23,7 +23,7 @@ from stoker.feed.trainer.scheduler import BatchScheduler, Peer
 from stoker.feed.trainer.session import LOCAL, BatchOutcome, FeedSession
 from stoker.feed.trainer.shards import MAX_LOSSES_IN_A_ROW, Streams
 from stoker.feed.trainer.shared import SharedState
-from stoker.feed.wire import protocol as m
+from stoker.feed.wire import protocol
 from stoker.feed.wire.stream import BufferPool, Bytes
 from stoker.feed.workers.pool import Result, advice_on
 from stoker.records import FeedSettings
@@ -50,10 +50,10 @@ class StreamAnswer:
     state: bytes = b""
 
 
-def in_message(message: m.Message, frame_bytes: int) -> StreamAnswer | None:
+def in_message(message: protocol.Message, frame_bytes: int) -> StreamAnswer | None:
     """Returns the answer that an agent sent; None: it is of no stream, or none of its process."""
     match message:
-        case m.Made(generation=generation) if generation:
+        case protocol.Made(generation=generation) if generation:
             return StreamAnswer(
                 kind="batch",
                 pass_number=message.pass_number,
@@ -63,7 +63,7 @@ def in_message(message: m.Message, frame_bytes: int) -> StreamAnswer | None:
                 state=message.state,
                 frame_bytes=frame_bytes,
             )
-        case m.Raised(generation=generation) if generation:
+        case protocol.Raised(generation=generation) if generation:
             return StreamAnswer(
                 kind="final" if message.is_final else "batch",
                 pass_number=message.pass_number,
@@ -72,7 +72,7 @@ def in_message(message: m.Message, frame_bytes: int) -> StreamAnswer | None:
                 digest=message.digest,
                 state=message.state,
             )
-        case m.Ended():
+        case protocol.Ended():
             return StreamAnswer(
                 kind="end",
                 state=message.state,
@@ -80,7 +80,7 @@ def in_message(message: m.Message, frame_bytes: int) -> StreamAnswer | None:
                 number=message.number,
                 generation=message.generation,
             )
-        case m.Dropped(generation=generation, is_lost=True) if generation:
+        case protocol.Dropped(generation=generation, is_lost=True) if generation:
             return StreamAnswer(
                 kind="lost",
                 pass_number=message.pass_number,
@@ -200,8 +200,8 @@ class Answers:
         self._landing = landing
         self._max_bytes = memory.max_message_bytes(feed)
         self._accepts_pickles = feed.accept_pickles
-        self._unpack_agent = m.Unpacker(m.FromAgent)
-        self._unpack_batch = m.Unpacker(m.Made)
+        self._unpack_agent = protocol.Unpacker(protocol.FromAgent)
+        self._unpack_batch = protocol.Unpacker(protocol.Made)
 
     def take(self, link: AgentLink, frames: Sequence[zmq.Frame]) -> None:
         """Takes a message on the encrypted connection; one that is none costs the connection."""
@@ -212,7 +212,7 @@ class Answers:
         except ProtocolError as err:
             self._refuse(link, err)
 
-    def _receive_batches(self, link: AgentLink, ticket: m.Ticket) -> None:
+    def _receive_batches(self, link: AgentLink, ticket: protocol.Ticket) -> None:
         """Opens the connection for batches, which the agent waits for."""
 
         def take(receiver: BatchReceiver, packed: bytes, nbytes: int) -> None:
@@ -240,7 +240,7 @@ class Answers:
     ) -> None:
         """Receives a batch whose head has come; in the receiver's thread."""
         made = self._unpack_batch(packed)
-        assert isinstance(made, m.Made)
+        assert isinstance(made, protocol.Made)
         session = self._shared.sessions.get(made.session)
         if nbytes > self._max_bytes:
             error = FeedError(
@@ -283,35 +283,35 @@ class Answers:
         link.lose(time.monotonic())
         forget_peer(self._shared, link)
 
-    def _handle(self, link: AgentLink, message: m.Message, frame: zmq.Frame | None) -> None:
+    def _handle(self, link: AgentLink, message: protocol.Message, frame: zmq.Frame | None) -> None:
         answer = in_message(message, 0)
         if answer is not None:
-            assert isinstance(message, m.Raised | m.Ended | m.Dropped)
+            assert isinstance(message, protocol.Raised | protocol.Ended | protocol.Dropped)
             self._take_of_stream(
                 link, message, answer, lambda _: BatchOutcome(error=self._error_of(message, frame))
             )
             return
         match message:
-            case m.Ticket():
+            case protocol.Ticket():
                 self._receive_batches(link, message)
-            case m.Raised():
+            case protocol.Raised():
                 self._take_error(link, message, self._error_of(message, frame))
-            case m.Dropped():
+            case protocol.Dropped():
                 self._take_dropped(link, message)
-            case m.Need():
+            case protocol.Need():
                 self._ship(link, message.spec)
-            case m.Ready():
+            case protocol.Ready():
                 self._take_ready(link, message)
-            case m.Credits():
+            case protocol.Credits():
                 self._grant(link, message.session, message.credits)
-            case m.Failed():
+            case protocol.Failed():
                 self._take_failed(link, message, self._error_of(message, frame))
-            case m.Leaving():
+            case protocol.Leaving():
                 link.is_leaving = True
                 with self._shared.lock:
                     for session in self._shared.sessions.values():
                         session.schedule.leave(link.member.host)
-            case m.WrongHost():
+            case protocol.WrongHost():
                 # The name's answer is older than the host: whoever has the address now is another.
                 self._shared.log.event(
                     "agent_is_another_host", agent=link.member.host, found=message.host
@@ -324,7 +324,7 @@ class Answers:
         link: AgentLink,
         receiver: BatchReceiver,
         session: FeedSession,
-        made: m.Made,
+        made: protocol.Made,
         payload: Bytes,
     ) -> None:
         """Delivers a batch that is there; in the receiver's thread."""
@@ -355,7 +355,7 @@ class Answers:
     def _take_of_stream(
         self,
         link: AgentLink,
-        message: m.Raised | m.Ended | m.Dropped,
+        message: protocol.Raised | protocol.Ended | protocol.Dropped,
         answer: StreamAnswer,
         make: Callable[[FeedSession], BatchOutcome],
     ) -> None:
@@ -370,7 +370,7 @@ class Answers:
         settle(self._shared, session, link.member.host, answer, make)
 
     def _take_error(
-        self, link: AgentLink, message: m.Raised | m.Dropped, error: BaseException
+        self, link: AgentLink, message: protocol.Raised | protocol.Dropped, error: BaseException
     ) -> None:
         """Delivers an error in place of a batch."""
         with self._shared.lock:
@@ -383,7 +383,7 @@ class Answers:
             if session.schedule.arrived(link.member.host, number, frame_bytes=0, now=now):
                 session.deliver(number, BatchOutcome(error=error))
 
-    def _take_dropped(self, link: AgentLink, message: m.Dropped) -> None:
+    def _take_dropped(self, link: AgentLink, message: protocol.Dropped) -> None:
         with self._shared.lock:
             session = self._shared.sessions.get(message.session)
             if session is None or session.pass_number != message.pass_number or not session.is_busy:
@@ -412,7 +412,7 @@ class Answers:
             )
             self._take_error(link, message, error)
 
-    def _take_ready(self, link: AgentLink, message: m.Ready) -> None:
+    def _take_ready(self, link: AgentLink, message: protocol.Ready) -> None:
         with self._shared.lock:
             session = self._shared.sessions.get(message.session)
             if session is None or session.spec is None or session.spec.digest != message.spec:
@@ -427,7 +427,7 @@ class Answers:
             "agent_ready", agent=link.member.host, workers=message.workers, credits=message.credits
         )
 
-    def _take_failed(self, link: AgentLink, message: m.Failed, error: BaseException) -> None:
+    def _take_failed(self, link: AgentLink, message: protocol.Failed, error: BaseException) -> None:
         """Handles that a host cannot use the spec: nobody can, or it alone, and others go on."""
         with self._shared.lock:
             session = self._shared.sessions.get(message.session)
@@ -463,16 +463,16 @@ class Answers:
             session.had_peers = True
             session.stir()
 
-    def _error_of(self, message: m.Message, frame: zmq.Frame | None) -> Exception:
+    def _error_of(self, message: protocol.Message, frame: zmq.Frame | None) -> Exception:
         """Returns the error that a data host says was raised there."""
         if frame is None:
             return ProtocolError("an error without its frame")
         if self._accepts_pickles:
             return error_in(frame.buffer)
-        if isinstance(message, m.Failed) and message.is_of_host:
+        if isinstance(message, protocol.Failed) and message.is_of_host:
             return FeedLostError(message.reason)
-        words = message.summary if isinstance(message, m.Raised) else ""
-        words = message.reason if isinstance(message, m.Failed) else words
+        words = message.summary if isinstance(message, protocol.Raised) else ""
+        words = message.reason if isinstance(message, protocol.Failed) else words
         return RuntimeError(
             f"{words} (raised on a data host; feed.accept_pickles is false, so its text is all "
             "that is taken)"

@@ -32,7 +32,7 @@ from stoker.feed.trainer.scheduler import Peer
 from stoker.feed.trainer.session import LOCAL, FeedSession
 from stoker.feed.trainer.shards import Streams
 from stoker.feed.trainer.shared import SharedState
-from stoker.feed.wire import protocol as m
+from stoker.feed.wire import protocol
 from stoker.feed.wire.crypto import Keys, read_token
 from stoker.feed.wire.dataset import PackedSpec
 from stoker.feed.wire.stream import BufferPool
@@ -71,7 +71,7 @@ class Requester:
         self._feed = settings.feed
         self._links = links
         self.expected: int | None = None
-        self.lost: dict[str, m.Member] = {}
+        self.lost: dict[str, protocol.Member] = {}
         self._awaited: tuple[str, ...] = ()
         self._listed: tuple[str, ...] = ()
         self._heard_at: dict[str, float] = {}
@@ -92,8 +92,8 @@ class Requester:
                 link.ready.discard(session.name)
                 link.attach()
                 link.send(
-                    m.Open(
-                        protocol=m.PROTOCOL_VERSION,
+                    protocol.Open(
+                        protocol=protocol.PROTOCOL_VERSION,
                         session=session.name,
                         rank=self._settings.rank,
                         spec=session.spec.digest,
@@ -106,7 +106,7 @@ class Requester:
                         host=link.member.host,
                     )
                 )
-            link.send(m.Forget(session=session.name, before_pass=before))
+            link.send(protocol.Forget(session=session.name, before_pass=before))
 
     def _first_worker(self, spec: PackedSpec) -> int:
         """Returns the lowest id that no local worker of any rank has."""
@@ -145,7 +145,7 @@ class Requester:
             elif isinstance(peer, str) and peer in self._links:
                 self._links[peer].has_asked = True
                 self._links[peer].send(
-                    m.Make(
+                    protocol.Make(
                         session=session.name,
                         pass_number=session.pass_number,
                         number=number,
@@ -174,13 +174,13 @@ class Requester:
             return
         for peer, number in streams.assign(now):
             start = streams.start_of(number)
-            make = m.Make(
+            make = protocol.Make(
                 session=session.name,
                 pass_number=session.pass_number,
                 number=number,
                 index=source.index,
                 seed=(source.base_seed,),
-                stream=m.Stream(
+                stream=protocol.Stream(
                     shard=start.shard,
                     num_shards=start.num_shards,
                     generation=start.generation,
@@ -265,7 +265,7 @@ class Requester:
         is_all = len(failures) + len(self.lost) >= self.expected
         return failures[0] if failures and is_all else None
 
-    def take_roster(self, roster: m.Roster, now: float) -> None:
+    def take_roster(self, roster: protocol.Roster, now: float) -> None:
         """Takes what the coordinator says of the hosts."""
         self.expected = roster.expected
         self.lost = {member.host: member for member in roster.lost}
@@ -331,7 +331,7 @@ class IoThread:
         self._feed = settings.feed
         self._keys = keys
         self._context: ZmqContext = zmq.Context()
-        self._unpack_coordinator = m.Unpacker(m.FromCoordinator)
+        self._unpack_coordinator = protocol.Unpacker(protocol.FromCoordinator)
         os.register_at_fork(after_in_child=partial(_let_go, weakref.ref(shared)))
         now = time.monotonic()
         self._polled: _Polled = ([], [], {})
@@ -438,8 +438,8 @@ class IoThread:
         if not isinstance(link, AgentLink):
             if link.is_up:
                 link.send(
-                    m.Attend(
-                        protocol=m.PROTOCOL_VERSION,
+                    protocol.Attend(
+                        protocol=protocol.PROTOCOL_VERSION,
                         run_id=self._settings.run_id,
                         rank=self._settings.rank,
                         host=self._settings.host,
@@ -467,14 +467,14 @@ class IoThread:
         except ProtocolError as err:
             self._shared.log.event("message_refused", coordinator=True, reason=err.what)
             return
-        if isinstance(message, m.Refused):
+        if isinstance(message, protocol.Refused):
             self._shared.fail(
                 FeedError(
                     f"the coordinator refuses this rank: {message.reason}",
                     where=f"rank {self._settings.rank}, host {self._settings.host}",
                 )
             )
-        if not isinstance(message, m.Roster):
+        if not isinstance(message, protocol.Roster):
             return
         self._asking.take_roster(message, time.monotonic())
         listed = {member.host: member for member in message.agents}
@@ -526,7 +526,7 @@ class IoThread:
         for session in retired:
             for agent in self._links.values():
                 agent.forget(session.name)
-                agent.send(m.Close(session=session.name))
+                agent.send(protocol.Close(session=session.name))
         for local in locals_ended:
             local.close()
 
@@ -540,7 +540,7 @@ class IoThread:
                 standings += [self._standing(each) for each in self._shared.sessions.values()]
                 feed = self._observer.tell(standings)
             self._coordinator.send(
-                m.Progress(
+                protocol.Progress(
                     rank=self._settings.rank,
                     steps=timeline.steps,
                     samples=timeline.samples,
@@ -569,7 +569,7 @@ class IoThread:
             self._shared.sessions.clear()
         for session in sessions:
             for agent in self._links.values():
-                agent.send(m.Close(session=session.name))
+                agent.send(protocol.Close(session=session.name))
             for local in [session.local, *session.retired_locals]:
                 if local is not None:
                     local.close()

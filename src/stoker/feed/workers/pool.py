@@ -26,7 +26,7 @@ from stoker.errors import FeedLostError, ProtocolError
 from stoker.feed.wire.codec import Bytes1D
 from stoker.feed.wire.dataset import pack_error
 from stoker.feed.wire.protocol import Make, Stream
-from stoker.feed.workers import pipe as messages
+from stoker.feed.workers import pipe
 from stoker.feed.workers.pipe import Next, Pipe, channel_pair, keep_from_children
 
 # From the end of a worker's connection to its exit status; from kill to end.
@@ -120,7 +120,7 @@ class WorkerJob:
     key: tuple[object, ...]
     index: bytes = b""
     seed: tuple[int, ...] = ()
-    next: messages.Next | None = None
+    next: pipe.Next | None = None
 
 
 @dataclass(eq=False)
@@ -208,21 +208,21 @@ class WorkerEnd:
             msgspec.DecodeError: If it is no message.
         """
         try:
-            message = messages.from_worker.decode(data)
+            message = pipe.from_worker.decode(data)
             match message:
-                case messages.Slot(slot, nbytes):
+                case pipe.Slot(slot, nbytes):
                     self.slots[slot] = mmap.mmap(descriptors[0], nbytes)
-                case messages.Retired(slot):
+                case pipe.Retired(slot):
                     self.slots.pop(slot, None)
-                case messages.Batch() as batch:
+                case pipe.Batch() as batch:
                     return self._batch(batch, free)
-                case messages.Error(error, summary):
+                case pipe.Error(error, summary):
                     result = self._finish()
                     result.error, result.summary = error, summary
                     result.digest, result.is_final = message.digest, message.is_final
                     result.state = message.state
                     return result
-                case messages.End(state):
+                case pipe.End(state):
                     result = self._finish()
                     result.is_end, result.state = True, state
                     return result
@@ -231,7 +231,7 @@ class WorkerEnd:
                 os.close(descriptor)
         return None
 
-    def _batch(self, batch: messages.Batch, free: "Callable[[WorkerEnd, int], None]") -> Result:
+    def _batch(self, batch: pipe.Batch, free: "Callable[[WorkerEnd, int], None]") -> Result:
         memory = self.slots.get(batch.slot) if batch.slot >= 0 else None
         if batch.slot >= 0 and (memory is None or len(memory) < batch.nbytes):
             raise ProtocolError(f"a batch of {batch.nbytes} bytes in slot {batch.slot}")
@@ -384,7 +384,7 @@ class WorkerPool:
         if not worker.jobs:
             worker.begin(self._clock(), self._open[job.key])
         worker.jobs.append(job)
-        worker.channel.send(messages.pack(job.next or messages.JobOrder(job.index, job.seed)))
+        worker.channel.send(pipe.pack(job.next or pipe.JobOrder(job.index, job.seed)))
 
     def handle(self, fileno: int) -> list[Result]:
         """Takes what came over that descriptor, which polled readable or writable."""
@@ -414,7 +414,7 @@ class WorkerPool:
         while self._freed:
             worker, slot = self._freed.popleft()
             if not worker.channel.is_closed:
-                worker.channel.send(messages.pack(messages.Free(slot)))
+                worker.channel.send(pipe.pack(pipe.Free(slot)))
         while self._retries and any(len(w.jobs) < DEPTH for w in self._in_time()):
             job = self._retries.popleft()
             if self._is_open(job) and not self._is_in_hand(job):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import collate as torch_collate
 
-from stoker.feed.wire import codec as wire
+from stoker.feed.wire import codec
 from stoker.feed.wire.codec import Arena, Bytes1D
 from stoker.feed.workers.pipe import Pipe, Retired, Slot, pack
 
@@ -72,7 +72,7 @@ class Slots:
         out = None if any(tensor.requires_grad for tensor in batch) else self._room(batch)
         return torch.stack(list(batch), 0, out=out)
 
-    def end(self, value: object) -> tuple[wire.Encoded, int]:
+    def end(self, value: object) -> tuple[codec.Encoded, int]:
         """Describes the batch and sees that its payload is in a slot: -1 without a payload.
 
         Raises:
@@ -80,14 +80,14 @@ class Slots:
         """
         arena, slot = self._arena, self._built
         if arena is not None and slot is not None and arena.end:
-            encoded = wire.encode(value, allow_pickle=True, arena=arena)
+            encoded = codec.encode(value, allow_pickle=True, arena=arena)
             is_fit = encoded.nbytes <= arena.memory.nbytes
             if is_fit and arena.end - encoded.in_place <= _UNUSED_BYTES:
                 self._last_nbytes = encoded.nbytes
                 encoded.write_into(arena.memory.data)
                 self._built, self._arena = None, None
                 return encoded, slot
-        encoded = wire.encode(value, allow_pickle=True)
+        encoded = codec.encode(value, allow_pickle=True)
         self._last_nbytes = encoded.nbytes
         if not encoded.nbytes:
             return encoded, -1

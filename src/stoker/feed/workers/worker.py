@@ -26,7 +26,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 from stoker.errors import FeedError, ShippingError
 from stoker.feed import seeding
 from stoker.feed.seeding import Seeder, set_states, states_here
-from stoker.feed.wire import codec as wire
+from stoker.feed.wire import codec
 from stoker.feed.wire.dataset import DatasetSpec, built, pack_error
 from stoker.feed.workers.pipe import Batch, End, Error, Free, JobOrder, Next, Pipe, pack, to_worker
 from stoker.feed.workers.slots import Slots
@@ -172,7 +172,7 @@ class _Worker:
 
     def _make(self, job: JobOrder) -> object:
         self._at = None
-        index = wire.unpack_value(job.index, allow_pickle=True)
+        index = codec.unpack_value(job.index, allow_pickle=True)
         if self._seeder is not None:
             return self._seeder.make(job.seed, lambda: self._fetch(job, index))
         if job.seed[:3] != self._stream:
@@ -416,7 +416,7 @@ class StreamWorker:
     def do(self, job: Next) -> Batch | Error | End:
         """Makes a batch."""
         wall, cpu = time.monotonic(), time.process_time()
-        index = wire.unpack_value(job.index, allow_pickle=True)
+        index = codec.unpack_value(job.index, allow_pickle=True)
         self._stream.begin(job, index)
         if self._stream.position == 0:
             self.digest = 0
@@ -465,7 +465,7 @@ class StreamWorker:
 
     def _throw_away(self, make: Callable[[object], object], index: object) -> None:
         try:
-            encoded = wire.encode(make(index), allow_pickle=True)
+            encoded = codec.encode(make(index), allow_pickle=True)
             if len(self._scratch) < encoded.nbytes:
                 self._scratch = bytearray(encoded.nbytes)
             encoded.write_into(memoryview(self._scratch))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from stoker.errors import PlatformError, UsageError
-from stoker.launch import finish as failures
+from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.hostrun import HostRun
 from stoker.launch.membership import Membership
@@ -87,7 +87,7 @@ class MpiHost:
         """
         if self._membership is None or ending.decided or ending.signals:
             return ending
-        if failures.read_failures(self._run.output):
+        if finish.read_failures(self._run.output):
             return dataclasses.replace(ending, exit_code=ending.exit_code or 1)
         return ending
 
