@@ -70,12 +70,13 @@ def test_data_pod_of_a_lost_node_comes_back_under_a_new_address(tmp_path: Path) 
         trainer, lost, other = start(pods)
         lost.lose_node()
         again = pods.start("data", 0, named_after_seconds=None)
-        # First its name is as it was, then there are both: nobody has told the old one's end.
-        pods.publish(lost, again, after_seconds=2.0)
         pods.go_on(FAULT_AT)
+        # First its name is as it was, then there are both: nobody has told the old one's end.
+        asked = functools.partial(pods.names.count, lost.host, lost.sandbox.address)
+        until(lambda: asked() > 1, what="the trainer asks for its address again")
+        pods.publish(lost, again)
         look_at(pods, trainer, rejoined=again)
         assert_exact(pods, trainer, other, again)
-        assert pods.names.count(lost.host, lost.sandbox.address) > 1
         assert again.num_sent() > 0
 
 
