@@ -165,7 +165,8 @@ def test_it_keeps_nothing_of_that_dataset(short: Cluster) -> None:
 
 
 def test_a_host_that_cannot_and_one_that_is_gone_are_both_named(short: Cluster) -> None:
-    trainer = short.train(pause_at=5, **SLOW)
+    # More than is asked for ahead: of an epoch that is made already, nobody is missed.
+    trainer = short.train(pause_at=5, samples=4000, **SLOW)
     trainer.until("pause")
     kill_holder(short, trainer, 0)
     wait_until(lambda: makes_nothing(trainer, "algo-0") == 1, "the host is left out")
