@@ -321,7 +321,7 @@ def test_hello_that_was_recorded_and_is_replayed_opens_nothing(struck: Struck) -
         make = protocol.pack(
             protocol.Make(session="nobody", pass_number=0, number=0, index=b"", seed=())
         )
-        client.send(protocol.pack(make))
+        client.send(make)
         assert client.poll(DEADLINE_MS)
         client.recv_multipart()
         context.destroy(linger=0)
