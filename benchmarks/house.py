@@ -39,7 +39,7 @@ def _note(frame, event, argument):
     code = frame.f_code
     if event == "call" and code not in _seen:
         _seen[code] = True
-        if code.co_filename.startswith(_root):
+        if code.co_flags & 1 and code.co_filename.startswith(_root):  # a function
             descriptor = os.open(_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             line = f"{code.co_filename[len(_root) + 1:]} {code.co_qualname}\\n"
             os.write(descriptor, line.encode())
