@@ -17,7 +17,7 @@ from stoker.errors import PlatformError, UsageError
 from stoker.orchestrators.kubeflow import client
 from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowConnection, KubeflowError
 from support.kfp_server import KfpServer
-from support.kubeflow_target import RUN, connection, target_at, upload, workload
+from support.kubeflow_orchestrator import RUN, connection, target_at, upload, workload
 
 PAGE = "<!doctype html><html><body>Log in to Kubeflow</body></html>"
 
@@ -217,7 +217,7 @@ def test_without_kfp_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         Kubeflow(KubeflowConnection(host="http://x")).call("healthz", "get_healthz")
 
 
-def test_the_target_imports_neither_kfp_nor_kubernetes() -> None:
+def test_the_orchestrator_imports_neither_kfp_nor_kubernetes() -> None:
     code = (
         "import sys, stoker.orchestrators.kubeflow.orchestrator; "
         "print([m for m in ('kfp', 'kubernetes', 'urllib3', 'yaml') if m in sys.modules])"

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import PlatformError, UsageError
 from support.kfp_server import KfpServer
-from support.kubeflow_target import target_at, upload, workload
+from support.kubeflow_orchestrator import target_at, upload, workload
 from support.kubernetes_api import (
     NAMESPACE,
     KubernetesApi,

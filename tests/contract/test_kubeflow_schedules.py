@@ -16,7 +16,7 @@ from stoker.orchestrators.base import Schedule, Timing
 from stoker.orchestrators.kubeflow.runs import RunOptions
 from stoker.records import Json
 from support.kfp_server import KfpServer
-from support.kubeflow_target import WORKLOAD, target_at, upload, workload
+from support.kubeflow_orchestrator import WORKLOAD, target_at, upload, workload
 
 NIGHTLY = Timing(expression="0 0 3 * * *")
 

@@ -316,7 +316,7 @@ def test_an_answer_that_is_lost_makes_nothing_twice(
     run.stop()
 
 
-def test_a_server_that_cannot_answer_now_is_asked_again(
+def test_a_server_that_cannot_answer_now_is_asked_by_a_retry(
     api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
 ) -> None:
     api.faults.append(Fault("POST", "jobsets", code=503, times=2, reason="ServiceUnavailable"))
@@ -679,7 +679,7 @@ def test_all_hosts_that_are_started_again_are_followed_again(
 
 
 @pytest.mark.parametrize("how", ["drop_streams", "end_streams"])
-def test_watches_and_logs_that_break_off_lose_and_repeat_nothing(
+def test_watches_and_logs_that_reconnect_lose_and_repeat_nothing(
     api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, how: str
 ) -> None:
     followed = follow(platform.submit(plan(platform, job)))
@@ -754,7 +754,7 @@ def test_a_version_that_is_too_old_is_no_end(
     assert api.count(f"GET /apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets?") > lists
 
 
-def test_a_cluster_that_is_away_for_a_while_is_asked_again_and_that_is_said_once(
+def test_a_cluster_that_is_away_for_a_while_is_retried_and_that_is_said_once(
     api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
 ) -> None:
     followed = follow(platform.submit(plan(platform, job)))
@@ -1139,7 +1139,7 @@ def test_nobody_who_answers_is_said_within_seconds(
     assert 0 < sum(waited) < 30
 
 
-def test_a_connection_that_is_not_safe_is_not_tried_again(
+def test_a_connection_that_is_not_safe_has_no_retry(
     api: KubernetesApi, job: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_config(monkeypatch, kube_config(tmp_path, api.url.replace("http:", "https:")))

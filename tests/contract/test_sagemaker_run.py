@@ -538,7 +538,7 @@ def test_states_and_lines_of_all_hosts_come_once_and_in_order(
     assert list(run.lines()) == []
 
 
-def test_looks_become_rarer_while_nothing_happens(
+def test_polling_backs_off_while_nothing_happens(
     platform: SageMakerPlatform, answers: Answers, clock: Clock, job: JobSpec
 ) -> None:
     looks = [("InProgress", "Training")] * 20

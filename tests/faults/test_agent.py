@@ -318,7 +318,7 @@ def test_a_dataset_comes_in_pieces_of_one_trainer(agent: Agent) -> None:
         assert same(second.batch()[1], expected(0, [1], size=33))
 
 
-def test_a_trainer_whose_connection_breaks_is_asked_for_the_dataset_again(agent: Agent) -> None:
+def test_a_trainer_that_reconnects_is_asked_for_the_dataset_again(agent: Agent) -> None:
     spec = spec_of(Images(size=34))
     middle = len(spec.data) // 2
     with client_of(agent.port, spec) as lost:
@@ -432,7 +432,7 @@ def test_a_dataset_that_fails_costs_no_workers(capfd: pytest.CaptureFixture[str]
     assert "data_worker_died" not in capfd.readouterr().err
 
 
-def test_a_holder_that_was_forked_ahead_may_die() -> None:
+def test_a_dataset_host_that_was_forked_in_advance_may_die() -> None:
     before = set(psutil.Process().children())
     with running(make_agent()) as own:
         (nursery,) = set(psutil.Process().children()) - before
@@ -585,7 +585,7 @@ def test_an_earlier_ticket_is_void(agent: Agent) -> None:
             assert hangs_up(connection)
 
 
-def test_who_speaks_after_its_ticket_is_cut_and_may_come_again(agent: Agent) -> None:
+def test_who_speaks_after_its_ticket_is_cut_and_may_reconnect(agent: Agent) -> None:
     with client_of(agent.port, spec_of(Images())) as client:
         client.open()
         assert client.batches is not None
@@ -666,7 +666,7 @@ def test_forgotten_batches_are_not_made(agent: Agent, tmp_path: Path) -> None:
     assert not (tmp_path / "1006").exists()
 
 
-def test_a_batch_of_a_pass_that_is_over_is_answered(agent: Agent) -> None:
+def test_a_batch_of_an_epoch_that_is_over_is_answered(agent: Agent) -> None:
     with client_of(agent.port, spec_of(Images())) as client:
         client.open()
         client.send(protocol.Forget(session=client.name, before_pass=3))
@@ -921,7 +921,7 @@ def test_an_agent_that_is_killed_at_its_start_leaves_no_process() -> None:
         wait_for(lambda: not any(map(is_running, family)), "the nursery ends")
 
 
-def test_the_death_of_the_nursery_ends_the_agent_with_words() -> None:
+def test_the_death_of_the_fork_server_ends_the_agent_with_words() -> None:
     with agent_process() as (process, port):
         with client_of(port, spec_of(Images())) as client:
             client.open()

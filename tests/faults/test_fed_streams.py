@@ -125,7 +125,7 @@ def test_rank_without_data_hosts_yet_waits_for_them(
     assert around_a_host[0] == torchs()
 
 
-def test_the_only_data_host_killed_and_back_at_another_port_changes_nothing(
+def test_the_only_data_host_killed_that_reconnects_at_another_port_changes_nothing(
     around_a_host: tuple[list[Line], list[Line]],
 ) -> None:
     assert around_a_host[1] == torchs()
@@ -150,7 +150,7 @@ def test_local_stream_killed_changes_nothing() -> None:
         assert "local_worker_died" in trainer.errors
 
 
-def test_persistent_streams_go_on_after_a_loss_in_the_first_pass(host: Cluster) -> None:
+def test_persistent_streams_go_on_after_a_loss_in_the_first_epoch(host: Cluster) -> None:
     loader = {"batch_size": 4, "persistent_workers": True}
     trainer = host.train(workers=0, script=SCRIPT, pause_at=5, loader=loader)
     trainer.until("pause")

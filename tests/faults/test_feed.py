@@ -137,7 +137,7 @@ def test_local_workers_go_on_when_all_hosts_are_dead(
     assert around_a_host["left local workers alone"] == reference(**SLOW)
 
 
-def test_host_that_comes_back_at_another_port_helps_again(
+def test_host_that_reconnects_at_another_port_helps_again(
     around_a_host: dict[str, list[Line]],
 ) -> None:
     assert around_a_host["came back"] == reference(rank=1, **SLOW)
@@ -319,7 +319,7 @@ def test_broken_sample_is_named_and_the_epoch_goes_on(host: Cluster, num_workers
     assert keep == [line for line in expected if "hash" in line]
 
 
-def test_early_break_leaves_nothing_behind() -> None:
+def test_early_stop_of_an_epoch_leaves_nothing_behind() -> None:
     with Cluster(agents=1, workers=2) as cluster:
         found = cluster.train(break_at=3, epochs=4, num_workers=1).finish()
         assert found == reference(break_at=3, epochs=4)

@@ -72,7 +72,7 @@ def makes_nothing(trainer: Trainer, host: str) -> int:
     return trainer.errors.count(f"host_makes_nothing agent={host}")
 
 
-def test_others_go_on_and_it_is_asked_again_with_the_next_pass(pair: Cluster) -> None:
+def test_others_go_on_and_it_is_retried_with_the_next_epoch(pair: Cluster) -> None:
     given = SLOW | {"epochs": 3}
     trainer = pair.train(pause_at=5, **given)
     trainer.until("pause")
@@ -176,7 +176,7 @@ def test_a_host_that_cannot_and_one_that_is_gone_are_both_named(short: Cluster) 
     assert REASON in trainer.errors.rpartition("Traceback")[2]
 
 
-def test_it_is_asked_again_twice() -> None:
+def test_it_is_retried_twice() -> None:
     def failed(times: int) -> Failure:
         return Failure(pass_number=4, times=times, reason="", error=ValueError())
 

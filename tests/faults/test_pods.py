@@ -127,7 +127,7 @@ def test_data_pods_that_start_late_help_local_workers(tmp_path: Path) -> None:
         assert pods.record(trainer).data_group_release_seconds is not None
 
 
-def test_data_pod_that_was_cut_off_for_5_s_goes_on_as_the_same(tmp_path: Path) -> None:
+def test_data_pod_that_was_cut_off_for_5_s_reconnects_as_the_same(tmp_path: Path) -> None:
     with Pods(tmp_path, feed={"lease_seconds": 12.0}, given=PAUSES) as pods:
         trainer, cut_off, other = start(pods)
         pods.go_on(FAULT_AT)

@@ -123,14 +123,14 @@ def test_a_bucket_that_is_not_there_is_a_wrong_name_not_a_missing_object() -> No
 
 
 @pytest.mark.parametrize("code", ["ThrottlingException", "TooManyRequestsException", "SlowDown"])
-def test_throttling_is_worth_another_try(code: str) -> None:
+def test_throttling_is_worth_a_retry(code: str) -> None:
     error = refused(code, "Rate exceeded")
     assert isinstance(error, AwsError)
     assert error.is_unreachable
     assert "throttled sagemaker:CreateTrainingJob 8 times" in error.what
 
 
-def test_a_service_out_of_reach_is_worth_another_try() -> None:
+def test_a_service_out_of_reach_is_worth_a_retry() -> None:
     error = raised(EndpointConnectionError(endpoint_url="https://example.invalid"))
     assert isinstance(error, AwsError)
     assert error.is_unreachable
@@ -245,7 +245,7 @@ def test_an_object_is_made_unless_there_is_one(aws: Aws, s3: Stubber) -> None:
     assert not aws.create_object("s3://b/k", b"x")
 
 
-def test_two_writers_at_once_are_told_apart_by_another_try(
+def test_two_writers_at_once_are_told_apart_by_a_retry(
     aws: Aws, s3: Stubber, slept: list[float]
 ) -> None:
     s3.add_client_error("put_object", "ConditionalRequestConflict", expected_params=CONDITIONAL)

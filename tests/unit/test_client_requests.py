@@ -73,7 +73,7 @@ def test_under_a_long_lease_hosts_that_are_all_gone_are_not_waited_for() -> None
     assert isinstance(alone.judge(ALL_GONE_SECONDS + 0.1), FeedLostError)
 
 
-def test_a_hole_in_the_network_of_a_minute_is_survived_where_the_leader_hears_the_host() -> None:
+def test_a_network_hole_of_a_minute_is_survived_where_the_leader_has_heartbeats() -> None:
     alone = Alone(comes_back=False, lease_seconds=60.0)
     alone.tell(roster(listed=True))
     # The connection is lost 18 s after the hole began, by its heartbeats.
@@ -88,7 +88,7 @@ def test_a_host_that_has_yet_to_come_is_waited_for() -> None:
     assert alone.judge(60.0) is None
 
 
-def test_hosts_that_come_back_are_waited_for_as_at_the_start() -> None:
+def test_hosts_that_reconnect_are_waited_for_as_at_the_start() -> None:
     alone = Alone(comes_back=True)
     assert alone.judge(60.0) is None
     assert isinstance(alone.judge(60.1), FeedLostError)

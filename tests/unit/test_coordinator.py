@@ -208,7 +208,7 @@ def test_close_waits_for_goodbyes_and_measures_the_release(run: Run) -> None:
     assert [e.what for e in coordinator.events] == ["agent joined", "agent left with exit code 0"]
 
 
-def test_a_silent_leader_is_lost_after_first_contact(run: Run) -> None:
+def test_a_leader_without_a_heartbeat_is_lost_after_first_contact(run: Run) -> None:
     coordinator = run.coordinator()
     assert run.member("d1").wait_until_welcome(DEADLINE)
     coordinator.close()

@@ -80,7 +80,9 @@ def hashes(loader: data.DataLoader[torch.Tensor], epochs: int = 2) -> list[str]:
     ],
     ids=str,
 )
-def test_batches_are_the_same_bytes_with_and_without_workers(options: dict[str, object]) -> None:
+def test_shuffled_batches_are_the_same_bytes_with_workers(
+    options: dict[str, object],
+) -> None:
     alone = hashes(stoker.DataLoader(Drawing(), batch_size=3, shuffle=True))
     workers = hashes(stoker.DataLoader(Drawing(), batch_size=3, shuffle=True, **options))
     assert alone == workers
@@ -102,9 +104,7 @@ def test_torch_alone_gives_other_bytes_with_other_workers() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("with_generator", [False, True])
-def test_random_state_of_the_trainer_moves_as_with_torch(
-    num_workers: int, with_generator: bool
-) -> None:
+def test_shuffle_order_and_random_state_are_torchs(num_workers: int, with_generator: bool) -> None:
     states = []
     for kind in (data.DataLoader, stoker.DataLoader):
         torch.manual_seed(5)
@@ -151,7 +151,7 @@ def test_epoch_goes_on_after_a_failing_batch(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_early_break_and_a_new_pass(num_workers: int) -> None:
+def test_early_stop_and_a_new_epoch(num_workers: int) -> None:
     loader = stoker.DataLoader(Plain(), batch_size=2, num_workers=num_workers)
     for _ in range(3):
         for batch in loader:
@@ -215,7 +215,7 @@ def test_loader_can_be_copied_and_pickled_after_use() -> None:
         assert len(list(other)) == 3
 
 
-def test_nested_passes_over_one_loader() -> None:
+def test_nested_epochs_over_one_loader() -> None:
     loader = stoker.DataLoader(Plain(), batch_size=5, num_workers=1)
     assert [(a.tolist()[0], b.tolist()[0]) for a in loader for b in loader] == [
         (0, 0),

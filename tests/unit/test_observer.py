@@ -159,7 +159,7 @@ def test_several_sessions_make_one_report_and_counts_only_grow() -> None:
     assert host_of(later, "data-1").moved == 1
 
 
-def test_a_host_without_credits_is_gone_and_between_two_passes_it_is_not() -> None:
+def test_a_host_without_credits_is_gone_and_between_two_epochs_it_is_not() -> None:
     books = observer()
     there = Standing(
         taken=0,

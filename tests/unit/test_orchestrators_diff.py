@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stoker.orchestrators.diff import differences, in_words
 from stoker.records import Json
-from support.target_pipeline import definition, workload
+from support.sagemaker_orchestrator import definition, workload
 
 BASE = definition(workload())
 

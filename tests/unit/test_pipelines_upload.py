@@ -7,7 +7,7 @@ import pytest
 from stoker.cli import pipelines
 from stoker.errors import UsageError
 from stoker.orchestrators.base import Uploaded, UploadPlan
-from support.target_pipeline import PIPELINE, HandMade, hand_made, workload
+from support.sagemaker_orchestrator import PIPELINE, HandMade, hand_made, workload
 
 
 class Terminal(io.StringIO):

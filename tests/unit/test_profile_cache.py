@@ -38,7 +38,7 @@ def test_a_cache_is_bounded_and_goes_round() -> None:
     assert torch.equal(cache.give(CACHED_BATCHES + 1), torch.tensor([1.0]))
 
 
-def test_a_loader_beside_is_replayed_for_as_long_as_its_pass_lasts() -> None:
+def test_a_loader_beside_is_replayed_for_as_long_as_its_epoch_lasts() -> None:
     beside, own = LoadersBeside(), loader()
     inner = iter(own)
     read = [

@@ -28,7 +28,7 @@ def test_the_first_loader_that_is_read_with_gradients_is_the_main_one() -> None:
         assert choice.is_main(train, delivered=1, steps=after(1))
 
 
-def test_without_any_gradients_a_long_pass_is_the_main_one() -> None:
+def test_without_any_gradients_a_long_epoch_is_the_main_one() -> None:
     choice, loader = Choice(), make()
     with torch.no_grad():
         assert choice.is_main(loader, delivered=MAX_BATCHES_WITHOUT_GRADIENTS, steps=None)

@@ -544,7 +544,7 @@ def watched(*, knocks: int = MIN_KNOCKS) -> Evidence:
 
 
 @pytest.mark.alone
-def test_a_knock_waits_where_another_thread_holds_the_interpreter_lock_and_not_else() -> None:
+def test_a_gil_probe_waits_where_another_thread_holds_the_interpreter_lock_and_not_else() -> None:
     with beside(spin):
         held = watched()
     with beside(rest):
@@ -573,7 +573,7 @@ def test_a_machine_that_wakes_threads_late_does_not_look_like_a_held_lock() -> N
     assert free.held_share < 0.3
 
 
-def test_passes_are_kept_apart_and_their_first_batch_is_left_out() -> None:
+def test_epochs_are_kept_apart_and_their_first_batch_is_left_out() -> None:
     watch = StepWatch()
     for waits in ((9.0, 1.0, 1.0), (9.0, 0.5, 0.5)):
         for number, wait in enumerate(waits):
@@ -587,7 +587,7 @@ def test_passes_are_kept_apart_and_their_first_batch_is_left_out() -> None:
     )
 
 
-def test_nobody_knocks_where_a_loader_may_fork_its_workers() -> None:
+def test_there_is_no_gil_probe_where_a_loader_may_fork_its_workers() -> None:
     watch = StepWatch()
     for _ in range(2):
         watch.asked()

@@ -68,7 +68,7 @@ def test_a_host_that_is_back_is_said_once(event: str, values: dict[str, str]) ->
     assert told.lines[1:] == ["data host algo-1 is back: 2 of 2 data hosts make batches"]
 
 
-def test_a_connection_that_comes_back_at_once_is_no_news() -> None:
+def test_a_reconnect_at_once_is_no_news() -> None:
     told = Told()
     told.hear("agent_connection_lost", agent="algo-1")
     told.hear("agent_ready", agent="algo-1")

@@ -110,7 +110,7 @@ def test_first_batches_do_not_fill_the_memory_before_their_size_is_known() -> No
     assert len(schedule.assign(0.0)) == 4
 
 
-def test_larger_batches_than_those_before_shrink_the_window_at_once() -> None:
+def test_larger_batches_than_those_before_shrink_the_prefetch_window_at_once() -> None:
     schedule = BatchScheduler(max_bytes=10_000)
     schedule.grant("host", 50)
     for number, nbytes in enumerate([100, 100, 5000]):

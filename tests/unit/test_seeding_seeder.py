@@ -136,7 +136,7 @@ def test_the_trainers_own_generators_are_as_before() -> None:
     assert dataset.draw() == random.Random(7).random()
 
 
-def test_an_error_that_a_new_generator_may_have_led_to_is_tried_again() -> None:
+def test_an_error_that_a_new_generator_may_have_led_to_is_retried() -> None:
     dataset = Lazy()
     own = seeder(dataset)
     tries: list[float] = []

@@ -77,7 +77,7 @@ def test_an_exhausted_shard_is_left_out_of_the_round() -> None:
     assert not books.is_over()
 
 
-def test_the_pass_is_over_when_all_shards_are_exhausted() -> None:
+def test_the_epoch_is_over_when_all_shards_are_exhausted() -> None:
     books = settled()
     books.assign(0.0)
     end(books, "a", 0)
@@ -96,7 +96,7 @@ def test_an_end_that_overtakes_a_batch_does_not_hide_it() -> None:
     assert books.is_over()
 
 
-def test_a_lost_shard_starts_again_and_tells_what_had_arrived() -> None:
+def test_a_retry_of_a_lost_shard_tells_what_had_arrived() -> None:
     books = settled(1)
     books.assign(0.0)
     answer(books, "a", 0, digest=77)
@@ -215,7 +215,7 @@ def test_a_new_process_is_given_the_random_states_that_were_told_last() -> None:
     assert (start.state, start.earlier, start.made) == (b"of the second pass", (), 1)
 
 
-def test_a_new_process_is_told_what_was_made_of_passes_that_were_left() -> None:
+def test_a_new_process_is_told_what_was_made_of_epochs_that_were_stopped_early() -> None:
     books = settled(1, persists=True)
     books.assign(0.0)
     answer(books, "a", 0)
@@ -229,7 +229,7 @@ def test_a_new_process_is_told_what_was_made_of_passes_that_were_left() -> None:
     assert (start.state, start.earlier) == (b"", (2, 2, 2))
 
 
-def test_other_streams_begin_anew_with_each_pass() -> None:
+def test_other_streams_begin_anew_with_each_epoch() -> None:
     books = settled(2)
     books.assign(0.0)
     before = books.start_of(0).generation

@@ -105,7 +105,7 @@ def test_an_early_break_leaves_the_steps_that_were_taken(run: Path) -> None:
     assert len(written(run)) == 3
 
 
-def test_passes_may_overlap(run: Path) -> None:
+def test_epochs_may_overlap(run: Path) -> None:
     batches = stoker.timed(Numbers())
     pairs = list(zip(batches, batches, strict=True))
     assert len(pairs) == 3

@@ -157,7 +157,7 @@ def test_last_batch_is_dropped_where_the_script_says_so(start: Start) -> None:
     assert [type(worker.make(position)) for position in range(2)] == [Batch, End]
 
 
-def test_another_pass_begins_the_stream_again(start: Start) -> None:
+def test_another_epoch_begins_the_stream_again(start: Start) -> None:
     worker = start(Draws(length=4))
     kinds = [type(worker.make(p, pass_number=e)) for e, p in itertools.product(range(2), range(2))]
     assert kinds == [Batch, End, Batch, End]
@@ -198,7 +198,7 @@ def test_a_new_process_goes_on_with_the_random_states_that_it_is_given(
     assert vars_of(again[0]) != vars_of(first)
 
 
-def test_what_was_made_of_a_pass_that_was_left_is_made_again(start: Start) -> None:
+def test_what_was_made_of_an_epoch_that_was_stopped_early_is_made_again(start: Start) -> None:
     worker = start(Holding())
     worker.make(0, persists=True)
     worker.make(1, persists=True)
@@ -207,7 +207,7 @@ def test_what_was_made_of_a_pass_that_was_left_is_made_again(start: Start) -> No
     assert vars_of(again) == vars_of(expected)
 
 
-def test_states_are_told_once_a_pass_and_by_streams_that_persist_only(start: Start) -> None:
+def test_states_are_told_once_an_epoch_and_by_streams_that_persist_only(start: Start) -> None:
     answers = passes(start(Draws()), range(1))
     assert [bool(each.state) for each in answers] == [True, False, False, True]
     worker = start(Draws())

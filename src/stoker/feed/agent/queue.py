@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 # 2 a worker are enough where batches cost the same; with costs that vary exponentially 5 bring
-# what they can (tests/unit/test_scheduler.py), and more only fill memory.
+# what they can (tests/unit/test_scheduler_prefetch.py), and more only fill memory.
 MAX_CREDITS_PER_WORKER = 8
 # More credits for each unit of variation: standard deviation over mean of what batches cost.
 CREDITS_PER_VARIATION = 3

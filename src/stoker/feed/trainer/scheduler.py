@@ -26,7 +26,7 @@ from stoker.feed.trainer.observer import Standing
 _MEMORY = 32
 # Latency of the usual long batch, and so often what it is longer than the median: where all cost
 # the same that is nothing; where costs vary exponentially and the workers are just fast enough, the
-# trainer waits 3.5 % of the time, and 5.4 % without (tests/unit/test_scheduler.py).
+# trainer waits 3.5 % of the time, and 5.4 % without (tests/unit/test_scheduler_prefetch.py).
 _SPREADS = 2.0
 
 

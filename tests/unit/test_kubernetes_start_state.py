@@ -248,7 +248,7 @@ def test_a_right_that_is_missing_is_told_from_a_quota() -> None:
         *((code, True) for code in (429, 500, 502, 503, 504)),
     ],
 )
-def test_only_what_may_pass_is_tried_again(code: int, is_passing: bool) -> None:
+def test_only_what_may_pass_is_retried(code: int, is_passing: bool) -> None:
     assert refusal(code, "", CREATE).is_passing == is_passing
 
 

@@ -1,6 +1,6 @@
 """The verbs of compiled pipelines against moto's server, through the command line.
 
-moto has neither the steps of a run nor its stop: those are in tests/unit/test_runs_status.py,
+moto has neither the steps of a run nor its stop: see tests/unit/test_sagemaker_runs_status.py,
 over recorded answers.
 """
 
@@ -26,7 +26,7 @@ from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.checks import maximum
 from stoker.records import Json
 from support.moto import ACCOUNT, REGION, AwsServer
-from support.target_pipeline import (
+from support.sagemaker_orchestrator import (
     BUCKET,
     EXECUTION,
     LAUNCHED,

@@ -296,7 +296,7 @@ def test_the_books_tell_loading_in_the_trainer_from_its_steps(tmp_path: Path) ->
     assert own.num_workers == 0
 
 
-def test_a_pass_that_was_dropped_is_not_counted_into_the_next(tmp_path: Path) -> None:
+def test_an_epoch_that_was_dropped_is_not_counted_into_the_next(tmp_path: Path) -> None:
     usage = Usage(tmp_path / "usage-rank0.json", rank=0)
     timeline = Timeline(tmp_path / "timeline-rank0.csv", usage=usage)
     dropped = timeline.epoch(loader=0, epoch=0)

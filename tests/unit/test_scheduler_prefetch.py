@@ -130,7 +130,7 @@ def test_a_starved_worker_that_has_two_credits_holds_nobody_up_and_one_with_five
     assert many >= 1.03 * few
 
 
-def test_the_window_reaches_further_where_batches_vary_and_no_further_where_they_do_not() -> None:
+def test_the_prefetch_window_reaches_further_where_batches_vary_and_only_there() -> None:
     def window_of(costs: Sequence[float]) -> int:
         schedule = BatchScheduler(max_bytes=BIG)
         schedule.grant("a", 1)
@@ -171,7 +171,7 @@ def test_where_steps_are_shorter_than_a_millisecond_a_host_is_asked_for_two_at_o
     assert set(asks(("local",), 0.0005)) == {1}
 
 
-def test_what_was_lost_is_asked_for_at_once_however_short_the_steps() -> None:
+def test_what_was_lost_is_retried_at_once_however_short_the_steps() -> None:
     schedule = BatchScheduler(max_bytes=BIG)
     schedule.grant("a", 4)
     now, flying = 0.0, list[int]()
@@ -289,7 +289,7 @@ def test_nobody_is_asked_twice_where_nobody_else_is_there() -> None:
     assert schedule.next_check(1000.0) is None
 
 
-def test_batch_that_two_peers_refuse_is_given_up() -> None:
+def test_batch_that_two_peers_refuse_has_no_more_retries() -> None:
     schedule = BatchScheduler(max_bytes=BIG)
     for peer in "abc":
         schedule.grant(peer, 1)
@@ -312,7 +312,7 @@ def test_batch_that_a_leaving_peer_refuses_goes_elsewhere() -> None:
     assert schedule.assign(0.0) == [("b", 0)]
 
 
-def test_window_is_bounded_by_bytes_whatever_the_credits() -> None:
+def test_prefetch_window_is_bounded_by_bytes_whatever_the_credits() -> None:
     schedule = BatchScheduler(max_bytes=5000)
     schedule.grant("a", 4)
     for number in range(40):

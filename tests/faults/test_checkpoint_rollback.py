@@ -20,7 +20,7 @@ LOADERS = {
 
 @pytest.mark.parametrize("is_under_way", [False, True], ids=["between passes", "in a pass"])
 @pytest.mark.parametrize("name", LOADERS)
-def test_a_loader_goes_back_to_any_of_its_own_states(
+def test_a_loader_rolls_back_to_any_of_its_own_checkpoints(
     host: Cluster, name: str, is_under_way: bool
 ) -> None:
     options, local = LOADERS[name]
@@ -40,7 +40,7 @@ def test_a_loader_goes_back_to_any_of_its_own_states(
 
 
 @pytest.mark.parametrize(("local", "persists"), list(itertools.product([0, 1], [False, True])))
-def test_a_loader_of_an_iterable_dataset_goes_back(
+def test_a_loader_of_an_iterable_dataset_rolls_back_to_a_checkpoint(
     host: Cluster, local: int, persists: bool
 ) -> None:
     options = {"num_workers": 2, "persistent_workers": persists}

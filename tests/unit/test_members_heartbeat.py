@@ -42,7 +42,7 @@ def whats(changes: list[Change]) -> list[tuple[str, str]]:
     return [(change.host, change.what) for change in changes]
 
 
-def test_a_launcher_that_joins_is_welcome_and_told_to_beat_within_its_lease() -> None:
+def test_a_launcher_that_joins_is_told_to_send_heartbeats_within_its_lease() -> None:
     answer, change = members().join(join(), 0.0)
     assert isinstance(answer, Welcome)
     assert answer.lease_seconds == LEASE
@@ -51,7 +51,7 @@ def test_a_launcher_that_joins_is_welcome_and_told_to_beat_within_its_lease() ->
     assert change.what == "joined"
 
 
-def test_a_lease_lasts_from_the_last_beat() -> None:
+def test_a_lease_lasts_from_the_last_heartbeat() -> None:
     group = members()
     group.join(join(), 0.0)
     assert group.beat(Heartbeat(host="d1", incarnation="a"), 10.0)
@@ -60,7 +60,7 @@ def test_a_lease_lasts_from_the_last_beat() -> None:
     assert group.expire(1000.0) == []
 
 
-def test_beats_stay_frequent_under_a_long_lease() -> None:
+def test_heartbeats_stay_frequent_under_a_long_lease() -> None:
     group = Members(
         run_id="run",
         agents=("d1",),
@@ -88,7 +88,7 @@ def test_a_launcher_whose_connection_ended_is_lost_long_before_its_lease() -> No
     assert "connection ended" in change.reason
 
 
-def test_a_launcher_that_dials_again_is_not_lost() -> None:
+def test_a_launcher_that_reconnects_is_not_lost() -> None:
     group = members()
     for host in ("d1", "d2"):
         group.join(join(host), 0.0)
@@ -155,7 +155,7 @@ def test_a_data_host_that_does_not_come_fails_nothing_and_may_come_later() -> No
     assert change_.what == "joined"
 
 
-def test_a_beat_of_no_member_says_so() -> None:
+def test_a_heartbeat_of_no_member_says_so() -> None:
     group = members()
     assert not group.beat(Heartbeat(host="d1", incarnation="a"), 0.0)
     assert not group.beat(Heartbeat(host="stranger", incarnation="a"), 0.0)
@@ -188,7 +188,7 @@ def test_a_data_host_comes_back_under_a_new_address_and_its_old_life_is_refused(
     assert [m.incarnation for m in group.roster(2.0).agents] == ["b"]
 
 
-def test_joining_again_over_a_new_connection_is_no_news() -> None:
+def test_a_reconnect_of_a_member_is_no_news() -> None:
     group = members(followers=("f1",))
     for host in ("d1", "f1"):
         group.join(join(host), 0.0)

@@ -1,6 +1,6 @@
 """stoker.DataLoader beside torch's own: see support/dropin_claims.py. Seeding, and replacement.
 
-Under a data group, and with workers, the same claims are asked in faults/test_dropin_fed.py.
+Under a data group, and with workers, the same claims are asked in faults/test_loader_dropin_fed.py.
 """
 
 import functools
@@ -19,7 +19,7 @@ from support.dropin_claims import CLAIMS, VALUED, VALUES
 
 TESTS = Path(__file__).parents[1]
 Samples = Callable[..., list[list[object]]]
-# Torch's own loader draws in this process there: compared with its workers in test_dropin_fed.
+# Torch's own loader draws in this process there: see test_loader_dropin_fed.
 OURS_ALONE = {"own_random_state_of_the_trainer"}
 
 

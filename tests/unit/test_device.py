@@ -134,7 +134,7 @@ def test_it_may_be_gone_through_epoch_by_epoch(device: str) -> None:
         assert [labels.tolist()[0] for _, labels in batches] == [0, 2, 4, 6, 8]
 
 
-def test_a_failing_batch_is_told_in_its_turn_and_the_pass_goes_on(device: str) -> None:
+def test_a_failing_batch_is_told_in_its_turn_and_the_epoch_goes_on(device: str) -> None:
     iterator = iter(stoker.to_device(loader(Digits()), device))
     found: list[object] = []
     for _ in range(5):

@@ -20,7 +20,15 @@ from stoker.errors import PlatformError, UsageError
 from stoker.orchestrators import named
 from stoker.orchestrators.kubeflow.runs import RunOptions
 from support.kfp_server import KfpServer
-from support.kubeflow_target import ROOT, WORKLOAD, compiled, target_at, tasks, upload, workload
+from support.kubeflow_orchestrator import (
+    ROOT,
+    WORKLOAD,
+    compiled,
+    target_at,
+    tasks,
+    upload,
+    workload,
+)
 
 
 @pytest.fixture

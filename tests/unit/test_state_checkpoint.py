@@ -247,7 +247,7 @@ def resumed(whole: Script, options: dict[str, object], epoch: int) -> list[objec
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 0), (0, 1)])
-def test_rest_of_the_epoch_and_all_that_follow_are_the_same(
+def test_a_checkpoint_of_any_shuffle_gives_the_rest_of_the_epoch_and_all_that_follow(
     name: str, before: int, after: int
 ) -> None:
     whole = saved((1, 2), SAMPLERS[name]() | {"num_workers": before})
@@ -289,7 +289,7 @@ ONE: dict[str, object] = {"num_workers": 1}
 @pytest.mark.parametrize(
     ("before", "after"), [({}, ONE), (KEPT, {}), ({}, KEPT), (KEPT, KEPT)], ids=str
 )
-def test_a_state_may_be_taken_at_any_place(
+def test_a_checkpoint_may_be_taken_at_any_place(
     place: tuple[tuple[int, int] | str, int], before: dict[str, object], after: dict[str, object]
 ) -> None:
     save, epoch = place
@@ -323,7 +323,7 @@ def test_a_dataset_need_not_have_a_length() -> None:
     assert [*first[:, 0].tolist(), *rest[:, 0].tolist()] == [0, 1, 2, 3, 4]
 
 
-def test_a_state_may_be_loaded_in_the_middle_of_another_pass() -> None:
+def test_a_checkpoint_may_be_loaded_in_the_middle_of_another_epoch() -> None:
     whole = saved((1, 2), {"shuffle": True, **KEPT})
     script = Script({"shuffle": True, **KEPT})
     script.start(seed=12)
@@ -333,7 +333,7 @@ def test_a_state_may_be_loaded_in_the_middle_of_another_pass() -> None:
     assert script.found == whole.found[whole.after :]
 
 
-def test_batches_that_were_only_made_ahead_are_not_counted() -> None:
+def test_batches_that_were_only_prefetched_are_not_counted() -> None:
     loader = stoker.DataLoader(Drawing(), batch_size=2, num_workers=2, prefetch_factor=3)
     iterator = iter(loader)
     assert loader.state_dict()["num_yielded"] == 0
@@ -342,7 +342,7 @@ def test_batches_that_were_only_made_ahead_are_not_counted() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_failed_batch_is_not_asked_for_again(num_workers: int) -> None:
+def test_a_failed_batch_has_no_retry(num_workers: int) -> None:
     loader = stoker.DataLoader(Broken(), batch_size=2, num_workers=num_workers)
     iterator = iter(loader)
     for _ in range(2):
@@ -356,7 +356,7 @@ def test_a_failed_batch_is_not_asked_for_again(num_workers: int) -> None:
     assert next(iter(other))[:, 0].tolist() == [6.0, 7.0]
 
 
-def test_an_interrupted_batch_is_asked_for_again() -> None:
+def test_an_interrupted_batch_is_retried() -> None:
     class Interrupted(Drawing):
         is_on = True
 
@@ -374,7 +374,7 @@ def test_an_interrupted_batch_is_asked_for_again() -> None:
     assert next(iter(other))[:, 0].tolist() == [4.0, 5.0]
 
 
-def test_state_after_a_break_goes_on_behind_it() -> None:
+def test_a_checkpoint_after_an_early_stop_goes_on_behind_it() -> None:
     loader = stoker.DataLoader(Drawing(), batch_size=4)
     for number, _ in enumerate(loader):
         if number == 1:
@@ -420,7 +420,7 @@ def test_a_state_is_not_changed_by_what_follows() -> None:
     assert repr(state) == expected
 
 
-def test_a_loader_without_passes_opens_no_books_for_its_state() -> None:
+def test_a_loader_without_epochs_opens_no_books_for_its_state() -> None:
     loader = stoker.DataLoader(Drawing())
     loader.state_dict()
     assert this_process().known_books(loader) is None
@@ -509,7 +509,7 @@ class Stateful(Stream):
         self.at = state["at"]  # type: ignore[assignment]
 
 
-def test_an_iterable_dataset_has_no_state_in_the_middle_of_a_pass() -> None:
+def test_an_iterable_dataset_has_no_state_in_the_middle_of_an_epoch() -> None:
     loader = stoker.DataLoader(Stream(), batch_size=2)
     state = loader.state_dict()
     iterator = iter(loader)
@@ -534,7 +534,7 @@ def test_an_iterable_dataset_with_a_state_of_its_own_goes_on() -> None:
         iter(workers)
 
 
-def test_out_of_order_there_is_no_state_in_the_middle_of_a_pass() -> None:
+def test_out_of_order_there_is_no_state_in_the_middle_of_an_epoch() -> None:
     loader = stoker.DataLoader(Drawing(), batch_size=2, num_workers=1, in_order=False)
     iterator = iter(loader)
     next(iterator)

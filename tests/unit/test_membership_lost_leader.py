@@ -13,7 +13,7 @@ def heard(at: float = 0.0) -> Silence:
     return silence
 
 
-def test_a_silent_leader_is_lost_after_the_lease() -> None:
+def test_a_leader_without_a_heartbeat_is_lost_after_the_lease() -> None:
     assert heard().reason(LEASE, trainers_heard_at=-inf) == ""
     assert "silent for more than 60 s" in heard().reason(LEASE + 0.1, trainers_heard_at=-inf)
 
@@ -54,7 +54,7 @@ def test_a_refusing_leader_is_not_lost_while_its_trainer_asks_for_batches() -> N
     assert silence.reason(20.0, trainers_heard_at=19.0) == ""
 
 
-def test_the_time_in_which_this_host_stood_still_is_no_silence_of_the_leader() -> None:
+def test_the_time_in_which_this_host_stood_still_is_no_missing_heartbeat_of_the_leader() -> None:
     silence = heard()
     silence.dial(0.5, is_refused=True)
     assert silence.turn(1.0) == 0.0

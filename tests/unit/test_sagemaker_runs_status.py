@@ -12,7 +12,7 @@ from stoker.orchestrators.named import PATIENCE_SECONDS, follow_run
 from stoker.orchestrators.sagemaker.orchestrator import SageMakerOrchestrator
 from stoker.orchestrators.sagemaker.runs import STOP_SECONDS, region_in
 from stoker.records import Json
-from support.target_pipeline import (
+from support.sagemaker_orchestrator import (
     ARN,
     EXECUTION,
     LAUNCHED,

@@ -86,7 +86,7 @@ def drawn_by_torch(draw: Draw, count: int) -> torch.Tensor:
 @pytest.mark.parametrize(("workers", "factor"), [(0, 2), (2, 2), (2, 7)])
 @pytest.mark.parametrize("taken", [1, 7, 16, 18])
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_pass_that_is_left_leaves_the_generator_as_torch_does(
+def test_an_early_stop_leaves_the_generator_as_torch_does(
     name: str, taken: int, workers: int, factor: int, ahead: int
 ) -> None:
     loader, generator = made(SAMPLERS[name], workers, factor)
@@ -114,7 +114,7 @@ def test_what_others_drew_is_not_undone(when: str) -> None:
     assert not torch.equal(torch.rand(1, generator=again), theirs)
 
 
-def test_a_finished_pass_changes_nothing() -> None:
+def test_a_finished_epoch_changes_nothing() -> None:
     loader, generator = made(SAMPLERS["random"])
     one = Pass(loader, LoaderBooks(0), 30)
     one.take(18)
@@ -124,7 +124,7 @@ def test_a_finished_pass_changes_nothing() -> None:
     assert torch.equal(generator.get_state(), present)
 
 
-def test_another_pass_over_the_loader_leaves_the_one_before() -> None:
+def test_another_epoch_of_the_loader_stops_the_one_before_early() -> None:
     loader, generator = made(SAMPLERS["random"])
     books = LoaderBooks(0)
     one = Pass(loader, books, 30)
@@ -136,7 +136,7 @@ def test_another_pass_over_the_loader_leaves_the_one_before() -> None:
     assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
 
 
-def test_dropped_in_another_thread_it_waits_for_the_next_pass() -> None:
+def test_dropped_in_another_thread_it_waits_for_the_next_epoch() -> None:
     loader, generator = made(SAMPLERS["random"])
     books = LoaderBooks(0)
     one = Pass(loader, books, 30)
@@ -150,7 +150,7 @@ def test_dropped_in_another_thread_it_waits_for_the_next_pass() -> None:
     assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
 
 
-def test_as_many_states_are_kept_as_were_drawn_ahead() -> None:
+def test_as_many_states_are_kept_as_were_prefetched() -> None:
     loader, _ = made(SAMPLERS["own"], 2)
     one = Pass(loader, LoaderBooks(0), 10)
     for _ in range(6):
@@ -185,7 +185,7 @@ def test_only_where_the_feed_draws_from_a_generator_it_is_read(is_fed: bool) -> 
 
 @pytest.mark.parametrize("is_left_first", [False, True])
 @pytest.mark.parametrize("name", ["random", "replacing", "own"])
-def test_a_resumed_pass_goes_on_and_is_left_as_torchs(name: str, is_left_first: bool) -> None:
+def test_a_resumed_epoch_goes_on_and_is_left_as_torchs(name: str, is_left_first: bool) -> None:
     """Its state was taken before or after it was left."""
     process = stoker.feed.loader.this_process()
     loader, _ = made(SAMPLERS[name])
@@ -207,7 +207,7 @@ def test_a_resumed_pass_goes_on_and_is_left_as_torchs(name: str, is_left_first: 
     assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS[name], 8))
 
 
-def test_leaving_twice_is_leaving_once() -> None:
+def test_stopping_early_twice_is_stopping_once() -> None:
     generator = torch.Generator().manual_seed(1)
     rewind = Rewind([generator], num_ahead=0)
     for number in range(3):
