@@ -137,3 +137,30 @@ def test_what_begins_a_process_is_light(names: list[str], allowed: set[str]) -> 
     command = [sys.executable, "-c", IMPORT_IN_TURN, *names, " ".join(HEAVY - allowed)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split("\n") == [""] * (len(names) + 1)
+
+
+TESTS = Path(__file__).parents[1]
+# Of no module of stoker: the Makefile, an example, this page, tests/conftest.py.
+OF_NO_MODULE = {"environment", "example_mnist", "house", "last_skipped"}
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    places = defaultdict(list)
+    for path in TESTS.rglob("test_*.py"):
+        places[path.name].append(str(path.parent))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_unit_tests_are_named_after_what_they_test() -> None:
+    modules = {
+        "_".join(parts[-number:])
+        for parts in (module.split(".")[1:] for module in MODULES)
+        for number in range(1, len(parts) + 1)
+    }
+    subjects = {path.stem.removeprefix("test_") for path in (TESTS / "unit").glob("test_*.py")}
+    of_no_module = {
+        subject
+        for subject in subjects
+        if not any(subject == name or subject.startswith(f"{name}_") for name in modules)
+    }
+    assert of_no_module == OF_NO_MODULE
