@@ -16,6 +16,7 @@ from stoker.records import (
     StrategySettings,
     Vpc,
 )
+from support import builders
 
 IMAGE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/stoker:1.0"
 ROLE = "arn:aws:iam::123456789012:role/stoker-train"
@@ -26,7 +27,7 @@ SETTINGS = SageMakerSettings(role=ROLE, output_uri="s3://bucket/out", source="ex
 
 
 def group(role: Role, kind: str = "ml.c7i.4xlarge", count: int = 1, name: str = "") -> Group:
-    return Group(name=name or role, role=role, instance_type=kind, count=count)
+    return builders.group(role, kind, count, name=name)
 
 
 DNN = group("dnn", "ml.g5.2xlarge")

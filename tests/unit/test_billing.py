@@ -14,14 +14,11 @@ from stoker.records import (
     Decision,
     FeedSettings,
     Group,
-    Profile,
-    ProfiledHost,
-    StepTerms,
     TodaysGroup,
     TrainingSize,
     Workload,
 )
-from support import sample_records
+from support import builders, sample_records
 
 CATALOG = load_catalog("sagemaker")
 WORKLOAD = Workload(name="job", command=("true",), platform="sagemaker")
@@ -29,14 +26,12 @@ WORKLOAD = Workload(name="job", command=("true",), platform="sagemaker")
 
 def decision() -> Decision:
     return decide(
-        Profile(
-            host=ProfiledHost(instance_type="ml.p4d.24xlarge"),
-            step=StepTerms(
-                step_seconds=0.192,
-                accelerator_step_seconds=0.08,
-                loader_cpu_seconds=16.0,
-                global_batch_size=1024,
-            ),
+        builders.profile(
+            "ml.p4d.24xlarge",
+            step_seconds=0.192,
+            accelerator_step_seconds=0.08,
+            loader_cpu_seconds=16.0,
+            global_batch_size=1024,
         ),
         catalog=CATALOG,
         constraints=Constraints(allowed_instance_types=("ml.c5.18xlarge",)),

@@ -32,6 +32,7 @@ from stoker.records import (
     read_json,
     to_json,
 )
+from support import builders
 
 TODAY = date(2026, 11, 1)
 AWS = load_catalog("sagemaker")
@@ -96,17 +97,7 @@ def _starved(**changes: float | int) -> Profile:
 
 
 def _profile(instance_type: str, **terms: float | int) -> Profile:
-    size = int(terms.pop("global_batch_size", 64))
-    workers = terms.pop("num_workers", None)
-    return Profile(
-        host=ProfiledHost(instance_type=instance_type),
-        step=StepTerms(
-            global_batch_size=size,
-            num_workers=None if workers is None else int(workers),
-            **{name: float(value) for name, value in terms.items()},
-        ),
-        check=Check(predicted_step_seconds=float(terms["step_seconds"]), error=0.0, explained=True),
-    )
+    return builders.profile(instance_type, is_explained=True, **{"global_batch_size": 64, **terms})
 
 
 def _local_constraints(**changes: int) -> Constraints:
@@ -309,10 +300,12 @@ def test_loader_that_waits_gets_more_workers_than_vcpus() -> None:
 
 
 def test_starved_only_by_time_and_utilization_is_still_seen_as_cpu_bound() -> None:
-    profile = Profile(
-        host=ProfiledHost(instance_type="ml.p4d.24xlarge"),
-        step=StepTerms(step_seconds=0.192, global_batch_size=8192),
-        observed=Observed(cpu_utilization=0.98, gpu_utilization=0.45),
+    profile = builders.profile(
+        "ml.p4d.24xlarge",
+        step_seconds=0.192,
+        global_batch_size=8192,
+        cpu_utilization=0.98,
+        gpu_utilization=0.45,
     )
     decision = _decide(profile)
     assert (decision.bottleneck, decision.action) == ("cpu", "heterogeneous")
@@ -362,11 +355,8 @@ def test_cheaper_accelerators_of_another_batch_are_advice_and_no_choice() -> Non
 
 
 def test_unexplained_profile_gets_no_spending_advice() -> None:
-    profile = Profile(
-        host=_starved().host,
-        step=_starved().step,
-        check=Check(predicted_step_seconds=0.1, error=-0.5, explained=False),
-    )
+    check = Check(predicted_step_seconds=0.1, error=-0.5, explained=False)
+    profile = msgspec.structs.replace(_starved(), check=check)
     decision = _decide(profile)
     assert (decision.bottleneck, decision.action) == ("unexplained", "keep")
     assert "no spending" in decision.plan.reason
@@ -374,7 +364,7 @@ def test_unexplained_profile_gets_no_spending_advice() -> None:
 
 def test_without_a_check_the_advice_goes_on_with_wider_bands() -> None:
     measured = _starved()
-    unchecked = Profile(host=measured.host, step=measured.step)
+    unchecked = msgspec.structs.replace(measured, check=None)
     decision = _decide(unchecked)
     assert decision.path[0].answer == "unknown"
     checked = _decide(measured)
@@ -387,10 +377,7 @@ def test_without_a_check_the_advice_goes_on_with_wider_bands() -> None:
 
 
 def test_a_lone_step_time_is_no_ground_for_advice() -> None:
-    profile = Profile(
-        host=ProfiledHost(instance_type="ml.p4d.24xlarge"),
-        step=StepTerms(step_seconds=0.192, global_batch_size=8192),
-    )
+    profile = builders.profile("ml.p4d.24xlarge", step_seconds=0.192, global_batch_size=8192)
     decision = _decide(profile)
     assert (decision.bottleneck, decision.action) == ("unexplained", "keep")
     assert decision.path[0].answer == "unknown"
@@ -561,9 +548,7 @@ def test_every_number_of_data_hosts_of_the_best_types_is_listed() -> None:
 
 
 def test_profile_wins_over_the_catalog_with_a_warning() -> None:
-    profile = Profile(
-        host=ProfiledHost(instance_type="ml.g5.8xlarge", vcpus=16), step=_starved().step
-    )
+    profile = builders.profile("ml.g5.8xlarge", vcpus=16, step=_starved().step)
     decision = _decide(profile)
     assert any("has 16 vCPUs" in warning for warning in decision.warnings)
 
@@ -622,20 +607,15 @@ def test_two_limits_of_about_the_same_size_widen_the_band() -> None:
 
 
 def test_spread_of_the_measured_step_is_the_band_of_keep() -> None:
-    profile = Profile(
-        host=_starved().host,
-        step=_starved().step,
-        spread={"step_seconds": Spread(low=0.19, high=0.23, samples=100)},
-    )
+    spread = {"step_seconds": Spread(low=0.19, high=0.23, samples=100)}
+    profile = msgspec.structs.replace(_starved(), check=None, spread=spread)
     keep = _predicted(_plans(_decide(profile), "keep")[0])
     assert (keep.step_seconds_low, keep.step_seconds, keep.step_seconds_high) == (0.19, 0.2, 0.23)
 
 
 def test_free_fixes_come_first_among_the_advice() -> None:
     fix = Fix(id="uint8", text="Send uint8.", cost="small")
-    profile = Profile(
-        host=_starved().host, step=_starved().step, check=_starved().check, fixes=(fix,)
-    )
+    profile = msgspec.structs.replace(_starved(), fixes=(fix,))
     advice = _decide(profile).advice
     assert [a.id for a in advice] == ["uint8", "offload-gpu"]
 

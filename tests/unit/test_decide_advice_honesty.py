@@ -3,10 +3,10 @@ advised wrongly: it may not contradict the profile, nor promise what the profile
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
@@ -34,27 +34,27 @@ from stoker.profile.words import explain as explain_profile
 from stoker.records import (
     Constraints,
     Decision,
-    Group,
     Plan,
     Profile,
     ProfileSettings,
     TodaysGroup,
     to_document,
 )
+from support import builders
 
 
 def at(value: float) -> Quartiles:
     return Quartiles(mean=value, median=value, low=value, high=value, samples=60)
 
 
+def ms(**milliseconds: float) -> dict[str, float]:
+    """Seconds of a step and its parts, and of a batch in its worker: CPU, and on the wall."""
+    return {name: round(value / 1000, 9) for name, value in milliseconds.items()}
+
+
 def rank_of(
+    took: dict[str, float],
     *,
-    step: float,
-    wait: float,
-    accelerator: float,
-    trainer_cpu: float,
-    loader_cpu: float,
-    loader_wall: float,
     rates: dict[int, float],
     workers: int,
     vcpus: int,
@@ -71,22 +71,24 @@ def rank_of(
         vcpus=vcpus,
         ranks_on_host=1,
         as_is=AsIs(
-            step_seconds=at(step),
-            wait_seconds=at(wait),
-            trainer_cpu_seconds=trainer_cpu,
-            children_cpu_seconds=loader_cpu if workers else 0.0,
+            step_seconds=at(took["step"]),
+            wait_seconds=at(took["wait"]),
+            trainer_cpu_seconds=took["trainer"],
+            children_cpu_seconds=took["loader"] if workers else 0.0,
             receive_seconds=0.0,
             others_vcpus=others,
         ),
         evidence=Evidence(core_looks=looks),
         accelerator=AcceleratorOnly(
-            step_seconds=at(accelerator), trainer_cpu_seconds=at(trainer_cpu), cached_batches=8
+            step_seconds=at(took["accelerator"]),
+            trainer_cpu_seconds=at(took["trainer"]),
+            cached_batches=8,
         ),
         drains=tuple(
             Drain(
                 workers=count,
-                cpu_seconds=at(loader_cpu),
-                wall_seconds=at(loader_wall if count == 1 else count / rate),
+                cpu_seconds=at(took["loader"]),
+                wall_seconds=at(took["wall"] if count == 1 else count / rate),
                 batches_per_second=rate,
             )
             for count, rate in rates.items()
@@ -94,8 +96,8 @@ def rank_of(
         reads=Reads(
             workers=1,
             batch_bytes=at(read_bytes),
-            cold_seconds=at(loader_wall),
-            warm_seconds=at(loader_wall),
+            cold_seconds=at(took["wall"]),
+            warm_seconds=at(took["wall"]),
         )
         if read_bytes
         else None,
@@ -141,12 +143,7 @@ def plans(decision: Decision, action: str) -> list[Plan]:
 # 24 MB files, eight a batch, one disk: 2.9 batches a second with one worker, 3.2 with two.
 DISK = profile_of(
     rank_of(
-        step=0.345,
-        wait=0.330,
-        accelerator=0.010,
-        trainer_cpu=0.010,
-        loader_cpu=0.160,
-        loader_wall=0.345,
+        ms(step=345, wait=330, accelerator=10, trainer=10, loader=160, wall=345),
         rates={2: 3.2, 1: 2.9},
         workers=1,
         vcpus=2,
@@ -178,12 +175,7 @@ def test_what_a_profile_says_of_storage_does_not_exclude_itself() -> None:
 # 16 MB files, eight a batch, one disk; copying them is two thirds of a worker's time.
 DISK_AND_COPIES = profile_of(
     rank_of(
-        step=0.166,
-        wait=0.160,
-        accelerator=0.0053,
-        trainer_cpu=0.0002,
-        loader_cpu=0.101,
-        loader_wall=0.151,
+        ms(step=166, wait=160, accelerator=5.3, trainer=0.2, loader=101, wall=151),
         rates={2: 7.98, 1: 6.54},
         workers=1,
         vcpus=2,
@@ -201,12 +193,7 @@ def test_taking_a_batch_from_a_busy_worker_is_part_of_what_workers_are_promised_
     # No workers: 30 ms of loading and 20 of training. With two, a step took 23.7 ms and not 20.4:
     # torch asks the worker, which computes, for the memory of a batch.
     rank = rank_of(
-        step=0.0531,
-        wait=0.0327,
-        accelerator=0.0204,
-        trainer_cpu=0.0002,
-        loader_cpu=0.0310,
-        loader_wall=0.0320,
+        ms(step=53.1, wait=32.7, accelerator=20.4, trainer=0.2, loader=31, wall=32),
         rates={2: 60.0, 1: 31.0},
         workers=0,
         vcpus=2,
@@ -226,12 +213,7 @@ def test_taking_a_batch_from_a_busy_worker_is_part_of_what_workers_are_promised_
 # The main process loads, on a virtual machine whose cores others use as well: a batch took 42 ms
 # while it was profiled, and 30 ms while it trained.
 UNSTEADY = rank_of(
-    step=0.0624,
-    wait=0.0418,
-    accelerator=0.0203,
-    trainer_cpu=0.0002,
-    loader_cpu=0.0365,
-    loader_wall=0.0370,
+    ms(step=62.4, wait=41.8, accelerator=20.3, trainer=0.2, loader=36.5, wall=37),
     rates={2: 54.0, 1: 27.0},
     workers=0,
     vcpus=2,
@@ -276,12 +258,7 @@ def test_a_cpu_whose_own_speed_changes_widens_the_bands_and_is_told() -> None:
 def test_cores_that_others_keep_busy_promise_nothing_of_hosts_on_them() -> None:
     # One core of a machine of two, whose other one is burning: the data host would be there.
     rank = rank_of(
-        step=0.0661,
-        wait=0.0400,
-        accelerator=0.0220,
-        trainer_cpu=0.0210,
-        loader_cpu=0.0420,
-        loader_wall=0.0420,
+        ms(step=66.1, wait=40, accelerator=22, trainer=21, loader=42, wall=42),
         rates={1: 23.0},
         workers=1,
         vcpus=1,
@@ -319,12 +296,7 @@ def test_of_several_hosts_the_least_steady_one_counts() -> None:
 # One vCPU, one worker; other programs took 0.6 of the vCPU.
 ONE_BUSY_CORE = profile_of(
     rank_of(
-        step=0.0663,
-        wait=0.060,
-        accelerator=0.0005,
-        trainer_cpu=0.0001,
-        loader_cpu=0.0268,
-        loader_wall=0.0268,
+        ms(step=66.3, wait=60, accelerator=0.5, trainer=0.1, loader=26.8, wall=26.8),
         rates={1: 15.0},
         workers=1,
         vcpus=1,
@@ -334,12 +306,7 @@ ONE_BUSY_CORE = profile_of(
 # Two vCPUs, no workers; other programs took 1.8 of the vCPUs.
 TWO_BUSY_CORES = profile_of(
     rank_of(
-        step=0.172,
-        wait=0.139,
-        accelerator=0.0060,
-        trainer_cpu=0.0060,
-        loader_cpu=0.0278,
-        loader_wall=0.0278,
+        ms(step=172, wait=139, accelerator=6, trainer=6, loader=27.8, wall=27.8),
         rates={2: 7.0, 1: 6.0},
         workers=0,
         vcpus=2,
@@ -386,12 +353,7 @@ def test_on_a_machine_that_others_keep_busy_decide_cannot_tell_and_says_so() -> 
 
 def test_other_programs_widen_the_band_by_what_they_took() -> None:
     core = rank_of(
-        step=0.0368,
-        wait=0.030,
-        accelerator=0.0020,
-        trainer_cpu=0.0020,
-        loader_cpu=0.0268,
-        loader_wall=0.0268,
+        ms(step=36.8, wait=30, accelerator=2, trainer=2, loader=26.8, wall=26.8),
         rates={1: 30.0},
         workers=1,
         vcpus=1,
@@ -414,12 +376,7 @@ def test_other_programs_widen_the_band_by_what_they_took() -> None:
 # A loader that sleeps, one worker on one vCPU: four workers are free, a data host makes it five.
 SLEEPY = profile_of(
     rank_of(
-        step=0.0427,
-        wait=0.040,
-        accelerator=0.0020,
-        trainer_cpu=0.0020,
-        loader_cpu=0.0004,
-        loader_wall=0.0427,
+        ms(step=42.7, wait=40, accelerator=2, trainer=2, loader=0.4, wall=42.7),
         rates={1: 23.4},
         workers=1,
         vcpus=1,
@@ -493,12 +450,7 @@ def test_storage_that_workers_share_is_mended_by_hosts_that_have_their_own() -> 
 def test_threads_of_torch_are_blamed_only_where_there_are_several_and_nobody_else() -> None:
     def text(others: float, threads: int) -> str:
         rank = rank_of(
-            step=0.157,
-            wait=0.136,
-            accelerator=0.021,
-            trainer_cpu=0.021,
-            loader_cpu=0.007,
-            loader_wall=0.007,
+            ms(step=157, wait=136, accelerator=21, trainer=21, loader=7, wall=7),
             rates={2: 280.0, 1: 140.0},
             workers=0,
             vcpus=2,
@@ -517,7 +469,7 @@ def test_threads_of_torch_are_blamed_only_where_there_are_several_and_nobody_els
     numbers=st.fixed_dictionaries(
         {
             name: st.floats(1e-4, 1.0)
-            for name in ("step", "accelerator", "trainer_cpu", "loader_cpu", "loader_wall")
+            for name in ("step", "accelerator", "trainer", "loader", "wall")
         }
     ),
     few=st.floats(0.1, 100),
@@ -536,8 +488,7 @@ def test_the_self_check_and_the_model_sum_the_parts_alike_whatever_was_measured(
 ) -> None:
     profile = profile_of(
         rank_of(
-            **numbers,
-            wait=numbers["step"] / 2,
+            {**numbers, "wait": numbers["step"] / 2},
             rates={1: few, 2: many},
             others=others,
             workers=workers,
@@ -559,10 +510,7 @@ def test_the_self_check_and_the_model_sum_the_parts_alike_whatever_was_measured(
 
 
 def test_a_cluster_that_is_asked_for_is_not_priced_on_a_busy_profile_and_that_is_said() -> None:
-    asked = (
-        Group(name="dnn", role="dnn", instance_type="local.c2", count=1),
-        Group(name="data", role="data", instance_type="local.c2", count=1),
-    )
+    asked = builders.clusters("local.c2", "local.c2")
     decision = decide(
         TWO_BUSY_CORES,
         catalog=load_catalog("local", cores=4),
@@ -574,159 +522,59 @@ def test_a_cluster_that_is_asked_for_is_not_priced_on_a_busy_profile_and_that_is
 
 
 # What a quiet machine of two cores measures of the nine scripts of benchmarks/honesty.py.
-NINE: dict[str, tuple[Callable[..., RankResult], str, str]] = {
+NINE: dict[str, tuple[dict[str, float], dict[str, Any], tuple[str, str]]] = {
     "compute": (
-        partial(
-            rank_of,
-            step=0.0405,
-            wait=0.0002,
-            accelerator=0.0402,
-            trainer_cpu=0.001,
-            loader_cpu=0.004,
-            loader_wall=0.004,
-            rates={2: 480.0, 1: 245.0},
-            workers=1,
-            vcpus=2,
-        ),
-        "accelerator",
-        "keep",
+        ms(step=40.5, wait=0.2, accelerator=40.2, trainer=1, loader=4, wall=4),
+        {"rates": {2: 480.0, 1: 245.0}, "workers": 1, "vcpus": 2},
+        ("accelerator", "keep"),
     ),
     "sleep": (
-        partial(
-            rank_of,
-            step=0.0621,
-            wait=0.053,
-            accelerator=0.0083,
-            trainer_cpu=0.001,
-            loader_cpu=0.001,
-            loader_wall=0.0615,
-            rates={2: 32.2, 1: 16.2},
-            workers=1,
-            vcpus=2,
-        ),
-        "latency",
-        "tune",
+        ms(step=62.1, wait=53, accelerator=8.3, trainer=1, loader=1, wall=61.5),
+        {"rates": {2: 32.2, 1: 16.2}, "workers": 1, "vcpus": 2},
+        ("latency", "tune"),
     ),
     "image": (
-        partial(
-            rank_of,
-            step=0.0415,
-            wait=0.033,
-            accelerator=0.0083,
-            trainer_cpu=0.001,
-            loader_cpu=0.042,
-            loader_wall=0.041,
-            rates={2: 46.0, 1: 24.3},
-            workers=1,
-            vcpus=2,
-        ),
-        "workers",
-        "tune",
+        ms(step=41.5, wait=33, accelerator=8.3, trainer=1, loader=42, wall=41),
+        {"rates": {2: 46.0, 1: 24.3}, "workers": 1, "vcpus": 2},
+        ("workers", "tune"),
     ),
     "no workers": (
-        partial(
-            rank_of,
-            step=0.0505,
-            wait=0.030,
-            accelerator=0.0203,
-            trainer_cpu=0.031,
-            loader_cpu=0.0305,
-            loader_wall=0.030,
-            rates={2: 63.0, 1: 33.0},
-            workers=0,
-            vcpus=2,
-        ),
-        "workers",
-        "tune",
+        ms(step=50.5, wait=30, accelerator=20.3, trainer=31, loader=30.5, wall=30),
+        {"rates": {2: 63.0, 1: 33.0}, "workers": 0, "vcpus": 2},
+        ("workers", "tune"),
     ),
     "optimal": (
-        partial(
-            rank_of,
-            step=0.0305,
-            wait=0.0003,
-            accelerator=0.0302,
-            trainer_cpu=0.001,
-            loader_cpu=0.021,
-            loader_wall=0.020,
-            rates={2: 92.0, 1: 49.0},
-            workers=2,
-            vcpus=2,
-        ),
-        "accelerator",
-        "keep",
+        ms(step=30.5, wait=0.3, accelerator=30.2, trainer=1, loader=21, wall=20),
+        {"rates": {2: 92.0, 1: 49.0}, "workers": 2, "vcpus": 2},
+        ("accelerator", "keep"),
     ),
     "gil": (
-        partial(
-            rank_of,
-            step=0.0405,
-            wait=0.0003,
-            accelerator=0.0402,
-            trainer_cpu=0.040,
-            loader_cpu=0.005,
-            loader_wall=0.005,
-            rates={2: 380.0, 1: 195.0},
-            workers=1,
-            vcpus=2,
-        ),
-        "accelerator",
-        "keep",
+        ms(step=40.5, wait=0.3, accelerator=40.2, trainer=40, loader=5, wall=5),
+        {"rates": {2: 380.0, 1: 195.0}, "workers": 1, "vcpus": 2},
+        ("accelerator", "keep"),
     ),
     "disk": (
-        partial(
-            rank_of,
-            step=0.300,
-            wait=0.290,
-            accelerator=0.0053,
-            trainer_cpu=0.002,
-            loader_cpu=0.060,
-            loader_wall=0.300,
-            rates={2: 3.5, 1: 3.3},
-            workers=1,
-            vcpus=2,
-            read_bytes=128e6,
-        ),
-        "storage",
-        "keep",
+        ms(step=300, wait=290, accelerator=5.3, trainer=2, loader=60, wall=300),
+        {"rates": {2: 3.5, 1: 3.3}, "workers": 1, "vcpus": 2, "read_bytes": 128e6},
+        ("storage", "keep"),
     ),
     "one core": (
-        partial(
-            rank_of,
-            step=0.0615,
-            wait=0.036,
-            accelerator=0.0203,
-            trainer_cpu=0.020,
-            loader_cpu=0.040,
-            loader_wall=0.040,
-            rates={1: 24.5},
-            workers=1,
-            vcpus=1,
-        ),
-        "cpu",
-        "heterogeneous",
+        ms(step=61.5, wait=36, accelerator=20.3, trainer=20, loader=40, wall=40),
+        {"rates": {1: 24.5}, "workers": 1, "vcpus": 1},
+        ("cpu", "heterogeneous"),
     ),
     "shared cores": (
-        partial(
-            rank_of,
-            step=0.0385,
-            wait=0.020,
-            accelerator=0.0153,
-            trainer_cpu=0.015,
-            loader_cpu=0.061,
-            loader_wall=0.055,
-            rates={2: 32.5, 1: 18.0},
-            workers=2,
-            vcpus=2,
-        ),
-        "cpu",
-        "keep",
+        ms(step=38.5, wait=20, accelerator=15.3, trainer=15, loader=61, wall=55),
+        {"rates": {2: 32.5, 1: 18.0}, "workers": 2, "vcpus": 2},
+        ("cpu", "keep"),
     ),
 }
 
 
 @pytest.mark.parametrize("name", list(NINE))
 def test_a_training_of_a_known_bottleneck_is_advised_rightly(name: str) -> None:
-    make, bottleneck, action = NINE[name]
-    profile = profile_of(make())
+    took, how, advice = NINE[name]
+    profile = profile_of(rank_of(took, **how))
     assert profile.check is not None
     assert profile.check.explained
     decision = decide(
@@ -739,15 +587,15 @@ def test_a_training_of_a_known_bottleneck_is_advised_rightly(name: str) -> None:
         ),
         today=date(2026, 11, 21),
     )
-    assert (decision.bottleneck, decision.action) == (bottleneck, action)
+    assert (decision.bottleneck, decision.action) == advice
 
 
 @pytest.mark.parametrize("name", list(NINE))
 def test_where_others_keep_most_of_the_machine_busy_nothing_is_told_of_any_of_them(
     name: str,
 ) -> None:
-    make, _, _ = NINE[name]
-    profile = profile_of(make(others=0.8 * make().vcpus))
+    took, how, _ = NINE[name]
+    profile = profile_of(rank_of(took, **how, others=0.8 * how["vcpus"]))
     decision = decided(profile, objective="time")
     assert (decision.bottleneck, decision.action) == ("unexplained", "keep")
     assert "cannot be told" in words(decision)

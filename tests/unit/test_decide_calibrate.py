@@ -22,9 +22,9 @@ from stoker.records import (
     Measured,
     Profile,
     ProfiledHost,
-    StepTerms,
     Training,
 )
+from support import builders
 
 replace = msgspec.structs.replace
 LOCAL = load_catalog("local", cores=2)
@@ -41,12 +41,8 @@ def profile(**changes: float) -> Profile:
         "trainer_cpu_seconds": 0.022,
         "receive_cpu_seconds": 0.001,
     }
-    return Profile(
-        workload_sha256="a" * 64,
-        host=ProfiledHost(instance_type="local.c1"),
-        step=StepTerms(global_batch_size=64, num_workers=1, **{**terms, **changes}),
-        check=Check(predicted_step_seconds=0.062, error=0.0, explained=True),
-    )
+    own = {"global_batch_size": 64, "num_workers": 1, **terms, **changes}
+    return builders.profile(is_explained=True, predicted=0.062, workload_sha256="a" * 64, **own)
 
 
 def run(slower: float = 1.0, *, measured_on: Profile | None = None, **training: Any) -> EarlierRun:
@@ -136,7 +132,10 @@ def test_runs_that_disagree_widen_the_bands_of_data_groups() -> None:
 def test_receiving_is_corrected_where_the_data_hosts_are_not_the_limit() -> None:
     # All batches are made on data hosts with CPU to spare: the dnn host's receiving is the limit.
     aws = load_catalog("sagemaker")
-    terms = StepTerms(
+    found = builders.profile(
+        "ml.g5.8xlarge",
+        is_explained=True,
+        workload_sha256="a" * 64,
         step_seconds=1.0,
         accelerator_step_seconds=0.01,
         loader_cpu_seconds=30.0,
@@ -145,16 +144,7 @@ def test_receiving_is_corrected_where_the_data_hosts_are_not_the_limit() -> None
         num_workers=32,
         global_batch_size=64,
     )
-    found = Profile(
-        workload_sha256="a" * 64,
-        host=ProfiledHost(instance_type="ml.g5.8xlarge"),
-        step=terms,
-        check=Check(predicted_step_seconds=1.0, error=0.0, explained=True),
-    )
-    groups = (
-        Group(name="dnn", role="dnn", instance_type="ml.g5.8xlarge", count=1, workers_per_host=0),
-        Group(name="data", role="data", instance_type="ml.c7i.24xlarge", count=8),
-    )
+    groups = builders.clusters("ml.g5.8xlarge", "ml.c7i.24xlarge", 8, workers_per_host=0)
     decision = decide(
         found, catalog=aws, constraints=Constraints(), extra_clusters=[groups], today=TODAY
     )

@@ -15,14 +15,10 @@ from stoker.decide import decide
 from stoker.records import (
     Constraints,
     Decision,
-    Group,
-    Observed,
     Plan,
     Predicted,
-    Profile,
-    ProfiledHost,
-    StepTerms,
 )
+from support import builders
 
 TODAY = date(2022, 12, 1)
 PRICES_2022 = """instance_type,sagemaker_usd_per_hour_us_east_1,priced_on
@@ -51,63 +47,55 @@ def containers(tmp_path: Path) -> Catalog:
     return load_catalog("kubernetes", file)
 
 
-def _cluster(dnn: str, data: str, *, count: int, workers: int | None = None) -> tuple[Group, ...]:
-    return (
-        Group(name="dnn", role="dnn", instance_type=dnn, count=1, workers_per_host=workers),
-        Group(name="data", role="data", instance_type=data, count=count),
-    )
-
-
 def _tensorflow(catalog: Catalog, today: date = TODAY) -> Decision:
-    profile = Profile(
-        host=ProfiledHost(instance_type="ml.p4d.24xlarge"),
-        step=StepTerms(step_seconds=0.192, accelerator_step_seconds=0.064, global_batch_size=8192),
-        observed=Observed(gpu_utilization=0.45),
+    profile = builders.profile(
+        "ml.p4d.24xlarge",
+        step_seconds=0.192,
+        accelerator_step_seconds=0.064,
+        global_batch_size=8192,
+        gpu_utilization=0.45,
     )
     return decide(
         profile,
         catalog=catalog,
         constraints=Constraints(),
-        extra_clusters=[_cluster("ml.p4d.24xlarge", "ml.c5.18xlarge", count=2)],
+        extra_clusters=[builders.clusters("ml.p4d.24xlarge", "ml.c5.18xlarge", 2)],
         today=today,
     )
 
 
 def _pytorch(catalog: Catalog, cpu: float | None = None) -> Decision:
-    profile = Profile(
-        host=ProfiledHost(instance_type="ml.p3.2xlarge"),
-        step=StepTerms(
-            step_seconds=1.193,
-            accelerator_step_seconds=0.06,
-            loader_cpu_seconds=cpu,
-            num_workers=8,
-            global_batch_size=8192,
-        ),
+    profile = builders.profile(
+        "ml.p3.2xlarge",
+        step_seconds=1.193,
+        accelerator_step_seconds=0.06,
+        loader_cpu_seconds=cpu,
+        num_workers=8,
+        global_batch_size=8192,
     )
     return decide(
         profile,
         catalog=catalog,
         constraints=Constraints(),
         # The data host did all preprocessing, with 32 workers.
-        extra_clusters=[_cluster("ml.p3.2xlarge", "ml.c5.9xlarge", count=1, workers=0)],
+        extra_clusters=[builders.clusters("ml.p3.2xlarge", "ml.c5.9xlarge", workers_per_host=0)],
         today=TODAY,
     )
 
 
 def _fastflow(catalog: Catalog, *, gpus: int, data: int) -> float:
     """Predicted time with the remote hosts over the time without them."""
-    profile = Profile(
-        host=ProfiledHost(instance_type="box.gpu", count=gpus),
-        step=StepTerms(
-            step_seconds=1.0,
-            accelerator_step_seconds=0.05,
-            trainer_vcpus=0,
-            global_batch_size=32,
-        ),
+    profile = builders.profile(
+        "box.gpu",
+        count=gpus,
+        step_seconds=1.0,
+        accelerator_step_seconds=0.05,
+        trainer_vcpus=0,
+        global_batch_size=32,
     )
     groups = (
-        Group(name="dnn", role="dnn", instance_type="box.gpu", count=gpus),
-        Group(name="data", role="data", instance_type="box.cpu", count=data),
+        builders.group("dnn", "box.gpu", gpus),
+        builders.group("data", "box.cpu", data),
     )
     decision = decide(
         profile,
@@ -230,9 +218,8 @@ def test_largest_types_have_no_scale_up(largest: str) -> None:
 
 
 def _starved(instance_type: str) -> Decision:
-    profile = Profile(
-        host=ProfiledHost(instance_type=instance_type),
-        step=StepTerms(step_seconds=0.3, accelerator_step_seconds=0.1, global_batch_size=512),
+    profile = builders.profile(
+        instance_type, step_seconds=0.3, accelerator_step_seconds=0.1, global_batch_size=512
     )
     return decide(
         profile,

@@ -24,10 +24,9 @@ from stoker.records import (
     Plan,
     Predicted,
     Profile,
-    ProfiledHost,
-    StepTerms,
     TrainingSize,
 )
+from support import builders
 
 replace = msgspec.structs.replace
 AWS = load_catalog("sagemaker")
@@ -43,11 +42,8 @@ def profile(instance_type: str = "ml.g5.8xlarge", count: int = 1, **terms: float
         "receive_cpu_seconds": 0.01,
         "batch_bytes": 20e6,
     }
-    return Profile(
-        host=ProfiledHost(instance_type=instance_type, count=count),
-        step=StepTerms(global_batch_size=256, num_workers=32, **{**known, **terms}),
-        check=Check(predicted_step_seconds=0.2, error=0.0, explained=True),
-    )
+    own = {"global_batch_size": 256, "num_workers": 32, **known, **terms}
+    return builders.profile(instance_type, count=count, is_explained=True, predicted=0.2, **own)
 
 
 def accelerator_bound(instance_type: str = "ml.g5.8xlarge", count: int = 1) -> Profile:

@@ -19,16 +19,14 @@ from stoker.records import (
     Predicted,
     Prices,
     Profile,
-    ProfiledHost,
-    StepTerms,
     Training,
     Workload,
     to_json,
 )
-from support import sample_records
+from support import builders, sample_records
 
-DNN = Group(name="dnn", role="dnn", instance_type="local.c1", count=1, workers_per_host=1)
-DATA = Group(name="data", role="data", instance_type="local.c1", count=1, workers_per_host=1)
+DNN = builders.group("dnn", workers_per_host=1)
+DATA = builders.group("data", workers_per_host=1)
 
 
 def _workload(*gates: Gate) -> Workload:
@@ -71,11 +69,7 @@ def _decision(sha: str | None = None) -> Decision:
 
 
 def _profile(sha: str | None = None) -> Profile:
-    return Profile(
-        workload_sha256=sha,
-        host=ProfiledHost(instance_type="local.c1"),
-        step=StepTerms(step_seconds=0.06, global_batch_size=64),
-    )
+    return builders.profile(workload_sha256=sha, step_seconds=0.06, global_batch_size=64)
 
 
 def _training(

@@ -9,6 +9,7 @@ from stoker.errors import UsageError
 from stoker.orchestrators.kubeflow.client import IN_CLUSTER, Flags, connection_of
 from stoker.records import Workload
 from stoker.settings import KubeflowEnvironment, kubeflow_environment, workload_from
+from support import builders
 
 NOTHING = KubeflowEnvironment()
 EVERYTHING = KubeflowEnvironment(
@@ -18,7 +19,7 @@ EVERYTHING = KubeflowEnvironment(
 
 def workload(**kubeflow: object) -> Workload:
     overrides = [f"kubernetes.kubeflow.{key}={value}" for key, value in kubeflow.items()]
-    return workload_from({"name": "x", "command": ["true"]}, overrides=overrides)
+    return builders.workload("x", *overrides)
 
 
 def test_nothing_named_leaves_it_to_the_kube_config() -> None:

@@ -9,35 +9,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stoker.errors import UsageError
 from stoker.launch.strategies import mpi, mpi_agent, mpi_rank, smddp
 from stoker.launch.strategies.start import Trainer
-from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec, check_strategy, job_variables
 from stoker.platforms.local import LocalPlatform
 from stoker.records import FeedSettings, Group, StrategySettings
-from stoker.settings import from_environment, read_workload, workload_from
+from stoker.settings import from_environment, read_workload
+from support import builders
 
 HOSTS = ("algo-3", "algo-2")
-TOPOLOGY = Topology(
-    host="algo-3",
-    groups=(HostGroup(name="gpu", role="dnn", instance_type="ml.p4d.24xlarge", hosts=HOSTS),),
-)
+TOPOLOGY = builders.topology("algo-3", kinds={"gpu": "ml.p4d.24xlarge"}, gpu=("dnn", HOSTS))
 
 
 def group(name: str = "dnn", **changes: object) -> Group:
-    fields: dict[str, object] = {"role": "dnn", "instance_type": "local.c1", "count": 1}
-    return Group(name=name, **(fields | changes))  # type: ignore[arg-type]
-
-
-def workload(strategy: object, **more: object) -> object:
-    return workload_from(
-        {"name": "w", "command": ["python", "t.py"], "strategy": strategy, **more},  # type: ignore[dict-item]
-        source="w.yaml",
-    )
+    return msgspec.structs.replace(builders.group("dnn", name=name), **changes)
 
 
 @pytest.mark.parametrize(
@@ -51,15 +41,15 @@ def workload(strategy: object, **more: object) -> object:
 )
 def test_settings_of_another_strategy_are_refused_at_load(strategy: object, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        workload(strategy)
+        builders.workload(strategy=strategy)
 
 
 def test_smddp_on_a_type_that_it_is_not_for_is_refused_at_load_unless_it_may_fall_back() -> None:
     cluster = {"dnn": {"instance_type": "g5.48xlarge"}}
     with pytest.raises(UsageError, match=r"does not support g5.48xlarge, only ml.p4d"):
-        workload("smddp", cluster=cluster)
-    workload({"name": "smddp", "fallback": "nccl"}, cluster=cluster)
-    workload("smddp", cluster={"dnn": {"instance_type": "p4d.24xlarge"}})
+        builders.workload(strategy="smddp", cluster=cluster)
+    builders.workload(strategy={"name": "smddp", "fallback": "nccl"}, cluster=cluster)
+    builders.workload(strategy="smddp", cluster={"dnn": {"instance_type": "p4d.24xlarge"}})
 
 
 def test_replicas_are_said_once_and_no_rank_is_in_two() -> None:
@@ -68,7 +58,7 @@ def test_replicas_are_said_once_and_no_rank_is_in_two() -> None:
         {"replicas": [[0, 1], [1, 2]]},
     ):
         with pytest.raises(UsageError, match="replica"):
-            workload("auto", feed=feed)
+            builders.workload(strategy="auto", feed=feed)
 
 
 def test_the_replica_of_a_rank() -> None:

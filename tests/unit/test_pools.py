@@ -14,6 +14,7 @@ from stoker.errors import UsageError
 from stoker.records import Json, NodePool, Toleration, Workload
 from stoker.records.cloud import amount
 from stoker.settings import workload_from
+from support import builders
 from support.kubernetes_nodes import EKS, KARPENTER, node, pod
 
 POOLS = """\
@@ -26,15 +27,8 @@ c7i.2xlarge,,7,12,,,0.4,,,
 
 
 def workload(**kubernetes: Json) -> Workload:
-    return workload_from(
-        {
-            "name": "mnist",
-            "command": ["python", "train.py"],
-            "platform": "kubernetes",
-            "cluster": {"dnn": {"instance_type": "gpu"}},
-            "kubernetes": kubernetes,
-        }
-    )
+    cluster: Json = {"dnn": {"instance_type": "gpu"}}
+    return builders.workload(platform="kubernetes", cluster=cluster, kubernetes=kubernetes)
 
 
 def pools(made: Workload) -> Mapping[str, NodePool]:

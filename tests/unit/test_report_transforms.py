@@ -5,14 +5,13 @@ from pathlib import Path
 from stoker.records import (
     Check,
     Profile,
-    ProfiledHost,
     ProfileState,
-    StepTerms,
     TransformCost,
     Workload,
 )
 from stoker.report.figures import transform_rows
 from stoker.report.page import write_report
+from support import builders
 
 COSTS = (
     TransformCost(name="getitem", cpu_seconds=0.006, share=0.75, samples=36),
@@ -52,8 +51,8 @@ def page(tmp_path: Path, profile: Profile) -> str:
 
 
 def profile_with(*costs: TransformCost, read_bytes: float | None = None) -> Profile:
-    step = StepTerms(step_seconds=0.1, read_bytes=read_bytes, storage_bytes_per_second=2e8)
-    return Profile(host=ProfiledHost(instance_type="local.c1"), step=step, transforms=costs)
+    storage = {"read_bytes": read_bytes, "storage_bytes_per_second": 2e8}
+    return builders.profile(step_seconds=0.1, transforms=costs, **storage)
 
 
 def test_the_table_stands_in_the_report_and_names_are_text(tmp_path: Path) -> None:
@@ -71,9 +70,8 @@ def test_a_profile_without_parts_has_no_table(tmp_path: Path) -> None:
 
 
 def test_states_stand_in_the_report_with_their_shares(tmp_path: Path) -> None:
-    profile = Profile(
-        host=ProfiledHost(instance_type="local.c1"),
-        step=StepTerms(step_seconds=0.1),
+    profile = builders.profile(
+        step_seconds=0.1,
         check=Check(predicted_step_seconds=0.05, error=-0.5, explained=False, state="network"),
         states=(
             ProfileState(id="network", text="network-bound: <8 Mbit/s", share=0.62),

@@ -21,7 +21,6 @@ from stoker.records import (
     Job,
     Observed,
     Profile,
-    ProfiledHost,
     StepTerms,
     Training,
     read_json,
@@ -29,6 +28,7 @@ from stoker.records import (
 )
 from stoker.report.figures import collect
 from stoker.settings import workload_from
+from support import builders
 
 TODAY = date(2026, 11, 20)
 DAY = 86400
@@ -54,10 +54,7 @@ def job(**changes: object) -> ObservedJob:
 
 
 def profile(cpu: float | None, gpu: float | None, kind: str = "ml.p4d.24xlarge") -> Profile:
-    return Profile(
-        host=ProfiledHost(instance_type=kind),
-        observed=Observed(cpu_utilization=cpu, gpu_utilization=gpu),
-    )
+    return builders.profile(kind, cpu_utilization=cpu, gpu_utilization=gpu)
 
 
 # ---- steps out of a log
@@ -354,10 +351,8 @@ def test_old_prices_are_said_without_a_step_too() -> None:
 
 
 def test_with_a_step_from_the_log_decide_makes_plans_with_wide_bands() -> None:
-    made = Profile(
-        host=ProfiledHost(instance_type="ml.p4d.24xlarge"),
-        step=StepTerms(step_seconds=0.192),
-        observed=Observed(cpu_utilization=0.99, gpu_utilization=0.45),
+    made = builders.profile(
+        "ml.p4d.24xlarge", step_seconds=0.192, cpu_utilization=0.99, gpu_utilization=0.45
     )
     found = decision_of(made)
     best = next(p for p in found.plans if p.action == "heterogeneous" and p.predicted)

@@ -1,0 +1,93 @@
+"""Records as small as a test needs them; whole ones of a run are in `sample_records`."""
+
+from collections.abc import Mapping
+
+from stoker.launch.topology import HostGroup, Topology
+from stoker.records import (
+    Check,
+    Group,
+    Json,
+    Observed,
+    Profile,
+    ProfiledHost,
+    Role,
+    StepTerms,
+    Workload,
+)
+from stoker.settings import workload_from
+
+
+def group(
+    role: Role, kind: str = "local.c1", count: int = 1, *, name: str = "", **more: object
+) -> Group:
+    return Group(name=name or role, role=role, instance_type=kind, count=count, **more)  # type: ignore[arg-type]
+
+
+def clusters(dnn: str, data: str = "", count: int = 1, **of_dnn: object) -> tuple[Group, ...]:
+    """One dnn host, and so many data hosts where their type is named."""
+    return (group("dnn", dnn, **of_dnn), *([group("data", data, count)] if data else []))
+
+
+def workload(name: str = "mnist", *overrides: str, **sections: Json) -> Workload:
+    """A workload as a file with these sections says it."""
+    command: Json = ["python", "train.py"]
+    return workload_from({"name": name, "command": command, **sections}, overrides=overrides)
+
+
+def profile(
+    kind: str = "local.c1",
+    *,
+    count: int = 1,
+    vcpus: int | None = None,
+    is_explained: bool | None = None,
+    predicted: float | None = None,
+    **values: object,
+) -> Profile:
+    """A profile of today's hosts.
+
+    Args:
+        kind: Their type.
+        count: How many.
+        vcpus: Of each, where they are not those of the type.
+        is_explained: Whether the parts explain the step; absent: that was not checked.
+        predicted: What the parts give; absent: the step as it was measured.
+        values: Terms of the step, loads that were observed, and fields of the record.
+    """
+    terms = _taken(values, StepTerms)
+    seen = _taken(values, Observed)
+    check = None
+    if is_explained is not None:
+        step = predicted if predicted is not None else terms["step_seconds"]
+        check = Check(predicted_step_seconds=step, error=0.0, explained=is_explained)  # type: ignore[arg-type]
+    made: dict[str, object] = {
+        "host": ProfiledHost(instance_type=kind, count=count, vcpus=vcpus),
+        "step": StepTerms(**terms) if terms else None,  # type: ignore[arg-type]
+        "observed": Observed(**seen) if seen else None,  # type: ignore[arg-type]
+        "check": check,
+    }
+    return Profile(**{**made, **values})  # type: ignore[arg-type]
+
+
+def _taken(values: dict[str, object], record: type) -> dict[str, object]:
+    """The values that are fields of the record, which are taken out."""
+    names = record.__struct_fields__  # type: ignore[attr-defined]
+    return {name: values.pop(name) for name in names if name in values}
+
+
+def topology(
+    host: str, *, kinds: Mapping[str, str] | None = None, **groups: tuple[Role, tuple[str, ...]]
+) -> Topology:
+    """Hosts of named groups as one of them sees them.
+
+    Args:
+        host: The one that looks.
+        kinds: Group to instance type, where that counts.
+        groups: Name of each group to its role and hosts.
+    """
+    return Topology(
+        host=host,
+        groups=tuple(
+            HostGroup(name=name, role=role, instance_type=(kinds or {}).get(name, ""), hosts=hosts)
+            for name, (role, hosts) in groups.items()
+        ),
+    )
