@@ -1,7 +1,5 @@
 """Kubeflow's verbs by kfp's client, against a server that checks requests by the published API."""
 
-import contextlib
-import io
 import json
 import os
 import signal
@@ -9,16 +7,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
-from stoker.cli.edge import run
 from stoker.errors import PlatformError, UsageError
 from stoker.orchestrators import named
 from stoker.orchestrators.kubeflow.runs import RunOptions
+from support.command import process, stoker
 from support.kfp_server import KfpServer
 from support.kubeflow_orchestrator import (
     ROOT,
@@ -49,36 +46,6 @@ def project(tmp_path: Path, server: KfpServer, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KF_PIPELINES_ENDPOINT", server.url)
     return tmp_path
-
-
-@dataclass(frozen=True)
-class Done:
-    """How a command ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def process(*words: str) -> Done:
-    """The command as people run it: a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker.cli", *words],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
-
-
-def stoker(*words: str) -> Done:
-    """The same in this process, which spares its start."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = run([*words])
-    return Done(code, out.getvalue(), err.getvalue())
 
 
 def test_upload_start_status_and_stop_as_people_run_them(server: KfpServer, project: Path) -> None:

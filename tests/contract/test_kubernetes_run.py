@@ -1,6 +1,5 @@
 """A job on Kubernetes from submit() to its end: the real client against an API server's double."""
 
-import contextlib
 import dataclasses
 import threading
 import time
@@ -15,7 +14,7 @@ from stoker.errors import PlatformError, UsageError
 from stoker.launch.finish import leave_in_pod
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
-from stoker.platforms.base import JobEnd, JobSpec, LogLine
+from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest
 from stoker.platforms.kubernetes import api as connection
 from stoker.platforms.kubernetes.api import ClusterApi
@@ -35,6 +34,7 @@ from support.kubernetes_api import (
 )
 from support.kubernetes_jobs import job as described_job
 from support.local_job import until
+from support.platform_jobs import Followed, follower, use_kube_config
 from support.sample_records import profile as sample_profile
 from support.sample_records import training
 
@@ -71,17 +71,8 @@ def clock() -> Clock:
 def cluster(
     api: KubernetesApi, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> ClusterApi:
-    use_config(monkeypatch, kube_config(tmp_path, api.url))
-    for name in ("POD_NAME", "POD_UID", "KFP_POD_NAME", "KFP_POD_UID"):
-        monkeypatch.delenv(name, raising=False)
+    use_kube_config(monkeypatch, kube_config(tmp_path, api.url))
     return ClusterApi(sleep=lambda seconds: time.sleep(min(seconds, 0.05)), clock=clock)
-
-
-def use_config(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    # The client reads KUBECONFIG when it is imported.
-    monkeypatch.setattr(
-        "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(path), raising=True
-    )
 
 
 @pytest.fixture
@@ -96,6 +87,9 @@ def platform(cluster: ClusterApi) -> KubernetesPlatform:
     return KubernetesPlatform(cluster=cluster)
 
 
+Follow = Callable[[KubernetesRun], Followed]
+
+
 def with_settings(job: JobSpec, **settings: Any) -> JobSpec:
     return dataclasses.replace(
         described_job(name=NAME, settings=settings), run_dir=job.run_dir, next_best=job.next_best
@@ -106,62 +100,9 @@ def plan(platform: KubernetesPlatform, job: JobSpec) -> KubernetesRequest:
     return platform.plan(job)
 
 
-class Followed:
-    """A run whose lines are read by a thread of their own, as `train` does."""
-
-    def __init__(self, run: KubernetesRun) -> None:
-        self.run = run
-        self.lines: list[LogLine] = []
-        self.end: JobEnd | None = None
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._read, name="reader")
-        self._thread.start()
-
-    def _read(self) -> None:
-        try:
-            for line in self.run.lines():
-                self.lines.append(line)
-            self.end = self.run.wait()
-        except BaseException as err:
-            self.error = err
-
-    def texts(self, host: str) -> list[str]:
-        return [line.text for line in list(self.lines) if line.host == host]
-
-    @property
-    def status(self) -> str:
-        return "\n".join(self.texts("status"))
-
-    def ended(self) -> JobEnd:
-        self._thread.join(30.0)
-        assert not self._thread.is_alive(), "it did not end"
-        if self.error:
-            raise self.error
-        assert self.end is not None
-        return self.end
-
-    def failed(self) -> PlatformError:
-        with pytest.raises(PlatformError) as caught:
-            self.ended()
-        return caught.value
-
-
 @pytest.fixture
-def follow() -> Iterator[Callable[[KubernetesRun], Followed]]:
-    begun: list[Followed] = []
-
-    def make(run: KubernetesRun) -> Followed:
-        begun.append(Followed(run))
-        return begun[-1]
-
-    yield make
-    for followed in begun:
-        followed.run.stop()
-        with contextlib.suppress(PlatformError):
-            followed.ended()
-
-
-Follow = Callable[[KubernetesRun], Followed]
+def follow() -> Iterator[Follow]:
+    yield from follower()
 
 
 def record_lines(tmp_path: Path, training: Training, timeline: str = "") -> list[str]:
@@ -223,21 +164,6 @@ def test_submit_makes_the_job_and_what_it_owns(
     assert run.name == NAME
     assert not run.is_adopted
     run.stop()
-
-
-def test_the_token_is_new_for_each_run_and_in_the_secret_alone(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    platform.submit(plan(platform, job)).stop()
-    run = platform.submit(plan(platform, job))
-    token = api.token(NAME)
-    assert len(bytes.fromhex(token)) == 32
-    run.stop()
-    assert token not in str(api.calls)
-    assert token not in "".join(capfd.readouterr())
 
 
 def test_pods_wait_for_their_token_only_until_the_next_calls(
@@ -350,28 +276,6 @@ def test_a_runtime_that_others_applied_must_be_that_of_the_plan(
 
 
 # --- trying again
-
-
-@BOTH
-def test_a_second_attempt_goes_on_with_the_job_and_its_token(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, api_name: str
-) -> None:
-    request = plan(platform, with_settings(job, api=api_name))
-    platform.submit(request)
-    token, uid = api.token(NAME), api.get(PLURAL[api_name], NAME)["metadata"]["uid"]
-    api.run_pods(NAME)
-    leader = only_pod(api, f"{NAME}-{TRAINS[api_name]}-0-0")
-    api.say(leader, "one", "two")
-    second = platform.submit(request)
-    assert second.is_adopted
-    assert api.token(NAME) == token
-    assert api.get(PLURAL[api_name], NAME)["metadata"]["uid"] == uid
-    followed = follow(second)
-    host = f"{NAME}-{TRAINS[api_name]}-0-0"
-    until(lambda: followed.texts(host)[:2] == ["one", "two"], what="the log from its beginning")
-    api.end_pod(leader)
-    api.end_job(NAME)
-    assert followed.ended().status == "succeeded"
 
 
 def test_a_second_attempt_makes_up_for_what_the_first_did_not_come_to(
@@ -547,18 +451,6 @@ def test_a_profile_s_results_come_back_in_the_leader_s_log(
     assert (run_dir / "baseline-timeline.csv").read_text() == "loader\n0\n"
 
 
-def test_a_run_that_ended_well_is_kept(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
-    followed = follow(platform.submit(plan(platform, job)))
-    trained(api, followed, lines=[])
-    followed.ended()
-    followed.run.stop()
-    followed.run.stop()
-    assert api.names("jobsets") == [NAME]
-    assert api.count("DELETE") == 0
-
-
 def test_no_thread_and_no_connection_is_left(
     api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
 ) -> None:
@@ -607,20 +499,6 @@ def test_a_container_that_is_started_again_loses_no_line(
     until(lambda: "three" in followed.texts(FIRST), what="the new container's log")
     assert followed.texts(FIRST) == ["one", "two", "three"]
     assert f"{FIRST}: it runs on node node-1, started again" in followed.status
-
-
-def test_a_failed_dnn_host_fails_the_run_with_its_last_words(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
-    followed = follow(platform.submit(plan(platform, job)))
-    api.run_pods(NAME)
-    leader = only_pod(api, LEADER)
-    api.say(leader, "Traceback ...")
-    api.end_pod(leader, 7, message="rank 0 on x: ValueError: boom")
-    api.end_job(NAME, "Failed", message="jobset failed due to one or more job failures")
-    end = followed.ended()
-    assert (end.status, end.exit_code) == ("failed", 7)
-    assert end.failure == f"dnn host {LEADER} ended with exit code 7: rank 0 on x: ValueError: boom"
 
 
 @pytest.mark.parametrize(
@@ -915,22 +793,6 @@ def test_events_of_others_and_of_every_day_are_not_told(
 # --- stopping
 
 
-@BOTH
-def test_stop_deletes_the_job_with_all_it_owns(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, api_name: str
-) -> None:
-    followed = follow(platform.submit(plan(platform, with_settings(job, api=api_name))))
-    api.run_pods(NAME)
-    host = f"{NAME}-{TRAINS[api_name]}-0-0"
-    until(lambda: f"{host}: it runs" in followed.status, what="it runs")
-    followed.run.stop()
-    followed.run.stop()
-    assert followed.ended().status == "stopped"
-    for plural in (PLURAL[api_name], "secrets", "configmaps", "pods", "trainingruntimes"):
-        assert api.names(plural) == []
-    assert api.count("DELETE") == 1
-
-
 def test_what_hosts_say_while_they_are_stopped_is_read(
     api: KubernetesApi,
     platform: KubernetesPlatform,
@@ -988,17 +850,6 @@ def test_stop_without_the_right_to_says_so_and_does_not_raise(
     said = capfd.readouterr().err
     assert "job_not_deleted" in said
     assert "delete jobsets.jobset.x-k8s.io" in said
-
-
-def test_a_job_that_somebody_else_deletes_is_stopped(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
-    followed = follow(platform.submit(plan(platform, job)))
-    api.run_pods(NAME)
-    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
-    api.remove("jobsets", NAME)
-    assert followed.ended().status == "stopped"
-    assert "the job was deleted" in followed.status
 
 
 def test_clean_up_deletes_what_runs_and_nothing_else(
@@ -1079,7 +930,7 @@ def test_a_namespace_that_is_not_there_is_named(
 def test_a_login_that_is_not_accepted_says_so(
     api: KubernetesApi, job: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_config(monkeypatch, kube_config(tmp_path, api.url, token="old"))
+    use_kube_config(monkeypatch, kube_config(tmp_path, api.url, token="old"))
     with pytest.raises(PlatformError, match="does not accept these credentials") as caught:
         KubernetesPlatform().submit(plan(KubernetesPlatform(), job))
     assert "log in again" in caught.value.fix
@@ -1088,7 +939,7 @@ def test_a_login_that_is_not_accepted_says_so(
 def test_no_kube_config_says_where_one_would_be(
     job: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_config(monkeypatch, tmp_path / "none")
+    use_kube_config(monkeypatch, tmp_path / "none")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(PlatformError, match="no cluster is configured") as caught:
         KubernetesPlatform().submit(plan(KubernetesPlatform(), job))
@@ -1098,7 +949,7 @@ def test_no_kube_config_says_where_one_would_be(
 def test_in_a_pod_its_own_account_and_namespace_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_config(monkeypatch, tmp_path / "none")
+    use_kube_config(monkeypatch, tmp_path / "none")
     account = tmp_path / "account"
     account.mkdir()
     (account / "token").write_text("of-the-pod")
@@ -1130,7 +981,7 @@ def test_a_context_that_is_not_there_is_named(
 def test_nobody_who_answers_is_said_within_seconds(
     job: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_config(monkeypatch, kube_config(tmp_path, "http://127.0.0.1:1"))
+    use_kube_config(monkeypatch, kube_config(tmp_path, "http://127.0.0.1:1"))
     waited: list[float] = []
     platform = KubernetesPlatform(cluster=ClusterApi(sleep=waited.append))
     with pytest.raises(PlatformError, match="does not answer") as caught:
@@ -1142,7 +993,7 @@ def test_nobody_who_answers_is_said_within_seconds(
 def test_a_connection_that_is_not_safe_has_no_retry(
     api: KubernetesApi, job: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_config(monkeypatch, kube_config(tmp_path, api.url.replace("http:", "https:")))
+    use_kube_config(monkeypatch, kube_config(tmp_path, api.url.replace("http:", "https:")))
     waited: list[float] = []
     platform = KubernetesPlatform(cluster=ClusterApi(sleep=waited.append))
     with pytest.raises(PlatformError, match="no safe connection"):

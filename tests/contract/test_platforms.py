@@ -1,129 +1,312 @@
-"""What every platform promises; today there is the local one."""
+"""Every platform keeps the interface of `stoker.platforms.base` in the same way."""
 
 import dataclasses
+import json
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from stoker.errors import UsageError
+from stoker.errors import PlatformError, UsageError
 from stoker.platforms import PLATFORMS, platform_named
-from stoker.platforms.base import JobSpec, groups_of_channel
-from stoker.platforms.local import SHARED_CORES, LocalPlatform
-from stoker.records import Channel, Group
-
-CORES = (0, 1, 2, 3)
-
-
-def group(role: str, kind: str = "local.c1", count: int = 1, name: str = "") -> Group:
-    return Group(name=name or role, role=role, instance_type=kind, count=count)  # type: ignore[arg-type]
-
-
-def job(*groups: Group, **changes: object) -> JobSpec:
-    spec = JobSpec(
-        name="mnist-1",
-        command=("python", "train.py"),
-        groups=groups or (group("dnn"), group("data", count=2)),
-        run_dir=Path("runs/mnist-1"),
-        channels={"train": Channel(uri="data/mnist")},
-    )
-    return dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
-
-
-def test_plan_is_pure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    platform = LocalPlatform(cores=CORES, environ={})
-    assert platform.plan(job()) == platform.plan(job())
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_plan_of_a_heterogeneous_job_is_as_it_was() -> None:
-    platform = LocalPlatform(cores=CORES, environ={})
-    described = platform.describe(platform.plan(job()))
-    assert described.pop("feed")
-    assert described == {
-        "platform": "local",
-        "name": "mnist-1",
-        "command": ["python", "train.py"],
-        "run_dir": "runs/mnist-1",
-        "hosts": [
-            {
-                "name": name,
-                "group": role,
-                "role": role,
-                "instance_type": "local.c1",
-                "cores": [core],
-                "processes": 1,
-            }
-            for name, role, core in (
-                ("algo-3", "dnn", 0),
-                ("algo-1", "data", 1),
-                ("algo-2", "data", 2),
-            )
-        ],
-        "channels": {"train": "data/mnist"},
-        "hyperparameters": {},
-        "strategy": "auto",
-        "comparable": True,
-        "not_comparable_because": None,
-    }
-
-
-def test_hosts_get_cores_of_their_own_where_there_are_enough() -> None:
-    plan = LocalPlatform(cores=CORES, environ={}).plan(
-        job(group("dnn", "local.c2"), group("data", count=2))
-    )
-    assert [host.cores for host in plan.hosts] == [(0, 1), (2,), (3,)]
-    assert plan.not_comparable == ""
-
-
-def test_a_job_of_one_host_may_name_the_type_that_this_machine_is() -> None:
-    plan = LocalPlatform(cores=CORES, environ={}).plan(job(group("dnn", "ml.p4d.24xlarge")))
-    assert [host.cores for host in plan.hosts] == [CORES]
-    assert plan.hosts[0].instance_type == "ml.p4d.24xlarge"
-    assert plan.not_comparable == ""
-
-
-@pytest.mark.parametrize("kind", ["local.c2", "ml.local.c2"])
-def test_hosts_that_must_share_cores_are_flagged(kind: str) -> None:
-    plan = LocalPlatform(cores=(4, 5), environ={}).plan(job(group("dnn", kind), group("data")))
-    assert [host.cores for host in plan.hosts] == [(4, 5), (4,)]
-    assert plan.not_comparable == SHARED_CORES
-
-
-def test_a_host_larger_than_the_machine_gets_all_of_it_and_is_flagged() -> None:
-    plan = LocalPlatform(cores=(0, 1), environ={}).plan(job(group("dnn", "local.c8")))
-    assert plan.hosts[0].cores == (0, 1)
-    assert plan.not_comparable == SHARED_CORES
-
-
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        (job(group("dnn", "ml.p4d.24xlarge", 2)), "no instance type ml.p4d.24xlarge"),
-        (job(group("dnn", "ml.p4d.24xlarge"), group("data")), "no instance type ml.p4d"),
-        (job(group("dnn", "local.c0")), "no instance type local.c0"),
-        (job(group("data"), group("dnn")), "it comes first"),
-        (job(group("dnn"), group("dnn", name="more")), "exactly one dnn group"),
-        (job(group("dnn"), group("data", name="dnn")), "one name"),
-        (job(channels={"train": Channel(uri="s3://bucket/x")}), "reads folders, not s3://"),
-        (job(channels={"a/b": Channel(uri="x")}), "no name for a channel"),
-        (
-            job(channels={"train": Channel(uri="x", groups=("gpu",))}),
-            "there is no instance group gpu",
-        ),
-        (job(name="../x"), "no name for a run"),
-        (job(command=()), "no command"),
-    ],
+from stoker.platforms.base import JobSpec, Run, groups_of_channel
+from stoker.records import Channel, StrategySettings
+from support.builders import group
+from support.local_job import until
+from support.platform_jobs import (
+    EXIT_CODE,
+    NAME,
+    REASON,
+    Followed,
+    PlatformJob,
+    follower,
+    platform_job,
 )
-def test_a_job_that_cannot_run_is_refused_before_anything_starts(spec: JobSpec, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        LocalPlatform(cores=CORES, environ={}).plan(spec)
+
+JOBS = ("local", "sagemaker", "jobset", "trainer")
+# A local run's hosts end with the process that started them: a later attempt finds none to adopt.
+ADOPT = pytest.mark.parametrize("job", JOBS[1:], indirect=True)
+
+Follow = Callable[[Run], Followed]
+
+
+@pytest.fixture(params=JOBS)
+def job(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[PlatformJob]:
+    with platform_job(request.param, tmp_path, request, monkeypatch) as found:
+        yield found
+
+
+@pytest.fixture
+def follow() -> Iterator[Follow]:
+    yield from follower()
+
+
+def submit(job: PlatformJob) -> Run:
+    return job.platform.submit(job.platform.plan(job.spec))  # type: ignore[no-any-return]
+
+
+def begin(job: PlatformJob, follow: Follow) -> Followed:
+    """A run that is followed, all of whose hosts run."""
+    followed = follow(submit(job))
+    job.run_hosts(followed.run)
+    return followed
 
 
 def test_platforms_are_known_by_name() -> None:
     assert [platform_named(name).name for name in PLATFORMS] == list(PLATFORMS)
     with pytest.raises(UsageError, match="lunar"):
         platform_named("lunar")
+
+
+# --- planning
+
+
+def test_plan_is_pure(job: PlatformJob) -> None:
+    assert job.platform.plan(job.spec) == job.platform.plan(job.spec)
+    assert list(job.calls()) == []
+
+
+def test_a_plan_is_described_as_json_with_name_command_and_types(job: PlatformJob) -> None:
+    described = json.dumps(job.platform.describe(job.platform.plan(job.spec)))
+    assert NAME in described
+    assert " ".join(job.spec.command[:2]) in described.replace('", "', " ")
+    for each in job.spec.groups:
+        assert each.instance_type in described
+
+
+def with_channel(job: PlatformJob, **changes: object) -> JobSpec:
+    channel = next(iter(job.spec.channels.values()), Channel(uri="data"))
+    changed = msgspec.structs.replace(channel, **{"groups": None, **changes})
+    return dataclasses.replace(job.spec, channels={"train": changed})
+
+
+def with_dnn(job: PlatformJob, **changes: object) -> JobSpec:
+    dnn, *data = job.spec.groups
+    return dataclasses.replace(job.spec, groups=(msgspec.structs.replace(dnn, **changes), *data))
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "where"),
+    [
+        (lambda j: with_channel(j, groups=("gpu",)), "no instance group gpu", "channels.train"),
+        (lambda j: with_channel(j, uri=j.wrong_uri), "://", "train"),
+        (lambda j: with_dnn(j, instance_type="nonsense.c9"), "nonsense.c9", "group dnn"),
+        (
+            lambda j: dataclasses.replace(j.spec, strategy=StrategySettings(name="smddp")),
+            "does not support",
+            "key strategy, group dnn",
+        ),
+    ],
+    ids=["group", "channel", "type", "strategy"],
+)
+def test_what_cannot_run_is_refused_with_what_where_and_what_to_do(
+    job: PlatformJob, change: Callable[[PlatformJob], JobSpec], what: str, where: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        job.platform.plan(change(job))
+    assert what in caught.value.what
+    assert where in caught.value.where
+    assert caught.value.fix
+    assert list(job.calls()) == []
+
+
+def twice_the_dnn_group(job: PlatformJob) -> JobSpec:
+    dnn = job.spec.groups[0]
+    return dataclasses.replace(job.spec, groups=(dnn, msgspec.structs.replace(dnn, name="more")))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda j: dataclasses.replace(j.spec, command=()), "no command to run"),
+        (twice_the_dnn_group, "exactly one dnn group"),
+        (lambda j: dataclasses.replace(j.spec, groups=j.spec.groups[::-1]), "it comes first"),
+    ],
+    ids=["command", "two", "order"],
+)
+def test_a_job_without_a_command_or_its_one_dnn_group_first_is_refused(
+    job: PlatformJob, change: Callable[[PlatformJob], JobSpec], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        job.platform.plan(change(job))
+    assert caught.value.where
+
+
+# --- submitting
+
+
+def test_submit_starts_one_job_of_the_name(job: PlatformJob) -> None:
+    run = submit(job)
+    assert run.name == NAME
+    started = job.started()
+    run.stop()
+    assert len(started) == (len(job.spec.groups) if job.platform.name == "local" else 1)
+
+
+def test_each_run_has_a_token_of_its_own_that_is_told_nobody(
+    job: PlatformJob, follow: Follow, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tokens = []
+    for _ in range(2):
+        request = job.platform.plan(job.spec)
+        followed = follow(job.platform.submit(request))
+        job.run_hosts(followed.run)
+        tokens.append(job.token(followed.run))
+        followed.run.stop()
+        followed.ended()
+        said = [*capfd.readouterr(), json.dumps(job.platform.describe(request)), *job.calls()]
+        for text in [*said, *(line.text for line in followed.lines)]:
+            assert tokens[-1] not in text
+    assert [len(bytes.fromhex(token)) for token in tokens] == [32, 32]
+    assert tokens[0] != tokens[1]
+
+
+def test_a_platform_that_refuses_a_job_is_an_error_with_the_reason_and_nothing_is_left(
+    job: PlatformJob,
+) -> None:
+    words = job.deny()
+    request = job.platform.plan(job.spec)
+    with pytest.raises(PlatformError) as caught:
+        job.platform.submit(request)
+    assert words in caught.value.what
+    assert caught.value.where
+    assert list(job.left()) == []
+
+
+# --- trying again
+
+
+@ADOPT
+def test_a_second_submit_adopts_the_running_job_with_its_token_and_all_its_lines(
+    job: PlatformJob, follow: Follow
+) -> None:
+    first = submit(job)
+    started, token = job.started(), job.token(first)
+    job.run_hosts(first)
+    job.say("one", "two")
+    second = submit(job)
+    assert second.name == first.name
+    assert (job.started(), job.token(second)) == (started, token)
+    followed = follow(second)
+    leader = next(iter(job.hosts))
+    until(lambda: said_by(followed, leader, "one", "two") == ["one", "two"], what="all lines")
+    job.succeed()
+    assert followed.ended().status == "succeeded"
+    assert job.started() == started
+
+
+@ADOPT
+def test_a_second_submit_of_a_job_that_has_succeeded_gives_its_end_and_runs_nothing(
+    job: PlatformJob, follow: Follow
+) -> None:
+    first = begin(job, follow)
+    job.succeed()
+    first.ended()
+    started = job.started()
+    assert follow(submit(job)).ended().status == "succeeded"
+    assert job.started() == started
+
+
+# --- following
+
+
+def said_by(followed: Followed, host: str, *texts: str) -> list[str]:
+    """Those of these texts that a host said, in order and as often as they came."""
+    return [text for text in followed.texts(host) if text in texts]
+
+
+def test_lines_come_once_in_order_with_their_host_and_group_while_the_job_runs(
+    job: PlatformJob, follow: Follow
+) -> None:
+    followed = begin(job, follow)
+    leader, *others = job.hosts
+    texts = [f"step {number}" for number in range(20)]
+    job.say(*texts[:10])
+    until(lambda: said_by(followed, leader, *texts) == texts[:10], what="the first lines")
+    job.say(*texts[10:])
+    until(lambda: said_by(followed, leader, *texts) == texts, what="the other lines")
+    until(lambda: all(map(followed.texts, others)), what="all hosts' lines")
+    job.succeed()
+    followed.ended()
+    assert said_by(followed, leader, *texts) == texts
+    groups = {(line.host, line.group) for line in followed.lines if line.host != "status"}
+    assert groups == set(job.hosts.items())
+    logs = job.spec.run_dir / "logs"
+    for host, group_name in job.hosts.items():
+        kept = (logs / f"{group_name}-{host}.log").read_text().splitlines()
+        assert kept == followed.texts(host)
+
+
+def test_following_ends_with_the_job_and_its_end_is_told_as_often_as_asked(
+    job: PlatformJob, follow: Follow
+) -> None:
+    followed = begin(job, follow)
+    job.succeed()
+    end = followed.ended()
+    assert (end.status, end.exit_code, end.failure) == ("succeeded", 0, None)
+    assert followed.run.wait() == end
+
+
+def test_the_end_of_a_failed_job_carries_its_exit_code_and_reason(
+    job: PlatformJob, follow: Follow
+) -> None:
+    followed = begin(job, follow)
+    job.fail()
+    end = followed.ended()
+    assert (end.status, end.exit_code) == ("failed", EXIT_CODE)
+    assert end.failure
+    assert REASON in end.failure
+    assert end.model_uri is None
+
+
+# --- stopping
+
+
+def test_stopping_twice_asks_once_and_leaves_nothing(
+    job: PlatformJob, follow: Follow, capfd: pytest.CaptureFixture[str]
+) -> None:
+    followed = begin(job, follow)
+    job.say("step 1")
+    until(lambda: said_by(followed, next(iter(job.hosts)), "step 1") != [], what="it is seen")
+    followed.run.stop()
+    assert list(job.left()) == []
+    followed.run.stop()
+    assert followed.ended().status == "stopped"
+    assert job.stops() == 1
+    assert "_not_" not in capfd.readouterr().err
+
+
+def test_stopping_a_job_that_has_ended_changes_nothing(job: PlatformJob, follow: Follow) -> None:
+    followed = begin(job, follow)
+    job.succeed()
+    end = followed.ended()
+    started: Sequence[str] = job.started()
+    followed.run.stop()
+    followed.run.stop()
+    assert followed.run.wait() == end
+    assert job.stops() == 0
+    assert job.started() == started
+
+
+def test_a_job_that_is_not_there_any_more_ends_the_following_and_may_be_stopped(
+    job: PlatformJob, follow: Follow
+) -> None:
+    followed = begin(job, follow)
+    until(lambda: bool(followed.lines), what="it is followed")
+    job.vanish()
+    if job.gone in ("failed", "stopped"):
+        assert followed.ended().status == job.gone
+    else:
+        assert job.gone in followed.failed().where
+    followed.run.stop()
+    followed.run.stop()
+    assert list(job.left()) == []
+
+
+# --- what platforms share
 
 
 @pytest.mark.parametrize(
@@ -139,4 +322,4 @@ def test_a_channel_of_the_data_group_goes_to_whoever_loads(
     named: tuple[str, ...] | None, groups: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     channel = Channel(uri="x", groups=named)
-    assert groups_of_channel("train", channel, [group(role) for role in groups]) == expected
+    assert groups_of_channel("train", channel, [group(role) for role in groups]) == expected  # type: ignore[arg-type]

@@ -1,9 +1,9 @@
 """`stoker profile --training-job`: from answers of SageMaker and CloudWatch to a record."""
 
-import contextlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,14 +14,16 @@ from stoker.cli.outputs import Outputs
 from stoker.cli.profile import observe_command
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms.aws import Aws, AwsError
-from stoker.platforms.sagemaker.logs import LOG_GROUP
-from stoker.platforms.sagemaker.usage import NAMESPACE, ObservedJob, describe_job, observe_job
+from stoker.platforms.sagemaker.usage import ObservedJob, describe_job, observe_job
 from stoker.profile.job import observed_profile
 from stoker.records import Profile, read_json
+from support import cloudwatch
 from support.aws_answers import Answers
 from support.moto import REGION, ROLE, AwsServer
 
 NAME = "photos-2026-11-20"
+put = partial(cloudwatch.put_points, job=NAME)
+put_lines = partial(cloudwatch.put_lines, job=NAME)
 SIZES = {"ml.g5.2xlarge": (8, 1), "ml.c5.4xlarge": (16, 0), "ml.g4dn.xlarge": (4, 1)}
 MINUTES = 30
 GROUPS = [
@@ -85,35 +87,6 @@ def trained(
         parsed.update(more)
 
     answers.change("sagemaker", "DescribeTrainingJob", change)
-
-
-def put(aws: Aws, host: str, begin: datetime, **metrics: tuple[float, ...]) -> None:
-    """Points of a host, one a minute."""
-    for name, values in metrics.items():
-        aws.call(
-            "cloudwatch",
-            "PutMetricData",
-            Namespace=NAMESPACE,
-            MetricData=[
-                {
-                    "MetricName": name,
-                    "Dimensions": [{"Name": "Host", "Value": f"{NAME}/{host}"}],
-                    "Timestamp": begin + timedelta(minutes=minute + 1),
-                    "Value": value,
-                }
-                for minute, value in enumerate(values)
-            ],
-        )
-
-
-def put_lines(aws: Aws, host: str, *lines: str) -> None:
-    stream = f"{NAME}/{host}-1700000000"
-    with contextlib.suppress(AwsError):
-        aws.call("logs", "CreateLogGroup", logGroupName=LOG_GROUP)
-    aws.call("logs", "CreateLogStream", logGroupName=LOG_GROUP, logStreamName=stream)
-    millis = int(datetime.now(UTC).timestamp() * 1000)
-    events = [{"timestamp": millis + at, "message": line} for at, line in enumerate(lines)]
-    aws.call("logs", "PutLogEvents", logGroupName=LOG_GROUP, logStreamName=stream, logEvents=events)
 
 
 def put_heterogeneous(aws: Aws, begin: datetime) -> None:

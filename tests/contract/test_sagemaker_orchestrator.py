@@ -4,20 +4,16 @@ moto has neither the steps of a run nor its stop: see tests/unit/test_sagemaker_
 over recorded answers.
 """
 
-import contextlib
-import io
 import json
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
-from stoker.cli.edge import run
 from stoker.orchestrators.base import Uploaded
 from stoker.orchestrators.sagemaker.orchestrator import SageMakerOrchestrator
 from stoker.orchestrators.sagemaker.pipelines import MAX_DEFINITION
@@ -25,6 +21,7 @@ from stoker.orchestrators.sagemaker.runs import MAX_VALUE
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.checks import maximum
 from stoker.records import Json
+from support.command import process, stoker
 from support.moto import ACCOUNT, REGION, AwsServer
 from support.sagemaker_orchestrator import (
     BUCKET,
@@ -63,37 +60,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@dataclass(frozen=True)
-class Done:
-    """How a command ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def process(server: AwsServer, *words: str) -> Done:
-    """The command as people run it: a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker.cli", *words],
-        env=server.environ(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
-
-
-def stoker(*words: str) -> Done:
-    """The same in this process, which spares its start."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = run([*words])
-    return Done(code, out.getvalue(), err.getvalue())
-
-
 def upload(*overrides: str) -> Uploaded:
     """Uploads the pipeline made by hand: what a test is about comes after it."""
     of = workload(*overrides)
@@ -116,7 +82,7 @@ def test_upload_creates_the_pipeline_with_its_inputs_role_and_tags(
     server: AwsServer, project: Path
 ) -> None:
     words = ("upload", "sagemaker", "w.yaml", "--set", "sagemaker.source=code", "--json")
-    done = process(server, *words)
+    done = process(*words, env=server.environ())
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["action"], told["id"]) == ("created", PIPELINE)
@@ -207,7 +173,7 @@ def test_limits_are_the_services_own() -> None:
 def test_parameters_arrive_under_the_services_names(server: AwsServer, project: Path) -> None:
     upload()
     words = ("--param", "epochs=3", "--param", "MaxUsdPerHour=12", "--param", "DataInstanceCount=4")
-    done = process(server, "start", "sagemaker", "w.yaml", *words, "--json")
+    done = process("start", "sagemaker", "w.yaml", *words, "--json", env=server.environ())
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     sent = {"Epochs": "3", "MaxUsdPerHour": "12", "DataInstanceCount": "4"}
@@ -315,7 +281,7 @@ def test_a_schedule_holds_its_time_zone_parameters_role_and_bounded_retries(
 ) -> None:
     upload()
     words = ("--cron", "30 6 * * 1-5", "--time-zone", "Europe/Berlin", "--param", "epochs=2")
-    done = process(server, "schedule", "sagemaker", "w.yaml", *words)
+    done = process("schedule", "sagemaker", "w.yaml", *words, env=server.environ())
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("created: stoker-mnist ")
     found = scheduled()
@@ -466,7 +432,7 @@ def test_the_status_of_a_training_job_is_told_with_its_groups(
     server: AwsServer, project: Path
 ) -> None:
     name = make_training_job()
-    done = process(server, "status", "sagemaker", name)
+    done = process("status", "sagemaker", name, env=server.environ())
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{name}  succeeded")
     assert "dnn 1 x ml.g4dn.xlarge, data 2 x ml.c5.2xlarge" in done.stdout
@@ -474,7 +440,7 @@ def test_the_status_of_a_training_job_is_told_with_its_groups(
 
 
 def test_a_stop_of_a_job_that_has_ended_says_so(server: AwsServer, project: Path) -> None:
-    done = process(server, "stop", "sagemaker", make_training_job(), "--json")
+    done = process("stop", "sagemaker", make_training_job(), "--json", env=server.environ())
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["had_ended"] is True
 
@@ -504,7 +470,7 @@ def test_the_logs_of_a_job_stand_under_group_and_host(server: AwsServer, project
             f"stoker t=2026-11-20T10:00:00.000Z run={name} host={host} host_has_role group={group}"
         )
         write_log("/aws/sagemaker/TrainingJobs", f"{name}/{host}-17", role, f"hello of {host}")
-    done = process(server, "logs", "sagemaker", name)
+    done = process("logs", "sagemaker", name, env=server.environ())
     assert done.returncode == 0, done.stderr
     assert "data/algo-1 hello of algo-1" in done.stdout
     assert "dnn/algo-2 hello of algo-2" in done.stdout

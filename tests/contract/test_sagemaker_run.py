@@ -3,7 +3,6 @@
 What moto lacks (a job that is in progress, stopping, refusals) is put between client and server.
 """
 
-import contextlib
 import dataclasses
 import io
 import json
@@ -12,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,9 +29,8 @@ from stoker.platforms.sagemaker.job import (
     STOP_SECONDS,
     SageMakerRun,
 )
-from stoker.platforms.sagemaker.logs import LOG_GROUP
 from stoker.platforms.sagemaker.start import MAX_NAMES, numbered, stop_job
-from stoker.platforms.sagemaker.usage import NAMESPACE, read_utilisation
+from stoker.platforms.sagemaker.usage import read_utilisation
 from stoker.profile import profile
 from stoker.records import (
     Cluster,
@@ -44,6 +43,7 @@ from stoker.records import (
     to_json,
 )
 from stoker.train import train
+from support import cloudwatch
 from support.aws_answers import Answers, Clock, transitions
 from support.moto import REGION, ROLE, AwsServer
 from support.sagemaker_service import sagemaker_service
@@ -56,6 +56,8 @@ QUOTA = (
     "The account-level service limit 'ml.c5.4xlarge for training job usage' is 1 Instances, with "
     "current utilization of 0 Instances and a request delta of 2 Instances."
 )
+put_lines = partial(cloudwatch.put_lines, job=NAME)
+put_points = partial(cloudwatch.put_points, job=NAME)
 ROLE_LINE = "stoker T run=mnist-1 host={0} host_has_role group={1} role={1} type=x leader=algo-2"
 
 
@@ -109,23 +111,6 @@ def submit(platform: SageMakerPlatform, job: JobSpec) -> tuple[SageMakerRequest,
 def created(aws: Aws) -> list[str]:
     listed = aws.pages("sagemaker", "ListTrainingJobs", items="TrainingJobSummaries")
     return sorted(str(item["TrainingJobName"]) for item in listed)
-
-
-def put_lines(aws: Aws, host: str, *lines: tuple[int, str]) -> None:
-    """Lines of (milliseconds, text) in a host's stream; events of the last hours only are taken."""
-    stream = f"{NAME}/{host}-1700000000"
-    hour = int(datetime.now(UTC).timestamp()) // 3600 * 3600000
-    with contextlib.suppress(AwsError):
-        aws.call("logs", "CreateLogGroup", logGroupName=LOG_GROUP)
-    with contextlib.suppress(AwsError):
-        aws.call("logs", "CreateLogStream", logGroupName=LOG_GROUP, logStreamName=stream)
-    aws.call(
-        "logs",
-        "PutLogEvents",
-        logGroupName=LOG_GROUP,
-        logStreamName=stream,
-        logEvents=[{"timestamp": hour + at, "message": text} for at, text in lines],
-    )
 
 
 def has_status(answers: Answers, *states: tuple[str, str] | tuple[str, str, str]) -> list[str]:
@@ -201,23 +186,6 @@ def test_submit_sends_the_plan_with_code_and_token(
     assert len(bytes.fromhex(token.decode())) == 32
 
 
-def test_every_run_has_a_token_of_its_own_that_no_request_and_no_log_holds(
-    platform: SageMakerPlatform, aws: Aws, job: JobSpec, capfd: pytest.CaptureFixture[str]
-) -> None:
-    tokens = set()
-    for name in ("one", "two"):
-        request, run = submit(platform, dataclasses.replace(job, name=name))
-        token = aws.read_object(request.token_uri).decode()
-        lines = words(list(run.lines()))
-        run.wait()
-        described = aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
-        said = capfd.readouterr()
-        for text in (json.dumps(described), json.dumps(platform.describe(request)), *lines, *said):
-            assert token not in text
-        tokens.add(token)
-    assert len(tokens) == 2
-
-
 def test_the_token_is_encrypted_with_the_outputs_key(
     platform: SageMakerPlatform, aws: Aws, job: JobSpec
 ) -> None:
@@ -230,22 +198,6 @@ def test_the_token_is_encrypted_with_the_outputs_key(
 
 
 # ---- once, however often it is tried
-
-
-@pytest.mark.parametrize("status", ["InProgress", "Completed"])
-def test_a_second_attempt_goes_on_with_the_first_ones_job_and_token(
-    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec, status: str
-) -> None:
-    answers.watch("sagemaker", "CreateTrainingJob")
-    request, _ = submit(platform, job)
-    token = aws.read_object(request.token_uri)
-    has_status(answers, (status, status), ("Completed", "Completed"))
-    _, again = submit(platform, job)
-    assert again.name == NAME
-    assert answers.count("CreateTrainingJob") == 1
-    assert aws.read_object(request.token_uri) == token
-    assert again.wait().status == "succeeded"
-    assert not aws.has_object(request.token_uri)
 
 
 def test_a_token_left_by_an_attempt_that_died_before_the_job_is_used(
@@ -649,24 +601,6 @@ def test_a_profiles_deadline_counts_from_the_trainers_first_line(
 # ---- stopping
 
 
-def test_stop_asks_once_and_waits_until_the_service_has_stopped_the_job(
-    platform: SageMakerPlatform, aws: Aws, answers: Answers, clock: Clock, job: JobSpec
-) -> None:
-    request, run = submit(platform, job)
-    looked = has_status(
-        answers, ("InProgress", "Training"), *[("Stopping", "Stopping")] * 5, ("Stopped", "Stopped")
-    )
-    answers.answer("sagemaker", "StopTrainingJob", {})
-    lines = run.lines()
-    next(lines)
-    run.stop()
-    assert looked[-1] == "Stopped"
-    assert not aws.has_object(request.token_uri)
-    run.stop()
-    assert answers.count("StopTrainingJob") == 1
-    assert run.wait().status == "stopped"
-
-
 def test_stop_does_not_wait_for_ever(
     platform: SageMakerPlatform,
     answers: Answers,
@@ -819,21 +753,6 @@ def test_a_file_too_large_for_a_record_is_not_taken(
     assert "stoker/training.json of 11 bytes is too much" in capsys.readouterr().err
 
 
-def test_a_failed_training_tells_reason_and_exit_code(
-    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
-) -> None:
-    reason = "AlgorithmError: ValueError: no such layer, exit code: 7"
-    request, run = submit(platform, job)
-    has_status(answers, ("InProgress", "Training"), ("Failed", "Failed", reason))
-    lines = words(list(run.lines()))
-    end = run.wait()
-    assert (end.status, end.exit_code, end.failure) == ("failed", 7, reason)
-    assert end.output_dir is None
-    assert f"sagemaker/status Failed: {reason}" in lines
-    assert end.model_uri is None
-    assert not aws.has_object(request.token_uri)
-
-
 def test_the_records_exit_code_counts_more_than_the_services(
     platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
 ) -> None:
@@ -881,26 +800,8 @@ def test_missing_capacity_names_types_groups_and_the_next_best_plan(
 
 
 def put_loads(aws: Aws, begin: datetime) -> None:
-    for host, name, values in (
-        ("algo-1", "CPUUtilization", (800.0, 400.0)),
-        ("algo-1", "GPUUtilization", (30.0, 50.0)),
-        ("algo-2", "CPUUtilization", (1600.0,)),
-        ("algo-2", "MemoryUtilization", (25.0,)),
-    ):
-        aws.call(
-            "cloudwatch",
-            "PutMetricData",
-            Namespace=NAMESPACE,
-            MetricData=[
-                {
-                    "MetricName": name,
-                    "Dimensions": [{"Name": "Host", "Value": f"{NAME}/{host}"}],
-                    "Timestamp": begin + timedelta(minutes=index + 1),
-                    "Value": value,
-                }
-                for index, value in enumerate(values)
-            ],
-        )
+    put_points(aws, "algo-1", begin, CPUUtilization=(800.0, 400.0), GPUUtilization=(30.0, 50.0))
+    put_points(aws, "algo-2", begin, CPUUtilization=(1600.0,), MemoryUtilization=(25.0,))
 
 
 SIZES = {"ml.g5.2xlarge": (8, 1), "c5.4xlarge": (16, 0)}

@@ -1,18 +1,16 @@
 """`stoker train --platform sagemaker` as a real process, stopped and killed while a job runs."""
 
-import contextlib
 import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from stoker.platforms.aws import Aws
-from stoker.platforms.sagemaker.logs import LOG_GROUP
+from support.cloudwatch import put_lines
 from support.local_job import until
 from support.moto import REGION, ROLE, AwsServer
 from support.sagemaker_service import SageMakerService, sagemaker_service
@@ -90,17 +88,6 @@ def start(
             train.process.wait(END_SECONDS)
 
 
-def put_line(aws: Aws, host: str, text: str) -> None:
-    stream = f"{NAME}/{host}-1700000000"
-    with contextlib.suppress(Exception):
-        aws.call("logs", "CreateLogGroup", logGroupName=LOG_GROUP)
-    aws.call("logs", "CreateLogStream", logGroupName=LOG_GROUP, logStreamName=stream)
-    event = {"timestamp": int(time.time() * 1000), "message": text}
-    aws.call(
-        "logs", "PutLogEvents", logGroupName=LOG_GROUP, logStreamName=stream, logEvents=[event]
-    )
-
-
 @pytest.mark.parametrize(
     ("number", "code"),
     [
@@ -146,8 +133,10 @@ def test_an_attempt_after_kill_9_goes_on_with_the_same_job_and_token(
     second = start()
     until(lambda: "job_adopted" in second.said, what="the job is adopted")
     assert aws.read_object(TOKEN) == token
-    put_line(aws, "algo-2", f"stoker T run={NAME} host=algo-2 host_has_role group=dnn role=dnn")
-    put_line(aws, "algo-1", "hello of a host whose group is told by nobody")
+    put_lines(
+        aws, "algo-2", f"stoker T run={NAME} host=algo-2 host_has_role group=dnn role=dnn", job=NAME
+    )
+    put_lines(aws, "algo-1", "hello of a host whose group is told by nobody", job=NAME)
     service.end(NAME, "Completed")
     assert second.ended_with() == 0, second.said
     assert service.calls.count("CreateTrainingJob") == 1

@@ -20,25 +20,26 @@ class Done:
     stderr: str
 
 
-def process(*words: str, cwd: Path, env: Mapping[str, str] | None = None) -> Done:
+def process(*words: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Done:
     """The command as people run it: a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "stoker.cli", *words],
         cwd=cwd,
         env=env,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def stoker(*words: str, cwd: Path) -> Done:
+def stoker(*words: str, cwd: Path | None = None) -> Done:
     """The same in this process, which spares its start."""
     out, err = io.StringIO(), io.StringIO()
     with (
-        contextlib.chdir(cwd),
+        contextlib.chdir(cwd or "."),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):

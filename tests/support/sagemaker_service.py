@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from stoker.platforms.sagemaker.state import FINAL
 from support.moto import ACCOUNT, REGION
 
 # A creation that is held is let go after this: the client has given up by then.
@@ -25,20 +26,24 @@ class SageMakerService:
         calls: Operations in order.
         jobs: By name: the request, and what DescribeTrainingJob says beside it.
         is_creation_held: The service takes a job, and does not answer.
+        denied: Operations that the caller must not do.
     """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.jobs: dict[str, dict[str, object]] = {}
         self.is_creation_held = False
+        self.denied: set[str] = set()
         self.url = ""
         self._stopping: dict[str, int] = {}
         self._let_go = threading.Event()
         self._lock = threading.Lock()
 
-    def end(self, name: str, status: str) -> None:
+    def end(self, name: str, status: str, *, reason: str = "") -> None:
         """The job ends."""
         self.jobs[name].update(TrainingJobStatus=status, SecondaryStatus=status)
+        if reason:
+            self.jobs[name]["FailureReason"] = reason
 
     def let_go(self) -> None:
         """Answers what is held."""
@@ -48,13 +53,18 @@ class SageMakerService:
         name = str(asked.get("TrainingJobName", ""))
         with self._lock:
             self.calls.append(operation)
+            if operation in self.denied:
+                words = f"User: me is not authorized to perform: sagemaker:{operation} on {name}"
+                return 400, _error("AccessDeniedException", words)
             if operation == "ListTags":
                 name = str(asked["ResourceArn"]).rpartition("/")[2]
                 return 200, {"Tags": self.jobs[name]["Tags"]}
             if operation != "CreateTrainingJob":
                 if name not in self.jobs:
                     return 400, _error("ValidationException", "Requested resource not found.")
-                return 200, self._stop(name) if operation == "StopTrainingJob" else self._look(name)
+                return (
+                    self._stop(name) if operation == "StopTrainingJob" else (200, self._look(name))
+                )
             if name in self.jobs:
                 return 400, _error("ResourceInUse", "Training job names must be unique")
             arn = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{name}"
@@ -80,10 +90,14 @@ class SageMakerService:
                 job.update(TrainingJobStatus="Stopped", SecondaryStatus="Stopped")
         return job
 
-    def _stop(self, name: str) -> dict[str, object]:
-        self._stopping[name] = STOPPING_LOOKS
+    def _stop(self, name: str) -> tuple[int, dict[str, object]]:
+        status = self.jobs[name]["TrainingJobStatus"]
+        if status in FINAL:
+            words = f"The request was rejected because the training job is in status {status}."
+            return 400, _error("ValidationException", words)
+        self._stopping.setdefault(name, STOPPING_LOOKS)
         self.jobs[name].update(TrainingJobStatus="Stopping", SecondaryStatus="Stopping")
-        return {}
+        return 200, {}
 
 
 def _error(code: str, message: str) -> dict[str, object]:

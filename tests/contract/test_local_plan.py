@@ -1,0 +1,109 @@
+"""The plan of the local platform: hosts, their cores, and what it refuses."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import UsageError
+from stoker.platforms.base import JobSpec
+from stoker.platforms.local import SHARED_CORES, LocalPlatform
+from stoker.records import Channel, Group
+from support.builders import group
+
+CORES = (0, 1, 2, 3)
+
+
+def job(*groups: Group, **changes: object) -> JobSpec:
+    spec = JobSpec(
+        name="mnist-1",
+        command=("python", "train.py"),
+        groups=groups or (group("dnn"), group("data", count=2)),
+        run_dir=Path("runs/mnist-1"),
+        channels={"train": Channel(uri="data/mnist")},
+    )
+    return dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
+
+
+def test_the_plan_of_a_heterogeneous_job_is_as_it_was() -> None:
+    platform = LocalPlatform(cores=CORES, environ={})
+    described = platform.describe(platform.plan(job()))
+    assert described.pop("feed")
+    assert described == {
+        "platform": "local",
+        "name": "mnist-1",
+        "command": ["python", "train.py"],
+        "run_dir": "runs/mnist-1",
+        "hosts": [
+            {
+                "name": name,
+                "group": role,
+                "role": role,
+                "instance_type": "local.c1",
+                "cores": [core],
+                "processes": 1,
+            }
+            for name, role, core in (
+                ("algo-3", "dnn", 0),
+                ("algo-1", "data", 1),
+                ("algo-2", "data", 2),
+            )
+        ],
+        "channels": {"train": "data/mnist"},
+        "hyperparameters": {},
+        "strategy": "auto",
+        "comparable": True,
+        "not_comparable_because": None,
+    }
+
+
+def test_hosts_get_cores_of_their_own_where_there_are_enough() -> None:
+    plan = LocalPlatform(cores=CORES, environ={}).plan(
+        job(group("dnn", "local.c2"), group("data", count=2))
+    )
+    assert [host.cores for host in plan.hosts] == [(0, 1), (2,), (3,)]
+    assert plan.not_comparable == ""
+
+
+def test_a_job_of_one_host_may_name_the_type_that_this_machine_is() -> None:
+    plan = LocalPlatform(cores=CORES, environ={}).plan(job(group("dnn", "ml.p4d.24xlarge")))
+    assert [host.cores for host in plan.hosts] == [CORES]
+    assert plan.hosts[0].instance_type == "ml.p4d.24xlarge"
+    assert plan.not_comparable == ""
+
+
+@pytest.mark.parametrize("kind", ["local.c2", "ml.local.c2"])
+def test_hosts_that_must_share_cores_are_flagged(kind: str) -> None:
+    plan = LocalPlatform(cores=(4, 5), environ={}).plan(job(group("dnn", kind), group("data")))
+    assert [host.cores for host in plan.hosts] == [(4, 5), (4,)]
+    assert plan.not_comparable == SHARED_CORES
+
+
+def test_a_host_larger_than_the_machine_gets_all_of_it_and_is_flagged() -> None:
+    plan = LocalPlatform(cores=(0, 1), environ={}).plan(job(group("dnn", "local.c8")))
+    assert plan.hosts[0].cores == (0, 1)
+    assert plan.not_comparable == SHARED_CORES
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (job(group("dnn", "ml.p4d.24xlarge", 2)), "no instance type ml.p4d.24xlarge"),
+        (job(group("dnn", "ml.p4d.24xlarge"), group("data")), "no instance type ml.p4d"),
+        (job(group("dnn", "local.c0")), "no instance type local.c0"),
+        (job(group("data"), group("dnn")), "it comes first"),
+        (job(group("dnn"), group("dnn", name="more")), "exactly one dnn group"),
+        (job(group("dnn"), group("data", name="dnn")), "one name"),
+        (job(channels={"train": Channel(uri="s3://bucket/x")}), "reads folders, not s3://"),
+        (job(channels={"a/b": Channel(uri="x")}), "no name for a channel"),
+        (
+            job(channels={"train": Channel(uri="x", groups=("gpu",))}),
+            "there is no instance group gpu",
+        ),
+        (job(name="../x"), "no name for a run"),
+        (job(command=()), "no command"),
+    ],
+)
+def test_a_job_that_cannot_run_is_refused_before_anything_starts(spec: JobSpec, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        LocalPlatform(cores=CORES, environ={}).plan(spec)

@@ -1,0 +1,46 @@
+"""What hosts of a training job left in CloudWatch: lines of their logs, points of their load."""
+
+import contextlib
+from datetime import UTC, datetime, timedelta
+
+from stoker.platforms.aws import Aws, AwsError
+from stoker.platforms.sagemaker.logs import LOG_GROUP
+from stoker.platforms.sagemaker.usage import NAMESPACE
+
+
+def put_lines(aws: Aws, host: str, *lines: str | tuple[int, str], job: str) -> None:
+    """Lines in a host's stream, at a millisecond of this hour: events of the last hours are taken.
+
+    Args:
+        aws: The account.
+        host: Such as algo-1.
+        lines: With the millisecond where it counts; else one after the other.
+        job: Whose host it is.
+    """
+    stream = f"{job}/{host}-1700000000"
+    where = {"logGroupName": LOG_GROUP, "logStreamName": stream}
+    hour = int(datetime.now(UTC).timestamp()) // 3600 * 3_600_000
+    with contextlib.suppress(AwsError):
+        aws.call("logs", "CreateLogGroup", logGroupName=LOG_GROUP)
+    with contextlib.suppress(AwsError):
+        aws.call("logs", "CreateLogStream", **where)
+    timed = [line if isinstance(line, tuple) else (at, line) for at, line in enumerate(lines)]
+    events = [{"timestamp": hour + at, "message": text} for at, text in timed]
+    aws.call("logs", "PutLogEvents", **where, logEvents=events)
+
+
+def put_points(
+    aws: Aws, host: str, begin: datetime, *, job: str, **metrics: tuple[float, ...]
+) -> None:
+    """Points of a host's load, one a minute after `begin`."""
+    for name, values in metrics.items():
+        points = [
+            {
+                "MetricName": name,
+                "Dimensions": [{"Name": "Host", "Value": f"{job}/{host}"}],
+                "Timestamp": begin + timedelta(minutes=minute),
+                "Value": value,
+            }
+            for minute, value in enumerate(values, 1)
+        ]
+        aws.call("cloudwatch", "PutMetricData", Namespace=NAMESPACE, MetricData=points)
