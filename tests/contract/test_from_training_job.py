@@ -1,7 +1,5 @@
 """`stoker init --from-training-job`: what a job says becomes a workload that loads and plans."""
 
-import subprocess
-import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +16,7 @@ from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import Group, Workload
 from stoker.settings import read_workload
+from support.command import Done, process
 from support.moto import AwsServer
 
 ROLE = "arn:aws:iam::123456789012:role/service-role/training"
@@ -450,16 +449,8 @@ def test_the_name_of_a_workload_is_the_jobs_without_its_time(job: str, name: str
     assert workload_name(job) == name
 
 
-def stoker(server: AwsServer, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "stoker.cli", *arguments],
-        cwd=cwd,
-        env=server.environ(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+def stoker(server: AwsServer, *arguments: str, cwd: Path) -> Done:
+    return process(*arguments, cwd=cwd, env=server.environ())
 
 
 def test_init_asks_the_service_and_writes_the_workload(

@@ -31,6 +31,7 @@ from stoker.orchestrators.kubeflow.compile import MAX_WORKLOAD_BYTES, compile_ku
 from stoker.records import Cluster, KubernetesSettings, TodaysGroup
 from stoker.settings import workload_from
 from support import kubeflow_pipeline as sample
+from support.command import Done, process
 
 GOLDEN = Path(__file__).parent / "kubeflow_pipeline"
 COMPONENTS = ("profile", "decide", "train", "evaluate")
@@ -422,15 +423,8 @@ def test_a_workload_of_another_platform_is_compiled_for_the_cluster() -> None:
     assert made.definition == sample.compiled().definition
 
 
-def stoker(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "stoker.cli", *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def stoker(*words: str, cwd: Path) -> Done:
+    return process(*words, cwd=cwd)
 
 
 def test_compile_writes_the_pipeline_and_a_file_for_each_component(tmp_path: Path) -> None:

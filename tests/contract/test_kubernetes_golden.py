@@ -3,8 +3,6 @@
 Write them anew with: PYTHONPATH=tests python tests/contract/test_kubernetes_golden.py
 """
 
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from stoker.platforms.kubernetes.checks import rule_problems
 from stoker.platforms.kubernetes.request import manifest, plan_runtime
 from stoker.records import Json, KubernetesSettings
 from stoker.settings import workload_from
+from support.command import Done, process
 from support.kubernetes_jobs import DNN, EVERYTHING, POOLS, job
 
 FOLDER = Path(__file__).parent / "kubernetes_objects"
@@ -63,15 +62,8 @@ def test_a_golden_manifest_breaks_no_rule(name: str) -> None:
     assert [found for document in objects for found in rule_problems(document, among=objects)] == []
 
 
-def _stoker(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "stoker.cli", *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def _stoker(*arguments: str, cwd: Path) -> "Done":
+    return process(*arguments, cwd=cwd)
 
 
 @pytest.fixture

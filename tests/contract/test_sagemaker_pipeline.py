@@ -27,6 +27,7 @@ from stoker.platforms.sagemaker.checks import problems
 from stoker.records import Evaluation, Json, read_json, to_json
 from support import sagemaker_pipeline as sample
 from support import sample_records
+from support.command import process
 
 GOLDEN = Path(__file__).parent / "sagemaker_pipeline"
 KINDS = ("launched", "native")
@@ -345,14 +346,7 @@ def test_a_small_step_runs_from_its_own_arguments_as_its_container_would(tmp_pat
 
     def run(name: str) -> None:
         words = [w.replace("/opt/ml/processing", str(place)) for w in sample.arguments_of(name)]
-        done = subprocess.run(
-            [sys.executable, "-m", "stoker.cli", *words],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = process(*words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
 
     run("Decide")

@@ -1,7 +1,5 @@
 """configs/*.yaml: each is run for real by a test, or why not is said, and each is a request."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +8,7 @@ from typer.testing import CliRunner
 
 from stoker.cli.app import app
 from stoker.settings import read_workload
+from support.command import process
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,14 +71,7 @@ def test_the_dry_run_that_smddps_workload_names_shows_the_strategy() -> None:
     text = (ROOT / "configs" / "mnist-smddp.yaml").read_text()
     (line,) = [line for line in text.splitlines() if line.startswith("#   stoker train ")]
     words = line.removeprefix("#   stoker ").split()
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker.cli", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = process(*words, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert '\\"name\\": \\"smddp\\"' in done.stdout
     assert '"ml.c7i.4xlarge"' in done.stdout

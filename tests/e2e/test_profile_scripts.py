@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import psutil
 import pytest
 
 from stoker.records import Profile, read_json
+from support.command import process
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -46,14 +46,15 @@ class Profiled:
 
 
 def run_profile(folder: Path, *command: str) -> Profiled:
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker.cli", "profile", "--budget", BUDGET, "--", *command],
+    done = process(
+        "profile",
+        "--budget",
+        BUDGET,
+        "--",
+        *command,
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
         timeout=DEADLINE_SECONDS,
-        check=False,
     )
     found = Profiled(code=done.returncode, words=done.stdout + done.stderr, folder=folder)
     assert processes_in(folder) == [], "processes are left"

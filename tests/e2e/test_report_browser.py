@@ -187,49 +187,23 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("reports")
     before, after = sample_records.write_timelines(folder)
-    whole = folder / "whole.html"
-    write_report(
-        whole,
-        run_id="mnist-1",
-        workload=sample_records.workload(),
-        profile=sample_records.profile(),
-        decision=sample_records.decision(),
-        training=sample_records.training(),
-        evaluation=sample_records.evaluation(),
-        before_timeline=before,
-        after_timeline=after,
-        environment=sample_records.environment(),
-        log_files=[folder / "logs" / "dnn-algo-1.log"],
-    )
-    broken = folder / "broken.html"
-    write_report(
-        broken,
-        run_id="mnist-2",
-        workload=sample_records.workload(),
-        profile=sample_records.profile(),
-        decision=None,
-        training=None,
-        evaluation=None,
-        before_timeline=None,
-        after_timeline=None,
-        environment={},
-        failure="error: the catalog has no type local.c9",
-    )
-    fed = folder / "fed.html"
-    write_report(
-        fed,
-        run_id="mnist-3",
-        workload=sample_records.workload(),
-        profile=sample_records.profile(),
-        decision=sample_records.decision(),
-        training=sample_records.training(),
-        evaluation=sample_records.evaluation(),
-        before_timeline=before,
-        after_timeline=after,
-        environment=sample_records.environment(),
-        feed_file=write_feed(folder, hosts=3),
-    )
-    return {"whole": whole, "broken": broken, "fed": fed}
+    known = {"workload": sample_records.workload(), "profile": sample_records.profile()}
+    whole = known | {
+        "decision": sample_records.decision(),
+        "training": sample_records.training(),
+        "evaluation": sample_records.evaluation(),
+        "before_timeline": before,
+        "after_timeline": after,
+        "environment": sample_records.environment(),
+    }
+    broken = dict.fromkeys(whole) | known | {"environment": {}}
+    failure = "error: the catalog has no type local.c9"
+    log = folder / "logs" / "dnn-algo-1.log"
+    fed = write_feed(folder, hosts=3)
+    write_report(folder / "whole.html", run_id="mnist-1", **whole, log_files=[log])
+    write_report(folder / "broken.html", run_id="mnist-2", **broken, failure=failure)
+    write_report(folder / "fed.html", run_id="mnist-3", **whole, feed_file=fed)
+    return {name: folder / f"{name}.html" for name in ("whole", "broken", "fed")}
 
 
 pytestmark = pytest.mark.browser

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from stoker.records import Decision, Evaluation, Profile, Training, read_json
+from support.command import Done, process
 from support.few_digits import few_digits
 from support.local_job import assert_nothing_left, marked_processes, until
 
@@ -40,17 +41,8 @@ def project(tmp_path: Path, *, gate: float = 0.05, epochs: int = 2) -> Path:
     return tmp_path
 
 
-def stoker(
-    *arguments: str, cwd: Path, timeout: float = TIMEOUT_SECONDS
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "stoker.cli", *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+def stoker(*arguments: str, cwd: Path, timeout: float = TIMEOUT_SECONDS) -> Done:
+    return process(*arguments, cwd=cwd, timeout=timeout)
 
 
 def only_run(folder: Path) -> Path:

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,12 +12,12 @@ import yaml
 from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
 from support.kubernetes_jobs import POOLS
 from support.local_job import until
+from support.train_command import END_SECONDS, Train, trainings
 
 pytestmark = pytest.mark.fault
 
 NAME = "mnist-1"
 LEADER = f"{NAME}-dnn-0-0"
-END_SECONDS = 60.0
 WORKLOAD = {
     "name": "mnist",
     "platform": "kubernetes",
@@ -36,45 +34,12 @@ def api() -> Iterator[KubernetesApi]:
         yield found
 
 
-class Train:
-    """The command as people, or a step's pod, start it."""
-
-    def __init__(self, folder: Path, api: KubernetesApi, environ: dict[str, str]) -> None:
-        (folder / "workload.yaml").write_text(yaml.safe_dump(WORKLOAD))
-        words = ["train", "workload.yaml", "--name", NAME, "--yes"]
-        groups = ["--group", "dnn=1", "--group", "data=c7i.4xlarge:2"]
-        self._said = folder / "said"
-        with self._said.open("ab") as said:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "stoker.cli", *words, *groups],
-                cwd=folder,
-                env={**os.environ, "KUBECONFIG": str(kube_config(folder, api.url)), **environ},
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-            )
-
-    @property
-    def said(self) -> str:
-        return self._said.read_text()
-
-    def ended_with(self) -> int:
-        return self.process.wait(END_SECONDS)
-
-
 @pytest.fixture
 def start(tmp_path: Path, api: KubernetesApi) -> Iterator[Callable[..., Train]]:
-    begun: list[Train] = []
-
-    def make(**environ: str) -> Train:
-        begun.append(Train(tmp_path, api, environ))
-        return begun[-1]
-
-    yield make
-    for train in begun:
-        if train.process.poll() is None:
-            train.process.kill()
-            train.process.wait(END_SECONDS)
+    environ = {**os.environ, "KUBECONFIG": str(kube_config(tmp_path, api.url))}
+    workload = yaml.safe_dump(WORKLOAD)
+    with trainings(tmp_path, workload, name=NAME, data="c7i.4xlarge", environ=environ) as make:
+        yield make
 
 
 def leader_of(api: KubernetesApi) -> str:

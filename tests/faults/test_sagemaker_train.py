@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,13 +12,13 @@ from support.cloudwatch import put_lines
 from support.local_job import until
 from support.moto import REGION, ROLE, AwsServer
 from support.sagemaker_service import SageMakerService, sagemaker_service
+from support.train_command import END_SECONDS, Train, trainings
 
 pytestmark = pytest.mark.fault
 
 NAME = "mnist-1"
 BUCKET = "stoker-test"
 TOKEN = f"s3://{BUCKET}/out/{NAME}/stoker_token/token"
-END_SECONDS = 60.0
 WORKLOAD = f"""
 name: mnist
 platform: sagemaker
@@ -45,47 +43,13 @@ def aws(aws_server: AwsServer) -> Aws:
     return Aws(region=REGION)
 
 
-class Train:
-    """The command as people start it."""
-
-    def __init__(self, folder: Path, aws_server: AwsServer, service: SageMakerService) -> None:
-        (folder / "workload.yaml").write_text(WORKLOAD)
-        words = ["train", "workload.yaml", "--name", NAME, "--yes"]
-        groups = ["--group", "dnn=1", "--group", "data=ml.c5.4xlarge:2"]
-        self._said = folder / "said"
-        with self._said.open("ab") as said:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "stoker.cli", *words, *groups],
-                cwd=folder,
-                env=aws_server.environ() | {"AWS_ENDPOINT_URL_SAGEMAKER": service.url},
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-            )
-
-    @property
-    def said(self) -> str:
-        return self._said.read_text()
-
-    def ended_with(self) -> int:
-        return self.process.wait(END_SECONDS)
-
-
 @pytest.fixture
 def start(
     tmp_path: Path, aws_server: AwsServer, service: SageMakerService
-) -> Iterator[Callable[[], Train]]:
-    begun: list[Train] = []
-
-    def make() -> Train:
-        begun.append(Train(tmp_path, aws_server, service))
-        return begun[-1]
-
-    yield make
-    for train in begun:
-        if train.process.poll() is None:
-            train.process.kill()
-            train.process.wait(END_SECONDS)
+) -> Iterator[Callable[..., Train]]:
+    environ = aws_server.environ() | {"AWS_ENDPOINT_URL_SAGEMAKER": service.url}
+    with trainings(tmp_path, WORKLOAD, name=NAME, data="ml.c5.4xlarge", environ=environ) as make:
+        yield make
 
 
 @pytest.mark.parametrize(
@@ -97,7 +61,7 @@ def start(
     ],
 )
 def test_a_signal_while_following_stops_the_job_and_deletes_the_token(
-    start: Callable[[], Train], service: SageMakerService, aws: Aws, number: int, code: int
+    start: Callable[..., Train], service: SageMakerService, aws: Aws, number: int, code: int
 ) -> None:
     train = start()
     until(lambda: "Training: it runs" in train.said, what="the job is followed")
@@ -111,7 +75,7 @@ def test_a_signal_while_following_stops_the_job_and_deletes_the_token(
 
 
 def test_sigterm_while_the_job_is_created_leaves_no_job_and_no_token(
-    start: Callable[[], Train], service: SageMakerService, aws: Aws
+    start: Callable[..., Train], service: SageMakerService, aws: Aws
 ) -> None:
     service.is_creation_held = True
     train = start()
@@ -123,7 +87,7 @@ def test_sigterm_while_the_job_is_created_leaves_no_job_and_no_token(
 
 
 def test_an_attempt_after_kill_9_goes_on_with_the_same_job_and_token(
-    start: Callable[[], Train], service: SageMakerService, aws: Aws, tmp_path: Path
+    start: Callable[..., Train], service: SageMakerService, aws: Aws, tmp_path: Path
 ) -> None:
     first = start()
     until(lambda: "Training: it runs" in first.said, what="the job is followed")

@@ -20,7 +20,12 @@ class Done:
     stderr: str
 
 
-def process(*words: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Done:
+def process(
+    *words: str,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 100,
+) -> Done:
     """The command as people run it: a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "stoker.cli", *words],
@@ -29,7 +34,7 @@ def process(*words: str, cwd: Path | None = None, env: Mapping[str, str] | None 
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=timeout,
         check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)

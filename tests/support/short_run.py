@@ -1,12 +1,11 @@
 """`stoker train` of a workload of configs/ with a shorter command: its record, and nothing left."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.records import Training, read_json
+from support.command import process
 from support.few_digits import few_digits
 from support.local_job import assert_nothing_left
 
@@ -29,14 +28,7 @@ def short_run(workload: str, folder: Path, *, groups: Sequence[str], epochs: int
     words = ["train", str(REPO / "configs" / workload), "--yes", "--out", "training.json"]
     for group in groups:
         words += ["--group", group]
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker.cli", *words, "--set", f"command={json.dumps(command)}"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = process(*words, "--set", f"command={json.dumps(command)}", cwd=folder, timeout=240)
     assert done.returncode == 0, done.stderr[-5000:]
     (run,) = (folder / "runs").iterdir()
     assert_nothing_left(run, set())

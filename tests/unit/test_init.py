@@ -1,8 +1,6 @@
 """`stoker init`: what a project folder holds, and what it never writes over."""
 
 import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from stoker.cli.init import (
 )
 from stoker.errors import UsageError
 from stoker.settings import read_workload
+from support.command import process
 
 ROOT = Path(__file__).parents[2]
 
@@ -126,15 +125,7 @@ def test_an_installed_wheel_makes_a_project(tmp_path: Path) -> None:
     installed = tmp_path / "installed"
     with zipfile.ZipFile(built) as wheel:
         wheel.extractall(installed)
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker.cli", "init", "mine"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = process("init", "mine", cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(installed)})
     assert done.returncode == 0, done.stderr
     assert INSTALL_EXAMPLE in done.stdout
     assert INSTALL_EXAMPLE in (tmp_path / "mine" / "README.md").read_text()
@@ -153,14 +144,7 @@ def test_a_readme_of_ones_own_stays_and_is_not_in_the_way(
 
 
 def test_a_region_without_a_job_is_refused(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "stoker.cli", "init", "mine", "--region", "eu-central-1"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = process("init", "mine", "--region", "eu-central-1", cwd=tmp_path)
     assert done.returncode == 2
     assert "--region belongs to --from-training-job" in done.stderr
     assert not (tmp_path / "mine").exists()

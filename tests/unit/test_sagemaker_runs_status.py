@@ -404,6 +404,20 @@ def test_a_stop_of_what_has_ended_says_so_and_is_no_error(
     assert "had ended already: succeeded" in capsys.readouterr().err
 
 
+def exit_code_of_start(*, is_waiting: bool) -> int:
+    return pipelines.start_command(
+        "sagemaker",
+        "w.yaml",
+        parameters=(),
+        is_waiting=is_waiting,
+        overrides=(),
+        options={},
+        reach=REACH,
+        as_json=False,
+        assume_yes=True,
+    )
+
+
 @pytest.mark.parametrize(("end", "code"), [(KeyboardInterrupt, 130), (TerminatedError, 143)])
 def test_whoever_stops_waiting_leaves_the_run_running(
     answers: Recorded,
@@ -420,18 +434,7 @@ def test_whoever_stops_waiting_leaves_the_run_running(
 
     monkeypatch.setattr(pipelines, "follow_run", interrupted)
     monkeypatch.setattr(pipelines, "workload_of", lambda file, overrides: OF)
-    found = pipelines.start_command(
-        "sagemaker",
-        "w.yaml",
-        parameters=(),
-        is_waiting=True,
-        overrides=(),
-        options={},
-        reach=REACH,
-        as_json=False,
-        assume_yes=True,
-    )
-    assert found == code
+    assert exit_code_of_start(is_waiting=True) == code
     said = capsys.readouterr().err
     assert "the run goes on" in said
     assert f"stoker stop sagemaker {RUN}" in said
@@ -445,16 +448,5 @@ def test_an_interruption_before_the_service_answered_says_that_a_run_may_have_st
 
     monkeypatch.setattr(SageMakerOrchestrator, "start", interrupted)
     monkeypatch.setattr(pipelines, "workload_of", lambda file, overrides: OF)
-    found = pipelines.start_command(
-        "sagemaker",
-        "w.yaml",
-        parameters=(),
-        is_waiting=False,
-        overrides=(),
-        options={},
-        reach=REACH,
-        as_json=False,
-        assume_yes=True,
-    )
-    assert found == 130
+    assert exit_code_of_start(is_waiting=False) == 130
     assert "a run may have started" in capsys.readouterr().err

@@ -1,0 +1,61 @@
+"""`stoker train` as a process of its own, as people start it."""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+END_SECONDS = 60.0
+
+
+class Train:
+    """The command on a workload, with one dnn host and two data hosts."""
+
+    def __init__(
+        self, folder: Path, workload: str, *, name: str, data: str, environ: Mapping[str, str]
+    ) -> None:
+        (folder / "workload.yaml").write_text(workload)
+        words = ["train", "workload.yaml", "--name", name, "--yes"]
+        groups = ["--group", "dnn=1", "--group", f"data={data}:2"]
+        self._said = folder / "said"
+        with self._said.open("ab") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "stoker.cli", *words, *groups],
+                cwd=folder,
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+            )
+
+    @property
+    def said(self) -> str:
+        return self._said.read_text()
+
+    def ended_with(self) -> int:
+        return self.process.wait(END_SECONDS)
+
+
+@contextlib.contextmanager
+def trainings(
+    folder: Path,
+    workload: str,
+    *,
+    name: str,
+    data: str,
+    environ: Mapping[str, str],
+) -> Iterator[Callable[..., Train]]:
+    """Starts the command as often as asked, with more variables; kills what runs at the end."""
+    begun: list[Train] = []
+
+    def make(**more: str) -> Train:
+        found = Train(folder, workload, name=name, data=data, environ={**environ, **more})
+        begun.append(found)
+        return found
+
+    yield make
+    for train in begun:
+        if train.process.poll() is None:
+            train.process.kill()
+            train.process.wait(END_SECONDS)
