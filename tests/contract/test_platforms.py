@@ -155,6 +155,7 @@ def test_each_run_has_a_token_of_its_own_that_is_told_nobody(
         followed = follow(job.platform.submit(request))
         job.run_hosts(followed.run)
         tokens.append(job.token(followed.run))
+        until(lambda f=followed: any(map(f.texts, job.hosts)), what="its hosts are followed")  # type: ignore[misc]
         followed.run.stop()
         followed.ended()
         said = [*capfd.readouterr(), json.dumps(job.platform.describe(request)), *job.calls()]
