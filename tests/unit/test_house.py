@@ -1,12 +1,12 @@
 """Rules of the house that no other tool holds: names that stand once, no circles, sentences."""
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,9 +30,9 @@ STARTED = re.compile(r"stoker(\.[a-z_]+)+")
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def trees() -> Iterator[tuple[str, ast.Module]]:
-    for name, path in MODULES.items():
-        yield name, ast.parse(path.read_text())
+@functools.cache
+def trees() -> list[tuple[str, ast.Module]]:
+    return [(name, ast.parse(path.read_text())) for name, path in MODULES.items()]
 
 
 def test_no_class_name_stands_twice() -> None:
