@@ -753,6 +753,16 @@ def test_a_file_too_large_for_a_record_is_not_taken(
     assert "stoker/training.json of 11 bytes is too much" in capsys.readouterr().err
 
 
+def test_a_failed_job_without_outputs_says_its_reason_as_a_status(
+    platform: SageMakerPlatform, answers: Answers, job: JobSpec
+) -> None:
+    _, run = submit(platform, job)
+    has_status(answers, ("Failed", "Failed", "AlgorithmError: , exit code: 7"))
+    lines = words(list(run.lines()))
+    assert "sagemaker/status Failed: AlgorithmError: , exit code: 7" in lines
+    assert run.wait().output_dir is None
+
+
 def test_the_records_exit_code_counts_more_than_the_services(
     platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
 ) -> None:

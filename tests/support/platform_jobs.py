@@ -6,6 +6,7 @@ protocol with S3 and logs of moto, an API server of Kubernetes.
 
 import contextlib
 import dataclasses
+import json
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -99,18 +100,21 @@ class PlatformJob(Protocol):
         spec: That the platform can plan.
         hosts: Name to group, the leader first; known once the hosts run.
         wrong_uri: Of a channel that this platform cannot read.
-        gone: How the end of a job that is not there any more is told: a status of `JobEnd`, or
-            words of a `PlatformError`.
+        gone: The end of a job that is not there any more: its status, or "error" where the run
+            cannot be followed; and words of it.
     """
 
     platform: Platform[Any]
     spec: JobSpec
     hosts: Mapping[str, str]
     wrong_uri: str
-    gone: str
+    gone: tuple[str, str]
 
     def calls(self) -> Sequence[str]:
         """What the platform was asked for so far."""
+
+    def kept(self) -> Sequence[str]:
+        """What anybody may read of the job while it runs."""
 
     def started(self) -> Sequence[str]:
         """An identity of each job that was started, also of one that took another's name."""
@@ -171,7 +175,7 @@ class LocalPlatformJob:
     """Hosts are processes on this machine."""
 
     wrong_uri = "s3://bucket/mnist"
-    gone = "failed"
+    gone = ("failed", "ended with signal 9")
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -194,6 +198,10 @@ class LocalPlatformJob:
 
     def calls(self) -> Sequence[str]:
         return [str(path) for path in self.spec.run_dir.rglob("*")]
+
+    def kept(self) -> Sequence[str]:
+        files = [path for path in self.spec.run_dir.rglob("*") if path.is_file()]
+        return [path.read_text(errors="replace") for path in files if path.name != "token"]
 
     def started(self) -> Sequence[str]:
         found = []
@@ -248,7 +256,7 @@ class SageMakerJob:
     """Jobs are those of a service with SageMaker's protocol; S3 and logs are moto's."""
 
     wrong_uri = "file:///data/mnist"
-    gone = f"job {NAME}"
+    gone = ("error", f"job {NAME}, sagemaker:DescribeTrainingJob")
 
     def __init__(self, folder: Path, server: AwsServer, service: Any) -> None:
         self._service = service
@@ -264,6 +272,9 @@ class SageMakerJob:
     def calls(self) -> Sequence[str]:
         listed = self._aws.call("s3", "ListObjectsV2", Bucket="stoker-test").get("Contents")
         return [*self._service.calls, *map(str, listed if isinstance(listed, list) else ())]
+
+    def kept(self) -> Sequence[str]:
+        return [json.dumps(job) for job in self._service.jobs.values()]
 
     def started(self) -> Sequence[str]:
         assert self._service.calls.count("CreateTrainingJob") == len(self._service.jobs)
@@ -321,7 +332,7 @@ class KubernetesJob:
     """A JobSet or a TrainJob at an API server's double."""
 
     wrong_uri = "file:///data/mnist"
-    gone = "stopped"
+    gone = ("stopped", "the job was deleted")
 
     def __init__(self, folder: Path, api: KubernetesApi, *, api_name: str) -> None:
         self._api = api
@@ -335,6 +346,11 @@ class KubernetesJob:
 
     def calls(self) -> Sequence[str]:
         return list(self._api.calls)
+
+    def kept(self) -> Sequence[str]:
+        plurals = (self._plural, "configmaps", "pods", "trainingruntimes", "events")
+        found = [self._api.get(p, name) for p in plurals for name in self._api.names(p)]
+        return [*self._api.calls, *map(json.dumps, found)]
 
     def started(self) -> Sequence[str]:
         names = self._api.names(self._plural)
