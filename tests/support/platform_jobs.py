@@ -268,6 +268,7 @@ class SageMakerJob:
         self.spec = sagemaker_job.job(run_dir=folder / "run", sagemaker=settings)
         self.hosts = {"algo-2": "dnn", "algo-1": "data", "algo-3": "data"}
         self._at = 0
+        self._job = NAME
 
     def calls(self) -> Sequence[str]:
         listed = self._aws.call("s3", "ListObjectsV2", Bucket="stoker-test").get("Contents")
@@ -296,28 +297,30 @@ class SageMakerJob:
         return self._aws.read_object(token_uri(run.name)).decode()
 
     def run_hosts(self, run: Run) -> None:
+        # One that has been stopped keeps its name: the next one has another.
+        self._job = run.name
         for host, group in self.hosts.items():
             role = f"group={group} role={group} type=x leader=algo-2"
-            said = f"stoker T run={NAME} host={host} host_has_role {role}"
-            put_lines(self._aws, host, said, job=NAME)
+            said = f"stoker T run={run.name} host={host} host_has_role {role}"
+            put_lines(self._aws, host, said, job=self._job)
 
     def say(self, *texts: str) -> None:
         leader, *others = self.hosts
         for text in texts:
             self._at += 1
-            put_lines(self._aws, leader, (self._at, text), job=NAME)
+            put_lines(self._aws, leader, (self._at, text), job=self._job)
         for host in others:
-            put_lines(self._aws, host, f"{host} serves", job=NAME)
+            put_lines(self._aws, host, f"{host} serves", job=self._job)
 
     def succeed(self) -> None:
-        self._service.end(NAME, "Completed")
+        self._service.end(self._job, "Completed")
 
     def fail(self) -> None:
         reason = f"AlgorithmError: {REASON}, exit code: {EXIT_CODE}"
-        self._service.end(NAME, "Failed", reason=reason)
+        self._service.end(self._job, "Failed", reason=reason)
 
     def vanish(self) -> None:
-        del self._service.jobs[NAME]
+        del self._service.jobs[self._job]
 
     def deny(self) -> str:
         self._service.denied.add("CreateTrainingJob")
