@@ -20,6 +20,7 @@ from stoker.records import (
     Workload,
     bare_type,
 )
+from stoker.records.training_facts import TrainingFacts, training_record
 
 
 def evaluate(
@@ -49,12 +50,14 @@ def evaluate(
 
 def lost_training(workload: Workload, decision: Decision) -> Training:
     """Returns the record of a training that left none: failed, on the decision's cluster."""
-    return Training(
-        workload_sha256=workload.digest(),
-        status="failed",
-        groups=decision.plan.groups,
-        job=Job(platform=workload.platform, name=workload.name),
-        failure="the training ended without a record; its own log has the reason",
+    return training_record(
+        TrainingFacts(
+            workload_sha256=workload.digest(),
+            status="failed",
+            groups=decision.plan.groups,
+            job=Job(platform=workload.platform, name=workload.name),
+            failure="the training ended without a record; its own log has the reason",
+        )
     )
 
 

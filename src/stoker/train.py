@@ -5,7 +5,7 @@ import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +14,15 @@ import msgspec
 from stoker.catalog import Catalog
 from stoker.errors import StokerError, UsageError
 from stoker.logs import now_utc, parse_line
-from stoker.platforms.base import JobEnd, JobSpec, LogLine, ObservedRun, Platform, Run
+from stoker.platforms.base import (
+    JobEnd,
+    JobSpec,
+    LogLine,
+    ObservedRun,
+    Platform,
+    Run,
+    leader_record,
+)
 from stoker.records import (
     Decision,
     Event,
@@ -27,6 +35,7 @@ from stoker.records import (
     sha256_of,
     write_json,
 )
+from stoker.records.training_facts import TrainingFacts, write_training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,18 +140,19 @@ def train(
     on_progress: Callable[[LoggedProgress], None] | None = None,
     on_stop: Callable[[Training], None] | None = None,
 ) -> Training:
-    """Submits the job, follows it to its end and gives its record, which belongs in `job.run_dir`.
+    """Submits the job, follows it to its end, and writes its record to `job.run_dir`.
 
     Blocks until all hosts have ended. When the caller is interrupted (Ctrl-C, SIGTERM) the job is
     stopped first, so that nothing keeps running; then `on_stop` gets the record so far, its status
     `stopped`, and the interrupt goes on.
 
     Raises:
-        UsageError: If the platform cannot run such a job.
+        UsageError: If the platform cannot run such a job, or the record cannot be written.
         PlatformError: If the platform refuses it.
     """
     run = platform.submit(platform.plan(job))
     last_words: deque[str] = deque(maxlen=_LAST_WORDS)
+    file = job.run_dir / "training.json"
     try:
         for line in run.lines():
             if line.group == job.groups[0].name:
@@ -158,7 +168,8 @@ def train(
         # Not for an error: what is a KeyboardInterrupt or a signal is no Exception.
         if on_stop and not isinstance(err, Exception):
             ran = Job(platform=platform.name, name=run.name)
-            on_stop(_stopped(job, run, ran=ran, catalog=catalog, decision=decision))
+            facts = _stopped(job, run, ran=ran, catalog=catalog, decision=decision)
+            on_stop(write_training(facts, file=file))
         raise
     finally:
         run.stop()
@@ -166,22 +177,22 @@ def train(
     for words in load:
         if on_line:
             on_line(LogLine(group=platform.name, host="load", text=words))
-    # The platform may have had to take another name than was asked for.
-    ran = Job(platform=platform.name, name=run.name, url=end.job_url)
-    record = _record(job, end, ran=ran, catalog=catalog, decision=decision)
-    seen = tuple(Event(when=now_utc(), what=f"utilisation: {words}") for words in load)
-    record = msgspec.structs.replace(record, events=(*record.events, *seen))
-    if record.status == "failed" and not record.hosts:
-        # Not even the launcher came to its work: its log is all there is.
-        words = "\n".join([record.failure or "", *last_words]).strip()
-        record = msgspec.structs.replace(record, failure=words)
-    return record
+    facts = facts_of(
+        job,
+        end,
+        ran=Job(platform=platform.name, name=run.name, url=end.job_url),
+        catalog=catalog,
+        decision=decision,
+    )
+    seen = (Event(when=now_utc(), what=f"utilisation: {words}") for words in load)
+    facts = replace(facts, events=(*facts.events, *seen), last_words=tuple(last_words))
+    return write_training(facts, file=file)
 
 
 def _stopped(
     job: JobSpec, run: Run, *, ran: Job, catalog: Catalog, decision: Decision | None
-) -> Training:
-    """Returns the record of a run that was stopped: what was measured until then."""
+) -> TrainingFacts:
+    """Returns what is known of a run that was stopped: what was measured until then."""
     ends: queue.SimpleQueue[JobEnd | StokerError] = queue.SimpleQueue()
 
     def wait() -> None:
@@ -196,19 +207,19 @@ def _stopped(
         end = ends.get(timeout=STOPPED_SECONDS)
         if isinstance(end, StokerError):
             raise end
-        record = _record(job, end, ran=ran, catalog=catalog, decision=decision)
+        facts = facts_of(job, end, ran=ran, catalog=catalog, decision=decision)
     except (StokerError, queue.Empty) as err:
         why = err.what if isinstance(err, StokerError) else "the job has not ended yet"
-        seen = Event(when=now_utc(), what=f"no record was left: {why}")
-        record = Training(
+        facts = TrainingFacts(
+            job=ran,
             status="stopped",
             workload_sha256=job.workload_sha256,
             groups=job.groups,
             strategy=job.strategy.name,
-            job=ran,
-            events=(seen,),
+            engine=job.engine.name,
+            events=(Event(when=now_utc(), what=f"no record was left: {why}"),),
         )
-    return msgspec.structs.replace(record, status="stopped", failure=None)
+    return replace(facts, is_interrupted=True)
 
 
 def _load(run: Run, catalog: Catalog) -> Sequence[str]:
@@ -219,46 +230,54 @@ def _load(run: Run, catalog: Catalog) -> Sequence[str]:
     return run.load_words(sizes)
 
 
-def _record(
+def facts_of(
     job: JobSpec,
     end: JobEnd,
     *,
     ran: Job,
     catalog: Catalog,
-    decision: Decision | None,
-) -> Training:
-    written = _written_by_leader(job, end, ran=ran)
-    measured = written.measured
-    if measured and measured.steps:
-        usd_per_hour = catalog.usd_per_hour(job.groups)
-        plan = decision.plan if decision else None
-        if usd_per_hour is None and plan and plan.predicted and plan.groups == job.groups:
-            # In the pod of a pipeline's step the local platform knows no price of its host.
-            usd_per_hour = plan.predicted.usd_per_hour
-        if usd_per_hour is not None:
-            usd = measured.step_seconds * usd_per_hour / 3600 * 1000
-            measured = msgspec.structs.replace(measured, usd_per_1000_steps=usd)
-    if measured and measured.timeline_file and end.output_dir:
-        measured = msgspec.structs.replace(
-            measured, timeline_file=_keep(end.output_dir / "stoker" / measured.timeline_file, job)
-        )
+    decision: Decision | None = None,
+) -> TrainingFacts:
+    """Returns what is known of a job that has ended; keeps the leader's files in `job.run_dir`."""
+    leader = leader_record(end.output_dir)
+    events = end.events
+    if leader is None:
+        lost = Event(when=now_utc(), what="the dnn leader left no record that can be read")
+        events = (*events, lost)
+    timeline_file = None
     if end.output_dir:
-        _keep_feed(end.output_dir / "stoker" / "feed.csv", job)
-        _keep_passive(end.output_dir / "stoker" / PASSIVE_PROFILE, job)
-    return msgspec.structs.replace(
-        written,
+        folder = end.output_dir / "stoker"
+        if leader and leader.measured and leader.measured.timeline_file:
+            timeline_file = _keep(folder / leader.measured.timeline_file, job)
+        _keep_feed(folder / "feed.csv", job)
+        _keep_passive(folder / PASSIVE_PROFILE, job)
+    return TrainingFacts(
+        job=ran,
+        leader=leader,
         workload_sha256=job.workload_sha256,
-        # The platform saw more than the leader could write: its end counts.
-        status=end.status,
-        exit_code=end.exit_code if written.exit_code is None else written.exit_code,
-        failure=written.failure or end.failure,
         decision_id=sha256_of(decision)[:12] if decision else None,
         groups=job.groups,
-        measured=measured,
-        data_group_release_seconds=end.data_group_release_seconds,
-        model_uri=end.model_uri or written.model_uri,
-        job=ran,
+        strategy=job.strategy.name,
+        engine=job.engine.name,
+        status=end.status,
+        exit_code=end.exit_code,
+        failure=end.failure,
+        events=events,
+        release_seconds=end.data_group_release_seconds,
+        usd_per_hour=_usd_per_hour(job, catalog, decision),
+        timeline_file=timeline_file,
+        model_uri=end.model_uri,
     )
+
+
+def _usd_per_hour(job: JobSpec, catalog: Catalog, decision: Decision | None) -> float | None:
+    """Returns the price of all hosts; None where it is not known."""
+    found = catalog.usd_per_hour(job.groups)
+    plan = decision.plan if decision else None
+    if found is None and plan and plan.predicted and plan.groups == job.groups:
+        # In the pod of a pipeline's step the local platform knows no price of its host.
+        return plan.predicted.usd_per_hour
+    return found
 
 
 def _keep(timeline: Path, job: JobSpec) -> str | None:
@@ -287,17 +306,3 @@ def _keep_passive(file: Path, job: JobSpec) -> None:
     what = {**found.what, "command": [*job.command]}
     found = msgspec.structs.replace(found, workload_sha256=job.workload_sha256, what=what)
     write_json(kept, found)
-
-
-def _written_by_leader(job: JobSpec, end: JobEnd, *, ran: Job) -> Training:
-    file = end.output_dir / "stoker" / "training.json" if end.output_dir else None
-    if file and file.is_file():
-        return read_json(file, Training)
-    lost = Event(when=now_utc(), what="the dnn leader ended without writing its record")
-    return Training(
-        status="failed",
-        groups=job.groups,
-        strategy=job.strategy.name,
-        job=ran,
-        events=(lost,),
-    )

@@ -14,7 +14,7 @@ from stoker.errors import PlatformError, UsageError
 from stoker.launch.finish import leave_in_pod
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
-from stoker.platforms.base import JobSpec
+from stoker.platforms.base import JobSpec, leader_record
 from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest
 from stoker.platforms.kubernetes import api as connection
 from stoker.platforms.kubernetes.api import ClusterApi
@@ -23,7 +23,7 @@ from stoker.platforms.kubernetes.pods import CAPACITY_SECONDS, IMAGE_SECONDS, QU
 from stoker.profile import profile
 from stoker.profile.raw import AcceleratorOnly, RankResult, quartiles
 from stoker.records import Cluster as TodaysCluster
-from stoker.records import Profile, TodaysGroup, Training, Workload, read_json, write_json
+from stoker.records import Profile, TodaysGroup, Training, Workload, write_json
 from support.kubernetes_api import (
     NAMESPACE,
     USER,
@@ -388,9 +388,8 @@ def test_a_run_is_followed_to_its_end_with_its_records(
     assert followed.texts(FIRST) == [f"{FIRST} serves"]
     assert end.output_dir == job.run_dir / "output"
     assert (end.output_dir / "stoker" / "timeline-rank0.csv").read_text() == timeline
-    written = read_json(end.output_dir / "stoker" / "training.json", Training)
-    assert written.metrics == record.metrics
-    assert "the job has succeeded" in [event.what for event in written.events]
+    assert leader_record(end.output_dir) == record
+    assert "the job has succeeded" in [event.what for event in end.events]
     logs = {path.name for path in (job.run_dir / "logs").iterdir()}
     data = {f"data-{FIRST}.log", f"data-{SECOND}.log"}
     assert logs == {f"dnn-{host}.log", "kubernetes-status.log", *data}

@@ -20,7 +20,7 @@ from stoker.catalog import load_catalog
 from stoker.errors import PlatformError, WorkloadError
 from stoker.logs import parse_line
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws, AwsError
-from stoker.platforms.base import JobSpec, LogLine
+from stoker.platforms.base import JobSpec, LogLine, leader_record
 from stoker.platforms.sagemaker import SageMakerPlatform, SageMakerRequest
 from stoker.platforms.sagemaker.job import (
     DRAIN_SECONDS,
@@ -37,9 +37,7 @@ from stoker.records import (
     Group,
     SageMakerSettings,
     TodaysGroup,
-    Training,
     Workload,
-    read_json,
     to_json,
 )
 from stoker.train import train
@@ -666,7 +664,7 @@ def test_a_token_that_cannot_be_deleted_is_said(
 # ---- the end
 
 
-def test_the_leaders_records_are_unpacked_and_completed(
+def test_the_leaders_records_are_unpacked_and_the_services_events_are_told(
     platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
 ) -> None:
     has_status(answers, ("InProgress", "Training"), ("Completed", "Completed"))
@@ -681,10 +679,9 @@ def test_the_leaders_records_are_unpacked_and_completed(
         "stoker",
         "training.json",
     ]
-    training = read_json(end.output_dir / "stoker" / "training.json", Training)
-    assert [event.what for event in training.events] == [
+    assert leader_record(end.output_dir)
+    assert [event.what for event in end.events] == [
         "Training: Training it",
-        "host_joined",
         "Completed: Completed it",
     ]
     assert end.model_uri == f"s3://{BUCKET}/out/{NAME}/output/model.tar.gz"

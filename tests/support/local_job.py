@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from stoker.catalog import load_catalog
 from stoker.platforms.base import JobEnd, JobSpec
 from stoker.platforms.local import LocalPlatform
 from stoker.records import (
@@ -19,11 +20,13 @@ from stoker.records import (
     EngineSettings,
     FeedSettings,
     Group,
+    Job,
     StrategyName,
     StrategySettings,
     Training,
-    read_json,
 )
+from stoker.records.training_facts import training_record
+from stoker.train import facts_of
 
 DEADLINE_SECONDS = 60.0
 # Short, so that a lost launcher is noticed soon.
@@ -195,9 +198,11 @@ class LocalJob:
         return self.run.wait()
 
     def training(self) -> Training:
-        return read_json(
-            self.base_dir(self.leader) / "output" / "data" / "stoker" / "training.json", Training
-        )
+        """The record that `stoker train` makes of the run; blocks until it has ended."""
+        ran = Job(platform="local", name=self.run.name)
+        facts = facts_of(self.spec, self.end(), ran=ran, catalog=load_catalog("local"))
+        assert facts.leader, "the leader left no record"
+        return training_record(facts)
 
     def failure_file(self) -> str | None:
         path = self.base_dir(self.leader) / "output" / "failure"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stoker.logs import Log
-from stoker.platforms.base import JobEnd
+from stoker.platforms.base import JobEnd, leader_record
 from stoker.platforms.kubernetes.job import conclude
 from stoker.platforms.kubernetes.objects import Layout, lay_out
 from stoker.platforms.kubernetes.pods import (
@@ -22,7 +22,7 @@ from stoker.platforms.kubernetes.pods import (
 )
 from stoker.platforms.kubernetes.start import ObjectState, Phase
 from stoker.platforms.logs import OutputParts
-from stoker.records import Event, Training, read_json, to_json
+from stoker.records import Event, Training, to_json
 from support.kubernetes_jobs import job
 from support.sample_records import training
 
@@ -197,12 +197,11 @@ def test_the_record_s_words_come_before_the_pod_s(tmp_path: Path) -> None:
     assert (found.exit_code, found.failure) == (9, "its words")
 
 
-def test_what_only_the_cluster_saw_stands_in_the_record(tmp_path: Path) -> None:
+def test_what_only_the_cluster_saw_is_told_next_to_the_leader_s_record(tmp_path: Path) -> None:
     found = end("succeeded", record=training(), run_dir=tmp_path)
     assert found.output_dir == tmp_path / "output"
-    written = read_json(tmp_path / "output" / "stoker" / "training.json", Training)
-    assert written.events[0].what == "seen"
-    assert written.metrics == training().metrics
+    assert [event.what for event in found.events] == ["seen"]
+    assert leader_record(found.output_dir) == training()
 
 
 @pytest.mark.parametrize(
@@ -222,11 +221,6 @@ def test_the_release_of_the_data_group_is_known_where_all_its_ends_are(
 def test_data_hosts_that_never_started_held_nothing() -> None:
     data = (pod("data", 0, is_started=True, ended=ended(8)), pod("data", 1))
     assert end("succeeded", pod(ended=ended(5)), *data).data_group_release_seconds == 3.0
-
-
-def test_the_release_falls_back_to_what_the_coordinator_saw(tmp_path: Path) -> None:
-    found = end("succeeded", record=training(), run_dir=tmp_path)
-    assert found.data_group_release_seconds == training().data_group_release_seconds
 
 
 def test_of_a_host_s_pods_the_last_counts() -> None:

@@ -1,6 +1,7 @@
 """The record of a training that the caller stopped, on a platform of our own."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from stoker import train as body
 from stoker.catalog import load_catalog
 from stoker.errors import PlatformError
 from stoker.platforms.base import JobEnd, JobSpec, LogLine
-from stoker.records import Group, Json, Training
+from stoker.records import Group, Json, Training, read_json
 from stoker.train import train
 
 JOB = JobSpec(
@@ -60,28 +61,32 @@ class Interrupted:
         return
 
 
-def stopped(ends: JobEnd | Exception | None) -> Training:
+def stopped(run_dir: Path, ends: JobEnd | Exception | None) -> Training:
     kept: list[Training] = []
     platform = Interrupted(ends, KeyboardInterrupt())
+    job = replace(JOB, run_dir=run_dir)
     with pytest.raises(KeyboardInterrupt):
-        train(JOB, platform=platform, catalog=load_catalog("local"), on_stop=kept.append)
+        train(job, platform=platform, catalog=load_catalog("local"), on_stop=kept.append)
     (record,) = kept
     assert (record.status, record.failure) == ("stopped", None)
+    assert read_json(run_dir / "training.json", Training) == record
     return record
 
 
 def test_a_stopped_training_has_a_record_of_its_own(tmp_path: Path) -> None:
-    assert stopped(STOPPED).exit_code == 143
+    assert stopped(tmp_path, STOPPED).exit_code == 143
 
 
-def test_a_job_that_leaves_no_record_is_said_so() -> None:
-    (event,) = stopped(PlatformError("no disk")).events
+def test_a_job_that_leaves_no_record_is_said_so(tmp_path: Path) -> None:
+    (event,) = stopped(tmp_path, PlatformError("no disk")).events
     assert event.what == "no record was left: no disk"
 
 
-def test_a_job_that_cannot_be_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_cannot_be_stopped_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(body, "STOPPED_SECONDS", 0.05)
-    (event,) = stopped(None).events
+    (event,) = stopped(tmp_path, None).events
     assert event.what == "no record was left: the job has not ended yet"
 
 

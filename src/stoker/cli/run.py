@@ -64,7 +64,14 @@ class _Chain:
         make: Callable[[], _RecordT],
         words: Callable[[_RecordT], str],
     ) -> _RecordT:
-        """Makes the step's record and writes it, or reads the earlier one."""
+        """Makes the step's record and writes it, or reads the earlier one.
+
+        Args:
+            name: One of STEPS.
+            kind: Class of the record.
+            make: Does the step; `train` writes its record itself.
+            words: The record in one line.
+        """
         file = self.run_dir / f"{_RECORD_OF[name]}.json"
         if STEPS.index(name) < self.first:
             record = read_json(file, kind)
@@ -72,7 +79,8 @@ class _Chain:
             return record
         began, self.doing = time.monotonic(), name
         record = make()
-        write_json(file, record)
+        if name != "train":
+            write_json(file, record)
         took = time.monotonic() - began
         say(step_line(name, words(record), took), quiet=self.quiet)
         return record

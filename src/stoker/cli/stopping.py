@@ -7,15 +7,16 @@ from pathlib import Path
 from stoker.cli.progress import relative, say
 from stoker.cli.verbs import training_words
 from stoker.records import Training, write_json
+from stoker.records.training_facts import copied_to
 
 
 def keep_stopped(
     record: Training, *, run_dir: Path, out: Path | None, again: str, quiet: bool
 ) -> None:
-    """Writes the record of a stopped training, and says what is kept and how to go on.
+    """Copies the record of a stopped training, and says what is kept and how to go on.
 
     Args:
-        record: What was measured until then; its status is `stopped`.
+        record: What was measured until then, as it is in the run's folder; status `stopped`.
         run_dir: Of the run.
         out: Where else the record goes.
         again: The command that goes on.
@@ -25,8 +26,8 @@ def keep_stopped(
         UsageError: If the record cannot be written.
     """
     files = [run_dir / "training.json", *([out] if out else [])]
-    for file in files:
-        write_json(file, record)
+    if out:
+        write_json(out, copied_to(out, record, run_dir=run_dir))
     say(
         f"{training_words(record)}: all hosts have ended\n"
         f"kept:  {', '.join(map(relative, files))} (status: stopped), "

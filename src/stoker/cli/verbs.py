@@ -5,7 +5,6 @@ import math
 import re
 import secrets
 import shlex
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -36,8 +35,8 @@ from stoker.records import (
     Training,
     Workload,
     read_json,
-    write_json,
 )
+from stoker.records.training_facts import copied_to
 from stoker.settings import workload_from
 
 # As the first line of a rank's failure, or the last of its traceback, names it.
@@ -207,14 +206,9 @@ def train_command(
                 quiet=as_json,
             ),
         )
-    write_json(run_dir / "training.json", record)
     file = outputs.out or run_dir / "training.json"
-    if record.measured and record.measured.timeline_file:
-        timeline = _beside(run_dir / record.measured.timeline_file, file)
-        measured = msgspec.structs.replace(record.measured, timeline_file=timeline)
-        record = msgspec.structs.replace(record, measured=measured)
-    kept = kept_model(record.model_uri, outputs)
-    record = msgspec.structs.replace(record, model_uri=kept)
+    model_uri = kept_model(record.model_uri, outputs)
+    record = copied_to(file, record, run_dir=run_dir, model_uri=model_uri)
     deliver(
         record,
         outputs=replace(outputs, out=file),
@@ -226,16 +220,6 @@ def train_command(
     )
     say(f"logs: {run_dir / 'logs'}", quiet=as_json)
     return 0 if always else exit_code_of(record)
-
-
-def _beside(timeline: Path, record_file: Path) -> str:
-    """Returns the timeline's name for its record: copied along if the record is elsewhere."""
-    if record_file.parent.resolve() == timeline.parent.resolve():
-        return timeline.name
-    copied = record_file.with_name(f"{record_file.stem}-timeline.csv")
-    record_file.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(timeline, copied)
-    return copied.name
 
 
 def dry_run_of(platform: Platform[RequestT], job: JobSpec, *, as_json: bool) -> str:

@@ -1,4 +1,4 @@
-"""The end of a run is decided and written: its first failure, output/failure, training.json.
+"""The end of a run is decided and written: its first failure, output/failure, the leader's record.
 
 When one rank fails, the others fail a moment later because it is gone. Which of them is seen first
 is chance, so that a failure that only says "my peer is gone" never counts as the cause while there
@@ -36,14 +36,13 @@ from stoker.logs import Log, now_utc, parse_line
 from stoker.platforms.logs import log_files
 from stoker.records import Event, Group, Host, Job, Training, write_json, write_text
 from stoker.records.training import cause_of
+from stoker.records.training_facts import TrainingFacts, write_training
 from stoker.settings import ProcessSettings
 
 # SageMaker shows the first 1024 characters of output/failure as the job's FailureReason.
 FAILURE_CHARACTERS = 1024
 # What a container leaves there stands in its pod's status.
 TERMINATION_LOG = Path("/dev/termination-log")
-
-Status = Literal["succeeded", "failed", "stopped"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,7 @@ class RunOutcome:
         failure: In the words of the failing part; None unless it failed.
     """
 
-    status: Status
+    status: Literal["succeeded", "failed", "stopped"]
     exit_code: int | None
     failure: str | None = None
 
@@ -88,7 +87,7 @@ def leave_in_pod(
             TERMINATION_LOG.write_bytes(words)
 
 
-def write_training(
+def record_end(
     outcome: RunOutcome,
     *,
     settings: ProcessSettings,
@@ -102,12 +101,13 @@ def write_training(
     release_seconds: float | None,
     log: Log,
 ) -> None:
-    """Writes output/data/stoker/training.json; a disk that is full is logged, not raised."""
+    """Writes the leader's record, and its passive profile; a disk that is full is logged."""
     timelines = read_timelines(output)
-    record = Training(
+    facts = TrainingFacts(
         workload_sha256=settings.workload_sha256,
         status=outcome.status,
         exit_code=outcome.exit_code,
+        failure=outcome.failure,
         groups=_groups(settings, topology, processes_per_host),
         hosts=_hosts(topology, processes_per_host),
         strategy=strategy,
@@ -115,14 +115,14 @@ def write_training(
         measured=measure(timelines, progress, replica_of=settings.feed.replica),
         metrics=_metrics(settings, output, log),
         job=Job(platform=platform, name=settings.run_id),
-        data_group_release_seconds=release_seconds,
+        release_seconds=release_seconds,
         events=tuple(events),
-        failure=outcome.failure,
     )
     try:
-        write_json(output / "training.json", record)
+        record = write_training(facts, file=output / "training.json")
     except UsageError as err:
         log.event("record_not_written", reason=err.what)
+        return
     try:
         _write_passive(
             record,

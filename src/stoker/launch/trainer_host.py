@@ -18,7 +18,7 @@ from stoker.host.processes import why_not_found
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.engines.trainer_side import EngineCommands, beside
-from stoker.launch.finish import RunOutcome, write_failure, write_training
+from stoker.launch.finish import RunOutcome, record_end, write_failure
 from stoker.launch.hostrun import HostRun
 from stoker.launch.members import Change
 from stoker.launch.membership import Membership, MembershipVerdict
@@ -432,7 +432,7 @@ def _record(
     coordinator: Coordinator | None,
 ) -> None:
     seen = coordinator.events if coordinator else ()
-    write_training(
+    record_end(
         outcome,
         settings=run.settings,
         topology=run.topology,
@@ -440,7 +440,7 @@ def _record(
         processes_per_host=trainer.processes_per_host,
         strategy=trainer.strategy,
         platform=platform_name(run.topology, run.environ),
-        events=sorted([*events, *seen], key=lambda event: event.when),
+        events=[*events, *seen],
         progress=coordinator.progress if coordinator else {},
         release_seconds=coordinator.release_seconds if coordinator else None,
         log=run.log,

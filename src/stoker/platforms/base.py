@@ -12,6 +12,7 @@ from stoker.errors import UsageError
 from stoker.records import (
     Channel,
     EngineSettings,
+    Event,
     FeedSettings,
     Group,
     Json,
@@ -21,8 +22,10 @@ from stoker.records import (
     SageMakerSettings,
     Scalar,
     StrategySettings,
+    Training,
     Workload,
     nearest,
+    read_json,
     to_document,
 )
 
@@ -110,7 +113,9 @@ class JobEnd:
         output_dir: Folder on this machine with the dnn leader's output/data, where it is known.
         model_uri: Where the model is, where that is known.
         job_url: The platform's own page of the job.
-        data_group_release_seconds: From the end of the dnn leader to the end of the last data host.
+        data_group_release_seconds: From the end of the dnn leader to the end of the last data host,
+            where the platform saw both.
+        events: Only those that the platform saw; the leader's own are in its record.
     """
 
     status: Literal["succeeded", "failed", "stopped"]
@@ -120,6 +125,21 @@ class JobEnd:
     data_group_release_seconds: float | None
     model_uri: str | None = None
     job_url: str | None = None
+    events: tuple[Event, ...] = ()
+
+
+def leader_record(output_dir: Path | None) -> Training | None:
+    """Returns the record that the leader's launcher left in its outputs; None if none is legible.
+
+    Args:
+        output_dir: As in `JobEnd`.
+    """
+    if output_dir is None:
+        return None
+    try:
+        return read_json(output_dir / "stoker" / "training.json", Training)
+    except UsageError:
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

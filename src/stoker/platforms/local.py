@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
 from stoker.errors import PlatformError, UsageError
 from stoker.host import spawn
 from stoker.host.processes import KILL_SECONDS, ended_words, free_ports, kill_all
@@ -39,9 +37,10 @@ from stoker.platforms.base import (
     groups_of_channel,
     hyperparameters,
     job_variables,
+    leader_record,
 )
 from stoker.platforms.logs import FileTail
-from stoker.records import Event, Group, Json, Role, Training, read_json, to_document, write_json
+from stoker.records import Event, Group, Json, Role, to_document
 from stoker.records.engine import EngineHost
 from stoker.records.engine_check import completed
 
@@ -494,7 +493,7 @@ class LocalRun:
         release = max(0.0, max(data_ends) - leader.ended_at) if data_ends else None
         base = self._request.base_dir(leader.host)
         code = leader.process.returncode
-        training = self._complete_record(base / "output" / "data" / "stoker", release)
+        training = leader_record(base / "output" / "data")
         failure = self._failure or (training.failure if training else None)
         exit_code = training.exit_code if training else (code if code >= 0 else None)
         status: Literal["succeeded", "failed", "stopped"]
@@ -514,21 +513,8 @@ class LocalRun:
             output_dir=base / "output" / "data",
             model_uri=_model(base / "model"),
             data_group_release_seconds=release,
+            events=tuple(self._events),
         )
-
-    def _complete_record(self, folder: Path, release: float | None) -> Training | None:
-        """Adds what only the platform saw to the record that the leader wrote."""
-        path = folder / "training.json"
-        try:
-            training = read_json(path, Training)
-            events = sorted([*training.events, *self._events], key=lambda event: event.when)
-            training = msgspec.structs.replace(
-                training, events=tuple(events), data_group_release_seconds=release
-            )
-            write_json(path, training)
-        except UsageError:
-            return None
-        return training
 
     def _say(self, host: LocalHost, event: str, **values: str) -> None:
         """Puts a line of the platform's own between those of the hosts' logs."""

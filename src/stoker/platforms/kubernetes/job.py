@@ -8,11 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
-from stoker.errors import PlatformError, StokerError, UsageError
+from stoker.errors import PlatformError, StokerError
 from stoker.logs import Log, now_utc
-from stoker.platforms.base import JobEnd, LogLine
+from stoker.platforms.base import JobEnd, LogLine, leader_record
 from stoker.platforms.kubernetes.access import explained_denial
 from stoker.platforms.kubernetes.api import EVENTS, OF_KIND, PODS, ApiError, ClusterApi, Resource
 from stoker.platforms.kubernetes.objects import JOBSET_LABEL, Layout
@@ -48,7 +46,7 @@ from stoker.platforms.kubernetes.watch import (
     PodLog,
 )
 from stoker.platforms.logs import LogFiles, OutputParts
-from stoker.records import Event, Training, read_json, write_json
+from stoker.records import Event, Training
 
 # Beyond it those who read logs wait, and so does the cluster.
 MAX_WAITING = 10_000
@@ -178,22 +176,20 @@ def conclude(
         layout: Of the run.
         pods: As they were last seen, those that are gone, too.
         output: What the dnn hosts left in their logs.
-        events: That only the cluster saw; they are added to the leader's record.
+        events: That only the cluster saw.
         log: For what is worth telling.
     """
     latest = _latest(pods)
     leader = latest.get((layout.dnn.group.name, 0))
     release = _release_seconds(latest.values(), leader)
     output_dir = _write(output, layout.job.run_dir / "output", log)
-    training = _complete_record(output_dir, events, release) if output_dir else None
+    training = leader_record(output_dir)
     exit_code = training.exit_code if training else None
     if exit_code is None and leader and leader.ended:
         exit_code = leader.ended.exit_code
     status, failure = _verdict(state, is_stopped=is_stopped, training=training)
     if state is not None and status == "failed":
         failure = _failure(state, latest, layout, training)
-    if release is None and training:
-        release = training.data_group_release_seconds
     return JobEnd(
         status=status,
         exit_code=exit_code,
@@ -201,6 +197,7 @@ def conclude(
         output_dir=output_dir,
         data_group_release_seconds=release,
         model_uri=_model_uri(layout),
+        events=tuple(events),
     )
 
 
@@ -232,22 +229,6 @@ def _write(output: OutputParts, folder: Path, log: Log) -> Path | None:
         log.event("output_not_written", folder=str(folder), reason=err.strerror)
         return None
     return folder
-
-
-def _complete_record(
-    folder: Path, events: Sequence[Event], release: float | None
-) -> Training | None:
-    path = folder / "stoker" / "training.json"
-    try:
-        training = read_json(path, Training)
-        merged = sorted([*training.events, *events], key=lambda event: event.when)
-        training = msgspec.structs.replace(training, events=tuple(merged))
-        if release is not None:
-            training = msgspec.structs.replace(training, data_group_release_seconds=release)
-        write_json(path, training)
-    except UsageError:
-        return None
-    return training
 
 
 def _release_seconds(pods: Iterable[PodState], leader: PodState | None) -> float | None:

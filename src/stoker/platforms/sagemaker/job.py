@@ -10,12 +10,10 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
-import msgspec
-
-from stoker.errors import PlatformError, StokerError, UsageError
+from stoker.errors import PlatformError, StokerError
 from stoker.logs import Log, now_utc
 from stoker.platforms.aws import Aws, AwsError, split_uri
-from stoker.platforms.base import JobEnd, LogLine
+from stoker.platforms.base import JobEnd, LogLine, leader_record
 from stoker.platforms.logs import LogFiles
 from stoker.platforms.sagemaker.logs import JobLogs, Labels
 from stoker.platforms.sagemaker.start import await_found, delete_token, stop_job
@@ -32,7 +30,7 @@ from stoker.platforms.sagemaker.usage import (
     read_utilisation,
     utilisation_words,
 )
-from stoker.records import Event, Group, Training, read_json, write_json
+from stoker.records import Event, Group
 
 FOLDER = "stoker"
 # The archive may hold outputs of the user's own, too, which are read over: a bound on all of it.
@@ -138,7 +136,7 @@ def conclude(
         run_dir: Gets the folder output/ with the leader's records; absent: they are not fetched.
         asked_name: Of the job, where an earlier one had it: a pipeline registers the model under
             the name it knew beforehand, and the model is copied there.
-        events: That only the service saw; they are added to the leader's record.
+        events: That only the service saw.
         next_best: Plan to take where this one got no hosts.
         log: For what is worth telling.
 
@@ -148,7 +146,7 @@ def conclude(
     if state.status == "Failed" and lacks_capacity(state.reason):
         raise no_capacity(state.reason, groups, job_name=state.name, next_best=next_best)
     output_dir = _outputs(aws, state, run_dir, log) if run_dir else None
-    training = _complete_record(output_dir, events) if output_dir else None
+    training = leader_record(output_dir)
     status, failure = _verdict(state)
     exit_code = training.exit_code if training else None
     model_uri = _model_uri(aws, state)
@@ -162,6 +160,7 @@ def conclude(
         data_group_release_seconds=None,
         model_uri=model_uri,
         job_url=state.url,
+        events=tuple(events),
     )
 
 
@@ -192,19 +191,6 @@ def _copy_model(aws: Aws, uri: str, state: TrainingJobState, asked_name: str, lo
         log.event("model_not_copied", object=known, why=err.what)
     else:
         log.event("model_copied", object=known)
-
-
-def _complete_record(folder: Path, events: Sequence[Event]) -> Training | None:
-    """Adds what only the service saw to the record that the leader wrote."""
-    path = folder / "stoker" / "training.json"
-    try:
-        training = read_json(path, Training)
-        merged = sorted([*training.events, *events], key=lambda event: event.when)
-        training = msgspec.structs.replace(training, events=tuple(merged))
-        write_json(path, training)
-    except UsageError:
-        return None
-    return training
 
 
 def _verdict(
