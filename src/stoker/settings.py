@@ -1,48 +1,16 @@
 """Settings come from the workload file with its overrides, and from STOKER_* variables.
 
 The environment is read here and in `launch.topology`, nowhere else.
-
-| variable | who sets it | what it says |
-| --- | --- | --- |
-| STOKER_RUN_ID | platform | id of the run, in every log line |
-| STOKER_BASE_DIR | platform | replaces /opt/ml |
-| STOKER_TOKEN_FILE | platform | file with the run's token: 32 bytes as hexadecimal digits |
-| STOKER_FEED | platform | FeedSettings as JSON |
-| STOKER_WORKERS | platform | JSON {"dnn": N, "data": N}: workers a host, where decided |
-| STOKER_ENGINE | platform | EngineSettings as JSON, where something else than the feed makes data |
-| STOKER_ENGINE_HOSTS | platform | local hosts: JSON {host: {address, ports}}; else as named |
-| STOKER_STRATEGY | platform | name of the strategy, or StrategySettings as JSON |
-| STOKER_BACKEND | launcher | smddp only: the process group backend to use |
-| STOKER_PROCESSES_PER_HOST | platform | trainer processes of a dnn host, where decided |
-| STOKER_ADVERTISE | platform | address under which others reach this host; else its own name |
-| STOKER_PORT | platform | port of this host's coordinator or agent; else FeedSettings.port |
-| STOKER_COORDINATOR | both | host:port of the coordinator; else leader's name and port |
-| STOKER_PROFILE | platform | ProfileSettings as JSON: the run is a profile |
-| STOKER_WORKLOAD_SHA256 | platform | digest of the workload, for the training record |
-| STOKER_HOST, STOKER_GROUP | launcher | this host's name and group |
-| STOKER_LAUNCHER_PID | launcher | pid of the launcher, in its own children |
-| STOKER_HAS_DATA_GROUP | launcher | 1 where a data group exists: loaders use the feed |
-| STOKER_OUTPUT | launcher | folder of this host for timelines, failures, profile results |
-| STOKER_METRICS | launcher | file for the metrics that the script reports |
-| STOKER_CODE_FILE | platform | package (.tar.gz) of the training's code: the command runs in it |
-| STOKER_COMMAND | image, user | JSON list: the command, where the launcher is given just `train` |
-| STOKER_PROFILE_FILE | platform | where the leader of a profile writes profile.json |
-| STOKER_REPLACE_DATALOADER | platform | 1: torch's DataLoader is replaced, too |
-| STOKER_COMES_BACK | platform | 1: data hosts that end badly are started again (Kubernetes) |
-| STOKER_INSTANCE_TYPE | user | what this host is called (a node's label instance-type) |
-| SM_CURRENT_INSTANCE_TYPE | SageMaker | the same |
-| STOKER_GROUPS, STOKER_GROUP | platform | Kubernetes: the run's hosts, this one's group |
-| POD_NAME, POD_UID, POD_NAMESPACE | pipeline | the pod that submits a job (KFP_POD_NAME ... too) |
-| KF_PIPELINES_ENDPOINT, KF_PIPELINES_UI_ENDPOINT | user | Kubeflow's API; its pages |
-| STOKER_KUBEFLOW_NAMESPACE | user | profile's namespace, where Kubeflow has many users |
-| STOKER_KUBEFLOW_TOKEN, STOKER_KUBEFLOW_COOKIE | user | what Kubeflow knows its users by |
 """
 
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from types import NoneType, UnionType
+from typing import Annotated, Any, Self, get_args, get_type_hints
 
 import msgspec
 import yaml
@@ -55,16 +23,17 @@ from stoker.records import (
     Json,
     Place,
     ProfileSettings,
+    Role,
     StrategySettings,
     Workload,
     convert,
     read_text,
+    to_document,
 )
 from stoker.records.base import Record
 from stoker.records.engine import EngineHost
 from stoker.records.engine_check import check_engine
 
-_RecordT = TypeVar("_RecordT", bound=Record)
 # Keys and values of a workload, its aliases expanded; large ones have some hundreds.
 MAX_NODES = 100_000
 # In STOKER_OUTPUT: the profile ended the command, however its processes ended thereby.
@@ -80,50 +49,252 @@ def unfed_file(rank: int | str) -> str:
     return f"unfed-rank{rank}.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSettings:
-    """The settings that a process of a run gets from its environment; see the table above.
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """A way to read a value from a variable, whose name it is told for errors, and to write it."""
+
+    read: Callable[[str, str], object]
+    write: Callable[[Any], str]
+
+
+def _read_number(text: str, name: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(
+            f"expected a whole number, found {text!r}", where=f"variable {name}"
+        ) from None
+
+
+def _json(kind: object) -> Spelling:
+    def read(text: str, name: str) -> object:
+        try:
+            return msgspec.json.decode(text, type=kind)
+        except msgspec.DecodeError as err:
+            raise UsageError(f"malformed: {err}", where=f"variable {name}") from None
+
+    return Spelling(read, lambda value: json.dumps(msgspec.to_builtins(value)))
+
+
+def _record(kind: type[Record]) -> Spelling:
+    """Returns the spelling of a record: JSON, read by the rules of a workload file."""
+
+    def read(text: str, name: str) -> Record:
+        try:
+            document: Json = msgspec.json.decode(text)
+        except msgspec.DecodeError as err:
+            raise UsageError(f"not JSON: {err}", where=f"variable {name}") from None
+        return convert(document, kind, Place(f"variable {name}"))
+
+    return Spelling(read, lambda record: json.dumps(to_document(record)))
+
+
+def _read_strategy(text: str, name: str) -> object:
+    if text.lstrip().startswith("{"):
+        return _record(StrategySettings).read(text, name)
+    return convert({"name": text}, StrategySettings, Place(f"variable {name}"))
+
+
+def _write_strategy(strategy: StrategySettings) -> str:
+    if strategy == StrategySettings(name=strategy.name):
+        return strategy.name
+    return _record(StrategySettings).write(strategy)
+
+
+_PLAIN: Mapping[object, Spelling] = {
+    str: Spelling(lambda text, _: text, str),
+    Path: Spelling(lambda text, _: Path(text), Path.as_posix),
+    int: Spelling(_read_number, str),
+    bool: Spelling(lambda text, _: text == "1", lambda value: "1" if value else "0"),
+    # Its name, where all else is as it is by default.
+    StrategySettings: Spelling(_read_strategy, _write_strategy),
+    # Without what is as it is by default: SageMaker allows 512 characters.
+    EngineSettings: Spelling(
+        _record(EngineSettings).read, lambda engine: msgspec.json.encode(engine).decode()
+    ),
+}
+
+
+def _spelling(kind: object) -> Spelling:
+    """Returns the spelling of values of a type; what may be None is not written then."""
+    known = [each for each in get_args(kind) if each is not NoneType]
+    if isinstance(kind, UnionType) and len(known) == 1:
+        kind = known[0]
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    return _record(kind) if isinstance(kind, type) and issubclass(kind, Record) else _json(kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """The variable that a setting travels in.
 
     Attributes:
+        name: As it is written.
+        instead: Another name that it is read from.
+        is_always_sent: Also where the setting is as it is by default.
+    """
+
+    name: str
+    instead: str = ""
+    is_always_sent: bool = False
+
+
+@cache
+def _variables(kind: type["RunEnvironment"]) -> Mapping[str, tuple[Variable, Spelling]]:
+    """Returns variable and spelling of each field."""
+    found = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        hinted, variable = get_args(hint)
+        found[name] = variable, _spelling(hinted)
+    return found
+
+
+class RunGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group as each pod of the run knows it; `hosts` is the pattern of their names in DNS."""
+
+    name: str
+    instance_type: str = ""
+    count: Annotated[int, msgspec.Meta(ge=1)]
+    hosts: str
+
+    def host(self, index: int) -> str:
+        """Returns the name of one of the group's hosts."""
+        return self.hosts.replace("{index}", str(index))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnvironment:
+    """The settings of a run that travel in variables: a platform writes them, a launcher reads.
+
+    A setting is declared here once, with its variable; `of` takes it from the workload.
+
+    Attributes:
+        run_id: In every log line.
+        host: Name of this host; a platform where hosts do not know it themselves says so.
+        group: Its group.
+        base_dir: Replaces /opt/ml.
+        token_file: With the run's token: 32 bytes as hexadecimal digits.
+        workers: Workers a host by role, where decided.
+        engine: What makes data on the data group, where it is not the feed.
+        engine_hosts: Hosts that are reached otherwise than under their names and fixed ports.
+        processes_per_host: Trainer processes of a dnn host, where decided.
+        roles: Of groups, by name; a group whose name begins with `data` needs none.
+        advertise: Address under which others reach this host; else its own name.
+        port: Of this host's coordinator or agent; else FeedSettings.port.
+        coordinator: `host:port`; else the leader's name and port.
+        profile: The run is a profile.
+        profile_file: Where the leader of a profile writes profile.json.
+        workload_sha256: Digest of the workload, for the training record.
+        code_file: Package (.tar.gz) of the training's code: the command runs in it.
+        command: Set in an image, where the launcher is given just `train`.
+        replace_dataloader: torch's DataLoader is replaced, too.
+        comes_back: Data hosts that end badly are started again (Kubernetes).
+        pod_groups: Kubernetes: all groups of the run.
+    """
+
+    run_id: Annotated[str, Variable("STOKER_RUN_ID", "TRAINING_JOB_NAME")] = "adhoc"
+    host: Annotated[str, Variable("STOKER_HOST")] = "localhost"
+    group: Annotated[str, Variable("STOKER_GROUP")] = ""
+    base_dir: Annotated[Path, Variable("STOKER_BASE_DIR", "SAGEMAKER_BASE_DIR")] = Path("/opt/ml")
+    token_file: Annotated[Path | None, Variable("STOKER_TOKEN_FILE")] = None
+    feed: Annotated[FeedSettings, Variable("STOKER_FEED", is_always_sent=True)] = field(
+        default_factory=FeedSettings
+    )
+    workers: Annotated[Mapping[str, int], Variable("STOKER_WORKERS", is_always_sent=True)] = field(
+        default_factory=dict
+    )
+    strategy: Annotated[StrategySettings, Variable("STOKER_STRATEGY", is_always_sent=True)] = field(
+        default_factory=StrategySettings
+    )
+    processes_per_host: Annotated[int | None, Variable("STOKER_PROCESSES_PER_HOST")] = None
+    roles: Annotated[Mapping[str, Role], Variable("STOKER_ROLES")] = field(default_factory=dict)
+    engine: Annotated[EngineSettings, Variable("STOKER_ENGINE")] = field(
+        default_factory=EngineSettings
+    )
+    engine_hosts: Annotated[Mapping[str, EngineHost], Variable("STOKER_ENGINE_HOSTS")] = field(
+        default_factory=dict
+    )
+    advertise: Annotated[str | None, Variable("STOKER_ADVERTISE")] = None
+    port: Annotated[int | None, Variable("STOKER_PORT")] = None
+    coordinator: Annotated[str | None, Variable("STOKER_COORDINATOR")] = None
+    profile: Annotated[ProfileSettings | None, Variable("STOKER_PROFILE")] = None
+    profile_file: Annotated[Path | None, Variable("STOKER_PROFILE_FILE")] = None
+    workload_sha256: Annotated[str | None, Variable("STOKER_WORKLOAD_SHA256")] = None
+    code_file: Annotated[Path | None, Variable("STOKER_CODE_FILE")] = None
+    command: Annotated[tuple[str, ...] | None, Variable("STOKER_COMMAND")] = None
+    replace_dataloader: Annotated[bool, Variable("STOKER_REPLACE_DATALOADER")] = False
+    comes_back: Annotated[bool, Variable("STOKER_COMES_BACK")] = False
+    pod_groups: Annotated[tuple[RunGroup, ...], Variable("STOKER_GROUPS")] = ()
+
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        *,
+        profile: ProfileSettings | None = None,
+        replace_dataloader: bool = False,
+    ) -> "RunEnvironment":
+        """Returns what the workload says of its runs."""
+        return cls(
+            feed=workload.feed,
+            strategy=workload.strategy_settings,
+            engine=workload.engine_settings,
+            workload_sha256=workload.digest(),
+            profile=profile,
+            replace_dataloader=replace_dataloader,
+        )
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str], *only: str) -> Self:
+        """Reads the given fields, else all; what is not set, or empty, is as it is by default.
+
+        Raises:
+            UsageError: If a variable is malformed, naming it.
+        """
+        values = {}
+        for name, (variable, spelling) in _variables(cls).items():
+            found = variable.name if environ.get(variable.name) else variable.instead
+            if environ.get(found) and (not only or name in only):
+                values[name] = spelling.read(environ[found], found)
+        return cls(**values)  # type: ignore[arg-type]
+
+    def to_environ(self, *only: str) -> dict[str, str]:
+        """Returns the variables of the given fields, else of all that are not as by default."""
+        default, told = type(self)(), {}
+        for name, (variable, spelling) in _variables(type(self)).items():
+            value = getattr(self, name)
+            says_something = variable.is_always_sent or value != getattr(default, name)
+            if name in only or (says_something and not only):
+                told[variable.name] = spelling.write(value)
+        return told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSettings(RunEnvironment):
+    """The settings that a process of a run finds: those of the run, and those of its launcher.
+
+    Attributes:
+        has_data_group: Loaders use the feed.
+        output: Folder of this host for timelines, failures, profile results.
+        metrics: File for the metrics that the script reports.
+        launcher_pid: The launcher's, in its own children.
+        backend: smddp only: the process group backend to use.
         rank: Global rank of this trainer process (torchrun's RANK), 0 without one.
         world_size: Trainer processes of the run.
         local_rank: Rank within the host.
         local_world_size: Trainer processes of this host.
-        workers: Workers a host by role, where decided.
-        engine: What makes data on the data group.
-        engine_hosts: Hosts that are reached otherwise than under their names and fixed ports.
-        coordinator: `host:port`, or None outside a launched run.
     """
 
-    run_id: str
-    host: str
-    group: str
-    base_dir: Path
-    token_file: Path | None
-    feed: FeedSettings
-    workers: Mapping[str, int]
-    strategy: StrategySettings
-    processes_per_host: int | None
-    engine: EngineSettings
-    engine_hosts: Mapping[str, EngineHost]
-    advertise: str | None
-    port: int | None
-    coordinator: str | None
-    profile: ProfileSettings | None
-    workload_sha256: str | None
-    has_data_group: bool
-    output: Path | None
-    metrics: Path | None
-    launcher_pid: int | None
-    replace_dataloader: bool
-    comes_back: bool
-    code_file: Path | None
-    command: tuple[str, ...] | None
-    profile_file: Path | None
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int = 1
+    has_data_group: Annotated[bool, Variable("STOKER_HAS_DATA_GROUP")] = False
+    output: Annotated[Path | None, Variable("STOKER_OUTPUT")] = None
+    metrics: Annotated[Path | None, Variable("STOKER_METRICS")] = None
+    launcher_pid: Annotated[int | None, Variable("STOKER_LAUNCHER_PID")] = None
+    backend: Annotated[str | None, Variable("STOKER_BACKEND")] = None
+    rank: Annotated[int, Variable("RANK")] = 0
+    world_size: Annotated[int, Variable("WORLD_SIZE")] = 1
+    local_rank: Annotated[int, Variable("LOCAL_RANK")] = 0
+    local_world_size: Annotated[int, Variable("LOCAL_WORLD_SIZE")] = 1
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> ProcessSettings:
@@ -132,38 +303,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> ProcessSetting
     Raises:
         UsageError: If a variable is malformed, naming it.
     """
-    env = os.environ if environ is None else environ
-    return ProcessSettings(
-        run_id=env.get("STOKER_RUN_ID") or env.get("TRAINING_JOB_NAME") or "adhoc",
-        host=env.get("STOKER_HOST", "localhost"),
-        group=env.get("STOKER_GROUP", ""),
-        base_dir=Path(env.get("STOKER_BASE_DIR") or env.get("SAGEMAKER_BASE_DIR") or "/opt/ml"),
-        token_file=_path(env, "STOKER_TOKEN_FILE"),
-        feed=_record(env, "STOKER_FEED", FeedSettings) or FeedSettings(),
-        workers=_workers(env),
-        strategy=_strategy(env),
-        processes_per_host=_number(env, "STOKER_PROCESSES_PER_HOST"),
-        engine=_record(env, "STOKER_ENGINE", EngineSettings) or EngineSettings(),
-        engine_hosts=_engine_hosts(env),
-        advertise=env.get("STOKER_ADVERTISE") or None,
-        port=_number(env, "STOKER_PORT"),
-        coordinator=env.get("STOKER_COORDINATOR") or None,
-        profile=_record(env, "STOKER_PROFILE", ProfileSettings),
-        workload_sha256=env.get("STOKER_WORKLOAD_SHA256") or None,
-        has_data_group=env.get("STOKER_HAS_DATA_GROUP") == "1",
-        output=_path(env, "STOKER_OUTPUT"),
-        metrics=_path(env, "STOKER_METRICS"),
-        launcher_pid=_number(env, "STOKER_LAUNCHER_PID"),
-        replace_dataloader=env.get("STOKER_REPLACE_DATALOADER") == "1",
-        comes_back=env.get("STOKER_COMES_BACK") == "1",
-        code_file=_path(env, "STOKER_CODE_FILE"),
-        command=_command(env),
-        profile_file=_path(env, "STOKER_PROFILE_FILE"),
-        rank=_number(env, "RANK") or 0,
-        world_size=_number(env, "WORLD_SIZE") or 1,
-        local_rank=_number(env, "LOCAL_RANK") or 0,
-        local_world_size=_number(env, "LOCAL_WORLD_SIZE") or 1,
-    )
+    return ProcessSettings.from_environ(os.environ if environ is None else environ)
 
 
 def cloud_region(environ: Mapping[str, str] | None = None) -> str | None:
@@ -451,73 +591,3 @@ def _lines_of(node: yaml.Node, path: str, lines: dict[str, int], source: str) ->
             child = f"{path}[{index}]"
             lines[child] = item.start_mark.line + 1
             _lines_of(item, child, lines, source)
-
-
-def _path(env: Mapping[str, str], name: str) -> Path | None:
-    return Path(env[name]) if env.get(name) else None
-
-
-def _number(env: Mapping[str, str], name: str) -> int | None:
-    text = env.get(name)
-    if not text:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(
-            f"expected a whole number, found {text!r}", where=f"variable {name}"
-        ) from None
-
-
-def _record(env: Mapping[str, str], name: str, kind: type[_RecordT]) -> _RecordT | None:
-    text = env.get(name)
-    if not text:
-        return None
-    try:
-        document: Json = msgspec.json.decode(text)
-    except msgspec.DecodeError as err:
-        raise UsageError(f"not JSON: {err}", where=f"variable {name}") from None
-    return convert(document, kind, Place(f"variable {name}"))
-
-
-def _strategy(env: Mapping[str, str]) -> StrategySettings:
-    text = env.get("STOKER_STRATEGY") or "auto"
-    if not text.lstrip().startswith("{"):
-        return convert({"name": text}, StrategySettings, Place("variable STOKER_STRATEGY"))
-    return _record(env, "STOKER_STRATEGY", StrategySettings) or StrategySettings()
-
-
-def _command(env: Mapping[str, str]) -> tuple[str, ...] | None:
-    text = env.get("STOKER_COMMAND")
-    if not text:
-        return None
-    try:
-        return msgspec.json.decode(text, type=tuple[str, ...]) or None
-    except msgspec.DecodeError as err:
-        raise UsageError(
-            f"expected a JSON list of words: {err}", where="variable STOKER_COMMAND"
-        ) from None
-
-
-def _engine_hosts(env: Mapping[str, str]) -> Mapping[str, EngineHost]:
-    text = env.get("STOKER_ENGINE_HOSTS")
-    if not text:
-        return {}
-    try:
-        return msgspec.json.decode(text, type=dict[str, EngineHost])
-    except msgspec.DecodeError as err:
-        raise UsageError(
-            f"expected a JSON object of hosts: {err}", where="variable STOKER_ENGINE_HOSTS"
-        ) from None
-
-
-def _workers(env: Mapping[str, str]) -> Mapping[str, int]:
-    text = env.get("STOKER_WORKERS")
-    if not text:
-        return {}
-    try:
-        return msgspec.json.decode(text, type=dict[str, int])
-    except msgspec.DecodeError as err:
-        raise UsageError(
-            f"expected a JSON object of numbers: {err}", where="variable STOKER_WORKERS"
-        ) from None

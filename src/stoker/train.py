@@ -213,10 +213,10 @@ def _stopped(
         facts = TrainingFacts(
             job=ran,
             status="stopped",
-            workload_sha256=job.workload_sha256,
+            workload_sha256=job.settings.workload_sha256,
             groups=job.groups,
-            strategy=job.strategy.name,
-            engine=job.engine.name,
+            strategy=job.settings.strategy.name,
+            engine=job.settings.engine.name,
             events=(Event(when=now_utc(), what=f"no record was left: {why}"),),
         )
     return replace(facts, is_interrupted=True)
@@ -254,11 +254,11 @@ def facts_of(
     return TrainingFacts(
         job=ran,
         leader=leader,
-        workload_sha256=job.workload_sha256,
+        workload_sha256=job.settings.workload_sha256,
         decision_id=sha256_of(decision)[:12] if decision else None,
         groups=job.groups,
-        strategy=job.strategy.name,
-        engine=job.engine.name,
+        strategy=job.settings.strategy.name,
+        engine=job.settings.engine.name,
         status=end.status,
         exit_code=end.exit_code,
         failure=end.failure,
@@ -304,5 +304,5 @@ def _keep_passive(file: Path, job: JobSpec) -> None:
         return
     found = read_json(file, Profile)
     what = {**found.what, "command": [*job.command]}
-    found = msgspec.structs.replace(found, workload_sha256=job.workload_sha256, what=what)
+    found = msgspec.structs.replace(found, workload_sha256=job.settings.workload_sha256, what=what)
     write_json(kept, found)

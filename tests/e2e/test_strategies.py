@@ -37,7 +37,7 @@ def run_job(
     folder.mkdir()
     command = ("python", str(SCRIPT), str(folder), *arguments)
     job = LocalJob(folder, command, dnn=dnn, data=data, processes=ranks // dnn, feed=PATIENT)
-    job.spec = replace(job.spec, strategy=strategy)
+    job.spec = replace(job.spec, settings=replace(job.spec.settings, strategy=strategy))
     with job:
         end = job.end()
         assert end.status == ("failed" if fails else "succeeded"), end.failure

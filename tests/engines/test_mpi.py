@@ -129,7 +129,10 @@ class MpiJob(LocalJob):
         feed = FeedSettings(lease_seconds=10)
         engine = engine or EngineSettings()
         super().__init__(tmp_path, command, dnn=2, data=1, processes=2, feed=feed, engine=engine)
-        self.spec = replace(self.spec, strategy=StrategySettings(name="mpi"))
+        self.spec = replace(
+            self.spec,
+            settings=replace(self.spec.settings, strategy=StrategySettings(name="mpi")),
+        )
 
     @property
     def follower(self) -> str:

@@ -26,6 +26,7 @@ from stoker.records import (
     Training,
 )
 from stoker.records.training_facts import training_record
+from stoker.settings import RunEnvironment
 from stoker.train import facts_of
 
 DEADLINE_SECONDS = 60.0
@@ -140,10 +141,12 @@ class LocalJob:
                 for name, uri in (channels or {}).items()
             },
             environment={"STOKER_TEST_DIR": str(tmp_path)},
-            feed=feed,
-            replace_dataloader=replace_dataloader,
-            strategy=StrategySettings(name=strategy),
-            engine=engine or EngineSettings(),
+            settings=RunEnvironment(
+                feed=feed,
+                replace_dataloader=replace_dataloader,
+                strategy=StrategySettings(name=strategy),
+                engine=engine or EngineSettings(),
+            ),
         )
         self.pids: set[int] = set()
 

@@ -16,6 +16,7 @@ from stoker.records import (
     StrategySettings,
     Vpc,
 )
+from stoker.settings import RunEnvironment
 from support import builders
 
 IMAGE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/stoker:1.0"
@@ -49,7 +50,7 @@ def job(*groups: Group, **changes: object) -> JobSpec:
         hyperparameters={"lr": 0.1, "fast": True, "name": "resnet"},
         image=IMAGE,
         sagemaker=SETTINGS,
-        workload_sha256=DIGEST,
+        settings=RunEnvironment(workload_sha256=DIGEST),
     )
     return dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
 
@@ -79,8 +80,11 @@ def full_job() -> JobSpec:
             "vocabulary": Channel(uri="s3://bucket/vocabulary"),
         },
         environment={"NCCL_DEBUG": "WARN"},
-        strategy=StrategySettings(name="torchrun"),
-        replace_dataloader=True,
+        settings=RunEnvironment(
+            workload_sha256=DIGEST,
+            strategy=StrategySettings(name="torchrun"),
+            replace_dataloader=True,
+        ),
         sagemaker=settings(
             source="s3://bucket/code/mnist-7.tar.gz",
             volume_gb=500,
@@ -103,7 +107,9 @@ def profile_job() -> JobSpec:
     return job(
         group("dnn", "ml.g5.2xlarge", 2),
         channels={"train": Channel(uri="s3://bucket/mnist", groups=("data",))},
-        profile=ProfileSettings(budget_seconds=120),
+        settings=RunEnvironment(
+            workload_sha256=DIGEST, profile=ProfileSettings(budget_seconds=120)
+        ),
         sagemaker=settings(checkpoint_uri="s3://bucket/checkpoints/mnist"),
     )
 

@@ -12,7 +12,7 @@ from stoker.launch.engines.server import EngineOrder, order_of
 from stoker.launch.hostrun import HostRun
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
-from stoker.platforms.base import JobSpec, job_variables
+from stoker.platforms.base import JobSpec, run_environment
 from stoker.records import (
     EngineCommand,
     EngineSettings,
@@ -318,10 +318,10 @@ def job_of(engine: Json, tmp_path: Path) -> JobSpec:
 
 
 def test_launchers_are_told_of_an_engine_but_not_of_the_feed(tmp_path: Path) -> None:
-    assert "STOKER_ENGINE" not in job_variables(job_of("feed", tmp_path))
-    told = job_variables(job_of("tf.data.service", tmp_path))["STOKER_ENGINE"]
+    assert "STOKER_ENGINE" not in run_environment(job_of("feed", tmp_path)).to_environ()
+    told = run_environment(job_of("tf.data.service", tmp_path)).to_environ()["STOKER_ENGINE"]
     assert told == '{"name":"tf.data.service"}'
     engine: Json = {"name": "command", "data": {"command": ["x", "{host}"]}, "stop_seconds": 3}
     job = job_of(engine, tmp_path)
-    told = job_variables(job)["STOKER_ENGINE"]
-    assert from_environment({"STOKER_ENGINE": told}).engine == job.engine
+    told = run_environment(job).to_environ()["STOKER_ENGINE"]
+    assert from_environment({"STOKER_ENGINE": told}).engine == job.settings.engine

@@ -16,10 +16,10 @@ from stoker.errors import UsageError
 from stoker.launch.strategies import mpi, mpi_agent, mpi_rank, smddp
 from stoker.launch.strategies.start import Trainer
 from stoker.logs import Log
-from stoker.platforms.base import JobSpec, check_strategy, job_variables
+from stoker.platforms.base import JobSpec, check_strategy, run_environment
 from stoker.platforms.local import LocalPlatform
 from stoker.records import FeedSettings, Group, StrategySettings
-from stoker.settings import from_environment, read_workload
+from stoker.settings import RunEnvironment, from_environment, read_workload
 from support import builders
 
 HOSTS = ("algo-3", "algo-2")
@@ -89,7 +89,7 @@ def test_the_local_platform_checks_the_strategy(tmp_path: Path) -> None:
         command=("true",),
         groups=(group(),),
         run_dir=tmp_path,
-        strategy=StrategySettings(name="smddp"),
+        settings=RunEnvironment(strategy=StrategySettings(name="smddp")),
     )
     with pytest.raises(UsageError, match="does not support"):
         LocalPlatform().plan(job)
@@ -101,11 +101,13 @@ def test_a_launcher_learns_the_whole_strategy(tmp_path: Path) -> None:
         StrategySettings(name="torchrun", max_restarts=3),
         StrategySettings(name="mpi", mpi_arguments=("-x", "A=b c")),
     ):
+        settings = RunEnvironment(strategy=strategy)
         job = JobSpec(
-            name="j", command=("true",), groups=(group(),), run_dir=tmp_path, strategy=strategy
+            name="j", command=("true",), groups=(group(),), run_dir=tmp_path, settings=settings
         )
-        assert from_environment(job_variables(job)).strategy == strategy
-    assert job_variables(job)["STOKER_STRATEGY"].startswith("{")
+        told = run_environment(job).to_environ()
+        assert from_environment(told).strategy == strategy
+    assert told["STOKER_STRATEGY"].startswith("{")
 
 
 def trainer(strategy: StrategySettings, base_dir: Path) -> Trainer:

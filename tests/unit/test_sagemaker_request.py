@@ -19,7 +19,7 @@ from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform, plan_body
 from stoker.platforms.sagemaker.request import PROGRESS_METRICS, REQUEST_TAG, WORKLOAD_TAG
 from stoker.records import Channel, FeedSettings, Json, StrategySettings
-from stoker.settings import from_environment
+from stoker.settings import RunEnvironment, from_environment
 from support.sagemaker_job import (
     DATA,
     DIGEST,
@@ -203,9 +203,13 @@ def test_code_in_the_image_needs_no_channel() -> None:
 def test_the_launcher_reads_what_the_request_tells_it() -> None:
     feed = FeedSettings(credits=4, lease_seconds=20.0)
     dnn = msgspec.structs.replace(DNN, processes_per_host=4, workers_per_host=0)
-    spec = job(
-        dnn, DATA, feed=feed, strategy=StrategySettings(name="torchrun"), replace_dataloader=True
+    settings = RunEnvironment(
+        feed=feed,
+        strategy=StrategySettings(name="torchrun"),
+        replace_dataloader=True,
+        workload_sha256=DIGEST,
     )
+    spec = job(dnn, DATA, settings=settings)
     told = from_environment({**environment(spec), "TRAINING_JOB_NAME": spec.name})
     assert told.run_id == "mnist-1"
     assert told.feed == feed

@@ -5,19 +5,20 @@ variables of SageMaker's toolkit, else from those that Kubernetes' pods have; wh
 them, this is the only host. Host names say nothing about groups or order: hosts are taken in the
 order given, never sorted.
 
-Pods know STOKER_GROUPS, JSON [{name, instance_type, count, hosts}] with the pattern of the hosts'
-names in the cluster's DNS, STOKER_GROUP, their own, and JOB_COMPLETION_INDEX, their number in it.
+Pods know all groups, each with the pattern of its hosts' names in the cluster's DNS, their own
+(RunEnvironment.pod_groups and group), and JOB_COMPLETION_INDEX, their number in it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from stoker.errors import UsageError
 from stoker.records import Role, bare_type, read_text
+from stoker.settings import RunEnvironment
 
 HOMOGENEOUS = "homogeneousCluster"
 
@@ -126,7 +127,8 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
         config, where = _from_pod(environ), "variables of the pod"
     else:
         config, where = _ResourceConfig(current_host="localhost"), "no resourceconfig.json"
-    return _topology(config, _roles(environ), where)
+    roles = RunEnvironment.from_environ(environ, "roles").roles
+    return _topology(config, roles, where)
 
 
 def platform_name(topology: Topology, environ: Mapping[str, str]) -> str:
@@ -167,24 +169,14 @@ def _from_toolkit(environ: Mapping[str, str]) -> _ResourceConfig:
     )
 
 
-class _PodGroup(msgspec.Struct, kw_only=True):
-    name: str
-    count: Annotated[int, msgspec.Meta(ge=1)]
-    hosts: str
-    instance_type: str = ""
-
-    def host(self, index: int) -> str:
-        return self.hosts.replace("{index}", str(index))
-
-
 def _from_pod(environ: Mapping[str, str]) -> _ResourceConfig:
-    groups = _json(environ, "STOKER_GROUPS", tuple[_PodGroup, ...]) or ()
-    name, number = environ.get("STOKER_GROUP", ""), environ.get("JOB_COMPLETION_INDEX", "")
-    own = next((group for group in groups if group.name == name), None)
+    told = RunEnvironment.from_environ(environ, "pod_groups", "group")
+    number = environ.get("JOB_COMPLETION_INDEX", "")
+    own = next((group for group in told.pod_groups if group.name == told.group), None)
     if own is None:
         raise UsageError(
-            f"this pod's group, {name!r}, is none of the run's: "
-            + ", ".join(group.name for group in groups),
+            f"this pod's group, {told.group!r}, is none of the run's: "
+            + ", ".join(group.name for group in told.pod_groups),
             where="variable STOKER_GROUP",
             fix="use the pods that stoker train --platform kubernetes makes",
         )
@@ -202,7 +194,7 @@ def _from_pod(environ: Mapping[str, str]) -> _ResourceConfig:
                 instance_type=group.instance_type,
                 hosts=tuple(group.host(index) for index in range(group.count)),
             )
-            for group in groups
+            for group in told.pod_groups
         ),
     )
 
@@ -261,10 +253,6 @@ def _check(groups: tuple[HostGroup, ...], host: str, roles: Mapping[str, Role], 
         raise UsageError(
             f"this host, {host}, is in no group; the hosts are: " + ", ".join(hosts), where=where
         )
-
-
-def _roles(environ: Mapping[str, str]) -> Mapping[str, Role]:
-    return _json(environ, "STOKER_ROLES", dict[str, Role]) or {}
 
 
 def _json(environ: Mapping[str, str], name: str, kind: type[_T]) -> _T | None:

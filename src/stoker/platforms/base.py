@@ -2,18 +2,14 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar, runtime_checkable
-
-import msgspec
 
 from stoker.errors import UsageError
 from stoker.records import (
     Channel,
-    EngineSettings,
     Event,
-    FeedSettings,
     Group,
     Json,
     KubernetesSettings,
@@ -26,8 +22,8 @@ from stoker.records import (
     Workload,
     nearest,
     read_json,
-    to_document,
 )
+from stoker.settings import RunEnvironment
 
 _ROLES: tuple[Role, ...] = ("dnn", "data")
 
@@ -43,7 +39,7 @@ class JobSpec:
         channels: By name.
         hyperparameters: Put behind the command.
         environment: More variables for the user's command.
-        profile: Set where the job is a profile.
+        settings: What all processes of the run are told, but for what `groups` say.
         image: That all hosts run, where the platform runs images.
         sagemaker: Settings of that platform.
         kubernetes: Settings of that platform.
@@ -58,12 +54,7 @@ class JobSpec:
     channels: Mapping[str, Channel] = field(default_factory=dict)
     hyperparameters: Mapping[str, Scalar] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    strategy: StrategySettings = field(default_factory=StrategySettings)
-    feed: FeedSettings = field(default_factory=FeedSettings)
-    engine: EngineSettings = field(default_factory=EngineSettings)
-    profile: ProfileSettings | None = None
-    workload_sha256: str | None = None
-    replace_dataloader: bool = False
+    settings: RunEnvironment = field(default_factory=RunEnvironment)
     image: str | None = None
     sagemaker: SageMakerSettings | None = None
     kubernetes: KubernetesSettings | None = None
@@ -89,12 +80,9 @@ class JobSpec:
             run_dir=run_dir,
             channels=workload.channels,
             hyperparameters=workload.hyperparameters,
-            strategy=workload.strategy_settings,
-            feed=workload.feed,
-            engine=workload.engine_settings,
-            profile=profile,
-            workload_sha256=workload.digest(),
-            replace_dataloader=replace_dataloader,
+            settings=RunEnvironment.of(
+                workload, profile=profile, replace_dataloader=replace_dataloader
+            ),
             image=workload.image,
             sagemaker=workload.sagemaker,
             kubernetes=workload.kubernetes,
@@ -293,43 +281,15 @@ def check_strategy(strategy: StrategySettings, groups: Sequence[Group]) -> None:
             raise UsageError(what, where=f"key strategy, group {group.name}", fix=fix)
 
 
-def job_variables(job: JobSpec, *, feed: FeedSettings | None = None) -> dict[str, str]:
-    """Returns the variables that tell a launcher of `job` on any platform.
-
-    Variables with paths and names are added by each platform.
-
-    Args:
-        job: The job.
-        feed: Instead of the job's own settings.
-    """
-    workers = {
-        group.role: group.workers_per_host
-        for group in job.groups
-        if group.workers_per_host is not None
-    }
-    variables = {
-        "STOKER_FEED": json.dumps(to_document(feed or job.feed)),
-        "STOKER_WORKERS": json.dumps(workers),
-        "STOKER_STRATEGY": _strategy(job.strategy),
-        "STOKER_ROLES": json.dumps({group.name: group.role for group in job.groups}),
-    }
-    decided = job.groups[0].processes_per_host
-    if decided is not None:
-        variables["STOKER_PROCESSES_PER_HOST"] = str(decided)
-    if job.engine.name != "feed":
-        # Without what is as it is by default: SageMaker allows 512 characters.
-        variables["STOKER_ENGINE"] = msgspec.json.encode(job.engine).decode()
-    if job.profile:
-        variables["STOKER_PROFILE"] = json.dumps(to_document(job.profile))
-    if job.workload_sha256:
-        variables["STOKER_WORKLOAD_SHA256"] = job.workload_sha256
-    if job.replace_dataloader:
-        variables["STOKER_REPLACE_DATALOADER"] = "1"
-    return variables
-
-
-def _strategy(strategy: StrategySettings) -> str:
-    """Returns the strategy's name where all else is as it is by default, else its JSON."""
-    if strategy == StrategySettings(name=strategy.name):
-        return strategy.name
-    return json.dumps(to_document(strategy))
+def run_environment(job: JobSpec) -> RunEnvironment:
+    """Returns what a launcher of `job` is told on any platform; each adds paths and names."""
+    return replace(
+        job.settings,
+        roles={group.name: group.role for group in job.groups},
+        workers={
+            group.role: group.workers_per_host
+            for group in job.groups
+            if group.workers_per_host is not None
+        },
+        processes_per_host=job.groups[0].processes_per_host,
+    )

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -36,8 +36,8 @@ from stoker.platforms.base import (
     check_strategy,
     groups_of_channel,
     hyperparameters,
-    job_variables,
     leader_record,
+    run_environment,
 )
 from stoker.platforms.logs import FileTail
 from stoker.records import Event, Group, Json, Role, to_document
@@ -233,27 +233,25 @@ def host_variables(
     """
     job = request.job
     leader_port = ports[request.leader.name]
-    variables = {
-        **job_variables(job),
-        "STOKER_RUN_ID": job.name,
-        "STOKER_BASE_DIR": str(request.base_dir(host)),
-        "STOKER_TOKEN_FILE": str(token_file),
-        "STOKER_ADVERTISE": LOOPBACK,
-        "STOKER_PORT": str(ports[host.name]),
-        "STOKER_COORDINATOR": f"{LOOPBACK}:{leader_port}",
-        "STOKER_HOST": host.name,
-        "STOKER_GROUP": host.group,
-        "OMP_NUM_THREADS": str(max(1, host.num_cores // host.processes)),
-    }
-    if engine:
-        documents = {name: to_document(reached) for name, reached in engine.items()}
-        variables["STOKER_ENGINE_HOSTS"] = json.dumps(documents)
+    told = replace(
+        run_environment(job),
+        run_id=job.name,
+        base_dir=request.base_dir(host),
+        token_file=token_file,
+        advertise=LOOPBACK,
+        port=ports[host.name],
+        coordinator=f"{LOOPBACK}:{leader_port}",
+        host=host.name,
+        group=host.group,
+        engine_hosts=engine,
+    )
+    threads = {"OMP_NUM_THREADS": str(max(1, host.num_cores // host.processes))}
     inherited = {
         name: value
         for name, value in environ.items()
         if not name.startswith(_FOREIGN) and name not in _FOREIGN_NAMES
     }
-    return {**inherited, **job.environment, **variables}
+    return {**inherited, **job.environment, **threads, **told.to_environ()}
 
 
 def engine_hosts(request: LocalRequest, taken: set[int]) -> dict[str, EngineHost]:
@@ -266,7 +264,7 @@ def engine_hosts(request: LocalRequest, taken: set[int]) -> dict[str, EngineHost
     Raises:
         OSError: If there are no free ports.
     """
-    names = sorted(completed(request.job.engine).ports)
+    names = sorted(completed(request.job.settings.engine).ports)
     if not names:
         return {}
     found = {}
@@ -611,7 +609,8 @@ class LocalPlatform:
     def describe(self, request: LocalRequest) -> dict[str, Json]:
         """Returns the request as `--dry-run` prints it."""
         job = request.job
-        engine = {"engine": to_document(job.engine)} if job.engine.name != "feed" else {}
+        settings = job.settings
+        engine = {"engine": to_document(settings.engine)} if settings.engine.name != "feed" else {}
         return {
             "platform": self.name,
             "name": job.name,
@@ -630,8 +629,8 @@ class LocalPlatform:
             ],
             "channels": {name: channel.uri for name, channel in job.channels.items()},
             "hyperparameters": hyperparameters(job.hyperparameters),
-            "strategy": job.strategy.name,
-            "feed": to_document(job.feed),
+            "strategy": settings.strategy.name,
+            "feed": to_document(settings.feed),
             **engine,
             "comparable": not request.not_comparable,
             "not_comparable_because": request.not_comparable or None,
@@ -674,7 +673,7 @@ def _check(job: JobSpec) -> None:
     dnn = [group for group in job.groups if group.role == "dnn"]
     if len(dnn) != 1 or job.groups[0].role != "dnn":
         raise UsageError("a job has exactly one dnn group, and it comes first", where=job.name)
-    check_strategy(job.strategy, job.groups)
+    check_strategy(job.settings.strategy, job.groups)
     names = [group.name for group in job.groups]
     if len(set(names)) != len(names):
         raise UsageError("two groups have one name: " + ", ".join(names), where=job.name)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -128,7 +128,7 @@ def order_of(run: HostRun) -> EngineOrder | None:
         chosen.append(("dnn", engine.dnn))
     environment = {name: known.fill(text) for name, text in engine.environment.items()}
     # No host of this run has an agent of the feed: loaders have their own workers only.
-    environment["STOKER_HAS_DATA_GROUP"] = "0"
+    environment |= replace(run.settings, has_data_group=False).to_environ("has_data_group")
     base = _environ(run)
     return EngineOrder(
         name=engine.name,
@@ -272,17 +272,19 @@ def _environ(run: HostRun) -> dict[str, str]:
         num_accelerators=machine.num_accelerators(run.environ),
         environ=run.environ,
     )
+    told = replace(
+        settings,
+        host=topology.host,
+        group=topology.group.name,
+        has_data_group=False,
+        output=run.output,
+    )
     places = filter(None, (str(run.folder or ""), run.environ.get("PYTHONPATH", "")))
     ours = {
         "PYTHONPATH": ":".join(places),
         # Its output comes through a pipe: lines must not wait in its buffer.
         "PYTHONUNBUFFERED": "1",
-        "STOKER_RUN_ID": settings.run_id,
-        "STOKER_BASE_DIR": str(settings.base_dir),
-        "STOKER_HOST": topology.host,
-        "STOKER_GROUP": topology.group.name,
-        "STOKER_HAS_DATA_GROUP": "0",
-        "STOKER_OUTPUT": str(run.output),
+        **told.to_environ("run_id", "base_dir", "host", "group", "has_data_group", "output"),
     }
     return {**variables, **run.environ, **ours}
 

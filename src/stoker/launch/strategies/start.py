@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,11 @@ from stoker.settings import ProcessSettings
 
 SITE_DIR = Path(stoker.__file__).parent / "site"
 Strategy = Literal["none", "torchrun", "smddp", "mpi"]
+# What a launcher tells the processes that it starts, whatever it was told itself.
+_TOLD = (
+    *("run_id", "base_dir", "host", "group"),
+    *("launcher_pid", "has_data_group", "output", "metrics"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +96,7 @@ class Trainer:
                 host=topology.host,
                 environ=environ,
             )
-            variables["STOKER_BACKEND"] = backend.name
+            variables |= replace(settings, backend=backend.name).to_environ("backend")
             if backend.reason:
                 strategy = "torchrun"
                 if log:
@@ -126,23 +131,24 @@ class Trainer:
             launcher_pid: Of this process.
             folder: With the training's code, whose modules all its processes may import.
         """
+        told = replace(
+            settings,
+            host=topology.host,
+            group=topology.group.name,
+            launcher_pid=launcher_pid,
+            has_data_group=bool(topology.data_hosts),
+            output=output,
+            metrics=output / "metrics.json",
+            coordinator=f"{coordinator[0]}:{coordinator[1]}" if coordinator else None,
+        )
         places = [str(SITE_DIR), str(folder or ""), environ.get("PYTHONPATH", "")]
         ours = {
             # In front, so that it is found; it chains on to the next sitecustomize.
             "PYTHONPATH": ":".join(filter(None, places)),
             # Output of the command comes through a pipe: lines must not wait in its buffer.
             "PYTHONUNBUFFERED": "1",
-            "STOKER_RUN_ID": settings.run_id,
-            "STOKER_BASE_DIR": str(settings.base_dir),
-            "STOKER_HOST": topology.host,
-            "STOKER_GROUP": topology.group.name,
-            "STOKER_LAUNCHER_PID": str(launcher_pid),
-            "STOKER_HAS_DATA_GROUP": "1" if topology.data_hosts else "0",
-            "STOKER_OUTPUT": str(output),
-            "STOKER_METRICS": str(output / "metrics.json"),
+            **told.to_environ(*_TOLD, *(("coordinator",) if coordinator else ())),
         }
-        if coordinator:
-            ours["STOKER_COORDINATOR"] = f"{coordinator[0]}:{coordinator[1]}"
         # What is set already stays: by the toolkit, which has looked at this host, or by the user.
         return {**self.variables, **environ, **ours}
 

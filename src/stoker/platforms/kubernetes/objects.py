@@ -1,11 +1,11 @@
 """A run's objects are made of names, groups, volumes, environment and pods."""
 
 import hashlib
-import json
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from stoker.errors import UsageError
 from stoker.platforms.base import (
@@ -13,7 +13,7 @@ from stoker.platforms.base import (
     check_container,
     check_strategy,
     groups_of_channel,
-    job_variables,
+    run_environment,
 )
 from stoker.platforms.kubernetes.reading import mapping
 from stoker.records import (
@@ -29,6 +29,7 @@ from stoker.records import (
     bare_type,
 )
 from stoker.records.cloud import amount, written
+from stoker.settings import RunEnvironment, RunGroup
 
 # A pod is called NAME-JOB-0-INDEX-xxxxx, in 63 characters: with room for a job's name of 9
 # characters and 100000 hosts this is what is left.
@@ -193,7 +194,7 @@ def settings_of(job: JobSpec) -> KubernetesSettings:
             fix="leave them out there",
         )
     _check_roles(job.groups)
-    check_strategy(job.strategy, job.groups)
+    check_strategy(job.settings.strategy, job.groups)
     return settings
 
 
@@ -520,7 +521,7 @@ def environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
     if layout.data:
         # A data host that ends badly is started again: it must not end well before the run does,
         # and trainers wait for it.
-        ours["STOKER_COMES_BACK"] = "1"
+        ours |= RunEnvironment(comes_back=True).to_environ("comes_back")
     if not group.gpus:
         # Images for GPUs ask for all of a host's, whatever the pod is given.
         ours["NVIDIA_VISIBLE_DEVICES"] = "void"
@@ -538,23 +539,23 @@ def environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
 
 def environment_of_run(layout: Layout, group: PodGroup) -> list[Json]:
     """Returns variables of this run alone."""
-    ours = job_variables(layout.job)
-    ours["STOKER_TOKEN_FILE"] = f"{TOKEN_FOLDER}/{TOKEN_KEY}"
-    ours["STOKER_GROUP"] = group.group.name
-    ours["STOKER_GROUPS"] = json.dumps(
-        [
-            {
-                "name": other.group.name,
-                "instance_type": other.group.instance_type,
-                "count": other.group.count,
-                "hosts": other.hosts,
-            }
+    told = run_environment(layout.job)
+    ours = replace(
+        told,
+        token_file=Path(TOKEN_FOLDER, TOKEN_KEY),
+        group=group.group.name,
+        pod_groups=tuple(
+            RunGroup(
+                name=other.group.name,
+                instance_type=other.group.instance_type,
+                count=other.group.count,
+                hosts=other.hosts,
+            )
             for other in layout.groups
-        ]
+        ),
+        profile_file=Path(PROFILE_FILE) if told.profile else None,
     )
-    if layout.job.profile:
-        ours["STOKER_PROFILE_FILE"] = PROFILE_FILE
-    return variables(ours)
+    return variables(ours.to_environ())
 
 
 def variables(values: Mapping[str, str]) -> list[Json]:

@@ -134,8 +134,8 @@ def _signed(main: dict[str, Json], layout: Layout, *, parts: list[Json]) -> Docu
     described = mapping(main, "metadata")
     annotations = {**mapping(described, "annotations")}
     annotations[REQUEST_ANNOTATION] = digest([main["spec"], *parts])
-    if layout.job.workload_sha256:
-        annotations[WORKLOAD_ANNOTATION] = layout.job.workload_sha256
+    if layout.job.settings.workload_sha256:
+        annotations[WORKLOAD_ANNOTATION] = layout.job.settings.workload_sha256
     return {**main, "metadata": {**described, "annotations": annotations}}
 
 

@@ -64,7 +64,7 @@ def settings_of(job: JobSpec) -> SageMakerSettings:
         )
     check_container(job, settings.entrypoint, platform="SageMaker", key="sagemaker")
     _check_groups(job.groups, settings.framework)
-    check_strategy(job.strategy, job.groups)
+    check_strategy(job.settings.strategy, job.groups)
     for name, channel in job.channels.items():
         _check_channel(name, channel)
     _check_source(settings.source)

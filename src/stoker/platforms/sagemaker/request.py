@@ -3,11 +3,11 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from stoker.errors import UsageError
-from stoker.platforms.base import JobSpec, groups_of_channel, hyperparameters, job_variables
+from stoker.platforms.base import JobSpec, groups_of_channel, hyperparameters, run_environment
 from stoker.platforms.sagemaker.checks import CODE_CHANNEL, TOKEN_CHANNEL, check_body, settings_of
 from stoker.platforms.sagemaker.reading import without_none
 from stoker.records import Channel, Json, MetricDefinition, Role, SageMakerSettings
@@ -72,15 +72,17 @@ def environment_of(
     Raises:
         UsageError: If the user sets what stoker does.
     """
-    ours = job_variables(job, feed=job.feed)
+    told = run_environment(job)
+    code = Path(_INPUT, CODE_CHANNEL, PurePosixPath(code_uri).name) if code_uri else None
+    are_known = len(job.groups) == 1 or all(_role_by_name(g.name) == g.role for g in job.groups)
     # The run's id is the job's name, which the service tells each container.
-    ours["STOKER_TOKEN_FILE"] = f"{_INPUT}/{TOKEN_CHANNEL}/token"
-    if code_uri:
-        ours["STOKER_CODE_FILE"] = f"{_INPUT}/{CODE_CHANNEL}/{PurePosixPath(code_uri).name}"
-    if job.profile:
-        ours["STOKER_PROFILE_FILE"] = f"{CHECKPOINTS}/profile.json"
-    if len(job.groups) == 1 or all(_role_by_name(g.name) == g.role for g in job.groups):
-        del ours["STOKER_ROLES"]
+    ours = replace(
+        told,
+        token_file=Path(_INPUT, TOKEN_CHANNEL, "token"),
+        code_file=code,
+        profile_file=Path(CHECKPOINTS, "profile.json") if told.profile else None,
+        roles={} if are_known else told.roles,
+    ).to_environ()
     theirs = {**job.environment, **settings.environment}
     taken = sorted(set(ours) & set(theirs))
     if taken:
@@ -242,8 +244,8 @@ def _code(source: str | None, folder: str) -> tuple[str | None, Path | None]:
 
 def _stopping(job: JobSpec, settings: SageMakerSettings) -> dict[str, Json]:
     seconds = settings.max_run_seconds
-    if job.profile:
-        seconds = min(seconds, int(job.profile.budget_seconds) + PROFILE_ALLOWANCE_SECONDS)
+    if job.settings.profile:
+        seconds = min(seconds, int(job.settings.profile.budget_seconds) + PROFILE_ALLOWANCE_SECONDS)
     return without_none(
         {"MaxRuntimeInSeconds": seconds, "MaxWaitTimeInSeconds": settings.max_wait_seconds}
     )
@@ -251,7 +253,7 @@ def _stopping(job: JobSpec, settings: SageMakerSettings) -> dict[str, Json]:
 
 def _optional(job: JobSpec, settings: SageMakerSettings, *, folder: str) -> dict[str, Json]:
     # A profile must not touch the training's checkpoints: it writes where it cannot harm.
-    checkpoints = f"{folder}/profile" if job.profile else settings.checkpoint_uri
+    checkpoints = f"{folder}/profile" if job.settings.profile else settings.checkpoint_uri
     network: dict[str, Json] | None = None
     if settings.vpc:
         network = {
@@ -270,8 +272,8 @@ def _optional(job: JobSpec, settings: SageMakerSettings, *, folder: str) -> dict
 
 def _tags(job: JobSpec, settings: SageMakerSettings, body: Mapping[str, Json]) -> list[Json]:
     ours = {REQUEST_TAG: body_digest(body)}
-    if job.workload_sha256:
-        ours[WORKLOAD_TAG] = job.workload_sha256
+    if job.settings.workload_sha256:
+        ours[WORKLOAD_TAG] = job.settings.workload_sha256
     return [
         {"Key": key, "Value": value} for key, value in sorted({**settings.tags, **ours}.items())
     ]

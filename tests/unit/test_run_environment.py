@@ -1,0 +1,124 @@
+"""The settings of a run travel in variables: what a platform writes, a launcher reads."""
+
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+import stoker
+from stoker.errors import UsageError
+from stoker.records import (
+    EngineSettings,
+    FeedSettings,
+    ProfileSettings,
+    StrategySettings,
+)
+from stoker.records.engine import EngineHost
+from stoker.settings import ProcessSettings, RunEnvironment, RunGroup, from_environment
+
+FULL = ProcessSettings(
+    run_id="mnist-1",
+    host="algo-1",
+    group="dnn",
+    base_dir=Path("/ml"),
+    token_file=Path("/token"),
+    feed=FeedSettings(credits=5, replicas=((0, 1), (2, 3))),
+    workers={"dnn": 0, "data": 7},
+    strategy=StrategySettings(name="mpi", mpi_arguments=("-x", "A=b c")),
+    processes_per_host=4,
+    roles={"gpu": "dnn", "cpu": "data"},
+    engine=EngineSettings(name="ray", ports={"server": 5050}),
+    engine_hosts={"algo-2": EngineHost(address="127.0.0.1", ports={"server": 5051})},
+    advertise="10.0.0.1",
+    port=7700,
+    coordinator="algo-1:7600",
+    profile=ProfileSettings(budget_seconds=90),
+    profile_file=Path("/profile.json"),
+    workload_sha256="0" * 64,
+    code_file=Path("/code.tar.gz"),
+    command=("python", "train.py"),
+    replace_dataloader=True,
+    comes_back=True,
+    pod_groups=(RunGroup(name="dnn", instance_type="g5", count=2, hosts="dnn-{index}.run"),),
+    has_data_group=True,
+    output=Path("/out"),
+    metrics=Path("/out/metrics.json"),
+    launcher_pid=17,
+    backend="nccl",
+    rank=3,
+    world_size=8,
+    local_rank=1,
+    local_world_size=4,
+)
+
+
+def test_every_setting_is_read_back_as_it_was_written() -> None:
+    default = ProcessSettings()
+    assert [f.name for f in fields(FULL) if getattr(FULL, f.name) == getattr(default, f.name)] == []
+    assert from_environment(FULL.to_environ()) == FULL
+
+
+def test_only_what_is_not_as_by_default_is_sent() -> None:
+    sent = {"STOKER_FEED", "STOKER_WORKERS", "STOKER_STRATEGY"}
+    assert RunEnvironment().to_environ().keys() == sent
+    assert RunEnvironment(port=1).to_environ().keys() == sent | {"STOKER_PORT"}
+
+
+def test_fields_that_are_named_are_sent_as_they_are() -> None:
+    told = ProcessSettings(run_id="a").to_environ("has_data_group", "run_id")
+    assert told == {"STOKER_RUN_ID": "a", "STOKER_HAS_DATA_GROUP": "0"}
+
+
+def test_an_empty_variable_says_nothing() -> None:
+    assert from_environment(dict.fromkeys(FULL.to_environ(), "")) == ProcessSettings()
+
+
+def test_fields_that_are_not_named_are_not_read() -> None:
+    environ = {"STOKER_FEED": "{", "STOKER_GROUP": "dnn"}
+    assert RunEnvironment.from_environ(environ, "group") == RunEnvironment(group="dnn")
+
+
+def test_what_the_service_calls_the_job_is_the_run_s_id() -> None:
+    assert from_environment({"TRAINING_JOB_NAME": "job"}).run_id == "job"
+    both = {"TRAINING_JOB_NAME": "job", "STOKER_RUN_ID": "run"}
+    assert from_environment(both).run_id == "run"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("STOKER_PORT", "http", "whole number"),
+        ("STOKER_FEED", "{", "not JSON"),
+        ("STOKER_FEED", '{"credits": 0}', "credits"),
+        ("STOKER_WORKERS", '{"dnn": "two"}', "malformed"),
+        ("STOKER_COMMAND", "python train.py", "malformed"),
+        ("STOKER_STRATEGY", "horovod", "horovod"),
+        ("STOKER_GROUPS", '[{"name": "a", "count": 0, "hosts": "b"}]', "malformed"),
+    ],
+)
+def test_a_malformed_variable_is_named(name: str, text: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        from_environment({name: text})
+    assert f"variable {name}" in caught.value.where
+    assert words in str(caught.value)
+
+
+def test_no_variable_of_a_run_is_spelled_that_is_not_declared() -> None:
+    declared = set(FULL.to_environ()) | {
+        # Of the user, of pipelines, and between the parts of one strategy.
+        *("STOKER_INSTANCE_TYPE", "STOKER_MPI"),
+        *("STOKER_KUBEFLOW_NAMESPACE", "STOKER_KUBEFLOW_TOKEN", "STOKER_KUBEFLOW_COOKIE"),
+    }
+    root = Path(stoker.__file__).parent
+    named = {
+        name
+        for path in root.rglob("*.py")
+        for name in re.findall(r"STOKER_[A-Z0-9_]+(?<!_)(?![A-Z0-9_*])", path.read_text())
+    }
+    assert named - declared == set()
+
+
+def test_a_launcher_s_own_words_replace_what_it_was_told() -> None:
+    told = replace(FULL, host="algo-9").to_environ("host")
+    assert from_environment({**FULL.to_environ(), **told}).host == "algo-9"
