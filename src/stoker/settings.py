@@ -5,12 +5,12 @@ The environment is read here and in `launch.topology`, nowhere else.
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Self, get_args, get_type_hints
+from typing import Annotated, Self, get_args, get_type_hints
 
 import msgspec
 import yaml
@@ -49,80 +49,52 @@ def unfed_file(rank: int | str) -> str:
     return f"unfed-rank{rank}.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Spelling:
-    """A way to read a value from a variable, whose name it is told for errors, and to write it."""
+def _text_of(value: object) -> str:
+    """Returns a value as a variable holds it."""
+    match value:
+        case bool():
+            return "1" if value else "0"
+        case str() | int():
+            return str(value)
+        case Path():
+            return value.as_posix()
+        case StrategySettings() if value == StrategySettings(name=value.name):
+            return value.name
+        case EngineSettings():
+            # Without what is as it is by default: SageMaker allows 512 characters.
+            return msgspec.json.encode(value).decode()
+        case msgspec.Struct():
+            return json.dumps(to_document(value))
+        case _:
+            return json.dumps(msgspec.to_builtins(value))
 
-    read: Callable[[str, str], object]
-    write: Callable[[Any], str]
 
+def _value_of(text: str, kind: object, *, where: str) -> object:
+    """Returns the value of a type in a variable's text.
 
-def _read_number(text: str, name: str) -> int:
+    Raises:
+        UsageError: If it is none, saying where.
+    """
+    if kind is str:
+        return text
+    if kind is Path:
+        return Path(text)
+    if kind is bool:
+        return text == "1"
+    if kind is int:
+        try:
+            return int(text)
+        except ValueError:
+            raise UsageError(f"expected a whole number, found {text!r}", where=where) from None
+    if kind is StrategySettings and not text.lstrip().startswith("{"):
+        text = json.dumps({"name": text})
     try:
-        return int(text)
-    except ValueError:
-        raise UsageError(
-            f"expected a whole number, found {text!r}", where=f"variable {name}"
-        ) from None
-
-
-def _json(kind: object) -> Spelling:
-    def read(text: str, name: str) -> object:
-        try:
+        if not (isinstance(kind, type) and issubclass(kind, Record)):
             return msgspec.json.decode(text, type=kind)
-        except msgspec.DecodeError as err:
-            raise UsageError(f"malformed: {err}", where=f"variable {name}") from None
-
-    return Spelling(read, lambda value: json.dumps(msgspec.to_builtins(value)))
-
-
-def _record(kind: type[Record]) -> Spelling:
-    """Returns the spelling of a record: JSON, read by the rules of a workload file."""
-
-    def read(text: str, name: str) -> Record:
-        try:
-            document: Json = msgspec.json.decode(text)
-        except msgspec.DecodeError as err:
-            raise UsageError(f"not JSON: {err}", where=f"variable {name}") from None
-        return convert(document, kind, Place(f"variable {name}"))
-
-    return Spelling(read, lambda record: json.dumps(to_document(record)))
-
-
-def _read_strategy(text: str, name: str) -> object:
-    if text.lstrip().startswith("{"):
-        return _record(StrategySettings).read(text, name)
-    return convert({"name": text}, StrategySettings, Place(f"variable {name}"))
-
-
-def _write_strategy(strategy: StrategySettings) -> str:
-    if strategy == StrategySettings(name=strategy.name):
-        return strategy.name
-    return _record(StrategySettings).write(strategy)
-
-
-_PLAIN: Mapping[object, Spelling] = {
-    str: Spelling(lambda text, _: text, str),
-    Path: Spelling(lambda text, _: Path(text), Path.as_posix),
-    int: Spelling(_read_number, str),
-    bool: Spelling(lambda text, _: text == "1", lambda value: "1" if value else "0"),
-    # Its name, where all else is as it is by default.
-    StrategySettings: Spelling(_read_strategy, _write_strategy),
-    # Without what is as it is by default: SageMaker allows 512 characters.
-    EngineSettings: Spelling(
-        _record(EngineSettings).read, lambda engine: msgspec.json.encode(engine).decode()
-    ),
-}
-
-
-def _spelling(kind: object) -> Spelling:
-    """Returns the spelling of values of a type; what may be None is not written then."""
-    known = [each for each in get_args(kind) if each is not NoneType]
-    if isinstance(kind, UnionType) and len(known) == 1:
-        kind = known[0]
-    if kind in _PLAIN:
-        return _PLAIN[kind]
-    return _record(kind) if isinstance(kind, type) and issubclass(kind, Record) else _json(kind)
+        document: Json = msgspec.json.decode(text)
+    except msgspec.DecodeError as err:
+        raise UsageError(f"malformed: {err}", where=where) from None
+    return convert(document, kind, Place(where))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +113,15 @@ class Variable:
 
 
 @cache
-def _variables(kind: type["RunEnvironment"]) -> Mapping[str, tuple[Variable, Spelling]]:
-    """Returns variable and spelling of each field."""
+def _variables(kind: object) -> Mapping[str, tuple[Variable, object]]:
+    """Returns variable and type of each field of RunEnvironment or ProcessSettings."""
     found = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         hinted, variable = get_args(hint)
-        found[name] = variable, _spelling(hinted)
+        if isinstance(hinted, UnionType):
+            # What may be None is not written then.
+            (hinted,) = (each for each in get_args(hinted) if each is not NoneType)
+        found[name] = variable, hinted
     return found
 
 
@@ -253,20 +228,22 @@ class RunEnvironment:
             UsageError: If a variable is malformed, naming it.
         """
         values = {}
-        for name, (variable, spelling) in _variables(cls).items():
+        kind: object = cls
+        for name, (variable, hinted) in _variables(kind).items():
             found = variable.name if environ.get(variable.name) else variable.instead
             if environ.get(found) and (not only or name in only):
-                values[name] = spelling.read(environ[found], found)
+                values[name] = _value_of(environ[found], hinted, where=f"variable {found}")
         return cls(**values)  # type: ignore[arg-type]
 
     def to_environ(self, *only: str) -> dict[str, str]:
         """Returns the variables of the given fields, else of all that are not as by default."""
         default, told = type(self)(), {}
-        for name, (variable, spelling) in _variables(type(self)).items():
+        kind: object = type(self)
+        for name, (variable, _) in _variables(kind).items():
             value = getattr(self, name)
             says_something = variable.is_always_sent or value != getattr(default, name)
             if name in only or (says_something and not only):
-                told[variable.name] = spelling.write(value)
+                told[variable.name] = _text_of(value)
         return told
 
 

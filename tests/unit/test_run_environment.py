@@ -89,7 +89,7 @@ def test_what_the_service_calls_the_job_is_the_run_s_id() -> None:
     ("name", "text", "words"),
     [
         ("STOKER_PORT", "http", "whole number"),
-        ("STOKER_FEED", "{", "not JSON"),
+        ("STOKER_FEED", "{", "malformed"),
         ("STOKER_FEED", '{"credits": 0}', "credits"),
         ("STOKER_WORKERS", '{"dnn": "two"}', "malformed"),
         ("STOKER_COMMAND", "python train.py", "malformed"),
