@@ -119,7 +119,7 @@ def test_a_plan_holds_no_token(api: str) -> None:
     assert request.secret["stringData"] == {"token": NO_TOKEN}
     text = json.dumps([*request.objects])
     own = re.findall(r"[0-9a-f]{64}", text)
-    digests = {request.request_sha256, request.job.workload_sha256}
+    digests = {request.request_sha256, request.job.settings.workload_sha256}
     if request.runtime:
         digests.add(request.runtime["metadata"]["annotations"]["stoker/request-sha256"])  # type: ignore[call-overload, index]
     assert set(own) == digests
