@@ -18,7 +18,6 @@ from stoker.launch.telemetry import (
     bottleneck_of,
     csv_text,
     interval_between,
-    log_values,
     mean,
     of_event,
     read_csv,
@@ -213,7 +212,7 @@ def test_an_interval_comes_back_from_its_rows(value: FeedInterval) -> None:
 @given(intervals)
 def test_an_interval_comes_back_from_its_log_line(value: FeedInterval) -> None:
     stream = StringIO()
-    Log(run="run", host="gpu-1", stream=stream).event("feed", **log_values(value))
+    Log(run="run", host="gpu-1", stream=stream).event("feed", rows=csv_text(value))
     event = parse_line(stream.getvalue())
     assert event is not None
     assert of_event(event) == value
@@ -226,16 +225,24 @@ def test_cut_and_strange_rows_are_left_out() -> None:
     assert read_csv("") == []
 
 
+@pytest.mark.parametrize("figure", ["nan", "inf", "-1", "x", ""])
+def test_a_figure_that_is_none_costs_its_row(figure: str) -> None:
+    good = csv_text(interval(host_rate())).splitlines()
+    bad = good[1].replace("1e+06", figure)
+    assert bad != good[1]
+    assert read_csv("\n".join([HEAD.strip(), good[0], bad])) == [interval()]
+
+
 def test_a_host_that_is_named_with_a_comma_does_not_shift_the_columns() -> None:
     stream = StringIO()
     value = interval(host_rate("a,b"), host_rate("c", batches_per_second=5.0))
-    Log(run="run", host="gpu-1", stream=stream).event("feed", **log_values(value))
+    Log(run="run", host="gpu-1", stream=stream).event("feed", rows=csv_text(value))
     event = parse_line(stream.getvalue())
     assert event is not None
     found = of_event(event)
     assert found is not None
     assert [(host.name, host.batches_per_second) for host in found.hosts] == [
-        ("a_b", 10.0),
+        ("a,b", 10.0),
         ("c", 5.0),
     ]
 
@@ -351,4 +358,4 @@ def test_a_full_disk_ends_the_picture_and_nothing_else(tmp_path: Path) -> None:
         reports[0] = report(seconds=clock.now, batches=second)
         log.tick()
     assert stream.getvalue().count("feed_not_written") == 1
-    assert stream.getvalue().count(" feed start_seconds=") == 4
+    assert stream.getvalue().count(" feed rows=") == 4

@@ -11,7 +11,7 @@ import pytest
 from stoker.cli import live_view
 from stoker.cli.live_view import RunView, as_table, as_text, plain_line, source_of, watch_command
 from stoker.errors import PlatformError, UsageError
-from stoker.launch.telemetry import FeedInterval, HostRate, RankRate, log_values
+from stoker.launch.telemetry import FeedInterval, HostRate, RankRate, csv_text
 from stoker.logs import Log, LogValue, parse_line
 
 
@@ -42,7 +42,7 @@ def host(name: str, kind: str = "host", *, rate: float = 12.5, credits: int = 4)
 def feed_line(*hosts: HostRate, wait: float = 0.4) -> str:
     rank = RankRate(name="0", batches_per_second=30.0, wait_share=wait, queue_depth=0.5, window=18)
     interval = FeedInterval(start_seconds=4.0, seconds=2.0, ranks=(rank,), hosts=hosts)
-    return line("feed", **log_values(interval))
+    return line("feed", rows=csv_text(interval))
 
 
 def progress_line(steps: int = 120) -> str:
@@ -126,7 +126,7 @@ def test_broken_events_are_passed_over() -> None:
         line("progress", steps="many", step_seconds=1, wait_seconds=0),
         line("progress", steps=1, step_seconds="nan", wait_seconds=0),
         line("feed", hosts="data-1"),
-        "stoker now run=r host=h feed start_seconds=1 seconds=2 ranks= hosts=a workers=-",
+        "stoker now run=r host=h feed rows='1,2,host,a,-'",
     )
     assert (view.steps, view.interval) == (0, None)
 

@@ -1,9 +1,11 @@
 """The feed is watched while a run goes on: rates, the bottleneck, rows of feed.csv, log lines.
 
-The leader writes each interval twice: as rows of `feed.csv` next to the timeline (for the report),
-and as one line of its log (for whoever holds only that). Both are read back here.
+Ranks count, and report their counters (`Progress`) to the leader once a second. Prometheus shows
+the counters of the last report; what lies between two looks at them is a `FeedInterval`. The leader
+writes it as rows to `feed.csv` next to the timeline (for the report), and the same rows in one line
+of its log (for `stoker watch`, and whoever holds only that). Both are read back here.
 
-Columns of `feed.csv`; a cell that does not apply is empty:
+Columns; a cell that does not apply is empty:
 
     start_seconds       of the interval, after the leader began to look
     seconds             its length
@@ -31,13 +33,16 @@ coordinator.
 import csv
 import dataclasses
 import math
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal
+
+import msgspec
 
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.launch.measure import MeasuredStep, step_of
@@ -48,6 +53,7 @@ Kind = Literal["rank", "host", "local"]
 
 # Of the log line.
 EVENT = "feed"
+_Figure = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +61,9 @@ class RankRate:
     """One trainer process over an interval; see the module's list of columns."""
 
     name: str
-    batches_per_second: float
-    wait_share: float | None
-    queue_depth: float | None
+    batches_per_second: _Figure
+    wait_share: _Figure | None = None
+    queue_depth: _Figure | None = None
     window: int
 
 
@@ -67,13 +73,13 @@ class HostRate:
 
     kind: Kind
     name: str
-    batches_per_second: float
-    bytes_per_second: float
+    batches_per_second: _Figure
+    bytes_per_second: _Figure
     workers: int
-    busy_workers: float
-    busy_cpus: float
-    slowest_worker: float | None
-    fastest_worker: float | None
+    busy_workers: _Figure
+    busy_cpus: _Figure
+    slowest_worker: _Figure | None = None
+    fastest_worker: _Figure | None = None
     in_flight: int
     credits: int
     moved: int
@@ -119,18 +125,18 @@ _ROW = (
 )
 COLUMNS = ("start_seconds", "seconds", "kind", "name", *_ROW)
 
-_RateT = TypeVar("_RateT", RankRate, HostRate)
+_HEAD = ",".join(COLUMNS) + "\n"
 
 
 def csv_text(interval: FeedInterval) -> str:
     """Returns the interval as rows of feed.csv, without the head."""
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    head = (_short(interval.start_seconds), _short(interval.seconds))
     rates: tuple[RankRate | HostRate, ...] = (*interval.ranks, *interval.hosts)
     for rate in rates:
-        kind = rate.kind if isinstance(rate, HostRate) else "rank"
-        writer.writerow([*head, kind, rate.name, *(_cell(rate, column) for column in _ROW)])
+        cells = (interval.start_seconds, interval.seconds, getattr(rate, "kind", "rank"), rate.name)
+        cells += tuple(getattr(rate, column, None) for column in _ROW)
+        writer.writerow([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in cells])
     return text.getvalue()
 
 
@@ -138,97 +144,30 @@ def read_csv(text: str) -> list[FeedInterval]:
     """Returns the intervals in a feed.csv; rows that are not whole are left out."""
     found: dict[tuple[float, float], tuple[list[RankRate], list[HostRate]]] = {}
     for row in csv.DictReader(text.splitlines()):
+        cells = {column: cell for column, cell in row.items() if cell}
         try:
-            span = (_number(row["start_seconds"]), _number(row["seconds"]))
-            ranks, hosts = found.setdefault(span, ([], []))
-            if row["kind"] == "rank":
-                ranks.append(_rate(RankRate, row))
-            elif row["kind"] in ("host", "local"):
-                hosts.append(_rate(HostRate, row))
-        except (KeyError, TypeError, ValueError):
+            start, seconds = float(cells["start_seconds"]), float(cells["seconds"])
+            ranks, hosts = found.setdefault((start, seconds), ([], []))
+            if cells["kind"] == "rank":
+                ranks.append(msgspec.convert(cells, RankRate, strict=False))
+            else:
+                hosts.append(msgspec.convert(cells, HostRate, strict=False))
+        except (KeyError, ValueError):
             continue
     return [
         FeedInterval(start_seconds=start, seconds=seconds, ranks=tuple(ranks), hosts=tuple(hosts))
         for (start, seconds), (ranks, hosts) in found.items()
-        if seconds > 0 and (ranks or hosts)
+        if 0 <= start < math.inf and 0 < seconds < math.inf and (ranks or hosts)
     ]
-
-
-def log_values(interval: FeedInterval) -> dict[str, str | float]:
-    """Returns the values of one log event: a column is a list, one item a host or rank."""
-    values: dict[str, str | float] = {
-        "start_seconds": interval.start_seconds,
-        "seconds": interval.seconds,
-        "ranks": _list(rank.name for rank in interval.ranks),
-    }
-    for column in ("batches_per_second", "wait_share", "queue_depth", "window"):
-        values[f"rank_{column}"] = _list(_cell(rank, column) for rank in interval.ranks)
-    values["hosts"] = _list(host.name for host in interval.hosts)
-    for column in ("kind", *_ROW):
-        if column in HostRate.__slots__:
-            values[column] = _list(_cell(host, column) for host in interval.hosts)
-    return values
 
 
 def of_event(event: LogEvent) -> FeedInterval | None:
     """Returns the interval in a log event; None if it holds none."""
     if event.event != EVENT:
         return None
-    try:
-        return FeedInterval(
-            start_seconds=_number(event.values["start_seconds"]),
-            seconds=_number(event.values["seconds"]),
-            ranks=tuple(_rate(RankRate, row) for row in _rows(event, "ranks", prefix="rank_")),
-            hosts=tuple(_rate(HostRate, row) for row in _rows(event, "hosts", prefix="")),
-        )
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def _rows(event: LogEvent, names: str, *, prefix: str) -> Iterator[dict[str, str]]:
-    listed = event.values[names]
-    columns = {"name": listed.split(",") if listed else []}
-    for column in ("kind", *_ROW):
-        if prefix + column in event.values:
-            columns[column] = event.values[prefix + column].split(",")
-    for cells in zip(*columns.values(), strict=False):
-        yield dict(zip(columns, cells, strict=True))
-
-
-def _rate(kind: type[_RateT], row: Mapping[str, str]) -> _RateT:
-    found: dict[str, str | float | int | None] = {}
-    for each in dataclasses.fields(kind):
-        text = row[each.name]
-        if each.name in ("name", "kind"):
-            found[each.name] = text
-        elif each.type is int:
-            found[each.name] = int(text)
-        elif text == "" and each.type is not float:
-            found[each.name] = None
-        else:
-            found[each.name] = _number(text)
-    return kind(**found)  # type: ignore[arg-type]
-
-
-def _number(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(text)
-    return value
-
-
-def _cell(rate: RankRate | HostRate, column: str) -> str:
-    value: str | float | int | None = getattr(rate, column, None)
-    return "" if value is None else _short(value) if isinstance(value, float) else str(value)
-
-
-def _short(value: float) -> str:
-    return f"{value:.6g}"
-
-
-def _list(items: Iterable[str]) -> str:
-    # A host name has no comma; what else came over the wire must not shift the columns.
-    return ",".join(item.replace(",", "_") for item in items)
+    # A log line has blanks where the rows end.
+    found = read_csv(_HEAD + "\n".join(event.values.get("rows", "").split()))
+    return found[0] if found else None
 
 
 def mean(intervals: Sequence[FeedInterval]) -> FeedInterval:
@@ -457,8 +396,9 @@ class FeedLog:
         if interval is None or interval.seconds <= 0:
             return
         self._before, self._looked_at = after, now
-        self._log.event(EVENT, **log_values(interval))
-        self._write(csv_text(interval))
+        rows = csv_text(interval)
+        self._log.event(EVENT, rows=rows)
+        self._write(rows)
 
     def _write(self, rows: str) -> None:
         if self._is_broken:
@@ -466,7 +406,7 @@ class FeedLog:
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 if file.tell() == 0:
-                    file.write(",".join(COLUMNS) + "\n")
+                    file.write(_HEAD)
                 file.write(rows)
         except OSError as err:
             # A full disk ends the picture, not the training.
