@@ -373,13 +373,13 @@ def read_workload(path: Path | str, *, overrides: Sequence[str] = ()) -> Workloa
         _check_size(node, str(path))
         document: Json = yaml.safe_load(text)
     except RecursionError:
-        raise UsageError("nested too deeply", where=str(path), fix="mind brackets") from None
+        raise UsageError("nested too deeply", where=str(path), fix="check the brackets") from None
     except yaml.YAMLError as err:
         mark = getattr(err, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         problem = getattr(err, "problem", None) or str(err)
         raise UsageError(
-            f"not YAML: {problem}", where=where, fix="mind indents and quotes"
+            f"not YAML: {problem}", where=where, fix="check indentation and quotes"
         ) from None
     lines: dict[str, int] = {}
     if node is not None:
@@ -501,7 +501,7 @@ def _override(document: dict[str, Json], override: str) -> None:
         _check_size(yaml.compose(text, Loader=yaml.SafeLoader), f"--set {key}=...")
         value: Json = yaml.safe_load(text)
     except RecursionError:
-        raise UsageError(f"--set {key}=...: nested too deeply", fix="mind brackets") from None
+        raise UsageError(f"--set {key}=...: nested too deeply", fix="check the brackets") from None
     except yaml.YAMLError:
         raise UsageError(f"--set {override}: the value is not YAML", fix="quote it") from None
     target = document
@@ -524,7 +524,7 @@ def _check_size(node: yaml.Node | None, source: str) -> None:
     def size(each: yaml.Node) -> int:
         if id(each) in open_nodes:
             raise UsageError(
-                f"an alias (*) stands within what it names (&), from line "
+                f"an alias (*) is inside the value that it names (&), from line "
                 f"{each.start_mark.line + 1} on",
                 where=source,
                 fix="write it out",
@@ -556,7 +556,7 @@ def _lines_of(node: yaml.Node, path: str, lines: dict[str, int], source: str) ->
             child = f"{path}.{name}" if path else name
             if name in seen:
                 raise UsageError(
-                    f"key {name} stands there twice",
+                    f"key {name} is there twice",
                     where=f"{source}:{key.start_mark.line + 1}, key {child}",
                     fix="keep one of them",
                 )

@@ -32,8 +32,8 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     ("text", "words"),
     [
         (BOMB, "expand to more than"),
-        ("name: &a [*a]\n", "stands within what it names"),
-        ("name: &a {b: {c: *a}}\n", "stands within what it names"),
+        ("name: &a [*a]\n", "is inside the value that it names"),
+        ("name: &a {b: {c: *a}}\n", "is inside the value that it names"),
         ("name: " + "[" * 5000, "nested too deeply"),
     ],
     ids=["bomb", "circle", "long circle", "deep"],

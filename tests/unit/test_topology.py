@@ -137,7 +137,7 @@ def test_roles_may_be_given_where_names_do_not_tell(tmp_path: Path) -> None:
         (
             {"instance_groups": [{"instance_group_name": "gpu", "hosts": ["algo-1", "algo-1"]}]},
             {},
-            "stands there twice",
+            "is listed twice",
         ),
     ],
 )

@@ -47,7 +47,7 @@ def unpack(package: Path, folder: Path) -> Path:
         raise UsageError(
             f"the package of code cannot be unpacked: {err.strerror or err}",
             where=f"{package}, into {folder}",
-            fix="look whether the channel holds it, the folder may be written to, the disk is full",
+            fix="check that the channel contains it, and that the folder is writable and has space",
         ) from None
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

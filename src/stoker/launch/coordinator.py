@@ -336,7 +336,7 @@ class Coordinator:
                     raise PlatformError(
                         f"the coordinator cannot listen: {err}",
                         where=self._endpoint,
-                        fix="end what holds the port, or set STOKER_PORT or feed.port",
+                        fix="stop the program that uses the port, or set STOKER_PORT or feed.port",
                     ) from None
             time.sleep(0.1)
 

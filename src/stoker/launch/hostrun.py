@@ -83,7 +83,7 @@ def keys_of(settings: ProcessSettings, topology: Topology, log: Log) -> Keys | N
         raise UsageError(
             "a run with a data group needs a token, so that nobody else is let in",
             where="variable STOKER_TOKEN_FILE",
-            fix="hand all hosts one file of 64 hexadecimal digits",
+            fix="give all hosts the same file of 64 hexadecimal digits",
         )
     log.event("run_has_no_token", note="a lost host is only noticed by the collective's time-out")
     return None

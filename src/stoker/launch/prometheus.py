@@ -279,7 +279,7 @@ def _start(metrics: Metrics, address: str, port: int) -> tuple[BaseServer, threa
         raise PlatformError(
             f"the metrics cannot be served: {err.strerror or err}",
             where=where,
-            fix="end what holds the port, or name another one",
+            fix="stop the program that uses the port, or name another one",
         ) from None
     handler = cast("type", server.RequestHandlerClass)
     server.RequestHandlerClass = type("Handler", (handler,), {"timeout": REQUEST_SECONDS})

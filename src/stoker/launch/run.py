@@ -202,5 +202,5 @@ def _make_folders(run: HostRun) -> None:
         raise UsageError(
             f"cannot write to the job folder: {err.strerror}",
             where=str(err.filename),
-            fix="set STOKER_BASE_DIR to a folder of yours",
+            fix="set STOKER_BASE_DIR to a folder that this user may write to",
         ) from None

@@ -248,7 +248,7 @@ def _check(groups: tuple[HostGroup, ...], host: str, roles: Mapping[str, Role], 
         )
     hosts = [name for group in groups for name in group.hosts]
     if len(set(hosts)) != len(hosts):
-        raise UsageError("a host stands there twice: " + ", ".join(hosts), where=where)
+        raise UsageError("a host is listed twice: " + ", ".join(hosts), where=where)
     if host not in hosts:
         raise UsageError(
             f"this host, {host}, is in no group; the hosts are: " + ", ".join(hosts), where=where

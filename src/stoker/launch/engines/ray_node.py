@@ -188,7 +188,7 @@ def _resolved(address: str) -> str:
     try:
         return str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as err:
-        raise UsageError(f"this host's address has no number: {err}", where=address) from None
+        raise UsageError(f"this host's name cannot be resolved: {err}", where=address) from None
 
 
 def _run(command: Sequence[str], variables: Mapping[str, str], *, folder: Path, joined: int) -> int:

@@ -53,7 +53,7 @@ def secret_file(run: HostRun) -> Path:
         raise UsageError(
             f"cannot write the engine's secret: {err.strerror}",
             where=str(path),
-            fix="set STOKER_BASE_DIR to a folder of yours",
+            fix="set STOKER_BASE_DIR to a folder that this user may write to",
         ) from None
     return path
 

@@ -58,7 +58,7 @@ def command_of(
         raise UsageError(
             "mpirun cannot start a program whose path has a blank or a colon",
             where=" ".join(agent),
-            fix="install Python and stoker, and set TMPDIR, without them",
+            fix="use paths without blanks and colons for Python, stoker and TMPDIR",
         )
     # The leader's own name need not resolve on it; `localhost` does, and needs no daemon.
     places = ["localhost", *hosts[1:]]

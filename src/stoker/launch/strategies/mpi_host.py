@@ -43,9 +43,9 @@ class MpiHost:
     ) -> None:
         if len(run.topology.dnn_hosts) > 1 and run.keys is None:
             raise UsageError(
-                "strategy mpi over several hosts needs a token: its starts are authenticated by it",
+                "strategy mpi over several hosts needs a token, which authenticates its starts",
                 where="variable STOKER_TOKEN_FILE",
-                fix="hand all hosts one file of 64 hexadecimal digits",
+                fix="give all hosts the same file of 64 hexadecimal digits",
             )
         self._run = run
         self._membership = membership
