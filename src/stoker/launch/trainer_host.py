@@ -154,6 +154,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
     if outcome.failure:
         run.log.event("training_failed", reason=outcome.failure.partition("\n")[0])
         _write_failure(run, outcome.failure)
+    # Now, as this process may be ended while data hosts stop; once more below, with their release.
     _record(run, outcome, trainer, events, coordinator)
     run.log.event("training_ended", status=outcome.status, exit_code=code)
     if coordinator:
