@@ -210,15 +210,9 @@ def _stopped(
         facts = facts_of(job, end, ran=ran, catalog=catalog, decision=decision)
     except (StokerError, queue.Empty) as err:
         why = err.what if isinstance(err, StokerError) else "the job has not ended yet"
-        facts = TrainingFacts(
-            job=ran,
-            status="stopped",
-            workload_sha256=job.settings.workload_sha256,
-            groups=job.groups,
-            strategy=job.settings.strategy.name,
-            engine=job.settings.engine.name,
-            events=(Event(when=now_utc(), what=f"no record was left: {why}"),),
-        )
+        end = JobEnd(status="stopped")
+        lost = f"no record was left: {why}"
+        facts = facts_of(job, end, ran=ran, catalog=catalog, decision=decision, lost=lost)
     return replace(facts, is_interrupted=True)
 
 
@@ -237,13 +231,20 @@ def facts_of(
     ran: Job,
     catalog: Catalog,
     decision: Decision | None = None,
+    lost: str = "the dnn leader left no record that can be read",
 ) -> TrainingFacts:
-    """Returns what is known of a job that has ended; keeps the leader's files in `job.run_dir`."""
+    """Returns what is known of a job that has ended; keeps the leader's files in `job.run_dir`.
+
+    Args:
+        job: As it was asked for.
+        end: As the platform saw it.
+        ran: The platform's name for it.
+        catalog: For prices.
+        decision: For prices that the catalog lacks.
+        lost: What to say where the leader's record is not there.
+    """
     leader = leader_record(end.output_dir)
-    events = end.events
-    if leader is None:
-        lost = Event(when=now_utc(), what="the dnn leader left no record that can be read")
-        events = (*events, lost)
+    events = end.events if leader else (*end.events, Event(when=now_utc(), what=lost))
     timeline_file = None
     if end.output_dir:
         folder = end.output_dir / "stoker"

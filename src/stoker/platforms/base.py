@@ -107,10 +107,10 @@ class JobEnd:
     """
 
     status: Literal["succeeded", "failed", "stopped"]
-    exit_code: int | None
-    failure: str | None
-    output_dir: Path | None
-    data_group_release_seconds: float | None
+    exit_code: int | None = None
+    failure: str | None = None
+    output_dir: Path | None = None
+    data_group_release_seconds: float | None = None
     model_uri: str | None = None
     job_url: str | None = None
     events: tuple[Event, ...] = ()

@@ -157,7 +157,6 @@ def conclude(
         exit_code=state.exit_code if exit_code is None else exit_code,
         failure=failure,
         output_dir=output_dir,
-        data_group_release_seconds=None,
         model_uri=model_uri,
         job_url=state.url,
         events=tuple(events),
