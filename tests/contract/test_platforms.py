@@ -12,6 +12,7 @@ from stoker.errors import PlatformError, UsageError
 from stoker.platforms import PLATFORMS, platform_named
 from stoker.platforms.base import JobSpec, Run, groups_of_channel
 from stoker.records import Channel, StrategySettings
+from stoker.settings import RunEnvironment
 from support.builders import group
 from support.local_job import until
 from support.platform_jobs import (
@@ -95,7 +96,9 @@ def with_dnn(job: PlatformJob, **changes: object) -> JobSpec:
         (lambda j: with_channel(j, uri=j.wrong_uri), "://", "train"),
         (lambda j: with_dnn(j, instance_type="nonsense.c9"), "nonsense.c9", "group dnn"),
         (
-            lambda j: dataclasses.replace(j.spec, strategy=StrategySettings(name="smddp")),
+            lambda j: dataclasses.replace(
+                j.spec, settings=RunEnvironment(strategy=StrategySettings(name="smddp"))
+            ),
             "does not support",
             "key strategy, group dnn",
         ),

@@ -24,6 +24,7 @@ from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.local import LocalPlatform
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import Group
+from stoker.settings import RunEnvironment
 from support import kubernetes_jobs, sagemaker_job
 from support.aws_answers import Clock
 from support.cloudwatch import put_lines
@@ -192,7 +193,7 @@ class LocalPlatformJob:
             ),
             run_dir=folder / "run",
             environment={"STOKER_TEST_DIR": str(folder)},
-            feed=QUICK,
+            settings=RunEnvironment(feed=QUICK),
         )
         self.hosts = {"algo-2": "dnn", "algo-1": "data"}
 
