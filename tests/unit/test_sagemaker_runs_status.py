@@ -10,7 +10,7 @@ from stoker.errors import PlatformError, UsageError
 from stoker.orchestrators.base import RunState, StepState
 from stoker.orchestrators.named import PATIENCE_SECONDS, follow_run
 from stoker.orchestrators.sagemaker.orchestrator import SageMakerOrchestrator
-from stoker.orchestrators.sagemaker.runs import STOP_SECONDS, region_in
+from stoker.orchestrators.sagemaker.runs import POLL_SECONDS, STOP_SECONDS, region_in
 from stoker.records import Json
 from support.sagemaker_orchestrator import (
     ARN,
@@ -338,7 +338,7 @@ def test_a_stop_that_takes_too_long_is_an_error_that_says_where_to_look() -> Non
     answers = recorded()
     answers.add_state("Executing", [TAKEN], of=OF)
     answers.add("stop_pipeline_execution", {"PipelineExecutionArn": EXECUTION})
-    for _ in range(1000):
+    for _ in range(int((STOP_SECONDS + 60) / POLL_SECONDS)):
         answers.add_state("Stopping", [TAKEN], of=OF)
     with pytest.raises(PlatformError) as refused:
         stop(answers)
