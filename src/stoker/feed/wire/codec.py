@@ -651,13 +651,11 @@ def pack_value(value: object, *, allow_pickle: bool) -> bytes:
     if flat is not None:
         return flat
     encoded = encode(value, allow_pickle=allow_pickle)
-    data = bytearray(_LENGTH.size + len(encoded.tree) + encoded.nbytes)
-    data[: _LENGTH.size] = _LENGTH.pack(len(encoded.tree))
-    start = _LENGTH.size + len(encoded.tree)
-    data[_LENGTH.size : start] = encoded.tree
+    # Written to memory of its own: behind the tree it would not be aligned, as torch needs it.
+    payload: Bytes1D = np.zeros(encoded.nbytes, dtype=np.uint8)
     if encoded.nbytes:
-        encoded.write_into(memoryview(data)[start:])
-    return bytes(data)
+        encoded.write_into(payload.data)
+    return b"".join((_LENGTH.pack(len(encoded.tree)), encoded.tree, payload.data))
 
 
 def _flat(value: object) -> bytes | None:
