@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Subset, default_collate
 
 from stoker.errors import FeedLostError, ShippingError, UsageError
-from stoker.feed.remote import remote, remotes_in
+from stoker.feed.remote import remote
 from stoker.feed.wire import dataset as shipping
 from stoker.feed.wire.dataset import (
     DatasetSpec,
@@ -23,6 +23,7 @@ from stoker.feed.wire.dataset import (
     unpack_spec,
     why_unshippable,
 )
+from stoker.feed.wire.factory import factories_in
 
 
 class Numbers:
@@ -227,9 +228,9 @@ def test_a_remote_dataset_within_others_is_built_with_the_spec() -> None:
     parts = Numbers(datasets=[Subset(numbers, []), Numbers(datasets={"a": numbers})])
     packed = pack_spec(spec(parts), max_bytes=1 << 20)
     assert not numbers._is_built
-    here = list(remotes_in(unpack_spec(packed.data).dataset))
+    here = list(factories_in(unpack_spec(packed.data).dataset))
     assert [each._is_built for each in here] == [True, True]
-    assert not list(remotes_in(Subset([1], [0])))
+    assert not list(factories_in(Subset([1], [0])))
 
 
 @pytest.mark.parametrize("name", ["nonsense", "a:", ":b", "a:b.c", ""])

@@ -44,6 +44,13 @@ def test_no_class_name_stands_twice() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
+def names_in(statement: ast.Import | ast.ImportFrom) -> set[str]:
+    if isinstance(statement, ast.Import):
+        return {alias.name for alias in statement.names}
+    whole = {f"{statement.module}.{alias.name}" for alias in statement.names}
+    return {name if name in MODULES else str(statement.module) for name in whole}
+
+
 def imported_by(node: ast.AST) -> set[str]:
     """What is imported as a module is imported; not by a function, and not for types only."""
     found: set[str] = set()
@@ -52,17 +59,38 @@ def imported_by(node: ast.AST) -> set[str]:
             continue
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             continue
-        if isinstance(child, ast.Import):
-            found |= {alias.name for alias in child.names}
-        elif isinstance(child, ast.ImportFrom) and child.module:
-            whole = {f"{child.module}.{alias.name}" for alias in child.names}
-            found |= {name if name in MODULES else child.module for name in whole}
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            found |= names_in(child)
         found |= imported_by(child)
     return found
 
 
+def imported_sometime_by(tree: ast.Module) -> set[str]:
+    """What is imported at whatever time: also by functions, and for types."""
+    statements = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+    return set[str]().union(*map(names_in, statements))
+
+
+# Still in a circle that late imports hide; to be emptied.
+IN_LATE_CIRCLES = {
+    "stoker.cli.app",
+    "stoker.cli.edge",
+    "stoker.cli.orchestrate",
+    "stoker.cli.pipelines",
+    "stoker.cli.stopping",
+    "stoker.cli.verbs",
+}
+
+
 def test_no_circle_of_imports() -> None:
     graph = {module: imported_by(tree) & MODULES.keys() for module, tree in trees()}
+    assert sum(map(len, graph.values())) > 500
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_no_circle_is_hidden_by_late_imports_or_types() -> None:
+    known = MODULES.keys() - IN_LATE_CIRCLES
+    graph = {m: imported_sometime_by(tree) & known for m, tree in trees() if m in known}
     assert sum(map(len, graph.values())) > 500
     graphlib.TopologicalSorter(graph).prepare()
 

@@ -9,9 +9,8 @@ import torch
 import torch.utils.data as data
 
 import stoker
-from stoker.feed.process import LoaderBooks
-from stoker.feed.sampler import Position, SamplerOrder, yielded
-from stoker.feed.state import Rewind
+from stoker.feed.books import LoaderBooks, Position, Rewind
+from stoker.feed.sampler import SamplerOrder, yielded
 
 Draw = Callable[[torch.Generator], data.Sampler[int]]
 

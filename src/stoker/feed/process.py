@@ -8,46 +8,13 @@ import weakref
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from stoker.feed.books import LoaderBooks
 from stoker.feed.timeline import Timeline
 from stoker.feed.usage import Usage
 from stoker.settings import ProcessSettings, from_environment
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
-
-    from stoker.feed.sampler import Position
-    from stoker.feed.state import LoaderState
-    from stoker.feed.trainer.session import FeedSession
-
-
-@dataclass(slots=True, weakref_slot=True, eq=False)
-class LoaderBooks:
-    """The books of one DataLoader, which are kept from one epoch to the next.
-
-    Attributes:
-        number: Counts the loaders of the process in the order of their first iter().
-        epochs: Epochs begun.
-        sessions: The loader's sessions with the feed: more than one where passes overlap.
-        position: How far the epoch begun last is; None: there was none.
-        loaded: A state that the next epoch goes on from.
-        base_seed: Of the epoch begun last.
-        is_unshippable: What makes its batches cannot travel: they are made here.
-        keeps_seed: Whether one base seed is for all epochs, where a loaded state says so.
-    """
-
-    number: int
-    epochs: int = 0
-    sessions: "list[FeedSession]" = field(default_factory=list)
-    position: "Position | None" = None
-    loaded: "LoaderState | None" = None
-    base_seed: int | None = None
-    keeps_seed: bool | None = None
-    is_unshippable: bool = False
-
-    def next_epoch(self) -> int:
-        """Begins an epoch; returns its number."""
-        self.epochs += 1
-        return self.epochs - 1
 
 
 @dataclass(slots=True, eq=False)

@@ -1,11 +1,14 @@
 """Remote datasets are built where they are read: trainers have a name, and ask for the length."""
 
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from stoker.errors import UsageError
+from stoker.errors import ProtocolError, UsageError
+from stoker.feed.books import LoaderBooks
+from stoker.feed.process import this_process
+from stoker.feed.wire.factory import DatasetFactory
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,7 @@ class Facts:
     length: int | None
 
 
-class Remote:
+class Remote(DatasetFactory):
     """A dataset that is built where batches are made: see `remote`."""
 
     def __init__(self, factory: str, arguments: dict[str, object]) -> None:
@@ -77,11 +80,9 @@ class Remote:
             Exception: What the factory raised.
         """
         if self._facts is None:
-            from stoker.feed.facts import ask_facts
-
             self._is_asking = True
             try:
-                self._facts = facts_of(self.build()) if self._is_built else ask_facts(self)
+                self._facts = facts_of(self.build()) if self._is_built else _ask_facts(self)
             finally:
                 self._is_asking = False
         return self._facts
@@ -117,33 +118,65 @@ class Remote:
         return (Remote, (self._factory, self._arguments))
 
 
-class FactsOf:
+class FactsOf(DatasetFactory):
     """Stands for a dataset in the spec of a session that only asks for its facts."""
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
 
-    def found(self) -> tuple[bool, int | None]:
-        """Returns the facts as a batch; the dataset is built for them, and not kept."""
+    def build(self) -> object:
+        """Returns the facts as a dataset of one batch; they are of a dataset that is not kept."""
         facts = facts_of(self._remote.make())
-        return facts.is_iterable, facts.length
+        return [(facts.is_iterable, facts.length)]
 
 
-def remotes_in(dataset: object, depth: int = 8) -> Iterator[Remote]:
-    """Yields the remote datasets that `dataset` is, or that it wraps as torch's own wrappers do.
+def _ask_facts(remote: Remote) -> Facts:
+    """Returns the facts of `remote`, from the first data host that knows them.
 
-    Those hold what they wrap as `dataset` (Subset) or `datasets` (ConcatDataset, StackDataset).
+    It asks as an epoch of one batch over a dataset that holds nothing but the facts: what befalls
+    hosts and connections meanwhile is dealt with as for any batch, and what the factory raises
+    comes back. Without a data group, and in a data worker, the dataset is built here.
+
+    Raises:
+        FeedLostError: If no data host came in time.
+        Exception: What the factory raised.
     """
-    if type(dataset) is Remote:
-        yield dataset
-        return
-    held = getattr(dataset, "__dict__", {}) if depth else {}
-    several = held.get("datasets")
-    parts = several.values() if isinstance(several, dict) else several
-    if "dataset" in held:
-        yield from remotes_in(held["dataset"], depth - 1)
-    for part in parts if isinstance(parts, Iterable) else ():
-        yield from remotes_in(part, depth - 1)
+    from torch.utils.data import get_worker_info
+
+    process = this_process()
+    settings = process.settings
+    if not (settings.has_data_group and settings.coordinator) or get_worker_info() is not None:
+        return facts_of(remote.build())
+    from stoker.feed.seeding import Numbered
+    from stoker.feed.trainer.client import feed_of
+    from stoker.feed.wire.dataset import DatasetSpec, pack_spec
+
+    spec = DatasetSpec(dataset=FactsOf(remote), collate_fn=_as_it_is, auto_collation=False)
+    packed = pack_spec(spec, max_bytes=settings.feed.max_dataset_bytes)
+    # Of no loader, and so not among the timeline's; the session ends with them.
+    books = LoaderBooks(-1)
+    session = feed_of(process).session_for(books)
+    try:
+        pass_number = session.begin(
+            epoch=0,
+            spec=packed,
+            seeding="torch",
+            local=None,
+            indices=iter([Numbered((0, 0, 0, 0), 0)]),
+            is_eager=True,
+            pins_on=None,
+        )
+        found = session.next(pass_number, timeout_seconds=0)
+    finally:
+        session.stop(session.pass_number)
+    match found:
+        case (bool(is_iterable), int() | None as length):
+            return Facts(is_iterable, length)
+    raise ProtocolError(f"expected the facts of {remote!r}, found a {type(found).__name__}")
+
+
+def _as_it_is(sample: object) -> object:
+    return sample
 
 
 def facts_of(dataset: object) -> Facts:

@@ -19,7 +19,6 @@ from torch.utils.data.dataloader import (
 
 from stoker.feed.iterators import Counted, Epoch
 from stoker.feed.process import TrainerProcess
-from stoker.feed.remote import remotes_in
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.trainer.client import Feed
 from stoker.feed.trainer.local import LocalStreams, LocalWorkers
@@ -27,6 +26,7 @@ from stoker.feed.trainer.session import FeedSession, StreamSource
 from stoker.feed.trainer.shards import Streams
 from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import DatasetSpec, Globals, PackedSpec, pack_spec
+from stoker.feed.wire.factory import factories_in
 from stoker.logs import Log
 
 
@@ -141,7 +141,7 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
 
 def num_local_workers(loader: "DataLoader[object]", process: TrainerProcess) -> int:
     """Returns how many children of this process join the pool, whoever decided it."""
-    if next(remotes_in(loader.dataset), None) is not None:
+    if next(factories_in(loader.dataset), None) is not None:
         # Its data, and perhaps its code, are on the data hosts only.
         return 0
     settings = process.settings

@@ -4,73 +4,15 @@ import copy
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sized
-from dataclasses import dataclass, field
 from typing import cast
 
 import torch
 from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.feed import state as snapshots
-from stoker.feed.process import LoaderBooks
+from stoker.feed.books import LoaderBooks, LoaderState, Position, Rewind
 from stoker.feed.seeding import Occurrences
-from stoker.feed.state import (
-    LoaderState,
-    Rewind,
-    SamplerSnapshot,
-    Stateful,
-    digest_with,
-    generators_of,
-    replay_sampler,
-    stream_error,
-)
-
-
-@dataclass(slots=True, kw_only=True)
-class Position:
-    """The progress of one epoch: what was drawn, handed out and yielded.
-
-    Attributes:
-        first: Batches that were yielded before this process took the epoch up.
-        num_yielded: Batches that the script got in all; None: not known, they come out of order.
-        num_handed: Batches whose indices were handed out, to be made.
-        ahead: See Begun; and the last one yielded, which may be held back from the script.
-        resumed: What is still to be made good of a loaded state.
-        is_inline: Batches are made in this process.
-        rewind: Of generators that the sampler draws from further ahead than with torch's loader.
-    """
-
-    epoch: int
-    base_seed: int | None = None
-    first: int = 0
-    num_yielded: int | None = 0
-    num_handed: int = 0
-    num_drawn: int = 0
-    is_drawn_out: bool = False
-    digest: str = ""
-    at_iter: SamplerSnapshot | None = None
-    at_draw: SamplerSnapshot | None = None
-    ahead: deque[object] = field(default_factory=deque)
-    resumed: LoaderState | None = None
-    is_inline: bool = False
-    is_over: bool = False
-    rewind: Rewind | None = None
-
-    def ahead_of(self, num_held: int) -> list[object]:
-        """Returns what was drawn and not yielded, and the last `num_held` (0 or 1) that were."""
-        count = self.num_drawn - (self.num_yielded or 0) + num_held
-        return list(self.ahead)[-count:] if count else []
-
-    def leave(self) -> None:
-        """Ends the epoch, of which nobody takes more: before its end, generators are put back."""
-        rewind = self.rewind
-        if rewind is not None and not self.is_over:
-            rewind.leave(self.num_yielded or 0)
-
-    def drop(self) -> None:
-        """Does as `leave`, in a finalizer; in another thread than draws, the next epoch does it."""
-        rewind = self.rewind
-        if rewind is not None and rewind.is_of_this_thread():
-            self.leave()
+from stoker.feed.state import Stateful, digest_with, generators_of, replay_sampler, stream_error
 
 
 class SamplerOrder:

@@ -19,24 +19,20 @@ import copy
 import hashlib
 import random
 import re
-import threading
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, cast, runtime_checkable
+from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.errors import UsageError
-from stoker.feed.process import LoaderBooks, TrainerProcess
+from stoker.feed.books import Begun, LoaderBooks, LoaderState, Position, Rewind, SamplerSnapshot
+from stoker.feed.process import TrainerProcess
 from stoker.feed.seeding import Occurrences, index_bytes
-
-if TYPE_CHECKING:
-    from stoker.feed.sampler import Position
-
 
 # Samplers within samplers, as batch samplers and their wrappers hold them.
 _INNER = ("sampler", "batch_sampler")
@@ -54,26 +50,6 @@ class Stateful(Protocol):
     def load_state_dict(self, state: object, /) -> object:
         """Takes a state."""
         ...
-
-
-class SamplerSnapshot(TypedDict):
-    """Random states and samplers' states at a moment.
-
-    Attributes:
-        torch: Of torch's default generator.
-        python: Of the module `random`.
-        numpy: Of NumPy's global generator.
-        generators: Of those that the loader and its samplers hold.
-        epochs: Of samplers that count them (`set_epoch`).
-        own: Of samplers with a `state_dict`.
-    """
-
-    torch: torch.Tensor
-    python: object
-    numpy: object
-    generators: dict[str, object]
-    epochs: dict[str, int]
-    own: dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,86 +224,6 @@ _KINDS: dict[type, _Kept] = {
 }
 
 
-class Rewind:
-    """The states of a loader's generators after each of the last draws of one epoch; 5 kB a draw.
-
-    Args:
-        generators: All that the sampler may draw from.
-        num_ahead: Batches that torch's loader has drawn ahead of those that the script took.
-    """
-
-    def __init__(self, generators: list[torch.Generator], *, num_ahead: int) -> None:
-        self.num_ahead = num_ahead
-        self._generators = generators
-        self._states: deque[tuple[int, list[torch.Tensor]]] = deque()
-        self._last = b""
-        self._thread = 0
-        self._drawn: list[torch.Tensor] = []
-        self._put_back = b""
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def before(self, num_drawn: int) -> None:
-        """Notes the states when the sampler is about to be asked, after `num_drawn` draws."""
-        states = self._read()
-        if _bytes_of(states) != self._last:
-            # Others drew: what was before them cannot be put back without undoing theirs.
-            self._states.clear()
-            self._states.append((num_drawn, states))
-
-    def after(self, num_drawn: int, *, num_taken: int) -> None:
-        """Notes the states when the sampler was asked.
-
-        Args:
-            num_drawn: How often in this epoch; once more than there are batches: it is exhausted.
-            num_taken: Batches of the epoch that the script took.
-        """
-        states = self._read()
-        self._last = _bytes_of(states)
-        self._thread = threading.get_ident()
-        self._states.append((num_drawn, states))
-        while len(self._states) > 1 and self._states[0][0] < num_taken + self.num_ahead:
-            self._states.popleft()
-
-    def forget(self) -> None:
-        """Forgets all states: nothing is put back of what was drawn so far."""
-        self._states.clear()
-        self._last = b""
-
-    def leave(self, num_taken: int) -> None:
-        """Leaves the generators of an epoch that ends early as torch's loader leaves them.
-
-        Nothing is changed if somebody else drew since. Takes no lock; may be called twice.
-        """
-        known = dict(self._states)
-        if known and _bytes_of(self._read()) == self._last:
-            num_drawn, drawn = self._states[-1]
-            states = known.get(min(num_taken + self.num_ahead, num_drawn), drawn)
-            for generator, state in zip(self._generators, states, strict=True):
-                generator.set_state(state)
-            self._drawn, self._put_back = drawn, _bytes_of(states)
-        self.forget()
-
-    def is_of_this_thread(self) -> bool:
-        """Tells whether it is this thread that draws: then nobody draws now."""
-        return self._thread == threading.get_ident()
-
-    def show_drawn(self, parts: SamplerParts, now: SamplerSnapshot) -> None:
-        """Has `now` say of the generators what they were before they were put back.
-
-        For a state of an epoch that was left: it holds how far the sampler was drawn.
-        """
-        if self._drawn and _bytes_of(self._read()) == self._put_back:
-            for name, generator in parts.generators.items():
-                for own, state in zip(self._generators, self._drawn, strict=True):
-                    if generator is own:
-                        now["generators"][name] = state
-
-    def _read(self) -> list[torch.Tensor]:
-        return [generator.get_state() for generator in self._generators]
-
-
 def generators_of(parts: SamplerParts) -> list[torch.Generator]:
     """Returns the script's generators that a loader's samplers may draw from; empty: none."""
     found = {
@@ -342,60 +238,7 @@ def generators_of(parts: SamplerParts) -> list[torch.Generator]:
     return list({id(value): value for value in found.values()}.values())
 
 
-def _bytes_of(states: list[torch.Tensor]) -> bytes:
-    # Half of the time of torch.equal, and nothing that a profiler would show.
-    return b"".join([state.numpy().tobytes() for state in states])
-
-
 VERSION = 1
-
-
-class Begun(TypedDict):
-    """The beginning of an epoch under way, and how far it came.
-
-    Attributes:
-        num_yielded: Batches that the script got.
-        num_drawn: Batches that the sampler was asked for: those that are being made, too.
-        is_drawn_out: The sampler said that there is no more (at which it may draw once again).
-        digest: Of all that the sampler gave.
-        at_iter: When the sampler's iterator was made.
-        at_draw: When it was first asked; None: not yet.
-        ahead: What was drawn and not yielded, where a sampler keeps a state of its own.
-        dataset: The own state of an iterable dataset.
-    """
-
-    num_yielded: int
-    num_drawn: int
-    is_drawn_out: bool
-    digest: str
-    at_iter: SamplerSnapshot | None
-    at_draw: SamplerSnapshot | None
-    ahead: list[object]
-    dataset: object
-
-
-class LoaderState(TypedDict):
-    """The state of a loader.
-
-    Attributes:
-        version: Of this form.
-        loader: What the loader that takes the state has to have in common.
-        epoch: Number of the one under way, or of the next.
-        num_yielded: Batches of it that the script got.
-        base_seed: Of the epoch under way, or of the last; None: there was none.
-        keeps_seed: All epochs have one base seed, as with torch's persistent workers.
-        begun: None between epochs.
-        now: At the time of the state.
-    """
-
-    version: int
-    loader: dict[str, object]
-    epoch: int
-    num_yielded: int
-    base_seed: int | None
-    keeps_seed: bool
-    begun: Begun | None
-    now: SamplerSnapshot
 
 
 def state_of(
@@ -426,7 +269,7 @@ def state_of(
     state = _state(loader, process, parts, books, now)
     if position is not None and (is_under_way or not position.is_over):
         if position.rewind is not None:
-            position.rewind.show_drawn(parts, now)
+            position.rewind.show_drawn(parts.generators, now)
         state["epoch"] = position.epoch
         state["begun"] = begun = _begun(loader, position, num_held)
         state["num_yielded"] = begun["num_yielded"]
@@ -514,7 +357,7 @@ def _not_begun(loaded: LoaderState, now: SamplerSnapshot) -> LoaderState:
     return state
 
 
-def _begun(loader: "DataLoader[object]", position: "Position", num_held: int) -> Begun:
+def _begun(loader: "DataLoader[object]", position: Position, num_held: int) -> Begun:
     if position.num_yielded is None:
         raise UsageError(
             "in the middle of a pass, a loader with in_order=False has no state: it is not known "

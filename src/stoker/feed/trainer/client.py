@@ -20,8 +20,9 @@ import zmq
 
 from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
 from stoker.feed import memory
+from stoker.feed.books import LoaderBooks
 from stoker.feed.memory import allowance
-from stoker.feed.process import LoaderBooks, TrainerProcess
+from stoker.feed.process import TrainerProcess
 from stoker.feed.trainer.answers import Answers, LocalAnswers, forget_peer, in_result, lose
 from stoker.feed.trainer.buffers import BatchBuffers
 from stoker.feed.trainer.connections import AgentLink, Link
@@ -619,6 +620,9 @@ class Feed:
         self._settings = settings
         self._pid = os.getpid()
         self.shared = SharedState(timeline=process.timeline, log=log)
+        # More than one of a loader where its epochs overlap.
+        self._sessions: weakref.WeakKeyDictionary[LoaderBooks, list[FeedSession]]
+        self._sessions = weakref.WeakKeyDictionary()
         pump = IoThread(self.shared, settings, keys)
         self._thread = threading.Thread(target=pump.run, name="stoker-feed", daemon=True)
         self._thread.start()
@@ -633,12 +637,13 @@ class Feed:
         """
         shared = self.shared
         with shared.lock:
-            for known in list(books.sessions):
+            sessions = self._sessions.setdefault(books, [])
+            for known in list(sessions):
                 if not known.is_idle() or known.name not in shared.sessions:
                     continue
                 if isinstance(known.schedule, Streams) and known.schedule.persists:
                     # Its processes go on where they are; a new iterator's begin, as torch's do.
-                    books.sessions.remove(known)
+                    sessions.remove(known)
                     shared.retire(known)
                     continue
                 known.reserve()
@@ -655,7 +660,7 @@ class Feed:
             session.reserve()
             session.failure = shared.failure
             shared.sessions[name] = session
-            books.sessions.append(session)
+            sessions.append(session)
         weakref.finalize(books, shared.retire, session).atexit = False
         return session
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from stoker.errors import ShippingError, StokerError
-from stoker.feed.remote import FactsOf, Remote, remotes_in
+from stoker.feed.wire.factory import DatasetFactory, factories_in
 from stoker.feed.wire.pickling import SpecPickler, SpecUnpickler, culprit, largest, pickle_of
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class DatasetSpec:
     """The spec that batches are made from: the parts of a loader that a data worker needs.
 
     Attributes:
-        dataset: Map-style dataset, or a `Remote`.
+        dataset: Map-style dataset, or a `DatasetFactory`.
         auto_collation: False with `batch_size=None`: an index is one sample.
         num_workers: The script's, at least 1: what `get_worker_info()` says while a batch is made.
         num_threads: torch's threads in a worker; torch's own loader has 1.
@@ -346,7 +346,7 @@ class _Looking(io.BytesIO):
 
 
 def unpack_spec(data: bytes | memoryview) -> DatasetSpec:
-    """Returns the spec, with the dataset of a `Remote` built.
+    """Returns the spec, with the dataset of a `DatasetFactory` built.
 
     Raises:
         ShippingError: If it cannot be rebuilt on this host.
@@ -389,18 +389,16 @@ def _working_directory() -> str:
 
 
 def built(spec: DatasetSpec) -> DatasetSpec:
-    """Returns the spec with the dataset itself in the place of a `Remote`; those within it are
-    built.
+    """Returns the spec with the dataset itself in the place of a factory; those within it build
+    theirs.
 
     Raises:
         UsageError: If there is no such factory.
     """
-    if isinstance(spec.dataset, FactsOf):
-        return replace(spec, dataset=[spec.dataset.found()])
-    if isinstance(spec.dataset, Remote):
+    if isinstance(spec.dataset, DatasetFactory):
         return replace(spec, dataset=spec.dataset.build())
-    for remote in remotes_in(spec.dataset):
-        remote.build()
+    for factory in factories_in(spec.dataset):
+        factory.build()
     return spec
 
 

@@ -22,7 +22,7 @@ import cloudpickle
 from cloudpickle import cloudpickle as inside
 
 from stoker.errors import ShippingError
-from stoker.feed.remote import Remote
+from stoker.feed.wire.factory import DatasetFactory
 
 if TYPE_CHECKING:
     import torch
@@ -130,9 +130,9 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: object) -> object:
         """Has everything pickled by cloudpickle, and classes of the script named."""
         kind = type(obj)
-        if kind is Remote:
+        if issubclass(kind, DatasetFactory):
             # cloudpickle looks at what it is, which would have to be asked for.
-            return obj.__reduce__()
+            return obj.__reduce_ex__(5)
         if kind.__module__ == "torch.storage":
             stored = _stored(obj)
             if stored is not None:
