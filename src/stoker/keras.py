@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from stoker.feed.process import TrainerProcess, this_process
-from stoker.feed.timed import TimedPass
+from stoker.feed.timed import TimedEpoch
 
 
 def timed(batches: object) -> tuple[object, object]:
@@ -80,21 +80,21 @@ class _FitSteps:
     loader: int
     clock: Callable[[], float] = time.monotonic
     epochs: int = 0
-    _pass: TimedPass | None = None
+    _epoch: TimedEpoch | None = None
     _ended: float = 0.0
     _known: tuple[float, float] = (0.0, 0.0)
     _batches: int = 0
 
     def epoch_begins(self) -> None:
-        self._pass = TimedPass(self.process, loader=self.loader, epoch=self.epochs)
+        self._epoch = TimedEpoch(self.process, loader=self.loader, epoch=self.epochs)
         self.epochs += 1
-        self._pass.ask()
+        self._epoch.ask()
         self._known, self._batches = self.read(), 0
         self._ended = self.clock()
 
     def batch_ended(self, last: int) -> None:
         """Notes that the batches up to number `last` of the epoch are done."""
-        if self._pass is None:
+        if self._epoch is None:
             return
         now, known = self.clock(), self.read()
         count = max(1, last + 1 - self._batches)
@@ -102,11 +102,11 @@ class _FitSteps:
         waited = (known[0] - self._known[0]) / count
         rows = round((known[1] - self._known[1]) / count)
         for _ in range(count):
-            self._pass.took(seconds=seconds, wait=min(max(0.0, waited), seconds), samples=rows)
+            self._epoch.took(seconds=seconds, wait=min(max(0.0, waited), seconds), samples=rows)
         self._ended, self._known, self._batches = now, known, last + 1
 
     def epoch_ended(self) -> None:
         """Ends the epoch: what follows, a validation, is no step."""
-        if self._pass is not None:
-            self._pass.end()
-            self._pass = None
+        if self._epoch is not None:
+            self._epoch.end()
+            self._epoch = None

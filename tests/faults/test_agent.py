@@ -1,4 +1,4 @@
-"""A real agent with its real nursery and workers, driven over real sockets by a small client."""
+"""A real agent with its real fork server and workers, driven over real sockets by a client."""
 
 import contextlib
 import io
@@ -180,15 +180,15 @@ class Client:
         assert isinstance(message, protocol.Ready)
         return message
 
-    def ask(self, number: int, index: object, *, pass_number: int = 0) -> None:
+    def ask(self, number: int, index: object, *, epoch_id: int = 0) -> None:
         if self.reader is None:
             self.attach()
         make = protocol.Make(
             session=self.name,
-            pass_number=pass_number,
+            epoch_id=epoch_id,
             number=number,
             index=codec.pack_value(index, allow_pickle=True),
-            seed=(7, 0, pass_number, number),
+            seed=(7, 0, epoch_id, number),
         )
         self.send(make)
 
@@ -233,16 +233,16 @@ def running(agent: Agent) -> Iterator[Agent]:
     agent.open()
     BATCH_PORTS[agent.port] = agent.batch_port
     # Another agent's may fork meanwhile.
-    (nursery,) = set(psutil.Process().children()) - before
+    (fork_server,) = set(psutil.Process().children()) - before
     thread = threading.Thread(target=agent.run)
     thread.start()
     try:
         yield agent
     finally:
-        family = [nursery]
+        family = [fork_server]
         with contextlib.suppress(psutil.NoSuchProcess):
             # Whoever drained has ended it.
-            family += nursery.children(recursive=True)
+            family += fork_server.children(recursive=True)
         agent.stop()
         thread.join(DEADLINE_SECONDS)
         assert not thread.is_alive()
@@ -309,7 +309,7 @@ def test_a_dataset_comes_in_pieces_of_one_trainer(agent: Agent) -> None:
         second.send(second.opening)
         ship(second, bytes(len(spec.data)))
         ship(second, spec.data[middle:], offset=middle)
-        second.send(protocol.Make(session="nobody", pass_number=0, number=0, index=b"", seed=()))
+        second.send(protocol.Make(session="nobody", epoch_id=0, number=0, index=b"", seed=()))
         second.expect(protocol.Dropped)
         ship(first, spec.data[middle:], offset=middle)
         for client in (first, second):
@@ -326,7 +326,7 @@ def test_a_trainer_that_reconnects_is_asked_for_the_dataset_again(agent: Agent) 
         lost.expect(protocol.Need)
         ship(lost, spec.data[:middle])
         # So that the piece has arrived.
-        lost.send(protocol.Make(session="nobody", pass_number=0, number=0, index=b"", seed=()))
+        lost.send(protocol.Make(session="nobody", epoch_id=0, number=0, index=b"", seed=()))
         lost.expect(protocol.Dropped)
         # It goes without a word of its session.
         lost.name = "nobody"
@@ -435,10 +435,10 @@ def test_a_dataset_that_fails_costs_no_workers(capfd: pytest.CaptureFixture[str]
 def test_a_dataset_host_that_was_forked_in_advance_may_die() -> None:
     before = set(psutil.Process().children())
     with running(make_agent()) as own:
-        (nursery,) = set(psutil.Process().children()) - before
-        wait_for(lambda: len(nursery.children()) == 1, "a template is forked")
-        (template,) = nursery.children()
-        wait_for(lambda: len(template.children()) == 1, "a holder is forked ahead")
+        (fork_server,) = set(psutil.Process().children()) - before
+        wait_for(lambda: len(fork_server.children()) == 1, "a template is forked")
+        (template,) = fork_server.children()
+        wait_for(lambda: len(template.children()) == 1, "a dataset host is forked ahead")
         (spare,) = template.children()
         spare.kill()
         wait_for(lambda: spare not in template.children(), "its end is seen")
@@ -604,7 +604,7 @@ def test_a_request_that_is_too_long_for_a_frame_goes_in_pieces(agent: Agent) -> 
         assert len(packed) > crypto.MAX_CONTROL_BYTES
         whole = protocol.pack(
             protocol.Make(
-                session=client.name, pass_number=0, number=0, index=packed, seed=(7, 0, 0, 0)
+                session=client.name, epoch_id=0, number=0, index=packed, seed=(7, 0, 0, 0)
             )
         )
         pieces = [whole[at : at + PIECE_BYTES] for at in range(0, len(whole), PIECE_BYTES)]
@@ -657,27 +657,27 @@ def test_forgotten_batches_are_not_made(agent: Agent, tmp_path: Path) -> None:
         for number, index in enumerate([1002, 1003, 1004, 1005, 1006]):
             client.ask(number, [index])
         wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "both workers are busy")
-        client.send(protocol.Forget(session=client.name, before_pass=1))
-        client.ask(0, [5], pass_number=1)
+        client.send(protocol.Forget(session=client.name, before_epoch_id=1))
+        client.ask(0, [5], epoch_id=1)
         # The first message to come is of pass 1, when a worker is free again.
         (tmp_path / "go").touch()
         message, _ = client.made()
-        assert message.pass_number == 1
+        assert message.epoch_id == 1
     assert not (tmp_path / "1006").exists()
 
 
 def test_a_batch_of_an_epoch_that_is_over_is_answered(agent: Agent) -> None:
     with client_of(agent.port, spec_of(Images())) as client:
         client.open()
-        client.send(protocol.Forget(session=client.name, before_pass=3))
-        client.ask(7, [1], pass_number=2)
+        client.send(protocol.Forget(session=client.name, before_epoch_id=3))
+        client.ask(7, [1], epoch_id=2)
         dropped, _ = client.expect(protocol.Dropped)
         assert isinstance(dropped, protocol.Dropped)
-        assert (dropped.pass_number, dropped.number, dropped.is_lost) == (2, 7, False)
+        assert (dropped.epoch_id, dropped.number, dropped.is_lost) == (2, 7, False)
         assert "over" in dropped.reason
         # What the trainer says last counts: a session that is opened again is as a new one.
         client.open()
-        client.ask(7, [1], pass_number=2)
+        client.ask(7, [1], epoch_id=2)
         assert client.batch()[0] == 7
 
 
@@ -685,10 +685,10 @@ def test_a_batch_of_a_shard_that_was_begun_again_is_answered(agent: Agent) -> No
     with client_of(agent.port, spec_of(Endless(), is_iterable=True)) as client:
         client.open()
 
-        def ask(generation: int, *, pass_number: int) -> None:
+        def ask(generation: int, *, epoch_id: int) -> None:
             make = protocol.Make(
                 session=client.name,
-                pass_number=pass_number,
+                epoch_id=epoch_id,
                 number=0,
                 index=codec.pack_value([None], allow_pickle=True),
                 seed=(7,),
@@ -696,11 +696,11 @@ def test_a_batch_of_a_shard_that_was_begun_again_is_answered(agent: Agent) -> No
             )
             client.send(make)
 
-        client.send(protocol.Forget(session=client.name, before_pass=1))
-        ask(1, pass_number=0)
+        client.send(protocol.Forget(session=client.name, before_epoch_id=1))
+        ask(1, epoch_id=0)
         assert isinstance(client.expect(protocol.Dropped)[0], protocol.Dropped)
-        ask(3, pass_number=1)
-        ask(2, pass_number=1)
+        ask(3, epoch_id=1)
+        ask(2, epoch_id=1)
         dropped, _ = client.expect(protocol.Dropped)
         assert isinstance(dropped, protocol.Dropped)
         assert dropped.generation == 2
@@ -717,7 +717,7 @@ def test_garbage_does_not_disturb_the_others(agent: Agent) -> None:
         ship = msgspec.msgpack.encode({"type": "Ship", "spec": "x"})
         client.socket.send_multipart([ship])
         client.send(protocol.Ship(spec="x" * 32), b"not that")
-        client.send(protocol.Forget(session="nobody", before_pass=3))
+        client.send(protocol.Forget(session="nobody", before_epoch_id=3))
         client.ask(0, [1])
         assert client.batch()[0] == 0
 
@@ -727,7 +727,7 @@ def test_garbage_as_index_is_an_error_of_that_batch_only(agent: Agent) -> None:
         client.open()
         index = b"\xff" * 40
         client.send(
-            protocol.Make(session=client.name, pass_number=0, number=0, index=index, seed=(1,))
+            protocol.Make(session=client.name, epoch_id=0, number=0, index=index, seed=(1,))
         )
         client.expect(protocol.Raised)
         client.ask(1, [1])
@@ -918,15 +918,15 @@ def test_an_agent_that_is_killed_at_its_start_leaves_no_process() -> None:
         assert len(family) == 1
         process.kill()
         process.wait(DEADLINE_SECONDS)
-        wait_for(lambda: not any(map(is_running, family)), "the nursery ends")
+        wait_for(lambda: not any(map(is_running, family)), "the fork server ends")
 
 
 def test_the_death_of_the_fork_server_ends_the_agent_with_words() -> None:
     with agent_process() as (process, port):
         with client_of(port, spec_of(Images())) as client:
             client.open()
-            (nursery,) = psutil.Process(process.pid).children()
+            (fork_server,) = psutil.Process(process.pid).children()
             family = psutil.Process(process.pid).children(recursive=True)
-            nursery.kill()
+            fork_server.kill()
             assert process.wait(DEADLINE_SECONDS) == 1
             wait_for(lambda: not any(map(is_running, family)), "all processes end")

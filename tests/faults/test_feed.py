@@ -268,8 +268,12 @@ def test_a_loader_connects_as_it_is_made_and_says_nothing_until_it_is_iterated(
 
 def test_two_ranks_share_the_agents(hosts: Cluster) -> None:
     def held(number: int) -> set[psutil.Process]:
-        # A holder without workers is one that was forked ahead.
-        return {holder for holder in hosts.holders_of(number) if holder.children()}
+        # A dataset host without workers is one that was forked ahead.
+        return {
+            dataset_host
+            for dataset_host in hosts.dataset_hosts_of(number)
+            if dataset_host.children()
+        }
 
     def arrived(number: int) -> int:
         return hosts.log_of(number).read_text().count("spec_arrives")

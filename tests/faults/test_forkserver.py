@@ -1,4 +1,4 @@
-"""The nursery with real processes: what specs name is imported once for all of them."""
+"""The fork server with real processes: what specs name is imported once for all of them."""
 
 import importlib
 import os
@@ -44,12 +44,12 @@ class Items:
 
 
 class Host:
-    """A nursery, a module of the user that says where it is imported, and the specs it names."""
+    """A fork server, a module of the user that says where it is imported, and its specs."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
         self.name = name
-        self.nursery = ForkServer(host="data-1")
+        self.fork_server = ForkServer(host="data-1")
         self.held: list[DatasetHost] = []
 
     def write(self, *, value: int = 1, more: str = "") -> ModuleType:
@@ -62,15 +62,15 @@ class Host:
         data = pack_spec(spec, max_bytes=1 << 30).data
         memory = os.memfd_create("spec")
         os.write(memory, data)
-        holder = self.nursery.hold(salt, memory)
+        dataset_host = self.fork_server.hold(salt, memory)
         os.close(memory)
-        self.held.append(holder)
+        self.held.append(dataset_host)
         deadline = time.monotonic() + DEADLINE_SECONDS
-        while holder.held is None and not holder.channel.is_closed:
+        while dataset_host.held is None and not dataset_host.channel.is_closed:
             assert time.monotonic() < deadline, "the spec is held"
-            select.select([holder.channel.fileno()], [], [], 1.0)
-            holder.handle()
-        return holder
+            select.select([dataset_host.channel.fileno()], [], [], 1.0)
+            dataset_host.handle()
+        return dataset_host
 
     def imported(self) -> list[int]:
         """By which processes other than this one."""
@@ -88,9 +88,9 @@ def host(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Host]:
     sys.path.insert(0, str(tmp_path))
     made = Host(tmp_path, name)
     yield made
-    for holder in made.held:
-        holder.close()
-    made.nursery.close()
+    for dataset_host in made.held:
+        dataset_host.close()
+    made.fork_server.close()
     sys.path.remove(str(tmp_path))
     sys.modules.pop(name, None)
 
@@ -116,9 +116,9 @@ def test_threads_that_a_module_starts_are_there_where_the_dataset_is(host: Host)
     waiting = "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     module = host.write(more=waiting)
     for salt in ("train", "valid"):
-        holder = host.hold(module, salt)
-        assert holder.held is not None
-        assert not holder.held.error
+        dataset_host = host.hold(module, salt)
+        assert dataset_host.held is not None
+        assert not dataset_host.held.error
     assert [(salt, threads) for salt, _, threads in host.told()] == [("train", "2"), ("valid", "2")]
 
 
@@ -126,9 +126,9 @@ def test_a_module_that_cannot_be_imported_is_an_error_of_the_dataset(host: Host)
     module = host.write()
     (host.folder / f"{host.name}.py").write_text("import no_such_module\n")
     for salt in ("train", "valid"):
-        holder = host.hold(module, salt)
-        assert holder.held is not None
-        assert "no_such_module" in holder.held.summary
+        dataset_host = host.hold(module, salt)
+        assert dataset_host.held is not None
+        assert "no_such_module" in dataset_host.held.summary
 
 
 def test_a_module_that_ends_the_process_ends_only_that_dataset(host: Host) -> None:
@@ -136,15 +136,15 @@ def test_a_module_that_ends_the_process_ends_only_that_dataset(host: Host) -> No
     good = sys.modules[host.name]
     (host.folder / f"{host.name}.py").write_text("import os; os._exit(3)\n")
     assert host.hold(module, "bad").held is None
-    assert host.nursery.is_alive
+    assert host.fork_server.is_alive
     host.write()
     sys.modules[host.name] = good
-    holder = host.hold(module, "good")
-    assert holder.held is not None
-    assert not holder.held.error
+    dataset_host = host.hold(module, "good")
+    assert dataset_host.held is not None
+    assert not dataset_host.held.error
 
 
-def is_nursery(process: psutil.Process) -> bool:
+def is_fork_server(process: psutil.Process) -> bool:
     """Dead ones of earlier tests may wait for their parent: they have no command."""
     try:
         return "stoker.feed.agent.forkserver" in process.cmdline()
@@ -155,9 +155,9 @@ def is_nursery(process: psutil.Process) -> bool:
 def test_a_template_that_is_gone_is_made_again(host: Host) -> None:
     module = host.write()
     host.hold(module, "before")
-    nursery = next(child for child in psutil.Process().children() if is_nursery(child))
-    (template,) = nursery.children()
+    fork_server = next(child for child in psutil.Process().children() if is_fork_server(child))
+    (template,) = fork_server.children()
     template.kill()
     psutil.wait_procs([template], DEADLINE_SECONDS)
-    holder = host.hold(module, "after")
-    assert holder.held is not None
+    dataset_host = host.hold(module, "after")
+    assert dataset_host.held is not None

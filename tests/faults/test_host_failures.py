@@ -59,13 +59,13 @@ def workers_of(cluster: Cluster, trainer: Trainer, number: int) -> list[psutil.P
     return [worker for worker in cluster.workers_of(number) if worker.create_time() > begin]
 
 
-def kill_holder(cluster: Cluster, trainer: Trainer, number: int) -> None:
+def kill_dataset_host(cluster: Cluster, trainer: Trainer, number: int) -> None:
     """Of the dataset that the host's workers have; they die with it."""
     wait_until(lambda: f"agent_ready agent=algo-{number}" in trainer.errors, "the host is ready")
     wait_until(lambda: bool(workers_of(cluster, trainer, number)), "a data worker")
-    holder = workers_of(cluster, trainer, number)[0].parent()
-    assert holder is not None
-    holder.kill()
+    dataset_host = workers_of(cluster, trainer, number)[0].parent()
+    assert dataset_host is not None
+    dataset_host.kill()
 
 
 def makes_nothing(trainer: Trainer, host: str) -> int:
@@ -76,7 +76,7 @@ def test_others_go_on_and_it_is_retried_with_the_next_epoch(pair: Cluster) -> No
     given = SLOW | {"epochs": 3}
     trainer = pair.train(pause_at=5, **given)
     trainer.until("pause")
-    kill_holder(pair, trainer, 0)
+    kill_dataset_host(pair, trainer, 0)
     wait_until(lambda: makes_nothing(trainer, "algo-0") == 1, "the host is left out")
     assert REASON in trainer.errors
     trainer.go_on()
@@ -109,7 +109,7 @@ def test_streams_of_its_host_go_to_another(pair: Cluster) -> None:
     trainer = pair.train(workers=0, script=STREAMS, pause_at=5)
     trainer.until("pause")
     number = next(number for number in range(2) if workers_of(pair, trainer, number))
-    kill_holder(pair, trainer, number)
+    kill_dataset_host(pair, trainer, number)
     trainer.go_on()
     assert trainer.finish() == run_script({"torch": True}, script=STREAMS).finish()
     assert makes_nothing(trainer, f"algo-{number}") == 1
@@ -118,7 +118,7 @@ def test_streams_of_its_host_go_to_another(pair: Cluster) -> None:
 def test_local_workers_go_on_when_the_only_host_cannot(single: Cluster) -> None:
     trainer = single.train(pause_at=5, num_workers=1, **SLOW)
     trainer.until("pause")
-    kill_holder(single, trainer, 0)
+    kill_dataset_host(single, trainer, 0)
     trainer.go_on()
     assert trainer.finish() == reference(**SLOW)
 
@@ -132,7 +132,7 @@ def test_where_none_is_left_the_training_ends_with_the_reason(
     trainer = cluster.train(pause_at=5, samples=400, **SLOW)
     trainer.until("pause")
     for number in range(agents):
-        kill_holder(cluster, trainer, number)
+        kill_dataset_host(cluster, trainer, number)
     trainer.go_on()
     # At once: nobody is waited for.
     assert trainer.end() == 5
@@ -156,7 +156,7 @@ def test_it_keeps_nothing_of_that_dataset(short: Cluster) -> None:
         return (agent / "maps").read_text().count("/memfd:stoker-")
 
     wait_until(lambda: slots() > 0, "it has made batches")
-    kill_holder(short, trainer, 0)
+    kill_dataset_host(short, trainer, 0)
     wait_until(lambda: makes_nothing(trainer, "algo-0") == 1, "the host is left out")
     wait_until(lambda: not workers_of(short, trainer, 0), "its workers have ended")
     wait_until(lambda: slots() == 0, "their memory is free")
@@ -168,7 +168,7 @@ def test_a_host_that_cannot_and_one_that_is_gone_are_both_named(short: Cluster) 
     # More than is asked for ahead: of an epoch that is made already, nobody is missed.
     trainer = short.train(pause_at=5, samples=4000, **SLOW)
     trainer.until("pause")
-    kill_holder(short, trainer, 0)
+    kill_dataset_host(short, trainer, 0)
     wait_until(lambda: makes_nothing(trainer, "algo-0") == 1, "the host is left out")
     short.kill(1)
     trainer.go_on()
@@ -178,7 +178,7 @@ def test_a_host_that_cannot_and_one_that_is_gone_are_both_named(short: Cluster) 
 
 def test_it_is_retried_twice() -> None:
     def failed(times: int) -> Failure:
-        return Failure(pass_number=4, times=times, reason="", error=ValueError())
+        return Failure(epoch_id=4, times=times, reason="", error=ValueError())
 
     assert [failed(1).may_try_again(number) for number in (3, 4, 5, 9)] == [
         False,

@@ -157,7 +157,7 @@ def stranger(keys: Keys) -> Keys:
 
 
 def hello(_: int) -> list[bytes]:
-    return [protocol.pack(protocol.Forget(session="nobody", before_pass=1))]
+    return [protocol.pack(protocol.Forget(session="nobody", before_epoch_id=1))]
 
 
 def long_frame(_: int) -> bytes:
@@ -319,7 +319,7 @@ def test_hello_that_was_recorded_and_is_replayed_opens_nothing(struck: Struck) -
         client.connect(f"tcp://127.0.0.1:{recorder.port}")
         # Whoever is let in is answered: that session is not known.
         make = protocol.pack(
-            protocol.Make(session="nobody", pass_number=0, number=0, index=b"", seed=())
+            protocol.Make(session="nobody", epoch_id=0, number=0, index=b"", seed=())
         )
         client.send(make)
         assert client.poll(DEADLINE_MS)

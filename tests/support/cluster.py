@@ -304,15 +304,21 @@ class Cluster:
 
     def workers_of(self, number: int) -> list[psutil.Process]:
         """The data workers of a host."""
-        return [worker for holder in self.holders_of(number) for worker in _children(holder)]
+        return [
+            worker
+            for dataset_host in self.dataset_hosts_of(number)
+            for worker in _children(dataset_host)
+        ]
 
-    def holders_of(self, number: int) -> list[psutil.Process]:
+    def dataset_hosts_of(self, number: int) -> list[psutil.Process]:
         """The processes that hold a dataset on a host; those that fork them are left out."""
-        return [holder for one in self._templates_of(number) for holder in _children(one)]
+        return [
+            dataset_host for one in self._templates_of(number) for dataset_host in _children(one)
+        ]
 
     def _templates_of(self, number: int) -> list[psutil.Process]:
-        nurseries = _children(psutil.Process(self.hosts[number].pid))
-        return [template for nursery in nurseries for template in _children(nursery)]
+        fork_servers = _children(psutil.Process(self.hosts[number].pid))
+        return [template for fork_server in fork_servers for template in _children(fork_server)]
 
     def kill(self, number: int) -> None:
         """kill -9 of a whole host."""

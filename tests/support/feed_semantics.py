@@ -181,7 +181,7 @@ def check_iterable_dataset() -> None:
     assert pairs == [([0, 1], [0, 1]), ([0, 1], [2]), ([2], [0, 1]), ([2], [2])]
 
 
-def check_crash_of_the_pump_is_an_error_and_no_hang() -> None:
+def check_crash_of_the_io_thread_is_an_error_and_no_hang() -> None:
     """The last one."""
     # More batches than are made ahead.
     iterator = iter(DataLoader(range(500), batch_size=1))

@@ -36,7 +36,7 @@ KEY = bytes(32)
 
 
 def test_no_view_is_overwritten_by_what_comes_later() -> None:
-    placing = BatchBuffers()
+    buffers = BatchBuffers()
     sealer, unsealer = Sealer(KEY), Unsealer(KEY)
     views: list[object] = []
     for number in range(100):
@@ -47,10 +47,10 @@ def test_no_view_is_overwritten_by_what_comes_later() -> None:
         encoded.write_into(memoryview(sent))
         sealed = bytearray(len(sent) + TAG_BYTES)
         sealer.record(memoryview(sent), memoryview(sealed))
-        payload = placing.room(len(sent), None)
+        payload = buffers.room(len(sent), None)
         unsealer.record(memoryview(sealed), payload.data)
         # From the third on, as all batches that are described alike.
-        value = placing.decoded(encoded.tree, payload, allow_pickle=False).value
+        value = buffers.decoded(encoded.tree, payload, allow_pickle=False).value
         assert isinstance(value, torch.Tensor)
         assert value.data_ptr() == payload.ctypes.data
         views.append(VIEWS[number % len(VIEWS)](value))

@@ -1,4 +1,4 @@
-"""What the pump's wait rests on: no message is there that neither `has_input` nor poll tells of."""
+"""The I/O thread may wait: no message is there that neither `has_input` nor poll tells of."""
 
 import select
 import threading
@@ -64,7 +64,7 @@ def connection(port: int) -> Iterator[Connection]:
 
 
 def ready_of(connection: Connection) -> set[int]:
-    """As the pump waits, but that it wakes up once a second anyway."""
+    """As the I/O thread waits, but that it wakes up once a second anyway."""
     poll = select.poll()
     for fileno in connection.filenos:
         poll.register(fileno, select.POLLIN)

@@ -76,7 +76,7 @@ def test_workers_outlive_the_thread_that_started_them() -> None:
         for first in (0, 2):
             for number in (first, first + 1):
                 packed = pack_value([number], allow_pickle=True)
-                local.ask(pass_number=0, number=number, index=packed, seed=(0, 0, 0, number))
+                local.ask(epoch_id=0, number=number, index=packed, seed=(0, 0, 0, number))
             assert len(made_by(local, 2)) == 2
         assert not deaths
     finally:
@@ -91,7 +91,7 @@ def test_credits_of_local_workers_stay_what_they_are_however_much_batches_vary()
         for number in range(60):
             seed = (0, 0, 0, number)
             packed = pack_value([number], allow_pickle=True)
-            local.ask(pass_number=0, number=number, index=packed, seed=seed)
+            local.ask(epoch_id=0, number=number, index=packed, seed=seed)
         made, until = [], time.monotonic() + MAX_SECONDS
         while len(made) < 60 and time.monotonic() < until:
             ready, _, _ = select.select(list(local.sockets()), [], [], 1.0)

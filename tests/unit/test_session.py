@@ -56,7 +56,7 @@ def test_who_left_a_pass_ends_no_later_one_of_the_same_epoch() -> None:
 def test_a_pass_that_was_left_frees_its_session_for_one_more() -> None:
     session, number = session_at(3)
     assert not session.is_idle()
-    session.abandoned_pass = number
+    session.abandoned_epoch_id = number
     assert session.is_idle()
     session.reserve()
     assert not session.is_idle()

@@ -1,4 +1,4 @@
-"""Whoever calls the pump is heard, and pays for it only where the pump is asleep."""
+"""Whoever calls the I/O thread is heard, and pays for it only where the I/O thread is asleep."""
 
 import os
 import select

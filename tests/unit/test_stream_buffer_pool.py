@@ -21,8 +21,8 @@ def nothing_else_is_collected() -> Iterator[None]:
     gc.unfreeze()
 
 
-def tensor_on(landing: BufferPool) -> torch.Tensor:
-    return torch.frombuffer(landing.take(SIZE), dtype=torch.uint8)
+def tensor_on(pool: BufferPool) -> torch.Tensor:
+    return torch.frombuffer(pool.take(SIZE), dtype=torch.uint8)
 
 
 def in_inference_mode(tensor: torch.Tensor) -> torch.Tensor:
@@ -46,52 +46,52 @@ VIEWS: dict[str, Callable[[torch.Tensor], object]] = {
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_block_is_not_reused_while_a_view_lives(name: str) -> None:
-    landing = BufferPool()
-    view = VIEWS[name](tensor_on(landing))
+    pool = BufferPool()
+    view = VIEWS[name](tensor_on(pool))
     gc.collect()
-    assert landing.idle_bytes() == 0
+    assert pool.idle_bytes() == 0
     del view
     gc.collect()
-    assert landing.idle_bytes() == SIZE
+    assert pool.idle_bytes() == SIZE
 
 
 def test_block_is_not_reused_while_a_slice_of_the_array_lives() -> None:
-    landing = BufferPool()
-    array = landing.take(SIZE)
+    pool = BufferPool()
+    array = pool.take(SIZE)
     part = array[5:9][1:2]
     other = np.frombuffer(array[100:200], dtype=np.uint16)
     del array
-    assert landing.idle_bytes() == 0
+    assert pool.idle_bytes() == 0
     del part
-    assert landing.idle_bytes() == 0
+    assert pool.idle_bytes() == 0
     del other
-    assert landing.idle_bytes() == SIZE
+    assert pool.idle_bytes() == SIZE
 
 
 def test_content_survives_the_tensor() -> None:
-    landing = BufferPool()
-    tensor = tensor_on(landing)
+    pool = BufferPool()
+    tensor = tensor_on(pool)
     tensor[:] = 7
     kept = tensor.detach()[:100].numpy()
     del tensor
     for value in range(8):
-        landing.take(SIZE)[:] = value
+        pool.take(SIZE)[:] = value
     assert (kept == 7).all()
 
 
 def test_the_same_block_comes_back() -> None:
-    landing = BufferPool()
-    array = landing.take(SIZE)
+    pool = BufferPool()
+    array = pool.take(SIZE)
     address = array.ctypes.data
     del array
-    assert landing.take(SIZE - 100).ctypes.data == address
+    assert pool.take(SIZE - 100).ctypes.data == address
 
 
 def test_idle_memory_is_bounded() -> None:
-    landing = BufferPool(max_idle_bytes=3 * SIZE)
-    arrays = [landing.take(SIZE) for _ in range(10)]
+    pool = BufferPool(max_idle_bytes=3 * SIZE)
+    arrays = [pool.take(SIZE) for _ in range(10)]
     arrays.clear()
-    assert landing.idle_bytes() == 3 * SIZE
+    assert pool.idle_bytes() == 3 * SIZE
 
 
 @pytest.mark.parametrize("size", [0, 1, 65535, 65536, 65537, 100_000, 4_816_896, 19_267_584])
@@ -101,9 +101,9 @@ def test_array_has_the_size_asked_for(size: int) -> None:
 
 def test_at_most_a_quarter_of_a_block_is_unused() -> None:
     for size in range(1 << 20, 1 << 22, 12_345):
-        landing = BufferPool()
-        landing.take(size)
-        assert size <= landing.idle_bytes() <= size * 1.25 + 4096
+        pool = BufferPool()
+        pool.take(size)
+        assert size <= pool.idle_bytes() <= size * 1.25 + 4096
 
 
 def test_batch_that_landed_in_a_tensor_is_views_of_that_tensor() -> None:

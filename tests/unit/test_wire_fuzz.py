@@ -36,17 +36,17 @@ VALID: list[protocol.Message] = [
     protocol.Roster(agents=(MEMBER,) * 3, expected=4, lost=(MEMBER,), awaited=("d4",)),
     protocol.State(outcome="failed", exit_code=1, reason="x"),
     protocol.Open(protocol=1, session="s", rank=0, spec="d", spec_bytes=3, versions={"torch": "2"}),
-    protocol.Make(session="s", pass_number=1, number=2, index=b"4", seed=(1, 2, 3)),
+    protocol.Make(session="s", epoch_id=1, number=2, index=b"4", seed=(1, 2, 3)),
     protocol.Made(
         session="s",
-        pass_number=1,
+        epoch_id=1,
         number=2,
         tree=b"xyz",
         cpu_seconds=1.0,
         wall_seconds=2.0,
         worker=0,
     ),
-    protocol.Dropped(session="s", pass_number=1, number=2, reason="r", is_lost=True),
+    protocol.Dropped(session="s", epoch_id=1, number=2, reason="r", is_lost=True),
     protocol.Progress(rank=0, steps=1, samples=2, wait_seconds=0.5, compute_seconds=1.5),
 ]
 VALUE = {"x": torch.arange(10), "y": [np.ones(3), "é", 1.5, b"z" * 2000], 3: (1 << 70, 2j, None)}
@@ -135,7 +135,7 @@ def test_numbers_and_names_out_of_bounds_are_refused() -> None:
         {"seed": ["word"]},
         {"seed": [(1 << 64) - 1]},
         {"seed": [-1]},
-        {"pass_number": 1.5},
+        {"epoch_id": 1.5},
         {"more": 1},
     ):
         with pytest.raises(ProtocolError):

@@ -69,14 +69,14 @@ class Worker:
         self,
         position: int,
         *,
-        pass_number: int = 0,
+        epoch_id: int = 0,
         made: int = 0,
         digest: int = 0,
         **given: object,
     ) -> Batch | Error | End:
         order = Next(
             index=FOUR,
-            pass_number=pass_number,
+            epoch_id=epoch_id,
             position=position,
             made=made,
             digest=digest,
@@ -159,7 +159,7 @@ def test_last_batch_is_dropped_where_the_script_says_so(start: Start) -> None:
 
 def test_another_epoch_begins_the_stream_again(start: Start) -> None:
     worker = start(Draws(length=4))
-    kinds = [type(worker.make(p, pass_number=e)) for e, p in itertools.product(range(2), range(2))]
+    kinds = [type(worker.make(p, epoch_id=e)) for e, p in itertools.product(range(2), range(2))]
     assert kinds == [Batch, End, Batch, End]
 
 
@@ -179,7 +179,7 @@ def passes(worker: Worker, numbers: range, **given: object) -> list[Batch | End]
     """The answers of whole passes, of three batches each."""
     answers = []
     for number, position in itertools.product(numbers, range(4)):
-        answer = worker.make(position, pass_number=number, persists=True, **given)
+        answer = worker.make(position, epoch_id=number, persists=True, **given)
         assert not isinstance(answer, Error)
         answers.append(answer)
     return answers
@@ -202,8 +202,8 @@ def test_what_was_made_of_an_epoch_that_was_stopped_early_is_made_again(start: S
     worker = start(Holding())
     worker.make(0, persists=True)
     worker.make(1, persists=True)
-    expected = worker.make(0, pass_number=1, persists=True)
-    again = start(Holding()).make(0, pass_number=1, persists=True, earlier=(2,))
+    expected = worker.make(0, epoch_id=1, persists=True)
+    again = start(Holding()).make(0, epoch_id=1, persists=True, earlier=(2,))
     assert vars_of(again) == vars_of(expected)
 
 

@@ -99,7 +99,7 @@ class DeviceBatches(Generic[_T]):
     def __iter__(self) -> Iterator[_T]:
         self._num_held, self._is_under_way = 0, False
         if not _copies_ahead(self.device):
-            # Not a generator: after an error of a batch the pass goes on.
+            # Not a generator: after an error of a batch the epoch goes on.
             return map(self.moved, self._batches)
         return _CopiedAhead(self, iter(self._batches))
 

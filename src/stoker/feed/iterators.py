@@ -35,8 +35,8 @@ class Epoch:
     Attributes:
         num_workers: What `get_worker_info()` says: the script's, at least 1.
         order: What the sampler gives, and how far the epoch is.
-        epoch: Its number; counts the loader's iter() calls, or is that of a loaded state.
-        pass_number: Of its session with the feed; see Session.
+        number: Counts the loader's iter() calls, or is that of a loaded state.
+        id: Of the epoch in its session with the feed; see FeedSession.
         steps: Its timeline.
     """
 
@@ -59,7 +59,7 @@ class Epoch:
             self.order.occurrences = Occurrences(is_batched=loader._auto_collation)
         settings = process.settings
         self._replica = settings.feed.replica(settings.rank)
-        self.pass_number = -1
+        self.id = -1
         self._begin()
 
     def begin(self) -> None:
@@ -68,18 +68,18 @@ class Epoch:
         self._begin()
 
     def _begin(self) -> None:
-        self.epoch = self.order.position.epoch
-        self._number = self.order.position.first
+        self.number = self.order.position.epoch
+        self._next_batch = self.order.position.first
         self._sizes: deque[int] = deque()
         self.steps: Steps = self._process.timeline.epoch(
-            loader=self._books.number, epoch=self.epoch, batch=self._number
+            loader=self._books.number, epoch=self.number, batch=self._next_batch
         )
 
-    def number(self, base_seed: int, index: object) -> Numbered:
+    def numbered(self, base_seed: int, index: object) -> Numbered:
         """Returns the sampler's next index, numbered and counted."""
         self._sizes.append(len(index) if isinstance(index, list | tuple) else 1)
-        self._number += 1
-        words: tuple[int, ...] = (base_seed, self._replica, self.epoch, self._number - 1)
+        words: tuple[int, ...] = (base_seed, self._replica, self.number, self._next_batch)
+        self._next_batch += 1
         if self.order.occurrences is not None:
             if isinstance(index, Iterator):
                 index = list(index)
@@ -88,7 +88,7 @@ class Epoch:
 
     def for_fetcher(self, base_seed: int, index: object) -> object:
         """Returns what torch's iterator hands to the fetcher in place of `index`."""
-        numbered = self.number(base_seed, index)
+        numbered = self.numbered(base_seed, index)
         return index if self.seeding == "torch" else numbered
 
     def timed(self, next_batch: Callable[[], object]) -> object:
@@ -119,7 +119,7 @@ class Epoch:
 class Counted:
     """The base of all iterators: the books say how far they are, to go on from there."""
 
-    _pass: Epoch
+    _epoch: Epoch
 
     def _num_taken(self) -> int | None:
         """Returns how many batches the script has, good or failed; None: not known which."""
@@ -128,15 +128,15 @@ class Counted:
     # torch's constructor and its reset set the two from the loader.
     @property
     def _base_seed(self) -> int:
-        return self._pass.order.base_seed
+        return self._epoch.order.base_seed
 
     @_base_seed.setter
     def _base_seed(self, drawn: int) -> None:
-        self._pass.order.drew_base_seed(drawn)
+        self._epoch.order.drew_base_seed(drawn)
 
     @property
     def _index_sampler(self) -> SamplerOrder:
-        return self._pass.order
+        return self._epoch.order
 
     @_index_sampler.setter
     def _index_sampler(self, sampler: object) -> None:
@@ -144,14 +144,14 @@ class Counted:
 
     def _ask_sampler_again(self) -> None:
         """Asks the sampler for an iterator as often as torch's loader with workers would."""
-        if self._pass.order.is_asked_again:
+        if self._epoch.order.is_asked_again:
             self._sampler_iter = iter(self._index_sampler)
 
     def _counted(self, next_batch: Callable[[], object]) -> object:
         """Returns the next batch, timed and counted."""
-        position = self._pass.order.position
+        position = self._epoch.order.position
         try:
-            batch = self._pass.timed(next_batch)
+            batch = self._epoch.timed(next_batch)
         except StopIteration:
             position.is_over = True
             raise
@@ -265,23 +265,23 @@ class LoaderView:
 class SingleProcessIterator(Counted, _SingleProcessDataLoaderIter):  # type: ignore[misc]
     """torch's iterator without workers."""
 
-    def __init__(self, loader: "DataLoader[object] | LoaderView", pass_: Epoch) -> None:
-        self._pass = pass_
+    def __init__(self, loader: "DataLoader[object] | LoaderView", epoch: Epoch) -> None:
+        self._epoch = epoch
         super().__init__(loader)
         self._ask_sampler_again()
-        if pass_.seeding != "torch":
+        if epoch.seeding != "torch":
             roots = {"dataset": self._dataset, "collate_fn": self._collate_fn}
             seeder = Seeder(roots, num_workers=None)
-            self._dataset_fetcher = PreservingFetcher(self._dataset_fetcher, pass_.seeding, seeder)
-        weakref.finalize(self, pass_.drop)
+            self._dataset_fetcher = PreservingFetcher(self._dataset_fetcher, epoch.seeding, seeder)
+        weakref.finalize(self, epoch.drop)
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
-        self._pass.begin()
+        self._epoch.begin()
         super()._reset(loader, first_iter)
 
     def _next_index(self) -> object:
         index: object = super()._next_index()  # type: ignore[no-untyped-call]
-        return self._pass.for_fetcher(int(self._base_seed), index)
+        return self._epoch.for_fetcher(int(self._base_seed), index)
 
     def _next_data(self) -> object:  # type: ignore[override]
         before, _here.is_making = _is_making_here(), True
@@ -292,7 +292,7 @@ class SingleProcessIterator(Counted, _SingleProcessDataLoaderIter):  # type: ign
             _here.is_making = before
 
     def _num_taken(self) -> int:
-        position = self._pass.order.position
+        position = self._epoch.order.position
         return position.num_handed - position.first
 
     def __next__(self) -> object:
@@ -302,18 +302,20 @@ class SingleProcessIterator(Counted, _SingleProcessDataLoaderIter):  # type: ign
 class MultiProcessingIterator(Counted, _MultiProcessingDataLoaderIter):  # type: ignore[misc]
     """torch's iterator with workers."""
 
-    def __init__(self, loader: "DataLoader[object] | LoaderView", pass_: Epoch) -> None:
-        self._pass = pass_
+    def __init__(self, loader: "DataLoader[object] | LoaderView", epoch: Epoch) -> None:
+        self._epoch = epoch
         self._user_init: WorkerInit | None = None
         super().__init__(loader)
-        weakref.finalize(self, pass_.drop)
+        weakref.finalize(self, epoch.drop)
 
     # torch stores the loader's function here, and hands what is here to its workers.
     @property
     def _worker_init_fn(self) -> WorkerInit | None:
-        if self._pass.seeding == "torch":
+        if self._epoch.seeding == "torch":
             return self._user_init
-        return SeedingInit(self._user_init, self._pass.seeding, num_workers=self._pass.num_workers)
+        return SeedingInit(
+            self._user_init, self._epoch.seeding, num_workers=self._epoch.num_workers
+        )
 
     @_worker_init_fn.setter
     def _worker_init_fn(self, user: WorkerInit | None) -> None:
@@ -321,12 +323,12 @@ class MultiProcessingIterator(Counted, _MultiProcessingDataLoaderIter):  # type:
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
         if not first_iter:
-            self._pass.begin()
+            self._epoch.begin()
         super()._reset(loader, first_iter)
 
     def _next_index(self) -> object:
         index: object = super()._next_index()  # type: ignore[no-untyped-call]
-        return self._pass.for_fetcher(int(self._base_seed), index)
+        return self._epoch.for_fetcher(int(self._base_seed), index)
 
     def _num_taken(self) -> int | None:
         return int(self._rcvd_idx) if self._in_order else None
@@ -370,12 +372,12 @@ def torch_iterator(
     is_map_style = loader._dataset_kind == _DatasetKind.Map
     seeding: Seeding = process.settings.feed.seeding if is_map_style else "torch"
     seen = loader if num_workers is None else with_workers(loader, num_workers)
-    pass_ = Epoch(process, loader, seeding=seeding, is_inline=seen.num_workers == 0)
+    epoch = Epoch(process, loader, seeding=seeding, is_inline=seen.num_workers == 0)
     if seen.num_workers == 0:
-        return SingleProcessIterator(seen, pass_)
+        return SingleProcessIterator(seen, epoch)
     if num_workers is None:
         loader.check_worker_number_rationality()
-    return MultiProcessingIterator(seen, pass_)
+    return MultiProcessingIterator(seen, epoch)
 
 
 def with_workers(loader: "DataLoader[object]", num_workers: int) -> LoaderView:

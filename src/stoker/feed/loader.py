@@ -84,7 +84,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         """
         if state_dict:
             state.load(self, this_process(), dict(state_dict))
-            # Workers that persist are at another place of another pass: new ones begin.
+            # Workers that persist are at another place of another epoch: new ones begin.
             self._iterator = None
 
 
@@ -92,7 +92,7 @@ def _connect_ahead() -> None:
     """Imports the feed (50 ms) and connects, before the first epoch under a data group."""
     if _FEED in sys.modules:
         return
-    # What is malformed is said by the first pass.
+    # What is malformed is said by the first epoch.
     with contextlib.suppress(UsageError):
         settings = from_environment()
         if settings.has_data_group and settings.coordinator:

@@ -157,7 +157,7 @@ def _ask_facts(remote: Remote) -> Facts:
     books = LoaderBooks(-1)
     session = feed_of(process).session_for(books)
     try:
-        pass_number = session.begin(
+        epoch_id = session.begin(
             epoch=0,
             spec=packed,
             seeding="torch",
@@ -166,9 +166,9 @@ def _ask_facts(remote: Remote) -> Facts:
             is_eager=True,
             pins_on=None,
         )
-        found = session.next(pass_number, timeout_seconds=0)
+        found = session.next(epoch_id, timeout_seconds=0)
     finally:
-        session.stop(session.pass_number)
+        session.stop(session.epoch_id)
     match found:
         case (bool(is_iterable), int() | None as length):
             return Facts(is_iterable, length)

@@ -43,23 +43,23 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
         self._seeding: Seeding = self._own_seeding(process)
         self._spec = self._own_spec(loader)
         self._packed = _packed(self._spec, process)
-        self._pass = Epoch(process, loader, seeding=self._seeding, is_fed=True)
+        self._epoch = Epoch(process, loader, seeding=self._seeding, is_fed=True)
         super().__init__(loader)
         self._ask_sampler_again()
         self._session = self._own_session(feed, process, loader)
         self._feed = feed
-        self._pass.pass_number = self._session.pass_number
-        weakref.finalize(self, _dropped, feed, self._session, self._pass)
+        self._epoch.id = self._session.epoch_id
+        weakref.finalize(self, _dropped, feed, self._session, self._epoch)
         self._begin()
 
     def _begin(self) -> None:
-        session, pass_ = self._session, self._pass
-        pass_.pass_number = session.begin(
-            epoch=pass_.epoch,
+        session, epoch = self._session, self._epoch
+        epoch.id = session.begin(
+            epoch=epoch.number,
             spec=self._packed,
             seeding=self._seeding,
             local=self._local_workers(session),
-            indices=_numbered(pass_, int(self._base_seed), self._sampler_iter),
+            indices=_numbered(epoch, int(self._base_seed), self._sampler_iter),
             # As torch: without workers, a sampler draws its own seed at the first batch.
             is_eager=self._loader.num_workers > 0,
             pins_on=torch.accelerator.current_device_index() if self._pin_memory else None,
@@ -67,21 +67,21 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
         )
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
-        self._session.stop(self._pass.pass_number)
-        self._pass.steps.end()
-        self._pass.begin()
+        self._session.stop(self._epoch.id)
+        self._epoch.steps.end()
+        self._epoch.begin()
         super()._reset(loader, first_iter)
         self._begin()
 
     def _next_data(self) -> object:  # type: ignore[override]
-        batch = self._session.next(self._pass.pass_number, timeout_seconds=self._timeout)
-        # Tensors have landed in pinned memory; objects of the script may have a way of their own.
+        batch = self._session.next(self._epoch.id, timeout_seconds=self._timeout)
+        # Tensors are in pinned memory; objects of the script may have a way of their own.
         return pin_memory(batch) if self._pin_memory else batch  # type: ignore[no-untyped-call]
 
     def _shutdown_workers(self) -> None:
         """Ends the epoch, for scripts that do so as with torch's: nothing more is made ahead."""
-        self._session.stop(self._pass.pass_number)
-        self._pass.order.position.leave()
+        self._session.stop(self._epoch.id)
+        self._epoch.order.position.leave()
 
     def _num_taken(self) -> int:
         return self._session.schedule.head
@@ -156,9 +156,9 @@ def log_death(log: Log, how: str) -> None:
     log.event("local_worker_died", how=how)
 
 
-def _numbered(pass_: Epoch, base_seed: int, sampler: Iterator[object]) -> Iterator[Numbered]:
+def _numbered(epoch: Epoch, base_seed: int, sampler: Iterator[object]) -> Iterator[Numbered]:
     for seed, index in zip(repeat(base_seed), sampler, strict=False):
-        yield pass_.number(seed, index)
+        yield epoch.numbered(seed, index)
 
 
 def _packed(spec: DatasetSpec, process: TrainerProcess) -> PackedSpec:
@@ -170,12 +170,12 @@ def _packed(spec: DatasetSpec, process: TrainerProcess) -> PackedSpec:
     return packed
 
 
-def _dropped(feed: Feed, session: FeedSession, pass_: Epoch) -> None:
+def _dropped(feed: Feed, session: FeedSession, epoch: Epoch) -> None:
     """Ends the epoch of an iterator that is gone; a finalizer, so in any thread: takes no lock."""
-    pass_.drop()
-    session.abandoned_pass = pass_.pass_number
-    feed.shared.post(partial(session.stop, pass_.pass_number))
-    pass_.order.position.drop()
+    epoch.drop()
+    session.abandoned_epoch_id = epoch.id
+    feed.shared.post(partial(session.stop, epoch.id))
+    epoch.order.position.drop()
 
 
 class StreamIterator(FeedIterator):
@@ -184,7 +184,7 @@ class StreamIterator(FeedIterator):
     def __init__(self, loader: "DataLoader[object]", process: TrainerProcess, feed: Feed) -> None:
         super().__init__(loader, process, feed)
         if isinstance(loader.dataset, IterDataPipe) and loader.num_workers > 0:
-            # Torch's iterator with workers draws a second one, for the pass that it "resets" to.
+            # Torch's iterator with workers draws a second one, for the epoch that it "resets" to.
             _share_dist_seed(loader.generator, self._pg)  # type: ignore[no-untyped-call]
 
     def _unnamed_next(self) -> object:
@@ -227,8 +227,8 @@ class StreamIterator(FeedIterator):
     def _begin(self) -> None:
         # The same for every batch: torch's sampler of an iterable dataset says how many samples.
         self._index: object = next(self._sampler_iter)
-        self._pass.pass_number = self._session.begin(
-            epoch=self._pass.epoch,
+        self._epoch.id = self._session.begin(
+            epoch=self._epoch.number,
             spec=self._packed,
             seeding=self._seeding,
             local=self._local_workers(self._session),
@@ -241,7 +241,7 @@ class StreamIterator(FeedIterator):
         )
 
     def _next_data(self) -> object:  # type: ignore[override]
-        self._pass.number(int(self._base_seed), self._index)
+        self._epoch.numbered(int(self._base_seed), self._index)
         return super()._next_data()
 
     def _num_taken(self) -> int:

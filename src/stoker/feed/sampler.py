@@ -64,8 +64,8 @@ class SamplerOrder:
             raise stream_error(self._dataset)
         books.loaded = None
         self._draws_seed = False
-        # With workers torch makes an iterator of the sampler twice at the start of a pass, and only
-        # once where an iterator is used again; without workers once.
+        # With workers torch makes an iterator of the sampler twice at the start of an epoch, and
+        # only once where an iterator is used again; without workers once.
         self._iters_left = 2 if self._has_workers and not again else 1
         # Not the iterator: it refers to this.
         self._last: weakref.ref[_Draws] | None = None

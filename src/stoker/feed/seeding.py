@@ -17,7 +17,7 @@ import random
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -37,10 +37,6 @@ from stoker.feed.generators import (
 from stoker.feed.wire.codec import pack_value, unpack_value
 from stoker.logs import Log
 from stoker.settings import from_environment
-
-if TYPE_CHECKING:
-    import torch
-
 
 # Base seed, replica, epoch, number of the batch.
 BATCH_WORDS = 4

@@ -360,9 +360,9 @@ def _not_begun(loaded: LoaderState, now: SamplerSnapshot) -> LoaderState:
 def _begun(loader: "DataLoader[object]", position: Position, num_held: int) -> Begun:
     if position.num_yielded is None:
         raise UsageError(
-            "in the middle of a pass, a loader with in_order=False has no state: it is not known "
+            "in the middle of an epoch, a loader with in_order=False has no state: it is not known "
             "which batches are still to come",
-            fix="use in_order=True, or save the state between passes",
+            fix="use in_order=True, or save the state between epochs",
         )
     dataset: object = None
     if loader._dataset_kind != _DatasetKind.Map:
@@ -385,8 +385,8 @@ def stream_error(dataset: object) -> UsageError:
     """Returns the error for the state of an iterable dataset that keeps none."""
     return UsageError(
         f"how far an iterable dataset ({type(dataset).__name__}) is cannot be kept in the "
-        "middle of a pass: it is known to its workers only",
-        fix="save the state between passes; or give the dataset state_dict and load_state_dict "
+        "middle of an epoch: it is known to its workers only",
+        fix="save the state between epochs; or give the dataset state_dict and load_state_dict "
         "and use num_workers=0 without a data group",
     )
 
@@ -443,7 +443,7 @@ def replay_sampler(
     num_drawn, at_iter = begun["num_drawn"], begun["at_iter"]
     assert at_iter is not None
     own = bool(at_iter["own"])
-    # A sampler's own state may be stale at the start of a pass, and mended by its first draw:
+    # A sampler's own state may be stale at the start of an epoch, and mended by its first draw:
     # then it is taken as the script made it.
     for with_own in (True, False) if own else (False,):
         if with_own:

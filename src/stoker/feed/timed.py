@@ -65,8 +65,8 @@ class TimedBatches(Generic[_T]):
         if process.settings.output is None or _is_timed_already(self._batches, process):
             return source
         books = process.books_of_source(self._name)
-        pass_ = TimedPass(process, loader=books.number, epoch=books.next_epoch())
-        return _TimedIterator(source, pass_, self._samples)
+        epoch = TimedEpoch(process, loader=books.number, epoch=books.next_epoch())
+        return _TimedIterator(source, epoch, self._samples)
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
@@ -85,7 +85,7 @@ class _SizedBatches(TimedBatches[_T]):
         return bool(self._batches)
 
 
-class TimedPass:
+class TimedEpoch:
     """One epoch over batches that stoker does not make, as the books of this process see it."""
 
     def __init__(self, process: TrainerProcess, *, loader: int, epoch: int) -> None:
@@ -120,20 +120,22 @@ class TimedPass:
 class _TimedIterator(Iterator[_T]):
     """One epoch; not a generator, for after an error of a batch some sources go on."""
 
-    def __init__(self, source: Iterator[_T], pass_: TimedPass, samples: Samples[_T] | None) -> None:
+    def __init__(
+        self, source: Iterator[_T], epoch: TimedEpoch, samples: Samples[_T] | None
+    ) -> None:
         self._source = source
-        self._pass = pass_
+        self._epoch = epoch
         self._samples = samples
-        weakref.finalize(self, pass_.drop)
+        weakref.finalize(self, epoch.drop)
 
     def __next__(self) -> _T:
-        self._pass.ask()
+        self._epoch.ask()
         try:
             batch = next(self._source)
         except StopIteration:
-            self._pass.end()
+            self._epoch.end()
             raise
-        self._pass.got(batch, samples=self._count(batch))
+        self._epoch.got(batch, samples=self._count(batch))
         return batch
 
     def _count(self, batch: _T) -> int:

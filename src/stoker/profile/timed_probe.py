@@ -10,7 +10,7 @@ import time
 from typing import NoReturn
 
 from stoker.feed.process import this_process
-from stoker.feed.timed import TimedPass
+from stoker.feed.timed import TimedEpoch
 from stoker.logs import Log
 from stoker.profile.agree import LEAD_STEPS_CUDA, Agreement, Board, FileBoard
 from stoker.profile.ending import end_process
@@ -21,7 +21,7 @@ from stoker.settings import ProcessSettings, from_environment
 _MEET_SECONDS = 10.0
 
 
-def install(pass_class: type[TimedPass]) -> None:
+def install(pass_class: type[TimedEpoch]) -> None:
     """Ends this process where STOKER_PROFILE asks for a profile and enough steps are known.
 
     All ranks end at a step that they agree on. Ranks on other hosts hear of it by torch's store; in
@@ -34,11 +34,11 @@ def install(pass_class: type[TimedPass]) -> None:
     session = _Session(settings)
     ask, took = pass_class.ask, pass_class.took
 
-    def ask_and_look(self: TimedPass) -> None:
+    def ask_and_look(self: TimedEpoch) -> None:
         ask(self)
         session.asked()
 
-    def took_and_look(self: TimedPass, *, seconds: float, wait: float, samples: int) -> None:
+    def took_and_look(self: TimedEpoch, *, seconds: float, wait: float, samples: int) -> None:
         took(self, seconds=seconds, wait=wait, samples=samples)
         session.asked()
 

@@ -183,7 +183,7 @@ def _install_probe(loader: type) -> None:
 def _install_timed_probe() -> None:
     from stoker.profile.timed_probe import install
 
-    install(sys.modules["stoker.feed.timed"].TimedPass)
+    install(sys.modules["stoker.feed.timed"].TimedEpoch)
 
 
 def _install_stateful_probe() -> None:

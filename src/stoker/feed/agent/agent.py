@@ -1,7 +1,7 @@
 """The agent of a data host listens on its ports and serves the sessions of its trainers.
 
-It has one poll loop (`Agent`): zmq, the port for batches, the workers' channels, the holders'
-channels and a wake-up descriptor. A thread for each trainer sends that trainer's batches. `Service`
+It has one poll loop (`Agent`): zmq, the port for batches, the channels of workers and of dataset
+hosts, and a wake-up descriptor. A thread for each trainer sends that trainer's batches. `Service`
 does what the trainers ask for; `dispatch` has the batches of all sessions made.
 """
 
@@ -92,7 +92,7 @@ class Service:
         return self._outbox.sent_bytes
 
     def work(self, ready: Iterable[int]) -> None:
-        """Takes what the workers and holders say on those descriptors, and keeps them busy."""
+        """Takes what workers and dataset hosts say on those descriptors; keeps the workers busy."""
         for spec in self._specs.handle(ready):
             self._announce(spec)
         self._dispatch.work()
@@ -144,8 +144,8 @@ class Service:
                 self._ship(identity, message, frame)
             case protocol.Make():
                 self._make(identity, message)
-            case protocol.Forget(session=name, before_pass=before_pass):
-                self._forget(name, before_pass)
+            case protocol.Forget(session=name, before_epoch_id=before_epoch_id):
+                self._forget(name, before_epoch_id)
             case protocol.Close(session=name):
                 self._end_session(name, "closed")
 
@@ -179,8 +179,8 @@ class Service:
         before, session.identity = session.identity, identity
         session.spec, session.seeding = message.spec, message.seeding
         session.base_seed = message.base_seed
-        # The trainer says next which passes are over.
-        session.before_pass = 0
+        # The trainer says next which epochs are over.
+        session.before_epoch_id = 0
         session.is_ready, session.unreachable_since = False, None
         problem, warning = compare_versions(message, self._versions)
         if not problem and message.spec_bytes > self._feed.max_dataset_bytes:
@@ -247,7 +247,7 @@ class Service:
                 )
                 self._outbox.send(session, ready)
             elif held.state == "failed":
-                # Until it is opened again: on another connection, or for the next pass.
+                # Until it is opened again: on another connection, or for the next epoch.
                 session.is_ready = False
                 self._fail(session, held.reason, held.error, is_of_host=not held.error)
         if held.state == "failed":
@@ -281,16 +281,16 @@ class Service:
         else:
             self._dispatch.ask_stream(identity, session, message, message.stream)
 
-    def _forget(self, name: str, before_pass: int) -> None:
+    def _forget(self, name: str, before_epoch_id: int) -> None:
         session = self._sessions.get(name)
         if session is None:
             return
-        session.before_pass = max(session.before_pass, before_pass)
+        session.before_epoch_id = max(session.before_epoch_id, before_epoch_id)
         for key, request in list(session.requests.items()):
-            if request.pass_number < session.before_pass:
+            if request.epoch_id < session.before_epoch_id:
                 request.is_dropped = True
                 del session.requests[key]
-        self._specs.forget_streams(name, before_pass=session.before_pass)
+        self._specs.forget_streams(name, before_epoch_id=session.before_epoch_id)
 
     def _end_session(self, name: str, reason: str) -> None:
         session = self._sessions.pop(name, None)
@@ -399,19 +399,19 @@ class Agent:
         return max(self._heard_at, answered_at)
 
     def open(self) -> None:
-        """Binds the ports and starts the nursery, which takes about 2 s to be ready.
+        """Binds the ports and starts the fork server, which takes about 2 s to be ready.
 
-        The calling thread must live as long as the agent: its end would end the nursery.
+        The calling thread must live as long as the agent: its end would end the fork server.
 
         Raises:
             UsageError: If a port is taken.
         """
-        # First: no descriptor of zmq reaches the nursery, nor does the limit that is raised below.
-        nursery = ForkServer(host=self._host)
+        # First: no descriptor of zmq reaches it, nor does the limit that is raised below.
+        fork_server = ForkServer(host=self._host)
         _allow_all_files()
         try:
             self._specs = Specs(
-                nursery,
+                fork_server,
                 workers=self._workers,
                 host=self._host,
                 wake=self.wake,
@@ -450,7 +450,7 @@ class Agent:
             )
             self.batch_port = self._batches.port
         except BaseException:
-            nursery.close()
+            fork_server.close()
             self.close()
             raise
         self._poller = zmq.Poller()
@@ -463,7 +463,7 @@ class Agent:
         """Serves until `stop`, or until a drain is done; then closes everything.
 
         Raises:
-            FeedLostError: If the nursery died.
+            FeedLostError: If the fork server died.
         """
         try:
             with interrupting_nobody():
@@ -507,7 +507,7 @@ class Agent:
                 os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
-        """Ends workers, nursery and sockets; may be called twice. 10 s at most."""
+        """Ends workers, fork server and sockets; may be called twice. 10 s at most."""
         if self._state == "closed":
             return
         linger = _LINGER_MILLISECONDS if self._state == "draining" else 0
@@ -557,7 +557,7 @@ class Agent:
             self._next_tick = now + TICK_SECONDS
             self._guard.tick(now)
             self._batches.tick(now)
-            self._check_nursery()
+            self._check_fork_server()
             self._service.tick(now)
 
     def _watch(self) -> None:
@@ -595,7 +595,7 @@ class Agent:
             except ProtocolError as err:
                 self._service.warn(identity, "peer_sends_rubbish", str(err))
 
-    def _check_nursery(self) -> None:
+    def _check_fork_server(self) -> None:
         if not self._specs.is_alive and self._state == "serving":
             raise FeedLostError(
                 "the process that forks the data workers died, perhaps out of memory",

@@ -1,7 +1,8 @@
-"""A data host keeps each of its specs in a clean process, the holder, which forks its workers.
+"""A data host keeps each of its specs in a clean process, the dataset host.
 
-A holder unpickles the spec once and forks that spec's workers, which share its memory. The agent
-has a channel to the nursery and one to each holder; when the agent dies, so do all of them.
+A dataset host unpickles the spec once and forks that spec's workers, which share its memory. The
+agent has a channel to the fork server and one to each dataset host; when the agent dies, so do all
+of them.
 """
 
 import contextlib
@@ -34,14 +35,14 @@ STOP_SECONDS = 5.0
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
-    """The agent asks the nursery to fork a holder; its spec and its channel come as descriptors."""
+    """The agent asks for a dataset host to be forked; spec and channel come as descriptors."""
 
     spec: str
     host: str
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """The agent asks a holder to fork a worker; its channel comes as descriptor."""
+    """The agent asks a dataset host to fork a worker; its channel comes as descriptor."""
 
     token: int
     worker_id: int
@@ -51,7 +52,7 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkStream(msgspec.Struct, frozen=True, tag=True):
-    """The agent asks a holder to fork a process for a stream; its channel comes as descriptor."""
+    """The agent asks a dataset host to fork a stream's process; its channel comes as descriptor."""
 
     token: int
     shard: int
@@ -60,52 +61,52 @@ class ForkStream(msgspec.Struct, frozen=True, tag=True):
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
-    """The agent asks a holder to kill that worker."""
+    """The agent asks a dataset host to kill that worker."""
 
     token: int
 
 
 class Held(msgspec.Struct, frozen=True, tag=True):
-    """A holder tells the agent that the spec is there; or the error, for `unpack_error`."""
+    """A dataset host tells the agent that the spec is there; or the error, for `unpack_error`."""
 
     error: bytes = b""
     summary: str = ""
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):
-    """A holder tells the agent that a worker ended; negative: by that signal."""
+    """A dataset host tells the agent that a worker ended; negative: by that signal."""
 
     token: int
     status: int
 
 
-to_nursery = msgspec.msgpack.Decoder(Hold)
-to_holder = msgspec.msgpack.Decoder(Fork | ForkStream | Kill)
-from_holder = msgspec.msgpack.Decoder(Held | Exited)
+to_fork_server = msgspec.msgpack.Decoder(Hold)
+to_dataset_host = msgspec.msgpack.Decoder(Fork | ForkStream | Kill)
+from_dataset_host = msgspec.msgpack.Decoder(Held | Exited)
 
 
 class WorkerProcess:
-    """A worker that a holder forked; see `ChildProcess` in workers.pool."""
+    """A worker that a dataset host forked; see `ChildProcess` in workers.pool."""
 
-    def __init__(self, holder: "DatasetHost", token: int) -> None:
-        self._holder = holder
+    def __init__(self, dataset_host: "DatasetHost", token: int) -> None:
+        self._dataset_host = dataset_host
         self._token = token
         self.exitcode: int | None = None
 
     def kill(self) -> None:
         """Kills it, if it still runs."""
         if self.exitcode is None:
-            self._holder.channel.send(pack(Kill(self._token)))
+            self._dataset_host.channel.send(pack(Kill(self._token)))
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits until its end is known, or the holder's."""
+        """Waits until its end is known, or the dataset host's."""
         deadline = time.monotonic() + (STOP_SECONDS if timeout is None else timeout)
-        while self.exitcode is None and not self._holder.channel.is_closed:
+        while self.exitcode is None and not self._dataset_host.channel.is_closed:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
-            _wait(self._holder.channel, select.POLLIN, left)
-            self._holder.handle()
+            _wait(self._dataset_host.channel, select.POLLIN, left)
+            self._dataset_host.handle()
 
 
 class DatasetHost:
@@ -128,7 +129,7 @@ class DatasetHost:
         """Forks a worker.
 
         Raises:
-            FeedLostError: If the holder is gone.
+            FeedLostError: If the dataset host is gone.
         """
         return self._order(
             sock, lambda token: Fork(token, worker_id, num_workers, base_seed, seeding)
@@ -140,7 +141,7 @@ class DatasetHost:
         """Forks a process for a stream.
 
         Raises:
-            FeedLostError: If the holder is gone.
+            FeedLostError: If the dataset host is gone.
         """
         return self._order(sock, lambda token: ForkStream(token, shard, num_shards, base_seed))
 
@@ -161,12 +162,12 @@ class DatasetHost:
         return process
 
     def handle(self) -> None:
-        """Takes what the holder says, without blocking."""
+        """Takes what the dataset host says, without blocking."""
         self.channel.flush()
         for data, descriptors in self.channel.receive():
             for descriptor in descriptors:
                 os.close(descriptor)
-            match from_holder.decode(data):
+            match from_dataset_host.decode(data):
                 case Held() as held:
                     self.held = held
                 case Exited(token, status):
@@ -176,7 +177,7 @@ class DatasetHost:
                         os.close(descriptor)
 
     def close(self) -> None:
-        """Ends the holder with all its workers; may be called twice."""
+        """Ends the dataset host with all its workers; may be called twice."""
         self.channel.close()
         for _, descriptor in self._workers.values():
             if descriptor >= 0:
@@ -185,7 +186,7 @@ class DatasetHost:
 
 
 class ForkServer:
-    """The nursery process; start it from a thread that lives as long as it shall.
+    """The fork server process; start it from a thread that lives as long as it shall.
 
     Args:
         host: Named in errors.
@@ -210,19 +211,19 @@ class ForkServer:
         return self._process.poll() is None and not self.channel.is_closed
 
     def hold(self, spec: str, memory: int) -> DatasetHost:
-        """Starts a holder with a pickled spec; its `held` says later what became of it.
+        """Starts a dataset host with a pickled spec; its `held` says later what became of it.
 
         Args:
             memory: Descriptor of the memory that the spec is in; the caller's.
 
         Raises:
-            FeedLostError: If the nursery is gone.
+            FeedLostError: If the fork server is gone.
         """
         ours, theirs = channel_pair()
         try:
             self.channel.send(pack(Hold(spec, self._host)), [memory, theirs.fileno()])
             if not self._until(lambda: not self.channel.wants_write):
-                raise FeedLostError("the nursery takes no orders", where=f"host {self._host}")
+                raise FeedLostError("the fork server takes no orders", where=f"host {self._host}")
         except BaseException:
             ours.close()
             raise
@@ -262,7 +263,8 @@ class HostedSpec:
     """A spec from its order on: expected, held, ready or failed.
 
     Attributes:
-        state: expected (a trainer was asked for it), held (its holder unpickles it), ready, failed.
+        state: expected (a trainer was asked for it), held (its dataset host unpickles it), ready,
+            failed.
         since: Monotonic seconds of the last change, or of the last piece of it that came.
         nbytes: Of its pickle.
         shipper: Routing id of the trainer that was asked for it, or has begun to ship it; empty:
@@ -284,7 +286,7 @@ class HostedSpec:
     error: bytes = b""
     first_worker: int = 0
     worker_step: int = 1
-    holder: DatasetHost | None = None
+    dataset_host: DatasetHost | None = None
     pools: dict[str, WorkerPool] = field(default_factory=dict)
     streams: dict[str, StreamPool] = field(default_factory=dict)
 
@@ -315,22 +317,22 @@ class HostedSpec:
             raise
 
     def sockets(self) -> dict[int, bool]:
-        """Returns the descriptors of its holder and its workers to poll; True: for writing, too."""
+        """Returns the descriptors of its processes to poll; True: for writing, too."""
         wanted: dict[int, bool] = {}
-        if self.holder is not None and not self.holder.channel.is_closed:
-            wanted[self.holder.channel.fileno()] = self.holder.channel.wants_write
+        if self.dataset_host is not None and not self.dataset_host.channel.is_closed:
+            wanted[self.dataset_host.channel.fileno()] = self.dataset_host.channel.wants_write
         for pool in self.all_pools():
             wanted.update(pool.sockets())
         return wanted
 
     def handle(self, ready: set[int]) -> list[Result]:
         """Takes what came over those descriptors; returns what its workers made."""
-        holder = self.holder
-        if holder is None:
+        dataset_host = self.dataset_host
+        if dataset_host is None:
             return []
-        if holder.channel.fileno() in ready:
-            holder.handle()
-        if self.state == "held" and _has_failed(holder):
+        if dataset_host.channel.fileno() in ready:
+            dataset_host.handle()
+        if self.state == "held" and _has_failed(dataset_host):
             # No worker has died: none was forked.
             return []
         results: list[Result] = []
@@ -341,15 +343,15 @@ class HostedSpec:
 
     def judge(self) -> bool:
         """Notes whether it has become ready or failed; returns True if it has changed so."""
-        holder = self.holder
-        if holder is None:
+        dataset_host = self.dataset_host
+        if dataset_host is None:
             return False
-        if self.state == "held" and holder.held is not None:
-            self.state = "failed" if holder.held.error else "ready"
-            self.reason, self.error = holder.held.summary, holder.held.error
+        if self.state == "held" and dataset_host.held is not None:
+            self.state = "failed" if dataset_host.held.error else "ready"
+            self.reason, self.error = dataset_host.held.summary, dataset_host.held.error
             self.since = time.monotonic()
             return True
-        if self.state in ("held", "ready") and holder.channel.is_closed:
+        if self.state in ("held", "ready") and dataset_host.channel.is_closed:
             self.fail("the process that holds the dataset died, perhaps out of memory")
             return True
         dead = next((pool for pool in self.pools.values() if not pool.num_alive), None)
@@ -363,8 +365,10 @@ class HostedSpec:
         self.state, self.reason = "failed", reason
 
 
-def _has_failed(holder: DatasetHost) -> bool:
-    return holder.channel.is_closed or (holder.held is not None and bool(holder.held.error))
+def _has_failed(dataset_host: DatasetHost) -> bool:
+    return dataset_host.channel.is_closed or (
+        dataset_host.held is not None and bool(dataset_host.held.error)
+    )
 
 
 # Specs that no session uses and that may come back (a script that makes a loader each epoch).
@@ -374,7 +378,7 @@ PoolKey = tuple[str, str]
 
 
 class Specs:
-    """All specs of a data host; owns the nursery.
+    """All specs of a data host; owns the fork server.
 
     Args:
         workers: Of each pool.
@@ -384,14 +388,14 @@ class Specs:
 
     def __init__(
         self,
-        nursery: ForkServer,
+        fork_server: ForkServer,
         *,
         workers: int,
         host: str,
         wake: Callable[[], None],
         on_death: Callable[[str], None] | None = None,
     ) -> None:
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._workers = workers
         self._host = host
         self._wake = wake
@@ -402,8 +406,8 @@ class Specs:
 
     @property
     def is_alive(self) -> bool:
-        """Is true while the nursery runs."""
-        return self._nursery.is_alive
+        """Is true while the fork server runs."""
+        return self._fork_server.is_alive
 
     def find(self, digest: str) -> HostedSpec | None:
         """Returns the spec of that name."""
@@ -430,17 +434,17 @@ class Specs:
         return [s for s in self._specs.values() if s.state == "expected" and s.since < before]
 
     def hold(self, spec: HostedSpec) -> None:
-        """Has a holder unpickle what has arrived; `handle` says later what became of it.
+        """Has a dataset host unpickle what has arrived; `handle` says later what became of it.
 
         Raises:
-            FeedLostError: If the nursery is gone.
+            FeedLostError: If the fork server is gone.
         """
         assert spec.arrival is not None
-        spec.holder = self._nursery.hold(spec.digest, spec.arrival.descriptor)
+        spec.dataset_host = self._fork_server.hold(spec.digest, spec.arrival.descriptor)
         spec.state = "held"
 
     def check(self, spec: HostedSpec) -> None:
-        """Forgets what arrived, if it is not what it is named; while its holder is at work.
+        """Forgets what arrived, if it is not what it is named; while its dataset host is at work.
 
         Raises:
             ProtocolError: If it is not.
@@ -456,7 +460,7 @@ class Specs:
                 raise ProtocolError("a shipped spec that is not the one named")
 
     def begin(self, spec: HostedSpec, *, seeding: str, base_seed: int) -> None:
-        """Starts workers before there is a job: the holder forks them once it has the spec."""
+        """Starts workers before there is a job: they are forked once the spec is unpickled."""
         if seeding not in spec.pools:
             spec.pools[seeding] = self._pool(spec, seeding, base_seed)
 
@@ -473,13 +477,13 @@ class Specs:
                 self.forget(spec)
 
     def forget(self, spec: HostedSpec) -> None:
-        """Ends its workers and its holder; what they were making is lost."""
+        """Ends its workers and its dataset host; what they were making is lost."""
         self._specs.pop(spec.digest, None)
         for pool in spec.all_pools():
             self._results.extend(pool.abandon())
             pool.close()
-        if spec.holder is not None:
-            spec.holder.close()
+        if spec.dataset_host is not None:
+            spec.dataset_host.close()
         if spec.arrival is not None:
             spec.arrival.close()
 
@@ -542,12 +546,12 @@ class Specs:
             streams = spec.streams[session] = self._stream_pool(spec)
         self._results.extend(streams.ask(job, opening))
 
-    def forget_streams(self, session: str, *, before_pass: int | None = None) -> None:
-        """Ends the streams of a session: of earlier passes, or all."""
+    def forget_streams(self, session: str, *, before_epoch_id: int | None = None) -> None:
+        """Ends the streams of a session: of earlier epochs, or all."""
         for spec in self._specs.values():
             streams = spec.streams.get(session)
-            if streams is not None and before_pass is not None:
-                streams.forget(before_pass=before_pass)
+            if streams is not None and before_epoch_id is not None:
+                streams.forget(before_epoch_id=before_epoch_id)
             elif streams is not None:
                 self._results.extend(streams.abandon())
                 streams.close()
@@ -568,21 +572,21 @@ class Specs:
         """Ends everything; may be called twice."""
         specs, self._specs = list(self._specs.values()), {}
         for spec in specs:
-            if spec.holder is not None:
+            if spec.dataset_host is not None:
                 # Its workers end with it.
-                spec.holder.close()
+                spec.dataset_host.close()
             for pool in spec.all_pools():
                 pool.close()
             if spec.arrival is not None:
                 spec.arrival.close()
-        self._nursery.close()
+        self._fork_server.close()
 
     def _pool(self, spec: HostedSpec, seeding: str, base_seed: int) -> WorkerPool:
-        holder = spec.holder
-        assert holder is not None
+        dataset_host = spec.dataset_host
+        assert dataset_host is not None
 
         def start(number: int, sock: socket.socket) -> ChildProcess:
-            return holder.fork(
+            return dataset_host.fork(
                 sock,
                 worker_id=spec.first_worker + spec.worker_step * number,
                 # At least: of other hosts it is not known here.
@@ -600,11 +604,11 @@ class Specs:
         )
 
     def _stream_pool(self, spec: HostedSpec) -> StreamPool:
-        holder = spec.holder
-        assert holder is not None
+        dataset_host = spec.dataset_host
+        assert dataset_host is not None
 
         def start(opening: Opening, sock: socket.socket) -> ChildProcess:
-            return holder.fork_stream(
+            return dataset_host.fork_stream(
                 sock,
                 shard=opening.shard,
                 num_shards=opening.num_shards,

@@ -16,7 +16,7 @@ from stoker.feed.workers.pool import MAX_OPEN, Result, WorkerJob, stream_job
 from stoker.logs import Log
 from stoker.records import FeedSettings
 
-_IS_OVER = "it is of a pass that was said to be over"
+_IS_OVER = "it is of an epoch that was said to be over"
 
 
 class Dispatch:
@@ -71,7 +71,7 @@ class Dispatch:
         for job in self._specs.hurry():
             (late,) = job.key
             assert isinstance(late, Request)
-            self._log.event("batch_overdue", pass_number=late.pass_number, batch=late.number)
+            self._log.event("batch_overdue", epoch_id=late.epoch_id, batch=late.number)
         self._credits.adapt()
         self.share_credits()
 
@@ -89,10 +89,10 @@ class Dispatch:
 
     def ask(self, identity: bytes, session: AgentSession, message: protocol.Make) -> None:
         """Queues a batch that a session asks for."""
-        key = (message.pass_number, message.number)
+        key = (message.epoch_id, message.number)
         if key in session.requests:
             return  # Asked for twice: the answer to the first is that to both.
-        if message.pass_number < session.before_pass:
+        if message.epoch_id < session.before_epoch_id:
             self._outbox.refuse(identity, message, _IS_OVER)
             return
         if len(session.requests) >= session.max_requests:
@@ -115,11 +115,11 @@ class Dispatch:
         if held is None or held.state != "ready":
             self._outbox.refuse(identity, message, "the dataset failed on this host")
             return
-        key = (message.pass_number, message.number)
+        key = (message.epoch_id, message.number)
         known = session.requests.get(key)
         if known is not None and known.generation == stream.generation:
             return  # As above.
-        if message.pass_number < session.before_pass:
+        if message.epoch_id < session.before_epoch_id:
             self._outbox.refuse(identity, message, _IS_OVER)
             return
         if known is not None and known.generation > stream.generation:
@@ -140,10 +140,10 @@ class Dispatch:
         for request in [r for r in self._queue if spec is None or r.spec == spec]:
             session = request.session
             request.is_dropped = True
-            session.requests.pop((request.pass_number, request.number), None)
+            session.requests.pop((request.epoch_id, request.number), None)
             dropped = protocol.Dropped(
                 session=session.name,
-                pass_number=request.pass_number,
+                epoch_id=request.epoch_id,
                 number=request.number,
                 reason=reason,
             )
@@ -185,8 +185,8 @@ class Dispatch:
             ):
                 self.share_credits()
         session = request.session
-        if session.requests.get((request.pass_number, request.number)) is request:
-            del session.requests[request.pass_number, request.number]
+        if session.requests.get((request.epoch_id, request.number)) is request:
+            del session.requests[request.epoch_id, request.number]
         if request.is_dropped:
             result.release()
             return
@@ -201,12 +201,12 @@ def _noted(session: AgentSession, message: protocol.Make, *, generation: int = 0
         session,
         session.spec,
         session.seeding,
-        message.pass_number,
+        message.epoch_id,
         message.number,
         message.index,
         message.seed,
         generation=generation,
     )
-    session.requests[message.pass_number, message.number] = request
+    session.requests[message.epoch_id, message.number] = request
     session.asked_at = time.monotonic()
     return request

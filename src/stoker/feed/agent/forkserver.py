@@ -1,11 +1,11 @@
-"""The nursery is the agent's fork server: `python -m stoker.feed.agent.forkserver FD`.
+"""The fork server, `python -m stoker.feed.agent.forkserver FD`, forks the agent's dataset hosts.
 
 It is a clean process that has imported torch once (1.25 CPU-seconds, 223 MB) and has no threads,
 sockets of zmq or locks of others: what it forks is safe. It forks a *template*, which imports the
-modules that specs name, once for all of them, and forks a holder for each spec, ahead of it where
-there is time; a holder unpickles the dataset and forks that spec's workers, copy on write. Death
-goes down the chain at once: agent → nursery → template → holders → workers (PR_SET_PDEATHSIG, and
-the end of their channels).
+modules that specs name, once for all of them, and forks a dataset host for each spec, ahead of it
+where there is time; a dataset host unpickles the dataset and forks that spec's workers, copy on
+write. Death goes down the chain at once: agent → fork server → template → dataset hosts → workers
+(PR_SET_PDEATHSIG, and the end of their channels).
 """
 
 import contextlib
@@ -32,18 +32,18 @@ from stoker.feed.agent.dataset_host import (
     Held,
     Hold,
     Kill,
-    to_holder,
-    to_nursery,
+    to_dataset_host,
+    to_fork_server,
 )
 from stoker.feed.wire.dataset import DatasetSpec, pack_error, read_place, read_spec
 from stoker.feed.workers.pipe import Pipe, Received, channel_pair, pack
 from stoker.host.processes import die_with_parent
 
-# From the kill of its children to the end of a process of the nursery.
+# From the kill of its children to the end of a process of the fork server.
 END_SECONDS = 2.0
-# After the last order; then the next holder is forked (10 ms). The workers of the one before have
-# made their first batch by then, and would have had to share a core with the fork. The script's
-# next loader may follow within a third of a second.
+# After the last order; then the next dataset host is forked (10 ms). The workers of the one before
+# have made their first batch by then, and would have had to share a core with the fork. The
+# script's next loader may follow within a third of a second.
 SPARE_SECONDS = 0.15
 
 _INSTALLED = re.compile(
@@ -56,7 +56,7 @@ _known: set[str] = set()
 
 
 def main() -> None:
-    """Has a holder forked for every order, until the agent is gone."""
+    """Has a dataset host forked for every order, until the agent is gone."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Pipe(socket.socket(fileno=int(sys.argv[1])), blocking=False)
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def _serve_as_template(sock: socket.socket) -> None:
-    """Runs a template: imports what specs name, and forks a holder for each."""
+    """Runs a template: imports what specs name, and forks a dataset host for each."""
     orders = Pipe(sock, blocking=False)
     children = _Children()
     modules = _Modules()
@@ -94,17 +94,17 @@ def _serve_as_template(sock: socket.socket) -> None:
             if found != "ready" or modules.are_news:
                 spare.close()
             if found == "started" and modules.is_first:
-                # A fork would lose what was started: this process is the holder.
+                # A fork would lose what was started: this process is the dataset host.
                 orders.send(_LAST)
                 orders.close()
-                _hold(to_nursery.decode(data), memory, theirs)
+                _hold(to_fork_server.decode(data), memory, theirs)
                 return
             if found != "ready":
                 orders.send(_REFUSED)
             else:
                 modules.is_first = False
                 if not spare.give((data, (memory, theirs))):
-                    run = functools.partial(_hold, to_nursery.decode(data), memory, theirs)
+                    run = functools.partial(_hold, to_fork_server.decode(data), memory, theirs)
                     _fork(children, orders, (), run)
                 spare.close()
                 orders.send(_TAKEN)
@@ -113,8 +113,8 @@ def _serve_as_template(sock: socket.socket) -> None:
     children.await_end()
 
 
-# What a template answers to an order: it was given to a holder; so it was, and it was the last one;
-# it was not, for another process must begin anew.
+# What a template answers to an order: it was given to a dataset host; so it was, and it was the
+# last one; it was not, for another process must begin anew.
 _TAKEN, _LAST, _REFUSED = b"taken", b"last", b"refused"
 
 
@@ -122,14 +122,14 @@ def _hold_next(sock: socket.socket) -> None:
     with contextlib.closing(Pipe(sock, blocking=True)) as orders:
         given = orders.receive()
     for data, (memory, theirs) in given:
-        _hold(to_nursery.decode(data), memory, theirs)
+        _hold(to_fork_server.decode(data), memory, theirs)
 
 
 class _Modules:
-    """The modules that a template imports for its holders.
+    """The modules that a template imports for its dataset hosts.
 
     Attributes:
-        is_first: No holder was forked yet.
+        is_first: No dataset host was forked yet.
         are_news: The last spec named modules that were not there before.
     """
 
@@ -156,7 +156,7 @@ class _Modules:
             with open(memory, "rb", closefd=False) as file:
                 place = read_place(file)
         except Exception:
-            # The holder meets the same, and says it.
+            # The dataset host meets the same, and says it.
             return "ready"
         changes = place.environment.changes
         if self._changes not in (None, changes):
@@ -409,7 +409,7 @@ def _run_child(
 
 
 def _hold(order: Hold, memory: int, theirs: int) -> None:
-    """Runs a holder: takes the spec, then forks workers until the agent closes the channel."""
+    """Runs a dataset host: takes the spec, forks workers until the agent closes the channel."""
     channel = Pipe(socket.socket(fileno=theirs), blocking=False)
     spec = _unpack(order, memory, channel)
     children = _Children()
@@ -421,7 +421,7 @@ def _hold(order: Hold, memory: int, theirs: int) -> None:
         waiting = deque(channel.receive())
         while waiting:
             data, descriptors = waiting.popleft()
-            match to_holder.decode(data):
+            match to_dataset_host.decode(data):
                 case Fork() | ForkStream() as fork:
                     sock = socket.socket(fileno=descriptors[0])
                     run = _worker(sock, spec, fork, order.host)

@@ -35,7 +35,7 @@ class AgentSession:
         base_seed: Of workers that start before they have a job; None: they start with one.
         is_ready: It was told Ready for that spec.
         credits: What it was told last.
-        requests: Those that are queued or being made, by pass and number.
+        requests: Those that are queued or being made, by epoch and number.
         unreachable_since: Monotonic seconds, where a message could not be delivered.
     """
 
@@ -47,7 +47,7 @@ class AgentSession:
     base_seed: int | None = None
     is_ready: bool = False
     credits: int = 0
-    before_pass: int = 0
+    before_epoch_id: int = 0
     requests: dict[tuple[int, int], "Request"] = field(default_factory=dict)
     asked_at: float = -math.inf
     unreachable_since: float | None = None
@@ -74,7 +74,7 @@ class Request:
     session: AgentSession
     spec: str
     seeding: str
-    pass_number: int
+    epoch_id: int
     number: int
     index: bytes
     seed: tuple[int, ...]

@@ -29,7 +29,7 @@ from stoker.feed.wire import protocol
 from stoker.feed.wire.codec import Bytes1D
 from stoker.feed.wire.crypto import HANDSHAKE_SECONDS, MAX_WAITING, StrangerLog
 from stoker.feed.wire.protocol import TICKET_BYTES, Ticket
-from stoker.feed.wire.sealing import KEY_BYTES, Pass, Sealer
+from stoker.feed.wire.sealing import KEY_BYTES, Sealer, SessionEpoch
 from stoker.feed.wire.stream import BatchWriter, BufferPool, tune
 from stoker.feed.workers.pool import Result
 from stoker.logs import Log
@@ -48,13 +48,13 @@ class OutgoingBatch:
 
     Attributes:
         packed: The message that describes it.
-        of: Session and pass.
+        of: Session and epoch.
         done: Called once, from any thread, when the payload is needed no more.
     """
 
     packed: bytes
     payload: Bytes1D | None
-    of: Pass
+    of: SessionEpoch
     done: Callable[[], None]
 
 
@@ -96,7 +96,7 @@ class BatchPort:
         self._log = log
         self._strangers = StrangerLog(log, port=self.port)
         self._wake = wake
-        self._landing = BufferPool()
+        self._pool = BufferPool()
         # The oldest first.
         self._waiting: dict[int, _Stranger] = {}
         self._lines: dict[bytes, _SendLine] = {}
@@ -202,7 +202,7 @@ class BatchPort:
                 self._cut(fileno, "no ticket of this run")
                 return
             del self._waiting[fileno]
-            line.attach(stranger.connection, self._landing)
+            line.attach(stranger.connection, self._pool)
 
     def _line_of(self, ticket: bytes) -> "_SendLine | None":
         """Returns the line that the ticket opens; None: there is none, or it has a connection."""
@@ -263,11 +263,11 @@ class _SendLine:
                 self._batches.put(batch)
             return not self.is_closed
 
-    def attach(self, connection: socket.socket, landing: BufferPool) -> None:
+    def attach(self, connection: socket.socket, pool: BufferPool) -> None:
         """Connects the line: its thread sends what waits, and what comes."""
         tune(connection)
         self.connection = connection
-        writer = BatchWriter(connection, Sealer(self.key), landing)
+        writer = BatchWriter(connection, Sealer(self.key), pool)
         # Made by the agent's loop, and so with its priority.
         self._thread = threading.Thread(
             target=self._send, args=(writer,), name="batch-sender", daemon=True
@@ -404,7 +404,7 @@ class Outbox:
         """Says that a batch cannot be made here now."""
         dropped = protocol.Dropped(
             session=message.session,
-            pass_number=message.pass_number,
+            epoch_id=message.epoch_id,
             number=message.number,
             reason=reason,
             generation=message.stream.generation if message.stream else 0,
@@ -414,11 +414,11 @@ class Outbox:
     def result(self, request: Request, result: Result) -> None:
         """Sends what became of a request."""
         session = request.session
-        name, pass_number, number = session.name, request.pass_number, request.number
+        name, epoch_id, number = session.name, request.epoch_id, request.number
         if result.is_lost:
             dropped = protocol.Dropped(
                 session=name,
-                pass_number=pass_number,
+                epoch_id=epoch_id,
                 number=number,
                 reason=result.summary,
                 is_lost=True,
@@ -428,7 +428,7 @@ class Outbox:
         elif result.is_end:
             ended = protocol.Ended(
                 session=name,
-                pass_number=pass_number,
+                epoch_id=epoch_id,
                 number=number,
                 generation=request.generation,
                 state=result.state,
@@ -437,7 +437,7 @@ class Outbox:
         elif result.tree is None:
             raised = protocol.Raised(
                 session=name,
-                pass_number=pass_number,
+                epoch_id=epoch_id,
                 number=number,
                 summary=result.summary,
                 generation=request.generation,
@@ -449,7 +449,7 @@ class Outbox:
         else:
             made = protocol.Made(
                 session=name,
-                pass_number=pass_number,
+                epoch_id=epoch_id,
                 number=number,
                 tree=result.tree,
                 cpu_seconds=result.cpu_seconds,
@@ -474,7 +474,7 @@ class Outbox:
             self._let_go.append(nbytes)
             self._transport.wake()
 
-        batch = OutgoingBatch(protocol.pack(made), payload, (made.session, made.pass_number), done)
+        batch = OutgoingBatch(protocol.pack(made), payload, (made.session, made.epoch_id), done)
         del payload
         if self._transport.send_batch(session.identity, batch):
             self._mark(session, is_sent=True)
@@ -483,7 +483,7 @@ class Outbox:
         done()
         dropped = protocol.Dropped(
             session=made.session,
-            pass_number=made.pass_number,
+            epoch_id=made.epoch_id,
             number=made.number,
             reason="there is no connection for batches",
             generation=made.generation,

@@ -1,7 +1,7 @@
 """Agents and local workers answer with batches, errors and credits, which go to sessions from here.
 
 Each data host's batches are received by a thread of its own, to where they will live: pinned, where
-the loader pins. All else is read by the pump. Both are off the thread that trains.
+the loader pins. All else is read by the I/O thread. Both are off the thread that trains.
 """
 
 import time
@@ -37,11 +37,11 @@ class StreamAnswer:
         kind: A batch or its exception; the end of the stream; the death of its process; an error
             after which the stream cannot go on.
         reason: How the process died.
-        state: Random states that the stream began the pass with; at its end, begins the next with.
+        state: Random states that the stream began the epoch with; at its end, begins the next with.
     """
 
     kind: Literal["batch", "end", "lost", "final"]
-    pass_number: int
+    epoch_id: int
     number: int
     generation: int
     digest: int = 0
@@ -56,7 +56,7 @@ def in_message(message: protocol.Message, frame_bytes: int) -> StreamAnswer | No
         case protocol.Made(generation=generation) if generation:
             return StreamAnswer(
                 kind="batch",
-                pass_number=message.pass_number,
+                epoch_id=message.epoch_id,
                 number=message.number,
                 generation=generation,
                 digest=message.digest,
@@ -66,7 +66,7 @@ def in_message(message: protocol.Message, frame_bytes: int) -> StreamAnswer | No
         case protocol.Raised(generation=generation) if generation:
             return StreamAnswer(
                 kind="final" if message.is_final else "batch",
-                pass_number=message.pass_number,
+                epoch_id=message.epoch_id,
                 number=message.number,
                 generation=generation,
                 digest=message.digest,
@@ -76,14 +76,14 @@ def in_message(message: protocol.Message, frame_bytes: int) -> StreamAnswer | No
             return StreamAnswer(
                 kind="end",
                 state=message.state,
-                pass_number=message.pass_number,
+                epoch_id=message.epoch_id,
                 number=message.number,
                 generation=message.generation,
             )
         case protocol.Dropped(generation=generation, is_lost=True) if generation:
             return StreamAnswer(
                 kind="lost",
-                pass_number=message.pass_number,
+                epoch_id=message.epoch_id,
                 number=message.number,
                 generation=generation,
                 reason=message.reason,
@@ -93,8 +93,8 @@ def in_message(message: protocol.Message, frame_bytes: int) -> StreamAnswer | No
 
 def in_result(result: Result, frame_bytes: int) -> StreamAnswer:
     """Returns the answer of a local stream."""
-    pass_number, number, generation = result.job.key
-    assert isinstance(pass_number, int)
+    epoch_id, number, generation = result.job.key
+    assert isinstance(epoch_id, int)
     assert isinstance(number, int)
     assert isinstance(generation, int)
     kind: Literal["batch", "end", "lost", "final"] = "batch"
@@ -106,7 +106,7 @@ def in_result(result: Result, frame_bytes: int) -> StreamAnswer:
         kind = "final"
     return StreamAnswer(
         kind=kind,
-        pass_number=pass_number,
+        epoch_id=epoch_id,
         number=number,
         generation=generation,
         digest=result.digest,
@@ -129,7 +129,7 @@ def settle(
     """
     with shared.lock:
         streams = session.schedule
-        is_ours = session.pass_number == answer.pass_number and session.is_busy
+        is_ours = session.epoch_id == answer.epoch_id and session.is_busy
         if not is_ours or not isinstance(streams, Streams):
             return None
         if answer.kind == "lost":
@@ -151,7 +151,7 @@ def settle(
         return False
     outcome = make(session)
     with shared.lock:
-        if session.pass_number != answer.pass_number or not session.is_busy:
+        if session.epoch_id != answer.epoch_id or not session.is_busy:
             return None
         if answer.kind == "final" and outcome.error is not None:
             session.fail(outcome.error)
@@ -189,7 +189,7 @@ class Answers:
         self,
         shared: SharedState,
         observer: Observer,
-        landing: BufferPool,
+        pool: BufferPool,
         feed: FeedSettings,
         *,
         on_lost: Callable[[AgentLink], None],
@@ -197,7 +197,7 @@ class Answers:
         self._on_lost = on_lost
         self._shared = shared
         self._observer = observer
-        self._landing = landing
+        self._pool = pool
         self._max_bytes = memory.max_message_bytes(feed)
         self._accepts_pickles = feed.accept_pickles
         self._unpack_agent = protocol.Unpacker(protocol.FromAgent)
@@ -225,8 +225,8 @@ class Answers:
             address=link.address,
             port=link.member.batch_port,
             ticket=ticket,
-            placing=BatchBuffers(self._landing),
-            landing=self._landing,
+            buffers=BatchBuffers(self._pool),
+            pool=self._pool,
             take=take,
             ended=ended,
             max_head_bytes=self._max_bytes,
@@ -255,13 +255,13 @@ class Answers:
         payload = _NOTHING
         if nbytes:
             pins_on = None if session is None else session.pins_on
-            payload = receiver.placing.room(nbytes, pins_on)
+            payload = receiver.buffers.room(nbytes, pins_on)
             receiver.reader.read(payload.data)
         if session is not None:
             self._take_made(link, receiver, session, made, payload)
 
     def _lost_batches(self, link: AgentLink, receiver: BatchReceiver) -> None:
-        """Takes the end of the connection for batches; in the pump's thread."""
+        """Takes the end of the connection for batches; in the I/O thread."""
         if link.receiver is not receiver:
             return
         failure = receiver.failure
@@ -329,7 +329,7 @@ class Answers:
     ) -> None:
         """Delivers a batch that is there; in the receiver's thread."""
         # Views cost less than to ask whether it is wanted before they are made.
-        outcome = receiver.placing.decoded(made.tree, payload, allow_pickle=self._accepts_pickles)
+        outcome = receiver.buffers.decoded(made.tree, payload, allow_pickle=self._accepts_pickles)
         host, nbytes, now = link.member.host, payload.nbytes, time.monotonic()
         is_wanted: bool | None = None
         if made.generation:
@@ -337,7 +337,7 @@ class Answers:
             assert answer is not None
             is_wanted = settle(self._shared, session, host, answer, lambda _: outcome)
         with self._shared.lock:
-            if not made.generation and session.pass_number == made.pass_number and session.is_busy:
+            if not made.generation and session.epoch_id == made.epoch_id and session.is_busy:
                 if isinstance(session.schedule, Streams):
                     raise ProtocolError("an answer without its stream")
                 is_wanted = session.schedule.arrived(host, made.number, frame_bytes=nbytes, now=now)
@@ -375,7 +375,7 @@ class Answers:
         """Delivers an error in place of a batch."""
         with self._shared.lock:
             session = self._shared.sessions.get(message.session)
-            if session is None or session.pass_number != message.pass_number or not session.is_busy:
+            if session is None or session.epoch_id != message.epoch_id or not session.is_busy:
                 return
             if isinstance(session.schedule, Streams):
                 raise ProtocolError("an answer without its stream")
@@ -386,7 +386,7 @@ class Answers:
     def _take_dropped(self, link: AgentLink, message: protocol.Dropped) -> None:
         with self._shared.lock:
             session = self._shared.sessions.get(message.session)
-            if session is None or session.pass_number != message.pass_number or not session.is_busy:
+            if session is None or session.epoch_id != message.epoch_id or not session.is_busy:
                 return
             if link.has_failed(session.name):
                 # No batch is to blame where there are no processes any more.
@@ -442,8 +442,8 @@ class Answers:
     def _leave_out(
         self, link: AgentLink, session: FeedSession, reason: str, error: BaseException
     ) -> None:
-        """Leaves out the host, which makes nothing for a session in this pass; under the lock."""
-        link.fail(session.name, pass_number=session.pass_number, reason=reason, error=error)
+        """Leaves out the host, which makes nothing for a session in this epoch; under the lock."""
+        link.fail(session.name, epoch_id=session.epoch_id, reason=reason, error=error)
         session.schedule.lost(link.member.host)
 
     def _tell_left_out(self, link: AgentLink, reason: str) -> None:
@@ -451,7 +451,7 @@ class Answers:
         self._shared.log.event(
             "host_makes_nothing",
             agent=host,
-            text=f"data host {host} makes no batches in this pass: {reason}",
+            text=f"data host {host} makes no batches in this epoch: {reason}",
         )
 
     def _grant(self, link: AgentLink, name: str, credits: int) -> None:
@@ -501,10 +501,10 @@ def _has_spec(session: FeedSession, digest: str) -> bool:
 class LocalAnswers:
     """Does as `Answers`, for the workers of this process."""
 
-    def __init__(self, shared: SharedState, observer: Observer, placing: BatchBuffers) -> None:
+    def __init__(self, shared: SharedState, observer: Observer, buffers: BatchBuffers) -> None:
         self._shared = shared
         self._observer = observer
-        self._placing = placing
+        self._buffers = buffers
 
     def take(self, session: FeedSession, fileno: int) -> None:
         """Takes what came from a local worker."""
@@ -540,12 +540,12 @@ class LocalAnswers:
                 self._observer.came(None, result, frame_bytes=size, is_wanted=is_wanted)
 
     def _settle_local(self, session: FeedSession, schedule: BatchScheduler, result: Result) -> None:
-        pass_number, number = result.job.key
-        assert isinstance(pass_number, int)
+        epoch_id, number = result.job.key
+        assert isinstance(epoch_id, int)
         assert isinstance(number, int)
         payload, size = _payload_of(result)
         with self._shared.lock:
-            if session.pass_number != pass_number or not session.is_busy:
+            if session.epoch_id != epoch_id or not session.is_busy:
                 return
             if result.is_lost and not schedule.dropped(LOCAL, number):
                 return
@@ -556,15 +556,15 @@ class LocalAnswers:
             return
         outcome = self._outcome(session, result, payload)
         with self._shared.lock:
-            if session.pass_number == pass_number and session.is_busy:
+            if session.epoch_id == epoch_id and session.is_busy:
                 session.deliver(number, outcome)
 
     def _outcome(self, session: FeedSession, result: Result, payload: Bytes | None) -> BatchOutcome:
         if result.error is not None:
             return BatchOutcome(error=error_in(result.error))
         if payload is not None and session.pins_on is not None:
-            payload = self._placing.landed(payload, session.pins_on)
-        return self._placing.decoded(result.tree or b"", payload, allow_pickle=True)
+            payload = self._buffers.copied(payload, session.pins_on)
+        return self._buffers.decoded(result.tree or b"", payload, allow_pickle=True)
 
 
 def _payload_of(result: Result) -> tuple[Bytes | None, int]:

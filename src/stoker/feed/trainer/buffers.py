@@ -6,7 +6,6 @@ tensors, and what holds them. From the second of a kind on, only the views are m
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -17,10 +16,6 @@ from stoker.feed.trainer.session import BatchOutcome
 from stoker.feed.wire.codec import TENSOR_DTYPES, Bytes1D, Tag, decode
 from stoker.feed.wire.dataset import unpack_error
 from stoker.feed.wire.stream import BufferPool, Bytes
-
-if TYPE_CHECKING:
-    import torch
-
 
 # Kinds that are remembered: full batches, the last one, those of a few loaders.
 MAX_PLANS = 16
@@ -81,8 +76,6 @@ def _nested_plan(tag: int, plans: list[_Plan]) -> _Plan:
 
 
 def _tensor_plan(name: str, shape: tuple[int, ...], offset: int) -> _Plan | None:
-    import torch
-
     count = math.prod(shape)
     if name not in TENSOR_DTYPES or not count:
         return None
@@ -90,7 +83,7 @@ def _tensor_plan(name: str, shape: tuple[int, ...], offset: int) -> _Plan | None
     end = offset + count * dtype.itemsize
     array_dtype = _array_dtype(name, dtype)
 
-    def tensor(payload: Bytes1D) -> "torch.Tensor":
+    def tensor(payload: Bytes1D) -> torch.Tensor:
         pinned: object = payload.base
         if isinstance(pinned, torch.Tensor):
             # Views of torch's own pinned memory: its allocator knows of copies under way.
@@ -103,10 +96,8 @@ def _tensor_plan(name: str, shape: tuple[int, ...], offset: int) -> _Plan | None
     return tensor
 
 
-def _array_dtype(name: str, dtype: "torch.dtype") -> "np.dtype[np.generic[object]] | None":
+def _array_dtype(name: str, dtype: torch.dtype) -> "np.dtype[np.generic[object]] | None":
     """Returns NumPy's of that name, if it has one that this torch takes for `dtype`."""
-    import torch
-
     try:
         found: np.dtype[np.generic[object]] = np.dtype(name)
         return found if torch.from_numpy(np.empty(0, found)).dtype == dtype else None
@@ -118,16 +109,16 @@ class BatchBuffers:
     """Puts batches where they will live; used by one thread.
 
     Args:
-        landing: Memory that is not pinned; absent: one of its own.
+        pool: Memory that is not pinned; absent: one of its own.
     """
 
-    def __init__(self, landing: BufferPool | None = None) -> None:
-        self._landing = landing or BufferPool()
+    def __init__(self, pool: BufferPool | None = None) -> None:
+        self._pool = pool or BufferPool()
         self._plans = LayoutCache()
         self._pins_on: int | None = None
 
-    def landed(self, source: Bytes, pins_on: int | None) -> Bytes:
-        """Returns `source` copied, once, to where the batch will live."""
+    def copied(self, source: Bytes, pins_on: int | None) -> Bytes:
+        """Returns a copy of `source` where the batch will live."""
         payload = self.room(source.nbytes, pins_on)
         np.copyto(payload, source)
         return payload
@@ -142,12 +133,12 @@ class BatchBuffers:
             pins_on: Number of the accelerator that it is to be pinned for; None: it is not.
         """
         if pins_on is None:
-            return self._landing.take(nbytes)
+            return self._pool.take(nbytes)
         if self._pins_on != pins_on:
             # The device is the thread's; without this, every rank would open device 0.
             torch.accelerator.set_device_index(pins_on)
             self._pins_on = pins_on
-        # The base of the array is a tensor: see Plans.
+        # The base of the array is a tensor: see `_tensor_plan`.
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
 
     def decoded(self, tree: bytes, payload: Bytes | None, *, allow_pickle: bool) -> BatchOutcome:

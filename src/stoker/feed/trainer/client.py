@@ -54,10 +54,10 @@ _VERSIONS = {
 
 
 class Requester:
-    """Sends what the pump asks for; every method is called under the lock.
+    """Sends what the I/O thread asks for; every method is called under the lock.
 
     Args:
-        links: Host to link; the pump's own, which changes.
+        links: Host to link; the I/O thread's own, which changes.
 
     Attributes:
         expected: Data hosts of the run; None: the coordinator has not said yet.
@@ -78,15 +78,15 @@ class Requester:
         self._heard_at: dict[str, float] = {}
 
     def tell_news(self, session: FeedSession) -> None:
-        """Tells every agent of a new pass, or of a new spec."""
+        """Tells every agent of a new epoch, or of a new spec."""
         session.has_news = False
         if session.spec is None:
             return
-        before = session.pass_number if session.is_busy else session.pass_number + 1
+        before = session.epoch_id if session.is_busy else session.epoch_id + 1
         if session.local is not None:
-            session.local.forget(before_pass=before)
+            session.local.forget(before_epoch_id=before)
         for link in self._links.values():
-            if not link.is_up or not link.may_open(session.name, pass_number=session.pass_number):
+            if not link.is_up or not link.may_open(session.name, epoch_id=session.epoch_id):
                 continue
             if link.opened.get(session.name) != session.spec.digest:
                 link.opened[session.name] = session.spec.digest
@@ -107,7 +107,7 @@ class Requester:
                         host=link.member.host,
                     )
                 )
-            link.send(protocol.Forget(session=session.name, before_pass=before))
+            link.send(protocol.Forget(session=session.name, before_epoch_id=before))
 
     def _first_worker(self, spec: PackedSpec) -> int:
         """Returns the lowest id that no local worker of any rank has."""
@@ -138,7 +138,7 @@ class Requester:
             asked = session.asked[number]
             if peer == LOCAL and isinstance(session.local, LocalWorkers):
                 session.local.ask(
-                    pass_number=session.pass_number,
+                    epoch_id=session.epoch_id,
                     number=number,
                     index=asked.index,
                     seed=asked.seed,
@@ -148,7 +148,7 @@ class Requester:
                 self._links[peer].send(
                     protocol.Make(
                         session=session.name,
-                        pass_number=session.pass_number,
+                        epoch_id=session.epoch_id,
                         number=number,
                         index=asked.index,
                         seed=asked.seed,
@@ -171,13 +171,13 @@ class Requester:
             streams.settle()
         source = session.source
         if source is None:
-            # The first pass is about to begin.
+            # The first epoch is about to begin.
             return
         for peer, number in streams.assign(now):
             start = streams.start_of(number)
             make = protocol.Make(
                 session=session.name,
-                pass_number=session.pass_number,
+                epoch_id=session.epoch_id,
                 number=number,
                 index=source.index,
                 seed=(source.base_seed,),
@@ -194,7 +194,7 @@ class Requester:
                 ),
             )
             if peer == LOCAL and isinstance(session.local, LocalStreams):
-                key = (session.pass_number, number, start.generation)
+                key = (session.epoch_id, number, start.generation)
                 assert make.stream is not None
                 lost = session.local.ask(*stream_job(make, make.stream, source.index, key))
                 for result in lost:
@@ -342,9 +342,9 @@ class IoThread:
         self._observer = Observer(own_host=settings.host, clock=time.monotonic)
         self._ended: list[Standing] = []
         self._has_begun = False
-        landing = BufferPool()
-        self._answers = Answers(shared, self._observer, landing, self._feed, on_lost=self._lost)
-        self._local_answers = LocalAnswers(shared, self._observer, BatchBuffers(landing))
+        pool = BufferPool()
+        self._answers = Answers(shared, self._observer, pool, self._feed, on_lost=self._lost)
+        self._local_answers = LocalAnswers(shared, self._observer, BatchBuffers(pool))
         self._asking = Requester(shared, settings, self._links)
         self._progress_at = now
         host, _, port = (settings.coordinator or "").rpartition(":")
@@ -590,7 +590,7 @@ def _let_go(shared: "weakref.ref[SharedState]") -> None:
         receiver.forget()
 
 
-# The pump's last words take milliseconds; ending local workers may take a little longer.
+# The I/O thread's last words take milliseconds; ending local workers may take a little longer.
 CLOSE_SECONDS = 8.0
 
 
@@ -623,14 +623,14 @@ class Feed:
         # More than one of a loader where its epochs overlap.
         self._sessions: weakref.WeakKeyDictionary[LoaderBooks, list[FeedSession]]
         self._sessions = weakref.WeakKeyDictionary()
-        pump = IoThread(self.shared, settings, keys)
-        self._thread = threading.Thread(target=pump.run, name="stoker-feed", daemon=True)
+        io_thread = IoThread(self.shared, settings, keys)
+        self._thread = threading.Thread(target=io_thread.run, name="stoker-feed", daemon=True)
         self._thread.start()
 
     def session_for(
         self, books: LoaderBooks, *, new_streams: Callable[[int], Streams] | None = None
     ) -> FeedSession:
-        """Returns a session of that loader which no pass uses now; a new one if there is none.
+        """Returns a session of that loader which no epoch uses now; a new one if there is none.
 
         Args:
             new_streams: Of an iterable dataset: the books of a new session, given its max_bytes.

@@ -41,8 +41,8 @@ class BatchReceiver:
     Args:
         address: IP address of the data host.
         ticket: For this connection; used up by it.
-        placing: For this thread alone.
-        landing: For what is still sealed.
+        buffers: For this thread alone.
+        pool: For what is still sealed.
         take: Called in the thread with the packed message of a batch and the bytes of its payload,
             which it receives by `reader.read`.
         ended: Called in the thread, once, after all else.
@@ -61,8 +61,8 @@ class BatchReceiver:
         address: str,
         port: int,
         ticket: Ticket,
-        placing: BatchBuffers,
-        landing: BufferPool,
+        buffers: BatchBuffers,
+        pool: BufferPool,
         take: Callable[["BatchReceiver", bytes, int], None],
         ended: Callable[["BatchReceiver"], None],
         max_head_bytes: int,
@@ -70,7 +70,7 @@ class BatchReceiver:
         answer_seconds: float = ANSWER_SECONDS,
         silent_seconds: float = SILENT_SECONDS,
     ) -> None:
-        self.placing = placing
+        self.buffers = buffers
         self.has_been_up = False
         self.num_taken = 0
         self.is_closed = False
@@ -78,7 +78,7 @@ class BatchReceiver:
         self.reader: BatchReader
         self._peer = (address, port)
         self._ticket = ticket
-        self._landing = landing
+        self._pool = pool
         self._take = take
         self._ended = ended
         self._max_head_bytes = max_head_bytes
@@ -136,7 +136,7 @@ class BatchReceiver:
             answer = BatchReader(
                 connection,
                 unsealer,
-                self._landing,
+                self._pool,
                 max_head_bytes=0,
                 silent_seconds=self._answer_seconds,
             )
@@ -145,7 +145,7 @@ class BatchReceiver:
             self.reader = BatchReader(
                 connection,
                 unsealer,
-                self._landing,
+                self._pool,
                 max_head_bytes=self._max_head_bytes,
                 silent_seconds=self._silent_seconds,
             )
@@ -163,7 +163,7 @@ class BatchReceiver:
 
 # Messages taken from one socket before the others have their turn.
 _AT_MOST = 16
-# A host that cannot make a session's batches is asked again with the next pass, twice.
+# A host that cannot make a session's batches is asked again with the next epoch, twice.
 _MAX_FAILURES = 3
 # Connections for batches of one host that are lost, one after the other, without a batch.
 MAX_FRUITLESS = 5
@@ -179,7 +179,7 @@ class Link:
 
     Args:
         name: Host name or address.
-        post: Runs a function in the pump's thread.
+        post: Runs a function in the I/O thread.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class Link:
 
     def has_input(self) -> bool:
         """Tells whether there is input that no descriptor tells of; ask before you wait."""
-        # At every turn of the pump.
+        # At every turn of the I/O thread.
         connection = self.connection
         return not (connection.is_drained and connection.is_quiet) and connection.has_input()
 
@@ -298,18 +298,18 @@ class Failure:
     """A host's failure: it could make nothing for a session; others perhaps can.
 
     Attributes:
-        pass_number: Of the pass in which it failed.
+        epoch_id: Of the epoch in which it failed.
         times: How often it has failed by now, on this connection.
     """
 
-    pass_number: int
+    epoch_id: int
     times: int
     reason: str
     error: BaseException
 
-    def may_try_again(self, pass_number: int) -> bool:
-        """Tells whether it is asked again, in that pass: memory may be free by then."""
-        return pass_number > self.pass_number and self.times < _MAX_FAILURES
+    def may_try_again(self, epoch_id: int) -> bool:
+        """Tells whether it is asked again, in that epoch: memory may be free by then."""
+        return epoch_id > self.epoch_id and self.times < _MAX_FAILURES
 
 
 class AgentLink(Link):
@@ -395,19 +395,19 @@ class AgentLink(Link):
         self.opened.pop(session, None)
         self.ready.discard(session)
 
-    def fail(self, session: str, *, pass_number: int, reason: str, error: BaseException) -> None:
+    def fail(self, session: str, *, epoch_id: int, reason: str, error: BaseException) -> None:
         """Notes that the host can make nothing for it."""
         self.close_session(session)
         times = self.failed[session].times + 1 if session in self.failed else 1
-        self.failed[session] = Failure(pass_number, times, reason, error)
+        self.failed[session] = Failure(epoch_id, times, reason, error)
 
     def has_failed(self, session: str) -> bool:
         """Tells whether the host can make nothing for it, and was not asked again."""
         return session in self.failed and session not in self.opened
 
-    def may_open(self, session: str, *, pass_number: int) -> bool:
-        """Tells whether the host is to be asked, or told of a new pass."""
-        return not self.has_failed(session) or self.failed[session].may_try_again(pass_number)
+    def may_open(self, session: str, *, epoch_id: int) -> bool:
+        """Tells whether the host is to be asked, or told of a new epoch."""
+        return not self.has_failed(session) or self.failed[session].may_try_again(epoch_id)
 
     def forget(self, session: str) -> None:
         """Forgets a session that has ended."""

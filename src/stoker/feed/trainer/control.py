@@ -72,7 +72,7 @@ def is_address(name: str) -> bool:
 
 
 class Connection:
-    """A DEALER socket with its monitor; used by the pump thread only.
+    """A DEALER socket with its monitor; used by the I/O thread only.
 
     Args:
         keys: Of the run.

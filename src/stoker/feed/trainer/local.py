@@ -19,7 +19,7 @@ from stoker.feed.workers.pool import (
     WorkerJob,
     WorkerPool,
 )
-from stoker.feed.workers.worker import worker_main
+from stoker.feed.workers.worker import stream_main, worker_main
 from stoker.host.processes import start_to_last
 
 # Where vCPUs are scarce the trainer goes first: its step is what all wait for, and the pool gives
@@ -29,14 +29,14 @@ _HURRY_SECONDS = 1.0
 
 
 class LocalWorkers:
-    """`num_workers` children of this process; made by the thread that iterates, used by the pump.
+    """Children of this process, made by the thread that iterates and used by the I/O thread.
 
     Args:
         spec: What they make batches with; forked children share it, others get `packed`.
         credits_each: Batches that each may be asked for at a time.
         context: How children are started; None: torch's default.
-        wake: Called, from any thread, when the pump should call `flush`.
-        on_death: Called by the pump with how a worker ended.
+        wake: Called, from any thread, when the I/O thread should call `flush`.
+        on_death: Called by the I/O thread with how a worker ended.
     """
 
     def __init__(
@@ -100,16 +100,16 @@ class LocalWorkers:
         """Returns the descriptors to poll for reading; True: for writing too."""
         return self._pool.sockets()
 
-    def ask(self, *, pass_number: int, number: int, index: bytes, seed: tuple[int, ...]) -> None:
+    def ask(self, *, epoch_id: int, number: int, index: bytes, seed: tuple[int, ...]) -> None:
         """Asks for a batch; the oldest is begun first."""
         heapq.heappush(
-            self._waiting, (pass_number, number, WorkerJob((pass_number, number), index, seed))
+            self._waiting, (epoch_id, number, WorkerJob((epoch_id, number), index, seed))
         )
         self._feed()
 
-    def forget(self, *, before_pass: int) -> None:
-        """Drops what was asked for in earlier passes and has not been begun."""
-        self._waiting = [item for item in self._waiting if item[0] >= before_pass]
+    def forget(self, *, before_epoch_id: int) -> None:
+        """Drops what was asked for in earlier epochs and has not been begun."""
+        self._waiting = [item for item in self._waiting if item[0] >= before_epoch_id]
         heapq.heapify(self._waiting)
 
     def handle(self, fileno: int) -> list[Result]:
@@ -217,9 +217,9 @@ class LocalStreams:
         """Asks a child for a batch; returns what is lost at once."""
         return self._pool.ask(job, opening)
 
-    def forget(self, *, before_pass: int) -> None:
-        """Ends what earlier passes began and does not persist."""
-        self._pool.forget(before_pass=before_pass)
+    def forget(self, *, before_epoch_id: int) -> None:
+        """Ends what earlier epochs began and does not persist."""
+        self._pool.forget(before_epoch_id=before_epoch_id)
 
     def handle(self, fileno: int) -> list[Result]:
         """Takes what came over that descriptor."""
@@ -235,8 +235,6 @@ class LocalStreams:
 
 
 def _stream(sock: socket.socket, data: bytes, opening: Opening, host: str) -> None:
-    from stoker.feed.workers.worker import stream_main
-
     stream_main(
         sock,
         unpack_spec(data),

@@ -1,8 +1,8 @@
 """The observer counts what the feed of one process does: who made which batches, their cost, moves.
 
-The pump counts where answers come in anyway (a few additions a batch), and the counts are told to
-the leader with the rank's progress about once a second. All counts only grow; whoever reads them
-takes differences, so that a report that is lost loses nothing.
+The I/O thread counts where answers come in anyway (a few additions a batch), and the counts are
+told to the leader with the rank's progress about once a second. All counts only grow; whoever reads
+them takes differences, so that a report that is lost loses nothing.
 """
 
 from collections import Counter
@@ -109,7 +109,7 @@ class Observer:
 
         Args:
             standings: Of the sessions; each is added to the books, so give each only once. None
-                between two passes: the hosts are still there, then.
+                between two epochs: the hosts are still there, then.
         """
         in_flight: Counter[str] = Counter()
         standings = tuple(standings)

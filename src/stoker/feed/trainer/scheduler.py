@@ -164,7 +164,7 @@ class BatchScheduler:
         self._queued_again: set[int] = set()
         self._arrived: dict[int, int] = {}
         self._held_bytes = 0
-        self._holders: dict[int, set[Peer]] = {}
+        self._makers: dict[int, set[Peer]] = {}
         self._refused: dict[int, set[Peer]] = {}
 
     # What the trainer does.
@@ -173,7 +173,7 @@ class BatchScheduler:
         """Starts a new epoch: number 0 is next, nothing is in flight; peers stay known."""
         for state in self._peers.values():
             state.asked.clear()
-        # Until enough is taken, the pace is that of the pass before.
+        # Until enough is taken, the pace is that of the epoch before.
         self._interval()
         self._takes.clear()
         self._gaps.clear()
@@ -240,11 +240,11 @@ class BatchScheduler:
         if state is not None and number in state.asked:
             asked_at, queued = state.asked.pop(number)
             state.answered(asked_at, queued, now)
-        holders = self._holders.get(number)
-        if holders is not None:
-            holders.discard(peer)
-            if not holders:
-                del self._holders[number]
+        makers = self._makers.get(number)
+        if makers is not None:
+            makers.discard(peer)
+            if not makers:
+                del self._makers[number]
         if number < self.head or number in self._arrived or number >= self._next_new:
             return False
         self._arrived[number] = frame_bytes
@@ -268,7 +268,7 @@ class BatchScheduler:
             self._refused.setdefault(number, set()).add(peer)
         self._let_go(peer, number)
         refused = self._refused.get(number, set())
-        if not self._is_open(number) or self._holders.get(number):
+        if not self._is_open(number) or self._makers.get(number):
             return False
         return len(refused) >= 2 or (len(refused) == 1 and not set(self._peers) - refused)
 
@@ -289,8 +289,8 @@ class BatchScheduler:
             if number is None:
                 break
             able = free
-            if number in self._holders or number in self._refused:
-                barred = self._holders.get(number, set()) | self._refused.get(number, set())
+            if number in self._makers or number in self._refused:
+                barred = self._makers.get(number, set()) | self._refused.get(number, set())
                 able = [peer for peer in free if peer not in barred]
                 if not able:
                     skipped.append(number)
@@ -301,7 +301,7 @@ class BatchScheduler:
                 break
             state = self._peers[peer]
             state.asked[number] = (now, len(state.asked) + 1)
-            self._holders.setdefault(number, set()).add(peer)
+            self._makers.setdefault(number, set()).add(peer)
             asks.append((peer, number))
             if len(state.asked) >= state.credits:
                 free.remove(peer)
@@ -351,16 +351,16 @@ class BatchScheduler:
         They are handed out by the next `assign`; the late peer is not judged, its answer is taken
         if it comes first.
         """
-        holders = self._holders.get(self.head)
-        if not holders or self.head in self._queued_again or now < self._overdue_at_least(holders):
+        makers = self._makers.get(self.head)
+        if not makers or self.head in self._queued_again or now < self._overdue_at_least(makers):
             return []
-        due = max(self._due(peer, self.head) for peer in holders)
+        due = max(self._due(peer, self.head) for peer in makers)
         if now < due or not self._others(self.head):
             return []
         again = []
-        for peer in holders:
+        for peer in makers:
             for number in self._peers[peer].asked:
-                is_late = all(now >= self._due(other, number) for other in self._holders[number])
+                is_late = all(now >= self._due(other, number) for other in self._makers[number])
                 if is_late and number not in self._queued_again and self._is_open(number):
                     self._hand_out_again(number)
                     self._moved[peer] += 1
@@ -369,15 +369,15 @@ class BatchScheduler:
 
     def next_check(self, now: float) -> float | None:
         """Returns the seconds until `overdue` may have news, or less; None: not before an event."""
-        holders = self._holders.get(self.head)
-        if not holders or self.head in self._queued_again:
+        makers = self._makers.get(self.head)
+        if not makers or self.head in self._queued_again:
             return None
-        earliest = self._overdue_at_least(holders)
+        earliest = self._overdue_at_least(makers)
         if now < earliest:
             return earliest - now
         if not self._others(self.head):
             return None
-        return max(0.0, max(self._due(peer, self.head) for peer in holders) - now)
+        return max(0.0, max(self._due(peer, self.head) for peer in makers) - now)
 
     def window(self, now: float) -> int:
         """Returns how many numbers from the head on may be made or under way."""
@@ -395,7 +395,7 @@ class BatchScheduler:
                 window = _MAX_WINDOW_PER_CREDIT * total
             elif interval > 0:
                 window += math.ceil(slowest / interval)
-        free_bytes = self.max_bytes - self._held_bytes - len(self._holders) * self._batch_bytes
+        free_bytes = self.max_bytes - self._held_bytes - len(self._makers) * self._batch_bytes
         if free_bytes < window * self._batch_bytes:
             begun = self._next_new - self.head
             window = min(window, begun + max(free_bytes, 0) // self._batch_bytes)
@@ -416,7 +416,7 @@ class BatchScheduler:
     @property
     def committed_bytes(self) -> int:
         """Bytes of the batches that wait, and of those asked for, at the largest recent size."""
-        return self._held_bytes + len(self._holders) * self._batch_bytes
+        return self._held_bytes + len(self._makers) * self._batch_bytes
 
     def observe(self, now: float, *, name: Callable[[Peer], str]) -> Standing:
         """Returns how the session stands; what is counted between two looks is counted anew.
@@ -492,11 +492,11 @@ class BatchScheduler:
         return number >= self.head and number not in self._arrived
 
     def _let_go(self, peer: Peer, number: int) -> None:
-        holders = self._holders.get(number)
-        if holders is not None:
-            holders.discard(peer)
-            if not holders:
-                del self._holders[number]
+        makers = self._makers.get(number)
+        if makers is not None:
+            makers.discard(peer)
+            if not makers:
+                del self._makers[number]
                 self._moved[peer] += self._is_open(number)
                 self._hand_out_again(number)
 
@@ -506,17 +506,17 @@ class BatchScheduler:
             heapq.heappush(self._again, number)
 
     def _others(self, number: int) -> bool:
-        holders, refused = self._holders.get(number, ()), self._refused.get(number, ())
+        makers, refused = self._makers.get(number, ()), self._refused.get(number, ())
         for peer, state in self._peers.items():
             is_able = state.credits > 0 and not state.is_leaving
-            if is_able and peer not in holders and peer not in refused:
+            if is_able and peer not in makers and peer not in refused:
                 return True
         return False
 
-    def _overdue_at_least(self, holders: Iterable[Peer]) -> float:
+    def _overdue_at_least(self, makers: Iterable[Peer]) -> float:
         """Returns the earliest time at which the head may be overdue; cheap: for every turn."""
         latest = 0.0
-        for peer in holders:
+        for peer in makers:
             asked_at = self._peers[peer].asked[self.head][0]
             if asked_at > latest:
                 latest = asked_at
@@ -535,6 +535,6 @@ class BatchScheduler:
         usual = state.reach_seconds
         # What was asked for first comes first.
         for number, (asked_at, _) in state.asked.items():
-            if len(self._holders.get(number, ())) == 1:
+            if len(self._makers.get(number, ())) == 1:
                 return max(usual, now - asked_at)
         return usual

@@ -1,8 +1,8 @@
-"""A session is one loader of this process at the feed, one pass at a time.
+"""A session is one loader of this process at the feed, one epoch at a time.
 
-A pass is one iteration over the loader: an epoch, or an epoch that is gone through once more, as
-after load_state_dict. The thread that iterates and the pump meet here, under one lock: the one
-supplies indices and takes finished batches, the other asks for batches and brings them.
+An epoch that is gone through once more, as after load_state_dict, has its number again, and an id
+of its own. The thread that iterates and the I/O thread meet here, under one lock: the one supplies
+indices and takes finished batches, the other asks for batches and brings them.
 """
 
 import threading
@@ -39,7 +39,7 @@ class Asked(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class StreamSource:
-    """The part of the ask that is the same for every batch of an iterable dataset, in one pass.
+    """The part of the ask that is the same for every batch of an iterable dataset, in one epoch.
 
     Attributes:
         index: Packed: what torch's sampler gives for each batch.
@@ -57,24 +57,24 @@ class FeedSession:
     Args:
         name: Of the session, unique in the run.
         lock: The feed's.
-        wake: Wakes the pump.
+        wake: Wakes the I/O thread.
         max_bytes: Bytes of batches that may wait in this process, of all its loaders.
-        streams: Of an iterable dataset, in place of a Schedule.
+        streams: Of an iterable dataset, in place of a BatchScheduler.
 
     Attributes:
         schedule: Under the lock, as all that follows.
-        epoch: Of the pass under way, or of the last one; the same one again after load_state_dict.
-        pass_number: Names that pass: it only grows, so what is late of an earlier one is refused.
+        epoch: Number of the epoch under way, or of the last one.
+        epoch_id: Names that epoch: it only grows, so what is late of an earlier one is refused.
         base_seed: With which the agents' workers start at once; None: when there is a batch.
-        is_busy: A pass is under way.
-        spec: What the workers of this pass are to have.
+        is_busy: An epoch is under way.
+        spec: What the workers of this epoch are to have.
         local: Local workers, if any.
         failure: Ends every wait of this session.
-        abandoned_pass: Number of a pass whose iterator is gone.
-        pins_on: Index of the accelerator for which batches land in pinned memory.
+        abandoned_epoch_id: Of an epoch whose iterator is gone.
+        pins_on: Index of the accelerator for which batches live in pinned memory.
         is_waiting: Nobody makes batches for it, for longer than a lost host is waited for.
         is_due: The thread that iterates waits, and has something to do.
-        has_news: The pump has to tell the agents of a new pass, or of a new spec.
+        has_news: The I/O thread has to tell the agents of a new epoch, or of a new spec.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class FeedSession:
         self.max_bytes = max_bytes
         self.schedule: BatchScheduler | Streams = streams or BatchScheduler(max_bytes=max_bytes)
         self.source: StreamSource | None = None
-        self.epoch = self.pass_number = -1
+        self.epoch = self.epoch_id = -1
         self.base_seed: int | None = None
         self.is_busy = False
         self.spec: PackedSpec | None = None
@@ -99,7 +99,7 @@ class FeedSession:
         self.retired_locals: list[LocalWorkers | LocalStreams] = []
         self.failure: BaseException | None = None
         self.has_news = False
-        self.abandoned_pass = -1
+        self.abandoned_epoch_id = -1
         self.pins_on: int | None = None
         self.alone_since = time.monotonic()
         self.had_peers = False
@@ -115,14 +115,14 @@ class FeedSession:
         self._sampler_error: BaseException | None = None
 
     def is_idle(self) -> bool:
-        """Tells whether another pass may begin."""
-        return not self.is_busy or self.abandoned_pass == self.pass_number
+        """Tells whether another epoch may begin."""
+        return not self.is_busy or self.abandoned_epoch_id == self.epoch_id
 
     def reserve(self) -> None:
-        """Reserves the session for a pass that is about to begin; drops the one before."""
+        """Reserves the session for an epoch that is about to begin; drops the one before."""
         if self.is_busy:
-            self._end_pass()
-        self.pass_number += 1
+            self._end_epoch()
+        self.epoch_id += 1
         self.alone_since = time.monotonic()
         self.is_busy = True
 
@@ -141,7 +141,7 @@ class FeedSession:
         source: StreamSource | None = None,
         base_seed: int | None = None,
     ) -> int:
-        """Starts a pass and returns its number; what is left of the one before is dropped.
+        """Starts an epoch and returns its id; what is left of the one before is dropped.
 
         Args:
             is_eager: Draws from the sampler now, not at the first `next`.
@@ -164,8 +164,8 @@ class FeedSession:
                 self.schedule.grant(LOCAL, local.credits)
                 self.had_peers = True
             self.epoch = epoch
-            self.pass_number += 1
-            pass_number = self.pass_number
+            self.epoch_id += 1
+            epoch_id = self.epoch_id
             self.asked.clear()
             self.outcomes.clear()
             self.alone_since = time.monotonic()
@@ -173,19 +173,19 @@ class FeedSession:
             self._indices = indices
             self._sampler_error = None
         if is_eager:
-            self._supply(pass_number)
+            self._supply(epoch_id)
         else:
             self._wake()
-        return pass_number
+        return epoch_id
 
-    def next(self, pass_number: int, *, timeout_seconds: float) -> object:
-        """Returns the next batch of that pass, in the sampler's order; waits until it is there.
+    def next(self, epoch_id: int, *, timeout_seconds: float) -> object:
+        """Returns the next batch of that epoch, in the sampler's order; waits until it is there.
 
         Args:
             timeout_seconds: As the loader's `timeout`; 0: no bound but the feed's own.
 
         Raises:
-            StopIteration: At the end of the pass.
+            StopIteration: At the end of the epoch.
             RuntimeError: After `timeout_seconds`, in torch's words.
             FeedError: If the feed is lost.
             Exception: What the dataset, the collate function or the sampler raised.
@@ -193,14 +193,14 @@ class FeedSession:
         deadline = time.monotonic() + timeout_seconds if timeout_seconds > 0 else None
         while True:
             with self._lock:
-                if self.pass_number != pass_number:
+                if self.epoch_id != epoch_id:
                     raise StopIteration
                 outcome = self._await_head(deadline, timeout_seconds)
                 # Also after a batch that was there: its place in the window is free.
-                wanted, has_work = self._look(pass_number)
+                wanted, has_work = self._look(epoch_id)
                 first = self.schedule.supplied
             if wanted:
-                self._draw(pass_number, first, wanted)
+                self._draw(epoch_id, first, wanted)
             elif has_work:
                 self._wake()
             if outcome is not None:
@@ -209,11 +209,11 @@ class FeedSession:
             raise outcome.error
         return outcome.value
 
-    def stop(self, pass_number: int) -> None:
-        """Frees what a pass holds that has ended or that nobody iterates over any more."""
+    def stop(self, epoch_id: int) -> None:
+        """Frees what an epoch holds that has ended or that nobody iterates over any more."""
         with self._lock:
-            if self.pass_number == pass_number and self.is_busy:
-                self._end_pass()
+            if self.epoch_id == epoch_id and self.is_busy:
+                self._end_epoch()
         self._wake()
 
     def _await_head(self, deadline: float | None, timeout_seconds: float) -> BatchOutcome | None:
@@ -228,7 +228,7 @@ class FeedSession:
                 raise self.failure
             if self.schedule.is_over():
                 if self.is_busy:
-                    self._end_pass()
+                    self._end_epoch()
                     self._wake()
                 if self._sampler_error is not None:
                     error, self._sampler_error = self._sampler_error, None
@@ -244,7 +244,7 @@ class FeedSession:
             finally:
                 self._num_waiting -= 1
 
-    def _end_pass(self) -> None:
+    def _end_epoch(self) -> None:
         self.is_busy = False
         self.has_news = True
         if isinstance(self.schedule, Streams) and not self.schedule.persists and self.local:
@@ -257,23 +257,23 @@ class FeedSession:
         self.outcomes.clear()
         self._indices = iter(())
 
-    def _supply(self, pass_number: int) -> None:
+    def _supply(self, epoch_id: int) -> None:
         with self._lock:
-            wanted, has_work = self._look(pass_number)
+            wanted, has_work = self._look(epoch_id)
             first = self.schedule.supplied
         if wanted:
-            self._draw(pass_number, first, wanted)
+            self._draw(epoch_id, first, wanted)
         elif has_work:
             self._wake()
 
-    def _look(self, pass_number: int) -> tuple[int, bool]:
-        """Returns how many indices to draw, and whether there is something for the pump to do."""
-        if not self.is_busy or self.pass_number != pass_number:
+    def _look(self, epoch_id: int) -> tuple[int, bool]:
+        """Returns how many indices to draw, and whether the I/O thread has something to do."""
+        if not self.is_busy or self.epoch_id != epoch_id:
             return 0, self.has_news
         wanted, has_work = self.schedule.look(time.monotonic())
         return wanted, has_work or self.has_news
 
-    def _draw(self, pass_number: int, first: int, wanted: int) -> None:
+    def _draw(self, epoch_id: int, first: int, wanted: int) -> None:
         """Draws from the sampler, outside the lock: it is the user's code."""
         fresh: dict[int, Asked] = {}
         is_last = False
@@ -288,7 +288,7 @@ class FeedSession:
                 self._sampler_error = err
                 is_last = True
         with self._lock:
-            if self.pass_number == pass_number and self.is_busy:
+            if self.epoch_id == epoch_id and self.is_busy:
                 self.asked.update(fresh)
                 self.schedule.supply(len(fresh))
                 if is_last:
@@ -297,7 +297,7 @@ class FeedSession:
         if has_work:
             self._wake()
 
-    # The pump, under the lock.
+    # The I/O thread, under the lock.
 
     def deliver(self, number: int, outcome: BatchOutcome) -> None:
         """Takes a batch that is there, or its error."""
@@ -310,7 +310,7 @@ class FeedSession:
             self.is_due = is_head or self.schedule.wanted(time.monotonic()) > 0
 
     def ring(self) -> None:
-        """Wakes it: the last that the pump does before it sleeps, or both would want the locks."""
+        """Wakes it: the I/O thread's last act before it sleeps, or both would want the locks."""
         self.is_due = False
         self._arrival.notify_all()
 

@@ -15,11 +15,11 @@ which each batch brings along, tells whether it makes the same again: a stream t
 error. What it cannot tell: whether the batches that had not arrived would have been others (so no
 sample comes twice, but of a stream that is not deterministic one may be missing).
 
-With persistent workers random states go on from pass to pass (see session). A process tells with
-the first batch of a pass what they were at its beginning, and with the end of its shard what they
-are then, and a new process of the shard begins with them. Where a pass was left before its end, it
-makes what was asked of that pass once more. What a dataset has changed in itself in passes before
-is not handed over: a new process has it as it was shipped.
+With persistent workers random states go on from epoch to epoch (see session). A process tells with
+the first batch of an epoch what they were at its beginning, and with the end of its shard what they
+are then, and a new process of the shard begins with them. Where an epoch was left before its end,
+it makes what was asked of that epoch once more. What a dataset has changed in itself in epochs
+before is not handed over: a new process has it as it was shipped.
 """
 
 from collections import Counter
@@ -44,10 +44,10 @@ class Shard:
         taken: Positions below were delivered.
         end: How many batches it has, once that is known.
         losses: Deaths in a row without one more batch.
-        state: Random states with which the pass, or one before it, began, as its process has told;
+        state: Random states with which the epoch, or one before it, began, as its process has told;
             empty: as it is seeded.
-        earlier: Batches that were asked of each pass since then.
-        state_at_end: With which the next pass begins.
+        earlier: Batches that were asked of each epoch since then.
+        state_at_end: With which the next epoch begins.
     """
 
     owner: Peer | None = None
@@ -63,8 +63,8 @@ class Shard:
     earlier: list[int] = field(default_factory=list)
     state_at_end: bytes = b""
 
-    def note_pass(self) -> None:
-        """Notes, after a pass is over or left, what the next one's random states follow from."""
+    def note_epoch(self) -> None:
+        """Notes, after an epoch is over or left, what the next one's random states follow from."""
         if self.state_at_end:
             self.state, self.earlier = self.state_at_end, []
         elif self.asked:
@@ -72,7 +72,7 @@ class Shard:
         self.state_at_end = b""
 
     def begin(self, *, is_kept: bool) -> None:
-        """Begins a new pass at its first batch, with the process that it has or with a new one."""
+        """Begins a new epoch at its first batch, with the process that it has or with a new one."""
         if not is_kept:
             self.owner, self.generation = None, self.generation + 1
         self.asked = self.arrived = self.digest = self.taken = self.losses = 0
@@ -139,8 +139,8 @@ class ShardStart:
     Attributes:
         made: Batches of the shard that have arrived: another process made them.
         digest: Checksum of these.
-        state: Random states with which the pass, or one before it, began; empty: seeds do.
-        earlier: Batches that were made of each pass since then.
+        state: Random states with which the epoch, or one before it, began; empty: seeds do.
+        earlier: Batches that were made of each epoch since then.
     """
 
     shard: int
@@ -161,7 +161,7 @@ class Streams:
         prefetch: Batches of a shard that may wait or be under way.
         max_bytes: Bytes of batches of all shards that may wait or be under way; the batch that is
             delivered next is always asked for.
-        persists: Processes go on with the next pass, as torch's persistent workers.
+        persists: Processes go on with the next epoch, as torch's persistent workers.
     """
 
     def __init__(
@@ -184,10 +184,10 @@ class Streams:
     # What the trainer does.
 
     def begin(self) -> None:
-        """Starts a new pass: every shard at its beginning."""
+        """Starts a new epoch: every shard at its beginning."""
         for shard in self._shards:
             if self.persists:
-                shard.note_pass()
+                shard.note_epoch()
             shard.begin(is_kept=self.persists and shard.owner is not None)
         self._cursor = 0
         self._is_finished = False
@@ -196,7 +196,7 @@ class Streams:
         """Does nothing: a stream takes no indices."""
 
     def finish(self) -> None:
-        """Ends the pass, of which nobody wants more."""
+        """Ends the epoch, of which nobody wants more."""
         self._is_finished = True
 
     def wanted(self, now: float) -> int:
@@ -215,7 +215,7 @@ class Streams:
 
     @property
     def num_taken(self) -> int:
-        """Batches of this pass that were delivered."""
+        """Batches of this epoch that were delivered."""
         return sum(shard.taken for shard in self._shards)
 
     def is_over(self) -> bool:

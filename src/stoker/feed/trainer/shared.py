@@ -1,4 +1,4 @@
-"""The pump and the threads that iterate share one lock, the sessions, and a wake-up."""
+"""The I/O thread and the threads that iterate share one lock, the sessions, and a wake-up."""
 
 import contextlib
 import os
@@ -14,13 +14,13 @@ from stoker.logs import Log
 
 
 class SharedState:
-    """The state that the pump of a feed and the threads that iterate share.
+    """The state that the I/O thread of a feed and the threads that iterate share.
 
     Attributes:
         lock: Over the sessions and all that is theirs; held for microseconds.
         sessions: Name to session.
         failure: Ends every session, later ones too.
-        wake_fd: An eventfd for the pump's poll; see `sleeps`.
+        wake_fd: An eventfd for the I/O thread's poll; see `sleeps`.
         receivers: Of batches, as long as anybody has them.
     """
 
@@ -35,7 +35,7 @@ class SharedState:
         self._pid = os.getpid()
         self._is_asleep = self._is_called = False
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # Appended to by finalizers and threads, emptied by the pump: atomic operations only.
+        # Appended to by finalizers and threads, emptied by the I/O thread: atomic operations only.
         self._retired: deque[FeedSession] = deque()
         self._posted: deque[Callable[[], None]] = deque()
 
@@ -47,7 +47,7 @@ class SharedState:
                 session.fail(error)
 
     def wake(self) -> None:
-        """Ends the pump's wait, or its next one; safe in a finalizer, and after the end."""
+        """Ends the I/O thread's wait, or its next one; safe in a finalizer, and after the end."""
         self._is_called = True
         if not self._is_asleep:
             # It looks at what it is called for before it sleeps.
@@ -59,13 +59,13 @@ class SharedState:
                 os.eventfd_write(self.wake_fd, 1)
 
     def sleeps(self) -> bool:
-        """Notes that the pump is about to poll; False if it was called, and must not wait."""
+        """Notes that the I/O thread is about to poll; False if it was called, and must not wait."""
         # In this order: who calls between the two finds it asleep, and writes.
         self._is_asleep = True
         return not self._is_called
 
     def is_up(self, *, is_rung: bool) -> None:
-        """Notes that the pump has polled, before it looks at anything.
+        """Notes that the I/O thread has polled, before it looks at anything.
 
         Args:
             is_rung: `wake_fd` was readable.
@@ -76,22 +76,22 @@ class SharedState:
             os.eventfd_read(self.wake_fd)
 
     def post(self, action: Callable[[], None]) -> None:
-        """Has the pump run `action`."""
+        """Has the I/O thread run `action`."""
         self._posted.append(action)
         self.wake()
 
     def run_posted(self) -> None:
-        """Runs what was posted; for the pump."""
+        """Runs what was posted; for the I/O thread."""
         while self._posted:
             self._posted.popleft()()
 
     def retire(self, session: FeedSession) -> None:
-        """Has the pump end the session of a loader that is gone; safe in a finalizer."""
+        """Has the I/O thread end the session of a loader that is gone; safe in a finalizer."""
         self._retired.append(session)
         self.wake()
 
     def take_retired(self) -> list[FeedSession]:
-        """Returns the sessions to end, and forgets them here; for the pump, under the lock."""
+        """Returns the sessions to end, forgotten here; for the I/O thread, under the lock."""
         retired = []
         while self._retired:
             session = self._retired.popleft()
@@ -100,7 +100,7 @@ class SharedState:
         return retired
 
     def close(self) -> None:
-        """Frees the descriptor, after the pump's end; may be called twice."""
+        """Frees the descriptor, after the I/O thread's end; may be called twice."""
         descriptor, self.wake_fd = self.wake_fd, -1
         if descriptor >= 0:
             os.close(descriptor)

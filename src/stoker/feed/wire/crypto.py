@@ -25,7 +25,7 @@ nonce is ever used twice.
 A key is of one connection and one direction. The first key is told over CURVE with the ticket of
 the connection. The next generation's key is HKDF of the one before (as TLS 1.3 updates its keys):
 whoever gets hold of a key reads nothing that was sent under an earlier one. The sender goes on to
-it with each pass of a session, and after 64 GB; the receiver follows by one generation at a time,
+it with each epoch of a session, and after 64 GB; the receiver follows by one generation at a time,
 once a head proves it. Neither keys nor plain bytes are ever in an error.
 """
 

@@ -6,9 +6,9 @@ import os
 from stoker.errors import ProtocolError
 from stoker.feed.wire.dataset import digest
 
-# As large as fits a frame (security.MAX_CONTROL_BYTES) beside its message. 6 MB, encrypted, on one
+# As large as fits a frame (crypto.MAX_CONTROL_BYTES) next to its message. 6 MB, encrypted, on one
 # busy machine, from Need to the memory: 29 ms in one piece, its digest included; 12 ms in pieces of
-# 512 KiB, the digest taken later, beside the holder's work; 2 ms more in pieces of this size.
+# 512 KiB, the digest taken while the spec is unpickled; 2 ms more in pieces of this size.
 PIECE_BYTES = 240 << 10
 # Long messages that are under way at a time.
 _MAX_UNFINISHED = 64

@@ -31,7 +31,7 @@ from stoker.errors import ProtocolError
 
 # Raised with every change that an older peer would misread: of these messages, of a batch's tree
 # (codec), of what travels pickled (dataset). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 20
+PROTOCOL_VERSION = 21
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -301,7 +301,7 @@ class Open(Message, frozen=True, kw_only=True):
         spec: Digest of the pickled spec.
         spec_bytes: Its size.
         seeding: How a worker seeds each batch.
-        base_seed: Of the pass that begins: workers start with it while the spec is on its way;
+        base_seed: Of the epoch that begins: workers start with it while the spec is on its way;
             None: they start with the first batch that is asked for.
         first_worker: Id of the host's first data worker, for worker_init_fn.
         worker_step: From one id to the next: those of other hosts lie between them.
@@ -371,13 +371,13 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         shard: Worker id of torch's loader.
         num_shards: Fixed by the script.
         generation: Counts the starts of the shard; a higher one ends what ran before.
-        made: Batches of this pass that have arrived: a process that is new makes them again and
+        made: Batches of this epoch that have arrived: a process that is new makes them again and
             throws them away.
         digest: Checksum of these.
         shared_seed: Torch's, for data pipes.
-        persists: The process goes on with the next pass.
+        persists: The process goes on with the next epoch.
         state: Random states, as a process of the shard has told them, for one that is new.
-        earlier: Batches of each pass since `state` that a new process makes again first.
+        earlier: Batches of each epoch since `state` that a new process makes again first.
     """
 
     shard: Count
@@ -396,8 +396,8 @@ class Make(Message, frozen=True, kw_only=True):
 
     Attributes:
         index: Encoded (see codec.pack_value).
-        pass_number: Counts the passes of the session, and only grows: an epoch that is gone
-            through once more, as after load_state_dict, is another pass.
+        epoch_id: Only grows within the session: an epoch that is gone through once more, as after
+            load_state_dict, has another one.
         seed: Seed words (base seed, replica, epoch, number); for `sample` seeding, behind them how
             often the epoch had each index of the batch before, if it had any. Of a stream: the
             base seed.
@@ -405,7 +405,7 @@ class Make(Message, frozen=True, kw_only=True):
     """
 
     session: Identifier
-    pass_number: Count
+    epoch_id: Count
     number: Count
     index: bytes
     seed: Words
@@ -417,12 +417,12 @@ class Made(Message, frozen=True, kw_only=True):
 
     Attributes:
         generation: Of its stream.
-        digest: Checksum of all that its stream gave in this pass.
-        state: Random states with which its stream began the pass.
+        digest: Checksum of all that its stream gave in this epoch.
+        state: Random states with which its stream began the epoch.
     """
 
     session: Identifier
-    pass_number: Count
+    epoch_id: Count
     number: Count
     tree: bytes
     cpu_seconds: float
@@ -437,11 +437,11 @@ class Ended(Message, frozen=True, kw_only=True):
     """The stream has no batch of that number, and none after it.
 
     Attributes:
-        state: Random states with which the next pass begins.
+        state: Random states with which the next epoch begins.
     """
 
     session: Identifier
-    pass_number: Count
+    epoch_id: Count
     number: Count
     generation: Count
     state: States = b""
@@ -452,13 +452,13 @@ class Raised(Message, frozen=True, kw_only=True):
 
     Attributes:
         generation: Of its stream.
-        digest: Checksum of all that its stream gave in this pass.
+        digest: Checksum of all that its stream gave in this epoch.
         is_final: The stream cannot go on: it is not what it was before it was lost.
         state: As of a batch.
     """
 
     session: Identifier
-    pass_number: Count
+    epoch_id: Count
     number: Count
     summary: str
     generation: Count = 0
@@ -476,7 +476,7 @@ class Dropped(Message, frozen=True, kw_only=True):
     """
 
     session: Identifier
-    pass_number: Count
+    epoch_id: Count
     number: Count
     reason: str
     is_lost: bool = False
@@ -484,10 +484,10 @@ class Dropped(Message, frozen=True, kw_only=True):
 
 
 class Forget(Message, frozen=True, kw_only=True):
-    """The trainer no longer wants batches of passes below `before_pass`."""
+    """The trainer no longer wants batches of epochs below `before_epoch_id`."""
 
     session: Identifier
-    before_pass: Count
+    before_epoch_id: Count
 
 
 class Close(Message, frozen=True, kw_only=True):

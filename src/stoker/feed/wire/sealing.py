@@ -26,7 +26,7 @@ _NONCE = struct.Struct(">IQ")
 FIRST_BYTES = HEAD_BYTES - _PREFIX.size - TAG_BYTES
 _NEXT_KEY = b"stoker feed v1 next batch key"
 
-Pass = tuple[str, int]
+SessionEpoch = tuple[str, int]
 
 
 def records(nbytes: int) -> Iterator[tuple[int, int]]:
@@ -68,12 +68,12 @@ class Sealer:
         self._sealed_bytes = 0
         self._epochs: dict[str, int] = {}
 
-    def head(self, packed: bytes, *, payload_bytes: int, of: Pass) -> bytes:
+    def head(self, packed: bytes, *, payload_bytes: int, of: SessionEpoch) -> bytes:
         """Returns the head of a batch: prefix, first record, padding. `record` seals what is left.
 
         Args:
             packed: The message that describes the batch.
-            of: Session and pass of the batch; another pass than the session's batch before has
+            of: Session and epoch of the batch; another epoch than the session's batch before has
                 another key.
         """
         session, epoch = of

@@ -26,8 +26,8 @@ from stoker.feed.wire.sealing import (
     HEAD_BYTES,
     RECORD_BYTES,
     TAG_BYTES,
-    Pass,
     Sealer,
+    SessionEpoch,
     Unsealer,
     records,
 )
@@ -116,20 +116,20 @@ class BatchWriter:
     """The data host's end of a connection; used by one thread.
 
     Args:
-        landing: For the sealed records, one at a time.
+        pool: For the sealed records, one at a time.
     """
 
-    def __init__(self, connection: socket.socket, sealer: Sealer, landing: BufferPool) -> None:
+    def __init__(self, connection: socket.socket, sealer: Sealer, pool: BufferPool) -> None:
         self._socket = connection
         self._sealer = sealer
-        self._landing = landing
+        self._pool = pool
 
-    def write(self, packed: bytes, payload: memoryview | None, *, of: Pass) -> None:
+    def write(self, packed: bytes, payload: memoryview | None, *, of: SessionEpoch) -> None:
         """Seals a batch and sends it; blocks until the kernel has taken all of it.
 
         Args:
             packed: The message that describes the batch.
-            of: Its session and pass.
+            of: Its session and epoch.
 
         Raises:
             OSError: If the connection is lost.
@@ -137,7 +137,7 @@ class BatchWriter:
         payload_bytes = 0 if payload is None else payload.nbytes
         head = self._sealer.head(packed, payload_bytes=payload_bytes, of=of)
         longest = min(max(payload_bytes, len(packed) - FIRST_BYTES, 0), RECORD_BYTES)
-        buffer = self._landing.take(HEAD_BYTES + longest + TAG_BYTES).data
+        buffer = self._pool.take(HEAD_BYTES + longest + TAG_BYTES).data
         buffer[:HEAD_BYTES] = head
         # Head and first record go by one call.
         filled = HEAD_BYTES
@@ -161,7 +161,7 @@ class BatchReader:
     """The trainer's end of a connection; used by one thread.
 
     Args:
-        landing: For the sealed records, one at a time.
+        pool: For the sealed records, one at a time.
         max_head_bytes: A longer message is refused before there is memory for it.
         silent_seconds: See SILENT_SECONDS.
     """
@@ -170,14 +170,14 @@ class BatchReader:
         self,
         connection: socket.socket,
         unsealer: Unsealer,
-        landing: BufferPool,
+        pool: BufferPool,
         *,
         max_head_bytes: int,
         silent_seconds: float = SILENT_SECONDS,
     ) -> None:
         self._socket = connection
         self._unsealer = unsealer
-        self._landing = landing
+        self._pool = pool
         self._max_head_bytes = max_head_bytes
         self._silent_seconds = silent_seconds
         self._head = memoryview(bytearray(HEAD_BYTES))
@@ -214,7 +214,7 @@ class BatchReader:
             ProtocolError: If it is not what was sealed next.
         """
         # What was used a moment ago is still in the processor's cache; a batch's own memory is not.
-        room = self._landing.take(min(memory.nbytes, RECORD_BYTES) + TAG_BYTES).data
+        room = self._pool.take(min(memory.nbytes, RECORD_BYTES) + TAG_BYTES).data
         for start, end in records(memory.nbytes):
             sealed = room[: end - start + TAG_BYTES]
             self._fill(sealed)

@@ -34,21 +34,21 @@ class JobOrder(msgspec.Struct, frozen=True, tag=True):
 
 
 class Next(msgspec.Struct, frozen=True, tag=True):
-    """The reader asks a worker with a stream to make the batch at `position` of the pass.
+    """The reader asks a worker with a stream to make the batch at `position` of the epoch.
 
     Attributes:
         index: What the sampler gives for every batch.
-        pass_number: Another one begins the stream again.
+        epoch_id: Another one begins the stream again.
         made: Batches that another process made: made again and thrown away.
         digest: Checksum of these.
         shared_seed: Torch's, for data pipes; -1: none.
-        persists: The process goes on with later passes: it tells its random states.
+        persists: The process goes on with later epochs: it tells its random states.
         state: Random states to go on from, for a process that is new; empty: it seeds itself.
-        earlier: Batches of each pass since `state` that are made again, and thrown away, first.
+        earlier: Batches of each epoch since `state` that are made again, and thrown away, first.
     """
 
     index: bytes
-    pass_number: int
+    epoch_id: int
     position: int
     made: int
     digest: int
@@ -94,7 +94,7 @@ class End(msgspec.Struct, frozen=True, tag=True):
     """The worker tells the reader that the stream has no batch at that position, and none after it.
 
     Attributes:
-        state: Random states with which the next pass begins.
+        state: Random states with which the next epoch begins.
     """
 
     state: bytes = b""
@@ -105,7 +105,7 @@ class Error(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         is_final: The stream cannot go on.
-        state: As of a batch: random states with which the pass began.
+        state: As of a batch: random states with which the epoch began.
     """
 
     error: bytes

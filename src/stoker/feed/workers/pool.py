@@ -563,15 +563,15 @@ class Opening:
     """The values that a stream's process starts with; another generation is another process.
 
     Attributes:
-        pass_number: Of the pass it was begun for.
-        persists: It goes on with later passes.
+        epoch_id: Of the epoch it was begun for.
+        persists: It goes on with later epochs.
     """
 
     shard: int
     num_shards: int
     generation: int
     base_seed: int
-    pass_number: int
+    epoch_id: int
     persists: bool
 
 
@@ -654,10 +654,10 @@ class StreamPool:
         for running in self._running.values():
             running.pool.flush()
 
-    def forget(self, *, before_pass: int) -> None:
-        """Ends the streams of earlier passes that do not persist."""
+    def forget(self, *, before_epoch_id: int) -> None:
+        """Ends the streams of earlier epochs that do not persist."""
         for shard, running in list(self._running.items()):
-            if running.opening.pass_number < before_pass and not running.opening.persists:
+            if running.opening.epoch_id < before_epoch_id and not running.opening.persists:
                 self._end(shard)
 
     def abandon(self) -> list[Result]:
@@ -702,12 +702,12 @@ def stream_job(
         num_shards=stream.num_shards,
         generation=stream.generation,
         base_seed=message.seed[0] if message.seed else 0,
-        pass_number=message.pass_number,
+        epoch_id=message.epoch_id,
         persists=stream.persists,
     )
     order = Next(
         index=index,
-        pass_number=message.pass_number,
+        epoch_id=message.epoch_id,
         position=message.number // stream.num_shards,
         made=stream.made,
         digest=stream.digest,

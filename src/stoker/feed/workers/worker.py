@@ -244,7 +244,7 @@ def stream_main(
     Args:
         shard: For `get_worker_info()`, worker_init_fn and the seed, as torch's worker id.
         num_shards: For `get_worker_info()`.
-        base_seed: Torch's, of the pass.
+        base_seed: Torch's, of the epoch.
         host: Named in errors.
         niceness: Added to the process's own; a trainer next to it goes first.
     """
@@ -259,9 +259,9 @@ class ShardStream:
     """The dataset's iterator; a place that failed counts as a batch.
 
     Attributes:
-        position: Batches that were asked of it in this pass.
+        position: Batches that were asked of it in this epoch.
         is_exhausted: There is no batch at `position`.
-        state: Random states with which the pass began, where it is to tell them.
+        state: Random states with which the epoch began, where it is to tell them.
     """
 
     def __init__(self, spec: DatasetSpec, *, shard: int, num_shards: int, base_seed: int) -> None:
@@ -270,7 +270,7 @@ class ShardStream:
         self._num_shards = num_shards
         self._base_seed = base_seed
         self._dataset: object = None
-        self._pass_number: int | None = None
+        self._epoch_id: int | None = None
         self._fetcher: _Fetcher | None = None
         self._init_error: Exception | None = None
         self.position = 0
@@ -278,11 +278,11 @@ class ShardStream:
         self.state = b""
 
     def begin(self, job: Next, index: object) -> None:
-        """Begins the pass of the job, unless the stream is in it."""
-        if job.pass_number == self._pass_number:
+        """Begins the epoch of the job, unless the stream is in it."""
+        if job.epoch_id == self._epoch_id:
             return
-        is_new = self._pass_number is None
-        self._pass_number, self.position, self.is_exhausted = job.pass_number, 0, False
+        is_new = self._epoch_id is None
+        self._epoch_id, self.position, self.is_exhausted = job.epoch_id, 0, False
         self._init_error = None
         try:
             if is_new:
@@ -310,7 +310,7 @@ class ShardStream:
             self._make_again(count, index)
 
     def _make_again(self, count: int, index: object) -> None:
-        """Makes the first batches of an earlier pass, for what they draw."""
+        """Makes the first batches of an earlier epoch, for what they draw."""
         fetcher = self._iterate()
         for _ in range(count):
             try:
@@ -318,7 +318,7 @@ class ShardStream:
             except StopIteration:
                 return
             except Exception:
-                # It was the script's to see, in that pass.
+                # It was the script's to see, in that epoch.
                 continue
 
     def _iterate(self) -> _Fetcher:
@@ -386,7 +386,7 @@ class StreamWorker:
     """Does what the reader asks.
 
     Attributes:
-        digest: Checksum of all that the stream gave in this pass, errors among it.
+        digest: Checksum of all that the stream gave in this epoch, errors among it.
     """
 
     def __init__(self, channel: Pipe, stream: ShardStream, *, name: str, host: str) -> None:
@@ -420,7 +420,7 @@ class StreamWorker:
         self._stream.begin(job, index)
         if self._stream.position == 0:
             self.digest = 0
-        # Once a pass: 5 kB.
+        # Once an epoch: 5 kB.
         state = self._stream.state if job.position == 0 else b""
         try:
             self._catch_up(job, index)
