@@ -138,16 +138,9 @@ class Dispatch:
     def drop(self, reason: str, *, spec: str | None = None) -> None:
         """Hands back what is queued, of one spec or of all."""
         for request in [r for r in self._queue if spec is None or r.spec == spec]:
-            session = request.session
             request.is_dropped = True
-            session.requests.pop((request.epoch_id, request.number), None)
-            dropped = protocol.Dropped(
-                session=session.name,
-                epoch_id=request.epoch_id,
-                number=request.number,
-                reason=reason,
-            )
-            self._outbox.send(session, dropped)
+            request.session.requests.pop((request.epoch_id, request.number), None)
+            self._outbox.drop(request, reason)
 
     def _give(self) -> None:
         """Gives the first requests to the workers, as far as memory allows.

@@ -411,20 +411,24 @@ class Outbox:
         )
         self.answer(identity, dropped)
 
+    def drop(self, request: Request, reason: str, *, is_lost: bool = False) -> None:
+        """Says that a batch that was asked for is not made here."""
+        dropped = protocol.Dropped(
+            session=request.session.name,
+            epoch_id=request.epoch_id,
+            number=request.number,
+            reason=reason,
+            is_lost=is_lost,
+            generation=request.generation,
+        )
+        self.send(request.session, dropped)
+
     def result(self, request: Request, result: Result) -> None:
         """Sends what became of a request."""
         session = request.session
         name, epoch_id, number = session.name, request.epoch_id, request.number
         if result.is_lost:
-            dropped = protocol.Dropped(
-                session=name,
-                epoch_id=epoch_id,
-                number=number,
-                reason=result.summary,
-                is_lost=True,
-                generation=request.generation,
-            )
-            self.send(session, dropped)
+            self.drop(request, result.summary, is_lost=True)
         elif result.is_end:
             ended = protocol.Ended(
                 session=name,
@@ -459,9 +463,9 @@ class Outbox:
                 digest=result.digest,
                 state=result.state,
             )
-            self._send_batch(session, made, result)
+            self._send_batch(request, made, result)
 
-    def _send_batch(self, session: AgentSession, made: protocol.Made, result: Result) -> None:
+    def _send_batch(self, request: Request, made: protocol.Made, result: Result) -> None:
         self.num_sent += 1
         payload, result.payload = result.payload, None
         nbytes = 0 if payload is None else payload.nbytes
@@ -476,19 +480,12 @@ class Outbox:
 
         batch = OutgoingBatch(protocol.pack(made), payload, (made.session, made.epoch_id), done)
         del payload
-        if self._transport.send_batch(session.identity, batch):
-            self._mark(session, is_sent=True)
+        if self._transport.send_batch(request.session.identity, batch):
+            self._mark(request.session, is_sent=True)
             return
         batch.payload = None
         done()
-        dropped = protocol.Dropped(
-            session=made.session,
-            epoch_id=made.epoch_id,
-            number=made.number,
-            reason="there is no connection for batches",
-            generation=made.generation,
-        )
-        self.send(session, dropped)
+        self.drop(request, "there is no connection for batches")
 
     def _mark(self, session: AgentSession, *, is_sent: bool) -> None:
         if is_sent:
