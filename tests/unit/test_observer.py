@@ -13,6 +13,7 @@ from stoker.feed.wire.protocol import (
     WorkerWork,
     pack,
 )
+from stoker.feed.workers.pipe import JobOrder
 from stoker.feed.workers.pool import Result, WorkerJob
 from stoker.launch.coordinator import MAX_MESSAGE_BYTES
 
@@ -39,7 +40,7 @@ def observer(clock: Clock | None = None) -> Observer:
 def came(books: Observer, host: str | None, worker: int = 0, *, is_wanted: bool = True) -> None:
     books.came(
         host,
-        Result(WorkerJob(key=()), worker, cpu_seconds=0.25, wall_seconds=0.5),
+        Result(WorkerJob((), JobOrder(b"")), worker, cpu_seconds=0.25, wall_seconds=0.5),
         frame_bytes=1000,
         is_wanted=is_wanted,
     )

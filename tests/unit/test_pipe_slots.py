@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, default_collate
 
 from stoker.feed.wire import codec
 from stoker.feed.wire.dataset import DatasetSpec
+from stoker.feed.workers.pipe import JobOrder
 from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool
 from stoker.feed.workers.worker import worker_main
 
@@ -83,7 +84,9 @@ def pool_of(collate: Callable[[list[dict[str, object]]], object]) -> Iterator[Wo
 
 def make(pool: WorkerPool, indices: list[int]) -> Result:
     pool.assign(
-        WorkerJob((indices[0],), codec.pack_value(indices, allow_pickle=False), (0, 0, 0, 0))
+        WorkerJob(
+            (indices[0],), JobOrder(codec.pack_value(indices, allow_pickle=False), (0, 0, 0, 0))
+        )
     )
     while True:
         ready, _, _ = select.select(list(pool.sockets()), [], [], 30)

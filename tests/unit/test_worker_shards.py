@@ -14,8 +14,10 @@ from stoker.errors import FeedError
 from stoker.feed.seeding import preserved_random_state
 from stoker.feed.wire.codec import decode, pack_value
 from stoker.feed.wire.dataset import DatasetSpec, unpack_error
-from stoker.feed.workers.pipe import Batch, End, Error, Next, Pipe, channel_pair
-from stoker.feed.workers.worker import ShardStream, StreamWorker
+from stoker.feed.wire.protocol import Stream
+from stoker.feed.workers.pipe import Batch, End, Error, JobOrder, Pipe, channel_pair
+from stoker.feed.workers.slots import Slots
+from stoker.feed.workers.worker import ShardSource, ShardStream, answer
 
 FOUR = pack_value([None] * 4, allow_pickle=True)
 
@@ -62,8 +64,10 @@ class Worker:
         spec = DatasetSpec(
             dataset=dataset, collate_fn=collate, is_iterable=True, drop_last=drop_last
         )
+        self.slots = Slots(self.channel)
+        self.shard = shard
         stream = ShardStream(spec, shard=shard, num_shards=3, base_seed=5)
-        self.worker = StreamWorker(self.channel, stream, name="shard", host="here")
+        self.source = ShardSource(stream, self.slots, host="here")
 
     def make(
         self,
@@ -74,16 +78,17 @@ class Worker:
         digest: int = 0,
         **given: object,
     ) -> Batch | Error | End:
-        order = Next(
-            index=FOUR,
-            epoch_id=epoch_id,
-            position=position,
+        stream = Stream(
+            shard=self.shard,
+            num_shards=3,
+            generation=1,
             made=made,
             digest=digest,
-            shared_seed=-1,
             **given,  # type: ignore[arg-type]
         )
-        return self.worker.do(order)
+        number = position * 3 + self.shard
+        order = JobOrder(FOUR, epoch_id=epoch_id, number=number, stream=stream)
+        return answer(order, self.slots, self.source)
 
 
 Start = Callable[..., Worker]

@@ -42,22 +42,18 @@ class Hold(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """The agent asks a dataset host to fork a worker; its channel comes as descriptor."""
+    """The agent asks a dataset host to fork a worker, whose channel comes as descriptor.
+
+    Attributes:
+        worker_id: Of a stream, its shard.
+        num_workers: Of a stream, the number of shards.
+    """
 
     token: int
     worker_id: int
     num_workers: int
     base_seed: int
     seeding: str
-
-
-class ForkStream(msgspec.Struct, frozen=True, tag=True):
-    """The agent asks a dataset host to fork a stream's process; its channel comes as descriptor."""
-
-    token: int
-    shard: int
-    num_shards: int
-    base_seed: int
 
 
 class Kill(msgspec.Struct, frozen=True, tag=True):
@@ -81,7 +77,7 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
 
 
 to_fork_server = msgspec.msgpack.Decoder(Hold)
-to_dataset_host = msgspec.msgpack.Decoder(Fork | ForkStream | Kill)
+to_dataset_host = msgspec.msgpack.Decoder(Fork | Kill)
 from_dataset_host = msgspec.msgpack.Decoder(Held | Exited)
 
 
@@ -131,29 +127,13 @@ class DatasetHost:
         Raises:
             FeedLostError: If the dataset host is gone.
         """
-        return self._order(
-            sock, lambda token: Fork(token, worker_id, num_workers, base_seed, seeding)
-        )
-
-    def fork_stream(
-        self, sock: socket.socket, *, shard: int, num_shards: int, base_seed: int
-    ) -> WorkerProcess:
-        """Forks a process for a stream.
-
-        Raises:
-            FeedLostError: If the dataset host is gone.
-        """
-        return self._order(sock, lambda token: ForkStream(token, shard, num_shards, base_seed))
-
-    def _order(
-        self, sock: socket.socket, order: Callable[[int], Fork | ForkStream]
-    ) -> WorkerProcess:
         if self.channel.is_closed:
             raise FeedLostError("the process that holds the dataset is gone")
         token, self._next = self._next, self._next + 1
         # Ours until the worker's end: the message may not have left when the caller closes its own.
         descriptor = os.dup(sock.fileno())
-        self.channel.send(pack(order(token)), [descriptor])
+        order = Fork(token, worker_id, num_workers, base_seed, seeding)
+        self.channel.send(pack(order), [descriptor])
         if not self.channel.wants_write:
             os.close(descriptor)
             descriptor = -1
@@ -535,7 +515,7 @@ class Specs:
         """Gives a job to a worker of a pool that `can_take` it."""
         digest, seeding = key
         spec = self._specs[digest]
-        self.begin(spec, seeding=seeding, base_seed=job.seed[0] if job.seed else 0)
+        self.begin(spec, seeding=seeding, base_seed=next(iter(job.order.seed), 0))
         spec.pools[seeding].assign(job)
 
     def ask_stream(self, digest: str, session: str, job: WorkerJob, opening: Opening) -> None:
@@ -608,11 +588,12 @@ class Specs:
         assert dataset_host is not None
 
         def start(opening: Opening, sock: socket.socket) -> ChildProcess:
-            return dataset_host.fork_stream(
+            return dataset_host.fork(
                 sock,
-                shard=opening.shard,
-                num_shards=opening.num_shards,
+                worker_id=opening.shard,
+                num_workers=opening.num_shards,
                 base_seed=opening.base_seed,
+                seeding="torch",
             )
 
         return StreamPool(start, host=self._host, wake=self._wake, on_death=self._on_death)

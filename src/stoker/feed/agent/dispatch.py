@@ -12,6 +12,7 @@ from stoker.feed.agent.dataset_host import Specs
 from stoker.feed.agent.queue import AgentSession, CreditPool, Queue, Request
 from stoker.feed.agent.sending import Outbox
 from stoker.feed.wire import protocol
+from stoker.feed.workers.pipe import JobOrder
 from stoker.feed.workers.pool import MAX_OPEN, Result, WorkerJob, stream_job
 from stoker.logs import Log
 from stoker.records import FeedSettings
@@ -59,7 +60,7 @@ class Dispatch:
         """Sends what was made, and keeps the workers busy."""
         self._outbox.settle()
         results = list(self._specs.results())
-        self.num_begun -= sum(result.job.next is None for result in results)
+        self.num_begun -= sum(result.job.order.stream is None for result in results)
         # Before the batches are sent: their workers may be idle.
         self._give()
         is_dry = self._specs.num_busy() < self._workers
@@ -131,9 +132,7 @@ class Dispatch:
         if known is not None:
             known.is_dropped = True
         request = _noted(session, message, generation=stream.generation)
-        self._specs.ask_stream(
-            session.spec, session.name, *stream_job(message, stream, message.index, (request,))
-        )
+        self._specs.ask_stream(session.spec, session.name, *stream_job(message, stream, (request,)))
 
     def drop(self, reason: str, *, spec: str | None = None) -> None:
         """Hands back what is queued, of one spec or of all."""
@@ -159,7 +158,7 @@ class Dispatch:
                 self._queue.push(request)
                 return
             self.num_begun += 1
-            self._specs.assign(key, WorkerJob((request,), request.index, request.seed))
+            self._specs.assign(key, WorkerJob((request,), JobOrder(request.index, request.seed)))
 
     def _has_memory(self) -> bool:
         """Tells whether there is memory for one more batch; always if none is held."""

@@ -28,7 +28,6 @@ from typing import Literal, NoReturn
 from stoker.feed.agent.dataset_host import (
     Exited,
     Fork,
-    ForkStream,
     Held,
     Hold,
     Kill,
@@ -422,7 +421,7 @@ def _hold(order: Hold, memory: int, theirs: int) -> None:
         while waiting:
             data, descriptors = waiting.popleft()
             match to_dataset_host.decode(data):
-                case Fork() | ForkStream() as fork:
+                case Fork() as fork:
                     sock = socket.socket(fileno=descriptors[0])
                     run = _worker(sock, spec, fork, order.host)
                     tokens[_fork(children, channel, waiting, run)] = fork.token
@@ -460,22 +459,8 @@ def _drain(channel: Pipe) -> None:
         channel.flush()
 
 
-def _worker(
-    sock: socket.socket, spec: DatasetSpec, fork: Fork | ForkStream, host: str
-) -> Callable[[], None]:
+def _worker(sock: socket.socket, spec: DatasetSpec, fork: Fork, host: str) -> Callable[[], None]:
     def run() -> None:
-        if isinstance(fork, ForkStream):
-            from stoker.feed.workers.worker import stream_main
-
-            stream_main(
-                sock,
-                spec,
-                shard=fork.shard,
-                num_shards=fork.num_shards,
-                base_seed=fork.base_seed,
-                host=host,
-            )
-            return
         from stoker.feed.workers.worker import worker_main
 
         worker_main(

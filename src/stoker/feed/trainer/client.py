@@ -196,7 +196,7 @@ class Requester:
             if peer == LOCAL and isinstance(session.local, LocalStreams):
                 key = (session.epoch_id, number, start.generation)
                 assert make.stream is not None
-                lost = session.local.ask(*stream_job(make, make.stream, source.index, key))
+                lost = session.local.ask(*stream_job(make, make.stream, key))
                 for result in lost:
                     lose(session, streams, LOCAL, in_result(result, 0))
             elif isinstance(peer, str) and peer in self._links:

@@ -11,6 +11,7 @@ from typing import cast
 import torch.multiprocessing
 
 from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, unpack_spec
+from stoker.feed.workers.pipe import JobOrder
 from stoker.feed.workers.pool import (
     ChildProcess,
     Opening,
@@ -19,13 +20,55 @@ from stoker.feed.workers.pool import (
     WorkerJob,
     WorkerPool,
 )
-from stoker.feed.workers.worker import stream_main, worker_main
+from stoker.feed.workers.worker import worker_main
 from stoker.host.processes import start_to_last
 
 # Where vCPUs are scarce the trainer goes first: its step is what all wait for, and the pool gives
 # the batches that local workers do not come to to others.
 NICENESS = 10
 _HURRY_SECONDS = 1.0
+
+
+def _start_child(
+    context: BaseContext,
+    sock: socket.socket,
+    spec: DatasetSpec | bytes,
+    *,
+    name: str,
+    **options: int | str,
+) -> ChildProcess:
+    """Starts a worker; a pickled spec is unpickled there, another one is inherited by fork.
+
+    Args:
+        options: For `worker_main`.
+    """
+    child: BaseProcess = context.Process(  # type: ignore[attr-defined]
+        target=_run_child, args=(sock, spec), kwargs=options, daemon=True, name=name
+    )
+    start_to_last(child.start)
+    return cast("ChildProcess", child)
+
+
+def _run_child(
+    sock: socket.socket,
+    spec: DatasetSpec | bytes,
+    *,
+    worker_id: int,
+    num_workers: int,
+    base_seed: int,
+    seeding: str,
+    host: str,
+) -> None:
+    worker_main(
+        sock,
+        unpack_spec(spec) if isinstance(spec, bytes) else spec,
+        worker_id=worker_id,
+        num_workers=num_workers,
+        base_seed=base_seed,
+        seeding=seeding,
+        host=host,
+        niceness=NICENESS,
+    )
 
 
 class LocalWorkers:
@@ -57,22 +100,17 @@ class LocalWorkers:
         is_forked = chosen.get_start_method() == "fork"
 
         def start(number: int, sock: socket.socket) -> ChildProcess:
-            child: BaseProcess = chosen.Process(  # type: ignore[attr-defined]
-                target=worker_main if is_forked else _spawned_worker,
-                args=(sock, spec if is_forked else packed.data),
-                kwargs={
-                    "worker_id": number,
-                    "num_workers": num_workers,
-                    "base_seed": base_seed,
-                    "seeding": seeding,
-                    "host": host,
-                    "niceness": NICENESS,
-                },
-                daemon=True,
+            return _start_child(
+                chosen,
+                sock,
+                spec if is_forked else packed.data,
                 name=f"stoker-worker-{number}",
+                worker_id=number,
+                num_workers=num_workers,
+                base_seed=base_seed,
+                seeding=seeding,
+                host=host,
             )
-            start_to_last(child.start)
-            return cast("ChildProcess", child)
 
         self.digest = packed.digest
         self._credits_each = credits_each
@@ -103,7 +141,7 @@ class LocalWorkers:
     def ask(self, *, epoch_id: int, number: int, index: bytes, seed: tuple[int, ...]) -> None:
         """Asks for a batch; the oldest is begun first."""
         heapq.heappush(
-            self._waiting, (epoch_id, number, WorkerJob((epoch_id, number), index, seed))
+            self._waiting, (epoch_id, number, WorkerJob((epoch_id, number), JobOrder(index, seed)))
         )
         self._feed()
 
@@ -141,29 +179,6 @@ class LocalWorkers:
             self._pool.assign(heapq.heappop(self._waiting)[2])
 
 
-def _spawned_worker(
-    sock: socket.socket,
-    data: bytes,
-    *,
-    worker_id: int,
-    num_workers: int,
-    base_seed: int,
-    seeding: str,
-    host: str,
-    niceness: int,
-) -> None:
-    worker_main(
-        sock,
-        unpack_spec(data),
-        worker_id=worker_id,
-        num_workers=num_workers,
-        base_seed=base_seed,
-        seeding=seeding,
-        host=host,
-        niceness=niceness,
-    )
-
-
 class LocalStreams:
     """Children of this process, one a shard, started as shards are given to them.
 
@@ -190,14 +205,17 @@ class LocalStreams:
         chosen = context or torch.multiprocessing.get_context()
 
         def start(opening: Opening, sock: socket.socket) -> ChildProcess:
-            child: BaseProcess = chosen.Process(  # type: ignore[attr-defined]
-                target=_stream,
-                args=(sock, packed.data, opening, host),
-                daemon=True,
+            return _start_child(
+                chosen,
+                sock,
+                packed.data,
                 name=f"stoker-shard-{opening.shard}",
+                worker_id=opening.shard,
+                num_workers=opening.num_shards,
+                base_seed=opening.base_seed,
+                seeding="torch",
+                host=host,
             )
-            start_to_last(child.start)
-            return cast("ChildProcess", child)
 
         self.digest = packed.digest
         self.credits = credits_each * num_workers
@@ -232,15 +250,3 @@ class LocalStreams:
     def close(self) -> None:
         """Ends the children; may be called twice."""
         self._pool.close()
-
-
-def _stream(sock: socket.socket, data: bytes, opening: Opening, host: str) -> None:
-    stream_main(
-        sock,
-        unpack_spec(data),
-        shard=opening.shard,
-        num_shards=opening.num_shards,
-        base_seed=opening.base_seed,
-        host=host,
-        niceness=NICENESS,
-    )

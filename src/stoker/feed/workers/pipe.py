@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from stoker.errors import ProtocolError
+from stoker.feed.wire.protocol import Stream
 
 # An index of a million samples is 10 MB; nothing else is near that.
 MAX_MESSAGE_BYTES = 256 << 20
@@ -26,36 +27,22 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsiz
 Received = tuple[bytes, tuple[int, ...]]
 
 
-class JobOrder(msgspec.Struct, frozen=True, tag=True):
-    """The reader asks the worker to make this batch."""
-
-    index: bytes
-    seed: tuple[int, ...]
-
-
-class Next(msgspec.Struct, frozen=True, tag=True):
-    """The reader asks a worker with a stream to make the batch at `position` of the epoch.
+class JobOrder(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """The reader asks the worker to make this batch.
 
     Attributes:
-        index: What the sampler gives for every batch.
-        epoch_id: Another one begins the stream again.
-        made: Batches that another process made: made again and thrown away.
-        digest: Checksum of these.
-        shared_seed: Torch's, for data pipes; -1: none.
-        persists: The process goes on with later epochs: it tells its random states.
-        state: Random states to go on from, for a process that is new; empty: it seeds itself.
-        earlier: Batches of each epoch since `state` that are made again, and thrown away, first.
+        index: What the sampler gave; of a stream, what it gives for every batch.
+        seed: Seed words; a stream seeds itself.
+        epoch_id: Of a stream: another one begins it again.
+        number: Of a stream: its position in it is number // num_shards.
+        stream: The stream that the batch is of, and how a new process goes on with it.
     """
 
     index: bytes
-    epoch_id: int
-    position: int
-    made: int
-    digest: int
-    shared_seed: int
-    persists: bool = False
-    state: bytes = b""
-    earlier: tuple[int, ...] = ()
+    seed: tuple[int, ...] = ()
+    epoch_id: int = 0
+    number: int = 0
+    stream: Stream | None = None
 
 
 class Free(msgspec.Struct, frozen=True, tag=True):
@@ -115,7 +102,7 @@ class Error(msgspec.Struct, frozen=True, tag=True):
     state: bytes = b""
 
 
-to_worker = msgspec.msgpack.Decoder(JobOrder | Next | Free)
+to_worker = msgspec.msgpack.Decoder(JobOrder | Free)
 from_worker = msgspec.msgpack.Decoder(Slot | Retired | Batch | Error | End)
 pack = msgspec.msgpack.Encoder().encode
 

@@ -27,7 +27,7 @@ from stoker.feed.wire.codec import Bytes1D
 from stoker.feed.wire.dataset import pack_error
 from stoker.feed.wire.protocol import Make, Stream
 from stoker.feed.workers import pipe
-from stoker.feed.workers.pipe import Next, Pipe, channel_pair, keep_from_children
+from stoker.feed.workers.pipe import JobOrder, Pipe, channel_pair, keep_from_children
 
 # From the end of a worker's connection to its exit status; from kill to end.
 REAP_SECONDS = 2.0
@@ -112,15 +112,11 @@ class WorkerJob:
 
     Attributes:
         key: The caller's name for it.
-        index: `wire.pack_value` of the sampler's index.
-        seed: Seed words.
-        next: Of a stream, in place of index and seed.
+        order: What the worker is told.
     """
 
     key: tuple[object, ...]
-    index: bytes = b""
-    seed: tuple[int, ...] = ()
-    next: pipe.Next | None = None
+    order: JobOrder
 
 
 @dataclass(eq=False)
@@ -384,7 +380,7 @@ class WorkerPool:
         if not worker.jobs:
             worker.begin(self._clock(), self._open[job.key])
         worker.jobs.append(job)
-        worker.channel.send(pipe.pack(job.next or pipe.JobOrder(job.index, job.seed)))
+        worker.channel.send(pipe.pack(job.order))
 
     def handle(self, fileno: int) -> list[Result]:
         """Takes what came over that descriptor, which polled readable or writable."""
@@ -693,9 +689,7 @@ class StreamPool:
         return Result(job, -1, error=packed, summary=what, is_lost=True)
 
 
-def stream_job(
-    message: Make, stream: Stream, index: bytes, key: tuple[object, ...]
-) -> tuple[WorkerJob, Opening]:
+def stream_job(message: Make, stream: Stream, key: tuple[object, ...]) -> tuple[WorkerJob, Opening]:
     """Returns the job to give, and the process that it is for."""
     opening = Opening(
         shard=stream.shard,
@@ -705,15 +699,7 @@ def stream_job(
         epoch_id=message.epoch_id,
         persists=stream.persists,
     )
-    order = Next(
-        index=index,
-        epoch_id=message.epoch_id,
-        position=message.number // stream.num_shards,
-        made=stream.made,
-        digest=stream.digest,
-        shared_seed=-1 if stream.shared_seed is None else stream.shared_seed,
-        persists=stream.persists,
-        state=stream.state,
-        earlier=stream.earlier,
+    order = JobOrder(
+        index=message.index, epoch_id=message.epoch_id, number=message.number, stream=stream
     )
-    return WorkerJob(key, next=order), opening
+    return WorkerJob(key, order), opening

@@ -1,11 +1,13 @@
-"""A data worker is one process that makes batches, or one shard of an iterable dataset.
+"""A data worker is one process that makes batches of a dataset, or of one shard of it.
 
-It gets jobs over a channel and answers each with a batch in shared memory, a slot, or an error.
+It gets orders over a channel and answers each with a batch in shared memory (a slot), an error, or
+the end of its shard. The loop is one for all datasets (`serve`); how an order becomes a batch is a
+matter of its source: `IndexedSource` fetches what the sampler gave, `ShardSource` draws on from the
+dataset's iterator.
 
-It does what torch's worker loop does with such a dataset, in the same order: seeds once, tells
-`get_worker_info()` its shard, calls worker_init_fn, makes the dataset's iterator, draws from it.
-What another process of the shard has made before, it makes again and throws away, and compares the
-checksum.
+Both do what torch's worker loop does with such a dataset, in the same order: seed once, tell
+`get_worker_info()` who they are, call worker_init_fn, make a fetcher. What another process of a
+shard has made before, its source makes again and throws away, and compares the checksum.
 """
 
 import contextlib
@@ -14,7 +16,7 @@ import signal
 import socket
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol, cast
 
 import torch
@@ -23,18 +25,40 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.graph_settings import apply_random_seed
 
-from stoker.errors import FeedError, ShippingError
+from stoker.errors import FeedError, ProtocolError, ShippingError
 from stoker.feed import seeding
 from stoker.feed.seeding import Seeder, set_states, states_here
 from stoker.feed.wire import codec
+from stoker.feed.wire.codec import Encoded
 from stoker.feed.wire.dataset import DatasetSpec, built, pack_error
-from stoker.feed.workers.pipe import Batch, End, Error, Free, JobOrder, Next, Pipe, pack, to_worker
+from stoker.feed.wire.protocol import Stream
+from stoker.feed.workers.pipe import Batch, End, Error, Free, JobOrder, Pipe, pack, to_worker
 from stoker.feed.workers.slots import Slots
 from stoker.host.processes import die_with_parent
 
 
 class _Fetcher(Protocol):
     def fetch(self, index: object) -> object: ...
+
+
+class BatchSource(Protocol):
+    """Makes the batches of a worker."""
+
+    def make(self, order: JobOrder) -> object:
+        """Returns the batch, or what is to be answered in its place: an Error, an End.
+
+        Raises:
+            Exception: What the dataset or the collate function raised: `failed` says the answer.
+        """
+        ...
+
+    def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
+        """Notes that the batch is in that slot; returns what goes with it: digest and state."""
+        ...
+
+    def failed(self, err: Exception) -> Error:
+        """Notes that there is an error in the batch's place; returns the answer."""
+        ...
 
 
 def worker_main(
@@ -51,26 +75,38 @@ def worker_main(
     """Makes batches until the other end of `sock` is closed; for a forked or spawned child.
 
     Args:
-        worker_id: For worker_init_fn: no other process of the run has it, of this spec and rank.
+        worker_id: For worker_init_fn: no other process of the run has it, of this spec and rank. Of
+            an iterable dataset the shard, for the seed, too.
         num_workers: For `get_worker_info()` in worker_init_fn, and with `torch` seeding: more than
             the id. While a batch is made it is the script's; see Seeder.
         base_seed: The same; with `torch` seeding until a job says another.
-        seeding: `batch`, `sample` or `torch`.
+        seeding: `batch`, `sample` or `torch`; an iterable dataset is seeded as by torch.
         host: Named in errors.
         niceness: Added to the process's own; a trainer next to it goes first.
     """
     become_worker()
     os.nice(niceness)
-    worker = _Worker(
-        Pipe(sock, blocking=True),
-        spec,
-        worker_id=worker_id,
-        num_workers=num_workers,
-        base_seed=base_seed,
-        seeding=seeding,
-        host=host,
-    )
-    worker.run()
+    channel = Pipe(sock, blocking=True)
+    slots = Slots(channel)
+    torch.set_num_threads(spec.num_threads)
+    # Torch's own stacks into shared memory of its own.
+    torch_collate.default_collate_fn_map[torch.Tensor] = slots.collate
+    spec.globals.set()
+    source: BatchSource
+    if spec.is_iterable:
+        stream = ShardStream(spec, shard=worker_id, num_shards=num_workers, base_seed=base_seed)
+        source = ShardSource(stream, slots, host=host)
+    else:
+        source = IndexedSource(
+            spec,
+            slots,
+            worker_id=worker_id,
+            num_workers=num_workers,
+            base_seed=base_seed,
+            seeding=seeding,
+            host=host,
+        )
+    serve(channel, slots, source)
 
 
 def become_worker() -> None:
@@ -86,11 +122,49 @@ def become_worker() -> None:
         file.write("500")
 
 
-class _Worker:
+def serve(channel: Pipe, slots: Slots, source: BatchSource) -> None:
+    """Answers orders until the other end of the channel is closed."""
+    while messages := channel.receive():
+        for data, _ in messages:
+            match to_worker.decode(data):
+                case Free(slot):
+                    slots.free(slot)
+                case JobOrder() as order:
+                    channel.send(pack(answer(order, slots, source)))
+
+
+def answer(order: JobOrder, slots: Slots, source: BatchSource) -> Batch | Error | End:
+    """Makes a batch; returns what to say of it."""
+    wall, cpu = time.monotonic(), time.process_time()
+    try:
+        value = source.make(order)
+        if isinstance(value, Error | End):
+            return value
+        encoded, slot = slots.end(value)
+    except Exception as err:
+        return source.failed(err)
+    finally:
+        slots.clear()
+    digest, state = source.made(encoded, slot)
+    return Batch(
+        slot,
+        encoded.tree,
+        encoded.nbytes,
+        encoded.has_pickle,
+        time.process_time() - cpu,
+        time.monotonic() - wall,
+        digest,
+        state,
+    )
+
+
+class IndexedSource:
+    """The batches of a map-style dataset: any, in any order."""
+
     def __init__(
         self,
-        channel: Pipe,
         spec: DatasetSpec,
+        slots: Slots,
         *,
         worker_id: int,
         num_workers: int,
@@ -98,97 +172,69 @@ class _Worker:
         seeding: str,
         host: str,
     ) -> None:
-        self._channel = channel
-        self._slots = Slots(channel)
         self._spec = spec
+        self._slots = slots
         self._id = worker_id
+        self._name = f"data worker {worker_id}"
         self._num_workers = num_workers
         self._base_seed = base_seed
-        self._stream: tuple[int, ...] = ()
+        # The words of the epoch that torch's seeding was last done for.
+        self._seeded_for: tuple[int, ...] = ()
         self._seeding = seeding
         self._host = host
-        self._fetcher: _Fetcher | None = None
-        self._init_error: bytes | None = None
+        self._init_error: Error | None = None
         self._seeder: Seeder | None = None
         self._makes_many = False
         self._at: object = None
-
-    def run(self) -> None:
-        torch.set_num_threads(self._spec.num_threads)
-        torch_collate.default_collate_fn_map[torch.Tensor] = self._slots.collate
-        self._spec.globals.set()
         try:
-            self._spec = built(self._spec)
-            self._start_stream(self._base_seed)
-            if self._spec.worker_init_fn is not None:
-                self._spec.worker_init_fn(self._id)
-            dataset = self._spec.dataset
-            if self._seeding != "torch":
-                roots = {"dataset": dataset, "collate_fn": self._spec.collate_fn}
-                self._seeder = Seeder(roots, num_workers=self._spec.num_workers)
-            self._makes_many = seeding.makes_many(dataset)
-            if self._seeding == "sample" and self._spec.auto_collation and not self._makes_many:
-                dataset = seeding.OneByOne(dataset)
-            self._fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
-                _DatasetKind.Map,
-                dataset,
-                self._spec.auto_collation,
-                self._spec.collate_fn,
-                False,
-            )
+            self._fetcher = self._begin()
         except Exception as err:
-            self._init_error = self._pack(err, "worker_init_fn of ")
-        while messages := self._channel.receive():
-            for data, _ in messages:
-                match to_worker.decode(data):
-                    case Free(slot):
-                        self._slots.free(slot)
-                    case JobOrder() as job:
-                        self._do(job)
+            self._init_error = Error(self._pack(err, "worker_init_fn of "), "worker_init_fn raised")
 
-    def _do(self, job: JobOrder) -> None:
+    def _begin(self) -> _Fetcher:
+        self._spec = built(self._spec)
+        self._seed_as_torch(self._base_seed)
+        if self._spec.worker_init_fn is not None:
+            self._spec.worker_init_fn(self._id)
+        dataset = self._spec.dataset
+        if self._seeding != "torch":
+            roots = {"dataset": dataset, "collate_fn": self._spec.collate_fn}
+            self._seeder = Seeder(roots, num_workers=self._spec.num_workers)
+        self._makes_many = seeding.makes_many(dataset)
+        if self._seeding == "sample" and self._spec.auto_collation and not self._makes_many:
+            dataset = seeding.OneByOne(dataset)
+        return _fetcher_of(self._spec, dataset, _DatasetKind.Map, drop_last=False)
+
+    def make(self, order: JobOrder) -> object:
+        """Returns the batch of those indices, seeded."""
         if self._init_error is not None:
-            self._channel.send(pack(Error(self._init_error, "worker_init_fn raised")))
-            return
-        wall, cpu = time.monotonic(), time.process_time()
-        try:
-            encoded, slot = self._slots.end(self._make(job))
-        except Exception as err:
-            where = "" if self._at is None else f"index {self._at!r} of "
-            packed = self._pack(err, where)
-            self._channel.send(pack(Error(packed, f"{type(err).__name__} at {where}{self._name}")))
-            return
-        finally:
-            self._slots.clear()
-        answer = Batch(
-            slot,
-            encoded.tree,
-            encoded.nbytes,
-            encoded.has_pickle,
-            time.process_time() - cpu,
-            time.monotonic() - wall,
-        )
-        self._channel.send(pack(answer))
-
-    def _make(self, job: JobOrder) -> object:
+            return self._init_error
         self._at = None
-        index = codec.unpack_value(job.index, allow_pickle=True)
+        index = codec.unpack_value(order.index, allow_pickle=True)
         if self._seeder is not None:
-            return self._seeder.make(job.seed, lambda: self._fetch(job, index))
-        if job.seed[:3] != self._stream:
-            self._stream = job.seed[:3]
-            self._start_stream(job.seed[0] if job.seed else self._base_seed)
-        return self._fetch(job, index)
+            return self._seeder.make(order.seed, lambda: self._fetch(order, index))
+        if order.seed[:3] != self._seeded_for:
+            self._seeded_for = order.seed[:3]
+            self._seed_as_torch(order.seed[0] if order.seed else self._base_seed)
+        return self._fetch(order, index)
 
-    def _fetch(self, job: JobOrder, index: object) -> object:
+    def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
+        """Returns that nothing goes with it."""
+        return 0, b""
+
+    def failed(self, err: Exception) -> Error:
+        """Returns the error, with the index at which it was raised, if that is known."""
+        where = "" if self._at is None else f"index {self._at!r} of "
+        return Error(self._pack(err, where), f"{type(err).__name__} at {where}{self._name}")
+
+    def _fetch(self, order: JobOrder, index: object) -> object:
         # Again, where it is made again.
         self._slots.begin()
-        assert self._fetcher is not None
         per_sample = self._seeder if self._seeding == "sample" else None
         if not self._spec.auto_collation:
             self._at = index
             if per_sample is not None:
-                per_sample.place(job.seed, index, 0)
+                per_sample.place(order.seed, index, 0)
             return self._fetcher.fetch(index)
         if self._makes_many or (
             per_sample is None and getattr(self._spec.dataset, "__getitems__", None)
@@ -196,7 +242,7 @@ class _Worker:
             return self._fetcher.fetch(index)
         indices = cast("Iterable[object]", index)
         if per_sample is not None:
-            indices = per_sample.each(job.seed, indices)
+            indices = per_sample.each(order.seed, indices)
         return self._fetcher.fetch(self._watched(indices))
 
     def _watched(self, indices: Iterable[object]) -> Iterator[object]:
@@ -206,66 +252,49 @@ class _Worker:
             yield index
         self._at = None
 
-    def _start_stream(self, base_seed: int) -> None:
-        seeding.seed_as_torch(base_seed, self._id)
-        self._tell(base_seed)
-
-    def _tell(self, base_seed: int) -> None:
-        """Sets get_worker_info() as the process itself has it; a batch has its own, see Seeder."""
-        torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=self._id,
-            num_workers=self._num_workers,
-            seed=base_seed + self._id,
-            dataset=cast("torch.utils.data.Dataset[object]", self._spec.dataset),
-        )
-
-    @property
-    def _name(self) -> str:
-        return f"data worker {self._id}"
+    def _seed_as_torch(self, base_seed: int) -> None:
+        """Seeds this process, and sets what get_worker_info() says; a batch has its own, see
+        Seeder.
+        """
+        seed = seeding.seed_as_torch(base_seed, self._id)
+        _tell(self._spec.dataset, worker_id=self._id, num_workers=self._num_workers, seed=seed)
 
     def _pack(self, err: Exception, where: str) -> bytes:
-        if isinstance(err, ShippingError):
-            return pack_error(err, host=self._host, where=self._name)
-        return pack_error(err, host=self._host, where=f"{where}{self._name}")
+        # Of a batch that cannot travel no index is to blame.
+        place = self._name if isinstance(err, ShippingError) else f"{where}{self._name}"
+        return pack_error(err, host=self._host, where=place)
 
 
-def stream_main(
-    sock: socket.socket,
-    spec: DatasetSpec,
-    *,
-    shard: int,
-    num_shards: int,
-    base_seed: int,
-    host: str = "localhost",
-    niceness: int = 0,
-) -> None:
-    """Makes the batches of a shard until the other end of `sock` is closed; for a child process.
+def _tell(dataset: object, *, worker_id: int, num_workers: int, seed: int) -> None:
+    """Sets what get_worker_info() says."""
+    torch_worker._worker_info = torch_worker.WorkerInfo(
+        id=worker_id,
+        num_workers=num_workers,
+        seed=seed,
+        dataset=cast("torch.utils.data.Dataset[object]", dataset),
+    )
 
-    Args:
-        shard: For `get_worker_info()`, worker_init_fn and the seed, as torch's worker id.
-        num_shards: For `get_worker_info()`.
-        base_seed: Torch's, of the epoch.
-        host: Named in errors.
-        niceness: Added to the process's own; a trainer next to it goes first.
-    """
-    become_worker()
-    os.nice(niceness)
-    channel = Pipe(sock, blocking=True)
-    stream = ShardStream(spec, shard=shard, num_shards=num_shards, base_seed=base_seed)
-    StreamWorker(channel, stream, name=f"shard {shard} of {num_shards}", host=host).run()
+
+def _fetcher_of(spec: DatasetSpec, dataset: object, kind: int, *, drop_last: bool) -> _Fetcher:
+    fetcher: _Fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
+        kind, dataset, spec.auto_collation, spec.collate_fn, drop_last
+    )
+    return fetcher
 
 
 class ShardStream:
     """The dataset's iterator; a place that failed counts as a batch.
 
     Attributes:
+        name: In errors.
         position: Batches that were asked of it in this epoch.
         is_exhausted: There is no batch at `position`.
         state: Random states with which the epoch began, where it is to tell them.
     """
 
     def __init__(self, spec: DatasetSpec, *, shard: int, num_shards: int, base_seed: int) -> None:
-        self._spec = spec
+        self.spec = spec
+        self.name = f"shard {shard} of {num_shards}"
         self._shard = shard
         self._num_shards = num_shards
         self._base_seed = base_seed
@@ -277,21 +306,26 @@ class ShardStream:
         self.is_exhausted = False
         self.state = b""
 
-    def begin(self, job: Next, index: object) -> None:
-        """Begins the epoch of the job, unless the stream is in it."""
-        if job.epoch_id == self._epoch_id:
+    def begin(self, epoch_id: int, goes_on: Stream, index: object) -> None:
+        """Begins that epoch, unless the stream is in it.
+
+        Args:
+            goes_on: What a new process goes on from.
+            index: What the sampler gives.
+        """
+        if epoch_id == self._epoch_id:
             return
         is_new = self._epoch_id is None
-        self._epoch_id, self.position, self.is_exhausted = job.epoch_id, 0, False
+        self._epoch_id, self.position, self.is_exhausted = epoch_id, 0, False
         self._init_error = None
         try:
             if is_new:
                 self._start()
-            self._share(job.shared_seed)
+            self._share(goes_on.shared_seed)
             if is_new:
                 self._initialise()
-                self._take_up(job, index)
-            self.state = self.states() if job.persists else b""
+                self._take_up(goes_on, index)
+            self.state = self.states() if goes_on.persists else b""
             self._fetcher = self._iterate()
         except Exception as err:
             self._init_error = err
@@ -300,13 +334,13 @@ class ShardStream:
         """Returns the random states, as they are now."""
         return states_here(self._roots())
 
-    def _take_up(self, job: Next, index: object) -> None:
+    def _take_up(self, goes_on: Stream, index: object) -> None:
         """Goes on with the random states of another process of the shard."""
-        if job.state and set_states(job.state, self._roots()):
+        if goes_on.state and set_states(goes_on.state, self._roots()):
             # A generator that is made at its first use.
             self._make_again(1, index)
-            set_states(job.state, self._roots())
-        for count in job.earlier:
+            set_states(goes_on.state, self._roots())
+        for count in goes_on.earlier:
             self._make_again(count, index)
 
     def _make_again(self, count: int, index: object) -> None:
@@ -322,17 +356,11 @@ class ShardStream:
                 continue
 
     def _iterate(self) -> _Fetcher:
-        fetcher: _Fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
-            _DatasetKind.Iterable,
-            self._dataset,
-            self._spec.auto_collation,
-            self._spec.collate_fn,
-            self._spec.drop_last,
-        )
-        return fetcher
+        kind = _DatasetKind.Iterable
+        return _fetcher_of(self.spec, self._dataset, kind, drop_last=self.spec.drop_last)
 
     def _roots(self) -> dict[str, object]:
-        return {"dataset": self._dataset, "collate_fn": self._spec.collate_fn}
+        return {"dataset": self._dataset, "collate_fn": self.spec.collate_fn}
 
     def make(self, index: object) -> object:
         """Returns the next batch, or its exception.
@@ -361,111 +389,90 @@ class ShardStream:
         raise StopIteration
 
     def _start(self) -> None:
-        self._spec = built(self._spec)
-        self._dataset = self._spec.dataset
+        self.spec = built(self.spec)
+        self._dataset = self.spec.dataset
 
-    def _share(self, shared_seed: int) -> None:
-        if isinstance(self._dataset, IterDataPipe) and shared_seed >= 0:
+    def _share(self, shared_seed: int | None) -> None:
+        if isinstance(self._dataset, IterDataPipe) and shared_seed is not None:
             generator = torch.Generator()
             generator.manual_seed(shared_seed)
             self._dataset = apply_random_seed(self._dataset, generator)
 
     def _initialise(self) -> None:
         seed = seeding.seed_as_torch(self._base_seed, self._shard)
-        torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=self._shard,
-            num_workers=self._num_shards,
-            seed=seed,
-            dataset=cast("torch.utils.data.Dataset[object]", self._dataset),
-        )
-        if self._spec.worker_init_fn is not None:
-            self._spec.worker_init_fn(self._shard)
+        _tell(self._dataset, worker_id=self._shard, num_workers=self._num_shards, seed=seed)
+        if self.spec.worker_init_fn is not None:
+            self.spec.worker_init_fn(self._shard)
 
 
-class StreamWorker:
-    """Does what the reader asks.
+class ShardSource:
+    """The batches of a stream: one after the other, from the first that has not arrived.
 
     Attributes:
         digest: Checksum of all that the stream gave in this epoch, errors among it.
     """
 
-    def __init__(self, channel: Pipe, stream: ShardStream, *, name: str, host: str) -> None:
-        self._channel = channel
+    def __init__(self, stream: ShardStream, slots: Slots, *, host: str) -> None:
         self._stream = stream
-        self._slots = Slots(channel)
-        self._name = name
+        self._slots = slots
         self._host = host
-        self._spec = stream._spec
         self._scratch = bytearray()
+        self._state = b""
         self.digest = 0
 
-    def run(self) -> None:
-        """Works until the other end of the channel is closed."""
-        torch.set_num_threads(self._spec.num_threads)
-        # Torch's own stacks into shared memory of its own.
-        torch_collate.default_collate_fn_map[torch.Tensor] = self._slots.collate
-        self._spec.globals.set()
-        while messages := self._channel.receive():
-            for data, _ in messages:
-                match to_worker.decode(data):
-                    case Free(slot):
-                        self._slots.free(slot)
-                    case Next() as job:
-                        self._channel.send(pack(self.do(job)))
+    def make(self, order: JobOrder) -> object:
+        """Returns the batch at the position of the order; before, makes what is missing up to it.
 
-    def do(self, job: Next) -> Batch | Error | End:
-        """Makes a batch."""
-        wall, cpu = time.monotonic(), time.process_time()
-        index = codec.unpack_value(job.index, allow_pickle=True)
-        self._stream.begin(job, index)
+        Raises:
+            ProtocolError: If the order is for no stream.
+        """
+        if order.stream is None:
+            raise ProtocolError("an order without its stream")
+        index = codec.unpack_value(order.index, allow_pickle=True)
+        self._stream.begin(order.epoch_id, order.stream, index)
         if self._stream.position == 0:
             self.digest = 0
+        position = order.number // order.stream.num_shards
         # Once an epoch: 5 kB.
-        state = self._stream.state if job.position == 0 else b""
+        self._state = self._stream.state if position == 0 else b""
         try:
-            self._catch_up(job, index)
+            self._catch_up(position, order.stream, index)
         except FeedError as err:
             return Error(self._pack(err), str(err.what), is_final=True)
         try:
-            value = self._stream.make(index)
-            encoded, slot = self._slots.end(value)
+            return self._stream.make(index)
         except StopIteration:
-            return End(self._stream.states() if job.persists else b"")
-        except Exception as err:
-            self._note_error(err)
-            return Error(
-                self._pack(err), f"{type(err).__name__} in {self._name}", self.digest, state=state
-            )
-        self.digest = encoded.checksum(self._slots.memory(slot), self.digest)
-        return Batch(
-            slot,
-            encoded.tree,
-            encoded.nbytes,
-            encoded.has_pickle,
-            time.process_time() - cpu,
-            time.monotonic() - wall,
-            self.digest,
-            state,
-        )
+            return End(self._stream.states() if order.stream.persists else b"")
 
-    def _catch_up(self, job: Next, index: object) -> None:
+    def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
+        """Returns the digest up to this batch, and the states with which the epoch began."""
+        self.digest = encoded.checksum(self._slots.memory(slot), self.digest)
+        return self.digest, self._state
+
+    def failed(self, err: Exception) -> Error:
+        """Returns the error; it counts as a batch."""
+        self._note_error(err)
+        words = f"{type(err).__name__} in {self._stream.name}"
+        return Error(self._pack(err), words, self.digest, state=self._state)
+
+    def _catch_up(self, position: int, goes_on: Stream, index: object) -> None:
         """Makes again what another process has made.
 
         Raises:
             FeedError: If it is something else.
         """
-        while self._stream.position < job.position and not self._stream.is_exhausted:
-            self._throw_away(self._stream.make, index)
-            if self._stream.position == job.made and self.digest != job.digest:
-                raise self._changed(f"its first {job.made} batches are others than before")
-        if self._stream.position < job.made:
+        while self._stream.position < position and not self._stream.is_exhausted:
+            self._throw_away(index)
+            if self._stream.position == goes_on.made and self.digest != goes_on.digest:
+                raise self._changed(f"its first {goes_on.made} batches are others than before")
+        if self._stream.position < goes_on.made:
             raise self._changed(
-                f"it ended after {self._stream.position} batches; before, it gave {job.made}"
+                f"it ended after {self._stream.position} batches; before, it gave {goes_on.made}"
             )
 
-    def _throw_away(self, make: Callable[[object], object], index: object) -> None:
+    def _throw_away(self, index: object) -> None:
         try:
-            encoded = codec.encode(make(index), allow_pickle=True)
+            encoded = codec.encode(self._stream.make(index), allow_pickle=True)
             if len(self._scratch) < encoded.nbytes:
                 self._scratch = bytearray(encoded.nbytes)
             encoded.write_into(memoryview(self._scratch))
@@ -480,8 +487,8 @@ class StreamWorker:
 
     def _changed(self, how: str) -> FeedError:
         return FeedError(
-            f"the iterable dataset {type(self._spec.dataset).__name__} is not deterministic: "
-            f"{self._name} was lost and started again, and {how}",
+            f"the iterable dataset {type(self._stream.spec.dataset).__name__} is not "
+            f"deterministic: {self._stream.name} was lost and started again, and {how}",
             where=f"host {self._host}",
             fix="have its __iter__ give the same from the same random states (no time, no own "
             "unseeded generator, no sets, no shared queue), use a map-style dataset, or "
@@ -489,4 +496,5 @@ class StreamWorker:
         )
 
     def _pack(self, err: Exception) -> bytes:
-        return pack_error(err, host=self._host, where=f"DataLoader worker process {self._name}")
+        where = f"DataLoader worker process {self._stream.name}"
+        return pack_error(err, host=self._host, where=where)
