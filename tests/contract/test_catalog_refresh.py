@@ -210,7 +210,7 @@ def test_a_context_that_there_is_not_is_named(cluster: FakeCluster, tmp_path: Pa
     [
         (["catalog", "--region", "eu-west-1"], "stoker catalog refresh --region eu-west-1"),
         (["catalog", "refresh", "--region", "x", "--from-cluster"], "exclude each other"),
-        (["catalog", "refresh", "--context", "here"], "--context belongs to --from-cluster"),
+        (["catalog", "refresh", "--context", "here"], "--context is only for --from-cluster"),
         (["catalog", "--from-cluster"], "stoker catalog refresh --from-cluster"),
         (["catalog", "refersh", "--from-cluster"], "stoker catalog refresh"),
     ],

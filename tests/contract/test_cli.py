@@ -180,6 +180,14 @@ def test_verbs_and_flags_equal_the_list() -> None:
     assert found == VERBS
 
 
+def test_the_list_of_verbs_shows_the_whole_first_line_of_the_help_of_each(tmp_path: Path) -> None:
+    listed = process("--help", cwd=tmp_path).stdout.split("Commands:\n")[1]
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    first_lines = {name: verb.help.partition("\n")[0] for name, verb in commands.items()}
+    assert dict(line.split(maxsplit=1) for line in listed.splitlines()) == first_lines
+    assert max(map(len, listed.splitlines())) <= 80
+
+
 def test_help_names_every_verb_and_imports_nothing_heavy() -> None:
     code = (
         "import sys\n"
@@ -231,7 +239,7 @@ def test_schema_prints_a_json_schema(tmp_path: Path, record: str) -> None:
         (["train"], 2, ["no workload and no command"]),
         (["train", "--nonsense"], 2, ["No such option", "stoker train --help"]),
         (["trian"], 2, ["No such command"]),
-        (["train", "--group", "data=2", "--", "true"], 2, ["no --group dnn"]),
+        (["train", "--group", "data=2", "--", "true"], 2, ["--group dnn=... is missing"]),
         (["train", "--group", "dnn=0", "--", "true"], 2, ["at least one host"]),
         (["train", "--group", "dmn=1", "--", "true"], 2, ["did you mean dnn?"]),
         (["train", "--platform", "lokal", "--", "true"], 2, ["did you mean local?"]),

@@ -47,7 +47,8 @@ def test_a_script_without_the_x_bit_is_told_from_a_missing_one(
 
 
 @pytest.mark.parametrize(
-    ("out", "words"), [(".", "it is a folder"), ("file/x.json", "is no folder"), ("shut", "rights")]
+    ("out", "words"),
+    [(".", "it is a folder"), ("file/x.json", "is not a folder"), ("shut", "rights")],
 )
 @pytest.mark.parametrize(
     "command",
@@ -130,9 +131,9 @@ def test_watch_refuses_what_is_no_run(
     monkeypatch.chdir(tmp_path)
     Path("q.py").write_text("print('hello')\n")
     assert edge.run(["watch", str(tmp_path), *once]) == 2
-    assert "is no run" in capsys.readouterr().err
+    assert "is not a run" in capsys.readouterr().err
     assert edge.run(["watch", "q.py", *once]) == 2
-    assert "is no log of a run" in capsys.readouterr().err
+    assert "is not the log of a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_a_pipeline_that_somebody_else_creates_meanwhile_is_not_overwritten(
 def test_a_native_train_step_is_refused_by_name(server: KfpServer, project: Path) -> None:
     done = stoker("upload", "kubeflow", "w.yaml", "--train-step", "native")
     assert done.returncode == 2
-    assert "a native training step is SageMaker's" in done.stderr
+    assert "--train-step native and --decision are only for sagemaker" in done.stderr
 
 
 def test_start_sends_typed_parameters_experiment_account_and_the_version(
@@ -363,7 +363,7 @@ def test_stop_of_a_run_that_has_ended_sends_nothing(server: KfpServer, project: 
     server.end("SUCCEEDED")
     done = stoker("stop", "kubeflow", id)
     assert done.returncode == 0, done.stderr
-    assert "had ended already: succeeded" in done.stderr
+    assert "had already ended: succeeded" in done.stderr
     assert not any("terminate" in line for line in server.sent())
 
 
@@ -419,7 +419,7 @@ def test_one_user_s_kubeflow_gets_no_namespace_though_one_is_named(server: KfpSe
 def test_flags_of_kubeflow_are_refused_elsewhere(project: Path) -> None:
     done = stoker("status", "sagemaker", "mnist", "--host", "http://x")
     assert done.returncode == 2
-    assert "--host is for kubeflow" in done.stderr
+    assert "--host is only for kubeflow" in done.stderr
 
 
 def test_options_of_a_run_have_defaults_of_the_workload(server: KfpServer) -> None:

@@ -230,7 +230,7 @@ def test_two_of_one_name_are_deleted_by_id_only(server: KfpServer) -> None:
         (["--cron", "0 3 * * *", "--max-concurrency", "11"], "Kubeflow takes 1 to 10"),
         (["--cron", "0 3 * * *", "--param", "epoch=1"], "did you mean epochs?"),
         (["--cron", "0 3 * * *", "--version", "none"], "has no version none"),
-        (["--list", "--version", "current"], "--list takes no --param"),
+        (["--list", "--version", "current"], "--list does not take --param"),
     ],
 )
 def test_what_cannot_be_scheduled_is_refused_and_nothing_made(

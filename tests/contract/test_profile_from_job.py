@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from stoker.cli.app import app
+from stoker.cli.options import OutputFiles
 from stoker.cli.outputs import Outputs
-from stoker.cli.profile import observe_command
+from stoker.cli.profile import observe, profile_verb
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.sagemaker.usage import ObservedJob, describe_job, observe_job
@@ -320,14 +321,7 @@ def test_the_verb_writes_a_profile_that_decide_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "profile.json"
-    observe_command(
-        NAME,
-        has_words=False,
-        logs=None,
-        region=REGION,
-        outputs=Outputs(out=out),
-        as_json=False,
-    )
+    observe(NAME, logs=None, region=REGION, outputs=Outputs(out=out), as_json=False)
     said = capsys.readouterr().out
     assert "probably CPU-bound" in said
     record = read_json(out, Profile)
@@ -344,9 +338,7 @@ def test_a_log_file_adds_the_step_to_the_record(tmp_path: Path) -> None:
     log = tmp_path / "job.log"
     log.write_text("loading\n" + "step_time=0.25\n" * 30)
     out = tmp_path / "profile.json"
-    observe_command(
-        NAME, has_words=False, logs=log, region=REGION, outputs=Outputs(out=out), as_json=True
-    )
+    observe(NAME, logs=log, region=REGION, outputs=Outputs(out=out), as_json=True)
     record = read_json(out, Profile)
     assert record.step is not None
     assert record.step.step_seconds == 0.25
@@ -360,9 +352,7 @@ def test_a_log_without_steps_is_refused_before_aws_is_asked(tmp_path: Path) -> N
     log = tmp_path / "job.log"
     log.write_text("nothing here\n")
     with pytest.raises(UsageError, match="20 lines"):
-        observe_command(
-            NAME, has_words=False, logs=log, region=None, outputs=Outputs(), as_json=False
-        )
+        observe(NAME, logs=log, region=None, outputs=Outputs(), as_json=False)
 
 
 def test_a_log_of_odd_bytes_is_read_and_what_is_no_file_is_named(tmp_path: Path) -> None:
@@ -370,16 +360,12 @@ def test_a_log_of_odd_bytes_is_read_and_what_is_no_file_is_named(tmp_path: Path)
     log.write_bytes(b"\xff\xfe 10% |\x88\r" * 30)
     for file, words in ((log, "20 lines"), (tmp_path, "the log cannot be read: Is a directory")):
         with pytest.raises(UsageError, match=words):
-            observe_command(
-                NAME, has_words=False, logs=file, region=None, outputs=Outputs(), as_json=False
-            )
+            observe(NAME, logs=file, region=None, outputs=Outputs(), as_json=False)
 
 
 def test_a_command_beside_a_job_is_refused() -> None:
     with pytest.raises(UsageError, match="nothing to run"):
-        observe_command(
-            NAME, has_words=True, logs=None, region=None, outputs=Outputs(), as_json=False
-        )
+        profile_verb(["mnist.yaml"], training_job=NAME, files=OutputFiles())
 
 
 @pytest.mark.parametrize("flag", [["--logs", "x"], ["--region", "eu-west-1"]])

@@ -240,8 +240,9 @@ def test_a_parameter_that_an_older_upload_has_not_is_said_to_be_so(
 # The service's steps are what moto lacks: the wait itself is replaced by a long one.
 WAITING = """
 import time
-from stoker.cli import edge, pipelines
-pipelines.follow_run = lambda *asked, **more: time.sleep(60)
+from stoker.cli import edge
+from stoker.orchestrators import named
+named.follow_run = lambda *asked, **more: time.sleep(60)
 edge.main()
 """
 
@@ -271,7 +272,7 @@ def test_a_signal_ends_the_waiting_and_not_the_run(
         waiting.kill()
         waiting.wait()
     assert waiting.returncode == code, said
-    assert "the run goes on; nobody waits for it any more" in said
+    assert "stopped waiting; the run goes on" in said
     assert "stop:    stoker stop sagemaker mnist/" in said
     assert "told to stop" not in said
 
@@ -369,9 +370,9 @@ def test_a_schedule_is_deleted_by_its_short_or_full_name_and_no_other(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "when is it to run?"),
+        ((), "nothing says when to run"),
         (("--cron", "0 6 * * *", "--every", "1d"), "--cron and --every exclude each other"),
-        (("--list", "--param", "epochs=1"), "--list takes no --param"),
+        (("--list", "--param", "epochs=1"), "--list does not take --param"),
         (("--cron", "0 6 * * *", "--param", "gate="), "cannot hand over an empty value: Gate"),
         (("--cron", "0 6 * * *", "--param", "epoch=1"), "did you mean epochs?"),
         (("--cron", "0 6 1 * 1"), "make two schedules"),
@@ -523,10 +524,10 @@ def test_a_run_that_is_not_there_is_a_usage_error(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("upload", "kubeflow", "w.yaml", "--train-step", "native"), "is SageMaker's"),
+        (("upload", "kubeflow", "w.yaml", "--train-step", "native"), "are only for sagemaker"),
         (("status", "sagmaker", "x"), "did you mean sagemaker?"),
         (("start", "sagemaker", "w.yaml", "--set", "sagemaker=null"), "no settings for SageMaker"),
-        (("start", "sagemaker", "mnist"), "mnist is no workload file"),
+        (("start", "sagemaker", "mnist"), "mnist is not a workload file"),
         (("upload", "sagemaker", "w.yaml", "--decision", "none.json"), "no such file"),
     ],
 )

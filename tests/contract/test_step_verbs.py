@@ -92,11 +92,17 @@ def test_a_gate_that_holds_is_open(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["decide", "profile.json", "--executor-input", "{{$}}"], "not what Kubeflow hands a step"),
+        (["decide", "profile.json", "--executor-input", "{{$}}"], "not what Kubeflow gives a step"),
         (["evaluate", WORKLOAD, "--profile=profile.json"], "--decision is missing"),
         (["evaluate", "--gate-of", "missing.json"], "no such file: missing.json"),
-        (["train", WORKLOAD, "--clean-up", "FAILED"], "nothing says whose job to end"),
-        (["train", "--clean-up", "FAILED", "--run-id", "1"], "nothing says whose job to end"),
+        (
+            ["train", WORKLOAD, "--clean-up", "FAILED"],
+            "--clean-up needs a workload and the name of the run",
+        ),
+        (
+            ["train", "--clean-up", "FAILED", "--run-id", "1"],
+            "--clean-up needs a workload and the name of the run",
+        ),
     ],
 )
 def test_what_a_step_lacks_is_said_in_three_lines(
@@ -115,7 +121,7 @@ def test_a_component_with_an_output_that_its_verb_has_not_is_refused_at_once(fol
         cwd=folder,
     )
     assert done.returncode == 2
-    assert "publishes no parameter best_type" in done.stderr
+    assert "has no output parameter best_type" in done.stderr
     assert not (folder / "out").exists()
 
 
@@ -135,7 +141,7 @@ def test_the_last_word_of_a_run_is_how_it_ended(folder: Path, status: str, words
         cwd=folder,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"run {name}: {words}", "nothing was left to end"]
+    assert done.stdout.splitlines() == [f"run {name}: {words}", "no job of the run was left"]
 
 
 def test_a_failed_training_fails_its_step_unless_always_is_asked_for(folder: Path) -> None:

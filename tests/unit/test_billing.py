@@ -47,7 +47,7 @@ def test_the_bill_names_price_promise_start_up_and_break_even() -> None:
     lines = bill(WORKLOAD, made.plan.groups, catalog=CATALOG, decision=made)
     usd = CATALOG.usd_per_hour(made.plan.groups)
     assert usd is not None
-    assert f"${usd:.2f} an hour" in lines[0]
+    assert f"${usd:.2f} per hour" in lines[0]
     assert lines[1].startswith("predicted: ")
     assert "the whole training" in lines[1]
     assert f"${usd * 300 / 3600:.2f} (an estimate)" in lines[2]
@@ -105,5 +105,5 @@ def test_a_run_of_a_pipeline_names_its_profile_and_its_limit(
     confirm_run(workload, assume_yes=True, quiet=False)
     usd = CATALOG.usd_per_hour([Group.of_today(today.dnn)])
     said = capsys.readouterr().err
-    assert f"profile on sagemaker: 2 x ml.g5.xlarge, ${usd:.2f} an hour together" in said
-    assert "no limit: set max_usd_per_hour" in said
+    assert f"profile on sagemaker: 2 x ml.g5.xlarge, ${usd:.2f} per hour in total" in said
+    assert "without a limit: set constraints.max_usd_per_hour" in said

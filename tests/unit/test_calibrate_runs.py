@@ -73,6 +73,6 @@ def test_one_file_may_hold_the_folder(tmp_path: Path, name: str) -> None:
 def test_a_file_that_is_no_archive_is_an_error(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "profile.json"
     file.write_bytes(content)
-    with pytest.raises(UsageError, match="no tar file of runs") as caught:
+    with pytest.raises(UsageError, match="not a tar file of runs") as caught:
         calibration_of(str(file), like=sample_records.profile(), catalog=LOCAL)
-    assert caught.value.fix == "make one of their folder: tar czf runs.tgz runs"
+    assert caught.value.fix == "make one from their folder: tar czf runs.tgz runs"

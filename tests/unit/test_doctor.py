@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker import doctor
-from stoker.cli.doctor import doctor_command
+from stoker.cli.doctor import doctor_verb
 from stoker.doctor import Finding, aws_check, examine, peer_check, within
 from stoker.feed.wire.crypto import Keys, new_token
 from stoker.host.processes import free_ports
@@ -224,13 +224,17 @@ def test_aws_that_cannot_be_reached_is_a_finding(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_verb_ends_with_4_where_something_fails(
-    tmp_path: Path, port: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    port: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    environ = {"STOKER_BASE_DIR": str(tmp_path), "STOKER_PORT": str(port)}
-    assert doctor_command(environ, peer=None, aws=False, as_json=True) == 0
+    monkeypatch.setenv("STOKER_BASE_DIR", str(tmp_path))
+    monkeypatch.setenv("STOKER_PORT", str(port))
+    assert doctor_verb(as_json=True) == 0
     assert json.loads(capsys.readouterr().out)["healthy"]
     with stranger_at(port):
-        assert doctor_command(environ, peer=None, aws=False, as_json=False) == 4
+        assert doctor_verb() == 4
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("fail")] == [
         f"fail  port     {port}: Address already in use"

@@ -61,7 +61,7 @@ def test_another_file_in_the_way_is_named_and_nothing_is_written(
     mine = tmp_path / "mine"
     (mine / "configs").mkdir(parents=True)
     (mine / "configs" / "README.md").write_text("my own")
-    with pytest.raises(UsageError, match=r"stand in the way: configs/README\.md"):
+    with pytest.raises(UsageError, match=r"other files of these names: configs/README\.md"):
         write_project(mine, project_files(source))
     assert [p.name for p in mine.iterdir()] == ["configs"]
     assert (mine / "configs" / "README.md").read_text() == "my own"
@@ -70,7 +70,7 @@ def test_another_file_in_the_way_is_named_and_nothing_is_written(
 def test_a_file_where_a_folder_is_needed_is_in_the_way(source: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "pipelines").write_text("")
-    with pytest.raises(UsageError, match=r"stand in the way: pipelines/README\.md"):
+    with pytest.raises(UsageError, match=r"other files of these names: pipelines/README\.md"):
         write_project(tmp_path / "mine", project_files(source))
 
 
@@ -146,5 +146,5 @@ def test_a_readme_of_ones_own_stays_and_is_not_in_the_way(
 def test_a_region_without_a_job_is_refused(tmp_path: Path) -> None:
     done = process("init", "mine", "--region", "eu-central-1", cwd=tmp_path)
     assert done.returncode == 2
-    assert "--region belongs to --from-training-job" in done.stderr
+    assert "--region is only for --from-training-job" in done.stderr
     assert not (tmp_path / "mine").exists()

@@ -111,7 +111,7 @@ def test_a_step_without_outputs_writes_an_empty_document(tmp_path: Path) -> None
 def test_a_parameter_that_no_step_publishes_is_refused_before_the_work(tmp_path: Path) -> None:
     executor = read_executor_input(json.dumps(document(tmp_path)))
     check_parameters(executor, frozenset({"where", "action"}))
-    with pytest.raises(UsageError, match="publishes no parameter where") as caught:
+    with pytest.raises(UsageError, match="has no output parameter where") as caught:
         check_parameters(executor, frozenset({"action"}))
     assert caught.value.fix == "known are: action"
 
@@ -126,7 +126,7 @@ def test_a_parameter_is_no_longer_than_kubeflow_carries(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["{{$}}", "", "[]", "{}", '{"outputs": {"outputFile": 3}}'])
 def test_something_else_is_named_with_what_to_pass(text: str) -> None:
-    with pytest.raises(UsageError, match="--executor-input is not what Kubeflow hands a step"):
+    with pytest.raises(UsageError, match="--executor-input is not what Kubeflow gives a step"):
         read_executor_input(text)
 
 

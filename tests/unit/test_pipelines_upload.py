@@ -6,6 +6,7 @@ import pytest
 
 from stoker.cli import pipelines
 from stoker.errors import UsageError
+from stoker.orchestrators import named
 from stoker.orchestrators.base import Uploaded, UploadPlan
 from support.sagemaker_orchestrator import PIPELINE, HandMade, hand_made, workload
 
@@ -38,21 +39,12 @@ class Sent:
 def upload(
     target: Sent, monkeypatch: pytest.MonkeyPatch, *, typed: str | None, yes: bool = False
 ) -> None:
-    monkeypatch.setattr(pipelines, "orchestrator_named", lambda name, **of: target)
+    monkeypatch.setattr(named, "orchestrator_named", lambda name, **of: target)
     monkeypatch.setattr(pipelines, "workload_of", lambda file, overrides: workload())
     monkeypatch.setattr(pipelines, "_compiled", lambda name, workload, **how: target.pipeline)
     monkeypatch.setattr("sys.stdin", Terminal(typed) if typed is not None else io.StringIO())
     monkeypatch.setattr("sys.stderr", Terminal())
-    pipelines.upload_command(
-        "sagemaker",
-        "w.yaml",
-        train_step="launched",
-        decision_file=None,
-        reach=pipelines.Reach(),
-        overrides=(),
-        as_json=False,
-        assume_yes=yes,
-    )
+    pipelines.upload_verb("sagemaker", "w.yaml", reach=pipelines.Reach(), yes=yes)
 
 
 @pytest.mark.parametrize("typed", ["n\n", "\n", "", "nonsense\n"])

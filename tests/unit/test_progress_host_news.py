@@ -48,7 +48,7 @@ def test_a_host_that_only_fell_silent_is_said_a_moment_later() -> None:
     assert told.lines == []
     told.hear("progress", steps="4", after=1)
     assert told.lines == [
-        "data host algo-1 answers no more: its connection was lost; "
+        "data host algo-1 no longer answers: its connection was lost; "
         "the other 1 of 2 data hosts goes on"
     ]
 
@@ -91,7 +91,7 @@ def test_the_last_host_and_what_happens_then_are_said_once_for_all_ranks() -> No
     for _ in range(2):
         told.hear("no_data_host_left", text="local workers make all batches")
     assert told.lines[1:] == [
-        "data host algo-2 was lost: x; no other data host is there",
+        "data host algo-2 was lost: x; no other data host is left",
         "no data host is left: local workers make all batches",
     ]
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stoker.cli.app import app
-from stoker.cli.report import scaling_command
+from stoker.cli.report import report_scaling
 from stoker.errors import UsageError
 from stoker.records import Group, Training, write_json
 from stoker.report import headline, scaling_of_runs
@@ -125,16 +125,16 @@ def test_the_verb_prints_a_table_and_writes_a_page(
         write_json(folder / "training.json", run(100 * size, hosts=size))
         folders.append(folder)
     out = tmp_path / "scaling.html"
-    scaling_command(folders, out=out, as_json=False)
+    report_scaling(folders, out=out, as_json=False)
     printed = capsys.readouterr().out
     assert "200.0" in printed
     assert "100%" in printed
     assert "<svg" in out.read_text(encoding="utf-8")
-    scaling_command(folders, out=out, as_json=True)
+    report_scaling(folders, out=out, as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert [point["efficiency"] for point in document["points"]] == [1.0, 1.0]
-    with pytest.raises(UsageError, match=r"no training in"):
-        scaling_command([tmp_path / "none"], out=out, as_json=False)
+    with pytest.raises(UsageError, match=r"no training\.json in"):
+        report_scaling([tmp_path / "none"], out=out, as_json=False)
 
 
 @pytest.mark.parametrize("words", [["scaling"], ["--scaling"]])

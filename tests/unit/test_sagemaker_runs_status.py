@@ -5,8 +5,9 @@ import json
 import pytest
 
 from stoker.cli import pipelines
-from stoker.cli.edge import TerminatedError
+from stoker.cli.exit_codes import TerminatedError
 from stoker.errors import PlatformError, UsageError
+from stoker.orchestrators import named
 from stoker.orchestrators.base import RunState, StepState
 from stoker.orchestrators.named import PATIENCE_SECONDS, follow_run
 from stoker.orchestrators.sagemaker.orchestrator import SageMakerOrchestrator
@@ -28,7 +29,7 @@ from support.sagemaker_orchestrator import (
 )
 
 OF = workload()
-REACH = pipelines.Reach()
+REACH = pipelines.RunReach()
 TAKEN = step(
     "NeedsProfile", "Succeeded", EndTime=at(1), Metadata={"Condition": {"Outcome": "True"}}
 )
@@ -361,7 +362,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     """Recorded answers behind the command line of this process."""
     made = recorded()
     monkeypatch.setattr(
-        pipelines, "orchestrator_named", lambda name, **of: SageMakerOrchestrator(aws=made.aws())
+        named, "orchestrator_named", lambda name, **of: SageMakerOrchestrator(aws=made.aws())
     )
     return made
 
@@ -371,7 +372,7 @@ def test_status_prints_a_tree_with_reasons_pages_and_next_commands(
 ) -> None:
     failed = {**DECIDE, "StepStatus": "Failed", "FailureReason": "AlgorithmError: exit code: 1"}
     answers.add_state("Failed", [TAKEN, PROFILE, failed], of=OF, reason="Step failure")
-    pipelines.status_command("sagemaker", EXECUTION, as_json=False, reach=REACH)
+    pipelines.status_verb("sagemaker", EXECUTION, as_json=False, reach=REACH)
     shown = capsys.readouterr().out
     assert "mnist/abc123def456  failed  50 min 00 s" in shown
     assert "NeedsProfile             Condition      succeeded → True" in shown
@@ -387,7 +388,7 @@ def test_status_as_json_holds_the_same_facts(
     answers: Recorded, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers.add_state("Executing", [TAKEN, PROFILE], of=OF)
-    pipelines.status_command("sagemaker", EXECUTION, as_json=True, reach=REACH)
+    pipelines.status_verb("sagemaker", EXECUTION, as_json=True, reach=REACH)
     told: dict[str, Json] = json.loads(capsys.readouterr().out)
     assert told["status"] == "running"
     assert told["began"] == "2026-11-20T10:00:00Z"
@@ -400,21 +401,18 @@ def test_a_stop_of_what_has_ended_says_so_and_is_no_error(
     answers: Recorded, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers.add_state("Succeeded", [TAKEN], of=OF)
-    assert pipelines.stop_command("sagemaker", EXECUTION, as_json=False, reach=REACH) == 0
-    assert "had ended already: succeeded" in capsys.readouterr().err
+    assert pipelines.stop_verb("sagemaker", EXECUTION, as_json=False, reach=REACH) == 0
+    assert "had already ended: succeeded" in capsys.readouterr().err
 
 
 def exit_code_of_start(*, is_waiting: bool) -> int:
-    return pipelines.start_command(
+    return pipelines.start_verb(
         "sagemaker",
         "w.yaml",
-        parameters=(),
-        is_waiting=is_waiting,
-        overrides=(),
-        options={},
+        wait=is_waiting,
+        kubeflow=pipelines.KubeflowRun(),
         reach=REACH,
-        as_json=False,
-        assume_yes=True,
+        yes=True,
     )
 
 
@@ -432,7 +430,7 @@ def test_whoever_stops_waiting_leaves_the_run_running(
     def interrupted(*asked: object, **more: object) -> RunState:
         raise end
 
-    monkeypatch.setattr(pipelines, "follow_run", interrupted)
+    monkeypatch.setattr(named, "follow_run", interrupted)
     monkeypatch.setattr(pipelines, "workload_of", lambda file, overrides: OF)
     assert exit_code_of_start(is_waiting=True) == code
     said = capsys.readouterr().err

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli import live_view
-from stoker.cli.live_view import RunView, as_table, as_text, plain_line, source_of, watch_command
+from stoker.cli import log_sources
+from stoker.cli.live_view import RunView, as_table, as_text, plain_line
+from stoker.cli.log_sources import source_of
+from stoker.cli.watch import watch_verb
 from stoker.errors import PlatformError, UsageError
 from stoker.launch.telemetry import FeedInterval, HostRate, RankRate, csv_text
 from stoker.logs import Log, LogValue, parse_line
@@ -62,7 +64,7 @@ def test_a_plain_line_names_hosts_rates_waits_and_the_limit() -> None:
     shown = plain_line(
         view_of(progress_line(), feed_line(host("data-1"), host("gpu-1", "local", rate=5.0)))
     )
-    assert "step 120, 20.0 ms a step, 40% of it waiting" in shown
+    assert "step 120, 20.0 ms per step, 40% of it waiting" in shown
     assert "data-1 12.5/s 12.5 MB/s, gpu-1 (local) 5.0/s" in shown
     assert shown.endswith("limit: workers")
 
@@ -107,7 +109,7 @@ def test_a_terminal_shows_the_same_figures() -> None:
 
 def test_a_run_without_a_feed_has_its_steps() -> None:
     view = view_of(progress_line(7))
-    assert plain_line(view) == "step 7, 20.0 ms a step, 40% of it waiting"
+    assert plain_line(view) == "step 7, 20.0 ms per step, 40% of it waiting"
     assert view.document()["feed"] is None
 
 
@@ -143,9 +145,9 @@ def run_folder(tmp_path: Path) -> Path:
 
 
 def test_once_says_how_it_is_and_ends(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    watch_command(str(run_folder), once=True, as_json=False)
+    watch_verb(str(run_folder), once=True, as_json=False)
     assert "mnist-1: running" in capsys.readouterr().out
-    watch_command(str(run_folder), once=True, as_json=True)
+    watch_verb(str(run_folder), once=True, as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert (document["status"], document["steps"]) == ("running", 120)
     assert document["feed"]["hosts"][0]["name"] == "data-1"
@@ -156,7 +158,7 @@ def test_a_run_is_found_by_its_id(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(run_folder.parent.parent)
-    watch_command("mnist-1", once=True, as_json=False)
+    watch_verb("mnist-1", once=True, as_json=False)
     assert "data-1" in capsys.readouterr().out
     with pytest.raises(UsageError, match="no run mnist-2"):
         source_of("mnist-2")
@@ -172,7 +174,7 @@ def test_a_log_is_followed_to_the_runs_end(
         + line("training_ended", status="failed", exit_code=3)
         + progress_line(999)
     )
-    watch_command(str(log), once=False, as_json=False)
+    watch_verb(str(log), once=False, as_json=False)
     shown = capsys.readouterr().out.splitlines()
     assert ["data-1 1.0/s" in shown[0], "data-1 2.0/s" in shown[1]] == [True, True]
     assert shown[-1].endswith("failed")
@@ -182,17 +184,17 @@ def test_a_run_whose_launcher_is_gone_ends_with_its_record(
     run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run_folder / "training.json").write_text("{}")
-    watch_command(str(run_folder), once=False, as_json=False)
+    watch_verb(str(run_folder), once=False, as_json=False)
     assert capsys.readouterr().out.splitlines()[-1].endswith("the run has ended")
 
 
 def test_a_log_that_falls_silent_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_view, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(log_sources, "SILENCE_SECONDS", 0.3)
     (tmp_path / "leader.log").write_text(progress_line())
-    with pytest.raises(PlatformError, match="says nothing"):
-        watch_command(str(tmp_path / "leader.log"), once=False, as_json=False)
+    with pytest.raises(PlatformError, match="logged nothing"):
+        watch_verb(str(tmp_path / "leader.log"), once=False, as_json=False)
 
 
 def test_lines_of_another_command_are_shown_as_they_come() -> None:

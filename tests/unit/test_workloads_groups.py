@@ -32,7 +32,7 @@ def test_anything_else_is_refused_with_the_text_named(text: str) -> None:
 
 
 def test_a_data_group_without_workers_is_refused() -> None:
-    with pytest.raises(UsageError, match="without workers"):
+    with pytest.raises(UsageError, match="need workers"):
         parse_groups(["dnn=1", "data=1:0"], default_type="local.c1")
 
 

@@ -1,4 +1,4 @@
-"""Before anything is billed, stoker says what it costs and promises, and asks to go on."""
+"""Before anything is billed, stoker prints its cost and prediction, and asks whether to start."""
 
 import sys
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def confirm(
     assume_yes: bool,
     quiet: bool,
 ) -> None:
-    """Says what the job will cost and asks; asks nothing where there is no terminal.
+    """Prints what the job will cost and asks; does not ask where there is no terminal.
 
     Raises:
         UsageError: If the person says no.
@@ -33,7 +33,7 @@ def confirm(
 
 
 def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
-    """Does the same for a run of a pipeline, which decides on its cluster only later.
+    """Does the same for a run of a pipeline, which decides on its cluster later.
 
     Raises:
         UsageError: If the person says no.
@@ -44,8 +44,12 @@ def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
         lines = bill(workload, [today], catalog=catalog, decision=None)
         say(f"profile on {lines[0]}", quiet=quiet)
     most = workload.constraints.max_usd_per_hour
-    limit = f"at most ${most:.2f} an hour" if most else "no limit: set max_usd_per_hour"
-    say(f"then the training on the cluster that is decided on; {limit}", quiet=quiet)
+    limit = (
+        f"at most ${most:.2f} per hour"
+        if most
+        else "without a limit: set constraints.max_usd_per_hour"
+    )
+    say(f"then the training, on the cluster that the run decides on; {limit}", quiet=quiet)
     _ask(assume_yes=assume_yes, quiet=quiet)
 
 
@@ -54,7 +58,7 @@ def _ask(*, assume_yes: bool, quiet: bool) -> None:
         return
     print("start it? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UsageError("not started: you said no", fix="--yes asks nothing")
+        raise UsageError("not started: you said no", fix="use --yes to start without this question")
 
 
 def bill(
@@ -64,11 +68,11 @@ def bill(
     catalog: Catalog,
     decision: Decision | None,
 ) -> list[str]:
-    """Says what the job costs an hour and to start, what the decision promises, when it pays."""
+    """Returns the lines on the job's cost per hour and to start, its prediction, and break-even."""
     usd = catalog.usd_per_hour(groups)
     lines = [
         f"{workload.platform}: {describe(groups)}"
-        + (", price not known" if usd is None else f", ${usd:.2f} an hour together")
+        + (", the price is not known" if usd is None else f", ${usd:.2f} per hour in total")
     ]
     is_chosen = decision is not None and decision.plan.groups == tuple(groups)
     plan = decision.plan if decision and is_chosen else None
@@ -80,7 +84,7 @@ def bill(
     if usd is not None:
         start = usd * START_UP_SECONDS / 3600
         lines.append(
-            f"start-up: about {START_UP_SECONDS / 60:.0f} min of all hosts before the first step, "
+            f"start-up: all hosts for about {START_UP_SECONDS / 60:.0f} min before the first step, "
             f"${start:.2f} (an estimate)"
         )
     if promise and keep and plan and plan.action != "keep":
@@ -93,7 +97,7 @@ def _promise(promise: Predicted) -> str:
     if promise.total_hours is not None and promise.total_usd is not None:
         total = f"; the whole training {promise.total_hours:.2f} h, ${promise.total_usd:.2f}"
     return (
-        f"predicted: {promise.step_seconds * 1000:.1f} ms a step "
+        f"predicted: {promise.step_seconds * 1000:.1f} ms per step "
         f"({promise.step_seconds_low * 1000:.1f} to {promise.step_seconds_high * 1000:.1f}), "
         f"{promise.speedup:.2f} times as fast{total}"
     )

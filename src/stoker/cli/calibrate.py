@@ -5,19 +5,16 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from stoker.catalog import Catalog
 from stoker.decide import EarlierRun, calibrate
 from stoker.errors import UsageError
+from stoker.platforms.aws import Aws, split_uri
 from stoker.records import Calibration, Decision, Profile, Training, read_json
 
-if TYPE_CHECKING:
-    from stoker.platforms.aws import Aws
-
-
 _FILES = ("profile.json", "decision.json", "training.json")
-# Of many runs in the cloud the newest: each is three small objects to be fetched.
+# Only the newest runs of a folder in the cloud are read: each is three small objects to fetch.
 MOST_CLOUD_RUNS = 100
 # One file that holds a folder of runs: tar czf runs.tgz runs
 _ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
@@ -28,25 +25,23 @@ _LARGEST_RECORD = 1 << 24
 def calibration_of(
     place: str, *, like: Profile, catalog: Catalog, region: str | None = None
 ) -> Calibration:
-    """Returns what runs in `place` (PLACE/ID/{profile,decision,training}.json) say of constants.
+    """Returns constants that fit the runs in `place` (PLACE/ID/{profile,decision,training}.json).
 
-    A run that was not finished, or whose records cannot be read, says nothing.
+    A run that did not end, or whose records cannot be read, is left out.
 
     Args:
-        place: A folder, a tar file of one, or either at s3://; there, of a folder the newest
-            MOST_CLOUD_RUNS count.
-        like: The profile that is to be decided on.
-        catalog: Of the platform that it will run on.
-        region: Of the bucket.
+        place: A folder, a tar file of one, or either at s3://, where only the newest
+            MOST_CLOUD_RUNS of a folder are read.
+        like: The profile to decide on.
+        catalog: Catalog of the platform where the workload will run.
+        region: Region of the bucket.
 
     Raises:
-        UsageError: If there is no such folder, a file is no archive, or nothing of a run is in the
-            cloud's.
-        AwsError: If the cloud's cannot be read.
+        UsageError: If there is no such folder, the file is not an archive, or the cloud folder has
+            no run.
+        AwsError: If the cloud folder cannot be read.
     """
     if "://" in place:
-        from stoker.platforms.aws import Aws
-
         aws = Aws(region=region)
         if place.endswith(_ARCHIVES):
             with aws.open_object(place) as content:
@@ -72,9 +67,7 @@ def calibration_of(
     return calibrate((run for run in found if run), like=like, catalog=catalog)
 
 
-def _cloud_runs(place: str, *, aws: "Aws") -> Iterator[EarlierRun | None]:
-    from stoker.platforms.aws import split_uri
-
+def _cloud_runs(place: str, *, aws: Aws) -> Iterator[EarlierRun | None]:
     bucket, prefix = split_uri(place)
     prefix = f"{prefix.rstrip('/')}/" if prefix else ""
     runs: dict[str, dict[str, str]] = defaultdict(dict)
@@ -114,16 +107,16 @@ def _archived_runs(content: IO[bytes], *, place: str) -> Iterator[EarlierRun | N
                         runs[str(path.parent)][path.name] = file.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error) as err:
         raise UsageError(
-            f"no tar file of runs: {err}",
+            f"not a tar file of runs: {err}",
             where=f"--calibrate {place}",
-            fix="make one of their folder: tar czf runs.tgz runs",
+            fix="make one from their folder: tar czf runs.tgz runs",
         ) from None
     for _, texts in sorted(runs.items()):
         if len(texts) == len(_FILES):
             yield _run(*(_record_text(texts[name]) for name in _FILES))
 
 
-def _text(aws: "Aws", uri: str) -> str:
+def _text(aws: Aws, uri: str) -> str:
     return _record_text(aws.read_object(uri))
 
 

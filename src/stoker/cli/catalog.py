@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.options import AsJson, Debug, Prices, writable_file
+from stoker.cli.options import AsJson, Prices, writable_file
+from stoker.cli.progress import say
+from stoker.errors import UsageError
 
 if TYPE_CHECKING:
     from stoker.catalog.table import Table
@@ -18,41 +20,59 @@ def catalog_verb(
         str | None,
         typer.Argument(
             metavar="refresh",
-            help="Writes the table anew, from AWS or --from-cluster.",
+            help="Writes a new table: of AWS's prices today, or --from-cluster.",
             show_default=False,
         ),
     ] = None,
     *,
     platform: Annotated[
-        str, typer.Option("--platform", metavar="P", help="local, sagemaker or kubernetes.")
+        str, typer.Option("--platform", metavar="P", help="Lists local, sagemaker or kubernetes.")
     ] = "sagemaker",
     prices: Prices = None,
     from_cluster: Annotated[
         bool,
-        typer.Option("--from-cluster", help="refresh: the node pools of a Kubernetes cluster."),
+        typer.Option(
+            "--from-cluster", help="With refresh: reads the node pools of a Kubernetes cluster."
+        ),
     ] = False,
     context: Annotated[
         str | None,
-        typer.Option("--context", metavar="C", help="Of the kube config; else its current one."),
+        typer.Option(
+            "--context", metavar="C", help="Context in the kube config (default: the current one)."
+        ),
     ] = None,
     pool_label: Annotated[
         str | None,
-        typer.Option("--pool-label", metavar="KEY", help="Label that names a node's pool."),
+        typer.Option(
+            "--pool-label",
+            metavar="KEY",
+            help="Label that names a node's pool (default: those of the known providers).",
+        ),
     ] = None,
     region: Annotated[
         str | None,
-        typer.Option("--region", metavar="R", help="refresh: AWS's prices of that region."),
+        typer.Option(
+            "--region",
+            metavar="R",
+            help="With refresh: AWS region of the prices (default: as boto3 finds it).",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="F", help="File for the table; else stdout.", callback=writable_file
+            "--out",
+            metavar="F",
+            help="Writes the table to this file (default: stdout).",
+            callback=writable_file,
         ),
     ] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
-    """Lists the instance types and dated prices that decide knows; refresh reads today's."""
+    """Lists the instance types and prices that decide uses.
+
+    `stoker catalog refresh` writes a table of its own: prices of today from AWS, or the node pools
+    of a Kubernetes cluster.
+    """
     if action is None and not (from_cluster or region or out):
         _list(platform, prices=prices, as_json=as_json)
         return
@@ -80,30 +100,26 @@ def _list(platform: str, *, prices: Path | None, as_json: bool) -> None:
 
 
 def _check(action: str | None, *, from_cluster: bool, region: str | None) -> None:
-    from stoker.errors import UsageError
-
     if action not in (None, "refresh"):
-        raise UsageError(f"stoker catalog does not {action}", fix="stoker catalog refresh")
+        raise UsageError(f"stoker catalog has no action {action}", fix="stoker catalog refresh")
     if action is None:
         flag = "--from-cluster" if from_cluster else f"--region {region or 'REGION'}"
         raise UsageError(
-            "what is written anew is said with refresh", fix=f"stoker catalog refresh {flag}"
+            "a new table is only written with refresh", fix=f"stoker catalog refresh {flag}"
         )
     if from_cluster and region:
         raise UsageError(
             "--from-cluster and --region exclude each other",
-            fix="a cluster's pools, or AWS's prices: name one of them",
+            fix="use --from-cluster for a cluster's pools, or --region for AWS's prices",
         )
 
 
 def _check_aws(*, context: str | None, pool_label: str | None, prices: Path | None) -> None:
-    from stoker.errors import UsageError
-
     given = {"--context": context, "--pool-label": pool_label, "--prices": prices}
     for flag, value in given.items():
         if value is not None:
             raise UsageError(
-                f"{flag} belongs to --from-cluster",
+                f"{flag} is only for --from-cluster",
                 fix="stoker catalog refresh --region REGION --out FILE",
             )
 
@@ -119,7 +135,6 @@ def _refresh_pools(
     from stoker.catalog import load_catalog
     from stoker.catalog.pools import daemon_requests, pools_of
     from stoker.catalog.refresh import pools_table
-    from stoker.cli.progress import say
     from stoker.platforms.kubernetes.api import ClusterApi, list_nodes, pods_of_node
     from stoker.records import write_text
 
@@ -131,8 +146,8 @@ def _refresh_pools(
         pods = pods_of_node(cluster, pool.nodes[0])
         if pods is None:
             notes.append(
-                "what daemons ask of a node may not be read (list pods in all namespaces): "
-                "half a core and 1 GiB are left to them"
+                "what daemons request is not known, for want of the right to list pods in all "
+                "namespaces: half a core and 1 GiB per node are left to them"
             )
             break
         daemons[pool.name] = daemon_requests(pods)
@@ -157,7 +172,7 @@ def _refresh_pools(
 
 
 def _earlier(out: Path | None) -> "Table | None":
-    """Reads the pools file as it is."""
+    """Reads the pools file, if there is one."""
     from stoker.catalog.table import parse_table
     from stoker.records import read_text
 

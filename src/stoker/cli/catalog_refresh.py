@@ -30,7 +30,7 @@ from stoker.records import write_text
 
 
 def refresh_from_aws(*, region: str | None, out: Path | None, as_json: bool, today: date) -> None:
-    """Writes the table, to `out` or stdout, and says what was not found.
+    """Writes the table to `out` or stdout, and prints what was not found.
 
     Raises:
         PlatformError: If AWS refuses or cannot be reached, or lists no price of the region.
@@ -38,11 +38,14 @@ def refresh_from_aws(*, region: str | None, out: Path | None, as_json: bool, tod
     aws = Aws(region=region)
     where = region or aws.region
     pricing = Aws(region=price_list_region(where))
-    say(f"prices of {where}: from AWS's price list, a minute", quiet=as_json)
+    say(f"prices of {where}: reading AWS's price list, which takes a minute", quiet=as_json)
     try:
         table, notes = refreshed(aws, pricing, region=where, today=today)
     except AwsError as err:
-        fix = err.fix or "try again later; what came with stoker goes on to work: stoker catalog"
+        fix = (
+            err.fix
+            or "try again later; the table that came with stoker still works: stoker catalog"
+        )
         raise failed(err.what, err.action, where=err.where, code=err.code, fix=fix) from err
     if out:
         write_text(out, table.csv())
@@ -63,8 +66,8 @@ def refresh_from_aws(*, region: str | None, out: Path | None, as_json: bool, tod
         say(f"note: {note}", quiet=False)
     if out:
         print(
-            f"{len(table.rows)} types, {table.priced[0]} with a SageMaker price of today, "
-            f"{table.priced[1]} with EC2's\nwritten: {out}\n"
+            f"{len(table.rows)} types, {table.priced[0]} with today's SageMaker price, "
+            f"{table.priced[1]} with today's EC2 price\nwritten: {out}\n"
             f"next: stoker decide profile.json --prices {out}"
         )
 
@@ -72,13 +75,13 @@ def refresh_from_aws(*, region: str | None, out: Path | None, as_json: bool, tod
 def refreshed(
     aws: Aws, pricing: Aws, *, region: str, today: date
 ) -> tuple[RenewedTable, list[str]]:
-    """Returns the table, and what is to be said of it.
+    """Returns the table, and notes on what was not found.
 
     Args:
         aws: The account, in the region.
-        pricing: The same in a region that has the price list.
-        region: Of the prices.
-        today: Their date.
+        pricing: The account, in a region that has the price list.
+        region: Region of the prices.
+        today: Date of the prices.
 
     Raises:
         PlatformError: If AWS refuses or cannot be reached, or lists no price of the region.
@@ -89,7 +92,7 @@ def refreshed(
     )
     if not training.usd:
         raise PlatformError(
-            f"AWS's price list has no training price of {region}",
+            f"AWS's price list has no training prices for {region}",
             where="pricing:GetProducts, service AmazonSageMaker",
             fix="check the region's name",
         )
@@ -103,7 +106,7 @@ def refreshed(
         if not err.is_denied:
             raise
         described = {}
-        notes.append(f"sizes stay as they came with stoker: {err.what}")
+        notes.append(f"the sizes are those that came with stoker: {err.what}")
     table = renewed(
         shipped_text(),
         region=region,

@@ -1,7 +1,7 @@
-"""Standard output and errors may lose their reader: `stoker catalog | head -1`.
+"""Handles an output pipe that its reader closes: `stoker catalog | head -1`.
 
-A command that only prints ends there, quietly. A training does not end because nobody watches it:
-what it says goes nowhere from then on.
+A command that only prints then ends, without an error. A training goes on; its output is dropped
+from then on.
 """
 
 import io
@@ -13,28 +13,28 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# They do work that goes on without anybody who reads: all others only print.
+# These verbs do work that goes on when nobody reads their output; all others only print.
 _WORKING_VERBS = ("run", "profile", "train", "start", "upload")
 
 
 class ReaderGoneError(BaseException):
-    """Nobody reads any more what this command prints."""
+    """The reader of this command's output has gone."""
 
 
 def guard_standard_streams(arguments: list[str]) -> None:
     """Replaces sys.stdout and sys.stderr where they are pipes.
 
     Args:
-        arguments: Of the command line: the verb decides what a closed pipe means.
+        arguments: The command line, whose verb decides what a closed pipe means.
     """
     goes_on = any(verb in arguments[:1] for verb in _WORKING_VERBS)
     sys.stdout = _guarded(sys.stdout, goes_on=goes_on)
-    # Errors are read by people; what they read of them is enough.
+    # A person who closes stderr has read enough of it; the command goes on.
     sys.stderr = _guarded(sys.stderr, goes_on=True)
 
 
 def _guarded(stream: TextIO, *, goes_on: bool) -> TextIO:
-    """Returns the stream itself, or one in its place that minds a closed pipe."""
+    """Returns the stream, or one that handles a closed pipe in its place."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     try:
@@ -59,7 +59,7 @@ class _Pipe(io.FileIO):
         self._goes_on = goes_on
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        """Writes; what nobody reads any more is dropped, here and by all that writes there."""
+        """Writes; after the reader has gone, this and all later output is dropped."""
         try:
             return super().write(data)
         except BrokenPipeError:

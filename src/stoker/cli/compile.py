@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.options import AsJson, Debug, Overrides, WorkloadFile, writable_file
+from stoker.cli.options import AsJson, Overrides, WorkloadFile, writable_file
+from stoker.cli.progress import say
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
     from stoker.orchestrators.sagemaker.compile import Compiled
     from stoker.records import Workload
-
 
 _TARGETS = ("sagemaker", "kubeflow")
 
@@ -25,35 +25,43 @@ def compile_verb(
     *,
     out: Annotated[
         Path,
-        typer.Option("--out", metavar="F", help="File for the definition.", callback=writable_file),
+        typer.Option(
+            "--out",
+            metavar="F",
+            help="Writes the pipeline's definition to this file.",
+            callback=writable_file,
+        ),
     ],
     train_step: Annotated[
         str,
         typer.Option(
             "--train-step",
             metavar="KIND",
-            help="launched (what each run decides) or native (groups are parameters).",
+            help="launched: a run trains on what it decides; native: a training step of SageMaker "
+            "itself, whose groups are parameters.",
         ),
     ] = "launched",
     decision: Annotated[
         Path | None,
-        typer.Option("--decision", metavar="D", help="Its groups are native's defaults."),
+        typer.Option(
+            "--decision",
+            metavar="D",
+            help="With native: a decision.json, whose groups are the parameters' defaults.",
+        ),
     ] = None,
     components: Annotated[
         Path | None,
         typer.Option(
             "--components",
             metavar="DIR",
-            help="sagemaker: components in place of the project's. kubeflow: one file for each, "
-            "to be shared, is written there.",
+            help="sagemaker: uses the components in this folder, not the project's. kubeflow: "
+            "writes one file per component to it.",
         ),
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
-    """Compiles the pipeline of a workload to a file; needs no account and no network."""
-    from stoker.cli.progress import say
+    """Compiles the pipeline of a workload to a file, without network."""
     from stoker.orchestrators.sagemaker.compile import compile_pipeline
     from stoker.records import Decision, nearest, read_json, write_text
     from stoker.settings import read_workload
@@ -97,7 +105,8 @@ def _for_kubeflow(record: "Workload", *, train_step: str, decision: Path | None)
 
     if train_step != "launched" or decision:
         raise UsageError(
-            "on Kubeflow each run trains what it decides: no step or decision can be pinned",
+            "--train-step native and --decision are only for sagemaker: on Kubeflow each run "
+            "trains on its own decision",
             where="--train-step, --decision",
             fix="leave them out",
         )

@@ -1,4 +1,4 @@
-"""The process edge turns what happens into exit codes, signals, and errors in three lines."""
+"""The process edge turns errors and signals into exit codes and three lines of text."""
 
 import os
 import signal
@@ -8,18 +8,17 @@ from types import FrameType
 from typing import NoReturn
 
 from stoker.cli.closed_pipes import ReaderGoneError, guard_standard_streams
+from stoker.cli.exit_codes import (
+    EXIT_BUG,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    EXIT_USAGE,
+    TerminatedError,
+)
 from stoker.errors import StokerError, UsageError
 from stoker.logs import printable
 
-EXIT_BUG = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143
 _LINES = "\n\t"
-
-
-class TerminatedError(BaseException):
-    """SIGTERM came: unwinds the stack as Ctrl-C does, so that all that runs is ended."""
 
 
 class _UsageError(Exception):
@@ -43,14 +42,15 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Runs one command line and gives its exit code; prints errors to stderr."""
+    # Imported here: a launcher needs no parser.
+    from stoker.cli.app import app
+
     debug = "--debug" in arguments
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
     try:
         _refuse_unprintable(arguments)
-        from stoker.cli.app import app
-
-        # As an object of the context: verbs say how to go on with the very same words.
+        # As the object of the context: verbs print how to go on, with the words that were typed.
         code = app(args=arguments, prog_name="stoker", standalone_mode=False, obj=arguments)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -58,12 +58,15 @@ def run(arguments: list[str]) -> int:
         message = err.format_message().rstrip(".")
         if message.startswith("Usage:"):
             return _say(message, code=EXIT_USAGE)
-        verb = f" {arguments[0]}" if _is_verb(arguments) else ""
+        verbs = [each.name for each in app.registered_commands]
+        verb = f" {arguments[0]}" if arguments and arguments[0] in verbs else ""
         return _say(f"error: {message}\ntry:   stoker{verb} --help", code=EXIT_USAGE)
     except KeyboardInterrupt:
-        return _say("interrupted; all that ran was told to stop", code=EXIT_INTERRUPTED)
+        return _say("interrupted; everything that ran was told to stop", code=EXIT_INTERRUPTED)
     except TerminatedError:
-        return _say("asked to stop; all that ran was told to stop", code=EXIT_TERMINATED)
+        return _say(
+            "stopped by SIGTERM; everything that ran was told to stop", code=EXIT_TERMINATED
+        )
     except StokerError as err:
         if debug:
             traceback.print_exc()
@@ -81,13 +84,13 @@ def run(arguments: list[str]) -> int:
             )
         return _say(
             f"error: {type(err).__name__}: {err}\nwhere: inside stoker: this is a bug\n"
-            "try:   the same command with --debug, and report the traceback",
+            "try:   run it again with --debug, and report the traceback",
             code=EXIT_BUG,
         )
 
 
 def _refuse_unprintable(arguments: list[str]) -> None:
-    """Refuses names that are not UTF-8: records and commands of other hosts are."""
+    """Refuses words that are not UTF-8: records and commands on other hosts are UTF-8."""
     for argument in arguments:
         try:
             argument.encode()
@@ -95,17 +98,6 @@ def _refuse_unprintable(arguments: list[str]) -> None:
             raise UsageError(
                 f"not UTF-8: {printable(argument)}", where="command line", fix="rename it"
             ) from None
-
-
-def _is_verb(arguments: list[str]) -> bool:
-    """Returns whether the first word is a verb, for its help."""
-    import typer.main
-
-    from stoker.cli.app import app
-
-    # A group, where there is more than one verb.
-    commands: object = getattr(typer.main.get_command(app), "commands", {})
-    return isinstance(commands, dict) and arguments[:1] != [] and arguments[0] in commands
 
 
 def _usage_error() -> type["_UsageError"]:
@@ -120,15 +112,15 @@ def _launch(arguments: list[str]) -> int:
     if not command or command[0] in ("-h", "--help"):
         print(
             "Usage: stoker launch -- CMD\n       stoker launch train\n\n"
-            "  Plays this host's part in a job; `train` stands for the command that the job names."
+            "  Starts this host's part of a job; `train` stands for the command that the job names."
         )
         return 0 if command else EXIT_USAGE
     try:
         from stoker.settings import from_environment
 
         if from_environment().profile_file:
-            # Only there: it brings the statistics of the profile along.
-            from stoker.cli.launch import launch_profile
+            # Imported only for a profile: it needs the statistics of the profile.
+            from stoker.cli.profile_job import launch_profile
 
             return launch_profile(command, os.environ)
         from stoker.launch import launch

@@ -1,133 +1,173 @@
-"""`stoker evaluate` judges a training, and closes a pipeline's gate or not."""
+"""`stoker evaluate` checks a training against its quality gates and its prediction."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from stoker.cli.outputs import Outputs, deliver, told_of_evaluation
-from stoker.cli.verbs import exit_code_of
-from stoker.cli.workloads import new_run_dir, read_with_params, region_of
+import typer
+
+from stoker.cli.options import AsJson, OutputFiles, Overrides, Params, Report
 from stoker.errors import GateError, UsageError
-from stoker.records import Decision, Evaluation, Profile, Training, Workload, read_json
+
+if TYPE_CHECKING:
+    from stoker.records import Decision, Training, Workload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedRecords:
-    """The records of a run, as the command line names them.
-
-    Attributes:
-        training: A file, or the record's own text.
-        outputs_uri: Where else a training.json may be: a job's outputs in S3.
-    """
-
-    profile: Path
-    decision: Path
-    training: str
-    outputs_uri: str | None = None
-
-
-def evidence_of(
-    *, profile: Path | None, decision: Path | None, training: str | None, outputs_uri: str | None
-) -> JudgedRecords:
-    """Returns the three records that an evaluation rests on.
-
-    Raises:
-        UsageError: If one of them is not named.
-    """
-    if profile and decision and training:
-        return JudgedRecords(
-            profile=profile, decision=decision, training=training, outputs_uri=outputs_uri
-        )
-    named = {"--profile": profile, "--decision": decision, "--training": training}
-    lacking = next(flag for flag, value in named.items() if not value)
-    raise UsageError(
-        f"nothing to judge: {lacking} is missing",
-        fix="name a run's profile.json, decision.json and training.json",
-    )
-
-
-def evaluate_command(
-    workload_file: str,
+def evaluate_verb(
+    workload: Annotated[
+        str | None,
+        typer.Argument(metavar="WORKLOAD", help="The workload file (.yaml).", show_default=False),
+    ] = None,
     *,
-    evidence: JudgedRecords,
-    outputs: Outputs,
-    report: Path | None,
-    always: bool,
-    delete: str | None,
-    overrides: Sequence[str],
-    params: Sequence[str],
-    as_json: bool,
+    profile: Annotated[
+        Path | None, typer.Option("--profile", metavar="F", help="The run's profile.json.")
+    ] = None,
+    decision: Annotated[
+        Path | None, typer.Option("--decision", metavar="F", help="The run's decision.json.")
+    ] = None,
+    training: Annotated[
+        str | None,
+        typer.Option("--training", metavar="F", help="The run's training.json, or its text."),
+    ] = None,
+    gate_of: Annotated[
+        Path | None,
+        typer.Option(
+            "--gate-of",
+            metavar="F",
+            help="Only reads this evaluation.json, and exits with 3 if it did not pass.",
+        ),
+    ] = None,
+    always: Annotated[
+        bool,
+        typer.Option(
+            "--always",
+            help="Exits with 0, and also judges a training whose record is lost; see passed "
+            "in the record.",
+        ),
+    ] = False,
+    outputs: Annotated[
+        str | None,
+        typer.Option(
+            "--outputs", metavar="URI", help="S3 folder of the job's outputs, with training.json."
+        ),
+    ] = None,
+    delete: Annotated[
+        str | None,
+        typer.Option(
+            "--delete", metavar="URI", help="First deletes this s3:// object: the run's token."
+        ),
+    ] = None,
+    files: OutputFiles,
+    report: Report = None,
+    params: Params = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> int:
-    """Runs `stoker evaluate`; gives the exit code."""
+    """Checks a training against its quality gates and its prediction.
+
+    The record is evaluation.json, unless --out names another file.
+    """
+    from stoker.cli.outputs import EVALUATE_PARAMETERS, deliver, outputs_of, told_of_evaluation
+    from stoker.cli.verdicts import exit_code_of
+    from stoker.cli.workloads import read_with_params
     from stoker.evaluate import evaluate, summary
+    from stoker.platforms.aws import Aws
+    from stoker.records import Decision, Profile, read_json
 
+    if gate_of:
+        _gate(gate_of)
+        return 0
+    if not (profile and decision and training):
+        named = {"--profile": profile, "--decision": decision, "--training": training}
+        lacking = next(flag for flag, value in named.items() if not value)
+        raise UsageError(
+            f"{lacking} is missing: an evaluation needs all three records of a run",
+            fix="name them with --profile, --decision and --training",
+        )
+    if workload is None:
+        raise typer.BadParameter("name the workload that was trained", param_hint="WORKLOAD")
+    destinations = outputs_of(files, parameters=EVALUATE_PARAMETERS)
     if delete:
-        from stoker.platforms.aws import Aws
-
         Aws().delete_object(delete)
-    workload = read_with_params(workload_file, overrides=overrides, params=params)
-    profile = read_json(evidence.profile, Profile)
-    decision = read_json(evidence.decision, Decision)
-    training, folder = _training(evidence, workload, decision, may_be_lost=always)
-    record = evaluate(workload=workload, profile=profile, decision=decision, training=training)
+    of = read_with_params(workload, overrides=overrides or (), params=params or ())
+    profiled = read_json(profile, Profile)
+    decided = read_json(decision, Decision)
+    trained, folder = _training(
+        training, outputs_uri=outputs, workload=of, decision=decided, may_be_lost=always
+    )
+    record = evaluate(workload=of, profile=profiled, decision=decided, training=trained)
     deliver(
         record,
-        outputs=outputs,
+        outputs=destinations,
         name="evaluation",
         explain=summary,
         as_json=as_json,
         told=told_of_evaluation(record),
     )
     if report:
-        from stoker.cli.report import report_of_records
+        # Imports the templates of the page: only where a report is wanted.
+        from stoker.cli.report_files import report_of_records
 
         report_of_records(
             report,
-            workload=workload,
-            profile=profile,
-            decision=decision,
-            training=training,
+            workload=of,
+            profile=profiled,
+            decision=decided,
+            training=trained,
             evaluation=record,
             training_file=folder / "training.json",
-            profile_file=evidence.profile,
+            profile_file=profile,
         )
-    return 0 if always else exit_code_of(training) or _gate_code(record)
+    if always:
+        return 0
+    return exit_code_of(trained) or (0 if all(gate.passed for gate in record.gates) else 3)
 
 
-def gate_command(evaluation_file: Path) -> None:
-    """Runs `stoker evaluate --gate-of EVALUATION`: raises nothing if it passed.
+def _gate(evaluation_file: Path) -> None:
+    """Checks whether an evaluation passed, for a gate of a pipeline.
 
     Raises:
-        GateError: If it did not, in the evaluation's own words.
+        GateError: If it did not pass; the message is the evaluation's reason.
         UsageError: If there is no such evaluation.
     """
+    from stoker.records import Evaluation, read_json
+
     record = read_json(evaluation_file, Evaluation)
     if not record.passed:
         raise GateError(record.reason or "the evaluation did not pass", where="the gate")
-    held = f"{len(record.gates)} of {len(record.gates)} gates held"
-    print(f"passed: {held if record.gates else 'the training succeeded; no gates'}")
+    held = f"{len(record.gates)} of {len(record.gates)} gates passed"
+    print(f"passed: {held if record.gates else 'the training succeeded; it has no gates'}")
 
 
 def _training(
-    evidence: JudgedRecords, workload: Workload, decision: Decision, *, may_be_lost: bool
-) -> tuple[Training, Path]:
-    """Returns the training's record, and the folder that its timeline is in."""
+    training: str,
+    *,
+    outputs_uri: str | None,
+    workload: "Workload",
+    decision: "Decision",
+    may_be_lost: bool,
+) -> "tuple[Training, Path]":
+    """Returns the training's record, and the folder that its timeline is in.
+
+    Args:
+        training: A file, or the record's own text.
+        outputs_uri: S3 folder of a job's outputs, which may also have a training.json.
+        workload: The workload that was trained.
+        decision: The decision that it was trained on.
+        may_be_lost: Whether a training without a record is judged as lost.
+    """
+    from stoker.cli.workloads import new_run_dir, region_of
     from stoker.evaluate import lost_training
+    from stoker.platforms.aws import Aws
+    from stoker.platforms.sagemaker.job import fetch_training
+    from stoker.records import Training, read_json
 
-    if evidence.training.lstrip().startswith("{"):
-        return read_json(evidence.training, Training), Path()
-    file = Path(evidence.training)
-    if evidence.outputs_uri:
-        from stoker.platforms.aws import Aws
-        from stoker.platforms.sagemaker.job import fetch_training
-
+    if training.lstrip().startswith("{"):
+        return read_json(training, Training), Path()
+    file = Path(training)
+    if outputs_uri:
         account = Aws(region=region_of(workload))
         folder = new_run_dir(workload.name)
-        file = fetch_training(evidence.outputs_uri, folder=folder, aws=account) or file
+        file = fetch_training(outputs_uri, folder=folder, aws=account) or file
     if may_be_lost and not file.is_file():
         return lost_training(workload, decision), file.parent
     return read_json(file, Training), file.parent
-
-
-def _gate_code(evaluation: Evaluation) -> int:
-    return 0 if all(gate.passed for gate in evaluation.gates) else 3

@@ -1,21 +1,16 @@
-"""`stoker init` makes a project folder, and a workload of a training job that exists."""
+"""`stoker init` makes a project folder, and a workload file from a training job that exists."""
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from stoker.cli.options import Debug
 from stoker.errors import UsageError
-
-if TYPE_CHECKING:
-    from stoker.orchestrators.adopt import Adopted
-
 
 FOLDERS = ("pipelines", "components", "configs", "containers", "examples")
 
-# What work leaves behind in a checkout.
+# Names of what work leaves behind in a checkout.
 _LEFT_BEHIND = ("__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", "wheels", "dist")
 _MAX_NAMED = 5
 
@@ -23,7 +18,8 @@ INSTALL_EXAMPLE = "pip install -r examples/mnist/requirements.txt"
 _README = f"""\
 # A stoker project
 
-Yours to edit. To see all of it work on this machine, on two cores and without a GPU:
+These files are yours to edit. To see everything work on this machine, on two cores and without a
+GPU:
 
     {INSTALL_EXAMPLE}
     stoker run configs/mnist.yaml
@@ -41,25 +37,39 @@ With a training script of your own: `stoker profile -- python train.py`.
 
 def init_verb(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The project's folder.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="DIR", help="Folder of the project; it may exist.", show_default=False
+        ),
     ],
     *,
     from_training_job: Annotated[
         str | None,
         typer.Option(
-            "--from-training-job", metavar="NAME", help="Writes its workload, from SageMaker."
+            "--from-training-job",
+            metavar="NAME",
+            help="Also writes a workload file made from this SageMaker training job.",
         ),
     ] = None,
     region: Annotated[
-        str | None, typer.Option("--region", metavar="R", help="Where that job is.")
+        str | None,
+        typer.Option(
+            "--region", metavar="R", help="AWS region of that job (default: as boto3 finds it)."
+        ),
     ] = None,
-    debug: Debug = False,
 ) -> None:
-    """Makes a folder with pipelines, components and configs to edit."""
+    """Makes a project folder with pipelines, components and configs."""
+    from stoker.catalog import load_catalog
+    from stoker.orchestrators.adopt import adopt
+    from stoker.platforms.aws import Aws
+
     if region and not from_training_job:
-        raise UsageError("--region belongs to --from-training-job", fix="name the job, too")
-    # Asked first: a job that cannot be read leaves no half-made folder behind.
-    adopted = _adopted(from_training_job, region) if from_training_job else None
+        raise UsageError("--region is only for --from-training-job", fix="name the job, too")
+    # First: a job that cannot be read leaves no incomplete folder behind.
+    adopted = None
+    if from_training_job:
+        catalog = load_catalog("sagemaker")
+        adopted = adopt(from_training_job, aws=Aws(region=region), catalog=catalog)
     files = project_files(project_source())
     if not (folder / "README.md").exists():
         files[Path("README.md")] = _README
@@ -82,7 +92,7 @@ def project_source() -> Path:
         if all((root / name).is_dir() for name in FOLDERS):
             return root
     raise UsageError(
-        "this installation of stoker carries no project files",
+        "this installation of stoker has no project files",
         where=" and ".join(map(str, CARRIED)),
         fix="install stoker from its wheel, or run it in its checkout",
     )
@@ -99,14 +109,14 @@ def project_files(root: Path) -> dict[Path, Path | str]:
 
 
 def write_project(folder: Path, files: dict[Path, Path | str]) -> None:
-    """Writes the files; those that are there already, and the same, stay as they are.
+    """Writes the files; skips those that exist with the same content.
 
     Args:
-        folder: Of the project; made where there is none.
-        files: Path in the folder to the file to copy, or to a text.
+        folder: Folder of the project; it is made if it does not exist.
+        files: Path in the project to the file to copy, or to the text to write.
 
     Raises:
-        UsageError: If another file stands in the way (nothing is written then), or the folder
+        UsageError: If another file has the name of one (nothing is written then), or the folder
             cannot be written.
     """
     if folder.exists() and not folder.is_dir():
@@ -116,9 +126,10 @@ def write_project(folder: Path, files: dict[Path, Path | str]) -> None:
         named = ", ".join(map(str, in_the_way[:_MAX_NAMED]))
         more = len(in_the_way) - _MAX_NAMED
         raise UsageError(
-            f"other files stand in the way: {named}" + (f" and {more} more" if more > 0 else ""),
+            f"the folder has other files of these names: {named}"
+            + (f" and {more} more" if more > 0 else ""),
             where=f"folder {folder}",
-            fix="name an empty folder; what you have stays as it is",
+            fix="name an empty folder; nothing was written",
         )
     try:
         for name, content in files.items():
@@ -138,20 +149,12 @@ def write_project(folder: Path, files: dict[Path, Path | str]) -> None:
 
 def _differs(target: Path, content: Path | str) -> bool:
     if not target.exists():
-        # A file where a folder is needed is in the way, too.
+        # A file with the name of a folder that is needed also differs.
         return any(parent.is_file() for parent in target.parents)
     if not target.is_file():
         return True
     wanted = content.encode() if isinstance(content, str) else content.read_bytes()
     return target.read_bytes() != wanted
-
-
-def _adopted(name: str, region: str | None) -> "Adopted":
-    from stoker.catalog import load_catalog
-    from stoker.orchestrators.adopt import adopt
-    from stoker.platforms.aws import Aws
-
-    return adopt(name, aws=Aws(region=region), catalog=load_catalog("sagemaker"))
 
 
 def _next(folder: Path, workload: str | None) -> list[str]:
@@ -166,7 +169,7 @@ def _next(folder: Path, workload: str | None) -> list[str]:
     file = f"configs/{workload}.yaml"
     return [
         *lines,
-        f"      look through {file}: its comments say what could not be known",
-        f"      stoker train --dry-run {file}      the request, sent nowhere",
+        f"      read {file}: its comments say what stoker could not find out",
+        f"      stoker train --dry-run {file}      prints the request, sends nothing",
         f"      stoker profile {file} --out profile.json",
     ]

@@ -1,39 +1,26 @@
-"""The live view follows a run by its log or folder: a table on a terminal, or plain lines."""
+"""The live view of a run is a table on a terminal, and lines elsewhere."""
 
 import dataclasses
-import itertools
-import json
 import math
-import os
-import select
-import sys
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Mapping
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from stoker.cli.workloads import RUNS
-from stoker.errors import PlatformError, UsageError
 from stoker.launch.telemetry import FeedInterval, HostRate, bottleneck_of, of_event
-from stoker.logs import LogEvent, parse_line
-from stoker.platforms.logs import FileTail
+from stoker.logs import LogEvent
 
 _HOSTS_IN_A_LINE = 6
 _EVENTS = 5
-# What happens to hosts and workers, in a person's words.
+# Events of hosts and workers, in words for people.
 _HAPPENINGS = {
-    "host_joined": "came",
-    "host_rejoined": "came back",
+    "host_joined": "joined",
+    "host_rejoined": "joined again",
     "host_left": "left",
     "host_lost": "was lost",
-    "host_absent": "did not come",
+    "host_absent": "did not join",
     "agent_connection_lost": "lost its connection to a trainer",
     "batch_dropped": "dropped a batch",
     "local_worker_died": "lost a local worker",
@@ -46,14 +33,14 @@ class RunView:
     """The state of a run, as far as it is known.
 
     Attributes:
-        run: Id; empty until the first line.
-        steps: Of rank 0.
-        step_seconds: Of its latest steps, mean.
-        wait_seconds: Of them, waiting for data.
-        interval: The last look at the feed; None without one (a run of one host has none).
-        happenings: The last few, `HH:MM:SS host what`.
-        status: How it ended; empty while it runs.
-        is_complete: The last event told of the feed and all its hosts.
+        run: Run id; empty until the first line.
+        steps: Steps of rank 0.
+        step_seconds: Mean of the latest steps of rank 0.
+        wait_seconds: Part of step_seconds that was spent waiting for data.
+        interval: Latest report of the feed; None without a feed, as in a run of one host.
+        happenings: The latest events, as `HH:MM:SS host what`.
+        status: How the run ended; empty while it runs.
+        is_complete: Whether the last event described the feed and all its hosts.
     """
 
     def __init__(self) -> None:
@@ -67,7 +54,7 @@ class RunView:
         self.is_complete = False
 
     def take(self, event: LogEvent) -> bool:
-        """Takes one event; whether there is something new to show."""
+        """Takes one event; returns whether there is something new to show."""
         self.run = _clean(event.run)
         self.is_complete = False
         if event.event == "progress":
@@ -89,12 +76,12 @@ class RunView:
         return True
 
     def end_quietly(self, *, is_over: bool) -> None:
-        """Notes that nothing more will come; the log may have kept the end to itself."""
+        """Notes that no line will follow, whether or not the log told how the run ended."""
         if is_over and not self.status:
             self.status = "ended"
 
     def document(self) -> dict[str, object]:
-        """Returns all of it, for machines."""
+        """Returns the whole state, for JSON."""
         limit = bottleneck_of(self.interval) if self.interval else None
         return {
             "run": self.run,
@@ -112,9 +99,8 @@ class RunView:
         if not self.steps:
             return "no step yet"
         wait = self.wait_seconds / self.step_seconds if self.step_seconds else 0.0
-        return (
-            f"step {self.steps}, {self.step_seconds * 1000:.1f} ms a step, {wait:.0%} of it waiting"
-        )
+        step = f"{self.step_seconds * 1000:.1f} ms per step"
+        return f"step {self.steps}, {step}, {wait:.0%} of it waiting"
 
     def _take_progress(self, values: Mapping[str, str]) -> bool:
         try:
@@ -134,7 +120,7 @@ def plain_line(view: RunView) -> str:
     interval = view.interval
     if interval:
         if interval.queue_depth is not None:
-            parts.append(f"{interval.queue_depth:.1f} ready")
+            parts.append(f"{interval.queue_depth:.1f} batches ready")
         hosts = [_brief(host) for host in interval.hosts[:_HOSTS_IN_A_LINE]]
         more = len(interval.hosts) - len(hosts)
         parts.append(", ".join(hosts) + (f" and {more} more hosts" if more else ""))
@@ -234,266 +220,5 @@ def _figure(value: float | None) -> str:
 
 
 def _clean(text: str) -> str:
-    """Replaces what would steer a terminal by blanks: a log is anybody's text."""
+    """Replaces control characters by blanks: anyone may write to a log, and this is a terminal."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
-POLL_SECONDS = 0.25
-# A run that says nothing for so long is gone, or its log is: as long as hosts wait for each other.
-SILENCE_SECONDS = 1800.0
-_CHUNK_BYTES = 1 << 16
-_LINES_LOOKED_AT = 100_000
-_NAME_A_RUN = "name a folder runs/ID, its ID, or the log of a dnn host"
-
-
-class LineSource(Protocol):
-    """A source of log lines."""
-
-    def read(self) -> Iterator[str]:
-        """Yields the lines that are new."""
-        ...
-
-    def has_ended(self) -> bool:
-        """Returns whether other signs than the log end the run: read once more, then stop."""
-        ...
-
-    def close(self) -> None:
-        """Closes what is open; may be called twice."""
-        ...
-
-
-class RunFolder:
-    """The logs of all hosts in `runs/ID/logs`, also of those that come later."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._tails: dict[Path, FileTail] = {}
-
-    def read(self) -> Iterator[str]:
-        """Yields the lines that are new, host by host."""
-        for path in sorted((self._folder / "logs").glob("*.log")):
-            self._tails.setdefault(path, FileTail(path))
-        for tail in self._tails.values():
-            yield from tail.read()
-
-    def has_ended(self) -> bool:
-        """Returns whether the run's record is there: it is written last."""
-        return (self._folder / "training.json").is_file()
-
-    def close(self) -> None:
-        """Closes the logs."""
-        for tail in self._tails.values():
-            tail.close()
-        self._tails.clear()
-
-
-class LogFile:
-    """One log that may still grow."""
-
-    def __init__(self, path: Path) -> None:
-        self._tail = FileTail(path)
-
-    def read(self) -> Iterator[str]:
-        """Yields the lines that are new."""
-        yield from self._tail.read()
-
-    def has_ended(self) -> bool:
-        """Returns False: a log does not say that it is whole."""
-        return False
-
-    def close(self) -> None:
-        """Closes the log."""
-        self._tail.close()
-
-
-class StandardInput:
-    """A log that another command writes: `stoker logs kubeflow RUN | stoker watch -`."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._is_over = False
-
-    def read(self) -> Iterator[str]:
-        """Yields the lines that are there, after POLL_SECONDS at most."""
-        descriptor = sys.stdin.fileno()
-        if self._is_over or not select.select([descriptor], [], [], POLL_SECONDS)[0]:
-            return
-        # Not through Python's buffer: `select` does not see what lies there.
-        chunk = os.read(descriptor, _CHUNK_BYTES)
-        self._is_over = not chunk
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        if self._is_over and self._rest:
-            lines.append(self._rest)
-            self._rest = b""
-        for line in lines:
-            yield line.decode(errors="replace")
-
-    def has_ended(self) -> bool:
-        """Returns whether the other command has ended."""
-        return self._is_over
-
-    def close(self) -> None:
-        """Stays open: it is not ours."""
-
-
-def watch_command(run: str, *, once: bool, as_json: bool) -> None:
-    """Shows the run until it ends.
-
-    Args:
-        run: Folder, id, log file or `-`.
-        once: Shows what is known now, and returns.
-        as_json: One JSON document a line, for each change.
-
-    Raises:
-        UsageError: If there is no such run.
-        PlatformError: If it says nothing for SILENCE_SECONDS.
-    """
-    source = source_of(run)
-    view = RunView()
-    try:
-        if once:
-            _read_all(source, view)
-            _print_once(view, as_json=as_json)
-        else:
-            with ExitStack() as stack:
-                _follow(source, view, _shower(stack, as_json=as_json))
-    finally:
-        source.close()
-
-
-def source_of(run: str) -> LineSource:
-    """Returns the source that `run` names.
-
-    Raises:
-        UsageError: If that is nothing.
-    """
-    if run == "-":
-        return StandardInput()
-    for path in (Path(run), Path("runs") / run):
-        if path.is_dir():
-            _refuse_other_folder(path)
-            return RunFolder(path)
-        if path.is_file():
-            _refuse_other_file(path)
-            return LogFile(path)
-    raise UsageError(f"no run {run}", where=str(Path.cwd()), fix="ls runs, or name a log file")
-
-
-def _refuse_other_folder(path: Path) -> None:
-    """Refuses a folder that is no run: it would be watched for ever."""
-    names = {entry.name for entry in path.iterdir()}
-    # An empty one, and one among the runs, has perhaps just begun.
-    has_begun = bool(names) and path.absolute().parent.name != RUNS.name
-    if has_begun and not names & {"logs", "hosts", "workload.json", "training.json"}:
-        raise UsageError(
-            f"{path} is no run: no logs are in it",
-            where=str(path.absolute()),
-            fix=_NAME_A_RUN,
-        )
-
-
-def _refuse_other_file(path: Path) -> None:
-    """Refuses a file in which no launcher says anything: its end would be waited for in vain."""
-    tail = FileTail(path)
-    try:
-        is_empty = True
-        # A launcher's first line is the first of its log; others' lines may stand before it.
-        for line in itertools.islice(tail.read(is_last=True), _LINES_LOOKED_AT):
-            is_empty = False
-            if parse_line(line):
-                return
-    finally:
-        tail.close()
-    if not is_empty:
-        raise UsageError(
-            f"{path} is no log of a run: no line in it is stoker's",
-            where=str(path.absolute()),
-            fix=_NAME_A_RUN,
-        )
-
-
-def _read_all(source: LineSource, view: RunView) -> None:
-    deadline = time.monotonic() + SILENCE_SECONDS
-    while True:
-        lines = list(source.read())
-        for line in lines:
-            _take(view, line)
-        is_stream = isinstance(source, StandardInput)
-        if (not is_stream or source.has_ended()) or time.monotonic() > deadline:
-            view.end_quietly(is_over=source.has_ended())
-            _refuse_nothing(source, view)
-            return
-
-
-def _refuse_nothing(source: LineSource, view: RunView) -> None:
-    """Refuses what another command wrote, where none of it was a run's log."""
-    if isinstance(source, StandardInput) and not view.run:
-        raise UsageError(
-            "no line of stoker's came", where="stdin", fix="stoker logs ... | stoker watch -"
-        )
-
-
-def _follow(source: LineSource, view: RunView, show: Callable[[RunView], None]) -> None:
-    heard_at = time.monotonic()
-    while True:
-        is_last = source.has_ended()
-        is_new = False
-        for line in source.read():
-            heard_at = time.monotonic()
-            # Each look at the feed is shown; between two, the last word counts.
-            if _take(view, line):
-                is_new = True
-                if view.is_complete:
-                    show(view)
-                    is_new = False
-        if is_last:
-            _refuse_nothing(source, view)
-            view.end_quietly(is_over=True)
-        if is_new or is_last:
-            show(view)
-        if view.status or is_last:
-            return
-        if time.monotonic() - heard_at > SILENCE_SECONDS:
-            raise PlatformError(
-                f"the run says nothing for {SILENCE_SECONDS:.0f} s",
-                where="its log",
-                fix="see whether it still runs: stoker status, or the platform's own tools",
-            )
-        if not isinstance(source, StandardInput):
-            time.sleep(POLL_SECONDS)
-
-
-def _take(view: RunView, line: str) -> bool:
-    event = parse_line(line) if "stoker " in line else None
-    return event is not None and view.take(event)
-
-
-def _print_once(view: RunView, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(view.document()), flush=True)
-        return
-    console = Console()
-    if console.is_terminal:
-        console.print(as_table(view))
-    else:
-        print(as_text(view), flush=True)
-
-
-def _shower(stack: ExitStack, *, as_json: bool) -> Callable[[RunView], None]:
-    """Returns what shows a view; on a terminal it redraws one table."""
-    if as_json:
-        return lambda view: print(json.dumps(view.document()), flush=True)
-    console = Console()
-    if not console.is_terminal:
-        shown: list[str] = []
-
-        def say(view: RunView) -> None:
-            line = plain_line(view)
-            if line not in shown[-1:]:
-                shown[:] = [line]
-                print(line, flush=True)
-
-        return say
-    # Hosts of the local platform are cores of this machine: a view must not take their time.
-    live = stack.enter_context(Live(console=console, auto_refresh=False))
-    return lambda view: live.update(as_table(view), refresh=True)

@@ -1,16 +1,61 @@
-"""Several verbs share these options."""
+"""Several verbs share these options, one by one or as a dataclass of options.
 
+A verb takes such a dataclass as one parameter; typer sees its fields, each with its own flag.
+"""
+
+import inspect
 import os
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol, cast
 
 import typer
 
 from stoker.errors import UsageError
 
 
+class Verb(Protocol):
+    """A verb of the command line; its exit code is 0 where it returns none."""
+
+    def __call__(self, **values: object) -> int | None:
+        """Runs the verb with the values that the command line names."""
+
+
+def with_options(function: object) -> Verb:
+    """Returns the verb in the form that typer reads: with one parameter for each option.
+
+    Adds --debug, which `stoker.cli.edge` reads from the command line.
+
+    Args:
+        function: A verb; some of its parameters may be dataclasses whose fields are options.
+    """
+    verb = cast("Verb", function)
+    groups = {}
+    options: list[inspect.Parameter] = []
+    for parameter in inspect.signature(verb).parameters.values():
+        kind = parameter.annotation
+        if isinstance(kind, type) and is_dataclass(kind):
+            groups[parameter.name] = kind
+            options += inspect.signature(kind).parameters.values()
+        else:
+            options.append(parameter)
+    debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, annotation=Debug)
+    options.append(debug.replace(default=False))
+
+    def called(**values: object) -> int | None:
+        del values["debug"]
+        for name, group in groups.items():
+            values[name] = group(**{each.name: values.pop(each.name) for each in fields(group)})
+        return verb(**values)
+
+    called.__doc__ = verb.__doc__
+    called.__annotations__ = {option.name: option.annotation for option in options}
+    vars(called)["__signature__"] = inspect.Signature(options)
+    return called
+
+
 def print_version(*, value: bool) -> None:
-    """Prints the version and ends, if it is asked for."""
+    """Prints the version and exits, if --version is given."""
     if value:
         from stoker import __version__
 
@@ -19,10 +64,10 @@ def print_version(*, value: bool) -> None:
 
 
 def writable_file(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    """Refuses a file that cannot be written: before the work, not after it.
+    """Refuses a file that cannot be written, before the work begins.
 
     Raises:
-        UsageError: Saying why.
+        UsageError: If the file cannot be written; it says why.
     """
     if value is None:
         return None
@@ -32,18 +77,18 @@ def writable_file(param: typer.CallbackParam, value: Path | None) -> Path | None
             f"cannot write {value}: it is a folder", where=flag, fix="name a file in it"
         )
     folder = value.parent
-    # Those that lack are made.
+    # Missing folders are made later.
     while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent
     if not folder.is_dir():
         raise UsageError(
-            f"cannot write {value}: {folder} is no folder", where=flag, fix="name another file"
+            f"cannot write {value}: {folder} is not a folder", where=flag, fix="name another file"
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(
-            f"cannot write {value}: this user may not write to {folder.absolute()}",
+            f"cannot write {value}: this user has no right to write to {folder.absolute()}",
             where=flag,
-            fix="name another file, or change that folder's rights",
+            fix="name another file, or change the rights of that folder",
         )
     return value
 
@@ -51,88 +96,94 @@ def writable_file(param: typer.CallbackParam, value: Path | None) -> Path | None
 Words = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="WORKLOAD | -- CMD", help="A workload file, or a bare command.", show_default=False
+        metavar="WORKLOAD | -- CMD",
+        help="A workload file (.yaml), or a training command after --.",
+        show_default=False,
     ),
 ]
 WorkloadFile = Annotated[
-    str, typer.Argument(metavar="WORKLOAD", help="A workload file.", show_default=False)
+    str, typer.Argument(metavar="WORKLOAD", help="The workload file (.yaml).", show_default=False)
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Overrides a key of the workload."),
+    typer.Option(
+        "--set",
+        metavar="KEY.PATH=VALUE",
+        help="Overrides one key of the workload; may be repeated.",
+    ),
 ]
 Params = Annotated[
     list[str] | None,
-    typer.Option("--param", metavar="NAME=VALUE", help="Sets a parameter of a pipeline run."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="The record on stdout, for machines.")]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="F", help="File for the record.", callback=writable_file),
-]
-Summary = Annotated[
-    Path | None,
     typer.Option(
-        "--summary", metavar="F", help="File for a summary in Markdown.", callback=writable_file
+        "--param",
+        metavar="NAME=VALUE",
+        help="Sets a parameter of the pipeline's run; may be repeated.",
     ),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Prints JSON on stdout instead of text.")]
 Report = Annotated[
     Path | None,
     typer.Option(
-        "--report", metavar="F", help="Writes an HTML report, too.", callback=writable_file
-    ),
-]
-ExecutorInput = Annotated[
-    str | None,
-    typer.Option(
-        "--executor-input", metavar="JSON", help="Kubeflow's {{$}}: tells it outputs and metrics."
+        "--report",
+        metavar="F",
+        help="Also writes an HTML report to this file.",
+        callback=writable_file,
     ),
 ]
 Prices = Annotated[
     Path | None,
-    typer.Option("--prices", metavar="F", help="CSV that extends or replaces the catalog's rows."),
-]
-Region = Annotated[
-    str | None, typer.Option("--region", metavar="R", help="Of AWS; absent: as its own tools find.")
-]
-Yes = Annotated[bool, typer.Option("--yes", help="Asks nothing.")]
-Groups = Annotated[
-    list[str] | None,
-    typer.Option("--group", metavar="ROLE=[TYPE:]HOSTS[:WORKERS]", help="An instance group."),
-]
-Debug = Annotated[bool, typer.Option("--debug", help="A traceback with each error.")]
-Host = Annotated[
-    str | None,
-    typer.Option("--host", metavar="URL", help="Of Kubeflow, as https://SITE/pipeline."),
-]
-Namespace = Annotated[
-    str | None,
-    typer.Option("--namespace", metavar="N", help="The profile's, on Kubeflow with many users."),
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option("--token-file", metavar="F", help="The token that Kubeflow knows you by."),
-]
-CaFile = Annotated[
-    Path | None, typer.Option("--ca-file", metavar="F", help="Certificates to trust, of Kubeflow.")
-]
-OfWorkload = Annotated[
-    str | None,
-    typer.Option("--workload", metavar="W", help="Whose settings say where Kubeflow is."),
-]
-Experiment = Annotated[
-    str | None,
-    typer.Option("--experiment", metavar="E", help="On Kubeflow; absent: named as the workload."),
-]
-ServiceAccount = Annotated[
-    str | None,
-    typer.Option("--service-account", metavar="A", help="Of the steps' pods on Kubeflow."),
-]
-Version = Annotated[
-    str | None,
     typer.Option(
-        "--version",
-        metavar="V",
-        help="On Kubeflow: name or id of a version, or current; absent: the latest at each start.",
+        "--prices", metavar="F", help="CSV file whose rows add to, or replace, rows of the catalog."
     ),
 ]
+Region = Annotated[
+    str | None,
+    typer.Option("--region", metavar="R", help="AWS region (default: as boto3 finds it)."),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Does not ask for confirmation.")]
+Groups = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--group",
+        metavar="ROLE=[TYPE:]HOSTS[:WORKERS]",
+        help="An instance group, such as dnn=1 or data=ml.c7i.8xlarge:2:32; may be repeated.",
+    ),
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Prints a traceback with each error.")]
+PlatformName = Annotated[
+    str | None,
+    typer.Option(
+        "--platform",
+        metavar="P",
+        help="Platform: local, sagemaker or kubernetes (default: as in the workload).",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFiles:
+    """The output files that the command line names, the same for all components."""
+
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="F", help="Writes the record to this file.", callback=writable_file
+        ),
+    ] = None
+    summary: Annotated[
+        Path | None,
+        typer.Option(
+            "--summary",
+            metavar="F",
+            help="Also writes a summary in Markdown to this file.",
+            callback=writable_file,
+        ),
+    ] = None
+    executor_input: Annotated[
+        str | None,
+        typer.Option(
+            "--executor-input",
+            metavar="JSON",
+            help="In a step of Kubeflow: the value of {{$}}, which names the step's outputs.",
+        ),
+    ] = None

@@ -1,9 +1,8 @@
-"""The edge hands over what a component made: its record as a file, words, JSON, and to Kubeflow.
+"""A component's record is written to a file, printed as text or JSON, and passed to Kubeflow.
 
-Kubeflow hands a step `{{$}}`, a JSON document: its inputs, and where its outputs belong. A
-container that writes `outputs.outputFile` gives output parameters their values, and metrics to the
-page of the run; of a container component nothing else does. That its artifacts are named there,
-too, lets kfp's local runner hand them on.
+Kubeflow gives a step `{{$}}`, a JSON document with its inputs and the places of its outputs. A
+container component sets output parameters, and metrics on the page of the run, only by writing the
+file `outputs.outputFile`. The artifacts are also named there for kfp's local runner.
 """
 
 import json
@@ -17,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from stoker.cli.options import OutputFiles
 from stoker.errors import UsageError
 from stoker.records import (
     Decision,
@@ -34,7 +34,7 @@ from stoker.records import (
     write_text,
 )
 
-# What Kubeflow and its database carry from step to step without complaint.
+# The size that Kubeflow and its database accept.
 MAX_PARAMETER_BYTES = 32 << 10
 
 _WHERE = "--executor-input"
@@ -44,12 +44,12 @@ MODEL = "system.Model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorInput:
-    """The outputs that a step is to write, as Kubeflow names them.
+    """The outputs that Kubeflow expects of a step.
 
     Attributes:
-        output_file: Where it looks for the executor's output.
+        output_file: File in which Kubeflow looks for the outputs.
         parameters: Names of the step's output parameters.
-        artifacts: Name to its type (such as system.Metrics) and address.
+        artifacts: Name to type (such as system.Metrics) and URI.
     """
 
     output_file: Path
@@ -65,7 +65,7 @@ def read_executor_input(text: str) -> ExecutorInput:
     """Reads what Kubeflow puts in place of `{{$}}`.
 
     Raises:
-        UsageError: If it is something else.
+        UsageError: If the text is something else.
     """
     try:
         document: Json = json.loads(text)
@@ -89,15 +89,15 @@ def read_executor_input(text: str) -> ExecutorInput:
 
 
 def check_parameters(executor: ExecutorInput, known: frozenset[str]) -> None:
-    """Refuses a component that asks for parameters which its step does not publish.
+    """Refuses output parameters that the step does not have.
 
     Raises:
-        UsageError: Naming those that it does.
+        UsageError: If there is one; it names those that the step has.
     """
     unknown = sorted(executor.parameters - known)
     if unknown:
         raise UsageError(
-            f"this step publishes no parameter {unknown[0]}",
+            f"this step has no output parameter {unknown[0]}",
             where=_WHERE,
             fix="known are: " + ", ".join(sorted(known)) if known else "leave it out",
         )
@@ -110,13 +110,14 @@ def write_executor_output(
     metrics: Mapping[str, float],
     model_uri: str = "",
 ) -> None:
-    """Writes the file that Kubeflow reads when the step has ended.
+    """Writes the file that Kubeflow reads after the step.
 
     Args:
-        executor: As read before the work began.
+        executor: Outputs that Kubeflow expects.
         parameters: Values; those that the component does not declare are left out.
-        metrics: Shown on the run's page, by every artifact for metrics; not a number: left out.
-        model_uri: Where the model is, told by every artifact for models.
+        metrics: Values for every metrics artifact, shown on the run's page; finite ones
+            only.
+        model_uri: URI of the model, for every model artifact.
 
     Raises:
         UsageError: If a parameter is longer than Kubeflow carries, or the file cannot be written.
@@ -125,8 +126,8 @@ def write_executor_output(
     for name, value in values.items():
         if len(value.encode()) > MAX_PARAMETER_BYTES:
             raise UsageError(
-                f"output parameter {name} has {len(value.encode())} bytes, "
-                f"at most {MAX_PARAMETER_BYTES}",
+                f"output parameter {name} has {len(value.encode())} bytes; "
+                f"at most {MAX_PARAMETER_BYTES} are allowed",
                 where=_WHERE,
             )
     told: dict[str, Json] = {n: v for n, v in sorted(metrics.items()) if math.isfinite(v)}
@@ -146,7 +147,7 @@ def _mapping(value: Json) -> Mapping[str, Json]:
 
 def _wrong(what: str) -> UsageError:
     return UsageError(
-        f"{_WHERE} is not what Kubeflow hands a step: {what}", fix="pass '{{$}}' as its value"
+        f"{_WHERE} is not what Kubeflow gives a step: {what}", fix="pass '{{$}}' as its value"
     )
 
 
@@ -158,10 +159,10 @@ class Outputs:
     """The destinations of a component's outputs.
 
     Attributes:
-        out: File for the record; absent: NAME.json in this folder.
+        out: File for the record; None: NAME.json in the current folder.
         summary: File for a summary in Markdown.
         model: Folder for a copy of the model.
-        executor: What Kubeflow wants to be told.
+        executor: Outputs that Kubeflow expects; None outside of Kubeflow.
     """
 
     out: Path | None = None
@@ -171,34 +172,27 @@ class Outputs:
 
 
 def outputs_of(
-    *,
-    out: Path | None,
-    summary: Path | None = None,
-    model: Path | None = None,
-    executor_input: str | None = None,
-    parameters: frozenset[str] = frozenset(),
+    files: OutputFiles, *, model: Path | None = None, parameters: frozenset[str] = frozenset()
 ) -> Outputs:
     """Returns the outputs that the command line names, checked before the work begins.
 
     Args:
-        out: As in `Outputs`.
-        summary: As in `Outputs`.
-        model: As in `Outputs`.
-        executor_input: Kubeflow's document.
+        files: The files that were typed.
+        model: Folder for a copy of the model.
         parameters: All that the component can publish.
 
     Raises:
         UsageError: If Kubeflow's document is none, or asks for other parameters.
     """
-    executor = read_executor_input(executor_input) if executor_input else None
+    executor = read_executor_input(files.executor_input) if files.executor_input else None
     if executor:
         check_parameters(executor, parameters)
-    return Outputs(out=out, summary=summary, model=model, executor=executor)
+    return Outputs(out=files.out, summary=files.summary, model=model, executor=executor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """The values of a record that Kubeflow is told.
+    """The values of a record that are passed to Kubeflow.
 
     Attributes:
         parameters: Values by name, for conditions and later steps.
@@ -222,13 +216,12 @@ def deliver(
     """Writes and prints a component's record.
 
     Args:
-        record: The outcome.
-        outputs: Where it goes.
-        name: Of the record: names its file, and heads the summary.
-        explain: The record in words.
-        as_json: The record on stdout in place of words.
-        told: For Kubeflow.
-        model_uri: For Kubeflow, where there is a model.
+        outputs: Files for the record.
+        name: Name of the record's file and title of the summary.
+        explain: Returns the record in words.
+        as_json: Prints the record as JSON instead of words.
+        told: Values for Kubeflow.
+        model_uri: URI of the model, for Kubeflow.
 
     Raises:
         UsageError: If a file cannot be written.
@@ -254,9 +247,9 @@ def deliver(
 
 
 def kept_model(model_uri: str | None, outputs: Outputs) -> str | None:
-    """Copies a model that is on this machine; gives the address where it is to stay.
+    """Copies a model that is on this machine, and returns its new address.
 
-    One that is elsewhere stays there.
+    Returns the address of a model that is elsewhere as it is.
     """
     source = Path(model_uri) if model_uri and "://" not in model_uri else None
     if outputs.model is None or source is None or not source.is_dir():
@@ -270,7 +263,7 @@ DECIDE_PARAMETERS = frozenset({"action", "where"})
 TRAIN_PARAMETERS = frozenset({"status", "training"})
 EVALUATE_PARAMETERS = frozenset({"passed"})
 
-# Twice as long once it stands as a text in JSON, which is how Kubeflow carries it.
+# The record is a text in Kubeflow's JSON, where its quotes make it up to twice as long.
 _MAX_RECORD_BYTES = MAX_PARAMETER_BYTES // 2
 _MAX_FAILURE = 2000
 
@@ -310,7 +303,7 @@ def told_of_decision(record: Decision, workload: Workload) -> Told:
 
 
 def where(decision: Decision, workload: Workload) -> str:
-    """Returns `pod`: in a pipeline step's pod, which is a host of today's type; else `job`."""
+    """Returns `pod` where the step's own pod can train (one host of today's type), else `job`."""
     if workload.cluster is None:
         return "job"
     groups = decision.plan.groups
@@ -341,12 +334,12 @@ def told_of_training(record: Training) -> Told:
 def carried(record: Training, *, max_bytes: int = _MAX_RECORD_BYTES) -> str:
     """Returns the record as a text of bounded length: events go first, then hosts, then words.
 
-    Two branches of a pipeline can be joined on texts, not on files.
+    Kubeflow can join two branches of a pipeline on texts, but not on files.
     """
     failure = record.failure[-_MAX_FAILURE:] if record.failure else None
     measured = record.measured
     if measured:
-        # A file that stays with the step that trained.
+        # The file stays in the step that trained.
         measured = msgspec.structs.replace(measured, timeline_file=None)
     short = msgspec.structs.replace(record, failure=failure, measured=measured)
     for less in (

@@ -1,82 +1,98 @@
-"""The verbs of compiled pipelines take files and names, ask the orchestrator, and print words."""
+"""The verbs of compiled pipelines are upload, start, schedule, status, logs and stop."""
 
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
+import typer
 
-from stoker.cli.billing import confirm_run
-from stoker.cli.edge import EXIT_INTERRUPTED, EXIT_TERMINATED, TerminatedError
+from stoker.cli.exit_codes import EXIT_INTERRUPTED, EXIT_TERMINATED, TerminatedError
+from stoker.cli.options import AsJson, Overrides, Params, WorkloadFile, Yes
 from stoker.cli.progress import say
-from stoker.cli.workloads import resolve, with_params
+from stoker.cli.run_lines import change_line, document, schedule_line, tree
 from stoker.errors import UsageError
-from stoker.orchestrators.base import (
-    Orchestrator,
-    Pipeline,
-    RunState,
-    Started,
-    StepState,
-    Timing,
-    UploadPlan,
-)
-from stoker.orchestrators.cron import checked_zone, cron_expression, rate_expression
-from stoker.orchestrators.named import follow_run, orchestrator_named
-from stoker.records import Decision, Json, Workload, read_json
-from stoker.settings import read_workload
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-    from stoker.orchestrators.base import RunState, Schedule, StepState
+    from stoker.orchestrators.base import (
+        Orchestrator,
+        Pipeline,
+        RunState,
+        Started,
+        StepState,
+        Timing,
+        UploadPlan,
+    )
     from stoker.orchestrators.kubeflow.runs import RunOptions
+    from stoker.records import Decision, Json, Workload
+
+TargetName = Annotated[
+    str, typer.Argument(metavar="TARGET", help="sagemaker or kubeflow.", show_default=False)
+]
+RunName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run, a pipeline (for its newest run), a training job, an ARN, or a run's URL.",
+        show_default=False,
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """The place of the target, as far as the command line names it.
+    """The place of the target, as far as the command line names it."""
 
-    Attributes:
-        host, namespace, token_file, ca_file: Of Kubeflow; absent: as the workload says.
-        workload_file: Of the verbs that name a run: a workload with the connection's settings.
-        overrides: Of that workload.
-    """
-
-    host: str | None = None
-    namespace: str | None = None
-    token_file: Path | None = None
-    ca_file: Path | None = None
-    workload_file: str | None = None
-    overrides: Sequence[str] = ()
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host",
+            metavar="URL",
+            help="Kubeflow: its URL, such as https://SITE/pipeline (default: as in the workload).",
+        ),
+    ] = None
+    namespace: Annotated[
+        str | None,
+        typer.Option("--namespace", metavar="N", help="Kubeflow with many users: your namespace."),
+    ] = None
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", metavar="F", help="Kubeflow: file with your token."),
+    ] = None
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--ca-file", metavar="F", help="Kubeflow: file with the certificates to trust."
+        ),
+    ] = None
 
     def target(
         self,
         name: str,
         *,
-        workload: Workload | None = None,
+        workload: "Workload | None" = None,
         run: str = "",
         options: "RunOptions | None" = None,
-    ) -> Orchestrator:
+    ) -> "Orchestrator":
         """Returns the target of that name.
 
         Raises:
             UsageError: If there is none, or a flag is not for it.
         """
+        from stoker.orchestrators.named import orchestrator_named
+
         if name != "kubeflow":
-            typed = [*self._typed(), *(["--workload"] if self.workload_file else [])]
+            typed = self._typed()
             if typed or options is not None:
                 flag = typed[0] if typed else "one of the flags"
-                raise UsageError(f"{flag} is for kubeflow", fix=f"leave it out for {name}")
+                raise _not_for(name, flag)
             return orchestrator_named(name, workload=workload, run=run)
         from stoker.orchestrators.kubeflow.client import Flags
 
-        if workload is None and self.workload_file:
-            workload = read_workload(self.workload_file, overrides=self.overrides)
         flags = Flags(
             host=self.host,
             namespace=self.namespace,
@@ -85,19 +101,18 @@ class Reach:
         )
         return orchestrator_named(name, workload=workload, run=run, flags=flags, options=options)
 
-    def words(self, target: str, *, file: str = "", overrides: Sequence[str] = ()) -> str:
-        """Returns the flags that a next command needs to reach the same place, after a blank.
+    def words(self, target: str, *, file: str | None = None, overrides: Sequence[str] = ()) -> str:
+        """Returns the flags with which the next command reaches the same place, after a blank.
 
         Args:
-            target: Only kubeflow's commands need anything.
-            file: Workload whose settings name the place, for commands that name a run.
-            overrides: Of that workload.
+            target: Only commands for kubeflow need flags.
+            file: Workload file that tells the place, for commands that name a run.
+            overrides: Overrides of that workload.
         """
         if target != "kubeflow":
             return ""
-        named = file or self.workload_file
-        words = ["--workload", named] if named else []
-        for override in (*overrides, *self.overrides):
+        words = ["--workload", file] if file else []
+        for override in overrides:
             words += ["--set", override] if override.startswith("kubernetes.") else []
         return "".join(f" {shlex.quote(word)}" for word in (*words, *self._typed()))
 
@@ -111,137 +126,125 @@ class Reach:
         return [word for flag, value in pairs if value is not None for word in (flag, str(value))]
 
 
-_NAME = 24
-_KIND = 14
-_REASON = 400
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReach(Reach):
+    """The place of the target for the verbs that name a run; a workload file may tell it."""
+
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            "--workload", metavar="W", help="Workload file whose settings say where Kubeflow is."
+        ),
+    ] = None
+    overrides: Overrides = None
+
+    def target_of(self, name: str, *, run: str) -> "Orchestrator":
+        """Returns the target of that name, for a run.
+
+        Raises:
+            UsageError: If there is none, or a flag is not for it.
+        """
+        from stoker.settings import read_workload
+
+        workload = None
+        if self.workload and name == "kubeflow":
+            workload = read_workload(self.workload, overrides=self.overrides or ())
+        elif self.workload and not self._typed():
+            raise _not_for(name, "--workload")
+        return self.target(name, workload=workload, run=run)
+
+    def words_of(self, target: str) -> str:
+        """Returns the flags with which the next command reaches the same place, after a blank."""
+        return self.words(target, file=self.workload, overrides=self.overrides or ())
 
 
-def tree(state: "RunState", *, target: str, now: datetime, where: str = "") -> Iterator[str]:
-    """Yields the run and its steps, one line each; below reasons, pages, and logs of what failed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeflowRun:
+    """The options of runs and schedules that only Kubeflow has."""
 
-    Args:
-        state: The run.
-        target: Its target.
-        now: In UTC.
-        where: Flags with which the next commands reach the target, with a blank in front.
-    """
-    yield f"{state.run}  {state.status}{_took(state.began, state.ended, now)}"
-    if state.reason:
-        yield f"  why:  {_short(state.reason)}"
-    if state.url:
-        yield f"  page: {state.url}"
-    for name, value in (state.parameters or {}).items():
-        yield f"  with: {name} = {_short(value)}"
-    for step in state.steps:
-        yield from _step(step, now=now)
-        if step.status == "failed" and step.job and state.pipeline:
-            # A job that a step started is in groups of hosts; a step's own is called as the step.
-            own = "" if step.name.startswith("job ") else f" --group {step.name}"
-            yield f"{'  ' * step.depth}    logs: stoker logs {target} {state.run}{own}{where}"
+    experiment: Annotated[
+        str | None,
+        typer.Option(
+            "--experiment",
+            metavar="E",
+            help="Kubeflow: experiment of the run (default: as in the workload, or its name).",
+        ),
+    ] = None
+    service_account: Annotated[
+        str | None,
+        typer.Option(
+            "--service-account",
+            metavar="A",
+            help="Kubeflow: account of the steps' pods (default: as in the workload, or Kubeflow's "
+            "own).",
+        ),
+    ] = None
+    version: Annotated[
+        str | None,
+        typer.Option(
+            "--version",
+            metavar="V",
+            help="Kubeflow: version of the pipeline, by name or id (default: the latest at each "
+            "start).",
+        ),
+    ] = None
 
+    def options(self, **more: str | int | bool | None) -> "RunOptions | None":
+        """Returns these options and `more` of them; None if the command line names none."""
+        import msgspec
 
-def change_line(step: "StepState", *, now: datetime) -> str:
-    """Returns a step that changed, in one line."""
-    outcome = f", {step.outcome}" if step.outcome else ""
-    reason = f": {_short(step.reason)}" if step.reason else ""
-    return f"{now.astimezone():%H:%M:%S}  {step.name:<{_NAME}} {step.status}{outcome}{reason}"
+        from stoker.orchestrators.kubeflow.runs import RunOptions
 
-
-def schedule_line(schedule: "Schedule") -> str:
-    """Describes a schedule: its name, when it runs, next when, and with what."""
-    zone = schedule.timing.time_zone
-    if not schedule.is_on:
-        following = "off"
-    elif schedule.next_run is None:
-        following = "next: see the console"
-    else:
-        following = f"next {schedule.next_run:%Y-%m-%d %H:%M} UTC"
-    values = ", ".join(f"{name}={value}" for name, value in schedule.parameters.items())
-    note = f"  ({schedule.note})" if schedule.note else ""
-    return (
-        f"{schedule.name:<{_NAME}} {schedule.timing.expression}  {zone}  {following}"
-        f"  {values or 'defaults'}{note}"
-    )
-
-
-def document(value: "DataclassInstance") -> dict[str, Json]:
-    """Returns a value as JSON: times as ISO 8601."""
-    return {key: _plain(item) for key, item in asdict(value).items()}
+        every = {
+            "experiment": self.experiment,
+            "service_account": self.service_account,
+            "version": self.version,
+            **more,
+        }
+        named = {name: value for name, value in every.items() if value is not None}
+        return msgspec.convert(named, RunOptions) if named else None
 
 
-def duration(seconds: float) -> str:
-    """Writes a duration: `48 s`, `3 min 12 s`, `1 h 03 min`."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+def _not_for(target: str, flag: str) -> UsageError:
+    return UsageError(f"{flag} is only for kubeflow", fix=f"leave it out for {target}")
 
 
-def _step(step: "StepState", *, now: datetime) -> Iterator[str]:
-    indent = "  " * step.depth
-    name = f"{indent}{step.name}"
-    words: list[str] = [step.status]
-    if step.outcome:
-        words.append(f"→ {step.outcome}")
-    if step.is_cached:
-        words.append("(an earlier run's result)")
-    if step.attempts > 1:
-        words.append(f"(attempt {step.attempts})")
-    text = f"{name:<{_NAME}} {step.kind:<{_KIND}} {' '.join(words)}"
-    yield text.rstrip() + _took(step.began, step.ended, now)
-    below = f"{indent}    "
-    if step.reason:
-        yield f"{below}why:  {_short(step.reason)}"
-    if step.url:
-        yield f"{below}page: {step.url}"
-
-
-def _took(began: datetime | None, ended: datetime | None, now: datetime) -> str:
-    if began is None:
-        return ""
-    took: timedelta = (ended or now) - began
-    return f"  {duration(took.total_seconds())}"
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _REASON else line[: _REASON - 1] + "…"
-
-
-def _plain(value: object) -> Json:
-    if isinstance(value, datetime):
-        return value.isoformat().replace("+00:00", "Z")
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value if isinstance(value, bool | int | float | str) else None
-
-
-def upload_command(
-    target_name: str,
-    file: str,
+def upload_verb(
+    target: TargetName,
+    workload: WorkloadFile,
     *,
-    train_step: str,
-    decision_file: Path | None,
+    train_step: Annotated[
+        str,
+        typer.Option(
+            "--train-step", metavar="KIND", help="launched or native: see stoker compile --help."
+        ),
+    ] = "launched",
+    decision: Annotated[
+        Path | None,
+        typer.Option(
+            "--decision",
+            metavar="D",
+            help="With native: a decision.json, whose groups are the parameters' defaults.",
+        ),
+    ] = None,
     reach: Reach,
-    overrides: Sequence[str],
-    as_json: bool,
-    assume_yes: bool,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    yes: Yes = False,
 ) -> None:
-    """Runs `stoker upload`."""
-    workload = workload_of(file, overrides=overrides)
-    target = reach.target(target_name, workload=workload)
-    decision = read_json(decision_file, Decision) if decision_file else None
-    compiled = _compiled(target.name, workload, train_step=train_step, decision=decision)
-    plan = target.plan(compiled)
+    """Creates or updates the pipeline, after showing what changes."""
+    from stoker.records import Decision, read_json
+
+    of = workload_of(workload, overrides=overrides or ())
+    service = reach.target(target, workload=of)
+    decided = read_json(decision, Decision) if decision else None
+    compiled = _compiled(service.name, of, train_step=train_step, decision=decided)
+    plan = service.plan(compiled)
     for line in _plan_lines(plan):
         say(line, quiet=as_json)
     if plan.exists and plan.changes:
-        _confirm(plan, assume_yes=assume_yes or as_json)
-    done = target.upload(plan)
+        _confirm(plan, assume_yes=yes or as_json)
+    done = service.upload(plan)
     if as_json:
         uploaded: dict[str, Json] = {
             **document(done),
@@ -256,117 +259,243 @@ def upload_command(
         print(f"version: {done.version}  {done.version_id}")
     if done.url:
         print(f"page:    {done.url}" + ("  (Studio, Pipelines)" if "landing" in done.url else ""))
-    print(f"next:    stoker start {target.name} {file}{reach.words(target.name)}")
+    print(f"next:    stoker start {service.name} {workload}{reach.words(service.name)}")
 
 
-def start_command(
-    target_name: str,
-    file: str,
+def start_verb(
+    target: TargetName,
+    workload: WorkloadFile,
     *,
-    parameters: Sequence[str],
-    is_waiting: bool,
-    options: Mapping[str, str | int | bool],
+    params: Params = None,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="Waits until the run has ended; Ctrl-C does not stop the run."),
+    ] = False,
+    run_name: Annotated[
+        str | None,
+        typer.Option("--run-name", metavar="N", help="Kubeflow: name of the run on its pages."),
+    ] = None,
+    kubeflow: KubeflowRun,
     reach: Reach,
-    overrides: Sequence[str],
-    as_json: bool,
-    assume_yes: bool,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    yes: Yes = False,
 ) -> int:
-    """Runs `stoker start`; gives the exit code."""
-    workload = workload_of(file, overrides=overrides)
-    target = reach.target(target_name, workload=workload, options=run_options(options))
-    where = reach.words(target.name, file=file, overrides=overrides)
-    confirm_run(
-        with_params(workload, parameters),
-        assume_yes=assume_yes,
-        quiet=as_json,
-    )
+    """Starts a run of the uploaded pipeline."""
+    from stoker.cli.billing import confirm_run
+    from stoker.cli.workloads import with_params
+
+    of = workload_of(workload, overrides=overrides or ())
+    service = reach.target(target, workload=of, options=kubeflow.options(run_name=run_name))
+    where = reach.words(service.name, file=workload, overrides=overrides or ())
+    confirm_run(with_params(of, params or ()), assume_yes=yes, quiet=as_json)
     started = None
     try:
-        started = target.start(workload, parameters=parameters)
+        started = service.start(of, parameters=params or ())
         for warning in started.warnings:
             say(f"warning: {warning}", quiet=False)
-        if as_json and not is_waiting:
+        if as_json and not wait:
             print(json.dumps(document(started), indent=2))
         say(f"started: {started.run}", quiet=as_json)
         if started.url:
             say(f"page:    {started.url}", quiet=as_json)
-        if is_waiting:
-            return _wait(target, started, as_json=as_json, where=where)
-        say(f"next:    stoker status {target.name} {started.run}{where}", quiet=as_json)
+        if wait:
+            return _wait(service, started, as_json=as_json, where=where)
+        say(f"next:    stoker status {service.name} {started.run}{where}", quiet=as_json)
         return 0
     except (KeyboardInterrupt, TerminatedError) as err:
-        # A run that was started is the service's: it needs nobody to wait for it.
+        # The service runs a started run to its end, whether or not someone waits for it.
         lines = (
             (
-                "the run goes on; nobody waits for it any more",
-                f"see:     stoker status {target.name} {started.run}{where}",
-                f"stop:    stoker stop {target.name} {started.run}{where}",
+                "stopped waiting; the run goes on",
+                f"see:     stoker status {service.name} {started.run}{where}",
+                f"stop:    stoker stop {service.name} {started.run}{where}",
             )
             if started
             else (
-                "interrupted before the service had answered: a run may have started",
-                f"see:     stoker status {target.name} {workload.name}{where}",
+                "interrupted before the service answered: a run may have started",
+                f"see:     stoker status {service.name} {of.name}{where}",
             )
         )
         say("\n".join(lines), quiet=False)
         return _code_of(err)
 
 
-def status_command(target_name: str, run: str, *, as_json: bool, reach: Reach) -> None:
-    """Runs `stoker status`."""
-    target = reach.target(target_name, run=run)
-    where = reach.words(target.name)
-    state = target.status(run)
-    others = target.runs(run)
+def schedule_verb(
+    target: TargetName,
+    workload: WorkloadFile,
+    *,
+    cron: Annotated[
+        str | None,
+        typer.Option(
+            "--cron",
+            metavar="E",
+            help="Cron expression: minute hour day month weekday (SageMaker: and year).",
+        ),
+    ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option("--every", metavar="D", help="Time between two runs, such as 1d, 12h or 30m."),
+    ] = None,
+    is_listing: Annotated[bool, typer.Option("--list", help="Only lists the schedules.")] = False,
+    delete: Annotated[
+        str | None, typer.Option("--delete", metavar="NAME", help="Only deletes this schedule.")
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name", metavar="N", help="Name of an additional schedule, such as nightly."
+        ),
+    ] = None,
+    time_zone: Annotated[
+        str,
+        typer.Option(
+            "--time-zone",
+            metavar="Z",
+            help="SageMaker: time zone of --cron, such as Europe/Berlin.",
+        ),
+    ] = "UTC",
+    params: Params = None,
+    catch_up: Annotated[
+        bool, typer.Option("--catch-up", help="Kubeflow: also starts the runs that were missed.")
+    ] = False,
+    max_concurrency: Annotated[
+        int | None,
+        typer.Option(
+            "--max-concurrency", metavar="N", help="Kubeflow: most runs at a time (default: 1)."
+        ),
+    ] = None,
+    kubeflow: KubeflowRun,
+    reach: Reach,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Starts runs of the uploaded pipeline at regular times."""
+    named = [
+        flag
+        for flag, is_there in (
+            ("--cron", cron is not None),
+            ("--every", every is not None),
+            ("--list", is_listing),
+            ("--delete", delete is not None),
+        )
+        if is_there
+    ]
+    if len(named) != 1:
+        raise UsageError(
+            f"{' and '.join(named)} exclude each other" if named else "nothing says when to run",
+            fix="name one of --cron, --every, --list, --delete",
+        )
+    options = kubeflow.options(catch_up=catch_up or None, max_concurrency=max_concurrency)
+    if cron is None and every is None and (params or name or options):
+        raise UsageError(
+            f"{named[0]} does not take --param, --name or other options of a new schedule",
+            fix="leave them out",
+        )
+    of = workload_of(workload, overrides=overrides or ())
+    service = reach.target(target, workload=of, options=options)
+    if is_listing:
+        found = service.schedules(of)
+        if as_json:
+            print(json.dumps([document(item) for item in found], indent=2))
+        for item in found if not as_json else ():
+            print(schedule_line(item))
+        if not found:
+            say(f"pipeline {of.name} has no schedule", quiet=as_json)
+        return
+    if delete is not None:
+        deleted = service.unschedule(of, name=delete)
+        print(json.dumps({"deleted": deleted}) if as_json else f"deleted: {deleted}")
+        return
+    timing = _timing(service.name, cron=cron, every=every or "", time_zone=time_zone)
+    made = service.schedule(of, timing=timing, parameters=params or (), name=name)
+    if as_json:
+        print(json.dumps(document(made), indent=2))
+        return
+    print(f"{made.action}: {schedule_line(made)}")
+    if made.url:
+        print(f"page:    {made.url}")
+    where = reach.words(service.name)
+    print(f"delete:  stoker schedule {service.name} {workload} --delete {made.name}{where}")
+
+
+def status_verb(
+    target: TargetName,
+    run: RunName,
+    *,
+    reach: RunReach,
+    as_json: AsJson = False,
+) -> None:
+    """Shows the steps of a run, with times, errors and links."""
+    service = reach.target_of(target, run=run)
+    where = reach.words_of(service.name)
+    state = service.status(run)
+    others = service.runs(run)
     if as_json:
         told: dict[str, Json] = {**document(state)}
         if others:
             told["executions"] = [document(other) for other in others]
         print(json.dumps(told, indent=2))
         return
-    for line in tree(state, target=target.name, now=datetime.now(UTC), where=where):
+    for line in tree(state, target=service.name, now=datetime.now(UTC), where=where):
         print(line)
     earlier = [other for other in others if other.run != state.run]
     for other in earlier[:3]:
         began = f"{other.began:%Y-%m-%d %H:%M} UTC" if other.began else ""
         print(f"earlier: {other.run}  {other.status}  {began}")
     if state.steps:
-        print(f"logs:  stoker logs {target.name} {state.run}{where}")
+        print(f"logs:  stoker logs {service.name} {state.run}{where}")
     if not state.has_ended:
-        print(f"stop:  stoker stop {target.name} {state.run}{where}")
+        print(f"stop:  stoker stop {service.name} {state.run}{where}")
 
 
-def logs_command(
-    target_name: str, run: str, *, group: str | None, as_json: bool, reach: Reach
+def logs_verb(
+    target: TargetName,
+    run: RunName,
+    *,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group", metavar="G", help="Only prints the logs of this instance group or step."
+        ),
+    ] = None,
+    reach: RunReach,
+    as_json: AsJson = False,
 ) -> None:
-    """Runs `stoker logs`."""
-    target = reach.target(target_name, run=run)
+    """Prints the logs of all steps and hosts so far."""
+    service = reach.target_of(target, run=run)
     num_lines = 0
-    for line in target.logs(run, group=group):
+    for line in service.logs(run, group=group):
         num_lines += 1
         if as_json:
             print(json.dumps({"group": line.group, "host": line.host, "text": line.text}))
         else:
             print(f"{line.group}/{line.host} {line.text}")
     if not num_lines:
-        say(f"{run} has written no log yet", quiet=as_json)
+        say(f"{run} has not written any log yet", quiet=as_json)
 
 
-def stop_command(target_name: str, run: str, *, as_json: bool, reach: Reach) -> int:
-    """Runs `stoker stop`; gives the exit code."""
-    target = reach.target(target_name, run=run)
-    before = target.status(run)
+def stop_verb(
+    target: TargetName,
+    run: RunName,
+    *,
+    reach: RunReach,
+    as_json: AsJson = False,
+) -> int:
+    """Stops a run or a training job, and waits until it has ended."""
+    service = reach.target_of(target, run=run)
+    before = service.status(run)
     if before.has_ended:
         after = before
-        say(f"{before.run} had ended already: {before.status}", quiet=as_json)
+        say(f"{before.run} had already ended: {before.status}", quiet=as_json)
     else:
-        say(f"{before.run} is asked to stop", quiet=as_json)
+        say(f"stopping {before.run}", quiet=as_json)
         try:
-            after = target.stop(before.id)
+            after = service.stop(before.id)
         except (KeyboardInterrupt, TerminatedError) as err:
             say(
-                f"it was asked to stop; nobody waits for it any more\n"
-                f"see:     stoker status {target.name} {before.run}{reach.words(target.name)}",
+                f"stopped waiting; the run was asked to stop\n"
+                f"see:     stoker status {service.name} {before.run}{reach.words_of(service.name)}",
                 quiet=False,
             )
             return _code_of(err)
@@ -376,29 +505,23 @@ def stop_command(target_name: str, run: str, *, as_json: bool, reach: Reach) -> 
     return 0
 
 
-def workload_of(file: str, *, overrides: Sequence[str]) -> Workload:
+def workload_of(file: str, *, overrides: Sequence[str]) -> "Workload":
     """Reads the workload of a file; raises UsageError where something else is named."""
+    from stoker.cli.workloads import resolve
+
     if not file.endswith((".yaml", ".yml", ".json")):
-        raise UsageError(f"{file} is no workload file", fix="name a .yaml file, as in configs/")
+        raise UsageError(f"{file} is not a workload file", fix="name a .yaml file, as in configs/")
     return resolve([file], overrides=overrides)
 
 
-def run_options(given: Mapping[str, str | int | bool]) -> "RunOptions | None":
-    """Returns the options of a run or schedule on Kubeflow; None where nothing is named."""
-    if not given:
-        return None
-    from stoker.orchestrators.kubeflow.runs import RunOptions
-
-    return msgspec.convert(given, RunOptions)
-
-
 def _compiled(
-    target: str, workload: Workload, *, train_step: str, decision: Decision | None
-) -> Pipeline:
+    target: str, workload: "Workload", *, train_step: str, decision: "Decision | None"
+) -> "Pipeline":
     if target == "kubeflow":
         if train_step != "launched" or decision is not None:
             raise UsageError(
-                "a native training step is SageMaker's: on Kubeflow each run applies its decision",
+                "--train-step native and --decision are only for sagemaker: on Kubeflow each run "
+                "trains on its own decision",
                 where="--train-step, --decision",
                 fix="leave them out",
             )
@@ -410,26 +533,30 @@ def _compiled(
     return compile_pipeline(workload, train_step=train_step, decision=decision, folder=Path.cwd())
 
 
-def _plan_lines(plan: UploadPlan) -> list[str]:
+def _plan_lines(plan: "UploadPlan") -> list[str]:
     name = plan.pipeline.name
     lines = [f"input:   {uri}" for uri in plan.missing]
     if not plan.exists:
-        return [f"pipeline {name} is not there yet", *lines]
+        return [f"pipeline {name} does not exist yet", *lines]
     if not plan.changes:
         return [f"pipeline {name}: no change", *lines]
     return [f"pipeline {name} changes:", *(f"  {line}" for line in plan.changes), *lines]
 
 
-def _confirm(plan: UploadPlan, *, assume_yes: bool) -> None:
+def _confirm(plan: "UploadPlan", *, assume_yes: bool) -> None:
     if assume_yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
     print(f"update {plan.pipeline.name}? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UsageError("not updated: you said no", fix="--yes asks nothing")
+        raise UsageError(
+            "not updated: you said no", fix="use --yes to update without this question"
+        )
 
 
-def _wait(target: Orchestrator, started: Started, *, as_json: bool, where: str) -> int:
-    def show(step: StepState) -> None:
+def _wait(target: "Orchestrator", started: "Started", *, as_json: bool, where: str) -> int:
+    from stoker.orchestrators.named import follow_run
+
+    def show(step: "StepState") -> None:
         say(change_line(step, now=datetime.now(UTC)), quiet=as_json)
 
     state = follow_run(target, started.id, on_change=show)
@@ -444,7 +571,7 @@ def _code_of(end: BaseException) -> int:
     return EXIT_TERMINATED if isinstance(end, TerminatedError) else EXIT_INTERRUPTED
 
 
-def _end_lines(target: Orchestrator, state: RunState, *, where: str) -> list[str]:
+def _end_lines(target: "Orchestrator", state: "RunState", *, where: str) -> list[str]:
     failed = [step for step in state.steps if step.status == "failed"]
     why = "; ".join(f"{step.name}: {step.reason}" for step in failed) or state.reason
     return [
@@ -454,79 +581,18 @@ def _end_lines(target: Orchestrator, state: RunState, *, where: str) -> list[str
     ]
 
 
-def schedule_command(
-    target_name: str,
-    file: str,
-    *,
-    cron: str | None,
-    every: str | None,
-    is_listing: bool,
-    delete: str | None,
-    name: str | None,
-    time_zone: str,
-    parameters: Sequence[str],
-    options: Mapping[str, str | int | bool],
-    reach: Reach,
-    overrides: Sequence[str],
-    as_json: bool,
-) -> None:
-    """Does one of --cron, --every, --list and --delete."""
-    named = [
-        flag
-        for flag, is_there in (
-            ("--cron", cron is not None),
-            ("--every", every is not None),
-            ("--list", is_listing),
-            ("--delete", delete is not None),
-        )
-        if is_there
-    ]
-    if len(named) != 1:
-        raise UsageError(
-            f"{' and '.join(named)} exclude each other" if named else "when is it to run?",
-            fix="name one of --cron, --every, --list, --delete",
-        )
-    if cron is None and every is None and (parameters or name or options):
-        raise UsageError(
-            f"{named[0]} takes no --param, no --name and nothing else of a new schedule",
-            fix="leave them out",
-        )
-    workload = workload_of(file, overrides=overrides)
-    target = reach.target(target_name, workload=workload, options=run_options(options))
-    if is_listing:
-        found = target.schedules(workload)
-        if as_json:
-            print(json.dumps([document(item) for item in found], indent=2))
-        for item in found if not as_json else ():
-            print(schedule_line(item))
-        if not found:
-            say(f"pipeline {workload.name} has no schedule", quiet=as_json)
-        return
-    if delete is not None:
-        deleted = target.unschedule(workload, name=delete)
-        print(json.dumps({"deleted": deleted}) if as_json else f"deleted: {deleted}")
-        return
-    timing = _timing(target.name, cron=cron, every=every or "", time_zone=time_zone)
-    made = target.schedule(workload, timing=timing, parameters=parameters, name=name)
-    if as_json:
-        print(json.dumps(document(made), indent=2))
-        return
-    print(f"{made.action}: {schedule_line(made)}")
-    if made.url:
-        print(f"page:    {made.url}")
-    where = reach.words(target.name)
-    print(f"delete:  stoker schedule {target.name} {file} --delete {made.name}{where}")
+def _timing(target: str, *, cron: str | None, every: str, time_zone: str) -> "Timing":
+    from stoker.orchestrators.base import Timing
+    from stoker.orchestrators.cron import checked_zone, cron_expression, rate_expression
 
-
-def _timing(target: str, *, cron: str | None, every: str, time_zone: str) -> Timing:
     if target == "kubeflow":
         from stoker.orchestrators.kubeflow.schedules import cron_fields, period_seconds, period_text
 
         if time_zone != "UTC":
             raise UsageError(
-                "a schedule on Kubeflow has no time zone: all follow the clock of its scheduler",
+                "a schedule on Kubeflow has no time zone: all of them follow the clock of Kubeflow",
                 where="--time-zone",
-                fix="the time in UTC; its administrator may set another clock for all "
+                fix="give the time in UTC; the administrator may set another zone for all of them "
                 "(CRON_SCHEDULE_TIMEZONE)",
             )
         if cron is not None:

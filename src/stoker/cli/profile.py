@@ -1,43 +1,112 @@
-"""`stoker profile WORKLOAD | -- CMD` says what a step of the unchanged command waits for."""
+"""`stoker profile` measures what a step of the unchanged training command waits for."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from stoker.catalog import catalog_of, load_catalog
-from stoker.cli.billing import confirm
-from stoker.cli.outputs import Outputs, deliver, told_of_profile
+import typer
+
+from stoker.cli.options import (
+    AsJson,
+    OutputFiles,
+    Overrides,
+    Params,
+    PlatformName,
+    Region,
+    Words,
+    Yes,
+)
 from stoker.cli.progress import relative, say, step_line
-from stoker.cli.workloads import new_run_dir, region_of, resolve, todays_cluster
 from stoker.errors import UsageError
-from stoker.host.cpu import usable_vcpus
 from stoker.logs import parse_line
-from stoker.platforms import platform_named
-from stoker.platforms.base import LogLine
-from stoker.profile import explain, profile
-from stoker.profile.profiled_job import UnmeasuredError, notebook_refusal
-from stoker.records import Cluster, Group, TodaysGroup, Workload, write_json
+
+if TYPE_CHECKING:
+    from stoker.cli.outputs import Outputs
+    from stoker.platforms.base import LogLine
+    from stoker.records import Cluster, Workload
 
 
-def profile_command(
-    words: Sequence[str],
+def profile_verb(
+    words: Words = None,
     *,
-    outputs: Outputs,
-    overrides: Sequence[str],
-    params: Sequence[str],
-    as_json: bool,
-    yes: bool,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            "--budget",
+            metavar="SECONDS",
+            help="Time to measure, from the first batch on (default: as in the workload, or 180).",
+        ),
+    ] = None,
+    instance_type: Annotated[
+        str | None,
+        typer.Option(
+            "--instance-type",
+            metavar="T",
+            help="Instance type of this host; auto asks the cloud (default: as in the workload; on "
+            "EC2, auto).",
+        ),
+    ] = None,
+    platform: PlatformName = None,
+    training_job: Annotated[
+        str | None,
+        typer.Option(
+            "--training-job",
+            metavar="NAME",
+            help="Runs nothing; reads the CPU and GPU load of this SageMaker job.",
+        ),
+    ] = None,
+    logs: Annotated[
+        Path | None,
+        typer.Option(
+            "--logs", metavar="F", help="Log file of that job, which tells how long a step takes."
+        ),
+    ] = None,
+    region: Region = None,
+    files: OutputFiles,
+    params: Params = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    yes: Yes = False,
 ) -> None:
-    """Runs `stoker profile`; writes what was observed where no step could be measured.
+    """Measures what a training step waits for.
 
-    Raises:
-        UsageError: If the command is a notebook, or as `stoker.profile.profiled_job`.
+    The command runs unchanged and is stopped after the measurement. The record is profile.json,
+    unless --out names another file.
     """
+    from stoker.catalog import catalog_of
+    from stoker.cli.billing import confirm
+    from stoker.cli.outputs import deliver, outputs_of, told_of_profile
+    from stoker.cli.workloads import new_run_dir, region_of, resolve
+    from stoker.platforms import platform_named
+    from stoker.profile import explain, profile
+    from stoker.profile.profiled_job import UnmeasuredError, notebook_refusal
+    from stoker.records import Group, write_json
+
+    if (logs or region) and not training_job:
+        raise typer.BadParameter("only together with --training-job", param_hint="--logs, --region")
+    outputs = outputs_of(files)
+    if training_job:
+        if words or platform or budget is not None:
+            raise UsageError(
+                "--training-job reads a job that has already run: there is nothing to run",
+                where="command line",
+                fix=f"stoker profile --training-job {training_job}",
+            )
+        observe(training_job, logs=logs, region=region, outputs=outputs, as_json=as_json)
+        return
+    sets = list(overrides or ())
+    if budget is not None:
+        sets.append(f"profile.budget_seconds={budget}")
+    if platform:
+        sets.append(f"platform={platform}")
+    if instance_type:
+        sets.append(f"profile.instance_type={instance_type}")
     refused = notebook_refusal(words, where="command line") if words else None
     if refused:
         raise refused
-    workload = resolve(words, overrides=overrides, params=params)
-    cluster = _cluster(workload, is_command=workload.command == tuple(words))
+    workload = resolve(words or (), overrides=sets, params=params or ())
+    cluster = _cluster(workload, is_command=workload.command == tuple(words or ()))
     confirm(
         workload,
         [Group.of_today(cluster.dnn)],
@@ -48,8 +117,8 @@ def profile_command(
     )
     run_dir = new_run_dir(f"{workload.name}-profile")
     say(
-        f"profile of {workload.name}: {workload.profile.budget_seconds:.0f} s from its first batch "
-        f"on, then it is ended; its output: {relative(run_dir / 'logs')}",
+        f"profile of {workload.name}: measures {workload.profile.budget_seconds:.0f} s from the "
+        f"first batch on, then stops the command; its output: {relative(run_dir / 'logs')}",
         quiet=as_json,
     )
     followed = _Followed(quiet=as_json)
@@ -65,7 +134,7 @@ def profile_command(
         if err.observed:
             out = outputs.out or Path("profile.json")
             write_json(out, err.observed)
-            say(f"no step was measured; written is what was observed: {out}", quiet=as_json)
+            say(f"no step was measured; what was observed is written to {out}", quiet=as_json)
         raise
     deliver(
         record,
@@ -77,8 +146,12 @@ def profile_command(
     )
 
 
-def _cluster(workload: Workload, *, is_command: bool) -> Cluster:
-    """Returns today's cluster; a bare command has this machine to itself, as without stoker."""
+def _cluster(workload: "Workload", *, is_command: bool) -> "Cluster":
+    """Returns today's cluster; a bare command has all cores of this machine, as without stoker."""
+    from stoker.cli.workloads import todays_cluster
+    from stoker.host.cpu import usable_vcpus
+    from stoker.records import Cluster, TodaysGroup
+
     if is_command and workload.cluster is None and workload.platform_info.is_this_machine:
         return Cluster(dnn=TodaysGroup(instance_type=f"local.c{usable_vcpus()}", count=1))
     return todays_cluster(workload)
@@ -91,7 +164,7 @@ class _Followed:
         self._quiet = quiet
         self._said: set[str] = set()
 
-    def line(self, line: LogLine) -> None:
+    def line(self, line: "LogLine") -> None:
         """Takes one line of the job's log; the script's own are in the files."""
         event = parse_line(line.text) if line.text.startswith("stoker ") else None
         if event is None or event.values.get("rank", "0") != "0":
@@ -99,7 +172,7 @@ class _Followed:
         words = _WORDS.get(event.event)
         if words:
             title, text = words
-            # Ranks that say not who they are say the same.
+            # Ranks that do not say who they are log the same event.
             once = f"{event.event} {event.values.get('workers')}"
             if once not in self._said:
                 self._said.add(once)
@@ -109,7 +182,7 @@ class _Followed:
 def _steps_so_far(values: Mapping[str, str]) -> str:
     step = values.get("step_seconds")
     took = f"; a step takes {_ms(step)}" if step else "; no step has ended yet"
-    return f"{_share(values)} of the time goes on waiting for data{took}"
+    return f"{_share(values)} of the time is spent waiting for data{took}"
 
 
 def _as_is(values: Mapping[str, str]) -> str:
@@ -121,7 +194,7 @@ def _accelerator(values: Mapping[str, str]) -> str:
 
 
 def _loader(values: Mapping[str, str]) -> str:
-    return f"{values['workers']} workers alone: {_ms(values['cpu_seconds'])} of CPU a batch"
+    return f"{values['workers']} workers alone: {_ms(values['cpu_seconds'])} of CPU per batch"
 
 
 def _share(values: Mapping[str, str]) -> str:
@@ -141,45 +214,33 @@ _WORDS: Mapping[str, tuple[str, Callable[[Mapping[str, str]], str]]] = {
 }
 
 
-def observe_command(
-    name: str,
-    *,
-    has_words: bool,
-    logs: Path | None,
-    region: str | None,
-    outputs: Outputs,
-    as_json: bool,
+def observe(
+    name: str, *, logs: Path | None, region: str | None, outputs: "Outputs", as_json: bool
 ) -> None:
-    """Runs `stoker profile --training-job NAME`.
+    """Makes a profile of a training job's load; runs nothing.
 
     Args:
-        name: Of the job.
-        has_words: Whether a workload or a command is named, too.
-        logs: File with its log: gives a step's time, and the hosts' groups.
-        region: Of the job; absent: as AWS's own tools find it.
+        name: Name of the job.
+        logs: File with its log, which tells the time of a step and the groups of hosts.
+        region: Region of the job; None: as boto3 finds it.
         outputs: Where the profile goes.
-        as_json: The profile on stdout in place of words.
+        as_json: Prints the profile as JSON.
 
     Raises:
-        UsageError: If something else is to be profiled, too, a type is in no catalog, or the log
-            has no steps.
+        UsageError: If a type is in no catalog, or the log has no steps.
         PlatformError: If the job or its load cannot be read.
     """
+    from stoker.catalog import load_catalog
+    from stoker.cli.outputs import deliver, told_of_profile
     from stoker.platforms.aws import Aws
     from stoker.platforms.sagemaker.usage import describe_job, observe_job
     from stoker.profile import explain
     from stoker.profile.job import observed_profile, steps_in
 
-    if has_words:
-        raise UsageError(
-            "--training-job reads a job that ran: there is nothing to run",
-            where="command line",
-            fix=f"stoker profile --training-job {name}",
-        )
     lines = _lines_of(logs) if logs else None
     steps = steps_in(lines, source=str(logs)) if lines is not None else None
     aws = Aws(region=region)
-    say(f"profile of training job {name}: from CloudWatch", quiet=as_json)
+    say(f"profile of training job {name}: reading CloudWatch", quiet=as_json)
     state = describe_job(aws, name)
     catalog = load_catalog("sagemaker")
     sizes = {}
@@ -206,5 +267,5 @@ def _lines_of(file: Path) -> list[str]:
         raise UsageError(
             f"the log cannot be read: {err.strerror or err}",
             where=f"--logs {file}",
-            fix="name a text file with the job's log",
+            fix="name a text file that holds the job's log",
         ) from None

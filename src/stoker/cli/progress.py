@@ -1,8 +1,9 @@
-"""The terminal shows what a person sees while something runs: a bar, or quiet lines elsewhere.
+"""The terminal shows a bar while something runs; without a terminal, a line now and then.
 
-The same loss is told by several: the trainer's connection ends at once, the platform or the host
-itself says why within a moment, the leader gives it up by its lease. The first that knows why is
-heard; a lost connection alone is said after SETTLE_SECONDS. Pure: time is that of the log.
+Several sources report the loss of a host: the trainer's connection ends at once, the platform or
+the host itself tells the reason a moment later, and the leader gives it up when its lease ends. The
+first report with a reason is shown; a lost connection alone is shown after SETTLE_SECONDS.
+`HostNews` is pure: it takes the time from the log.
 """
 
 import json
@@ -13,23 +14,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
+from typing import TYPE_CHECKING
 
 from stoker.logs import LogEvent, parse_line
-from stoker.platforms.base import LogLine
-from stoker.train import LoggedProgress
 
-# From the end of a connection to the word of whoever knows why it ended.
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+    from stoker.platforms.base import LogLine
+    from stoker.train import LoggedProgress
+
+# From the end of a connection to the report that tells why.
 SETTLE_SECONDS = 2.0
-# After these of the leader hosts leave because the training is over.
+# After one of these events of the leader, hosts leave because the training is over.
 _ENDS = ("command_ended", "signal_received", "training_failed", "training_ended")
 
 
 def _time_of(when: str) -> datetime | None:
-    """Returns an event's time, or None if it is none: anybody may write a line like ours."""
+    """Returns an event's time, or None if it is not one: any program may write such a line."""
     try:
         found = datetime.fromisoformat(when)
     except ValueError:
@@ -55,7 +57,7 @@ class HostNews:
             return
         for host, since in list(self._unsure.items()):
             if (now - since).total_seconds() >= SETTLE_SECONDS:
-                yield from self._loses(host, "answers no more: its connection was lost")
+                yield from self._loses(host, "no longer answers: its connection was lost")
         values = event.values
         host = values.get("about") or values.get("agent") or event.host
         is_agent = values.get("kind") == "agent"
@@ -91,7 +93,7 @@ class HostNews:
                 for host in group["hosts"]
             }
         except (ValueError, KeyError, TypeError, AttributeError):
-            # Another version's: hosts that nobody named have no news.
+            # The log of another version: without the hosts' names there is no news of them.
             return
 
     def _loses(self, host: str, fate: str) -> Iterator[str]:
@@ -102,7 +104,7 @@ class HostNews:
         left = len(self._hosts - self._gone)
         others = f"the other {left} of {len(self._hosts)} data hosts" if left else ""
         goes_on = f"{others} go on" if left > 1 else f"{others} goes on" if left else ""
-        yield f"data host {host} {fate}; {goes_on or 'no other data host is there'}"
+        yield f"data host {host} {fate}; {goes_on or 'no other data host is left'}"
 
     def _regains(self, host: str) -> Iterator[str]:
         self._unsure.pop(host, None)
@@ -113,11 +115,11 @@ class HostNews:
             yield f"data host {host} is back: {there} of {len(self._hosts)} data hosts make batches"
 
 
-# One line this often where there is no terminal: a log of a CI job stays short.
+# Without a terminal one line per 15 s: the log of a CI job stays short.
 _QUIET_SECONDS = 15.0
 _WIDTH = 78
 _INDENT = 11
-# Events of stoker that say in a text what the user should know.
+# Events whose text is shown as a warning.
 _WARNINGS = (
     "feed_not_asked",
     "generator_not_seeded",
@@ -145,7 +147,7 @@ def step_line(verb: str, text: str, seconds: float | None) -> str:
 class Follow:
     """Shows a run's log lines and its progress."""
 
-    def __init__(self, *, bar: Bar | None, quiet: bool, echo: bool) -> None:
+    def __init__(self, *, bar: "Bar | None", quiet: bool, echo: bool) -> None:
         self._bar = bar
         self._task = bar.add_task("train", total=None, words="starting") if bar else None
         self._quiet = quiet
@@ -154,8 +156,8 @@ class Follow:
         self._warned: set[str] = set()
         self._news = HostNews()
 
-    def line(self, line: LogLine) -> None:
-        """Takes one log line: shows the user's own; stoker's stay in the files but for warnings."""
+    def line(self, line: "LogLine") -> None:
+        """Shows a line of the user's script; of stoker's lines only warnings and news of hosts."""
         if not line.text.startswith("stoker "):
             if self._echo:
                 self._show(f"{line.group}/{line.host} {line.text}")
@@ -166,7 +168,7 @@ class Follow:
         for text in self._news.take(event):
             self._show(text)
         if event.event in _WARNINGS:
-            # Once, however many ranks have it.
+            # Shown once, whatever the number of ranks that log it.
             text = event.values.get("text", "")
             if text not in self._warned:
                 self._warned.add(text)
@@ -180,10 +182,10 @@ class Follow:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def progress(self, progress: LoggedProgress) -> None:
+    def progress(self, progress: "LoggedProgress") -> None:
         """Shows how far the run is."""
         wait = progress.wait_seconds / progress.step_seconds if progress.step_seconds else 0.0
-        words = f"{progress.step_seconds * 1000:.1f} ms a step, {wait:.0%} of it waiting"
+        words = f"{progress.step_seconds * 1000:.1f} ms per step, {wait:.0%} of it waiting"
         if self._bar and self._task is not None:
             self._bar.update(
                 self._task, completed=progress.steps, total=progress.total_steps, words=words
@@ -197,6 +199,11 @@ class Follow:
 @contextmanager
 def following(*, quiet: bool, echo: bool) -> Iterator[Follow]:
     """Shows a bar while the block runs, where stderr is a terminal."""
+    # Imported here: verbs that only print a line start faster.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield Follow(bar=None, quiet=quiet, echo=echo)

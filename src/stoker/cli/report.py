@@ -1,41 +1,63 @@
-"""`stoker report` collects what a report shows: records, timelines, environment."""
+"""`stoker report` writes the HTML report of a run, or compares several runs."""
 
 import json
-import platform as machine
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Annotated
 
-import psutil
+import typer
 
-from stoker import __version__
+from stoker.cli.options import AsJson, writable_file
 from stoker.errors import UsageError
-from stoker.logs import now_utc
-from stoker.records import (
-    Decision,
-    Evaluation,
-    Json,
-    Profile,
-    Record,
-    Training,
-    Workload,
-    read_json,
-)
-from stoker.report import headline, scaling_of_runs, write_report, write_scaling
 
-_RecordT = TypeVar("_RecordT", bound=Record)
+if TYPE_CHECKING:
+    from stoker.records import Json
 
 
-def report_command(runs: Sequence[Path], *, as_json: bool) -> None:
-    """Runs `stoker report`."""
+def report_verb(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="[scaling] RUN", help="Folders of runs, such as runs/ID."),
+    ],
+    *,
+    scaling: Annotated[
+        bool,
+        typer.Option("--scaling", help="Same as the word scaling before the runs."),
+    ] = False,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            help="File for the page of `report scaling`.",
+            metavar="F",
+            callback=writable_file,
+        ),
+    ] = Path("scaling.html"),
+    as_json: AsJson = False,
+) -> None:
+    """Writes the HTML report of a run again, or compares several runs.
+
+    `stoker report RUN` writes RUN/report.html. `stoker report scaling RUN RUN` writes one page on
+    throughput and cost over cluster sizes.
+    """
+    from stoker.cli.report_files import report_of_run
+
+    first, *others = runs
+    if others and str(first) == "scaling" and not first.exists():
+        runs, scaling = others, True
+    if scaling:
+        report_scaling(runs, out=out, as_json=as_json)
+        return
     files: list[Json] = [str(report_of_run(run)) for run in runs]
     print(json.dumps({"reports": files}) if as_json else "\n".join(map(str, files)))
 
 
-def scaling_command(runs: Sequence[Path], *, out: Path, as_json: bool) -> None:
-    """Runs `stoker report scaling`: writes one page over all runs."""
+def report_scaling(runs: Sequence[Path], *, out: Path, as_json: bool) -> None:
+    """Writes one page over all runs."""
+    from stoker.records import Training, read_json
+    from stoker.report import headline, scaling_of_runs, write_scaling
+
     trainings = {}
     for run in runs:
         if (run / "training.json").is_file():
@@ -43,7 +65,7 @@ def scaling_command(runs: Sequence[Path], *, out: Path, as_json: bool) -> None:
         else:
             print(f"left out: {run} has no training.json", file=sys.stderr)
     if not trainings:
-        raise UsageError("no training in these folders", where="report scaling", fix="ls runs")
+        raise UsageError("no training.json in these folders", where="report scaling", fix="ls runs")
     scaling = scaling_of_runs(trainings)
     write_scaling(out, scaling=scaling, runs=trainings)
     if as_json:
@@ -63,7 +85,7 @@ def scaling_command(runs: Sequence[Path], *, out: Path, as_json: bool) -> None:
         return
     print(headline(scaling))
     print(
-        f"{scaling.what:<18} {'samples/s':>12} {'of the ideal':>13} {'$ a million':>12} {'runs':>5}"
+        f"{scaling.what:<18} {'samples/s':>12} {'of the ideal':>13} {'$/million':>12} {'runs':>5}"
     )
     for point in scaling.points:
         ideal = "" if point.efficiency is None else f"{point.efficiency:.0%}"
@@ -75,130 +97,3 @@ def scaling_command(runs: Sequence[Path], *, out: Path, as_json: bool) -> None:
     for note in scaling.notes:
         print(note)
     print(out)
-
-
-def report_of_run(
-    run_dir: Path,
-    *,
-    workload: Workload | None = None,
-    command: str | None = None,
-    failure: str | None = None,
-) -> Path:
-    """Writes runs/ID/report.html from what the run left; gives its path.
-
-    Args:
-        run_dir: The run's folder.
-        workload: Absent: the run's own.
-        command: How to make such a run again.
-        failure: Words of an error that no record holds.
-
-    Raises:
-        UsageError: If the folder holds no run.
-    """
-    if workload is None:
-        if not (run_dir / "workload.json").is_file():
-            if (run_dir / "training.json").is_file():
-                raise UsageError(
-                    f"{run_dir} has no report: `stoker train` leaves a record, `stoker run` both",
-                    where="no workload.json there",
-                    fix=f"see {run_dir / 'training.json'}, or: stoker report scaling {run_dir}",
-                )
-            raise UsageError(f"no run in {run_dir}", where="no workload.json there", fix="ls runs")
-        workload = read_json(run_dir / "workload.json", Workload)
-    training = _read(run_dir / "training.json", Training)
-    file = run_dir / "report.html"
-    write_report(
-        file,
-        run_id=run_dir.name,
-        workload=workload,
-        profile=_read(run_dir / "profile.json", Profile),
-        decision=_read(run_dir / "decision.json", Decision),
-        training=training,
-        evaluation=_read(run_dir / "evaluation.json", Evaluation),
-        before_timeline=_existing(run_dir / "profile" / "baseline-timeline.csv"),
-        after_timeline=_timeline(run_dir / "training.json", training),
-        feed_file=_existing(run_dir / "feed.csv"),
-        environment={**environment(), **({"command": command} if command else {})},
-        log_files=sorted((run_dir / "logs").glob("*.log")),
-        failure=failure,
-    )
-    return file
-
-
-def report_of_records(
-    file: Path,
-    *,
-    workload: Workload,
-    profile: Profile,
-    decision: Decision,
-    training: Training,
-    evaluation: Evaluation,
-    training_file: Path,
-    profile_file: Path,
-) -> None:
-    """Writes a report where the records come from anywhere."""
-    write_report(
-        file,
-        run_id=training.job.name,
-        workload=workload,
-        profile=profile,
-        decision=decision,
-        training=training,
-        evaluation=evaluation,
-        before_timeline=_existing(profile_file.with_name("baseline-timeline.csv")),
-        after_timeline=_timeline(training_file, training),
-        feed_file=_existing(training_file.with_name("feed.csv")),
-        environment=environment(),
-    )
-
-
-def report_of_decision(
-    file: Path, *, workload: Workload, profile: Profile, decision: Decision
-) -> None:
-    """Writes a report of what was decided, with nothing run yet."""
-    write_report(
-        file,
-        run_id="none yet",
-        workload=workload,
-        profile=profile,
-        decision=decision,
-        training=None,
-        evaluation=None,
-        before_timeline=None,
-        after_timeline=None,
-        environment=environment(),
-        is_planned=True,
-    )
-
-
-def environment() -> dict[str, str]:
-    """Returns versions and machine, as the report prints them."""
-    packages = {}
-    for name in ("torch", "numpy", "pyzmq"):
-        try:
-            packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return {
-        "when": now_utc(),
-        "stoker": __version__,
-        "python": machine.python_version(),
-        **packages,
-        "system": f"{machine.system()} {machine.release()} {machine.machine()}",
-        "cores": str(len(psutil.Process().cpu_affinity()) if sys.platform == "linux" else ""),
-        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
-    }
-
-
-def _read(file: Path, kind: type[_RecordT]) -> _RecordT | None:
-    return read_json(file, kind) if file.is_file() else None
-
-
-def _existing(file: Path) -> Path | None:
-    return file if file.is_file() else None
-
-
-def _timeline(training_file: Path, training: Training | None) -> Path | None:
-    if training is None or training.measured is None or not training.measured.timeline_file:
-        return None
-    return _existing(training_file.parent / training.measured.timeline_file)

@@ -1,10 +1,11 @@
-"""`stoker watch` shows how a run does now, from its folder or its log."""
+"""`stoker watch` shows how a run is doing until it ends."""
 
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
 
-from stoker.cli.options import AsJson, Debug
+from stoker.cli.options import AsJson
 
 
 def watch_verb(
@@ -17,11 +18,26 @@ def watch_verb(
         ),
     ],
     *,
-    once: Annotated[bool, typer.Option("--once", help="Says how it does now, and ends.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Shows the current state once, and exits.")
+    ] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
-    """Shows a run's hosts, rates and waits as they are, and what limits it; ends with the run."""
-    from stoker.cli.live_view import watch_command
+    """Shows the hosts, rates and waits of a run while it trains.
 
-    watch_command(run, once=once, as_json=as_json)
+    It also says what limits the run. It ends when the run ends.
+    """
+    from stoker.cli.live_view import RunView
+    from stoker.cli.log_sources import follow, print_once, read_all, shower, source_of
+
+    source = source_of(run)
+    view = RunView()
+    try:
+        if once:
+            read_all(source, view)
+            print_once(view, as_json=as_json)
+        else:
+            with ExitStack() as stack:
+                follow(source, view, shower(stack, as_json=as_json))
+    finally:
+        source.close()

@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from stoker.catalog import with_pools
 from stoker.errors import UsageError
 from stoker.host.processes import why_not_found
@@ -20,7 +22,7 @@ RUNS = Path("runs")
 def read_with_params(
     file: str, *, overrides: Sequence[str], params: Sequence[str] = ()
 ) -> Workload:
-    """Reads the workload of a file, with a run's parameters and then `overrides` applied.
+    """Reads a workload file, and applies a run's parameters, then `overrides`.
 
     Raises:
         UsageError: If the file, a parameter or an override is wrong.
@@ -31,7 +33,7 @@ def read_with_params(
 
 
 def with_params(workload: Workload, params: Sequence[str]) -> Workload:
-    """Applies a run's parameters to the workload; a target may have more than the workload.
+    """Applies a run's parameters to the workload; ignores those that only the target has.
 
     Raises:
         UsageError: If a value is wrong.
@@ -48,14 +50,15 @@ def resolve(
 ) -> Workload:
     """Returns the workload of a file, or one made of a bare command.
 
-    On the local platform its program and script exist; elsewhere they are in the image or package.
+    On the local platform the program and the script must exist here; elsewhere they are in the
+    image or package.
 
     Raises:
         UsageError: If there is neither, or the command cannot be found.
     """
     if not words:
         raise UsageError(
-            "no workload and no command", fix="name a workload file, or a command behind --"
+            "no workload and no command", fix="name a workload file, or a command after --"
         )
     is_document = words[0].lstrip().startswith("{")
     if len(words) == 1 and (is_document or words[0].endswith((".yaml", ".yml", ".json"))):
@@ -72,10 +75,10 @@ def resolve(
 
 
 def check_command(command: Sequence[str], *, where: str) -> None:
-    """Finds the command's program, and the script of `python SCRIPT`, before anything starts.
+    """Checks that the command's program, and the script of `python SCRIPT`, exist.
 
     Raises:
-        UsageError: Naming what is missing.
+        UsageError: If one is missing; it names it.
     """
     try:
         str(Path.cwd()).encode()
@@ -83,7 +86,7 @@ def check_command(command: Sequence[str], *, where: str) -> None:
         raise UsageError(
             f"the name of this folder is not UTF-8: {printable(str(Path.cwd()))}",
             where=where,
-            fix="rename it: records and other hosts name it, too",
+            fix="rename it: records and other hosts use its name",
         ) from None
     program = command[0]
     if shutil.which(program) is None and program not in ("python", "python3"):
@@ -95,7 +98,7 @@ def check_command(command: Sequence[str], *, where: str) -> None:
         raise UsageError(
             f"no such script: {script}",
             where=f"{where}, folder {Path.cwd()}",
-            fix="run stoker in the project's folder, or mend the path",
+            fix="run stoker in the project's folder, or correct the path",
         )
 
 
@@ -122,14 +125,14 @@ def todays_cluster(workload: Workload) -> Cluster:
 
 
 def named_run_dir(name: str) -> Path:
-    """Makes runs/NAME, or takes it as an earlier attempt left it.
+    """Makes runs/NAME, or takes the one of an earlier attempt.
 
     Raises:
-        UsageError: If it cannot be made, or the name is none.
+        UsageError: If it cannot be made, or the name is not allowed.
     """
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", name):
         raise UsageError(
-            f"{name!r} is no name for a run", fix="use letters, digits and dashes, 63 at most"
+            f"{name!r} is not a name for a run", fix="use letters, digits and dashes, 63 at most"
         )
     try:
         (RUNS / name).mkdir(parents=True, exist_ok=True)
@@ -154,7 +157,9 @@ def new_run_dir(name: str) -> Path:
                 f"cannot make a run folder: {err}", where=str(RUNS), fix="check its rights"
             ) from None
         return folder
-    raise UsageError("a hundred runs began in this second", where=str(RUNS), fix="wait a second")
+    raise UsageError(
+        "a hundred runs have begun in this second", where=str(RUNS), fix="wait a second"
+    )
 
 
 def latest_run_dir(workload: Workload, *, needs: Sequence[str]) -> Path:
@@ -185,19 +190,30 @@ def parse_groups(texts: Sequence[str], *, default_type: str | None) -> tuple[Gro
 
     Args:
         texts: `ROLE=[TYPE:]HOSTS[:WORKERS]` each; WORKERS are data workers of one host.
-        default_type: Instance type where none is named.
+        default_type: Instance type of groups that name none.
 
     Raises:
-        UsageError: Naming the text and what is wrong in it.
+        UsageError: If a text is wrong; it names the text and the error.
     """
     groups = [_parse(text, default_type=default_type) for text in texts]
     roles = [group.role for group in groups]
     for role in _ROLES:
         if roles.count(role) > 1:
-            raise UsageError(f"--group {role}=... stands there twice", fix="name each role once")
+            raise UsageError(f"--group {role}=... is given twice", fix="name each role once")
     if "dnn" not in roles:
-        raise UsageError("no --group dnn=...: somebody must train", fix=_FIX)
+        raise UsageError("--group dnn=... is missing: it is the group that trains", fix=_FIX)
     return tuple(sorted(groups, key=lambda group: group.role != "dnn"))
+
+
+def groups_of(workload: Workload, texts: Sequence[str]) -> tuple[Group, ...]:
+    """Returns the groups named on the command line, else today's dnn group."""
+    today = todays_cluster(workload).dnn
+    if texts:
+        dnn, *data = parse_groups(texts, default_type=today.instance_type)
+        if dnn.instance_type == today.instance_type:
+            dnn = msgspec.structs.replace(dnn, processes_per_host=today.processes_per_host)
+        return (dnn, *data)
+    return (Group.of_today(today),)
 
 
 def _parse(text: str, *, default_type: str | None) -> Group:
@@ -211,7 +227,7 @@ def _parse(text: str, *, default_type: str | None) -> Group:
     if not instance_type:
         raise UsageError(f"--group {text} names no instance type", fix=_FIX)
     if not 1 <= len(parts) <= 2 or not all(_is_number(part) for part in parts):
-        raise UsageError(f"--group {text}: expected [TYPE:]HOSTS[:WORKERS] behind =", fix=_FIX)
+        raise UsageError(f"--group {text}: expected [TYPE:]HOSTS[:WORKERS] after =", fix=_FIX)
     hosts, workers = int(parts[0]), int(parts[1]) if len(parts) == 2 else None
     if hosts < 1:
         raise UsageError(
@@ -219,7 +235,7 @@ def _parse(text: str, *, default_type: str | None) -> Group:
         )
     if role == "data" and workers == 0:
         raise UsageError(
-            f"--group {text}: data hosts without workers make nothing", fix="give them workers"
+            f"--group {text}: data hosts need workers", fix="leave :WORKERS out, or give at least 1"
         )
     return Group(
         name=role, role=role, instance_type=instance_type, count=hosts, workers_per_host=workers

@@ -1,0 +1,158 @@
+"""The first process of a profile job launches the command and writes the profile.
+
+When a profile runs as a job of a platform, its leader reads the results of the ranks and writes
+the profile to where the platform keeps it after the job.
+"""
+
+import contextlib
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from stoker.errors import StokerError, UsageError
+from stoker.host.cpu import vcpu_capacity
+from stoker.launch import launch
+from stoker.launch.finish import write_failure
+from stoker.launch.run import output_folder
+from stoker.launch.topology import Topology, from_resourceconfig
+from stoker.logs import Log
+from stoker.profile.combine import combine
+from stoker.profile.grown_files import with_grown_files
+from stoker.profile.profiled_job import (
+    START_ALLOWANCE_SECONDS,
+    Used,
+    has_verdict,
+    keep_timed_timeline,
+    keep_timeline,
+    no_verdict,
+    read_seen,
+    timed_profile,
+    too_few,
+    unmeasured,
+    was_cut_off,
+    what_of,
+)
+from stoker.profile.raw import read_ranks
+from stoker.records import ProfileSettings, TodaysGroup, Training, read_json, write_json
+from stoker.settings import ProcessSettings, from_environment
+
+
+def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Runs this host's part of a profile job, or of a training; gives the exit code.
+
+    The leader writes the profile to STOKER_PROFILE_FILE, with baseline-timeline.csv next to it.
+    START_ALLOWANCE_SECONDS after the profile's budget, or when the platform stops the job, the
+    command is stopped, and the profile is made from what was measured until then.
+
+    Raises:
+        StokerError: As `stoker.launch.launch`; on the leader also if the profile cannot be made,
+            and output/failure then says why.
+    """
+    settings = from_environment(environ)
+    topology = from_resourceconfig(settings.base_dir, environ)
+    wanted, file = settings.profile, settings.profile_file
+    if wanted is None or file is None or not topology.is_leader:
+        return launch(command, environ)
+    # SIGTERM must not end this process before the launcher handles it, nor while the profile is
+    # made.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    deadline = threading.Timer(wanted.budget_seconds + START_ALLOWANCE_SECONDS, _stop)
+    deadline.daemon = True
+    deadline.start()
+    began = time.monotonic()
+    code = launch(command, environ)
+    used = _used(seconds=time.monotonic() - began, hosts=len(topology.dnn_hosts))
+    has_passed = deadline.finished.is_set()
+    deadline.cancel()
+    try:
+        return _conclude(
+            code,
+            settings=settings,
+            topology=topology,
+            wanted=wanted,
+            file=file,
+            command=command,
+            has_passed=has_passed,
+            used=used,
+        )
+    except StokerError as err:
+        with contextlib.suppress(UsageError):
+            write_failure(settings.base_dir, str(err))
+        raise
+
+
+def _conclude(
+    code: int,
+    *,
+    settings: ProcessSettings,
+    topology: Topology,
+    wanted: ProfileSettings,
+    file: Path,
+    command: Sequence[str],
+    has_passed: bool,
+    used: Used | None,
+) -> int:
+    output = output_folder(settings, topology)
+    ranks = read_ranks(output)
+    log = Log(run=settings.run_id, host=topology.host)
+    words = (settings.command or command) if len(command) == 1 else command
+    what = what_of(words)
+    timed = timed_profile(output, ranks, what=what)
+    if timed and (not code or has_passed or was_cut_off(output)):
+        write_json(file, timed)
+        keep_timed_timeline(output, file.parent)
+        log.event("profile_written", file=str(file), step_seconds=timed.timed_step.step_seconds)
+        return 0
+    if has_passed and not has_verdict(ranks):
+        raise no_verdict(ranks, budget_seconds=wanted.budget_seconds)
+    is_failed = read_json(output / "training.json", Training).status == "failed"
+    if code and ((is_failed and not has_passed) or not has_verdict(ranks)):
+        return code
+    group = TodaysGroup(
+        instance_type=topology.dnn.instance_type or "unknown",
+        count=len(topology.dnn_hosts),
+        processes_per_host=settings.processes_per_host,
+    )
+    reason = unmeasured(
+        ranks,
+        seen=read_seen(output),
+        used=used,
+        command=words,
+        group=group,
+        what=what,
+        timed=too_few(output),
+    )
+    if reason:
+        raise reason
+    found = combine(
+        ranks,
+        group=group,
+        settings=wanted,
+        workload_sha256=settings.workload_sha256,
+        what=what,
+    )
+    write_json(file, with_grown_files(found, ranks))
+    keep_timeline(output, file.parent)
+    log.event("profile_written", file=str(file), step_seconds=found.timed_step.step_seconds)
+    return 0
+
+
+def _used(*, seconds: float, hosts: int) -> Used | None:
+    """Returns what the command and all below it used; None where other hosts' are unknown."""
+    own = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if hosts > 1:
+        return None
+    return Used(
+        wall_seconds=seconds,
+        cpu_seconds=own.ru_utime + own.ru_stime,
+        vcpus=vcpu_capacity(),
+        hosts=1,
+    )
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,240 @@
+"""`stoker train` runs a workload on a cluster, or prints the request for it."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stoker.cli.options import (
+    AsJson,
+    Groups,
+    OutputFiles,
+    Overrides,
+    Params,
+    PlatformName,
+    Prices,
+    Words,
+    Yes,
+)
+from stoker.cli.progress import say
+from stoker.errors import UsageError
+
+if TYPE_CHECKING:
+    from stoker.platforms.base import JobSpec, Platform, RequestT
+    from stoker.records import Json, KubernetesSettings, Workload
+
+_CleanUp = Callable[[str, "KubernetesSettings | None"], str]
+
+
+def train_verb(
+    context: typer.Context,
+    words: Words = None,
+    *,
+    platform: PlatformName = None,
+    decision: Annotated[
+        Path | None,
+        typer.Option(
+            "--decision",
+            metavar="D",
+            help="Trains on the cluster that this decision.json chose (default: today's cluster).",
+        ),
+    ] = None,
+    groups: Groups = None,
+    replace_dataloader: Annotated[
+        bool,
+        typer.Option(
+            "--replace-dataloader",
+            help="Replaces torch's DataLoader with stoker's, for scripts that import it.",
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only prints the request; sends nothing.")
+    ] = False,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            help="Name of the run and its job (default: made of the workload and the time). If a "
+            "job of that name exists, stoker follows it and starts no second one.",
+        ),
+    ] = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option(
+            "--run-id", metavar="ID", help="Id of a pipeline's run; names the job after it."
+        ),
+    ] = None,
+    make_token: Annotated[
+        Path | None,
+        typer.Option("--make-token", metavar="F", help="Only writes a new secret token for a run."),
+    ] = None,
+    clean_up: Annotated[
+        str | None,
+        typer.Option(
+            "--clean-up",
+            metavar="STATUS",
+            help="Only ends the job of a pipeline's run that has ended with this status.",
+        ),
+    ] = None,
+    always: Annotated[
+        bool,
+        typer.Option(
+            "--always",
+            help="Exits with 0 even if the training failed; see status in the record.",
+        ),
+    ] = False,
+    files: OutputFiles,
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", metavar="DIR", help="Copies the trained model to this folder."),
+    ] = None,
+    prices: Prices = None,
+    params: Params = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    yes: Yes = False,
+) -> int:
+    """Trains on the cluster of a decision, or on groups that you name.
+
+    The record is training.json in the run's folder, unless --out names another file.
+    """
+    import secrets
+
+    from stoker.catalog import catalog_of
+    from stoker.cli.billing import confirm
+    from stoker.cli.outputs import (
+        TRAIN_PARAMETERS,
+        deliver,
+        kept_model,
+        outputs_of,
+        told_of_training,
+    )
+    from stoker.cli.stopping import command_line, train_and_keep
+    from stoker.cli.verdicts import exit_code_of, training_words
+    from stoker.cli.workloads import (
+        RUNS,
+        groups_of,
+        named_run_dir,
+        new_run_dir,
+        read_with_params,
+        region_of,
+        resolve,
+    )
+    from stoker.platforms import platform_named
+    from stoker.platforms.local import write_secret
+    from stoker.records import Decision, read_json
+    from stoker.records.training_facts import copied_to
+    from stoker.train import prepare
+
+    sets = [*(overrides or ()), *([f"platform={platform}"] if platform else ())]
+    if make_token:
+        write_secret(make_token, secrets.token_hex(32))
+        return 0
+    if clean_up is not None:
+        if not words or len(words) != 1 or not (name or run_id):
+            raise UsageError(
+                "--clean-up needs a workload and the name of the run",
+                where="--clean-up",
+                fix="stoker train WORKLOAD --run-id ID --clean-up STATUS",
+            )
+        workload = read_with_params(words[0], overrides=sets, params=params or ())
+        job_name = name or workload.run_name(run_id or "")
+        _clean_up(job_name, workload=workload, status=clean_up, as_json=as_json)
+        return 0
+    outputs = outputs_of(files, model=model, parameters=TRAIN_PARAMETERS)
+    workload = resolve(words or (), overrides=sets, params=params or ())
+    name = name or (workload.run_name(run_id) if run_id else None)
+    if decision and groups:
+        raise UsageError("--decision and --group exclude each other", fix="leave one of them out")
+    decided = read_json(decision, Decision) if decision else None
+    chosen = decided.plan.groups if decided else groups_of(workload, groups or ())
+    runs_on = platform_named(workload.platform, region=region_of(workload))
+
+    def prepared(run_dir: Path) -> "JobSpec":
+        return prepare(
+            workload=workload,
+            groups=chosen,
+            run_dir=run_dir,
+            decision=decided,
+            replace_dataloader=replace_dataloader,
+        )
+
+    if dry_run:
+        print(_request_of(runs_on, prepared(RUNS / (name or "dry-run")), as_json=as_json))
+        return 0
+    catalog = catalog_of(workload, prices)
+    confirm(workload, chosen, catalog=catalog, decision=decided, assume_yes=yes, quiet=as_json)
+    run_dir = named_run_dir(name) if name else new_run_dir(workload.name)
+    job = prepared(run_dir)
+    runs_on.plan(job)
+    record = train_and_keep(
+        job,
+        platform=runs_on,
+        catalog=catalog,
+        decision=decided,
+        total_steps=workload.training.total_steps(),
+        out=outputs.out,
+        again=command_line(context.obj or ["train", *(words or ())]),
+        quiet=as_json,
+        echo=True,
+    )
+    file = outputs.out or run_dir / "training.json"
+    model_uri = kept_model(record.model_uri, outputs)
+    record = copied_to(file, record, run_dir=run_dir, model_uri=model_uri)
+    deliver(
+        record,
+        outputs=replace(outputs, out=file),
+        name="training",
+        explain=training_words,
+        as_json=as_json,
+        told=told_of_training(record),
+        model_uri=record.model_uri or "",
+    )
+    say(f"logs: {run_dir / 'logs'}", quiet=as_json)
+    return 0 if always else exit_code_of(record)
+
+
+def _request_of(platform: "Platform[RequestT]", job: "JobSpec", *, as_json: bool) -> str:
+    """Returns the request of `job`: in the platform's own form, where it has one, else as JSON."""
+    request = platform.plan(job)
+    manifest: Callable[[RequestT], str] | None = getattr(platform, "manifest", None)
+    if manifest and not as_json:
+        return manifest(request)
+    return json.dumps(platform.describe(request), indent=2)
+
+
+def _clean_up(job: str, *, workload: "Workload", status: str, as_json: bool) -> None:
+    """Ends the job of a run if it still exists, and prints how the run ended.
+
+    Raises:
+        PlatformError: If the platform does not answer, or refuses.
+    """
+    from stoker.cli.workloads import region_of
+    from stoker.platforms import platform_named
+
+    platform = platform_named(workload.platform, region=region_of(workload))
+    # Only platforms whose jobs outlive stoker have it; it returns in words what it ended.
+    clean_up: _CleanUp | None = getattr(platform, "clean_up", None)
+    ended = clean_up(job, workload.kubernetes) if clean_up else ""
+    state, why = _state(status)
+    if as_json:
+        print(json.dumps({"run": job, "state": state, "reason": why, "ended": ended}))
+        return
+    print(f"run {job}: {state}" + (f": {why}" if why else ""))
+    print(ended or "no job of the run was left")
+
+
+def _state(status: str) -> tuple[str, str]:
+    """Returns how the run ended, and why, from the status that Kubeflow hands an exit handler."""
+    try:
+        document: Json = json.loads(status)
+    except ValueError:
+        return status.strip().lower() or "unknown", ""
+    found = document if isinstance(document, Mapping) else {}
+    error = found.get("error")
+    message = error.get("message") if isinstance(error, Mapping) else None
+    return str(found.get("state") or "unknown").lower(), str(message or "")
