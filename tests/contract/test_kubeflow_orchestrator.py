@@ -99,7 +99,8 @@ def test_another_workload_adds_a_version_and_shows_what_changes(
     assert stoker("upload", "kubeflow", "w.yaml").returncode == 0
     changed = stoker("upload", "kubeflow", "w.yaml", "--set", "feed.credits=5")
     assert changed.returncode == 0, changed.stderr
-    assert "~ parameter workload: feed.credits: 2 → 5" in changed.stderr
+    assert "- DefaultValue.feed.credits = 2" in changed.stderr
+    assert "+ DefaultValue.feed.credits = 5" in changed.stderr
     assert changed.stdout.startswith("updated: ")
     assert server.sent().count("POST /pipelines") == 1
     (versions,) = server.versions.values()

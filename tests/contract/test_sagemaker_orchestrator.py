@@ -109,8 +109,9 @@ def test_upload_of_the_same_again_sends_nothing_and_of_another_shows_the_differe
     changed = stoker("upload", "sagemaker", "w.yaml", *cheaper)
     assert changed.returncode == 0, changed.stderr
     assert "pipeline mnist changes:" in changed.stderr
-    assert "ClusterConfig.InstanceType: ml.t3.medium → ml.m5.large" in changed.stderr
-    assert "input workload.json: " in changed.stderr
+    assert 'ClusterConfig.InstanceType = "ml.t3.medium"' in changed.stderr
+    assert 'ClusterConfig.InstanceType = "ml.m5.large"' in changed.stderr
+    assert '/workload.json"' in changed.stderr
     assert changed.stdout.startswith(f"updated: {PIPELINE}")
     assert "next:    stoker start sagemaker w.yaml" in changed.stdout
     assert "ml.m5.large" in str(described()["PipelineDefinition"])

@@ -155,7 +155,9 @@ def test_no_difference_has_no_lines() -> None:
 
 def test_a_changed_image_is_told_once_with_the_steps_that_have_it() -> None:
     assert changed(spec(image="stoker:2")) == (
-        "~ steps decide, train, a-last: Image: stoker:1 → stoker:2",
+        "~ step decide, step train, step a-last",
+        '  - Image = "stoker:1"',
+        '  + Image = "stoker:2"',
     )
 
 
@@ -167,9 +169,13 @@ def test_changed_parameters_are_told_by_name_and_the_workload_by_its_keys() -> N
     parameters["workload"]["defaultValue"] = '{"feed":{"n":2}}'  # type: ignore[index,call-overload]
     del parameters["must"]  # type: ignore[union-attr,arg-type]
     assert changed(CompiledSpec(pipeline=document, platforms={})) == (
-        "- parameter must",
-        "~ parameter epochs: default: 3 → 5",
-        "~ parameter workload: DefaultValue.feed.n: 1 → 2",
+        "- parameter must: STRING",
+        "~ parameter epochs",
+        "  - DefaultValue = 3",
+        "  + DefaultValue = 5",
+        "~ parameter workload",
+        "  - DefaultValue.feed.n = 1",
+        "  + DefaultValue.feed.n = 2",
     )
 
 
@@ -184,6 +190,12 @@ def test_changed_pods_variables_and_conditions_are_told() -> None:
         "platforms": {"kubernetes": {"deploymentSpec": {"executors": {"exec-train": pods}}}}
     }
     lines = changed(CompiledSpec(pipeline=document, platforms=platforms))
-    assert "~ step if: Trigger policy.condition: inputs.x == 'pod' → other" in lines
-    assert "~ step train: Variable A: 1 → 2" in lines
-    assert "~ step train: Node selector added: {labels: {pool: gpu}}" in lines
+    assert lines == (
+        "~ step if",
+        "  - Trigger policy.condition = \"inputs.x == 'pod'\"",
+        '  + Trigger policy.condition = "other"',
+        "~ step train",
+        '  - Variable A = "1"',
+        '  + Node selector.labels.pool = "gpu"',
+        '  + Variable A = "2"',
+    )

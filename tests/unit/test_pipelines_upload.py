@@ -51,7 +51,7 @@ def upload(
 def test_an_update_that_a_person_does_not_want_is_not_sent(
     monkeypatch: pytest.MonkeyPatch, typed: str
 ) -> None:
-    target = Sent("~ step Train: Seed: 1 → 2")
+    target = Sent("~ step Train", "  - Seed = 1", "  + Seed = 2")
     with pytest.raises(UsageError, match="you said no"):
         upload(target, monkeypatch, typed=typed)
     assert target.plans == []
@@ -61,13 +61,13 @@ def test_an_update_that_a_person_does_not_want_is_not_sent(
 def test_an_update_that_a_person_wants_is_sent(
     monkeypatch: pytest.MonkeyPatch, typed: str, yes: bool
 ) -> None:
-    target = Sent("~ step Train: Seed: 1 → 2")
+    target = Sent("~ step Train", "  - Seed = 1", "  + Seed = 2")
     upload(target, monkeypatch, typed=typed, yes=yes)
     assert len(target.plans) == 1
 
 
 def test_with_no_terminal_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = Sent("~ step Train: Seed: 1 → 2")
+    target = Sent("~ step Train", "  - Seed = 1", "  + Seed = 2")
     upload(target, monkeypatch, typed=None)
     assert len(target.plans) == 1
 

@@ -62,7 +62,7 @@ class UploadPlan:
 
     Attributes:
         exists: Whether such a pipeline is there already: an update, else a creation.
-        changes: One line each, `+` added, `-` removed, `~` changed; () for a creation.
+        changes: Lines of what is added (`+`), removed (`-`) and changed (`~`); () for a creation.
         missing: Addresses of inputs that are not there yet.
     """
 

@@ -299,7 +299,6 @@ def _changes(deployed: KubeflowPipeline, spec: CompiledSpec) -> tuple[str, ...]:
         return (f"~ the pipeline: the service does not show what {latest.name} holds",)
     if latest.spec.digest == spec.digest:
         return ()
-    lines = differences(readable(latest.spec), readable(spec))
-    return tuple(line.replace("DefaultValue.", "") for line in lines) or (
+    return differences(readable(latest.spec), readable(spec)) or (
         f"~ parts that are not shown: {latest.spec.digest} → {spec.digest}",
     )

@@ -119,6 +119,16 @@ def started_job(step: Mapping[str, Json], known: Mapping[str, str]) -> str:
     return resolved(words[words.index("--name") + 1], known)
 
 
+def parameters_in(definition: Json) -> dict[str, Mapping[str, Json]]:
+    """Returns the parameters of a definition, by name."""
+    items = definition.get("Parameters") if isinstance(definition, Mapping) else None
+    return {
+        str(item.get("Name", "")): item
+        for item in (items if isinstance(items, list) else ())
+        if isinstance(item, Mapping)
+    }
+
+
 def tree_of(
     definition: Json, *, outcomes: Mapping[str, str]
 ) -> Iterator[tuple[int, Mapping[str, Json]]]:

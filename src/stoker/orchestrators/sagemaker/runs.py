@@ -13,7 +13,6 @@ from typing import Literal
 import msgspec
 
 from stoker.errors import PlatformError, UsageError
-from stoker.orchestrators import diff
 from stoker.orchestrators.base import (
     Cause,
     RunState,
@@ -28,6 +27,7 @@ from stoker.orchestrators.sagemaker.pipelines import (
     SageMakerPipeline,
     find_pipeline,
     job_url,
+    parameters_in,
     parsed,
     pipeline_url,
     started_job,
@@ -243,7 +243,7 @@ def checked_parameters(
         UsageError: For a name that the uploaded pipeline has not (with the nearest one that it
             has), or a value that cannot be.
     """
-    there = diff.parameters_of(deployed.definition)
+    there = parameters_in(deployed.definition)
     known = {p.camel_name: p for p in parameters_of(workload)}
     values: dict[str, str] = {}
     for text in texts:

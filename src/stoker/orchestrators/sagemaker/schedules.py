@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from stoker.errors import UsageError
-from stoker.orchestrators import diff
 from stoker.orchestrators.base import Action, Schedule, Timing
 from stoker.orchestrators.cron import next_run, period
-from stoker.orchestrators.sagemaker.pipelines import SageMakerPipeline, uploaded_pipeline
+from stoker.orchestrators.sagemaker.pipelines import (
+    SageMakerPipeline,
+    parameters_in,
+    uploaded_pipeline,
+)
 from stoker.orchestrators.sagemaker.runs import checked_parameters
 from stoker.platforms.aws import Aws, AwsError
 from stoker.records import Json, Workload, nearest
@@ -145,7 +148,7 @@ def _values(
         UsageError: As `checked_parameters`, and for an empty value that is not the default.
     """
     values = checked_parameters(deployed, workload, texts)
-    defaults = diff.parameters_of(deployed.definition)
+    defaults = parameters_in(deployed.definition)
     for name in [name for name, value in values.items() if not value]:
         if str(defaults[name].get("DefaultValue", "")):
             raise UsageError(
