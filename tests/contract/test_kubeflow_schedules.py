@@ -224,7 +224,7 @@ def test_two_of_one_name_are_deleted_by_id_only(server: KfpServer) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--cron", "0 3 * * ? *"], "that is AWS's form"),
+        (["--cron", "0 3 * * ? *"], "month ? is not from 1 to 12"),
         (["--cron", "0 3 * * *", "--time-zone", "Europe/Berlin"], "has no time zone"),
         (["--every", "10s"], "no period of a minute or more"),
         (["--cron", "0 3 * * *", "--max-concurrency", "11"], "Kubeflow takes 1 to 10"),

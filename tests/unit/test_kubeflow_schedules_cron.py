@@ -1,4 +1,4 @@
-"""Kubeflow's cron: six fields with seconds, made of Unix's five; AWS's form is refused."""
+"""Kubeflow's cron: six fields with seconds, made of Unix's five; everything else is refused."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -26,7 +26,7 @@ NOW = datetime(2026, 11, 20, 10, 30, tzinfo=UTC)  # a Friday
         ("0 3 * * 5-7", "0 0 3 * * 0,5,6"),
         ("30 0 3 * * *", "30 0 3 * * *"),
         ("0 0 9 ? * 2-6", "0 0 9 ? * 2-6"),
-        ("  @daily ", "0 0 0 * * *"),
+        (" 0 3  * * * ", "0 0 3 * * *"),
         ("0 3 1 jan *", "0 0 3 1 jan *"),
     ],
 )
@@ -37,15 +37,18 @@ def test_five_fields_get_seconds_and_six_stay(typed: str, fields: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "why"),
     [
-        ("cron(0 3 * * ? *)", "that is AWS's form"),
-        ("0 3 * * ? *", "that is AWS's form"),
-        ("0 3 ? * MON-FRI *", "that is AWS's form"),
-        ("0 0 3 L * *", "L, W and # are AWS's"),
-        ("0 0 3 ? * 6#3", "L, W and # are AWS's"),
-        ("0 0 3 15W * *", "L, W and # are AWS's"),
-        ("@every 12h", "that is a period"),
-        ("TZ=Europe/Berlin 0 3 * * *", "no time zones"),
-        ("CRON_TZ=UTC 0 0 3 * * *", "no time zones"),
+        # AWS's form, which would mean something else: its first field is the minute.
+        ("cron(0 3 * * ? *)", "second cron(0 is not from 0 to 59"),
+        ("0 3 * * ? *", "month ? is not from 1 to 12"),
+        ("0 3 ? * MON-FRI *", "hour ? is not from 0 to 23"),
+        ("0 0 3 L * *", "day L is not from 1 to 31"),
+        ("0 0 3 ? * 6#3", "weekday 6#3 is not from 0 to 6"),
+        ("0 0 3 15W * *", "day 15W is not from 1 to 31"),
+        # Kubeflow's scheduler has one time zone for all schedules.
+        ("TZ=Europe/Berlin 0 3 * * *", "second TZ=Europe/Berlin: a number must follow /"),
+        ("CRON_TZ=UTC 0 0 3 * * *", "it has 7 fields"),
+        ("@daily", "it has 1 fields"),
+        ("@every 12h", "it has 2 fields"),
         ("0 3 * *", "it has 4 fields"),
         ("0 3 * * * 2026 1", "it has 7 fields"),
         ("60 3 * * *", "minute 60 is not from 0 to 59"),
@@ -54,7 +57,7 @@ def test_five_fields_get_seconds_and_six_stay(typed: str, fields: str) -> None:
         ("0 3 0 * *", "day 0 is not from 1 to 31"),
         ("0 3 * 13 *", "month 13 is not from 1 to 12"),
         ("0 5-3 * * *", "hour 5-3 runs backwards"),
-        ("*/0 * * * *", "/ needs a number behind it"),
+        ("*/0 * * * *", "a number must follow /"),
         ("٣ * * * *", "is not from 0 to 59"),
         ("? 0 3 * * *", "second ? is not from 0 to 59"),
         ("", "it has 0 fields"),

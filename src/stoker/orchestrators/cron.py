@@ -1,12 +1,15 @@
-"""Schedules have cron and rate expressions: checked here, with the next time of each."""
+"""Schedules have cron and rate expressions, which are checked here; the next run is computed.
 
-import calendar
+People write the five fields of Unix's cron, or the target's own six: AWS's are in this module,
+those of Kubeflow's scheduler in `kubeflow.schedules`.
+"""
+
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import partial
-from typing import NoReturn
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from stoker.errors import UsageError
@@ -14,8 +17,8 @@ from stoker.records import nearest
 
 MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
 DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
-# A year of days and a leap day: a schedule that is not met in four of them has no next run.
-HORIZON_DAYS = 4 * 366
+# Four years have a leap day: an expression that is not met in them has no next run.
+_HORIZON_DAYS = 4 * 366
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +27,11 @@ class CronField:
 
     Attributes:
         name: As errors call it.
-        low: The least number.
-        high: The greatest.
+        low, high: The least and the greatest number.
         words: Names of the numbers from `low` on.
         special: Letters with a meaning that only the service checks.
         may_ask: Whether `?` is the same as `*`.
-        example: Of a whole expression, for errors.
+        example: A whole expression, for errors.
     """
 
     name: str
@@ -50,7 +52,9 @@ class CronField:
         for part in text.split(","):
             span, slash, step = part.partition("/")
             if slash and not (step.isascii() and step.isdigit() and int(step) > 0):
-                refuse(expression, f"{self.name} {part}: / needs a number behind it", self.example)
+                raise cron_error(
+                    expression, f"{self.name} {part}: a number must follow /", self.example
+                )
             first, dash, last = span.partition("-")
             if span == "*" or (span == "?" and self.may_ask):
                 low, high = self.low, self.high
@@ -59,7 +63,7 @@ class CronField:
                 high = self._number(last, expression=expression) if dash else low
                 high = self.high if slash and not dash else high
             if low > high:
-                refuse(expression, f"{self.name} {part} runs backwards", "as 1,2,5")
+                raise cron_error(expression, f"{self.name} {part} runs backwards", "as 1,2,5")
             found.update(range(low, high + 1, int(step) if slash else 1))
         return frozenset(found)
 
@@ -72,27 +76,48 @@ class CronField:
             return self.low + self.words.index(text.upper())
         if not (text.isascii() and text.isdigit()) or not self.low <= int(text) <= self.high:
             why = f"{self.name} {text} is not from {self.low} to {self.high}"
-            refuse(expression, why, self.example)
+            raise cron_error(expression, why, self.example)
         return int(text)
 
 
-def refuse(expression: str, why: str, fix: str) -> NoReturn:
-    """Raises the UsageError of an expression that cannot be."""
-    raise UsageError(f"--cron '{expression}': {why}", fix=fix)
+def cron_error(expression: str, why: str, fix: str) -> UsageError:
+    """Returns the error of an expression that cannot be."""
+    return UsageError(f"--cron '{expression}': {why}", fix=fix)
 
 
-_MACROS = {
-    "@hourly": "0 * * * ? *",
-    "@daily": "0 0 * * ? *",
-    "@midnight": "0 0 * * ? *",
-    "@weekly": "0 0 ? * SUN *",
-    "@monthly": "0 0 1 * ? *",
-    "@yearly": "0 0 1 1 ? *",
-    "@annually": "0 0 1 1 ? *",
-}
+def next_time(
+    is_day: Callable[[date], bool],
+    *,
+    hours: Iterable[int],
+    minutes: Iterable[int],
+    seconds: Iterable[int] = (0,),
+    now: datetime,
+    zone: ZoneInfo,
+) -> datetime | None:
+    """Returns the first time after `now`, in UTC; None where there is none in four years.
+
+    Args:
+        is_day: Whether a day is one of the schedule's.
+        hours, minutes, seconds: The times of such a day.
+        now: With a time zone.
+        zone: In which days and hours are read.
+    """
+    today = now.astimezone(zone).date()
+    times = [sorted(hours), sorted(minutes), sorted(seconds)]
+    for day in (today + timedelta(days=offset) for offset in range(_HORIZON_DAYS)):
+        for hour, minute, second in itertools.product(*times) if is_day(day) else ():
+            local = datetime.combine(day, time(hour, minute, second), tzinfo=zone)
+            found = local.astimezone(UTC)
+            # A time that the change to summer time leaves out is left out, as AWS does.
+            is_real = found.astimezone(zone).replace(tzinfo=None) == local.replace(tzinfo=None)
+            if found > now and is_real:
+                return found
+    return None
+
+
 _EXAMPLE = "six fields: minute hour day-of-month month day-of-week year, as '0 6 ? * MON-FRI *'"
-_UNITS = {"m": "minute", "h": "hour", "d": "day"}
 _EVERY = re.compile(r"([1-9][0-9]{0,4})\s*(m|h|d)(?:in|our|ay)?(?:ute)?s?", re.ASCII)
+_UNITS = {"m": "minute", "h": "hour", "d": "day"}
 _RATE = re.compile(r"rate\(([1-9][0-9]{0,4}) (minute|hour|day)s?\)", re.ASCII)
 
 
@@ -100,9 +125,9 @@ _field = partial(CronField, example=_EXAMPLE)
 _FIELDS = (
     _field("minute", 0, 59),
     _field("hour", 0, 23),
-    _field("day-of-month", 1, 31, special="LW"),
+    _field("day-of-month", 1, 31, special="LW", may_ask=True),
     _field("month", 1, 12, MONTHS),
-    _field("day-of-week", 1, 7, DAYS, special="L#"),
+    _field("day-of-week", 1, 7, DAYS, special="L#", may_ask=True),
     _field("year", 1970, 2199),
 )
 
@@ -117,13 +142,20 @@ def cron_expression(text: str) -> str:
     bare = text.strip()
     if bare.lower().startswith("cron(") and bare.endswith(")"):
         bare = bare[5:-1]
-    bare = _MACROS.get(bare.lower(), bare)
     fields = bare.split()
     if len(fields) == 5:
         fields = _from_unix(fields, expression=bare)
     if len(fields) != 6:
-        _refuse(bare, f"it has {len(fields)} fields", fix=_EXAMPLE)
-    _check(fields, expression=bare)
+        raise cron_error(bare, f"it has {len(fields)} fields", _EXAMPLE)
+    if (fields[2] == "?") == (fields[4] == "?"):
+        raise cron_error(
+            bare,
+            "one of day-of-month and day-of-week is ?, the other says when",
+            "as '0 6 * * ? *' for each day, '0 6 ? * MON *' for each Monday",
+        )
+    for field, part in zip(_FIELDS, fields, strict=True):
+        if not field.is_special(part):
+            field.values(part, expression=bare)
     return f"cron({' '.join(fields)})"
 
 
@@ -167,13 +199,13 @@ def period(expression: str) -> timedelta | None:
 def next_run(
     expression: str, *, now: datetime, time_zone: str, start: datetime | None = None
 ) -> datetime | None:
-    """Returns when the expression is met next, in UTC; None where that cannot be told.
+    """Returns when AWS's expression is met next, in UTC; None where that cannot be told.
 
     Args:
         expression: `cron(...)` or `rate(...)`.
         now: With a time zone.
         time_zone: In which a cron expression is read.
-        start: Of a rate: its first run.
+        start: First run of a rate.
     """
     every = period(expression)
     if every is not None:
@@ -181,54 +213,30 @@ def next_run(
             return None
         missed = max(0, -((start - now) // every))
         return (start + missed * every).astimezone(UTC)
-    if not expression.startswith("cron("):
+    parts = expression[5:-1].split() if expression.startswith("cron(") else []
+    if len(parts) != 6 or any(f.is_special(t) for f, t in zip(_FIELDS, parts, strict=True)):
         return None
-    fields = expression[5:-1].split()
-    if len(fields) != 6 or any(f.is_special(t) for f, t in zip(_FIELDS, fields, strict=True)):
-        return None
-    return _next_cron(fields, now=now, zone=ZoneInfo(time_zone))
-
-
-def _next_cron(fields: Sequence[str], *, now: datetime, zone: ZoneInfo) -> datetime | None:
     minutes, hours, days, months, weekdays, years = (
-        field.values("*" if text == "?" else text, expression=" ".join(fields))
-        for field, text in zip(_FIELDS, fields, strict=True)
+        field.values(part, expression=expression)
+        for field, part in zip(_FIELDS, parts, strict=True)
     )
-    today = now.astimezone(zone).date()
-    for offset in range(HORIZON_DAYS):
-        day = today + timedelta(days=offset)
-        if (
-            day.year in years
-            and day.month in months
-            and day.day in days
-            and _weekday(day) in weekdays
-        ):
-            for hour in sorted(hours):
-                for minute in sorted(minutes):
-                    local = datetime.combine(day, time(hour, minute), tzinfo=zone)
-                    found = local.astimezone(UTC)
-                    # A time that the change to summer time leaves out is left out, as AWS does.
-                    is_real = found.astimezone(zone).replace(tzinfo=None) == local.replace(
-                        tzinfo=None
-                    )
-                    if found > now and is_real:
-                        return found
-    return None
 
+    def is_day(day: date) -> bool:
+        # AWS counts weekdays from 1 for Sunday.
+        is_date = day.year in years and day.month in months and day.day in days
+        return is_date and day.isoweekday() % 7 + 1 in weekdays
 
-def _weekday(day: date) -> int:
-    """Returns 1 for Sunday ... 7 for Saturday, as AWS counts."""
-    return (calendar.weekday(day.year, day.month, day.day) + 1) % 7 + 1
+    return next_time(is_day, hours=hours, minutes=minutes, now=now, zone=ZoneInfo(time_zone))
 
 
 def _from_unix(fields: Sequence[str], *, expression: str) -> list[str]:
     minute, hour, day, month, weekday = fields
     if day not in ("*", "?") and weekday not in ("*", "?"):
-        _refuse(
+        raise cron_error(
             expression,
             "in Unix's cron it runs on both the days of the month and the days of the week; "
             "AWS's has one of them",
-            fix="make two schedules, with --name",
+            "make two schedules, with --name",
         )
     if weekday in ("*", "?"):
         days = ["*" if day == "?" else day, month, "?"]
@@ -239,27 +247,7 @@ def _from_unix(fields: Sequence[str], *, expression: str) -> list[str]:
 
 def _unix_weekdays(text: str, *, expression: str) -> str:
     """Turns Unix's weekdays into names: Unix counts from 0 or 7 for Sunday, AWS from 1."""
-    field = _field("day-of-week", 0, 7, DAYS)
     if text == "1-5":
         return "MON-FRI"
-    numbers = {number % 7 for number in field.values(text, expression=expression)}
-    return ",".join(DAYS[number] for number in sorted(numbers))
-
-
-def _check(fields: Sequence[str], *, expression: str) -> None:
-    day, weekday = fields[2], fields[4]
-    if (day == "?") == (weekday == "?"):
-        _refuse(
-            expression,
-            "one of day-of-month and day-of-week is ?, the other says when",
-            fix="as '0 6 * * ? *' for each day, '0 6 ? * MON *' for each Monday",
-        )
-    for field, text in zip(_FIELDS, fields, strict=True):
-        if text != "?" and not field.is_special(text):
-            field.values(text, expression=expression)
-        elif text == "?" and field.name not in ("day-of-month", "day-of-week"):
-            _refuse(expression, f"{field.name} cannot be ?", fix=_EXAMPLE)
-
-
-def _refuse(expression: str, why: str, *, fix: str = _EXAMPLE) -> NoReturn:
-    refuse(expression, why, fix)
+    numbers = _field("day-of-week", 0, 7, DAYS).values(text, expression=expression)
+    return ",".join(DAYS[number] for number in sorted({number % 7 for number in numbers}))

@@ -1,16 +1,15 @@
 """Schedules of a pipeline are Kubeflow's recurring runs."""
 
-import calendar
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import partial
-from typing import NoReturn
+from zoneinfo import ZoneInfo
 
 from stoker.errors import UsageError
 from stoker.orchestrators.base import Action, Schedule, Timing
-from stoker.orchestrators.cron import DAYS, HORIZON_DAYS, MONTHS, CronField, refuse
+from stoker.orchestrators.cron import DAYS, MONTHS, CronField, cron_error, next_time
 from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowError
 from stoker.orchestrators.kubeflow.compile import mapping
 from stoker.orchestrators.kubeflow.pipelines import (
@@ -27,15 +26,6 @@ from stoker.orchestrators.kubeflow.runs import (
 )
 from stoker.records import Json, Workload, nearest
 
-_MACROS = {
-    "@hourly": "0 0 * * * *",
-    "@daily": "0 0 0 * * *",
-    "@midnight": "0 0 0 * * *",
-    "@weekly": "0 0 0 * * 0",
-    "@monthly": "0 0 0 1 * *",
-    "@yearly": "0 0 0 1 1 *",
-    "@annually": "0 0 0 1 1 *",
-}
 _EXAMPLE = "five fields: minute hour day month weekday; or six with seconds first: '0 30 6 * * 1-5'"
 _EVERY = re.compile(r"([1-9][0-9]{0,6})\s*(s|m|h|d)(?:ec|in|our|ay)?(?:ond|ute)?s?", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -59,28 +49,15 @@ def cron_fields(text: str) -> str:
     """Returns six fields, seconds first, as Kubeflow's scheduler takes them; turns five of Unix.
 
     Raises:
-        UsageError: Naming the field that cannot be; for AWS's form, which would mean something
-            else here.
+        UsageError: Naming the field that cannot be.
     """
-    bare = text.strip()
-    if bare.lower().startswith("@every"):
-        _refuse(bare, "that is a period", fix="--every 12h")
-    if bare.lower().startswith(("tz=", "cron_tz=")):
-        _refuse(bare, "Kubeflow's scheduler has no time zones of schedules", fix="times in UTC")
-    bare = _MACROS.get(bare.lower(), bare)
-    if bare.lower().startswith("cron("):
-        _refuse(bare, "that is AWS's form")
-    fields = bare.split()
+    fields = text.split()
     if len(fields) == 5:
-        fields = ["0", *fields[:4], _unix_weekday(fields[4], expression=bare)]
+        fields = ["0", *fields[:4], _unix_weekday(fields[4], expression=text)]
     if len(fields) != 6:
-        _refuse(bare, f"it has {len(fields)} fields")
-    if fields[2] == "?" or fields[4] == "?":
-        _refuse(bare, "that is AWS's form: its first field is the minute, here it is the second")
-    if re.search(r"[LW#]", re.sub("|".join(MONTHS + DAYS), "", " ".join(fields).upper())):
-        _refuse(bare, "L, W and # are AWS's: Kubeflow's scheduler has no last or nearest days")
+        raise cron_error(text, f"it has {len(fields)} fields", _EXAMPLE)
     for field, part in zip(_FIELDS, fields, strict=True):
-        field.values(part, expression=bare)
+        field.values(part, expression=text)
     return " ".join(fields)
 
 
@@ -123,29 +100,14 @@ def next_start(expression: str, *, now: datetime) -> datetime | None:
     except ValueError:
         return None
     # Where both days and weekdays are named, one of them is enough, as in Unix's cron.
-    is_either = not any(_has_star(fields[place]) for place in (3, 5))
-    today = now.astimezone(UTC).date()
-    for offset in range(HORIZON_DAYS):
-        day = today + timedelta(days=offset)
-        of_days = (day.day in days, _weekday(day) in weekdays)
-        if day.month not in months or not (any(of_days) if is_either else all(of_days)):
-            continue
-        for hour in sorted(hours):
-            for minute in sorted(minutes):
-                for second in sorted(seconds):
-                    found = datetime.combine(day, time(hour, minute, second), tzinfo=UTC)
-                    if found > now:
-                        return found
-    return None
+    is_either = not any(part[:1] in ("*", "?") for at in (3, 5) for part in fields[at].split(","))
 
+    def is_day(day: date) -> bool:
+        of_days = (day.day in days, day.isoweekday() % 7 in weekdays)
+        return day.month in months and (any(of_days) if is_either else all(of_days))
 
-def _has_star(text: str) -> bool:
-    return any(part[:1] in ("*", "?") for part in text.split(","))
-
-
-def _weekday(day: date) -> int:
-    """Returns 0 for Sunday ... 6 for Saturday."""
-    return (calendar.weekday(day.year, day.month, day.day) + 1) % 7
+    utc = ZoneInfo("UTC")
+    return next_time(is_day, hours=hours, minutes=minutes, seconds=seconds, now=now, zone=utc)
 
 
 def _unix_weekday(text: str, *, expression: str) -> str:
@@ -154,10 +116,6 @@ def _unix_weekday(text: str, *, expression: str) -> str:
         return text
     numbers = {number % 7 for number in _UNIX_WEEKDAY.values(text, expression=expression)}
     return ",".join(str(number) for number in sorted(numbers))
-
-
-def _refuse(expression: str, why: str, *, fix: str = _EXAMPLE) -> NoReturn:
-    refuse(expression, why, fix)
 
 
 MAX_CONCURRENCY = 10
