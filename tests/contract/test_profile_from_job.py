@@ -336,7 +336,10 @@ def test_the_verb_writes_a_profile_that_decide_takes(
 @pytest.mark.usefixtures("finished")
 def test_a_log_file_adds_the_step_to_the_record(tmp_path: Path) -> None:
     log = tmp_path / "job.log"
-    log.write_text("loading\n" + "step_time=0.25\n" * 30)
+    progress = (
+        "stoker 2026-11-20T08:00:00.000Z run=m host=algo-1 progress steps=9 step_seconds=0.25\n"
+    )
+    log.write_text("loading\n" + progress * 30)
     out = tmp_path / "profile.json"
     observe(NAME, logs=log, region=REGION, outputs=Outputs(out=out), as_json=True)
     record = read_json(out, Profile)

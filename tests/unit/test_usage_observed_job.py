@@ -60,103 +60,46 @@ def profile(cpu: float | None, gpu: float | None, kind: str = "ml.p4d.24xlarge")
 # ---- steps out of a log
 
 
-def repeated(line: str, times: int = MIN_SAMPLES) -> list[str]:
-    return [line] * times
+def progress(*steps: float, wait: float | None = None) -> list[str]:
+    """A line of stoker's progress for each step's seconds."""
+    waits = "" if wait is None else f" wait_seconds={wait}"
+    return [
+        STOKER.format(n % 60) + f"progress steps={n + 1} step_seconds={seconds}{waits}"
+        for n, seconds in enumerate(steps)
+    ]
 
 
-@pytest.mark.parametrize(
-    ("line", "seconds"),
-    [
-        ("epoch 1 step 3 step_time=0.19 loss=2.1", 0.19),
-        ('{"step_time": 0.19, "loss": 2.1}', 0.19),
-        ("avg_step_time: 190ms", 0.19),
-        ("step_time_ms=190", 0.19),
-        ("batch time: 0.19 s", 0.19),
-        ("iteration_seconds=1.9e-1", 0.19),
-        ("Epoch: [0][10/99]\tTime  0.190 ( 0.195)\tLoss 2.3 (2.4)", 0.19),
-        (" 42%|####2     | 42/100 [00:08<00:11, 5.00it/s, loss=2.1]", 0.2),
-        (" 42%|####2     | 42/100 [00:08<00:11,  1.50s/it]", 1.5),
-        ("250/250 [====] - 48s 190ms/step - loss: 0.3", 0.19),
-        ("throughput 5.0 steps/sec", 0.2),
-        (" iteration 10/ 100 | elapsed time per iteration (ms): 190.0 | learning rate: 1", 0.19),
-        ("time per step: 0.19", 0.19),
-    ],
-)
-def test_a_common_form_gives_the_step(line: str, seconds: float) -> None:
-    found = steps_in(repeated(line))
-    assert found.step_seconds == pytest.approx(seconds)
-    assert (found.samples, found.wait_seconds) == (MIN_SAMPLES, None)
+def test_stokers_own_lines_tell_the_step_and_its_wait() -> None:
+    found = steps_in(["loading", *progress(*[0.4] * MIN_SAMPLES, wait=0.3), "done"])
+    assert (found.step_seconds, found.wait_seconds) == (0.4, 0.3)
+    assert found.samples == MIN_SAMPLES
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "5120.3 images/s",
-        "5.2 MB/s",
-        "step=12 loss=0.19",
-        "time=0.19",
-        "timestep_time_left=4",
-        "step_time=0.0",
-        "step_time=nan",
-        "step_time=1,900 ms",
-        "eta: 1:00:00 time: 1:02 data_time: 0.01",
-        "version 1.5.it/s",
-        "multistep_times=3",
-    ],
-)
-def test_what_is_no_step_is_not_taken_for_one(line: str) -> None:
-    with pytest.raises(UsageError, match="no step's time"):
-        steps_in(repeated(line, 100))
+def test_a_wait_that_some_lines_lack_is_not_known() -> None:
+    found = steps_in([*progress(*[0.4] * MIN_SAMPLES, wait=0.3), *progress(0.4)])
+    assert (found.step_seconds, found.wait_seconds) == (0.4, None)
 
 
 def test_the_median_stands_against_a_slow_start_and_the_quartiles_say_the_spread() -> None:
-    lines = [f"step_time={value}" for value in [9.0, 8.0, *([0.1, 0.2, 0.3] * 7)]]
-    found = steps_in(lines)
+    found = steps_in(progress(9.0, 8.0, *([0.1, 0.2, 0.3] * 7)))
     assert found.step_seconds == pytest.approx(0.2)
     assert 0.1 <= found.low_seconds <= 0.2 <= found.high_seconds <= 0.3
 
 
-def test_stokers_own_lines_win_and_tell_the_wait() -> None:
-    own = [
-        STOKER.format(n) + f"progress steps={n + 1} step_seconds=0.4 wait_seconds=0.3"
-        for n in range(MIN_SAMPLES)
-    ]
-    found = steps_in([*repeated("step_time=7", 50), *own])
-    assert (found.step_seconds, found.wait_seconds) == (0.4, 0.3)
-    assert "stoker's own lines" in found.words
-
-
-def test_the_published_imagenet_script_tells_the_wait_too() -> None:
-    found = steps_in(repeated("Epoch: [0][1/9]\tTime  0.400 ( 0.5)\tData  0.300 ( 0.3)\tLoss 2"))
-    assert (found.step_seconds, found.wait_seconds) == (0.4, 0.3)
-
-
 @pytest.mark.parametrize(
-    "line",
-    [
-        "eta: 0:10:00  iter: 19  total_loss: 1  time: 0.4000  data_time: 0.3000  lr: 0.001",
-        "Epoch(train) [1][50/100] lr: 1e-3 eta: 1:00 time: 0.4000  data_time: 0.3000 memory: 3",
-        "Epoch [1][50/100] lr: 1e-3, eta: 1:00:00, time: 0.400, data_time: 0.300, memory: 3000",
-    ],
+    "line", ["step_time=0.19", "3/9 [00:01<00:02, 4.00it/s]", *progress(0.0), *progress(1e9)]
 )
-def test_lines_of_openmmlab_and_detectron_tell_the_wait_too(line: str) -> None:
-    found = steps_in(repeated(line))
-    assert (found.step_seconds, found.wait_seconds) == (0.4, 0.3)
+def test_what_is_no_step_of_stokers_is_not_taken_for_one(line: str) -> None:
+    with pytest.raises(UsageError, match="does not tell a step's time: 0 of the 20 lines"):
+        steps_in([line] * 100)
 
 
-def test_a_progress_bar_writes_over_its_line() -> None:
-    assert steps_in(["\r".join(repeated("3/9 [00:01<00:02, 4.00it/s]"))]).step_seconds == 0.25
-
-
-def test_too_few_lines_are_refused_with_what_was_looked_for_and_found() -> None:
+def test_too_few_lines_are_refused_with_how_many_there_are_and_what_times_steps() -> None:
     with pytest.raises(UsageError) as caught:
-        steps_in([*repeated("step_time=1", 19), "5it/s", "hello"], source="job.log")
-    said = str(caught.value)
-    assert "20 lines" in said
-    assert "step_time=0.19: 19" in said
-    assert "5.2it/s: 1" in said
-    assert "job.log" in said
-    assert "step_seconds=...: 0" in said
+        steps_in(progress(*[1.0] * 19), source="job.log")
+    assert "19 of the 20 lines" in caught.value.what
+    assert caught.value.where == "job.log"
+    assert "stoker profile times steps" in caught.value.fix
 
 
 # ---- who is where
@@ -232,7 +175,7 @@ def test_short_old_and_running_jobs_are_said_to_be_so() -> None:
 
 
 def test_a_log_adds_the_step_with_its_spread() -> None:
-    made = observed_profile(job(), sizes=SIZES, steps=steps_in(repeated("step_time=0.25")))
+    made = observed_profile(job(), sizes=SIZES, steps=steps_in(progress(*[0.25] * MIN_SAMPLES)))
     assert made.step == StepTerms(step_seconds=0.25)
     assert made.spread is not None
     assert made.spread["step_seconds"].samples == MIN_SAMPLES

@@ -187,10 +187,7 @@ def _again(profile: Profile) -> str:
     """Says how to get a profile with steps."""
     notes = profile.what.get("notes")
     if profile.what.get("source") != "process tree" or not isinstance(notes, list) or not notes:
-        return (
-            "Profile the training, three minutes on today's cluster: stoker profile. A step's "
-            "time alone can be had from its log: --logs FILE."
-        )
+        return "Profile the training, three minutes on today's cluster: stoker profile."
     return f"Profile the training so that its steps are seen. Last time: {notes[0]}."
 
 
