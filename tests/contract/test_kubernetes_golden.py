@@ -12,12 +12,12 @@ import yaml
 
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.access import network_policies, rbac
-from stoker.platforms.kubernetes.checks import rule_problems
 from stoker.platforms.kubernetes.request import manifest, plan_runtime
 from stoker.records import Json, KubernetesSettings
 from stoker.settings import workload_from
 from support.command import Done, process
 from support.kubernetes_jobs import DNN, EVERYTHING, POOLS, job
+from support.kubernetes_rules import rule_problems
 
 FOLDER = Path(__file__).parent / "kubernetes_objects"
 TRAINER = {"namespace": "team-a", "api": "trainer", "output": "pvc://outputs/runs"}

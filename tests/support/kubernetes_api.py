@@ -23,7 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from stoker.platforms.kubernetes import checks
+from support.kubernetes_rules import rule_problems
 
 TOKEN = "the-callers-own"
 USER = "system:serviceaccount:team-a:runner"
@@ -531,7 +531,7 @@ class KubernetesApi:
     def _validate(self, body: Object) -> None:
         bare = copy.deepcopy(body)
         owners = bare["metadata"].pop("ownerReferences", [])
-        wrong = list(checks.rule_problems(bare, among=[o for (_, _), o in self._objects.items()]))
+        wrong = list(rule_problems(bare, among=[o for (_, _), o in self._objects.items()]))
         for owner in owners:
             missing = {"apiVersion", "kind", "name", "uid"} - set(owner)
             wrong += [f"metadata.ownerReferences: no {key}" for key in sorted(missing)]

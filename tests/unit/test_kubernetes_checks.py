@@ -1,20 +1,19 @@
-"""The cluster's rules: each of them is broken once, in an object that keeps all others."""
+"""A cluster's rules: each of them is broken once, in an object that keeps all others."""
 
 import copy
 import gzip
 import json
 from collections.abc import Callable, Iterator
-from importlib.resources import files
 from typing import Any
 
 import pytest
 
 from stoker.errors import UsageError
 from stoker.platforms.kubernetes import KubernetesPlatform
-from stoker.platforms.kubernetes.checks import check_objects, rule_problems
-from stoker.platforms.kubernetes.checks import schema_problems as schema_problems
-from stoker.platforms.kubernetes.checks import security_problems as insecurities
+from stoker.platforms.kubernetes.checks import check_objects, problems_of
 from support.kubernetes_jobs import EVERYTHING, job
+from support.kubernetes_rules import CRDS, rule_problems, schema_problems
+from support.kubernetes_rules import security_problems as insecurities
 
 TRAINER = {**EVERYTHING, "api": "trainer"}
 
@@ -104,7 +103,48 @@ def _twice(*path: Any) -> Callable[[Any], None]:
 POLICY = ("spec", "failurePolicy")
 RULES = (*POLICY, "rules")
 JOB = ("spec", "replicatedJobs")
-BROKEN: list[tuple[str, Callable[[Any], None], str]] = [
+# What users write: checked in each run.
+WRITTEN: list[tuple[str, Callable[[Any], None], str]] = [
+    ("long name", set_to("m" * 60, "metadata", "name"), "63 at most"),
+    ("name with a dot", set_to("a.b", "metadata", "name"), "is no name of a host"),
+    ("name with a digit first", set_to("1-run", "metadata", "name"), "a letter first"),
+    ("volume twice", _twice(*pods(0, "volumes")), "volumes: job is there twice"),
+    ("mount twice", _twice(*pods(0, "containers", 0, "volumeMounts")), "is there twice"),
+    (
+        "folder outside",
+        set_to("../x", *pods(0, "containers", 0, "volumeMounts", 0, "subPathExpr")),
+        "no folder within a volume",
+    ),
+    ("variable", set_to("A=B", *pods(0, "containers", 0, "env", 1, "name")), "'A=B' is no name"),
+    ("image", set_to(" x", *pods(0, "containers", 0, "image")), "no image"),
+    (
+        "half a GPU",
+        set_to("500m", *pods(0, "containers", 0, "resources", "limits", "nvidia.com/gpu")),
+        "comes in whole numbers",
+    ),
+    (
+        "resource",
+        set_to("1", *pods(0, "containers", 0, "resources", "limits", "gpu")),
+        "there is no resource gpu",
+    ),
+    ("label", set_to("a b", "metadata", "labels", "team"), "no value of a label"),
+    ("label's key", set_to("x", "metadata", "labels", "my team"), "'my team' is no key"),
+    ("account", set_to("A", *pods(0, "serviceAccountName")), "no name of an object"),
+    ("priority", set_to("A", *pods(0, "priorityClassName")), "no name of an object"),
+    ("selector", set_to("a b", *pods(0, "nodeSelector", "pool")), "no value of a label"),
+    (
+        "toleration",
+        set_to({"key": "a", "operator": "Exists", "value": "b"}, *pods(0, "tolerations", 0)),
+        "Exists has no value",
+    ),
+    (
+        "restarts",
+        set_to(2**31, *POLICY, "maxRestarts"),
+        "maxRestarts: 2147483648 is more than 2147483647",
+    ),
+]
+# What stoker writes: checked by its tests alone.
+OWN: list[tuple[str, Callable[[Any], None], str]] = [
     ("unknown target", set_to(["gpu"], "spec", "successPolicy", "targetReplicatedJobs"), "gpu"),
     ("operator", set_to("Most", "spec", "successPolicy", "operator"), "not one of All, Any"),
     ("alpha action", set_to("RestartJob", *RULES, 0, "action"), "RestartJob is an alpha feature"),
@@ -113,9 +153,6 @@ BROKEN: list[tuple[str, Callable[[Any], None], str]] = [
     ("rule twice", _twice(*RULES), "two rules are called out_of_time"),
     ("rule's reason", set_to(["Tired"], *RULES, 0, "onJobFailureReasons"), "reason Tired"),
     ("rule's target", set_to(["gpu"], *RULES, 0, "targetReplicatedJobs"), "no replicated job gpu"),
-    ("long name", set_to("m" * 60, "metadata", "name"), "63 at most"),
-    ("name with a dot", set_to("a.b", "metadata", "name"), "is no name of a host"),
-    ("name with a digit first", set_to("1-run", "metadata", "name"), "a letter first"),
     ("subdomain", set_to("a.b", "spec", "network", "subdomain"), "no name for a service"),
     ("job twice", _twice(*JOB), "stands there twice: ['dnn']"),
     ("too many pods", set_to(2**31 - 1, *JOB, 1, "replicas"), "too many pods"),
@@ -137,26 +174,12 @@ BROKEN: list[tuple[str, Callable[[Any], None], str]] = [
         set_to({"rules": []}, *JOB, 1, "template", "spec", "podFailurePolicy"),
         "needs the restart policy Never",
     ),
-    ("volume twice", _twice(*pods(0, "volumes")), "stands there twice: ['job']"),
-    ("mount twice", _twice(*pods(0, "containers", 0, "volumeMounts")), "stands there twice"),
     (
         "mount of nothing",
         set_to("other", *pods(0, "containers", 0, "volumeMounts", 0, "name")),
         "there is no volume other",
     ),
-    (
-        "folder outside",
-        set_to("../x", *pods(0, "containers", 0, "volumeMounts", 0, "subPathExpr")),
-        "no folder within a volume",
-    ),
-    ("variable", set_to("A=B", *pods(0, "containers", 0, "env", 1, "name")), "'A=B' is no name"),
     ("container", set_to("A", *pods(0, "containers", 0, "name")), "no name of a container"),
-    ("image", set_to(" x", *pods(0, "containers", 0, "image")), "no image"),
-    (
-        "half a GPU",
-        set_to("500m", *pods(0, "containers", 0, "resources", "limits", "nvidia.com/gpu")),
-        "comes in whole numbers",
-    ),
     (
         "limit",
         set_to("1Gi", *pods(0, "containers", 0, "resources", "limits", "memory")),
@@ -166,21 +189,6 @@ BROKEN: list[tuple[str, Callable[[Any], None], str]] = [
         "quantity",
         set_to("1 GB", *pods(0, "containers", 0, "resources", "limits", "memory")),
         "does not match",
-    ),
-    (
-        "resource",
-        set_to("1", *pods(0, "containers", 0, "resources", "limits", "gpu")),
-        "there is no resource gpu",
-    ),
-    ("label", set_to("a b", "metadata", "labels", "team"), "no value of a label"),
-    ("label's key", set_to("x", "metadata", "labels", "my team"), "'my team' is no key"),
-    ("account", set_to("A", *pods(0, "serviceAccountName")), "no name of an object"),
-    ("priority", set_to("A", *pods(0, "priorityClassName")), "no name of an object"),
-    ("selector", set_to("a b", *pods(0, "nodeSelector", "pool")), "no value of a label"),
-    (
-        "toleration",
-        set_to({"key": "a", "operator": "Exists", "value": "b"}, *pods(0, "tolerations", 0)),
-        "Exists has no value",
     ),
     (
         "host's network",
@@ -195,7 +203,17 @@ BROKEN: list[tuple[str, Callable[[Any], None], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("what", "change", "words"), BROKEN, ids=[b[0] for b in BROKEN])
+@pytest.mark.parametrize(("what", "change", "words"), WRITTEN, ids=[b[0] for b in WRITTEN])
+def test_what_users_wrote_and_no_cluster_takes_is_told(
+    jobset: Any, what: str, change: Callable[[Any], None], words: str
+) -> None:
+    assert list(problems_of(jobset)) == []
+    change(jobset)
+    found = list(problems_of(jobset))
+    assert any(words in problem for problem in found), found
+
+
+@pytest.mark.parametrize(("what", "change", "words"), OWN, ids=[b[0] for b in OWN])
 def test_a_jobset_that_breaks_a_rule_is_told(
     jobset: Any, what: str, change: Callable[[Any], None], words: str
 ) -> None:
@@ -260,13 +278,7 @@ TRAINER_BROKEN: list[tuple[str, Callable[[Any], None], str]] = [
         set_to("train", *RUNTIME, 0, *RUNTIME_POD, "containers", 0, "name"),
         "has no container node",
     ),
-    (
-        "TrainingRuntime",
-        set_to("low", *RUNTIME, 1, *RUNTIME_POD, "priorityClassName"),
-        "only the job that trains",
-    ),
     ("TrainingRuntime", set_to({"torch": {}, "jax": {}}, "spec", "mlPolicy"), "can have one"),
-    ("TrainJob", set_to("a.b", "metadata", "name"), "no name of a host"),
     ("TrainJob", set_to("stoker", *PATCH, "manager"), "no domain with a path"),
     ("TrainJob", set_to("cpu", *PATCHED, 1, "name"), "has no replicated job cpu"),
     (
@@ -279,9 +291,29 @@ TRAINER_BROKEN: list[tuple[str, Callable[[Any], None], str]] = [
         set_to([{"name": "A"}], *PATCHED, 0, *RUNTIME_POD, "containers", 0, "env"),
         "spec.trainer.env only",
     ),
+]
+TRAINER_WRITTEN: list[tuple[str, Callable[[Any], None], str]] = [
+    (
+        "TrainingRuntime",
+        set_to("low", *RUNTIME, 1, *RUNTIME_POD, "priorityClassName"),
+        "only the job that trains",
+    ),
+    ("TrainJob", set_to("a.b", "metadata", "name"), "no name of a host"),
     ("TrainJob", set_to("m" * 50, "metadata", "name"), "63 at most"),
     ("TrainJob", set_to(["x"] * 129, "spec", "trainer", "args"), "longer than 128"),
+    ("TrainJob", set_to("x" * 501, "spec", "trainer", "image"), "longer than 500"),
 ]
+
+
+@pytest.mark.parametrize(("kind", "change", "words"), TRAINER_WRITTEN)
+def test_what_users_wrote_and_trainer_does_not_take_is_told(
+    trainer: dict[str, Any], kind: str, change: Callable[[Any], None], words: str
+) -> None:
+    among = list(trainer.values())
+    assert [found for o in among for found in problems_of(o, among=among)] == []
+    change(trainer[kind])
+    found = list(problems_of(trainer[kind], among=among))
+    assert any(words in problem for problem in found), found
 
 
 @pytest.mark.parametrize(("kind", "change", "words"), TRAINER_BROKEN)
@@ -300,13 +332,20 @@ def test_a_configuration_that_no_server_keeps_is_told() -> None:
         KubernetesPlatform().plan(job(hyperparameters={"text": "x" * (1 << 20)}))
 
 
+def test_two_volumes_of_one_name_are_refused() -> None:
+    volume = {"name": "cache", "mount_path": "/cache", "scratch": "1Gi"}
+    other = {**volume, "mount_path": "/other"}
+    with pytest.raises(UsageError, match="volumes: cache is there twice"):
+        KubernetesPlatform().plan(job(settings={"data": {"volumes": [volume, other]}}))
+
+
 def test_an_error_names_the_object_and_all_that_is_wrong(jobset: Any) -> None:
-    jobset["spec"]["successPolicy"]["targetReplicatedJobs"] = ["a", "b"]
+    jobset["metadata"]["labels"] |= {"team": "job a", "other": "job b"}
     with pytest.raises(UsageError) as caught:
         check_objects([jobset])
     assert caught.value.where == "JobSet mnist-20261120-110000"
-    assert "job a;" in caught.value.what
-    assert "job b" in caught.value.what
+    assert "'job a' is no value of a label; " in caught.value.what
+    assert "'job b' is no value of a label" in caught.value.what
 
 
 def test_a_likely_spelling_is_named(jobset: Any) -> None:
@@ -317,8 +356,7 @@ def test_a_likely_spelling_is_named(jobset: Any) -> None:
 
 
 def test_the_schemas_are_whole_and_hold_no_words() -> None:
-    folder = files("stoker.platforms.kubernetes").joinpath("crds")
-    packed = [entry for entry in folder.iterdir() if entry.name.endswith(".gz")]
+    packed = [entry for entry in CRDS.iterdir() if entry.name.endswith(".gz")]
     assert len(packed) == 3
     for entry in packed:
         document = json.loads(gzip.decompress(entry.read_bytes()))

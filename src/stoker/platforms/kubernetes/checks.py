@@ -1,18 +1,12 @@
-"""Objects are checked before they are sent: schemas, webhooks' rules, the restricted profile.
-
-A server prunes unknown fields without a word, so that a misspelt one is only missed when the job
-runs. The schemas are those of JobSet and Kubeflow Trainer, without their descriptions; see NOTICE.
+"""Checks what users write into objects before it is sent: names, labels, pods, sizes.
 
 A JobSet is let in with pods that can never be made: that shows only in events of its jobs, while
-the data group's nodes are already paid for. So the rules for pods are checked here, too.
+the data group's nodes are already paid for. What stoker itself writes is held against the schemas
+of JobSet and Kubeflow Trainer, and the restricted profile, by its tests.
 """
 
-import gzip
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from importlib.resources import files
+from collections.abc import Iterator, Sequence
 
 from stoker.errors import UsageError
 from stoker.platforms.kubernetes.objects import is_dns_label
@@ -29,18 +23,20 @@ from stoker.platforms.kubernetes.reading import (
     texts,
 )
 from stoker.platforms.kubernetes.trainer import ANCESTOR_LABEL
-from stoker.records import Json, nearest
-from stoker.records.cloud import amount
 
 _LABEL_VALUE = re.compile(r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$")
 _QUALIFIED = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")
 _SUBDOMAIN = re.compile(r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$")
 _VARIABLE = re.compile(r"^[A-Za-z_.-][A-Za-z0-9_.-]*$")
-_DNS_LABEL = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
 _WHOLE = re.compile(r"^[0-9]+$")
 # Resources that may be asked for in parts; all others come whole, and are not overcommitted.
 _DIVISIBLE = ("cpu", "memory", "ephemeral-storage")
 _MAX_ANNOTATIONS = 256 << 10
+# What the API server takes of a ConfigMap or Secret.
+_MAX_BYTES = 1 << 20
+_MAX_COUNT = 2**31 - 1
+# Of a TrainJob, which a JobSet does not bound.
+_MAX_WORDS, _MAX_IMAGE = 128, 500
 
 
 def metadata_problems(metadata: Document, path: str) -> Iterator[str]:
@@ -60,10 +56,8 @@ def metadata_problems(metadata: Document, path: str) -> Iterator[str]:
 
 def pod_problems(pods: Document, path: str) -> Iterator[str]:
     """Yields what is wrong with a pod's spec, one `path: what` each."""
-    volumes = [text(volume, "name") for volume in mappings(pods, "volumes")]
-    for name in volumes:
-        if not _DNS_LABEL.match(name):
-            yield f"{path}.volumes: {name!r} is no name of a volume"
+    yield from _repeated(pods, "volumes", "name", path)
+    yield from _repeated(pods, "imagePullSecrets", "name", path)
     for key, value in mapping(pods, "nodeSelector").items():
         yield from _key_problems(key, f"{path}.nodeSelector")
         if not _LABEL_VALUE.match(str(value)):
@@ -78,21 +72,25 @@ def pod_problems(pods: Document, path: str) -> Iterator[str]:
         yield from _toleration_problems(toleration, f"{path}.tolerations[{index}]")
     yield from _affinity_problems(mapping(pods, "affinity", "nodeAffinity"), f"{path}.affinity")
     for index, container in enumerate(mappings(pods, "containers")):
-        yield from _container_problems(container, f"{path}.containers[{index}]", volumes)
+        yield from _container_problems(container, f"{path}.containers[{index}]")
 
 
-def _container_problems(container: Document, path: str, volumes: list[str]) -> Iterator[str]:
-    if not _DNS_LABEL.match(text(container, "name")):
-        yield f"{path}.name: {container.get('name')!r} is no name of a container"
+def _repeated(document: Document, key: str, name: str, path: str) -> Iterator[str]:
+    names = [text(item, name) for item in mappings(document, key)]
+    for twice in sorted({one for one in names if names.count(one) > 1}):
+        yield f"{path}.{key}: {twice} is there twice"
+
+
+def _container_problems(container: Document, path: str) -> Iterator[str]:
     image = text(container, "image")
     if not image or image != image.strip():
         yield f"{path}.image: {image!r} is no image"
     for variable in mappings(container, "env"):
         if not _VARIABLE.match(text(variable, "name")):
             yield f"{path}.env: {variable.get('name')!r} is no name of a variable"
+    yield from _repeated(container, "env", "name", path)
+    yield from _repeated(container, "volumeMounts", "mountPath", path)
     for mount in mappings(container, "volumeMounts"):
-        if text(mount, "name") not in volumes:
-            yield f"{path}.volumeMounts: there is no volume {mount.get('name')}"
         for key in ("subPath", "subPathExpr"):
             inner = text(mount, key)
             if inner.startswith("/") or ".." in inner.split("/"):
@@ -102,9 +100,6 @@ def _container_problems(container: Document, path: str, volumes: list[str]) -> I
 
 def _resource_problems(resources: Document, path: str) -> Iterator[str]:
     requests, limits = mapping(resources, "requests"), mapping(resources, "limits")
-    for name, limit in limits.items():
-        if name in requests and amount(str(requests[name])) > amount(str(limit)):
-            yield f"{path}: the limit of {name} is below what is asked for"
     for name in {**requests, **limits}:
         yield from _key_problems(name, path)
         if name in _DIVISIBLE or name.startswith("hugepages-"):
@@ -159,258 +154,14 @@ def _is_subdomain(name: str) -> bool:
     return len(name) <= 253 and bool(_SUBDOMAIN.match(name))
 
 
-Schema = Mapping[str, Json]
-
-_FILES: Mapping[tuple[str, str], str] = {
-    ("jobset.x-k8s.io/v1alpha2", "JobSet"): "jobset.x-k8s.io_jobsets",
-    ("trainer.kubeflow.org/v1alpha1", "TrainJob"): "trainer.kubeflow.org_trainjobs",
-    ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime"): "trainer.kubeflow.org_trainingruntimes",
-}
-_TEXTS: Json = {"type": "object", "additionalProperties": {"type": "string"}}
-# CRDs leave an object's own metadata to the server.
-_METADATA: Schema = {
-    "type": "object",
-    "required": ["name"],
-    "properties": {
-        "name": {"type": "string", "minLength": 1, "maxLength": 253},
-        "namespace": {"type": "string", "minLength": 1, "maxLength": 63},
-        "labels": _TEXTS,
-        "annotations": _TEXTS,
-    },
-}
-_BITS = {"int32": 31, "int64": 63}
-_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "object": Mapping,
-    "array": (list, tuple),
-    "string": str,
-    "boolean": bool,
-    "integer": int,
-    "number": (int, float),
-}
-
-
-def schema_problems(document: Mapping[str, Json]) -> Iterator[str]:
-    """Yields what is wrong with an object by its schema, one `path: what` each.
-
-    Raises:
-        KeyError: If it is of a kind whose schema is not known.
-    """
-    key = (str(document.get("apiVersion")), str(document.get("kind")))
-    schema = _crd(_FILES[key], version=key[0].partition("/")[2])
-    properties = _mapping(schema.get("properties"))
-    strict = {**schema, "properties": {**properties, "metadata": _METADATA}}
-    yield from _problems(document, strict, "")
-
-
-@cache
-def _crd(name: str, *, version: str) -> Schema:
-    packed = files("stoker.platforms.kubernetes").joinpath("crds", f"{name}.json.gz").read_bytes()
-    document = json.loads(gzip.decompress(packed))
-    found: Schema = next(
-        described["schema"]["openAPIV3Schema"]
-        for described in document["spec"]["versions"]
-        if described["name"] == version
-    )
-    return found
-
-
-def _problems(value: Json, schema: Schema, path: str) -> Iterator[str]:
-    if schema.get("x-kubernetes-int-or-string"):
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            yield f"{path}: expected a number or a text, found {_shown(value)}"
-        elif isinstance(value, str):
-            yield from _text_problems(value, schema, path)
-        return
-    kind = str(schema.get("type", ""))
-    if kind and not _is_a(value, kind):
-        yield f"{path or 'the object'}: expected {kind}, found {_shown(value)}"
-        return
-    choices = schema.get("enum")
-    if isinstance(choices, list) and value not in choices:
-        yield f"{path}: {_shown(value)} is not one of {', '.join(map(str, choices))}"
-    if isinstance(value, Mapping):
-        yield from _object_problems(value, schema, path)
-    elif isinstance(value, list | tuple):
-        yield from _list_problems(value, schema, path)
-    elif isinstance(value, str):
-        yield from _text_problems(value, schema, path)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield from _number_problems(value, schema, path)
-
-
-def _object_problems(value: Mapping[str, Json], schema: Schema, path: str) -> Iterator[str]:
-    known = _mapping(schema.get("properties"))
-    others = schema.get("additionalProperties")
-    for key in _texts(schema.get("required")):
-        if key not in value:
-            yield f"{_join(path, key)}: is missing"
-    least = schema.get("minProperties")
-    if isinstance(least, int) and len(value) < least:
-        yield f"{path}: has fewer than {least} keys"
-    for key, child in value.items():
-        if key in known:
-            yield from _problems(child, _mapping(known[key]), _join(path, key))
-        elif isinstance(others, Mapping):
-            yield from _problems(child, others, _join(path, key))
-        elif not others and not schema.get("x-kubernetes-preserve-unknown-fields"):
-            hint = f"; {nearest(key, list(known))}" if known else ""
-            yield f"{_join(path, key)}: no such field{hint}"
-
-
-def _list_problems(
-    value: list[Json] | tuple[Json, ...], schema: Schema, path: str
-) -> Iterator[str]:
-    yield from _size_problems(len(value), schema, path, low="minItems", high="maxItems")
-    items = _mapping(schema.get("items"))
-    for index, child in enumerate(value):
-        yield from _problems(child, items, f"{path}[{index}]")
-    kind = schema.get("x-kubernetes-list-type")
-    if kind not in ("set", "map"):
-        return
-    keys = _texts(schema.get("x-kubernetes-list-map-keys"))
-    seen: list[Json] = []
-    for index, child in enumerate(value):
-        identity: Json = child
-        if kind == "map" and isinstance(child, Mapping):
-            defaults = {key: _default(items, key) for key in keys}
-            identity = [child.get(key, defaults[key]) for key in keys]
-        if identity in seen:
-            yield f"{path}[{index}]: stands there twice: {_shown(identity)}"
-        seen.append(identity)
-
-
-def _default(items: Schema, key: str) -> Json:
-    return _mapping(_mapping(items.get("properties")).get(key)).get("default")
-
-
-def _text_problems(value: str, schema: Schema, path: str) -> Iterator[str]:
-    yield from _size_problems(len(value), schema, path, low="minLength", high="maxLength")
-    pattern = schema.get("pattern")
-    if isinstance(pattern, str) and not re.search(pattern, value):
-        yield f"{path}: {_shown(value)} does not match {pattern}"
-
-
-def _number_problems(value: int | float, schema: Schema, path: str) -> Iterator[str]:
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if isinstance(low, int | float) and value < low:
-        yield f"{path}: {value} is below {low}"
-    if isinstance(high, int | float) and value > high:
-        yield f"{path}: {value} is above {high}"
-    bits = _BITS.get(str(schema.get("format")))
-    if bits and not -(1 << bits) <= value < 1 << bits:
-        yield f"{path}: {value} does not fit into {schema.get('format')}"
-
-
-def _size_problems(size: int, schema: Schema, path: str, *, low: str, high: str) -> Iterator[str]:
-    least, most = schema.get(low), schema.get(high)
-    if isinstance(least, int) and size < least:
-        yield f"{path}: is shorter than {least}"
-    if isinstance(most, int) and size > most:
-        yield f"{path}: is longer than {most}"
-
-
-def _is_a(value: Json, kind: str) -> bool:
-    if isinstance(value, bool) and kind != "boolean":
-        return False
-    return isinstance(value, _TYPES[kind])
-
-
-def _mapping(value: Json) -> Schema:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _texts(value: Json) -> list[str]:
-    return [str(item) for item in value] if isinstance(value, list) else []
-
-
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
-
-
-def _shown(value: Json) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-_VOLUMES = frozenset(
-    (
-        "configMap",
-        "csi",
-        "downwardAPI",
-        "emptyDir",
-        "ephemeral",
-        "persistentVolumeClaim",
-        "projected",
-        "secret",
-    )
-)
-
-
-def security_problems(pods: Document) -> Iterator[str]:
-    """Yields what the restricted profile refuses in a pod's spec, one `path: what` each."""
-    for key in ("hostNetwork", "hostPID", "hostIPC"):
-        if pods.get(key):
-            yield f"{key}: shares the node's"
-    for index, volume in enumerate(mappings(pods, "volumes")):
-        for kind in sorted(set(volume) - {"name"} - _VOLUMES):
-            yield f"volumes[{index}].{kind}: pods must not have volumes of this kind"
-    whole = mapping(pods, "securityContext")
-    containers = [
-        (f"{key}[{index}]", container)
-        for key in ("initContainers", "containers")
-        for index, container in enumerate(mappings(pods, key))
-    ]
-    for path, container in containers:
-        own = mapping(container, "securityContext")
-        if own.get("allowPrivilegeEscalation") is not False:
-            yield f"{path}: must not let its processes gain privileges"
-        if own.get("privileged"):
-            yield f"{path}: must not be privileged"
-        capabilities = mapping(own, "capabilities")
-        if "ALL" not in texts(capabilities, "drop"):
-            yield f"{path}: must drop all capabilities"
-        if set(texts(capabilities, "add")) - {"NET_BIND_SERVICE"}:
-            yield f"{path}: must not add capabilities"
-        if not own.get("runAsNonRoot", whole.get("runAsNonRoot")):
-            yield f"{path}: must not run as root"
-        if own.get("runAsUser", whole.get("runAsUser")) == 0:
-            yield f"{path}: must not run as user 0"
-        profile = mapping(own, "seccompProfile") or mapping(whole, "seccompProfile")
-        if text(profile, "type") not in ("RuntimeDefault", "Localhost"):
-            yield f"{path}: needs a seccomp profile"
-        for port in mappings(container, "ports"):
-            if port.get("hostPort"):
-                yield f"{path}: must not use a port of the node"
-
-
-_CHECKED_BY_SCHEMA = ("JobSet", "TrainJob", "TrainingRuntime")
-_MAX_PODS = 2**31 - 1
-# What the API server takes of a ConfigMap or Secret.
-_MAX_BYTES = 1 << 20
-_RULE_NAME = re.compile(r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
-_REASONS = (
-    "BackoffLimitExceeded",
-    "DeadlineExceeded",
-    "FailedIndexes",
-    "MaxFailedIndexesExceeded",
-    "PodFailurePolicy",
-)
-# Features that a JobSet controller has switched off unless it is told otherwise.
-_ALPHA_ACTIONS = ("RestartJob", "RestartJobAndIgnoreMaxRestarts")
-_ALPHA_RESTARTS = ("InPlaceRestart",)
-_RESERVED_CONTAINERS = ("node", "dataset-initializer", "model-initializer")
-_ANCESTORS = {"trainer": "node", "dataset-initializer": "dataset-initializer"}
-_MANAGER = re.compile(r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9/_.%:~-]+$")
-
-
 def check_objects(objects: Sequence[Document]) -> None:
-    """Checks what is about to be sent.
+    """Checks what users wrote into the objects that are about to be sent.
 
     Raises:
         UsageError: With every rule that the first wrong object breaks.
     """
     for document in objects:
-        found = list(rule_problems(document, among=objects))
+        found = list(problems_of(document, among=objects))
         if found:
             raise UsageError(
                 "the cluster would refuse this: " + "; ".join(found[:5]),
@@ -419,98 +170,45 @@ def check_objects(objects: Sequence[Document]) -> None:
             )
 
 
-def rule_problems(document: Document, *, among: Sequence[Document] = ()) -> Iterator[str]:
-    """Yields what is wrong with one object; of its schema only, if there is anything.
+def problems_of(document: Document, *, among: Sequence[Document] = ()) -> Iterator[str]:
+    """Yields what is wrong with what users wrote into an object.
 
     Args:
         document: The object.
-        among: All objects of the run: a TrainJob is held against its runtime.
+        among: All objects of the run: a TrainJob's names are those of its runtime's jobs.
     """
-    kind = str(document.get("kind"))
-    if kind in _CHECKED_BY_SCHEMA:
-        wrong = list(schema_problems(document))
-        if wrong:
-            yield from wrong
-            return
     yield from metadata_problems(mapping(document, "metadata"), "metadata")
-    match kind:
+    name = name_of(document)
+    match document.get("kind"):
         case "JobSet":
-            yield from _jobset_problems(document, name=name_of(document))
+            for job in replicated_jobs(document):
+                yield from _name_problems(job, name)
         case "TrainingRuntime":
-            yield from _jobset_problems(document, name="")
-            yield from _runtime_problems(document)
+            for job in replicated_jobs(document):
+                # All pods of a gang are scheduled at one priority: the trainer's.
+                is_trainer = text(job.labels, ANCESTOR_LABEL) == "trainer"
+                if "priorityClassName" in job.pods and not is_trainer:
+                    yield (
+                        f"{job.path}: with Kubeflow Trainer only the job that trains has a "
+                        "priority class (kubernetes.data.priority_class)"
+                    )
         case "TrainJob":
             yield from _train_job_problems(document, among)
         case "ConfigMap" | "Secret":
             size = sum(len(k) + len(str(v)) for k, v in mapping(document, "data").items())
             if size > _MAX_BYTES:
                 yield f"data: {size} bytes are more than {_MAX_BYTES}"
-
-
-def _jobset_problems(document: Document, *, name: str) -> Iterator[str]:
-    for rule in _JOBSET_RULES:
-        yield from rule(document)
+    _, jobset = jobset_of(document)
+    for key, holder in (
+        ("ttlSecondsAfterFinished", jobset),
+        ("maxRestarts", mapping(jobset, "failurePolicy")),
+    ):
+        if number(holder, key) > _MAX_COUNT:
+            yield f"{key}: {holder[key]} is more than {_MAX_COUNT}"
     for job in replicated_jobs(document):
-        if name:
-            yield from _name_problems(job, name)
-        yield from _job_problems(job)
-
-
-def _policy_problems(document: Document) -> Iterator[str]:
-    path, spec = jobset_of(document)
-    jobs = [job.name for job in replicated_jobs(document)]
-    for target in texts(mapping(spec, "successPolicy"), "targetReplicatedJobs"):
-        if target not in jobs:
-            yield f"{path}.successPolicy: there is no replicated job {target}"
-    policy = mapping(spec, "failurePolicy")
-    if text(policy, "restartStrategy") in _ALPHA_RESTARTS:
-        yield f"{path}.failurePolicy: {policy['restartStrategy']} is an alpha feature"
-    names: list[str] = []
-    for index, rule in enumerate(mappings(policy, "rules")):
-        where = f"{path}.failurePolicy.rules[{index}]"
-        rule_name = text(rule, "name")
-        if len(rule_name) > 128 or not _RULE_NAME.match(rule_name):
-            yield f"{where}: {rule_name!r} is no name for a rule"
-        if rule_name in names:
-            yield f"{where}: two rules are called {rule_name}"
-        names.append(rule_name)
-        if text(rule, "action") in _ALPHA_ACTIONS:
-            yield f"{where}: {rule['action']} is an alpha feature, off by default"
-        for reason in texts(rule, "onJobFailureReasons"):
-            if reason not in _REASONS:
-                yield f"{where}: no job fails for the reason {reason}"
-        for target in texts(rule, "targetReplicatedJobs"):
-            if target not in jobs:
-                yield f"{where}: there is no replicated job {target}"
-
-
-def _order_problems(document: Document) -> Iterator[str]:
-    path, spec = jobset_of(document)
-    in_order = text(mapping(spec, "startupPolicy"), "startupPolicyOrder") == "InOrder"
-    before: list[str] = []
-    for job in replicated_jobs(document):
-        for dependency in mappings(job.document, "dependsOn"):
-            if not before:
-                yield f"{job.path}.dependsOn: the first replicated job depends on none"
-            elif text(dependency, "name") not in before:
-                yield f"{job.path}.dependsOn: {dependency.get('name')} does not come before it"
-            if in_order:
-                yield f"{path}.startupPolicy: InOrder and dependsOn exclude each other"
-        before.append(job.name)
-
-
-def _network_problems(document: Document) -> Iterator[str]:
-    path, spec = jobset_of(document)
-    subdomain = text(mapping(spec, "network"), "subdomain")
-    if subdomain and not is_dns_label(subdomain):
-        yield f"{path}.network.subdomain: {subdomain} is no name for a service"
-
-
-_JOBSET_RULES: tuple[Callable[[Document], Iterator[str]], ...] = (
-    _policy_problems,
-    _order_problems,
-    _network_problems,
-)
+        pods = f"{job.path}.template.spec.template"
+        yield from metadata_problems(mapping(job.template, "metadata"), f"{pods}.metadata")
+        yield from pod_problems(job.pods, f"{pods}.spec")
 
 
 def _name_problems(job: ReplicatedJob, name: str) -> Iterator[str]:
@@ -527,73 +225,20 @@ def _name_problems(job: ReplicatedJob, name: str) -> Iterator[str]:
             )
 
 
-def _job_problems(job: ReplicatedJob) -> Iterator[str]:
-    path = f"{job.path}.template.spec"
-    if number(job.document, "replicas", 1) * number(job.spec, "parallelism", 1) > _MAX_PODS:
-        yield f"{job.path}: has too many pods"
-    restart = text(job.pods, "restartPolicy")
-    if restart not in ("Never", "OnFailure"):
-        yield f"{path}.template.spec.restartPolicy: a job's pods restart Never or OnFailure"
-    if "podFailurePolicy" in job.spec and restart != "Never":
-        yield f"{path}.podFailurePolicy: needs the restart policy Never"
-    for key in ("backoffLimit", "activeDeadlineSeconds", "parallelism", "completions"):
-        if number(job.spec, key, 1) < 0:
-            yield f"{path}.{key}: is negative"
-    pods = f"{path}.template"
-    yield from metadata_problems(mapping(job.template, "metadata"), f"{pods}.metadata")
-    yield from pod_problems(job.pods, f"{pods}.spec")
-    yield from (f"{pods}.spec.{problem}" for problem in security_problems(job.pods))
-
-
-def _runtime_problems(document: Document) -> Iterator[str]:
-    policies = set(mapping(document, "spec", "mlPolicy")) - {"numNodes"}
-    if len(policies) > 1:
-        yield f"spec.mlPolicy: has {len(policies)} policies, and can have one"
-    for job in replicated_jobs(document):
-        ancestor = text(job.labels, ANCESTOR_LABEL)
-        is_trainer = ancestor == "trainer"
-        # All pods of a gang are scheduled at one priority: the trainer's.
-        if "priorityClassName" in job.pods and not is_trainer:
-            yield (
-                f"{job.path}: with Kubeflow Trainer only the job that trains has a priority class "
-                "(kubernetes.data.priority_class)"
-            )
-        needed = _ANCESTORS.get(ancestor)
-        if needed is None:
-            continue
-        if number(job.document, "replicas", 1) != 1:
-            yield f"{job.path}.replicas: is always 1"
-        if needed not in [text(c, "name") for c in mappings(job.pods, "containers")]:
-            yield f"{job.path}: has no container {needed}"
-
-
 def _train_job_problems(document: Document, among: Sequence[Document]) -> Iterator[str]:
     name, spec = name_of(document), mapping(document, "spec")
     if not is_dns_label(name):
         yield f"metadata.name: {name} is no name of a host"
     reference = text(mapping(spec, "runtimeRef"), "name")
-    runtimes = [d for d in among if d.get("kind") == "TrainingRuntime" and name_of(d) == reference]
-    jobs = {job.name: job for runtime in runtimes[:1] for job in replicated_jobs(runtime)}
-    for job in jobs.values():
-        yield from _name_problems(job, name)
-    for index, patch in enumerate(mappings(spec, "runtimePatches")):
-        path = f"spec.runtimePatches[{index}]"
-        if not _MANAGER.match(text(patch, "manager")):
-            yield f"{path}.manager: is no domain with a path"
-        template = mapping(patch, "trainingRuntimeSpec", "template", "spec")
-        for patched in mappings(template, "replicatedJobs"):
-            yield from _patch_problems(patched, jobs, path)
-
-
-def _patch_problems(patched: Document, jobs: dict[str, ReplicatedJob], path: str) -> Iterator[str]:
-    target = jobs.get(text(patched, "name"))
-    if jobs and target is None:
-        yield f"{path}: the runtime has no replicated job {patched.get('name')}"
-    known = [text(c, "name") for c in mappings(target.pods, "containers")] if target else []
-    pods = mapping(patched, "template", "spec", "template", "spec")
-    for container in mappings(pods, "containers"):
-        name = text(container, "name")
-        if target and name not in known:
-            yield f"{path}: the runtime's {target.name} has no container {name}"
-        if name in _RESERVED_CONTAINERS and container.get("env"):
-            yield f"{path}: variables of {name} are set by spec.trainer.env only"
+    for runtime in among:
+        if runtime.get("kind") == "TrainingRuntime" and name_of(runtime) == reference:
+            for job in replicated_jobs(runtime):
+                yield from _name_problems(job, name)
+    trainer = mapping(spec, "trainer")
+    if len(text(trainer, "image")) > _MAX_IMAGE:
+        yield f"spec.trainer.image: is longer than {_MAX_IMAGE}"
+    for key in ("command", "args", "env"):
+        words = trainer.get(key)
+        if isinstance(words, list) and len(words) > _MAX_WORDS:
+            yield f"spec.trainer.{key}: is longer than {_MAX_WORDS}"
+    yield from _container_problems(trainer, "spec.trainer")

@@ -1,0 +1,427 @@
+"""A cluster's rules on what stoker itself writes into its objects, as a server applies them.
+
+A server prunes unknown fields without a word, so that a misspelt one is only missed when the job
+runs. The schemas are those of JobSet and Kubeflow Trainer, without their descriptions; see NOTICE.
+What users write is checked by `stoker.platforms.kubernetes.checks`, in each run.
+"""
+
+import gzip
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from stoker.platforms.kubernetes.checks import problems_of
+from stoker.platforms.kubernetes.objects import is_dns_label
+from stoker.platforms.kubernetes.reading import (
+    Document,
+    ReplicatedJob,
+    jobset_of,
+    mapping,
+    mappings,
+    name_of,
+    number,
+    replicated_jobs,
+    text,
+    texts,
+)
+from stoker.platforms.kubernetes.trainer import ANCESTOR_LABEL
+from stoker.records import Json, nearest
+from stoker.records.cloud import amount
+
+Schema = Mapping[str, Json]
+
+CRDS = Path(__file__).parents[1] / "data" / "crds"
+
+_FILES: Mapping[tuple[str, str], str] = {
+    ("jobset.x-k8s.io/v1alpha2", "JobSet"): "jobset.x-k8s.io_jobsets",
+    ("trainer.kubeflow.org/v1alpha1", "TrainJob"): "trainer.kubeflow.org_trainjobs",
+    ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime"): "trainer.kubeflow.org_trainingruntimes",
+}
+_TEXTS: Json = {"type": "object", "additionalProperties": {"type": "string"}}
+# CRDs leave an object's own metadata to the server.
+_METADATA: Schema = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 253},
+        "namespace": {"type": "string", "minLength": 1, "maxLength": 63},
+        "labels": _TEXTS,
+        "annotations": _TEXTS,
+    },
+}
+_BITS = {"int32": 31, "int64": 63}
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "object": Mapping,
+    "array": (list, tuple),
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+}
+
+
+def schema_problems(document: Mapping[str, Json]) -> Iterator[str]:
+    """Yields what is wrong with an object by its schema, one `path: what` each.
+
+    Raises:
+        KeyError: If it is of a kind whose schema is not known.
+    """
+    key = (str(document.get("apiVersion")), str(document.get("kind")))
+    schema = _crd(_FILES[key], version=key[0].partition("/")[2])
+    properties = _mapping(schema.get("properties"))
+    strict = {**schema, "properties": {**properties, "metadata": _METADATA}}
+    yield from _problems(document, strict, "")
+
+
+@cache
+def _crd(name: str, *, version: str) -> Schema:
+    packed = (CRDS / f"{name}.json.gz").read_bytes()
+    document = json.loads(gzip.decompress(packed))
+    found: Schema = next(
+        described["schema"]["openAPIV3Schema"]
+        for described in document["spec"]["versions"]
+        if described["name"] == version
+    )
+    return found
+
+
+def _problems(value: Json, schema: Schema, path: str) -> Iterator[str]:
+    if schema.get("x-kubernetes-int-or-string"):
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            yield f"{path}: expected a number or a text, found {_shown(value)}"
+        elif isinstance(value, str):
+            yield from _text_problems(value, schema, path)
+        return
+    kind = str(schema.get("type", ""))
+    if kind and not _is_a(value, kind):
+        yield f"{path or 'the object'}: expected {kind}, found {_shown(value)}"
+        return
+    choices = schema.get("enum")
+    if isinstance(choices, list) and value not in choices:
+        yield f"{path}: {_shown(value)} is not one of {', '.join(map(str, choices))}"
+    if isinstance(value, Mapping):
+        yield from _object_problems(value, schema, path)
+    elif isinstance(value, list | tuple):
+        yield from _list_problems(value, schema, path)
+    elif isinstance(value, str):
+        yield from _text_problems(value, schema, path)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield from _number_problems(value, schema, path)
+
+
+def _object_problems(value: Mapping[str, Json], schema: Schema, path: str) -> Iterator[str]:
+    known = _mapping(schema.get("properties"))
+    others = schema.get("additionalProperties")
+    for key in _texts(schema.get("required")):
+        if key not in value:
+            yield f"{_join(path, key)}: is missing"
+    least = schema.get("minProperties")
+    if isinstance(least, int) and len(value) < least:
+        yield f"{path}: has fewer than {least} keys"
+    for key, child in value.items():
+        if key in known:
+            yield from _problems(child, _mapping(known[key]), _join(path, key))
+        elif isinstance(others, Mapping):
+            yield from _problems(child, others, _join(path, key))
+        elif not others and not schema.get("x-kubernetes-preserve-unknown-fields"):
+            hint = f"; {nearest(key, list(known))}" if known else ""
+            yield f"{_join(path, key)}: no such field{hint}"
+
+
+def _list_problems(
+    value: list[Json] | tuple[Json, ...], schema: Schema, path: str
+) -> Iterator[str]:
+    yield from _size_problems(len(value), schema, path, low="minItems", high="maxItems")
+    items = _mapping(schema.get("items"))
+    for index, child in enumerate(value):
+        yield from _problems(child, items, f"{path}[{index}]")
+    kind = schema.get("x-kubernetes-list-type")
+    if kind not in ("set", "map"):
+        return
+    keys = _texts(schema.get("x-kubernetes-list-map-keys"))
+    seen: list[Json] = []
+    for index, child in enumerate(value):
+        identity: Json = child
+        if kind == "map" and isinstance(child, Mapping):
+            defaults = {key: _default(items, key) for key in keys}
+            identity = [child.get(key, defaults[key]) for key in keys]
+        if identity in seen:
+            yield f"{path}[{index}]: stands there twice: {_shown(identity)}"
+        seen.append(identity)
+
+
+def _default(items: Schema, key: str) -> Json:
+    return _mapping(_mapping(items.get("properties")).get(key)).get("default")
+
+
+def _text_problems(value: str, schema: Schema, path: str) -> Iterator[str]:
+    yield from _size_problems(len(value), schema, path, low="minLength", high="maxLength")
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str) and not re.search(pattern, value):
+        yield f"{path}: {_shown(value)} does not match {pattern}"
+
+
+def _number_problems(value: int | float, schema: Schema, path: str) -> Iterator[str]:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if isinstance(low, int | float) and value < low:
+        yield f"{path}: {value} is below {low}"
+    if isinstance(high, int | float) and value > high:
+        yield f"{path}: {value} is above {high}"
+    bits = _BITS.get(str(schema.get("format")))
+    if bits and not -(1 << bits) <= value < 1 << bits:
+        yield f"{path}: {value} does not fit into {schema.get('format')}"
+
+
+def _size_problems(size: int, schema: Schema, path: str, *, low: str, high: str) -> Iterator[str]:
+    least, most = schema.get(low), schema.get(high)
+    if isinstance(least, int) and size < least:
+        yield f"{path}: is shorter than {least}"
+    if isinstance(most, int) and size > most:
+        yield f"{path}: is longer than {most}"
+
+
+def _is_a(value: Json, kind: str) -> bool:
+    if isinstance(value, bool) and kind != "boolean":
+        return False
+    return isinstance(value, _TYPES[kind])
+
+
+def _mapping(value: Json) -> Schema:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _texts(value: Json) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list) else []
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _shown(value: Json) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+_VOLUMES = frozenset(
+    (
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    )
+)
+
+
+def security_problems(pods: Document) -> Iterator[str]:
+    """Yields what the restricted profile refuses in a pod's spec, one `path: what` each."""
+    for key in ("hostNetwork", "hostPID", "hostIPC"):
+        if pods.get(key):
+            yield f"{key}: shares the node's"
+    for index, volume in enumerate(mappings(pods, "volumes")):
+        for kind in sorted(set(volume) - {"name"} - _VOLUMES):
+            yield f"volumes[{index}].{kind}: pods must not have volumes of this kind"
+    whole = mapping(pods, "securityContext")
+    containers = [
+        (f"{key}[{index}]", container)
+        for key in ("initContainers", "containers")
+        for index, container in enumerate(mappings(pods, key))
+    ]
+    for path, container in containers:
+        own = mapping(container, "securityContext")
+        if own.get("allowPrivilegeEscalation") is not False:
+            yield f"{path}: must not let its processes gain privileges"
+        if own.get("privileged"):
+            yield f"{path}: must not be privileged"
+        capabilities = mapping(own, "capabilities")
+        if "ALL" not in texts(capabilities, "drop"):
+            yield f"{path}: must drop all capabilities"
+        if set(texts(capabilities, "add")) - {"NET_BIND_SERVICE"}:
+            yield f"{path}: must not add capabilities"
+        if not own.get("runAsNonRoot", whole.get("runAsNonRoot")):
+            yield f"{path}: must not run as root"
+        if own.get("runAsUser", whole.get("runAsUser")) == 0:
+            yield f"{path}: must not run as user 0"
+        profile = mapping(own, "seccompProfile") or mapping(whole, "seccompProfile")
+        if text(profile, "type") not in ("RuntimeDefault", "Localhost"):
+            yield f"{path}: needs a seccomp profile"
+        for port in mappings(container, "ports"):
+            if port.get("hostPort"):
+                yield f"{path}: must not use a port of the node"
+
+
+_CHECKED_BY_SCHEMA = ("JobSet", "TrainJob", "TrainingRuntime")
+_MAX_PODS = 2**31 - 1
+_DNS_LABEL = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+_RULE_NAME = re.compile(r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
+_REASONS = (
+    "BackoffLimitExceeded",
+    "DeadlineExceeded",
+    "FailedIndexes",
+    "MaxFailedIndexesExceeded",
+    "PodFailurePolicy",
+)
+# Features that a JobSet controller has switched off unless it is told otherwise.
+_ALPHA_ACTIONS = ("RestartJob", "RestartJobAndIgnoreMaxRestarts")
+_ALPHA_RESTARTS = ("InPlaceRestart",)
+_RESERVED_CONTAINERS = ("node", "dataset-initializer", "model-initializer")
+_ANCESTORS = {"trainer": "node", "dataset-initializer": "dataset-initializer"}
+_MANAGER = re.compile(r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9/_.%:~-]+$")
+
+
+def rule_problems(document: Document, *, among: Sequence[Document] = ()) -> Iterator[str]:
+    """Yields what is wrong with one object; of its schema only, if there is anything.
+
+    Args:
+        document: The object.
+        among: All objects of the run: a TrainJob is held against its runtime.
+    """
+    kind = str(document.get("kind"))
+    if kind in _CHECKED_BY_SCHEMA:
+        wrong = list(schema_problems(document))
+        if wrong:
+            yield from wrong
+            return
+    for rule in _JOBSET_RULES:
+        yield from rule(document)
+    for job in replicated_jobs(document):
+        yield from _job_problems(job)
+    if kind == "TrainingRuntime":
+        yield from _runtime_problems(document)
+    if kind == "TrainJob":
+        yield from _train_job_problems(document, among)
+    yield from problems_of(document, among=among)
+
+
+def _policy_problems(document: Document) -> Iterator[str]:
+    path, spec = jobset_of(document)
+    jobs = [job.name for job in replicated_jobs(document)]
+    for target in texts(mapping(spec, "successPolicy"), "targetReplicatedJobs"):
+        if target not in jobs:
+            yield f"{path}.successPolicy: there is no replicated job {target}"
+    policy = mapping(spec, "failurePolicy")
+    if text(policy, "restartStrategy") in _ALPHA_RESTARTS:
+        yield f"{path}.failurePolicy: {policy['restartStrategy']} is an alpha feature"
+    names: list[str] = []
+    for index, rule in enumerate(mappings(policy, "rules")):
+        where = f"{path}.failurePolicy.rules[{index}]"
+        rule_name = text(rule, "name")
+        if len(rule_name) > 128 or not _RULE_NAME.match(rule_name):
+            yield f"{where}: {rule_name!r} is no name for a rule"
+        if rule_name in names:
+            yield f"{where}: two rules are called {rule_name}"
+        names.append(rule_name)
+        if text(rule, "action") in _ALPHA_ACTIONS:
+            yield f"{where}: {rule['action']} is an alpha feature, off by default"
+        for reason in texts(rule, "onJobFailureReasons"):
+            if reason not in _REASONS:
+                yield f"{where}: no job fails for the reason {reason}"
+        for target in texts(rule, "targetReplicatedJobs"):
+            if target not in jobs:
+                yield f"{where}: there is no replicated job {target}"
+
+
+def _order_problems(document: Document) -> Iterator[str]:
+    path, spec = jobset_of(document)
+    in_order = text(mapping(spec, "startupPolicy"), "startupPolicyOrder") == "InOrder"
+    before: list[str] = []
+    for job in replicated_jobs(document):
+        for dependency in mappings(job.document, "dependsOn"):
+            if not before:
+                yield f"{job.path}.dependsOn: the first replicated job depends on none"
+            elif text(dependency, "name") not in before:
+                yield f"{job.path}.dependsOn: {dependency.get('name')} does not come before it"
+            if in_order:
+                yield f"{path}.startupPolicy: InOrder and dependsOn exclude each other"
+        before.append(job.name)
+
+
+def _network_problems(document: Document) -> Iterator[str]:
+    path, spec = jobset_of(document)
+    subdomain = text(mapping(spec, "network"), "subdomain")
+    if subdomain and not is_dns_label(subdomain):
+        yield f"{path}.network.subdomain: {subdomain} is no name for a service"
+
+
+_JOBSET_RULES: tuple[Callable[[Document], Iterator[str]], ...] = (
+    _policy_problems,
+    _order_problems,
+    _network_problems,
+)
+
+
+def _job_problems(job: ReplicatedJob) -> Iterator[str]:
+    path = f"{job.path}.template.spec"
+    if number(job.document, "replicas", 1) * number(job.spec, "parallelism", 1) > _MAX_PODS:
+        yield f"{job.path}: has too many pods"
+    restart = text(job.pods, "restartPolicy")
+    if restart not in ("Never", "OnFailure"):
+        yield f"{path}.template.spec.restartPolicy: a job's pods restart Never or OnFailure"
+    if "podFailurePolicy" in job.spec and restart != "Never":
+        yield f"{path}.podFailurePolicy: needs the restart policy Never"
+    for key in ("backoffLimit", "activeDeadlineSeconds", "parallelism", "completions"):
+        if number(job.spec, key, 1) < 0:
+            yield f"{path}.{key}: is negative"
+    volumes = [text(volume, "name") for volume in mappings(job.pods, "volumes")]
+    for name in volumes:
+        if not _DNS_LABEL.match(name):
+            yield f"{path}.template.spec.volumes: {name!r} is no name of a volume"
+    for container in mappings(job.pods, "containers"):
+        if not _DNS_LABEL.match(text(container, "name")):
+            yield f"{path}: {container.get('name')!r} is no name of a container"
+        for mount in mappings(container, "volumeMounts"):
+            if text(mount, "name") not in volumes:
+                yield f"{path}: there is no volume {mount.get('name')}"
+        requests = mapping(container, "resources", "requests")
+        for name, limit in mapping(container, "resources", "limits").items():
+            if name in requests and amount(str(requests[name])) > amount(str(limit)):
+                yield f"{path}: the limit of {name} is below what is asked for"
+    yield from (f"{path}.template.spec.{problem}" for problem in security_problems(job.pods))
+
+
+def _runtime_problems(document: Document) -> Iterator[str]:
+    policies = set(mapping(document, "spec", "mlPolicy")) - {"numNodes"}
+    if len(policies) > 1:
+        yield f"spec.mlPolicy: has {len(policies)} policies, and can have one"
+    for job in replicated_jobs(document):
+        needed = _ANCESTORS.get(text(job.labels, ANCESTOR_LABEL))
+        if needed is None:
+            continue
+        if number(job.document, "replicas", 1) != 1:
+            yield f"{job.path}.replicas: is always 1"
+        if needed not in [text(c, "name") for c in mappings(job.pods, "containers")]:
+            yield f"{job.path}: has no container {needed}"
+
+
+def _train_job_problems(document: Document, among: Sequence[Document]) -> Iterator[str]:
+    spec = mapping(document, "spec")
+    reference = text(mapping(spec, "runtimeRef"), "name")
+    runtimes = [d for d in among if d.get("kind") == "TrainingRuntime" and name_of(d) == reference]
+    jobs = {job.name: job for runtime in runtimes[:1] for job in replicated_jobs(runtime)}
+    for index, patch in enumerate(mappings(spec, "runtimePatches")):
+        path = f"spec.runtimePatches[{index}]"
+        if not _MANAGER.match(text(patch, "manager")):
+            yield f"{path}.manager: is no domain with a path"
+        template = mapping(patch, "trainingRuntimeSpec", "template", "spec")
+        for patched in mappings(template, "replicatedJobs"):
+            yield from _patch_problems(patched, jobs, path)
+
+
+def _patch_problems(patched: Document, jobs: dict[str, ReplicatedJob], path: str) -> Iterator[str]:
+    target = jobs.get(text(patched, "name"))
+    if jobs and target is None:
+        yield f"{path}: the runtime has no replicated job {patched.get('name')}"
+    known = [text(c, "name") for c in mappings(target.pods, "containers")] if target else []
+    pods = mapping(patched, "template", "spec", "template", "spec")
+    for container in mappings(pods, "containers"):
+        name = text(container, "name")
+        if target and name not in known:
+            yield f"{path}: the runtime's {target.name} has no container {name}"
+        if name in _RESERVED_CONTAINERS and container.get("env"):
+            yield f"{path}: variables of {name} are set by spec.trainer.env only"
