@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from stoker.platforms.aws import Aws
-from stoker.platforms.sagemaker.checks import check_body
 from support.moto import AwsServer
+from support.sagemaker_rules import check_request
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "sagemaker_estimator"
@@ -97,7 +97,7 @@ def start(server: AwsServer, tmp_path: Path, *plans: tuple[str, ...]) -> list[Ca
 def training_job(calls: Calls) -> tuple[dict[str, object], dict[str, object]]:
     """The request for the job, which the service's rules hold for, and its resources."""
     (body,) = [parameters for operation, parameters in calls if operation == "CreateTrainingJob"]
-    check_body(body)  # type: ignore[arg-type]
+    check_request(body)  # type: ignore[arg-type]
     resources = body["ResourceConfig"]
     assert isinstance(resources, dict)
     return body, resources

@@ -23,11 +23,11 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from stoker.cli.app import app
-from stoker.platforms.sagemaker.checks import problems
 from stoker.records import Evaluation, Json, read_json, to_json
 from support import sagemaker_pipeline as sample
 from support import sample_records
 from support.command import process
+from support.sagemaker_rules import rule_problems
 
 GOLDEN = Path(__file__).parent / "sagemaker_pipeline"
 KINDS = ("launched", "native")
@@ -106,7 +106,7 @@ def test_training_requests_keep_the_services_rules(kind: str) -> None:
     for name, step_type, request in requests(kind):
         if step_type == "Training":
             body = {"TrainingJobName": "job", **request}
-            assert [str(problem) for problem in problems(body)] == [], name
+            assert [str(problem) for problem in rule_problems(body)] == [], name
 
 
 def test_a_pipeline_is_created_with_texts_that_the_api_takes() -> None:

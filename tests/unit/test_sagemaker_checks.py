@@ -1,4 +1,7 @@
-"""What SageMaker would refuse is refused before anything is sent, with the reason."""
+"""What users write and SageMaker would refuse is refused before anything is sent.
+
+What stoker alone writes is held against the same rules here, whatever the job.
+"""
 
 import json
 import re
@@ -7,8 +10,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from botocore.loaders import Loader
-from botocore.model import ServiceModel
 from botocore.validate import ParamValidator
 from hypothesis import event, given
 from hypothesis import strategies as st
@@ -26,9 +27,7 @@ from stoker.records import (
     Vpc,
 )
 from support.sagemaker_job import DATA, DNN, KEY, full_job, group, job, settings
-
-MODEL = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
-SHAPE = MODEL.operation_model("CreateTrainingJob").input_shape
+from support.sagemaker_rules import MODEL, SHAPE, check_request, rule_problems
 
 
 def botocore_accepts(body: dict[str, Json]) -> bool:
@@ -40,6 +39,14 @@ def refused(body: dict[str, Json], words: str) -> UsageError:
     assert botocore_accepts(body)
     with pytest.raises(UsageError, match=words) as caught:
         check_body(body)
+    return caught.value
+
+
+def broken(body: dict[str, Json], words: str) -> UsageError:
+    """The error of a request that none of stoker's code may make, and that botocore would send."""
+    assert botocore_accepts(body)
+    with pytest.raises(UsageError, match=words) as caught:
+        check_request(body)
     return caught.value
 
 
@@ -78,7 +85,7 @@ def test_seven_groups_are_refused() -> None:
 def test_mixed_channels_are_refused() -> None:
     body = hetero()
     body["InputDataConfig"] = [channel("a", InstanceGroupNames=["data"]), channel("b")]
-    error = refused(body, "one channel with groups means all channels with groups")
+    error = broken(body, "one channel with groups means all channels with groups")
     assert error.where == "channel b"
 
 
@@ -93,7 +100,7 @@ def test_mixed_channels_are_refused() -> None:
 def test_groups_exclude_type_and_count(more: dict[str, Json]) -> None:
     body = hetero()
     body["ResourceConfig"] |= more  # type: ignore[operator]
-    refused(body, f"instance groups and {next(iter(more))} exclude each other")
+    broken(body, f"instance groups and {next(iter(more))} exclude each other")
 
 
 @pytest.mark.parametrize("form", [hetero, homogeneous])
@@ -130,26 +137,24 @@ def test_groups_of_one_name_are_refused() -> None:
 def test_a_group_without_hosts_is_refused() -> None:
     body = hetero()
     body["ResourceConfig"]["InstanceGroups"][1]["InstanceCount"] = 0  # type: ignore[index,call-overload]
-    assert refused(body, "without hosts").where == "group data"
+    assert broken(body, "without hosts").where == "group data"
 
 
 def test_a_request_without_hosts_is_refused() -> None:
     body = homogeneous()
     body["ResourceConfig"] = {"VolumeSizeInGB": 10}
-    refused(body, "names no hosts")
+    broken(body, "names no hosts")
 
 
 @pytest.mark.parametrize("form", [hetero, homogeneous])
 def test_a_channel_of_an_unknown_group_is_refused(form: Callable[[], dict[str, Json]]) -> None:
     body = form() | {"InputDataConfig": [channel("a", InstanceGroupNames=["gpu"])]}
-    refused(body, "there is no instance group gpu")
+    broken(body, "there is no instance group gpu")
 
 
 @pytest.mark.parametrize(
     ("channels", "words"),
     [
-        ([channel("a"), channel("a")], "2 channels are called a"),
-        ([channel("a", S3Uri="https://bucket/x")], "no s3:// address"),
         ([channel("a/b")], r"InputDataConfig\[0\].ChannelName does not match"),
         ([channel("a" * 65)], "65 characters .* at most 64"),
         ([channel(f"c{i}") for i in range(21)], "InputDataConfig has 21 entries, .* at most 20"),
@@ -171,12 +176,25 @@ def test_a_channel_of_an_unknown_group_is_refused(form: Callable[[], dict[str, J
         ([channel("a", S3DataType="AugmentedManifestFile", InputMode="Pipe")], "attribute names"),
         ([channel("a", AttributeNames=["x"], InputMode="Pipe")], "attribute names"),
         ([channel("a", RecordWrapperType="RecordIO")], "RecordIO is for mode Pipe only"),
-        ([channel("a", CompressionType="Gzip", InputMode="FastFile")], "Gzip is for mode Pipe"),
-        ([{"ChannelName": "a", "DataSource": {}}], "one source"),
     ],
 )
 def test_a_channel_that_the_service_refuses_is_refused(channels: list[Json], words: str) -> None:
     refused(homogeneous() | {"InputDataConfig": channels}, words)
+
+
+@pytest.mark.parametrize(
+    ("channels", "words"),
+    [
+        ([channel("a"), channel("a")], "2 channels are called a"),
+        ([channel("a", S3Uri="https://bucket/x")], "no s3:// address"),
+        ([channel("a", CompressionType="Gzip", InputMode="FastFile")], "Gzip is for mode Pipe"),
+        ([{"ChannelName": "a", "DataSource": {}}], "one source"),
+    ],
+)
+def test_a_channel_that_none_of_our_code_may_make_is_refused(
+    channels: list[Json], words: str
+) -> None:
+    broken(homogeneous() | {"InputDataConfig": channels}, words)
 
 
 def file_system(**changes: Json) -> dict[str, Json]:
@@ -194,10 +212,10 @@ VPC = {"SecurityGroupIds": ["sg-1"], "Subnets": ["subnet-1"]}
 
 def test_a_file_system_is_read_through_a_vpc_in_file_mode() -> None:
     body = homogeneous() | {"InputDataConfig": [file_system()]}
-    refused(body, "through a VPC only")
-    check_body(body | {"VpcConfig": VPC})
+    broken(body, "through a VPC only")
+    check_request(body | {"VpcConfig": VPC})
     piped = body | {"VpcConfig": VPC, "InputDataConfig": [file_system(InputMode="Pipe")]}
-    refused(piped, "read in mode File")
+    broken(piped, "read in mode File")
 
 
 def test_the_jobs_mode_counts_where_a_channel_has_none() -> None:
@@ -235,11 +253,6 @@ def test_the_jobs_mode_counts_where_a_channel_has_none() -> None:
         ({"Tags": [{"Key": f"k{i}", "Value": ""} for i in range(51)]}, "Tags has 51 entries"),
         ({"Tags": [{"Key": "a;b", "Value": ""}]}, r"Tags\[0\].Key does not match"),
         ({"Tags": [{"Key": "AWS:x", "Value": ""}]}, "AWS's own"),
-        ({"Tags": [{"Key": "a", "Value": ""}] * 2}, "2 tags are called a"),
-        (
-            {"HyperParameters": {"sagemaker_distribution_instance_groups": '["a", "b"]'}},
-            "one distribution",
-        ),
     ],
 )
 def test_a_request_beyond_a_limit_is_refused(changes: dict[str, Json], words: str) -> None:
@@ -255,22 +268,51 @@ def test_a_request_beyond_a_limit_is_refused(changes: dict[str, Json], words: st
         ({"ContainerEntrypoint": ["a"] * 101}, "ContainerEntrypoint has 101 entries"),
         ({"TrainingImage": "x" * 256}, "TrainingImage has 256 characters"),
         ({"TrainingInputMode": "Tube"}, "TrainingInputMode is 'Tube', the service knows Pipe"),
-        ({"AlgorithmName": "mine"}, "one image"),
         (
             {"MetricDefinitions": [{"Name": f"m{i}", "Regex": "(a)"} for i in range(41)]},
             "MetricDefinitions has 41 entries",
         ),
         ({"MetricDefinitions": [{"Name": "m", "Regex": "a" * 501}]}, "Regex has 501 characters"),
-        (
-            {"TrainingImageConfig": {"TrainingRepositoryAccessMode": "Vpc"}},
-            "private registry is reached through a VPC",
-        ),
     ],
 )
 def test_a_container_beyond_a_limit_is_refused(changes: dict[str, Json], words: str) -> None:
     body = homogeneous()
     body["AlgorithmSpecification"] |= changes  # type: ignore[operator]
     refused(body, words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"Tags": [{"Key": "a", "Value": ""}] * 2}, "2 tags are called a"),
+        (
+            {"HyperParameters": {"sagemaker_distribution_instance_groups": '["a", "b"]'}},
+            "one distribution",
+        ),
+    ],
+)
+def test_a_request_that_none_of_our_code_may_make_is_refused(
+    changes: dict[str, Json], words: str
+) -> None:
+    broken(homogeneous() | changes, words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"AlgorithmName": "mine"}, "one image"),
+        (
+            {"TrainingImageConfig": {"TrainingRepositoryAccessMode": "Vpc"}},
+            "private registry is reached through a VPC",
+        ),
+    ],
+)
+def test_a_container_that_none_of_our_code_may_make_is_refused(
+    changes: dict[str, Json], words: str
+) -> None:
+    body = homogeneous()
+    body["AlgorithmSpecification"] |= changes  # type: ignore[operator]
+    broken(body, words)
 
 
 def test_a_command_that_is_too_long_belongs_in_a_script() -> None:
@@ -281,14 +323,14 @@ def test_a_command_that_is_too_long_belongs_in_a_script() -> None:
 
 def test_one_distribution_on_a_known_group_is_accepted() -> None:
     named = {"HyperParameters": {"sagemaker_distribution_instance_groups": '["dnn"]'}}
-    check_body(hetero() | named)
+    check_request(hetero() | named)
 
 
 def test_what_botocore_refuses_is_refused_with_all_of_its_words() -> None:
     body = hetero() | {"TrainingJobNme": "x", "Environment": {"A": 3}}
     del body["RoleArn"]
     with pytest.raises(UsageError) as caught:
-        check_body(body)
+        check_request(body)
     for word in ("RoleArn", "TrainingJobNme", "Environment.A"):
         assert word in caught.value.what
 
@@ -303,7 +345,7 @@ def test_all_problems_of_a_request_can_be_listed() -> None:
 @pytest.mark.parametrize("garbage", [{}, {"ResourceConfig": 3}, {"InputDataConfig": [None]}])
 def test_a_request_of_any_shape_gets_an_answer(garbage: dict[str, Json]) -> None:
     with pytest.raises(UsageError):
-        check_body(garbage)
+        check_request(garbage)
 
 
 # Limits come from the model.
@@ -440,7 +482,7 @@ def test_types_with_disks_of_their_own_need_no_volume(kind: str) -> None:
 def test_other_types_need_a_volume(kind: str) -> None:
     body = plan_body(job(group("dnn", kind)))
     del body["ResourceConfig"]["VolumeSizeInGB"]  # type: ignore[union-attr,arg-type]
-    refused(body, "the volume's size is missing")
+    broken(body, "the volume's size is missing")
 
 
 # Whatever the job: it is refused in words, or botocore would send its request.
@@ -513,8 +555,7 @@ def test_a_job_is_refused_in_words_or_its_request_is_one_that_the_model_allows(
         event("refused")
         return
     event("planned")
-    assert botocore_accepts(body)
-    assert not list(problems(body))
+    assert not list(rule_problems(body))
 
 
 simple_channels = st.dictionaries(
@@ -547,8 +588,8 @@ def test_every_planned_channel_names_groups_or_none_does(
 
 
 def test_the_golden_requests_break_no_rule() -> None:
-    assert not list(problems(plan_body(full_job())))
-    assert not list(problems(hetero()))
+    assert not list(rule_problems(plan_body(full_job())))
+    assert not list(rule_problems(hetero()))
     folder = Path(__file__).parents[1] / "contract" / "sagemaker_requests"
     for path in folder.glob("*.json"):
-        check_body(json.loads(path.read_text(encoding="utf-8"))["CreateTrainingJob"])
+        check_request(json.loads(path.read_text(encoding="utf-8"))["CreateTrainingJob"])

@@ -19,10 +19,6 @@ def instance_types(body: Body) -> list[tuple[str, str]]:
         (f"group {text(group, 'InstanceGroupName')}", text(group, "InstanceType"))
         for group in groups_of(body)
     ]
-    found += [
-        ("InstancePreferences", text(item, "InstanceType"))
-        for item in mappings(resources.get("InstancePreferences"))
-    ]
     if "InstanceType" in resources:
         found.append(("ResourceConfig", text(resources, "InstanceType")))
     return found
@@ -36,12 +32,6 @@ def channels_of(body: Body) -> list[tuple[str, Body]]:
 def s3_source(channel: Body) -> Body:
     """Returns the S3 source of a channel."""
     return mapping(mapping(channel.get("DataSource")).get("S3DataSource"))
-
-
-def named_groups(channel: Body) -> list[str]:
-    """Returns the instance groups that a channel names."""
-    named = s3_source(channel).get("InstanceGroupNames")
-    return [str(name) for name in named] if isinstance(named, list | tuple) else []
 
 
 def mode_of(body: Body, channel: Body) -> str:

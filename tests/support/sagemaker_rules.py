@@ -1,0 +1,149 @@
+"""SageMaker's rules on a whole CreateTrainingJob request, whoever wrote it.
+
+What users write is checked by `stoker.platforms.sagemaker.checks`, in each run; what stoker's own
+code alone can get wrong, or SageMaker's SDK, is checked here.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from botocore.loaders import Loader
+from botocore.model import ServiceModel
+from botocore.validate import ParamValidator
+
+from stoker.errors import UsageError
+from stoker.platforms.sagemaker.checks import OWN_DISKS, problems
+from stoker.platforms.sagemaker.reading import (
+    Body,
+    channels_of,
+    groups_of,
+    instance_types,
+    mapping,
+    mappings,
+    mode_of,
+    s3_source,
+    text,
+)
+
+MODEL = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
+SHAPE = MODEL.operation_model("CreateTrainingJob").input_shape
+
+
+def rule_problems(body: Body) -> Iterator[UsageError]:
+    """Yields each rule that the request breaks; if types are wrong or parts missing, only those."""
+    refused = ParamValidator().validate(body, SHAPE).generate_report()
+    if refused:
+        yield UsageError(f"the request is not as the API's model says: {refused}")
+        return
+    for rule in _RULES:
+        yield from rule(body)
+    yield from problems(body)
+
+
+def check_request(body: Body) -> None:
+    """Raises the first of `rule_problems`."""
+    for problem in rule_problems(body):
+        raise problem
+
+
+def _host_rules(body: Body) -> Iterator[UsageError]:
+    resources = mapping(body.get("ResourceConfig"))
+    groups = groups_of(body)
+    has_hosts = "InstanceType" in resources and resources.get("InstanceCount")
+    if not groups and not has_hosts and "InstancePreferences" not in resources:
+        yield UsageError("the request names no hosts")
+    others = ("InstanceType", "InstanceCount", "InstancePreferences", "InstancePlacementConfig")
+    for other in (key for key in others if groups and key in resources):
+        yield UsageError(f"instance groups and {other} exclude each other")
+    if body.get("EnableManagedSpotTraining") and "InstancePreferences" in resources:
+        yield UsageError("InstancePreferences and managed spot exclude each other")
+    for group in groups:
+        if not group.get("InstanceCount"):
+            where = f"group {text(group, 'InstanceGroupName')}"
+            yield UsageError("a group without hosts", where=where)
+    for where, name in instance_types(body):
+        if not OWN_DISKS.match(name) and not resources.get("VolumeSizeInGB"):
+            words = f"{name} has no disks of its own: the volume's size is missing"
+            yield UsageError(words, where=where)
+
+
+def named_groups(channel: Body) -> list[str]:
+    """Returns the instance groups that a channel names."""
+    named = s3_source(channel).get("InstanceGroupNames")
+    return [str(name) for name in named] if isinstance(named, list | tuple) else []
+
+
+def _channel_rules(body: Body) -> Iterator[UsageError]:
+    channels = channels_of(body)
+    known = [text(group, "InstanceGroupName") for group in groups_of(body)]
+    with_groups = [name for name, channel in channels if named_groups(channel)]
+    yield from _repeated([name for name, _ in channels], "channels")
+    for name, channel in channels:
+        where, mode, source = f"channel {name}", mode_of(body, channel), s3_source(channel)
+        for unknown in (group for group in named_groups(channel) if group not in known):
+            yield UsageError(f"there is no instance group {unknown}", where=where)
+        if with_groups and not named_groups(channel):
+            yield UsageError(
+                f"channel {name} names no instance groups, but {with_groups[0]} does: "
+                "one channel with groups means all channels with groups",
+                where=where,
+            )
+        if len(mapping(channel.get("DataSource"))) != 1:
+            yield UsageError("a channel has one source", where=where)
+        uri = source.get("S3Uri")
+        if isinstance(uri, str) and not uri.startswith("s3://"):
+            yield UsageError(f"{uri} is no s3:// address", where=where)
+        compression = channel.get("CompressionType", "None")
+        if compression != "None" and mode != "Pipe":
+            yield UsageError(f"{compression} is for mode Pipe only, not for {mode}", where=where)
+        if "FileSystemDataSource" in mapping(channel.get("DataSource")):
+            if mode != "File":
+                yield UsageError(f"a file system is read in mode File, not {mode}", where=where)
+            if not body.get("VpcConfig"):
+                yield UsageError("a file system is reached through a VPC only", where=where)
+
+
+def _image_rules(body: Body) -> Iterator[UsageError]:
+    algorithm = mapping(body.get("AlgorithmSpecification"))
+    if ("TrainingImage" in algorithm) == ("AlgorithmName" in algorithm):
+        yield UsageError("a job runs one image: TrainingImage, or AlgorithmName")
+    image = mapping(algorithm.get("TrainingImageConfig"))
+    if image.get("TrainingRepositoryAccessMode") == "Vpc" and not body.get("VpcConfig"):
+        yield UsageError("an image in a private registry is reached through a VPC only")
+
+
+def _distribution_rules(body: Body) -> Iterator[UsageError]:
+    """Checks the distribution that the SDK's estimators write; our own jobs have no such key."""
+    named_text = mapping(body.get("HyperParameters")).get("sagemaker_distribution_instance_groups")
+    if named_text is None:
+        return
+    try:
+        named = json.loads(str(named_text))
+    except ValueError:
+        named = None
+    known = [text(group, "InstanceGroupName") for group in groups_of(body)]
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in known:
+        yield UsageError(
+            f"a job has one distribution, on one of its groups, found {named_text}",
+            where="HyperParameters.sagemaker_distribution_instance_groups",
+        )
+
+
+def _tag_rules(body: Body) -> Iterator[UsageError]:
+    yield from _repeated([text(tag, "Key") for tag in mappings(body.get("Tags"))], "tags")
+
+
+def _repeated(names: list[str], what: str) -> Iterator[UsageError]:
+    for name, count in Counter(names).items():
+        if count > 1:
+            yield UsageError(f"{count} {what} are called {name}")
+
+
+_RULES: tuple[Callable[[Body], Iterator[UsageError]], ...] = (
+    _host_rules,
+    _channel_rules,
+    _image_rules,
+    _distribution_rules,
+    _tag_rules,
+)
