@@ -905,7 +905,7 @@ def test_without_the_right_to_events_a_run_is_followed(
     followed = follow(platform.submit(plan(platform, job)))
     trained(api, followed, lines=[])
     assert followed.ended().status == "succeeded"
-    assert "events are not told" in followed.status
+    assert "events cannot be read" in followed.status
 
 
 def test_a_cluster_without_jobset_says_what_to_install(

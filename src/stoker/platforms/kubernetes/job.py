@@ -3,7 +3,6 @@
 import contextlib
 import queue
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -11,6 +10,7 @@ from typing import Literal
 from stoker.errors import PlatformError, StokerError
 from stoker.logs import Log, now_utc
 from stoker.platforms.base import JobEnd, LogLine, leader_record
+from stoker.platforms.follow import FollowedRun
 from stoker.platforms.kubernetes.access import explained_denial
 from stoker.platforms.kubernetes.api import EVENTS, OF_KIND, PODS, ApiError, ClusterApi, Resource
 from stoker.platforms.kubernetes.objects import JOBSET_LABEL, Layout
@@ -45,7 +45,7 @@ from stoker.platforms.kubernetes.watch import (
     ObjectWatch,
     PodLog,
 )
-from stoker.platforms.logs import LogFiles, OutputParts
+from stoker.platforms.logs import OutputParts
 from stoker.records import Event, Training
 
 # Beyond it those who read logs wait, and so does the cluster.
@@ -490,8 +490,8 @@ STOP_SECONDS = 60.0
 LAST_LINES_SECONDS = 10.0
 
 
-class KubernetesRun:
-    """A submitted job.
+class KubernetesRun(FollowedRun):
+    """A submitted job, of which the cluster tells what becomes of it.
 
     Args:
         cluster: That runs it.
@@ -503,14 +503,17 @@ class KubernetesRun:
         self, cluster: ClusterApi, *, request: KubernetesRequest, started: StartedObjects
     ) -> None:
         layout = request.layout
-        self.name = request.name
+        super().__init__(
+            request.name,
+            run=request.job.name,
+            service=SERVICE,
+            log_folder=layout.job.run_dir / "logs",
+        )
         self.is_adopted = started.is_adopted
         self._cluster = cluster
         self._layout = layout
         self._uid = started.uid
         self._resource = OF_KIND[text(request.main, "kind")]
-        self._log = Log(run=request.job.name, host=SERVICE)
-        self._files = LogFiles(layout.job.run_dir / "logs")
         self._output = OutputParts()
         self._picture = RunPicture(
             layout,
@@ -525,7 +528,6 @@ class KubernetesRun:
             name=self.name,
             containers={group.group.name: group.job for group in layout.groups},
         )
-        self._queue: deque[LogLine] = deque()
         self._disturbed: set[str] = set()
         self._is_stopped = threading.Event()
         # Nothing more comes but what has been read.
@@ -533,49 +535,11 @@ class KubernetesRun:
         self._looked_at = float("-inf")
         self._ended_at: float | None = None
         self._read_at: float | None = None
-        self._is_drained = False
-        self._end: JobEnd | None = None
 
     @property
     def events(self) -> tuple[Event, ...]:
         """Returns what happened so far that only the cluster sees."""
         return tuple(self._picture.events)
-
-    def lines(self) -> Iterator[LogLine]:
-        """Yields log lines of all hosts and what becomes of them, until the job has ended.
-
-        Raises:
-            PlatformError: If the hosts will never run (no such image, say), a right is missing, or
-                the cluster does not answer for UNREACHABLE_SECONDS.
-        """
-        self._following.begin()
-        while True:
-            while self._queue:
-                yield self._queue.popleft()
-            if self._is_drained:
-                return
-            self._look()
-
-    def wait(self) -> JobEnd:
-        """Blocks until the job has ended; writes its records to the run's folder.
-
-        Raises:
-            PlatformError: As `lines`.
-        """
-        for _ in self.lines():
-            pass
-        if self._end is None:
-            state = self._picture.state
-            self._end = conclude(
-                state if state and state.has_ended else None,
-                is_stopped=self._is_stopped.is_set(),
-                layout=self._layout,
-                pods=self._picture.all_pods,
-                output=self._output,
-                events=self.events,
-                log=self._log,
-            )
-        return self._end
 
     def stop(self) -> None:
         """Deletes the job unless it has ended, and blocks until its pods are gone.
@@ -604,7 +568,22 @@ class KubernetesRun:
 
     def _close(self) -> None:
         self._following.close()
-        self._files.close()
+        self._close_files()
+
+    def _begin(self) -> None:
+        self._following.begin()
+
+    def _conclude(self) -> JobEnd:
+        state = self._picture.state
+        return conclude(
+            state if state and state.has_ended else None,
+            is_stopped=self._is_stopped.is_set(),
+            layout=self._layout,
+            pods=self._picture.all_pods,
+            output=self._output,
+            events=self.events,
+            log=self._log,
+        )
 
     def _look(self) -> None:
         """Takes one piece of news, or waits for it a while."""
@@ -623,7 +602,7 @@ class KubernetesRun:
                     raise explained_denial(
                         error, self._layout.settings, namespace=self._cluster.namespace
                     )
-                self._say(f"events are not told: {error.what}")
+                self._say(f"events cannot be read: {error.what}")
             case Disturbed(resource, error):
                 if resource.plural not in self._disturbed:
                     self._disturbed.add(resource.plural)
@@ -677,10 +656,3 @@ class KubernetesRun:
                 self._say(words)
         for pod in self._picture.changed_pods():
             self._following.follow(pod)
-
-    def _say(self, words: str) -> None:
-        self._emit(LogLine(group=SERVICE, host="status", text=words))
-
-    def _emit(self, line: LogLine) -> None:
-        self._files.write(line)
-        self._queue.append(line)

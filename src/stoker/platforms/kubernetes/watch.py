@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from json import JSONDecodeError, loads
 
+from stoker.platforms.follow import UNREACHABLE_SECONDS
 from stoker.platforms.kubernetes.api import (
     PODS,
     Action,
@@ -122,8 +123,6 @@ SILENT_SECONDS = WATCH_SECONDS + 15.0
 # Between attempts, doubling, back to the first with the first thing that comes.
 MIN_DELAY_SECONDS = 0.2
 MAX_DELAY_SECONDS = 15.0
-# A cluster may be out of reach for so long: control planes are upgraded while jobs run.
-UNREACHABLE_SECONDS = 900.0
 
 _TOO_OLD = 410
 

@@ -4,8 +4,7 @@ import contextlib
 import io
 import tarfile
 import zlib
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal
@@ -14,7 +13,7 @@ from stoker.errors import PlatformError, StokerError
 from stoker.logs import Log, now_utc
 from stoker.platforms.aws import Aws, AwsError, split_uri
 from stoker.platforms.base import JobEnd, LogLine, leader_record
-from stoker.platforms.logs import LogFiles
+from stoker.platforms.follow import UNREACHABLE_SECONDS, FollowedRun
 from stoker.platforms.sagemaker.logs import JobLogs, Labels
 from stoker.platforms.sagemaker.start import await_found, delete_token, stop_job
 from stoker.platforms.sagemaker.state import (
@@ -216,16 +215,14 @@ INTERVAL_GROWTH = 1.4
 # nothing came for a while, and no longer than that.
 QUIET_SECONDS = 6.0
 DRAIN_SECONDS = 60.0
-# The service may be out of reach for so long (each call is tried for minutes by itself).
-UNREACHABLE_SECONDS = 900.0
 # SIGTERM, 120 s of grace, and the service's own time for it.
 STOP_SECONDS = 240.0
 # Who speaks where it is not a host.
 SERVICE = "sagemaker"
 
 
-class SageMakerRun:
-    """A submitted job. Nothing runs here but what `lines`, `wait` and `stop` do.
+class SageMakerRun(FollowedRun):
+    """A submitted job, which the service is asked about.
 
     Args:
         aws: The account.
@@ -248,27 +245,24 @@ class SageMakerRun:
         next_best: str = "",
         asked_name: str = "",
     ) -> None:
-        self.name = name
+        super().__init__(
+            name, run=name, service=SERVICE, log_folder=run_dir / "logs" if run_dir else None
+        )
         self._asked_name = asked_name
         self._aws = aws
         self._groups = tuple(groups)
         self._run_dir = run_dir
         self._token_uri = token_uri
         self._next_best = next_best
-        self._log = Log(run=name, host=SERVICE)
         self._logs: JobLogs | None = JobLogs(
             aws, job_name=name, num_hosts=sum(group.count for group in groups) or None
         )
         self._labels = Labels([group.name for group in groups])
-        self._files = LogFiles(run_dir / "logs") if run_dir else None
-        self._queue: deque[LogLine] = deque()
         self._state: TrainingJobState | None = None
         self._told: dict[tuple[str, str], Transition] = {}
         self._interval = 0.0
         self._reached_at = aws.clock()
         self._drain: _Drain | None = None
-        self._is_drained = False
-        self._end: JobEnd | None = None
 
     @property
     def roster(self) -> Mapping[str, str]:
@@ -284,44 +278,6 @@ class SageMakerRun:
     def events(self) -> tuple[Event, ...]:
         """Returns the states that the job went through, with their reasons."""
         return tuple(transition.event for transition in self._told.values())
-
-    def lines(self) -> Iterator[LogLine]:
-        """Yields log lines of all hosts and the job's states as they come, until the job has ended.
-
-        Raises:
-            PlatformError: If the job is not to be found, or the service refuses or does not answer.
-        """
-        while True:
-            while self._queue:
-                yield self._queue.popleft()
-            if self._is_drained:
-                return
-            if self._interval:
-                self._aws.sleep(self._interval)
-            self._look()
-
-    def wait(self) -> JobEnd:
-        """Blocks until the job has ended; unpacks its records to the run's folder.
-
-        Raises:
-            PlatformError: If the job got no hosts, or the service refuses or does not answer.
-        """
-        for _ in self.lines():
-            pass
-        if self._end is None:
-            assert self._state is not None
-            self._delete_token()
-            self._end = conclude(
-                self._aws,
-                self._state,
-                groups=self._groups,
-                run_dir=self._run_dir,
-                asked_name=self._asked_name,
-                events=self.events,
-                next_best=self._next_best,
-                log=self._log,
-            )
-        return self._end
 
     def stop(self) -> None:
         """Stops the job unless it has ended, and blocks until it has, STOP_SECONDS at most.
@@ -339,8 +295,7 @@ class SageMakerRun:
             self._delete_token()
         with contextlib.suppress(StokerError):
             self._await_end()
-        if self._files:
-            self._files.close()
+        self._close_files()
 
     def utilisation(self, sizes: Mapping[str, tuple[int, int]]) -> tuple[GroupLoad, ...]:
         """Returns how busy each group's hosts were in the training so far; () before it began.
@@ -374,6 +329,20 @@ class SageMakerRun:
         except StokerError as err:
             return [f"utilisation cannot be read: {err.what}"]
 
+    def _conclude(self) -> JobEnd:
+        assert self._state is not None
+        self._delete_token()
+        return conclude(
+            self._aws,
+            self._state,
+            groups=self._groups,
+            run_dir=self._run_dir,
+            asked_name=self._asked_name,
+            events=self.events,
+            next_best=self._next_best,
+            log=self._log,
+        )
+
     def _await_end(self) -> None:
         deadline = self._aws.clock() + STOP_SECONDS
         while self._state is None or not self._state.is_final:
@@ -387,7 +356,9 @@ class SageMakerRun:
             self._aws.sleep(MIN_INTERVAL_SECONDS)
 
     def _look(self) -> None:
-        """Asks once for the job's state and its new lines."""
+        """Asks once for the job's state and its new lines, some time after the last look."""
+        if self._interval:
+            self._aws.sleep(self._interval)
         has_news = self._look_at_state()
         has_new_lines = self._look_at_logs()
         is_behind = self._logs is not None and self._logs.is_behind
@@ -395,10 +366,9 @@ class SageMakerRun:
             now = self._aws.clock()
             self._drain = self._drain or _Drain(now)
             if self._drain.is_over(now, has_new=has_new_lines or is_behind):
-                self._emit(list(self._labels.flush()))
+                self._emit_all(self._labels.flush())
                 self._is_drained = True
-                if self._files:
-                    self._files.close()
+                self._close_files()
             self._interval = MIN_INTERVAL_SECONDS
         elif has_news or not self._interval:
             self._interval = MIN_INTERVAL_SECONDS
@@ -416,7 +386,7 @@ class SageMakerRun:
             is_lost = self._aws.clock() >= self._reached_at + UNREACHABLE_SECONDS
             if not err.is_unreachable or is_lost:
                 raise
-            self._emit([self._said(f"{err.what}; asking again")])
+            self._say(f"{err.what}; asking again")
             return False
         self._reached_at = self._aws.clock()
         return self._take(job_state(answer))
@@ -427,9 +397,9 @@ class SageMakerRun:
         told = [item for item in state.transitions if self._told.get(_key(item)) != item]
         for transition in told:
             self._told[_key(transition)] = transition
-        self._emit([self._said(transition.words) for transition in told])
+            self._say(transition.words)
         if state.is_final and state.reason:
-            self._emit([self._said(f"{state.status}: {state.reason}")])
+            self._say(f"{state.status}: {state.reason}")
         return bool(told)
 
     def _look_at_logs(self) -> bool:
@@ -444,19 +414,14 @@ class SageMakerRun:
                 # A training is worth more than its log: it goes on, and this is said.
                 self._logs = None
                 self._log.event("logs_not_readable", why=err.what)
-                self._emit([self._said(f"the log cannot be read: {err.what}")])
+                self._say(f"the log cannot be read: {err.what}")
             return False
-        self._emit(list(self._labels.label(entries, now=now)))
+        self._emit_all(self._labels.label(entries, now=now))
         return bool(entries)
 
-    def _said(self, text: str) -> LogLine:
-        return LogLine(group=SERVICE, host="status", text=text)
-
-    def _emit(self, lines: Sequence[LogLine]) -> None:
+    def _emit_all(self, lines: Iterable[LogLine]) -> None:
         for line in lines:
-            if self._files:
-                self._files.write(line)
-            self._queue.append(line)
+            self._emit(line)
 
     def _delete_token(self) -> None:
         if self._token_uri:
