@@ -99,7 +99,7 @@ def test_a_step_that_moves_into_a_condition_is_told() -> None:
     arguments["ElseSteps"] = [late]
     lines = differences(moved, outer)
     place = lines.index("~ step Late")
-    assert lines[place + 1 :] == ('  - stands in = "the pipeline"', '  + stands in = "Gate"')
+    assert lines[place + 1 :] == ('  - within = "the pipeline"', '  + within = "Gate"')
 
 
 def test_true_and_one_are_two_values() -> None:

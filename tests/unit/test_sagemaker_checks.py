@@ -399,7 +399,7 @@ def test_tags_may_have_letters_of_any_script(text: str, is_allowed: bool) -> Non
         (job(sagemaker=None), "no settings for SageMaker"),
         (job(image=None), "names no image"),
         (job(command=()), "no command"),
-        (job(sagemaker=settings(entrypoint=("stoker", "launch"))), "behind --"),
+        (job(sagemaker=settings(entrypoint=("stoker", "launch"))), "must end with --"),
         (job(DATA, DNN), "exactly one dnn group, and it comes first"),
         (job(DNN, group("dnn", name="more")), "exactly one dnn group"),
         (job(DNN, *(group("data", name=f"data-{i}") for i in range(5))), "at most 5 instance"),

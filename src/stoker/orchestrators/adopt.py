@@ -232,7 +232,7 @@ def _lines(entry: YamlEntry, indent: int) -> list[str]:
         return [f"{margin}{entry.key}:", render(entry.children, indent=indent + 2)]
     value = _plain(entry.value)
     is_flat = isinstance(value, list) and not any(isinstance(i, list | dict) for i in value)
-    # A list of words stands on the key's line, all else under it.
+    # A list of words is on the key's line, all else below it.
     text = yaml.safe_dump(
         value if is_flat else {entry.key: value},
         sort_keys=False,
@@ -382,7 +382,7 @@ def _dnn(job: JobAnswer, groups: tuple[GroupPart, ...], catalog: Catalog) -> tup
     if len(fast) == 1:
         return fast[0], "it alone has accelerators"
     guess = (fast or list(groups))[0]
-    return guess, "a guess, for nothing tells the groups apart; put the one that trains"
+    return guess, "a guess: nothing says which group trains; name the right one"
 
 
 def _accelerators(group: GroupPart, catalog: Catalog) -> int:
@@ -960,7 +960,7 @@ def _hyperparameter_entries(job: JobAnswer) -> list[YamlEntry]:
     hidden = sorted(name for name in job.hyper_parameters if name.startswith("sagemaker_"))
     notes = [f"Left out, for they are the toolkit's own: {', '.join(hidden)}."] if hidden else []
     if values:
-        return [YamlEntry("hyperparameters", values, ("Put behind the command.", *notes))]
+        return [YamlEntry("hyperparameters", values, ("Added after the command.", *notes))]
     return [YamlEntry("", None, tuple(notes))] if notes else []
 
 

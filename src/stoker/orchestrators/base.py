@@ -4,14 +4,14 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
 
 from stoker.errors import UsageError
-from stoker.parameters import Parameter
+from stoker.parameters import Kind, Parameter
 from stoker.platforms.base import LogLine
 from stoker.platforms.packing import pack
 from stoker.records import SageMakerSettings, Workload, to_document, to_json
@@ -298,6 +298,52 @@ class Orchestrator(Protocol):
             PlatformError: If it does not stop in time.
         """
         ...
+
+
+def utc_now() -> datetime:
+    """Returns the time in UTC, to the second."""
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def schedule_name(workload: Workload, name: str | None) -> str:
+    """Returns the full name of a schedule, from what the user calls it; absent: the only one."""
+    base = f"stoker-{workload.name}"
+    if name is None or name in (base, workload.name):
+        return base
+    return name if name.startswith(f"{base}-") else f"{base}-{name}"
+
+
+def fixed(name: str, kind: Kind, text: str, default: str | int) -> Parameter:
+    """Returns a parameter of a pipeline that is no key of the workload."""
+    return Parameter(
+        name=name,
+        kind=kind,
+        text=text,
+        default=lambda workload: default,
+        overrides=lambda value: (),
+    )
+
+
+def check_complete(workload: Workload, *, image: str, instance_type: str) -> None:
+    """Refuses a workload without an image or a cluster.
+
+    Args:
+        image: An example, for the error.
+        instance_type: An example, for the error.
+
+    Raises:
+        UsageError: Naming the key that is missing.
+    """
+    for key, found, example in (
+        ("image", workload.image, f"image: {image}"),
+        ("cluster", workload.cluster, f"cluster: {{dnn: {{instance_type: {instance_type}}}}}"),
+    ):
+        if found is None:
+            raise UsageError(
+                f"the pipeline needs the workload's {key}",
+                where=f"workload {workload.name}, key {key}",
+                fix=f"add {example}",
+            )
 
 
 CODE = "code.tar.gz"

@@ -55,22 +55,24 @@ def _parts(definition: Json) -> Iterator[tuple[str, Mapping[str, Json]]]:
 
 def _steps(steps: Json, around: str) -> Iterator[tuple[str, Mapping[str, Json]]]:
     for step in _mappings(steps):
-        own, inside = step.get("Arguments"), ()
+        own = step.get("Arguments")
+        inside: dict[str, Json] = {}
         if isinstance(own, Mapping):
-            inside = tuple(own[key] for key in _BRANCHES if key in own)
+            inside = {key: own[key] for key in _BRANCHES if key in own}
+            # Of the steps inside it a step has the names; what changes in them is theirs.
             names = {
-                key: [item.get("Name") for item in _mappings(own[key])]
-                for key in _BRANCHES
-                if key in own
+                key: [item.get("Name") for item in _mappings(branch)]
+                for key, branch in inside.items()
             }
             own = {**own, **names}
-        yield f"step {step.get('Name')}", {**step, "Arguments": own, "stands in": around}
-        for branch in inside:
+        yield f"step {step.get('Name')}", {**step, "Arguments": own, "within": around}
+        for branch in inside.values():
             yield from _steps(branch, str(step.get("Name")))
 
 
 def _title(name: str, part: Mapping[str, Json]) -> str:
-    about = part.get("DefaultValue", part.get("Type"))
+    default = part.get("DefaultValue")
+    about = part.get("Type") if default is None else default
     return f"{name}: {_shorten(about if isinstance(about, str) else _text(about))}"
 
 

@@ -83,7 +83,7 @@ def _imported(name: str, *, target: str) -> ModuleType:
         raise
     except SyntaxError as err:
         raise UsageError(
-            f"not Python: {err.msg}", where=f"{err.filename}:{err.lineno}", fix="mend the file"
+            f"not Python: {err.msg}", where=f"{err.filename}:{err.lineno}", fix="correct the file"
         ) from err
 
 

@@ -251,7 +251,7 @@ def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, k
         raise UsageError("no command to run", where=f"job {job.name}, key command")
     if entrypoint[-1] != "--":
         raise UsageError(
-            "the command follows the entry point behind --: " + " ".join(entrypoint),
+            "the entry point must end with --, which the command follows: " + " ".join(entrypoint),
             where=f"key {key}.entrypoint",
             fix="let its last word be --",
         )

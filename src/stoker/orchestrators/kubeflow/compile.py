@@ -12,9 +12,10 @@ import yaml
 
 from stoker.catalog import with_pools
 from stoker.errors import UsageError
+from stoker.orchestrators.base import check_complete, fixed
 from stoker.orchestrators.project import project_pipeline
 from stoker.orchestrators.sagemaker.compile import Compiled
-from stoker.parameters import Kind, Parameter, parameters_of
+from stoker.parameters import Parameter, parameters_of
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.objects import PodGroup, claim_of, lay_out
 from stoker.platforms.local import CLAIMS_FOLDER
@@ -109,16 +110,7 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
     Raises:
         UsageError: If the workload lacks what the pipeline needs.
     """
-    for key, found, example in (
-        ("image", workload.image, "image: REGISTRY/stoker:TAG"),
-        ("cluster", workload.cluster, "cluster: {dnn: {instance_type: g5.xlarge}}"),
-    ):
-        if found is None:
-            raise UsageError(
-                f"the pipeline needs the workload's {key}",
-                where=f"workload {workload.name}, key {key}",
-                fix=f"add {example}",
-            )
+    check_complete(workload, image="REGISTRY/stoker:TAG", instance_type="g5.xlarge")
     settings = workload.kubernetes or KubernetesSettings()
     # The compiling user's own connections are none of a pod's.
     inside = msgspec.structs.replace(settings, kubeflow=None, context=None)
@@ -143,16 +135,16 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
 def kubeflow_parameters(workload: Workload, *, pod: StepPod | None) -> tuple[Parameter, ...]:
     """Returns the pipeline's parameters; those of GPUs and nodes only where there are such."""
     known = [p for p in parameters_of(workload) if p.name not in _NOT_HERE]
-    mine = [_fixed("workload", "string", "The workload, as JSON.", workload_text(workload))]
+    mine = [fixed("workload", "string", "The workload, as JSON.", workload_text(workload))]
     if pod and pod.group.gpus:
         mine += [
-            _fixed("gpu_type", "string", "What the cluster calls its GPUs.", _gpu_type(workload)),
-            _fixed("gpu_count", "integer", "GPUs of the steps that train.", pod.group.gpus),
+            fixed("gpu_type", "string", "What the cluster calls its GPUs.", _gpu_type(workload)),
+            fixed("gpu_count", "integer", "GPUs of the steps that train.", pod.group.gpus),
         ]
     if pod:
         labels = json.dumps(dict(pod.group.node_selector), sort_keys=True)
         text = "Labels of the nodes of instance_type, on which profile and small trainings run."
-        mine += [_fixed("node_selector", "object", text, labels)]
+        mine += [fixed("node_selector", "object", text, labels)]
     return (*mine[:1], *known, *mine[1:])
 
 
@@ -183,16 +175,6 @@ def _step_pod(workload: Workload) -> StepPod:
 
 def _gpu_type(workload: Workload) -> str:
     return (workload.kubernetes or KubernetesSettings()).gpu_resource
-
-
-def _fixed(name: str, kind: Kind, text: str, default: str | int) -> Parameter:
-    return Parameter(
-        name=name,
-        kind=kind,
-        text=text,
-        default=lambda workload: default,
-        overrides=lambda value: (),
-    )
 
 
 Document = Mapping[str, Json]

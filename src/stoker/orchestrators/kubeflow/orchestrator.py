@@ -1,7 +1,7 @@
 """The orchestrator kubeflow has its verbs over one installation of Kubeflow Pipelines."""
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 from stoker.orchestrators.base import (
     Pipeline,
@@ -12,6 +12,7 @@ from stoker.orchestrators.base import (
     Timing,
     Uploaded,
     UploadPlan,
+    utc_now,
 )
 from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowConnection
 from stoker.orchestrators.kubeflow.pipelines import plan_upload, send_upload
@@ -27,10 +28,6 @@ from stoker.orchestrators.kubeflow.runs import (
 from stoker.orchestrators.kubeflow.schedules import add_schedule, delete_schedule, list_schedules
 from stoker.platforms.base import LogLine
 from stoker.records import Workload
-
-
-def _now() -> datetime:
-    return datetime.now(UTC).replace(microsecond=0)
 
 
 class KubeflowOrchestrator:
@@ -51,7 +48,7 @@ class KubeflowOrchestrator:
         *,
         options: RunOptions | None = None,
         kubeflow: Kubeflow | None = None,
-        now: Callable[[], datetime] = _now,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._kubeflow = kubeflow or Kubeflow(connection)
         self._options = options or RunOptions()

@@ -652,7 +652,7 @@ def _lines(cluster: ClusterApi, pod: _Pod) -> Iterator[LogLine]:
         stream.release()
 
 
-# A pod has its grace period, and the exit handler runs behind it.
+# A pod has its grace period, and the exit handler runs after it.
 STOP_SECONDS = 600.0
 POLL_SECONDS = 3.0
 # Refusals of a run that ended while it was asked to stop.

@@ -8,7 +8,7 @@ from functools import partial
 from zoneinfo import ZoneInfo
 
 from stoker.errors import UsageError
-from stoker.orchestrators.base import Action, Schedule, Timing
+from stoker.orchestrators.base import Action, Schedule, Timing, schedule_name
 from stoker.orchestrators.cron import DAYS, MONTHS, CronField, cron_error, next_time
 from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowError
 from stoker.orchestrators.kubeflow.compile import mapping
@@ -119,7 +119,6 @@ def _unix_weekday(text: str, *, expression: str) -> str:
 
 
 MAX_CONCURRENCY = 10
-_PREFIX = "stoker-"
 _EVERY_SCHEDULE = "every "
 # Of a recurring run: what makes it the one that is asked for.
 _OURS = ("pipeline_version_reference", "service_account", "experiment_id")
@@ -157,7 +156,7 @@ def add_schedule(
     pipeline = uploaded_pipeline(kubeflow, workload.name)
     version = version_named(kubeflow, pipeline, options.version)
     values = checked_parameters(version, workload, parameters)
-    full_name = _full_name(workload, name)
+    full_name = schedule_name(workload, name)
     reference: dict[str, Json] = {"pipeline_id": pipeline.id}
     if options.version not in (None, "latest"):
         # Without it the service takes the latest version at each start; kfp's client would not.
@@ -202,7 +201,7 @@ def delete_schedule(kubeflow: Kubeflow, workload: Workload, *, name: str) -> str
     """
     pipeline = uploaded_pipeline(kubeflow, workload.name)
     known = [*_known(kubeflow, pipeline.id)]
-    names = (name, _full_name(workload, name))
+    names = (name, schedule_name(workload, name))
     found = [item for item in known if item.id == name] or [
         item for item in known if item.name in names
     ]
@@ -246,13 +245,6 @@ def _delete(kubeflow: Kubeflow, id: str) -> None:
         # Somebody else was faster.
         if not err.is_missing:
             raise
-
-
-def _full_name(workload: Workload, name: str | None) -> str:
-    base = f"{_PREFIX}{workload.name}"
-    if name is None or name in (base, workload.name):
-        return base
-    return name if name.startswith(f"{base}-") else f"{base}-{name}"
 
 
 def _trigger(timing: Timing) -> Json:

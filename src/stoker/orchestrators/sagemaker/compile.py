@@ -9,9 +9,14 @@ from typing import Literal, get_args
 import msgspec
 
 from stoker.errors import UsageError
-from stoker.orchestrators.base import pack_inputs, sagemaker_of
+from stoker.orchestrators.base import (
+    check_complete,
+    fixed,
+    pack_inputs,
+    sagemaker_of,
+)
 from stoker.orchestrators.project import project_pipeline
-from stoker.parameters import Kind, Parameter, parameters_of
+from stoker.parameters import Parameter, parameters_of
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import Decision, Group, Json, ProfileSettings, Workload, nearest
@@ -151,16 +156,11 @@ def _check(workload: Workload, *, train_step: str, decision: Decision | None) ->
             where="--decision",
             fix="leave it out, or use --train-step native",
         )
-    for key, found, example in (
-        ("image", workload.image, "image: ACCOUNT.dkr.ecr.REGION.amazonaws.com/stoker:TAG"),
-        ("cluster", workload.cluster, "cluster: {dnn: {instance_type: ml.g5.xlarge}}"),
-    ):
-        if found is None:
-            raise UsageError(
-                f"the pipeline needs the workload's {key}",
-                where=f"workload {workload.name}, key {key}",
-                fix=f"add {example}",
-            )
+    check_complete(
+        workload,
+        image="ACCOUNT.dkr.ecr.REGION.amazonaws.com/stoker:TAG",
+        instance_type="ml.g5.xlarge",
+    )
     if decision and decision.workload_sha256 not in (None, workload.digest()):
         raise UsageError(
             "the decision was made for another workload",
@@ -224,13 +224,13 @@ def _spelt(instance_type: str) -> str:
 def _of_group(group: Group) -> tuple[Parameter, Parameter]:
     name = group.name.replace("-", "_")
     return (
-        _fixed(
+        fixed(
             f"{name}_instance_type",
             "string",
             f"Instance type of the group {group.name} that trains.",
             _spelt(group.instance_type),
         ),
-        _fixed(
+        fixed(
             f"{name}_instance_count", "integer", f"Hosts of the group {group.name}.", group.count
         ),
     )
@@ -239,17 +239,7 @@ def _of_group(group: Group) -> tuple[Parameter, Parameter]:
 def _workers(groups: Sequence[Group]) -> Iterator[Parameter]:
     decided = {g.role: g.workers_per_host for g in groups if g.workers_per_host is not None}
     for role, workers in decided.items():
-        yield _fixed(f"{role}_workers", "integer", f"Data workers of a {role} host.", workers)
-
-
-def _fixed(name: str, kind: Kind, text: str, default: str | int) -> Parameter:
-    return Parameter(
-        name=name,
-        kind=kind,
-        text=text,
-        default=lambda workload: default,
-        overrides=lambda value: (),
-    )
+        yield fixed(f"{role}_workers", "integer", f"Data workers of a {role} host.", workers)
 
 
 def _check_defaults(request: PipelineRequest) -> None:

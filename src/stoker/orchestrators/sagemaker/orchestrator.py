@@ -1,7 +1,7 @@
 """The orchestrator sagemaker has its verbs over one account and region."""
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from stoker.errors import UsageError
@@ -14,6 +14,7 @@ from stoker.orchestrators.base import (
     Timing,
     Uploaded,
     UploadPlan,
+    utc_now,
 )
 from stoker.orchestrators.sagemaker.pipelines import plan_upload, send_upload
 from stoker.orchestrators.sagemaker.runs import (
@@ -28,10 +29,6 @@ from stoker.orchestrators.sagemaker.schedules import add_schedule, delete_schedu
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import LogLine
 from stoker.records import SageMakerSettings, Workload
-
-
-def _now() -> datetime:
-    return datetime.now(UTC).replace(microsecond=0)
 
 
 class SageMakerOrchestrator:
@@ -54,7 +51,7 @@ class SageMakerOrchestrator:
         aws: Aws | None = None,
         region: str | None = None,
         folder: Path | None = None,
-        now: Callable[[], datetime] = _now,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._folder = folder or Path.cwd()
         self._settings = settings

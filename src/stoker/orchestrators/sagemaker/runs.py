@@ -570,7 +570,7 @@ def _job_lines(aws: Aws, label: str, log_group: str, job: str) -> Iterator[LogLi
     yield from labels.flush()
 
 
-# A container has 120 s to end; then come the upload of its output and the steps behind it.
+# A container has 120 s to end; then come the upload of its output and the steps after it.
 STOP_SECONDS = 900.0
 POLL_SECONDS = 5.0
 

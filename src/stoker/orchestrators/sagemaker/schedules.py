@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from stoker.errors import UsageError
-from stoker.orchestrators.base import Action, Schedule, Timing
+from stoker.orchestrators.base import Action, Schedule, Timing, schedule_name
 from stoker.orchestrators.cron import next_run, period
 from stoker.orchestrators.sagemaker.pipelines import (
     SageMakerPipeline,
@@ -127,10 +127,7 @@ def delete_schedule(aws: Aws, workload: Workload, *, name: str) -> str:
 
 
 def _full_name(workload: Workload, name: str | None) -> str:
-    base = f"{_PREFIX}{workload.name}"
-    if name is None or name in (base, workload.name):
-        return base
-    full_name = name if name.startswith(f"{base}-") else f"{base}-{name}"
+    full_name = schedule_name(workload, name)
     if not _NAME.fullmatch(full_name):
         raise UsageError(
             f"schedule {full_name}: a name has 64 letters, digits, -, _ and . at most",

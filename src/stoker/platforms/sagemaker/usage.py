@@ -225,7 +225,7 @@ def _percent(value: float | None) -> str:
     return "  n/a" if value is None else f"{value * 100:3.0f} %"
 
 
-# The roster is among a log's first lines: what stands behind so many reads is not waited for.
+# The roster is among a log's first lines: what comes after so many reads is not waited for.
 MAX_LOG_READS = 3
 _DAY_SECONDS = 86400
 
@@ -451,7 +451,7 @@ def _by_gpus(
     listed = ", ".join(f"{name} ({count} x {kind})" for name, (kind, count) in state.groups.items())
     raise PlatformError(
         f"which of the {len(hosts)} hosts is in which group is not known: {listed}",
-        where=f"the log of {state.name}: no line of stoker's launcher tells it",
+        where=f"the log of {state.name}: no line of stoker's launcher says it",
         fix="give the whole log with --logs FILE, or profile the training: stoker profile",
     )
 
