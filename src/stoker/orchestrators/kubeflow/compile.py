@@ -18,6 +18,7 @@ from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.parameters import Parameter, parameters_of
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.objects import PodGroup, claim_of, lay_out
+from stoker.platforms.kubernetes.reading import mapping
 from stoker.platforms.local import CLAIMS_FOLDER
 from stoker.records import Group, Json, KubernetesSettings, Workload, to_document
 
@@ -251,7 +252,7 @@ def spec_of_answer(answer: Json) -> CompiledSpec | None:
     """Returns the spec as the service shows it, in one document or two; None if it shows none."""
     whole = mapping(answer)
     if "pipeline_spec" in whole:
-        pipeline, platforms = mapping(whole["pipeline_spec"]), mapping(whole.get("platform_spec"))
+        pipeline, platforms = mapping(whole["pipeline_spec"]), mapping(whole, "platform_spec")
     else:
         pipeline, platforms = whole, {}
     return CompiledSpec(pipeline=pipeline, platforms=platforms) if "root" in pipeline else None
@@ -259,20 +260,18 @@ def spec_of_answer(answer: Json) -> CompiledSpec | None:
 
 def inputs_of(spec: CompiledSpec) -> dict[str, Input]:
     """Returns the parameters that a run may set, by name."""
-    found = mapping(
-        mapping(mapping(spec.pipeline.get("root")).get("inputDefinitions")).get("parameters")
-    )
+    found = mapping(spec.pipeline, "root", "inputDefinitions", "parameters")
     return {name: _input(name, mapping(about)) for name, about in found.items()}
 
 
 def tasks_of(spec: CompiledSpec) -> Iterator[CompiledTask]:
     """Yields all tasks, each above those inside it, in the order in which they can run."""
-    yield from _tasks(spec.pipeline, mapping(spec.pipeline.get("root")), "", 0, ())
+    yield from _tasks(spec.pipeline, mapping(spec.pipeline, "root"), "", 0, ())
 
 
 def readable(spec: CompiledSpec) -> Json:
     """Returns the pipeline as `orchestrators.diff` compares it: steps and parameters with names."""
-    executors = mapping(mapping(spec.pipeline.get("deploymentSpec")).get("executors"))
+    executors = mapping(spec.pipeline, "deploymentSpec", "executors")
     of_platform = _platform_executors(spec)
     inside: dict[str, list[Json]] = {}
     for task in reversed(list(tasks_of(spec))):
@@ -283,14 +282,14 @@ def readable(spec: CompiledSpec) -> Json:
             str(name) for name in items(task.document.get("dependentTasks"))
         )
         label = str(task.component.get("executorLabel", ""))
-        arguments |= _container(mapping(executors.get(label)))
-        arguments |= {_spelt(key): value for key, value in mapping(of_platform.get(label)).items()}
+        arguments |= _container(mapping(executors, label))
+        arguments |= {_spelt(key): value for key, value in mapping(of_platform, label).items()}
         if task.name in inside:
             arguments["Steps"] = inside.pop(task.name)
         step: Json = {"Name": task.name, "Type": task.kind, "Arguments": arguments}
         inside.setdefault(task.around, []).insert(0, step)
     parameters = [_readable_input(item) for item in inputs_of(spec).values()]
-    about = mapping(spec.pipeline.get("pipelineInfo")).get("description")
+    about = mapping(spec.pipeline, "pipelineInfo").get("description")
     return _plain(
         {
             "Steps": inside.get("", []),
@@ -298,11 +297,6 @@ def readable(spec: CompiledSpec) -> Json:
             **({"description": about} if about else {}),
         }
     )
-
-
-def mapping(value: Json) -> Document:
-    """Returns the value if it is a mapping, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
 
 
 def items(value: Json) -> Sequence[Json]:
@@ -313,11 +307,11 @@ def items(value: Json) -> Sequence[Json]:
 def _tasks(
     pipeline: Document, component: Document, around: str, depth: int, path: tuple[str, ...]
 ) -> Iterator[CompiledTask]:
-    tasks = mapping(mapping(component.get("dag")).get("tasks"))
+    tasks = mapping(component, "dag", "tasks")
     for name in _in_order(tasks):
         document = mapping(tasks[name])
-        reference = str(mapping(document.get("componentRef")).get("name", ""))
-        inner = mapping(mapping(pipeline.get("components")).get(reference))
+        reference = str(mapping(document, "componentRef").get("name", ""))
+        inner = mapping(pipeline, "components", reference)
         yield CompiledTask(
             name=name,
             kind=_kind(document, inner, pipeline),
@@ -343,9 +337,9 @@ def _in_order(tasks: Document) -> Iterator[str]:
 
 def _waits_for(task: Document) -> set[str]:
     found = {str(name) for name in items(task.get("dependentTasks"))}
-    inputs = mapping(task.get("inputs"))
+    inputs = mapping(task, "inputs")
     for kind in ("parameters", "artifacts"):
-        for value in mapping(inputs.get(kind)).values():
+        for value in mapping(inputs, kind).values():
             for how in mapping(value).values():
                 producer = mapping(how).get("producerTask")
                 if isinstance(producer, str):
@@ -356,18 +350,18 @@ def _waits_for(task: Document) -> set[str]:
 def _kind(document: Document, component: Document, pipeline: Document) -> str:
     if "parameterIterator" in document or "artifactIterator" in document:
         return "Loop"
-    if "condition" in mapping(document.get("triggerPolicy")):
+    if "condition" in mapping(document, "triggerPolicy"):
         return "Condition"
     if "dag" in component:
         return "Group"
-    executors = mapping(mapping(pipeline.get("deploymentSpec")).get("executors"))
+    executors = mapping(pipeline, "deploymentSpec", "executors")
     executor = mapping(executors.get(str(component.get("executorLabel", ""))))
     return "Import" if "importer" in executor else "Container"
 
 
 def _container(executor: Document) -> dict[str, Json]:
     """Returns what an executor runs: its image, command, arguments, variables and resources."""
-    container = mapping(executor.get("container"))
+    container = mapping(executor, "container")
     named = {_spelt(key): value for key, value in container.items() if key != "env"}
     for variable in items(container.get("env")):
         about = mapping(variable)
@@ -378,8 +372,8 @@ def _container(executor: Document) -> dict[str, Json]:
 
 
 def _platform_executors(spec: CompiledSpec) -> Document:
-    kubernetes = mapping(mapping(spec.platforms.get("platforms")).get("kubernetes"))
-    return mapping(mapping(kubernetes.get("deploymentSpec")).get("executors"))
+    kubernetes = mapping(spec.platforms, "platforms", "kubernetes")
+    return mapping(kubernetes, "deploymentSpec", "executors")
 
 
 def _input(name: str, about: Document) -> Input:

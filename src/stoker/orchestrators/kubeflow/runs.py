@@ -17,7 +17,6 @@ from stoker.orchestrators.kubeflow.compile import (
     Input,
     inputs_of,
     items,
-    mapping,
     spec_of_answer,
     tasks_of,
 )
@@ -35,6 +34,7 @@ from stoker.orchestrators.kubeflow.pipelines import (
 from stoker.parameters import parameters_of, parse
 from stoker.platforms.base import LogLine
 from stoker.platforms.kubernetes.api import PODS, ApiError, ClusterApi
+from stoker.platforms.kubernetes.reading import mapping
 from stoker.records import Json, Workload, nearest
 from stoker.settings import workload_from
 
@@ -140,7 +140,7 @@ def state_of_run(document: Mapping[str, Json]) -> State:
 def reason_of(document: Mapping[str, Json]) -> str:
     """Says why a task or run failed, where the service does: now, or last in its history."""
     told = [document, *(mapping(item) for item in reversed(items(document.get("state_history"))))]
-    words = (str(mapping(item.get("error")).get("message") or "") for item in told)
+    words = (str(mapping(item, "error").get("message") or "") for item in told)
     return next((text for text in words if text), "")
 
 
@@ -154,7 +154,7 @@ def _runs(kubeflow: Kubeflow, pipeline_id: str) -> Iterator[Mapping[str, Json]]:
         namespace=kubeflow.namespace,
         sort_by=NEWEST_FIRST,
     ):
-        if mapping(item.get("pipeline_version_reference")).get("pipeline_id") == pipeline_id:
+        if mapping(item, "pipeline_version_reference").get("pipeline_id") == pipeline_id:
             yield item
 
 
@@ -398,8 +398,7 @@ class _Told:
     @classmethod
     def of(cls, document: Mapping[str, Json]) -> "_Told":
         found = [
-            mapping(item)
-            for item in items(mapping(document.get("run_details")).get("task_details"))
+            mapping(item) for item in items(mapping(document, "run_details").get("task_details"))
         ]
         found.sort(key=lambda item: str(item.get("create_time") or ""))
         by_id = {str(item[key]): item for item in found for key in _IDS if item.get(key)}
@@ -431,7 +430,7 @@ def state_of(kubeflow: Kubeflow, found: FoundRun) -> RunState:
     """
     document = found.document
     status = state_of_run(document)
-    reference = mapping(document.get("pipeline_version_reference"))
+    reference = mapping(document, "pipeline_version_reference")
     pipeline_id = str(reference.get("pipeline_id") or "")
     version_id = str(reference.get("pipeline_version_id") or "")
     spec = spec_of_answer(document.get("pipeline_spec"))
@@ -439,9 +438,9 @@ def state_of(kubeflow: Kubeflow, found: FoundRun) -> RunState:
     if spec is None and pipeline_id and version_id:
         version = version_of(kubeflow, pipeline_id, version_id)
         spec = version.spec if version else None
-    info = mapping(spec.pipeline.get("pipelineInfo")) if spec else {}
+    info = mapping(spec.pipeline, "pipelineInfo") if spec else {}
     has_ended = status in ("succeeded", "failed", "stopped")
-    parameters = mapping(mapping(document.get("runtime_config")).get("parameters"))
+    parameters = mapping(document, "runtime_config", "parameters")
     return RunState(
         run=found.id,
         id=found.id,
@@ -615,13 +614,13 @@ def lines_of(
 
 def _pods(listed: list[Mapping[str, Json]]) -> Iterator[_Pod]:
     for document in listed:
-        about = mapping(document.get("metadata"))
-        path = str(mapping(about.get("annotations")).get(_STEP, ""))
+        about = mapping(document, "metadata")
+        path = str(mapping(about, "annotations").get(_STEP, ""))
         parts = [part for part in path.split(".")[1:] if not _MACHINERY.fullmatch(part)]
         step = parts[-1] if parts else ""
-        containers = items(mapping(document.get("spec")).get("containers"))
+        containers = items(mapping(document, "spec").get("containers"))
         names = [mapping(container).get("name") for container in containers]
-        status = mapping(document.get("status"))
+        status = mapping(document, "status")
         if not step or step.endswith("-driver") or _CONTAINER not in names:
             continue
         if status.get("phase") == "Pending":

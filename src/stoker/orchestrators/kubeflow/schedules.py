@@ -11,7 +11,6 @@ from stoker.errors import UsageError
 from stoker.orchestrators.base import Action, Schedule, Timing, schedule_name
 from stoker.orchestrators.cron import DAYS, MONTHS, CronField, cron_error, next_time
 from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowError
-from stoker.orchestrators.kubeflow.compile import mapping
 from stoker.orchestrators.kubeflow.pipelines import (
     moment,
     schedule_url,
@@ -24,6 +23,7 @@ from stoker.orchestrators.kubeflow.runs import (
     experiment_id,
     in_text,
 )
+from stoker.platforms.kubernetes.reading import mapping
 from stoker.records import Json, Workload, nearest
 
 _EXAMPLE = "five fields: minute hour day month weekday; or six with seconds first: '0 30 6 * * 1-5'"
@@ -234,7 +234,7 @@ def _known(kubeflow: Kubeflow, pipeline_id: str) -> Sequence[_KnownSchedule]:
             document=item,
         )
         for item in found
-        if mapping(item.get("pipeline_version_reference")).get("pipeline_id") == pipeline_id
+        if mapping(item, "pipeline_version_reference").get("pipeline_id") == pipeline_id
     ]
 
 
@@ -268,9 +268,9 @@ def _holds(there: Mapping[str, Json], wanted: Mapping[str, Json]) -> bool:
 
 def _when(document: Mapping[str, Json]) -> tuple[str, int]:
     """Returns cron's fields, or the period in seconds."""
-    trigger = mapping(document.get("trigger"))
-    cron = str(mapping(trigger.get("cron_schedule")).get("cron") or "")
-    period = str(mapping(trigger.get("periodic_schedule")).get("interval_second") or "0")
+    trigger = mapping(document, "trigger")
+    cron = str(mapping(trigger, "cron_schedule").get("cron") or "")
+    period = str(mapping(trigger, "periodic_schedule").get("interval_second") or "0")
     return cron, int(period) if period.isdigit() else 0
 
 
@@ -279,7 +279,7 @@ def _is_on(document: Mapping[str, Json]) -> bool:
 
 
 def _parameters(document: Mapping[str, Json]) -> dict[str, str]:
-    found = mapping(mapping(document.get("runtime_config")).get("parameters"))
+    found = mapping(document, "runtime_config", "parameters")
     return {name: in_text(_whole(value)) for name, value in sorted(found.items())}
 
 
@@ -299,7 +299,7 @@ def _schedule(
         every = timedelta(seconds=period)
         passed = max(0, (now - began) // every) if period else 0
         following = began + (passed + 1) * every if period else None
-    version = mapping(document.get("pipeline_version_reference")).get("pipeline_version_id")
+    version = mapping(document, "pipeline_version_reference").get("pipeline_version_id")
     runs = str(document.get("max_concurrency") or "1")
     id = str(document.get("recurring_run_id", ""))
     notes = (
@@ -321,6 +321,6 @@ def _schedule(
 
 
 def _began(document: Mapping[str, Json]) -> datetime | None:
-    periodic = mapping(mapping(document.get("trigger")).get("periodic_schedule"))
+    periodic = mapping(document, "trigger", "periodic_schedule")
     found = moment(periodic.get("start_time")) or moment(document.get("created_at"))
     return found.astimezone(UTC) if found else None

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.errors import PlatformError
+from stoker.platforms.sagemaker.reading import mapping, mappings
 from stoker.records import Event, Group, Json, bare_type
 
 FINAL = ("Completed", "Failed", "Stopped")
@@ -96,19 +97,19 @@ class TrainingJobState:
 
 def job_state(answer: Mapping[str, Json]) -> TrainingJobState:
     """Returns the state in an answer of DescribeTrainingJob."""
-    resources = _mapping(answer.get("ResourceConfig"))
+    resources = mapping(answer.get("ResourceConfig"))
     groups = {
         _text(group.get("InstanceGroupName")): (
             _text(group.get("InstanceType")),
             _count(group.get("InstanceCount")),
         )
-        for group in map(_mapping, _items(resources.get("InstanceGroups")))
+        for group in mappings(resources.get("InstanceGroups"))
     }
     if not groups and resources.get("InstanceType"):
         kind, count = _text(resources["InstanceType"]), _count(resources.get("InstanceCount"))
         groups = {"": (kind, count)}
     name = _text(answer.get("TrainingJobName"))
-    prefix = _text(_mapping(answer.get("OutputDataConfig")).get("S3OutputPath")).rstrip("/")
+    prefix = _text(mapping(answer.get("OutputDataConfig")).get("S3OutputPath")).rstrip("/")
     return TrainingJobState(
         name=name,
         arn=_text(answer.get("TrainingJobArn")),
@@ -121,10 +122,10 @@ def job_state(answer: Mapping[str, Json]) -> TrainingJobState:
                 since=_text(item.get("StartTime")),
                 message=_text(item.get("StatusMessage")),
             )
-            for item in map(_mapping, _items(answer.get("SecondaryStatusTransitions")))
+            for item in mappings(answer.get("SecondaryStatusTransitions"))
         ),
         output_prefix=f"{prefix}/{name}/output",
-        model_uri=_text(_mapping(answer.get("ModelArtifacts")).get("S3ModelArtifacts")) or None,
+        model_uri=_text(mapping(answer.get("ModelArtifacts")).get("S3ModelArtifacts")) or None,
         groups=groups,
         began_at=_text(answer.get("TrainingStartTime")) or None,
         ended_at=_text(answer.get("TrainingEndTime")) or None,
@@ -188,11 +189,3 @@ def _text(value: Json) -> str:
 
 def _count(value: Json) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _mapping(value: Json) -> Mapping[str, Json]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _items(value: Json) -> Sequence[Json]:
-    return value if isinstance(value, list) else []
