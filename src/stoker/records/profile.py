@@ -179,13 +179,13 @@ class TransformCost(Record, frozen=True, kw_only=True):
     The rows `getitem` and `collate` are the whole; what a row is `within` is part of it.
 
     Attributes:
-        name: `getitem`, `collate`, a transform's class, or a function.
+        name: `getitem`, `collate`, or a transform's class or function.
         within: The row that holds this one; absent: none.
         cpu_seconds: CPU-seconds a sample.
         share: Of getitem and collate together.
         bytes_in: Mean bytes of what it is given, where that can be told.
         bytes_out: Mean bytes of what it gives.
-        samples: Calls that were timed, or, of a function, looks at the stack that found it.
+        samples: Calls that were timed.
     """
 
     name: Name
