@@ -204,7 +204,7 @@ def test_loading_by_the_main_process_explains_what_one_worker_alone_does_not(
     )
     profile = combined(serial)
     assert profile.check is not None
-    assert (profile.check.explained, profile.check.state) == (False, "serial")
+    assert (profile.check.explained, profile.check.state) == (False, "workers")
     text = " ".join(explain(profile).split())
     assert words in text
     assert "unexplained" not in text

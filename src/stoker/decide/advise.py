@@ -4,71 +4,70 @@ from stoker.decide.flow_chart import Walk, best_of
 from stoker.decide.pricing import Rules, why_unusable
 from stoker.decide.words import cluster
 from stoker.records import Advice, PlatformInfo, Prices, Profile
+from stoker.records.parts import WAITS
 
 # A state that is less of a step than this leaves enough for a plan to gain.
 _MIN_SHARE = 0.15
-# What no host that is bought mends, in a few words for the reason.
-_MEND_FIRST = {
+# What no host that is bought would change, in a few words for the reason.
+_FIX_FIRST = {
     "throttled": "the container's CPU quota stops the training",
     "straggler": "one rank keeps all others waiting",
-    "network": "the loaders share a network that gives no more, to whatever number of workers",
-    "storage": "the loaders share a storage that gives no more, to whatever number of workers",
+    "storage": "the loaders share a storage or network that gives no more, to whatever number of "
+    "workers",
 }
 _ADVICE = {
     "throttled": "Raise the CPU limit of the container, then profile again: with it, hosts are "
     "judged by what they are not allowed to use.",
     "straggler": "Look at the late rank's host and data, then profile again: more hosts do not "
     "make it faster.",
-    "latency": "Loader workers wait for reads, not for CPUs: more of them cost nothing, larger "
-    "CPUs do not help.",
-    "network": "Read less or nearer: smaller or compressed samples, a copy on local disks. A data "
-    "group helps only if the source gives its hosts more than it gives this one "
-    "(constraints.storage: per_host).",
-    "storage": "Read less or faster: larger files, local disks, a cache. A data group helps only "
-    "if its hosts have storage of their own (constraints.storage: per_host).",
+    "storage": "Read less, nearer or faster: smaller or compressed samples, larger files, a copy "
+    "on local disks, a cache. A data group helps only if its hosts have storage of their own, or "
+    "get more from the source than this host gets (constraints.storage: per_host).",
     "gil": "No data host takes over what the trainer's main process does in Python: move it into "
     "the dataset or collate function first.",
     "other-programs": "Profile again when the machine is quiet: other programs took a part of the "
     "vCPUs, and all figures are as sure as that part is small.",
-    "first-epoch": "Profile a later epoch: the first one fills a cache, and a training is nearer "
-    "to the others.",
 }
-_WHEN = {
-    "first-epoch": "the training has many epochs",
-    "other-programs": "before any money is spent",
-}
+# What earlier profiles called a state of its own.
+_FORMERLY = {"network": "storage", "latency": "workers"}
 
 
-def mend_first(profile: Profile, *, has_own_storage: bool = False) -> str:
+def fix_first(profile: Profile, *, has_own_storage: bool = False) -> str:
     """Says why nothing that costs is advised yet; empty where it may be.
 
     `has_own_storage` says that data hosts bring storage bandwidth of their own.
     """
-    named = {state.id for state in profile.states if (state.share or 0.0) >= _MIN_SHARE}
-    if profile.timed_step.storage_bytes_per_second is not None:
-        # The storage's rate is a term of the model: plans are judged by it.
+    step = profile.timed_step
+    named = {
+        _FORMERLY.get(state.id, state.id)
+        for state in profile.states
+        if (state.share or 0.0) >= _MIN_SHARE
+    }
+    # Where the storage's rate is a term of the model, plans are judged by it.
+    if has_own_storage or step.storage_bytes_per_second is not None:
         named.discard("storage")
-    if has_own_storage:
-        named -= {"storage", "network"}
-    for name, words in _MEND_FIRST.items():
+    for name, words in _FIX_FIRST.items():
         if name in named:
             return words
-    if "latency" in named and any(fix.id == "num_workers" for fix in profile.fixes):
+    wall, cpu = step.loader_wall_seconds or 0.0, step.loader_cpu_seconds or 0.0
+    is_free = any(fix.id == "num_workers" for fix in profile.fixes)
+    if "workers" in named and is_free and wall > WAITS * cpu:
         return "loader workers wait for reads, and more of them are free"
     return ""
 
 
 def advice_of_states(profile: Profile) -> tuple[Advice, ...]:
     """Returns a line for each state that a plan does not answer."""
+    named = dict.fromkeys(_FORMERLY.get(state.id, state.id) for state in profile.states)
+    before = "before any money is spent"
     return tuple(
         Advice(
-            id=state.id,
-            text=_ADVICE[state.id],
-            when=_WHEN.get(state.id)
-            or ("before any money is spent" if state.id in _MEND_FIRST else None),
+            id=name,
+            text=_ADVICE[name],
+            when=before if name in _FIX_FIRST or name == "other-programs" else None,
         )
-        for state in profile.states
-        if state.id in _ADVICE
+        for name in named
+        if name in _ADVICE
     )
 
 
@@ -81,14 +80,15 @@ _WORTH_A_LINE = 0.1
 def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
     """Returns the advice: free fixes first, then what needs work on the training."""
     # Where the plan is to tune, it says the number of workers.
-    said = [
-        fix for fix in profile.fixes if (fix.id, found.chosen.action) != ("num_workers", "tune")
-    ]
+    of_states = advice_of_states(profile)
+    answered = {advice.id for advice in of_states}
+    answered |= {"num_workers"} if found.chosen.action == "tune" else set()
+    said = [fix for fix in profile.fixes if fix.id not in answered]
     advice = [
         Advice(id=fix.id, text=fix.text, when=None if fix.cost == "none" else f"{fix.cost} work")
         for fix in said
     ]
-    advice += advice_of_states(profile)
+    advice += of_states
     work = found.work
     if profile.unmeasured:
         advice.append(
@@ -145,7 +145,7 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
     is_spending_advised = (
         found.chosen.action == "keep"
         and not work.unexplained
-        and not mend_first(profile, has_own_storage=work.has_own_storage)
+        and not fix_first(profile, has_own_storage=work.has_own_storage)
     )
     if is_spending_advised and wider is not None and wider.predicted is not None:
         saved = wider.predicted.cost_change

@@ -38,7 +38,7 @@ def choose(
     constraints: Constraints,
     *,
     unexplained: str,
-    mend_first: str = "",
+    fix_first: str = "",
 ) -> Plan:
     """Returns the plan to run, with the reason.
 
@@ -46,7 +46,7 @@ def choose(
     misses the deadline and it does not. What costs more an hour than today is held against the
     best plan that does not: what the money buys has to exceed the bands of both. More
     accelerators make another global batch, thus another training: they are chosen for time or a
-    deadline, never to save money. Where something else is to be mended first, plans that cost no
+    deadline, never to save money. Where something else is to be fixed first, plans that cost no
     more than today's cluster are left.
     """
     today, objective = keep.predicted, constraints.objective
@@ -68,7 +68,7 @@ def choose(
         if plan.feasible
         and plan.predicted is not None
         and (plan.action != "scale_out" or objective == "time" or is_late)
-        and not (mend_first and plan.predicted.usd_per_hour > today.usd_per_hour * (1 + 1e-9))
+        and not (fix_first and plan.predicted.usd_per_hour > today.usd_per_hour * (1 + 1e-9))
     ]
     worth = [plan for plan in able if is_late or _is_worth(plan, today, objective)]
     free = best_free(worth, keep)
@@ -80,8 +80,8 @@ def choose(
         if free is not None and not is_free(best, keep):
             text += f"; {_bought(best, free, objective)}"
         return _because(best, text)
-    if mend_first:
-        return _because(keep, f"{mend_first}: mend that before money is spent")
+    if fix_first:
+        return _because(keep, f"{fix_first}: fix that before money is spent")
     late = _why_late(others, constraints) if is_late else ""
     return _because(keep, _why_keep(able, today, objective) + late)
 

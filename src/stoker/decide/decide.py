@@ -6,7 +6,7 @@ from datetime import date
 import msgspec
 
 from stoker.catalog import Catalog, Instance
-from stoker.decide.advise import advice_of, mend_first, warnings_of, warnings_of_prices
+from stoker.decide.advise import advice_of, fix_first, warnings_of, warnings_of_prices
 from stoker.decide.candidates import (
     Candidate,
     Site,
@@ -313,7 +313,7 @@ def decide(
         others,
         constraints,
         unexplained=work.unexplained,
-        mend_first=mend_first(profile, has_own_storage=work.has_own_storage),
+        fix_first=fix_first(profile, has_own_storage=work.has_own_storage),
     )
     rest = [plan for plan in (keep_plan, *others) if not _is_same(plan, chosen)]
     plans = (chosen, *ranked(_distinct(rest), constraints.objective))

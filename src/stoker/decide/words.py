@@ -19,7 +19,7 @@ _BOTTLENECKS: Mapping[Bottleneck, str] = {
     "workers": "too few loader workers",
     "latency": "what each loader worker waits for (latency)",
     "accelerator": "the accelerator",
-    "storage": "the storage, which all workers share",
+    "storage": "the storage or network, which all workers share",
     "network": "the network",
     "none": "the training itself: loading costs nothing",
     "unexplained": "not explained",

@@ -125,12 +125,6 @@ def received_bytes(table: Path = Path("/proc/self/net/dev")) -> int:
         return 0
 
 
-def read_bytes(pids: Iterable[int]) -> int:
-    """Returns bytes from storage so far, by this process, its ended children, and `pids`."""
-    books = [bytes_read(pid) for pid in (None, *pids)]
-    return sum(book.fetched for book in books if book)
-
-
 def storage_stall_seconds(pressure: Path = Path("/proc/pressure/io")) -> float | None:
     """Returns seconds so far in which some process waited for storage; None: not known."""
     try:

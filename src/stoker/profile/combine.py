@@ -139,10 +139,6 @@ def _added(parts: Sequence[Quartiles]) -> Quartiles:
     )
 
 
-# A pass of fewer steps is hardly one.
-_MIN_PASS = 5
-
-
 def explaining_state(
     states: Sequence[ProfileState],
     signs: Sequence[Signs],
@@ -160,15 +156,9 @@ def explaining_state(
         measured_seconds: The step.
         tolerance: As for an explained step.
     """
-    predicted = parts.step_seconds
     for state in states:
-        if state.id == "first-epoch":
-            fastest, slowest = _passes(signs)
-            is_it = fastest * (1 - tolerance) <= predicted <= slowest * (1 + tolerance)
-        else:
-            with_it = _with_limit(state.id, signs, parts, measured_seconds=measured_seconds)
-            is_it = with_it is not None and abs(with_it / measured_seconds - 1) <= tolerance
-        if is_it:
+        with_it = _with_limit(state.id, signs, parts, measured_seconds=measured_seconds)
+        if with_it is not None and abs(with_it / measured_seconds - 1) <= tolerance:
             return state.id
     return None
 
@@ -181,23 +171,12 @@ def _with_limit(
     Without workers the main process loads as long as it was seen to: torch's operations have more
     threads there than in a worker, with which loading alone was timed.
     """
-    if state == "serial":
+    if state == "workers" and parts.workers == 0:
         waits = max(own.wait_share for own in signs)
         return parts.accelerator_seconds + waits * measured_seconds
     if state == "straggler":
         return max(parts.step_seconds, *(own.own_seconds for own in signs))
     return None
-
-
-def _passes(signs: Sequence[Signs]) -> tuple[float, float]:
-    """Returns the fastest and the slowest epoch's step, of all ranks."""
-    seconds = [
-        each.step_seconds
-        for own in signs
-        for each in own.evidence.passes
-        if each.batches >= _MIN_PASS
-    ]
-    return (min(seconds), max(seconds)) if seconds else (0.0, 0.0)
 
 
 def combine(

@@ -2,22 +2,26 @@
 
 import math
 from collections.abc import Sequence
+from statistics import median
 
 from stoker.profile.raw import RankResult
-from stoker.profile.states import Signs, signs_of
+from stoker.profile.states import MIN_SHARE, Signs, in_ms, signs_of
 from stoker.records import Fix, Parts, ProfileState, StepTerms
 from stoker.records.parts import WAITS, tuned
 
 # Less than this share of a step is not worth a line.
 _MIN_GAIN = 0.05
 _MIN_FLOAT_BYTES = 1 << 20
-# More workers that loaded less faster than this, when they were tried, are no fix.
-_FASTER = 1.1
 _AS_FAST = 0.95
+# One worker more a vCPU keeps it busy while another waits; beyond, they only take turns.
+_MANY_WORKERS_A_VCPU = 1.5
+# Beyond what one epoch differs from another, and from how many batches on it can be told.
+_FIRST_RATIO = 1.5
+_LEAST_BATCHES = 5
 # What to do about states that no setting of the loader changes.
 _OF_STATES = {
     "throttled": Fix(
-        id="cpu-quota",
+        id="throttled",
         text="raise the container's CPU limit to what it uses, or leave the limit out: its host "
         "may have idle vCPUs that it is kept from",
     ),
@@ -31,10 +35,6 @@ _OF_STATES = {
         id="straggler",
         text="look at the host and the data of the late rank: all others wait for it",
         cost="small",
-    ),
-    "first-epoch": Fix(
-        id="first-epoch",
-        text="fill the cache before training, or profile later epochs: the first is not like them",
     ),
 }
 
@@ -59,8 +59,9 @@ def find_fixes(
     )
     found = [
         _more_workers(ranks, parts=parts, step=step) if parts else None,
-        _fewer_workers(waiting) if waiting and "oversubscribed" in named else None,
+        _fewer_workers(waiting) if waiting else None,
         _persistent_workers(ranks, step=step),
+        _later_epochs(waiting) if waiting else None,
         _pinned(ranks),
         _uint8(ranks),
         *(_OF_STATES[name] for name in _OF_STATES if name in named),
@@ -73,21 +74,44 @@ def find_fixes(
 
 
 def _fewer_workers(own: Signs) -> Fix | None:
-    enough = max(1, round(own.rank.vcpus) // own.rank.ranks_on_host)
+    """Suggests a worker for each vCPU, where that was tried and loads as much."""
+    vcpus, ranks = own.rank.vcpus, own.rank.ranks_on_host
+    enough = max(1, round(vcpus) // ranks)
     today, fewer = own.rate(own.workers), own.rate(enough)
-    if own.workers <= enough or not today or fewer < _AS_FAST * today:
+    is_many = own.workers > enough and own.workers * ranks >= _MANY_WORKERS_A_VCPU * vcpus
+    if not is_many or not today or fewer < _AS_FAST * today:
         return None
     return Fix(
         id="num_workers",
-        text=f"num_workers={enough} instead of {own.workers}: as fast on {own.rank.vcpus:.3g} "
-        "vCPUs, with less memory, and the main thread gets its turn sooner",
+        text=f"num_workers={enough} instead of {own.workers}: as fast on {vcpus:.3g} vCPUs (the "
+        f"loader alone: {fewer:.1f} batches a second instead of {today:.1f}), with less memory, "
+        "and the main thread gets its turn sooner",
+    )
+
+
+def _later_epochs(own: Signs) -> Fix | None:
+    """Suggests to profile later epochs, where the first one waits longer: it fills a cache."""
+    passes = [each for each in own.evidence.passes if each.batches >= _LEAST_BATCHES]
+    if len(passes) < 2:
+        return None
+    first = passes[0]
+    later = median(each.wait_seconds for each in passes[1:])
+    saved = first.wait_seconds - later
+    if saved < 2 * MIN_SHARE * first.step_seconds or first.wait_seconds < _FIRST_RATIO * later:
+        return None
+    return Fix(
+        id="first-epoch",
+        text=f"a step of the first epoch waits {in_ms(first.wait_seconds)}, of the "
+        f"{len(passes) - 1} later ones {in_ms(later)}: something is cached. Fill the cache before "
+        "the training, or profile later epochs: a training of many epochs is nearer to those",
     )
 
 
 def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms) -> Fix | None:
     """Suggests as many workers as `decide` would plan on the same hosts."""
     better = tuned(parts, hosts=len({rank.host for rank in ranks}))
-    if better.workers <= parts.workers or not _is_faster(ranks, parts):
+    signs = [signs_of(rank) for rank in ranks if rank.as_is is not None]
+    if better.workers <= parts.workers or not all(own.is_faster_with_more for own in signs):
         return None
     before = parts.step_seconds
     if parts.workers == 0 and step.wait_seconds is not None:
@@ -103,25 +127,13 @@ def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms)
             f"a batch takes a worker {wall / len(ranks) * 1e3:.0f} ms, of which "
             f"{cpu / len(ranks) * 1e3:.0f} are computing"
         )
-        because += "; they wait, so they may outnumber the vCPUs" * (better.workers > parts.vcpus)
+        because += "; they wait, so faster CPUs would not help"
+        because += ", and they may outnumber the vCPUs" * (better.workers > parts.vcpus)
     return Fix(
         id="num_workers",
         text=f"num_workers={math.ceil(better.workers / len(ranks))} instead of "
         f"{parts.workers // len(ranks)}: {because}",
         saves_seconds=saves,
-    )
-
-
-def _is_faster(ranks: Sequence[RankResult], parts: Parts) -> bool:
-    """Returns whether no trial speaks against more workers than today's."""
-    today = max(1, parts.workers // len(ranks))
-    signs = [signs_of(rank) for rank in ranks if rank.as_is is not None]
-    return parts.workers == 0 or all(
-        own.many is None
-        or own.many.workers <= today
-        or not own.rate(today)
-        or own.many.batches_per_second > _FASTER * own.rate(today)
-        for own in signs
     )
 
 

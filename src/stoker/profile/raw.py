@@ -41,9 +41,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
             outside next().
         held_knocks: Of them, the lock was held for 0.5 ms or more.
         collective_knocks: Of them, the reading thread was in a collective or in backward.
-        worker_seconds: Seconds of the loader's workers together, of which
-        worker_cpu_seconds: they had a CPU, and
-        worker_queued_seconds: they were ready to run and others had it.
         busy_vcpus: vCPUs of ours that were busy, whoever kept them so; under a quota, of its group.
         elsewhere_vcpus: vCPUs of this machine that this process may not use, and that were busy.
         quota_vcpus: What the CPU quota of this control group, or of one above it, allows.
@@ -51,7 +48,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         throttled_periods: Of them, the group was stopped in.
         throttled_seconds: In which its threads were stopped, summed over vCPUs.
         received_bytes: By the network interfaces of this host or pod, loopback left out.
-        read_bytes: From storage, by this process and those below it; page cache left out.
         storage_stall_seconds: Some process of the machine waited for storage; None: not known.
         core_looks: CPU-seconds of one and the same short computation, one every 0.1 s.
         passes: The epochs, in order.
@@ -66,9 +62,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     knocks: int = 0
     held_knocks: int = 0
     collective_knocks: int = 0
-    worker_seconds: float = 0.0
-    worker_cpu_seconds: float = 0.0
-    worker_queued_seconds: float = 0.0
     busy_vcpus: float = 0.0
     elsewhere_vcpus: float = 0.0
     quota_vcpus: float | None = None
@@ -76,7 +69,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     throttled_periods: int = 0
     throttled_seconds: float = 0.0
     received_bytes: int = 0
-    read_bytes: int = 0
     storage_stall_seconds: float | None = None
     core_looks: tuple[float, ...] = ()
     passes: tuple[ProfiledEpoch, ...] = ()

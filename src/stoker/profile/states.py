@@ -11,6 +11,8 @@ from stoker.records.parts import MAX_OTHERS
 # Below this share of a step a state is not worth a line; it is what two profiles of one training
 # differ by.
 MIN_SHARE = 0.05
+# More workers that loaded less faster than this, when they were tried, are no remedy.
+_FASTER = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,22 +64,26 @@ class Signs:
         return max(0.0, 1 - self.alone.cpu_seconds.mean / self.alone.wall_seconds.mean)
 
     @property
-    def gain(self) -> float:
-        """Speed-up of the loader from `alone` to `many` workers; 0: not known."""
-        if self.alone is None or self.many is None or self.alone.batches_per_second <= 0:
-            return 0.0
-        return self.many.batches_per_second / self.alone.batches_per_second
-
-    @property
-    def worker_ratio(self) -> float:
-        """Workers of `many` to those of `alone`; 1 where the loader was tried once."""
-        return self.many.workers / self.alone.workers if self.alone and self.many else 1.0
+    def is_loading_awaited(self) -> bool:
+        """Tells that steps wait, and that today's workers alone load no faster than that."""
+        if self.wait_share < MIN_SHARE or self.alone is None:
+            return False
+        rate = self.rate(max(1, self.workers)) or self.alone.batches_per_second
+        return rate * self.step_seconds * MIN_LOADING <= 1
 
     @property
     def received_per_second(self) -> float:
         """Bytes that the host's network received."""
         seconds = self.evidence.seconds
         return self.evidence.received_bytes / seconds if seconds else 0.0
+
+    @property
+    def is_faster_with_more(self) -> bool:
+        """Tells that no trial speaks against more workers than today's."""
+        today = self.rate(max(1, self.workers))
+        if self.workers == 0 or not today or not self.many or self.many.workers <= self.workers:
+            return True
+        return self.many.batches_per_second > _FASTER * today
 
     @property
     def own_seconds(self) -> float:
@@ -94,6 +100,13 @@ class Signs:
             f"{self.alone.workers} alone: {self.alone.batches_per_second:.1f} batches a second, "
             f"{self.many.workers}: {self.many.batches_per_second:.1f}"
         )
+
+    @property
+    def batch_words(self) -> str:
+        """Says how long a batch takes a worker, and how long of that it computes."""
+        assert self.alone is not None
+        wall, cpu = self.alone.wall_seconds.mean, self.alone.cpu_seconds.mean
+        return f"a batch takes a worker {in_ms(wall)}, of which it computes {in_ms(cpu)}"
 
     def rate(self, workers: int) -> float:
         """Returns batches a second of the loader alone with so many workers; 0: not known."""
@@ -198,9 +211,6 @@ MIN_BUSY = 0.6
 MIN_OUTSIDE = 0.7
 # Ranks of one training differ by less: their samples do, and knocks are counted in tens.
 MIN_STRAGGLING = 0.15
-# One worker more a vCPU keeps it busy while another waits; beyond, they only take turns.
-MIN_WORKERS_A_VCPU = 1.5
-MIN_QUEUED = 0.2
 
 
 def throttled(signs: Sequence[Signs]) -> ProfileState | None:
@@ -288,51 +298,18 @@ def straggler(signs: Sequence[Signs]) -> ProfileState | None:
     )
 
 
-def oversubscribed(own: Signs) -> ProfileState | None:
-    """Finds more workers than vCPUs: they take turns, also with the main thread."""
-    seen, here = own.evidence, own.rank
-    workers = own.workers * here.ranks_on_host
-    queued = seen.worker_queued_seconds / seen.worker_seconds if seen.worker_seconds else 0.0
-    main = seen.queued_seconds / seen.seconds if seen.seconds else 0.0
-    if workers < MIN_WORKERS_A_VCPU * here.vcpus or workers < 2:
-        return None
-    # Workers wait for each other, or the main thread for them: the longer it waits, the longer they
-    # rest with all that they may make ahead.
-    if max(queued, main) < MIN_QUEUED:
-        return None
-    enough = max(1, round(here.vcpus) // here.ranks_on_host)
-    today, best = own.rate(own.workers), own.rate(enough)
-    loses = 1 - today / best if today and best else 0.0
-    rates = (
-        f"; alone {enough} load {best:.1f} batches a second, {own.workers} load {today:.1f}"
-        if today and best
-        else ""
-    )
-    return ProfileState(
-        id="oversubscribed",
-        text=f"oversubscribed workers: {workers} on {here.vcpus:.3g} vCPUs, ready to run while "
-        f"others have the CPU {queued:.0%} of their time, the main thread {main:.0%} of its{rates}",
-        share=min(1.0, max(0.0, loses, main)),
-    )
-
-
 # Taking a batch over from its worker costs this much of a short step, whoever made it.
 MAX_LOST = 0.15
 # With less waiting between batches, time that a loader does not compute is pages and pipes.
 MIN_WORKER_IDLE = 0.5
 # A loader that alone delivers a batch in less of a step is not what steps wait for.
 MIN_LOADING = 0.6
-# A batch comes over the network where so much of it is received; compressed images are a tenth.
-MIN_RECEIVED = 0.05
 # A read from storage costs a little more even where the storage keeps up.
 MIN_COLD_RATIO = 1.5
 # vCPUs that are so busy have nothing left for more workers, and from here on they are the limit.
 BUSY = 0.75
 # Beyond what the same loading differs by, from one process to another.
 MIN_THREADS_RATIO = 1.5
-# Beyond what one epoch differs from another.
-MIN_FIRST_RATIO = 1.5
-MIN_PASS = 5
 
 
 def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[ProfileState, ...]:
@@ -352,27 +329,29 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[Pr
     is_serial = parts is not None and parts.workers == 0
     # Threads of a group that is stopped hold their locks: knocks say nothing then.
     gil = None if stopped else interpreter_lock(signs)
+    # So do workers of a group that is stopped or has no CPU left: they do not wait for reads then.
+    storage = (
+        None
+        if binding == "cpu" or stopped
+        else _cold_reads(waiting)
+        or _shared_reads(
+            waiting,
+            is_shared=parts is not None and parts.is_shared,
+            is_storage=binding == "storage",
+        )
+    )
     found = [
         stopped,
         gil,
         straggler(signs),
         _other_programs(signs, vcpus=vcpus),
         _cpu(signs, vcpus=vcpus, busy=busy) if binding in ("cpu", None) else None,
-        # So do workers: what they do not compute then is not reading.
-        (
-            _cold_reads(waiting)
-            or _reads(
-                waiting,
-                is_shared=parts is not None and parts.is_shared,
-                is_storage=binding == "storage",
-            )
-        )
-        if binding != "cpu" and not stopped
-        else None,
-        _few_workers(waiting, busy=busy) if binding == "latency" and not is_serial else None,
-        _serial(waiting) if binding == "latency" and is_serial else None,
-        oversubscribed(waiting),
-        _first_epoch(waiting),
+        storage,
+        (_serial(waiting) if binding == "latency" else None)
+        if is_serial
+        else None
+        if storage or stopped or binding == "cpu"
+        else _few_workers(waiting, busy=busy, is_limit=binding == "latency"),
         None if gil else _accelerator(signs, is_binding=binding == "accelerator"),
     ]
     return tuple(sorted((own for own in found if own), key=lambda own: -(own.share or 0.0)))
@@ -412,44 +391,27 @@ def _cpu(signs: Sequence[Signs], *, vcpus: float, busy: float) -> ProfileState |
     )
 
 
-def _reads(own: Signs, *, is_shared: bool, is_storage: bool) -> ProfileState | None:
-    """Finds workers that wait for reads; if the parts name storage, even a little wait counts.
+def _shared_reads(own: Signs, *, is_shared: bool, is_storage: bool) -> ProfileState | None:
+    """Finds workers that wait for what they share; if the parts name storage, any wait counts.
 
     Copying what was read can be most of a worker's time.
     """
     if own.wait_share < MIN_SHARE or not own.alone:
         return None
-    rate = own.rate(max(1, own.workers)) or own.alone.batches_per_second
     is_waiting = own.worker_idle_share >= MIN_WORKER_IDLE
-    if not is_storage and (not is_waiting or rate * own.step_seconds * MIN_LOADING > 1):
+    if not is_storage and not (is_shared and is_waiting and own.is_loading_awaited):
         return None
-    wall, cpu = own.alone.wall_seconds.mean, own.alone.cpu_seconds.mean
-    share = own.wait_share * own.worker_idle_share
-    batch = f"a batch takes a worker {in_ms(wall)}, of which it computes {in_ms(cpu)}"
-    size = own.rank.batch.num_bytes if own.rank.batch else 0
-    received = own.received_per_second * own.step_seconds / max(1, own.rank.ranks_on_host)
-    rates = own.rates
-    if is_shared and received >= max(1.0, MIN_RECEIVED * size):
-        return ProfileState(
-            id="network",
-            text=f"network-bound: {batch}; {own.received_per_second * 8e-6:.1f} Mbit/s are "
-            f"received, and more workers get no more ({rates})",
-            share=share,
-        )
-    if is_shared or is_storage:
-        stall = own.evidence.storage_stall_seconds
-        stalled = f"; storage was waited for {stall:.1f} s" if stall else ""
-        return ProfileState(
-            id="storage",
-            text=f"storage-bound: {batch}; it waits for reads, and more workers get "
-            f"{'no' if is_waiting else 'little'} more ({rates}){stalled}",
-            share=share,
-        )
-    grows = f"; more workers wait at the same time ({rates})" if rates else ""
+    seen = ""
+    received = own.received_per_second * 8e-6
+    if received >= 0.1:
+        seen += f"; {received:.1f} Mbit/s are received over the network"
+    if own.evidence.storage_stall_seconds:
+        seen += f"; storage was waited for {own.evidence.storage_stall_seconds:.1f} s"
     return ProfileState(
-        id="latency",
-        text=f"latency-bound: {batch}: it waits for its reads, not for a CPU{grows}",
-        share=share,
+        id="storage",
+        text=f"bound by storage or network: {own.batch_words}; it waits for reads, and more "
+        f"workers get {'no' if is_waiting else 'little'} more ({own.rates}){seen}",
+        share=own.wait_share * own.worker_idle_share,
     )
 
 
@@ -463,26 +425,29 @@ def _cold_reads(own: Signs) -> ProfileState | None:
         return None
     return ProfileState(
         id="storage",
-        text=f"storage-bound: a batch of {reads.batch_bytes.mean / 1e6:.2f} MB takes a worker "
-        f"{in_ms(cold)} from storage and {in_ms(warm)} from memory; the storage gives "
-        f"{reads.bytes_per_second.mean / 1e6:.0f} MB/s",
+        text=f"bound by storage or network: a batch of {reads.batch_bytes.mean / 1e6:.2f} MB "
+        f"takes a worker {in_ms(cold)} from storage and {in_ms(warm)} from memory; the storage "
+        f"gives {reads.bytes_per_second.mean / 1e6:.0f} MB/s",
         share=own.wait_share * (1 - warm / cold),
     )
 
 
-def _few_workers(own: Signs, *, busy: float) -> ProfileState | None:
-    if own.wait_share < MIN_SHARE or busy >= BUSY or own.worker_idle_share >= MIN_WORKER_IDLE:
+def _few_workers(own: Signs, *, busy: float, is_limit: bool) -> ProfileState | None:
+    """Finds workers that are too few: next to idle vCPUs, or because they wait for their reads."""
+    is_waiting = own.worker_idle_share >= MIN_WORKER_IDLE
+    if not own.is_loading_awaited or not own.is_faster_with_more:
         return None
-    if own.many is not None and own.many.workers > own.workers:
-        today = own.rate(own.workers)
-        if today and own.many.batches_per_second < (1 + MIN_SHARE) * today:
-            return None
-    rates = own.rates
+    if not is_waiting and (not is_limit or busy >= BUSY):
+        return None
+    rates = f" ({own.rates})" if own.rates else ""
+    why = (
+        f"{own.batch_words}: it waits for its reads, not for a CPU"
+        if is_waiting
+        else f"the vCPUs are {busy:.0%} busy"
+    )
+    workers = "1 worker loads" if own.workers == 1 else f"{own.workers} workers load"
     return ProfileState(
-        id="workers",
-        text=f"too few workers at idle CPUs: {own.workers} workers load, and the vCPUs are "
-        f"{busy:.0%} busy" + (f" ({rates})" if rates else ""),
-        share=own.wait_share,
+        id="workers", text=f"too few workers: {workers}, and {why}{rates}", share=own.wait_share
     )
 
 
@@ -490,7 +455,7 @@ def _serial(own: Signs) -> ProfileState | None:
     if own.wait_share < MIN_SHARE:
         return None
     return ProfileState(
-        id="serial",
+        id="workers",
         text=f"no workers: the main process loads by itself (num_workers=0), "
         f"{in_ms(own.as_is.wait_seconds.median)} of each step of {in_ms(own.step_seconds)}"
         + _threads(own),
@@ -515,24 +480,6 @@ def _threads(own: Signs) -> str:
     return (
         f"{said}: the main process's many threads wait for each other "
         "(torch.set_num_threads(1) shows it)"
-    )
-
-
-def _first_epoch(own: Signs) -> ProfileState | None:
-    passes = [each for each in own.evidence.passes if each.batches >= MIN_PASS]
-    if len(passes) < 2:
-        return None
-    first = passes[0]
-    later = median(each.wait_seconds for each in passes[1:])
-    more = first.wait_seconds - later
-    if more < 2 * MIN_SHARE * first.step_seconds or first.wait_seconds < MIN_FIRST_RATIO * later:
-        return None
-    return ProfileState(
-        id="first-epoch",
-        text=f"first-epoch effect: a step of the first epoch waits {in_ms(first.wait_seconds)}, of "
-        f"the {len(passes) - 1} later ones {in_ms(later)}: something is cached, and a whole "
-        "training is nearer to the later ones",
-        share=min(1.0, more / first.step_seconds),
     )
 
 

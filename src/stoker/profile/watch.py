@@ -1,4 +1,4 @@
-"""A thread watches the steps as they are: interpreter lock, workers, machine, the CPU's own speed.
+"""A thread watches the steps as they are: interpreter lock, machine, the CPU's own speed.
 
 A virtual machine that shares its cores with others becomes slower and faster without any sign in
 /proc: no steal time, no other program. What is measured then holds for those seconds only.
@@ -23,8 +23,6 @@ from stoker.host.counters import (
     Throttling,
     elsewhere_cpu_seconds,
     machine_cpu_seconds,
-    pids_below,
-    read_bytes,
     received_bytes,
     scheduled,
     storage_stall_seconds,
@@ -157,8 +155,6 @@ KNOCK_SECONDS = 0.02
 # hold it. How late the machine woke the thread is known and left out: 0.1 ms of timer slack, or
 # several ms on a virtual machine that was idle.
 HELD_SECONDS = 0.0005
-# Reading what the kernel says of 8 workers takes 0.2 ms.
-_WORKERS_SECONDS = 0.25
 _FRAMES = 8
 _COLLECTIVES = (
     os.path.join("torch", "distributed") + os.sep,
@@ -167,7 +163,7 @@ _COLLECTIVES = (
 
 
 class StepWatch:
-    """Sees the reading thread's steps, its threads, its workers and the machine; cheap.
+    """Sees the reading thread's steps, the process's threads and the machine; cheap.
 
     While steps are watched, a thread knocks: it sleeps, and sees how long it then waits for the
     interpreter lock. It is not there when workers are forked.
@@ -244,15 +240,13 @@ class _WatchedStretch:
         self._throttled = [throttling(group) for group in self._groups]
         self._received = received_bytes()
         self._stall = storage_stall_seconds()
-        self._pids = pids_below()
-        self._read = read_bytes(self._pids)
         self._machine = machine_cpu_seconds()
         self._elsewhere = elsewhere_cpu_seconds()
         self._thread = scheduled(self._task) or Scheduled(0.0, 0.0)
         self._process = time.process_time()
         self._own = threads_cpu_seconds({self._thread_id})
         self._began = time.monotonic()
-        self._knocker = _Knocker(self._pids, is_reading=is_reading)
+        self._knocker = _Knocker(is_reading=is_reading)
         self._knocker.start()
 
     def got(self, *, wait: float, receive: float) -> None:
@@ -286,9 +280,6 @@ class _WatchedStretch:
             knocks=knocker.knocks,
             held_knocks=knocker.held_knocks,
             collective_knocks=knocker.collective_knocks,
-            worker_seconds=knocker.worker_seconds,
-            worker_cpu_seconds=knocker.worker_cpu_seconds,
-            worker_queued_seconds=knocker.worker_queued_seconds,
             busy_vcpus=machine / seconds if seconds else 0.0,
             elsewhere_vcpus=elsewhere / seconds if seconds else 0.0,
             quota_vcpus=cpu_quota(),
@@ -296,7 +287,6 @@ class _WatchedStretch:
             throttled_periods=worst.throttled_periods,
             throttled_seconds=worst.throttled_seconds,
             received_bytes=max(0, received_bytes() - self._received),
-            read_bytes=max(0, read_bytes(self._pids) - self._read),
             storage_stall_seconds=None
             if stall is None or self._stall is None
             else stall - self._stall,
@@ -305,24 +295,19 @@ class _WatchedStretch:
 
 
 class _Knocker:
-    """The knocking thread; sees after the workers, too, for those that end take their counts along.
+    """The knocking thread.
 
     Args:
-        pids: Of the loader's workers.
         is_reading: Whether the thread that made this is in next() now.
     """
 
-    def __init__(self, pids: list[int], *, is_reading: Callable[[], bool]) -> None:
+    def __init__(self, *, is_reading: Callable[[], bool]) -> None:
         self.knocks = 0
         self.held_knocks = 0
         self.collective_knocks = 0
-        self.worker_seconds = 0.0
-        self.worker_cpu_seconds = 0.0
-        self.worker_queued_seconds = 0.0
         self.core_looks: list[float] = []
         self._is_reading = is_reading
         self._reader = threading.get_ident()
-        self._pids = pids
         self._alarm = Alarm()
         self._thread = threading.Thread(target=self._knock, name="stoker-watch", daemon=True)
 
@@ -336,8 +321,7 @@ class _Knocker:
 
     def _knock(self) -> None:
         schedule = OwnSchedule()
-        began = looked = speed_looked = time.monotonic()
-        first = {pid: scheduled(f"/proc/{pid}") for pid in self._pids}
+        speed_looked = time.monotonic()
         before = schedule.queued_seconds()
         asked = time.monotonic()
         while True:
@@ -356,10 +340,6 @@ class _Knocker:
                 self.held_knocks += late - max(machine_late, queued - before) >= HELD_SECONDS
                 self.collective_knocks += _is_collective(frame)
             del frame
-            if now - looked >= _WORKERS_SECONDS:
-                looked = now
-                self._look(first, seconds=now - began)
-                queued = schedule.queued_seconds()
             if now - speed_looked >= LOOK_SECONDS:
                 speed_looked = now
                 self.core_looks.append(look())
@@ -367,14 +347,6 @@ class _Knocker:
             before = queued
             asked = time.monotonic()
         schedule.close()
-
-    def _look(self, first: dict[int, Scheduled | None], *, seconds: float) -> None:
-        pairs = [(scheduled(f"/proc/{pid}"), before) for pid, before in first.items()]
-        lived = [(now, before) for now, before in pairs if now and before]
-        if lived:
-            self.worker_seconds = seconds * len(lived)
-            self.worker_cpu_seconds = sum(now.cpu - before.cpu for now, before in lived)
-            self.worker_queued_seconds = sum(now.queued - before.queued for now, before in lived)
 
 
 def _is_collective(frame: FrameType | None) -> bool:

@@ -71,16 +71,13 @@ _LIMITS = {
     "cpu": "the CPUs of the training hosts",
     "accelerator": "the accelerator",
     "latency": "too few loader workers",
-    "serial": "loading in the trainer itself (num_workers=0)",
-    "network": "the network, which all workers share",
-    "storage": "the storage, which all workers share",
+    "storage": "the storage or network, which all workers share",
 }
 # Of steps that the parts do not give, and a state does.
 _OF_STATES = {
     "straggler": "all ranks wait for one that is late",
-    "serial": "the limit is loading in the trainer itself (num_workers=0), which takes another "
+    "workers": "the limit is loading in the trainer itself (num_workers=0), which takes another "
     "time than in a worker",
-    "first-epoch": "the first epoch is not like the later ones",
 }
 
 
@@ -159,12 +156,9 @@ def _limit(profile: Profile) -> str | None:
     parts = parts_of(profile)
     if parts is None:
         return None
-    limit: str = parts.limit
-    if limit == "latency" and parts.workers == 0:
-        limit = "serial"
-    if limit == "storage" and "network" in {state.id for state in profile.states}:
-        limit = "network"
-    return _LIMITS[limit]
+    if parts.limit == "latency" and parts.workers == 0:
+        return "loading in the trainer itself (num_workers=0)"
+    return _LIMITS[parts.limit]
 
 
 def _check(profile: Profile) -> str:
@@ -178,7 +172,7 @@ def _check(profile: Profile) -> str:
         return text
     if check.state:
         return (
-            f"{text}: what they miss is the state {check.state}, which no other host mends, so "
+            f"{text}: what they miss is the state {check.state}, which no other host changes, so "
             "nothing is advised that costs"
         )
     return f"{text}: unexplained, so nothing is advised that costs"

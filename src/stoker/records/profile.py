@@ -210,8 +210,8 @@ class ProfileState(Record, frozen=True, kw_only=True):
     """A state that the training is in, named, with the figures that it rests on.
 
     Attributes:
-        id: cpu, accelerator, latency, storage, network, workers, serial, gil, oversubscribed,
-            straggler, first-epoch, throttled or other-programs; later versions may know more.
+        id: cpu, accelerator, storage (or network), workers, gil, throttled, straggler or
+            other-programs; other versions may know others.
         share: Of a step that it explains or costs.
     """
 
