@@ -27,8 +27,6 @@ from stoker.records import (
     Workload,
 )
 from stoker.report import write_report
-from stoker.report.figures import MILLISECONDS, count, digits, percent, signed_percent, usd
-from stoker.report.figures import time_unit as choose_time_unit
 from stoker.report.strips import Interval, Strip, intervals_drawing, series_drawing, strips_drawing
 from stoker.report.svg import Drawing
 from stoker.report.timeline import (
@@ -38,6 +36,8 @@ from stoker.report.timeline import (
     read_timeline,
     shown_seconds,
 )
+from stoker.text import MILLISECONDS, count, digits, percent, signed_percent, usd
+from stoker.text import time_unit as choose_time_unit
 from support import sample_records
 
 replace = msgspec.structs.replace

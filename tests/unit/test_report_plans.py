@@ -25,8 +25,8 @@ from stoker.records import (
     StepTerms,
 )
 from stoker.report import write_report
-from stoker.report.figures import MILLISECONDS, time_unit
 from stoker.report.plans import plans_drawing, scaling_of, spots_of
+from stoker.text import MILLISECONDS, time_unit
 from support import sample_records
 
 replace = msgspec.structs.replace

@@ -1,16 +1,15 @@
 """The decision is explained to a person: the verdict first, then why, then the plans."""
 
 import math
-import textwrap
 from collections.abc import Sequence
 
 from stoker.decide.calibrate import LEAST_RUNS
 from stoker.decide.choose import error_band, pareto_front
 from stoker.decide.pricing import ASKED_FOR
-from stoker.decide.words import cluster, limit_words, limits, ms, pays
+from stoker.decide.words import cluster, limit_words, limits, pays
 from stoker.records import Decision, Group, Plan, Prices
+from stoker.text import ms, wrapped
 
-_WIDTH = 80
 _MOST_ROWS = 12
 _MOST_OF_FRONT = 6
 _CLUSTER_WIDTH = 32
@@ -18,10 +17,10 @@ _CLUSTER_WIDTH = 32
 
 def explain(decision: Decision) -> str:
     """Returns the decision as text of at most 80 columns, but for long names of clusters."""
-    lines = _wrapped(_verdict(decision))
+    lines = wrapped(_verdict(decision))
     lines += ["", *_limits(decision), "", *_table(decision), "", "How it was decided"]
     for answer in decision.path:
-        lines += _wrapped(f"{answer.question} {answer.answer}: {answer.because}", indent="  ")
+        lines += wrapped(f"{answer.question} {answer.answer}: {answer.because}", indent="  ")
     for title, texts in (
         ("Worth doing", [_advised(a.text, a.when) for a in decision.advice]),
         ("Mind", list(decision.warnings)),
@@ -29,7 +28,7 @@ def explain(decision: Decision) -> str:
         if texts:
             lines += ["", title]
             for text in texts:
-                lines += _wrapped(text, indent="  ")
+                lines += wrapped(text, indent="  ")
     return "\n".join(lines)
 
 
@@ -69,14 +68,14 @@ def _limits(decision: Decision) -> list[str]:
             f"Calibrated on {found.runs} runs: data hosts give {found.efficiency:.2f} times what "
             f"the model took, receiving takes {found.receive:.2f} times as long"
         )
-    return [part for line in lines for part in _wrapped(line)]
+    return [part for line in lines for part in wrapped(line)]
 
 
 def _table(decision: Decision) -> list[str]:
     shown = [p for p in decision.plans if p.feasible and p.predicted]
     front = pareto_front(shown)
     if not shown:
-        return _wrapped(_prices(decision.prices).removeprefix("* chosen. "))
+        return wrapped(_prices(decision.prices).removeprefix("* chosen. "))
     rows = _few(shown, decision.plan, front)
     today = next((p.groups for p in decision.plans if p.action == "keep"), ())
     names = [_named(plan, today)[:_CLUSTER_WIDTH] for plan in rows]
@@ -97,13 +96,13 @@ def _table(decision: Decision) -> list[str]:
         lines.append(f"({' and '.join(more)}: see the record)")
     for plan in decision.plans:
         if not plan.feasible and plan.reason.startswith(ASKED_FOR):
-            lines += _wrapped(f"? {cluster(plan)}: {plan.reason}")
+            lines += wrapped(f"? {cluster(plan)}: {plan.reason}")
     if decision.bottleneck == "unexplained":
         lines.append("For orientation only: the profile does not bear these figures.")
     lines.append("$/1000: dollars for 1000 steps of today's global batch.")
     asked = " ? asked for." if any(plan.reason == ASKED_FOR for plan in shown) else ""
     lines.append(f". no other plan is both faster and cheaper (the Pareto front).{asked}")
-    return [*lines, *_wrapped(_prices(decision.prices))]
+    return [*lines, *wrapped(_prices(decision.prices))]
 
 
 def _few(plans: Sequence[Plan], chosen: Plan, front: Sequence[Plan]) -> list[Plan]:
@@ -190,16 +189,6 @@ def _advised(text: str, when: str | None) -> str:
 
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}." if text else ""
-
-
-def _wrapped(text: str, *, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text,
-        width=_WIDTH,
-        break_on_hyphens=False,
-        initial_indent=indent,
-        subsequent_indent=f"{indent}  " if indent else "",
-    )
 
 
 def _short(seconds: float) -> str:

@@ -6,8 +6,9 @@ from typing import Literal
 
 from stoker.decide.choose import best_free, buys, combined_band, error_band, gain, ranked
 from stoker.decide.model import Estimate, Hosts, Work, free_vcpus
-from stoker.decide.words import cluster, limit_words, limits, ms, pays
+from stoker.decide.words import cluster, limit_words, limits, pays
 from stoker.records import Action, Answer, Bottleneck, Constraints, Plan
+from stoker.text import ms
 
 _Reply = Literal["yes", "no", "unknown"]
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from stoker.records import Bottleneck, Limit, Plan, Predicted
+from stoker.text import ms
 
 _LIMITS: Mapping[Limit, str] = {
     "cpu": "the CPU",
@@ -34,11 +35,6 @@ def limit_words(bottleneck: Bottleneck) -> str:
 def cluster(plan: Plan) -> str:
     """Returns the plan's hosts in a few words."""
     return " + ".join(f"{group.count} {group.instance_type}" for group in plan.groups)
-
-
-def ms(seconds: float) -> str:
-    """Returns a time with three digits: `64 ms`, `1.2 s`."""
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def limits(outcome: Predicted) -> str:

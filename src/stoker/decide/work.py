@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from stoker.catalog import Instance
 from stoker.decide.model import ClusterShape, Doubt, Hosts, Work, estimate, free_vcpus
-from stoker.decide.words import ms
 from stoker.errors import UsageError
 from stoker.records import Calibration, Limit, Profile, StepTerms
 from stoker.records.parts import (
@@ -25,6 +24,7 @@ from stoker.records.parts import (
     speed_words,
     too_busy,
 )
+from stoker.text import ms
 
 _NumberT = TypeVar("_NumberT", int, float)
 

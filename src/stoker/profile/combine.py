@@ -116,17 +116,13 @@ def note_of_host(rank: RankResult, host: ProfiledHost) -> str | None:
     if (
         found is None
         or not found.instance_type
-        or _bare(found.instance_type) == _bare(host.instance_type)
+        or bare_type(found.instance_type) == bare_type(host.instance_type)
     ):
         return None
     return (
         f"this host is a {found.instance_type} ({found.source}), profiled as {host.instance_type}: "
         f"--instance-type {found.instance_type} prices it as what it is"
     )
-
-
-def _bare(instance_type: str) -> str:
-    return bare_type(instance_type)
 
 
 def _added(parts: Sequence[Quartiles]) -> Quartiles:
@@ -204,8 +200,9 @@ def combine(
     """
     whole = [_Whole(rank) for rank in _complete(ranks)]
     first = whole[0].rank
-    cpu = _sum([_loader_cpu(own) for own in whole])
-    wall = _sum([_loader_wall(own) for own in whole])
+    cpu = _added([_loader_cpu(own) for own in whole])
+    walls = [own for own in map(_loader_wall, whole) if own is not None]
+    wall = _added(walls) if len(walls) == len(whole) else None
     handovers = [own for own in map(_handover, whole) if own is not None]
     receives = [own.rank.receive for own in whole if own.rank.receive is not None]
     waiting = max(whole, key=lambda own: own.as_is.wait_seconds.median)
@@ -219,7 +216,7 @@ def combine(
         step_seconds=whole[0].as_is.step_seconds.median,
         wait_seconds=waiting.as_is.wait_seconds.median,
         accelerator_step_seconds=slowest.accelerator.step_seconds.median,
-        loader_cpu_seconds=cpu.mean if cpu else None,
+        loader_cpu_seconds=cpu.mean,
         receive_seconds=max((own.thread_seconds.median for own in receives), default=None),
         # Today's loader is torch's own: it takes what the trainer's thread spent in next().
         local_receive_seconds=max(
@@ -239,7 +236,7 @@ def combine(
         "step_seconds": _spread(whole[0].as_is.step_seconds),
         "wait_seconds": _spread(waiting.as_is.wait_seconds),
         "accelerator_step_seconds": _spread(slowest.accelerator.step_seconds),
-        "trainer_cpu_seconds": _spread(_sum(trainer)),
+        "trainer_cpu_seconds": _spread(_added(trainer)),
         "loader_cpu_seconds": _spread(cpu),
         "loader_wall_seconds": _spread(wall),
         "batch_bytes": _spread(sizes),
@@ -327,7 +324,7 @@ def _busiest(rank: RankResult) -> Drain | None:
     return max(rank.drains, key=lambda own: own.workers, default=None) if rank.drains else None
 
 
-def _loader_cpu(own: _Whole) -> Quartiles | None:
+def _loader_cpu(own: _Whole) -> Quartiles:
     share = max(1, round(own.rank.vcpus) // own.rank.ranks_on_host)
     fitting = [drain for drain in own.rank.drains if drain.workers == share]
     drain = fitting[0] if fitting else _busiest(own.rank)
@@ -360,19 +357,6 @@ def _loader_wall(own: _Whole) -> Quartiles | None:
     if alone:
         return alone[0]
     return own.as_is.wait_seconds if own.num_workers == 0 else None
-
-
-def _sum(parts: Sequence[Quartiles | None]) -> Quartiles | None:
-    known = [part for part in parts if part is not None]
-    if len(known) != len(parts):
-        return None
-    return Quartiles(
-        mean=sum(part.mean for part in known),
-        median=sum(part.median for part in known),
-        low=sum(part.low for part in known),
-        high=sum(part.high for part in known),
-        samples=min(part.samples for part in known),
-    )
 
 
 def _spread(part: Quartiles | None) -> Spread | None:

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from statistics import median
 
 from stoker.profile.raw import RankResult
-from stoker.profile.states import MIN_SHARE, Signs, in_ms, signs_of
+from stoker.profile.states import MIN_SHARE, Signs, signs_of
 from stoker.records import Fix, Parts, ProfileState, StepTerms
 from stoker.records.parts import WAITS, tuned
+from stoker.text import ms, size
 
 # Less than this share of a step is not worth a line.
 _MIN_GAIN = 0.05
@@ -101,8 +102,8 @@ def _later_epochs(own: Signs) -> Fix | None:
         return None
     return Fix(
         id="first-epoch",
-        text=f"a step of the first epoch waits {in_ms(first.wait_seconds)}, of the "
-        f"{len(passes) - 1} later ones {in_ms(later)}: something is cached. Fill the cache before "
+        text=f"a step of the first epoch waits {ms(first.wait_seconds)}, of the "
+        f"{len(passes) - 1} later ones {ms(later)}: something is cached. Fill the cache before "
         "the training, or profile later epochs: a training of many epochs is nearer to those",
     )
 
@@ -124,8 +125,8 @@ def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms)
     because = f"{parts.vcpus:.3g} vCPUs are there, and the loader alone is faster with them"
     if wall > WAITS * cpu:
         because = (
-            f"a batch takes a worker {wall / len(ranks) * 1e3:.0f} ms, of which "
-            f"{cpu / len(ranks) * 1e3:.0f} are computing"
+            f"a batch takes a worker {ms(wall / len(ranks))}, of which it computes "
+            f"{ms(cpu / len(ranks))}"
         )
         because += "; they wait, so faster CPUs would not help"
         because += ", and they may outnumber the vCPUs" * (better.workers > parts.vcpus)
@@ -173,7 +174,7 @@ def _uint8(ranks: Sequence[RankResult]) -> Fix | None:
     loss = "nothing is lost" if is_exact else "normalise there, and mind rounding"
     return Fix(
         id="uint8",
-        text=f"send images as uint8 and cast them on the accelerator: {sum(images) / 1e6:.1f} MB "
-        f"of a step become {sum(images) / 4e6:.1f} MB ({loss})",
+        text=f"send images as uint8 and cast them on the accelerator: {size(sum(images))} "
+        f"of a step become {size(sum(images) / 4)} ({loss})",
         cost="small",
     )

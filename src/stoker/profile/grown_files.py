@@ -15,13 +15,13 @@ import msgspec
 from stoker.profile.raw import GrownFile, RankResult
 from stoker.records import Profile
 from stoker.settings import ProcessSettings
+from stoker.text import size
 
 MAX_FILES = 20_000
 MAX_SECONDS = 1.0
 MAX_NAMED = 5
 _KEPT = 50
 _SKIPPED = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache"})
-_UNITS = ("kB", "MB", "GB", "TB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +74,14 @@ def grown(before: FolderSnapshot, after: FolderSnapshot) -> list[GrownFile]:
     """
     latest = max((changed for _, changed in before.files.values()), default=0)
     found = []
-    for path, (size, changed) in after.files.items():
+    for path, (num_bytes, changed) in after.files.items():
         known = before.files.get(path)
         if known is None and (before.is_whole or changed > latest):
-            found.append(GrownFile(path=path, num_bytes=size, is_new=True))
-        elif known is not None and size > known[0]:
-            found.append(GrownFile(path=path, num_bytes=size - known[0]))
+            found.append(GrownFile(path=path, num_bytes=num_bytes, is_new=True))
+        elif known is not None and num_bytes > known[0]:
+            found.append(GrownFile(path=path, num_bytes=num_bytes - known[0]))
         elif known is not None and changed != known[1]:
-            found.append(GrownFile(path=path, num_bytes=size, is_rewritten=True))
+            found.append(GrownFile(path=path, num_bytes=num_bytes, is_rewritten=True))
     return sorted(found, key=lambda file: (-file.num_bytes, file.path))[:_KEPT]
 
 
@@ -109,7 +109,7 @@ def words_of(files: Sequence[GrownFile], *, cwd: Path) -> str:
     if not files:
         return ""
     named = [
-        f"{_short(file.path, cwd)} ({_change(file)} {_size(file.num_bytes)})"
+        f"{_short(file.path, cwd)} ({_change(file)} {size(file.num_bytes)})"
         for file in files[:MAX_NAMED]
     ]
     more = len(files) - MAX_NAMED
@@ -186,12 +186,3 @@ def _short(path: str, cwd: Path) -> str:
 
 def _change(file: GrownFile) -> str:
     return "new," if file.is_new else "rewritten," if file.is_rewritten else "by"
-
-
-def _size(num_bytes: int) -> str:
-    size, unit = float(num_bytes), "B"
-    for larger in _UNITS:
-        if size < 1000:
-            break
-        size, unit = size / 1000, larger
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

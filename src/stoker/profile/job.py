@@ -1,7 +1,6 @@
 """A job that ran can be profiled from its load and its log."""
 
 import statistics
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ from stoker.logs import parse_line
 from stoker.platforms.sagemaker.usage import HostLoad, ObservedJob, group_loads
 from stoker.records import Observed, Profile, ProfiledHost, Spread, StepTerms
 from stoker.records.base import Value
+from stoker.text import wrapped
 
 MIN_SAMPLES = 20
 # Longer or shorter ones are no steps of a training.
@@ -88,7 +88,6 @@ def _number(values: Mapping[str, str], name: str) -> float | None:
         return None
 
 
-_WIDTH = 88
 # Below it a training's start weighs much in its means.
 _FEW_MINUTES = 10.0
 _SUSPECTS = {
@@ -144,12 +143,12 @@ def explain_observed(profile: Profile) -> str:
     """Explains a profile without a step, in words of at most 88 columns."""
     notes = profile.what.get("notes")
     lines = observed_words(profile)
-    lines += _wrapped(
+    lines += wrapped(
         "No step was timed, so nothing can be promised of another cluster. Profile the training "
         "before money is spent on it: stoker profile."
     )
     for note in notes if isinstance(notes, list) else ():
-        lines += _wrapped(f"note: {note}")
+        lines += wrapped(f"note: {note}")
     return "\n".join(lines)
 
 
@@ -160,14 +159,14 @@ def observed_words(profile: Profile) -> list[str]:
     what = profile.what
     hosts = f"{profile.host.count} x {profile.host.instance_type}"
     said = [
-        f"{name}s {_percent(load)} busy" if load is not None else f"{name}s: load not known"
+        f"{name}s {_load(load)} busy" if load is not None else f"{name}s: load not known"
         for name, load in (("vCPU", observed.cpu_utilization), ("GPU", observed.gpu_utilization))
         if load is not None or name == "vCPU" or profile.host.accelerators != 0
     ]
     # Where steps were seen to wait or not, a guess from the load is no news.
     is_seen = profile.step is not None and profile.step.wait_seconds is not None
     guess = "" if is_seen else f"; {_SUSPECTS[observed.suspect]}"
-    lines = _wrapped(f"{hosts}: {', '.join(said)}{guess}.")
+    lines = wrapped(f"{hosts}: {', '.join(said)}{guess}.")
     groups, members = _mapping(what.get("groups")), _mapping(what.get("host_group"))
     cpu, gpu = _mapping(what.get("host_cpu")), _mapping(what.get("host_gpu"))
     if not members:
@@ -177,9 +176,9 @@ def observed_words(profile: Profile) -> list[str]:
     for group, words in groups.items():
         title = f"{group or 'all hosts'}  {words}"
         loads = (group_cpu.get(group), group_gpu.get(group))
-        lines.append(f"{title[:43]:<44}{_percent(loads[0]):>6}{_percent(loads[1]):>7}")
+        lines.append(f"{title[:43]:<44}{_load(loads[0]):>6}{_load(loads[1]):>7}")
         for host in (name for name, own in members.items() if own == group):
-            load = f"{_percent(cpu.get(host)):>6}{_percent(gpu.get(host)):>7}"
+            load = f"{_load(cpu.get(host)):>6}{_load(gpu.get(host)):>7}"
             lines.append(f"  {host:<42}{load}")
     return [*lines, ""]
 
@@ -231,9 +230,5 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def _percent(value: object) -> str:
+def _load(value: object) -> str:
     return f"{value:.0%}" if isinstance(value, int | float) else "n/a"
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ")

@@ -34,6 +34,7 @@ from stoker.records import (
 )
 from stoker.records.base import Value
 from stoker.settings import PROFILE_ENDED_FILE
+from stoker.text import ms
 
 _TIMELINE = "timeline-rank0.csv"
 NOTE = (
@@ -337,7 +338,7 @@ def _observations(ranks: Sequence[RankResult], used: Used | None) -> list[str]:
     for rank in ranks[:1]:
         if rank.as_is:
             step, wait = rank.as_is.step_seconds.median, rank.as_is.wait_seconds.median
-            found.append(f"a step took {step * 1e3:.1f} ms, {wait / step:.0%} of it waiting")
+            found.append(f"a step took {ms(step)}, {wait / step:.0%} of it waiting")
         if rank.loader:
             found.append(f"num_workers={rank.loader.num_workers}")
         grown = words_of(rank.grown_files, cwd=Path.cwd())

@@ -7,6 +7,7 @@ from statistics import median
 from stoker.profile.raw import AsIs, Drain, Evidence, RankResult
 from stoker.records import Parts, ProfileState
 from stoker.records.parts import MAX_OTHERS
+from stoker.text import ms, size
 
 # Below this share of a step a state is not worth a line; it is what two profiles of one training
 # differ by.
@@ -106,7 +107,7 @@ class Signs:
         """Says how long a batch takes a worker, and how long of that it computes."""
         assert self.alone is not None
         wall, cpu = self.alone.wall_seconds.mean, self.alone.cpu_seconds.mean
-        return f"a batch takes a worker {in_ms(wall)}, of which it computes {in_ms(cpu)}"
+        return f"a batch takes a worker {ms(wall)}, of which it computes {ms(cpu)}"
 
     def rate(self, workers: int) -> float:
         """Returns batches a second of the loader alone with so many workers; 0: not known."""
@@ -184,11 +185,6 @@ def others_of(signs: Sequence[Signs]) -> float:
 def where(own: Signs, signs: Sequence[Signs]) -> str:
     """Names the rank, where there are several."""
     return f" (rank {own.rank.rank}, host {own.rank.host})" if len(signs) > 1 else ""
-
-
-def in_ms(seconds: float) -> str:
-    """Writes a time as words: milliseconds with one decimal."""
-    return f"{seconds * 1e3:.1f} ms"
 
 
 # A container that its quota stops in fewer periods hardly notices.
@@ -292,8 +288,8 @@ def straggler(signs: Sequence[Signs]) -> ProfileState | None:
     return ProfileState(
         id="straggler",
         text=f"one straggling rank: rank {slowest.rank.rank} (host {slowest.rank.host}) takes "
-        f"{in_ms(slowest.own_seconds)} of a step outside collectives and backward, the others "
-        f"{in_ms(usual)}, and they wait for it; it is late {why}",
+        f"{ms(slowest.own_seconds)} of a step outside collectives and backward, the others "
+        f"{ms(usual)}, and they wait for it; it is late {why}",
         share=min(1.0, share),
     )
 
@@ -425,9 +421,9 @@ def _cold_reads(own: Signs) -> ProfileState | None:
         return None
     return ProfileState(
         id="storage",
-        text=f"bound by storage or network: a batch of {reads.batch_bytes.mean / 1e6:.2f} MB "
-        f"takes a worker {in_ms(cold)} from storage and {in_ms(warm)} from memory; the storage "
-        f"gives {reads.bytes_per_second.mean / 1e6:.0f} MB/s",
+        text=f"bound by storage or network: a batch of {size(reads.batch_bytes.mean)} "
+        f"takes a worker {ms(cold)} from storage and {ms(warm)} from memory; the storage "
+        f"gives {size(reads.bytes_per_second.mean)}/s",
         share=own.wait_share * (1 - warm / cold),
     )
 
@@ -457,7 +453,7 @@ def _serial(own: Signs) -> ProfileState | None:
     return ProfileState(
         id="workers",
         text=f"no workers: the main process loads by itself (num_workers=0), "
-        f"{in_ms(own.as_is.wait_seconds.median)} of each step of {in_ms(own.step_seconds)}"
+        f"{ms(own.as_is.wait_seconds.median)} of each step of {ms(own.step_seconds)}"
         + _threads(own),
         share=own.wait_share,
     )
@@ -474,7 +470,7 @@ def _threads(own: Signs) -> str:
     wait, wall = own.as_is.wait_seconds.median, own.alone.wall_seconds.median
     if 1 / MIN_THREADS_RATIO <= wait / max(wall, 1e-9) <= MIN_THREADS_RATIO:
         return ""
-    said = f"; a worker, which gives torch's operations one thread, takes {in_ms(wall)} for it"
+    said = f"; a worker, which gives torch's operations one thread, takes {ms(wall)} for it"
     if wait < wall:
         return said
     return (
@@ -493,7 +489,7 @@ def _accelerator(signs: Sequence[Signs], *, is_binding: bool) -> ProfileState | 
     replayed = accelerator.step_seconds.median
     return ProfileState(
         id="accelerator",
-        text=f"accelerator-bound: a step takes {in_ms(waiting.step_seconds)}, with cached batches "
-        f"{in_ms(replayed)}; {waiting.wait_share:.0%} of it is waiting for data",
+        text=f"accelerator-bound: a step takes {ms(waiting.step_seconds)}, with cached batches "
+        f"{ms(replayed)}; {waiting.wait_share:.0%} of it is waiting for data",
         share=min(1.0, replayed / waiting.step_seconds),
     )

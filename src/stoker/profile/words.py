@@ -1,11 +1,11 @@
 """The profile is told in words: a verdict, a table of terms, and what to do at no cost. Pure."""
 
-import textwrap
 from collections.abc import Sequence
 
 from stoker.profile.job import explain_observed, observed_words
 from stoker.records import Profile, StepTerms, TransformCost, parts_of
 from stoker.records.parts import speed_words, too_busy
+from stoker.text import ms, size, wrapped
 
 _ROWS = 8
 _NAME = 44
@@ -40,18 +40,10 @@ def _bytes_of(cost: TransformCost) -> str:
     if cost.bytes_out is None:
         return ""
     if cost.bytes_in is None:
-        return _size(cost.bytes_out)
-    return f"{_size(cost.bytes_in)} -> {_size(cost.bytes_out)}"
+        return size(cost.bytes_out)
+    return f"{size(cost.bytes_in)} -> {size(cost.bytes_out)}"
 
 
-def _size(count: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} B"
-
-
-_WIDTH = 88
 _TERMS = (
     ("step_seconds", "a step, as is"),
     ("wait_seconds", "  of it waiting for data"),
@@ -85,40 +77,40 @@ def explain(profile: Profile) -> str:
     """Returns the verdict and the table, at most 88 columns wide."""
     if profile.step is None:
         return explain_observed(profile)
-    lines = _wrapped(_verdict(profile))
+    lines = wrapped(_verdict(profile))
     for state in profile.states[:_MAX_STATES]:
-        lines += _wrapped(f"found: {state.text}")
+        lines += wrapped(f"found: {state.text}")
     lines += ["", *_table(profile)]
     storage = _storage(profile)
     if storage:
-        lines += _wrapped(storage)
+        lines += wrapped(storage)
     if profile.transforms:
         lines += ["", *transform_table(profile.transforms)]
     if profile.observed:
         lines += ["", *observed_words(profile)]
     if profile.check:
-        lines += ["", *_wrapped(_check(profile))]
+        lines += ["", *wrapped(_check(profile))]
     noted = profile.what.get("notes")
     notes = [*noted] if isinstance(noted, list) else []
     for note in [*notes, *filter(None, [speed_words(profile)])]:
-        lines += _wrapped(f"note: {note}")
+        lines += wrapped(f"note: {note}")
     if profile.fixes:
         is_busy = bool(_too_busy(profile))
         lines += ["", "free or nearly so:"]
         for fix in profile.fixes:
             gain = (
-                f" (saves {_ms(fix.saves_seconds)} a step)"
+                f" (saves {ms(fix.saves_seconds)} a step)"
                 if fix.saves_seconds and not is_busy
                 else ""
             )
-            lines += _wrapped(f"- {fix.text}{gain}")
+            lines += wrapped(f"- {fix.text}{gain}")
     return "\n".join(lines)
 
 
 def _verdict(profile: Profile) -> str:
     step = profile.timed_step
     if step.wait_seconds is None:
-        return f"A step takes {_ms(step.step_seconds)}; what it waits for was not measured."
+        return f"A step takes {ms(step.step_seconds)}; what it waits for was not measured."
     share = step.wait_seconds / step.step_seconds
     said = f"{share:.0%} of a step is waiting for data"
     if step.accelerator_step_seconds is not None:
@@ -165,8 +157,8 @@ def _check(profile: Profile) -> str:
     assert profile.check is not None
     check = profile.check
     text = (
-        f"self-check: the parts give {_ms(check.predicted_step_seconds)} a step, measured were "
-        f"{_ms(check.predicted_step_seconds / (1 + check.error))} ({check.error:+.0%})"
+        f"self-check: the parts give {ms(check.predicted_step_seconds)} a step, measured were "
+        f"{ms(check.predicted_step_seconds / (1 + check.error))} ({check.error:+.0%})"
     )
     if check.explained:
         return text
@@ -189,7 +181,7 @@ def _table(profile: Profile) -> list[str]:
         samples = str(spread.samples) if spread else ""
         lines.append(f"{title:<30}{value * 1e3:>11.2f}   {middle:>19}   {samples:>7}")
     step = profile.timed_step
-    size = f", {step.batch_bytes / 1e6:.2f} MB" if step.batch_bytes else ""
+    batch = f", {size(step.batch_bytes)}" if step.batch_bytes else ""
     capacity = profile.host.capacity
     vcpus = f" of {capacity:.3g} vCPUs" if capacity else ""
     known = [f"{profile.host.count} x {profile.host.instance_type}{vcpus}"]
@@ -197,7 +189,7 @@ def _table(profile: Profile) -> list[str]:
         workers = "worker" if step.num_workers == 1 else "workers"
         known.insert(0, f"{step.num_workers} {workers} a host")
     if step.global_batch_size is not None:
-        known.insert(0, f"{step.global_batch_size} samples a step{size}")
+        known.insert(0, f"{step.global_batch_size} samples a step{batch}")
     lines.append("; ".join(known))
     return [line.rstrip() for line in lines]
 
@@ -206,9 +198,9 @@ def _storage(profile: Profile) -> str:
     step = profile.timed_step
     if not step.read_bytes:
         return ""
-    words = f"a step reads {step.read_bytes / 1e6:.2f} MB from storage"
+    words = f"a step reads {size(step.read_bytes)} from storage"
     if step.storage_bytes_per_second is not None:
-        return f"{words}, which gives a host {step.storage_bytes_per_second / 1e6:.0f} MB/s"
+        return f"{words}, which gives a host {size(step.storage_bytes_per_second)}/s"
     parts = parts_of(profile)
     is_limit = "storage" in {state.id for state in profile.states} or (
         parts is not None and parts.limit == "storage"
@@ -219,11 +211,3 @@ def _storage(profile: Profile) -> str:
 def _term(step: StepTerms, name: str) -> float | None:
     value: object = getattr(step, name)
     return value if isinstance(value, float) else None
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms"
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ")

@@ -15,8 +15,8 @@ from stoker.launch.telemetry import (
     mean,
     read_csv,
 )
-from stoker.report.figures import NBSP, count, digits, percent
 from stoker.report.svg import Anchor, Drawing, fit, text_width, ticks
+from stoker.text import NBSP, count, digits, percent
 
 _LABEL = 13.0
 _PLOT = 34.0

@@ -1,7 +1,6 @@
-"""Each figure of a run comes from the record that knows it best, and is written with its unit."""
+"""Each figure of a run comes from the record that knows it best."""
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stoker.records import (
@@ -14,6 +13,7 @@ from stoker.records import (
     Training,
     TransformCost,
 )
+from stoker.text import count, size
 
 # Parts with less than this share are left to the record.
 _MIN_SHARE = 0.005
@@ -51,139 +51,8 @@ def transform_rows(transforms: Sequence[TransformCost]) -> list[TransformRow]:
 def _size(cost: TransformCost) -> str:
     if cost.bytes_out is None:
         return ""
-    made = _bytes(cost.bytes_out)
-    return made if cost.bytes_in is None else f"{_bytes(cost.bytes_in)} → {made}"
-
-
-def _bytes(count: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} B"
-
-
-NBSP = "\N{NO-BREAK SPACE}"
-_THIN = "\N{NARROW NO-BREAK SPACE}"
-_MINUS = "\N{MINUS SIGN}"
-NOT_KNOWN = "not known"
-
-_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-
-
-@dataclass(frozen=True, slots=True)
-class TimeUnit:
-    """The one unit of time of a report, so that its figures can be compared at sight.
-
-    Attributes:
-        symbol: What stands behind a figure.
-        per_second: Units of one second.
-    """
-
-    symbol: str
-    per_second: float
-
-    def show(self, seconds: float | None) -> str:
-        """Writes three significant digits and the unit: `61.8 ms`."""
-        return self._join(seconds, 3)
-
-    def brief(self, seconds: float | None) -> str:
-        """Writes two significant digits and the unit, for sentences: `62 ms`."""
-        return self._join(seconds, 2)
-
-    def bare(self, seconds: float | None) -> str:
-        """Writes three significant digits without the unit, for columns whose head names it."""
-        return NOT_KNOWN if seconds is None else digits(seconds * self.per_second, 3, max_places=4)
-
-    def tick(self, seconds: float, *, last: bool) -> str:
-        """Writes a mark of an axis, as short as can be; the last one names the unit."""
-        text = f"{seconds * self.per_second:.10g}"
-        return text + NBSP + self.symbol if last else text
-
-    def span(self, low: float, high: float) -> str:
-        """Writes a range: `31.0 to 37.4 ms`."""
-        return f"{self.bare(low)} to {self.show(high)}"
-
-    def _join(self, seconds: float | None, figures: int) -> str:
-        if seconds is None:
-            return NOT_KNOWN
-        return digits(seconds * self.per_second, figures, max_places=4) + NBSP + self.symbol
-
-
-SECONDS = TimeUnit("s", 1.0)
-MILLISECONDS = TimeUnit("ms", 1e3)
-MICROSECONDS = TimeUnit("\N{MICRO SIGN}s", 1e6)
-
-
-def time_unit(seconds: Iterable[float | None]) -> TimeUnit:
-    """Returns the unit that suits the largest of `seconds`."""
-    largest = max((value for value in seconds if value is not None), default=0.0)
-    if largest >= 10:
-        return SECONDS
-    return MILLISECONDS if largest >= 1e-3 or largest == 0 else MICROSECONDS
-
-
-def digits(value: float, figures: int, *, max_places: int = 9) -> str:
-    """Writes `value` with so many significant digits, whole digits kept, never in powers of ten."""
-    if abs(value) < 0.5 * 10**-max_places:
-        return "0"
-    if not math.isfinite(value):
-        return NOT_KNOWN
-    places = max(0, figures - 1 - math.floor(math.log10(abs(value))))
-    places = min(places, max_places)
-    rounded = round(value, places)
-    if rounded and math.floor(math.log10(abs(rounded))) > math.floor(math.log10(abs(value))):
-        places = max(0, places - 1)
-    return f"{rounded:,.{places}f}".replace(",", _THIN).replace("-", _MINUS)
-
-
-def usd(value: float | None) -> str:
-    """Writes dollars: cents from 1 $ up, three significant digits below."""
-    if value is None:
-        return NOT_KNOWN
-    if abs(value) >= 1:
-        return "$" + f"{value:,.2f}".replace(",", _THIN)
-    return "$" + digits(value, 3)
-
-
-def percent(fraction: float | None) -> str:
-    """Writes `0.64` as `64 %`."""
-    return NOT_KNOWN if fraction is None else _percent(abs(fraction), sign="")
-
-
-def signed_percent(fraction: float | None) -> str:
-    """Writes a change with its sign: 0.2 as `+20 %`."""
-    if fraction is None:
-        return NOT_KNOWN
-    return _percent(abs(fraction), sign="+" if fraction >= 0 else _MINUS)
-
-
-def times(factor: float | None) -> str:
-    """Writes a speed-up: `1.72`, with as many digits as a measurement supports."""
-    if factor is None:
-        return NOT_KNOWN
-    return digits(factor, 3 if factor < 100 else 2)
-
-
-def metric(value: float | None) -> str:
-    """Writes a metric or a bound of it as exactly as the script did, up to six digits."""
-    return NOT_KNOWN if value is None else f"{value:.6g}".replace("-", _MINUS)
-
-
-def whole(value: int) -> str:
-    """Writes a count: `10 000`, a thin space between thousands."""
-    return f"{value:,}".replace(",", _THIN)
-
-
-def count(number: int, noun: str, plural: str | None = None) -> str:
-    """Writes a count in a sentence: `one data host`, `12 data hosts`."""
-    word = _WORDS[number] if number < len(_WORDS) else whole(number)
-    return f"{word} {noun if number == 1 else plural or noun + 's'}"
-
-
-def _percent(fraction: float, *, sign: str) -> str:
-    value = fraction * 100
-    text = f"{value:,.0f}".replace(",", _THIN) if value >= 9.95 else f"{value:.1f}"
-    return f"{sign if value >= 0.05 else ''}{'0' if text == '0.0' else text}{NBSP}%"
+    made = size(cost.bytes_out)
+    return made if cost.bytes_in is None else f"{size(cost.bytes_in)} → {made}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

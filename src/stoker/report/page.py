@@ -10,15 +10,12 @@ import jinja2
 from markupsafe import Markup
 
 from stoker.records import Decision, Evaluation, Plan, Profile, Training, Workload, write_text
-from stoker.report import figures as quantities
 from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
 from stoker.report.figures import (
     Figures,
-    TimeUnit,
     collect,
     group_arguments,
     plan_name,
-    time_unit,
     todays_group,
     transform_rows,
 )
@@ -34,6 +31,17 @@ from stoker.report.strips import (
 )
 from stoker.report.timeline import flat_timeline, read_timeline
 from stoker.report.verdict import judge
+from stoker.text import (
+    TimeUnit,
+    count,
+    metric,
+    percent,
+    signed_percent,
+    time_unit,
+    times,
+    usd,
+    whole,
+)
 
 
 def templates() -> jinja2.Environment:
@@ -300,13 +308,13 @@ def _filled(unit: TimeUnit) -> jinja2.Environment:
     filled.filters.update(
         time=unit.show,
         bare=unit.bare,
-        usd=quantities.usd,
-        percent=quantities.percent,
-        signed=quantities.signed_percent,
-        times=quantities.times,
-        metric=quantities.metric,
-        whole=quantities.whole,
-        count=quantities.count,
+        usd=usd,
+        percent=percent,
+        signed=signed_percent,
+        times=times,
+        metric=metric,
+        whole=whole,
+        count=count,
     )
     return filled
 

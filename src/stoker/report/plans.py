@@ -8,7 +8,6 @@ from markupsafe import Markup
 
 from stoker.decide import pareto_front
 from stoker.records import Decision, Plan, Predicted
-from stoker.report.figures import TimeUnit, usd
 from stoker.report.svg import (
     FOOT,
     HEAD,
@@ -25,6 +24,7 @@ from stoker.report.svg import (
     text_width,
     ticks,
 )
+from stoker.text import TimeUnit, usd
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from markupsafe import Markup
 
 from stoker.errors import UsageError
 from stoker.records import Training, write_text
-from stoker.report.figures import digits, percent, usd
 from stoker.report.page import NARROW, WIDE, templates
 from stoker.report.svg import (
     FOOT,
@@ -27,6 +26,7 @@ from stoker.report.svg import (
     label,
     ticks,
 )
+from stoker.text import digits, percent, usd
 
 SAMPLES = 1_000_000
 

@@ -6,9 +6,9 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from stoker.report.figures import NBSP, TimeUnit, percent, whole
 from stoker.report.svg import Drawing, fit, text_width, ticks
 from stoker.report.timeline import Bin, Quantiles, RunTimeline, TimelineStep, shown_seconds
+from stoker.text import NBSP, TimeUnit, percent, whole
 
 _TITLE = 15.0
 _LABEL = 13.0

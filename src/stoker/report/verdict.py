@@ -7,17 +7,8 @@ from typing import Literal
 from unicodedata import category
 
 from stoker.records import Decision, Evaluation, GateResult, Plan, Profile, Training
-from stoker.report.figures import (
-    Figures,
-    TimeUnit,
-    count,
-    digits,
-    metric,
-    percent,
-    plan_name,
-    todays_group,
-    usd,
-)
+from stoker.report.figures import Figures, plan_name, todays_group
+from stoker.text import TimeUnit, count, digits, metric, percent, usd
 
 # A gain within the noise of two runs of a minute is not a gain.
 _NO_GAIN = 1.05

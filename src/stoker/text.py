@@ -1,0 +1,159 @@
+"""Figures are written in words here, and nowhere else: times, money, shares, bytes, counts.
+
+Reports are read on a page: their figures hold spaces that do not break. A terminal gets plain ones:
+`ms` and `size`.
+"""
+
+import math
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+NBSP = "\N{NO-BREAK SPACE}"
+_THIN = "\N{NARROW NO-BREAK SPACE}"
+_MINUS = "\N{MINUS SIGN}"
+NOT_KNOWN = "not known"
+
+_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+@dataclass(frozen=True, slots=True)
+class TimeUnit:
+    """The one unit of time of a report, so that its figures can be compared at sight.
+
+    Attributes:
+        symbol: What stands behind a figure.
+        per_second: Units of one second.
+    """
+
+    symbol: str
+    per_second: float
+
+    def show(self, seconds: float | None) -> str:
+        """Writes three significant digits and the unit: `61.8 ms`."""
+        return self._join(seconds, 3)
+
+    def brief(self, seconds: float | None) -> str:
+        """Writes two significant digits and the unit, for sentences: `62 ms`."""
+        return self._join(seconds, 2)
+
+    def bare(self, seconds: float | None) -> str:
+        """Writes three significant digits without the unit, for columns whose head names it."""
+        return NOT_KNOWN if seconds is None else digits(seconds * self.per_second, 3, max_places=4)
+
+    def tick(self, seconds: float, *, last: bool) -> str:
+        """Writes a mark of an axis, as short as can be; the last one names the unit."""
+        text = f"{seconds * self.per_second:.10g}"
+        return text + NBSP + self.symbol if last else text
+
+    def span(self, low: float, high: float) -> str:
+        """Writes a range: `31.0 to 37.4 ms`."""
+        return f"{self.bare(low)} to {self.show(high)}"
+
+    def _join(self, seconds: float | None, figures: int) -> str:
+        if seconds is None:
+            return NOT_KNOWN
+        return digits(seconds * self.per_second, figures, max_places=4) + NBSP + self.symbol
+
+
+SECONDS = TimeUnit("s", 1.0)
+MILLISECONDS = TimeUnit("ms", 1e3)
+MICROSECONDS = TimeUnit("\N{MICRO SIGN}s", 1e6)
+
+
+def time_unit(seconds: Iterable[float | None]) -> TimeUnit:
+    """Returns the unit that suits the largest of `seconds`."""
+    largest = max((value for value in seconds if value is not None), default=0.0)
+    if largest >= 10:
+        return SECONDS
+    return MILLISECONDS if largest >= 1e-3 or largest == 0 else MICROSECONDS
+
+
+def digits(value: float, figures: int, *, max_places: int = 9) -> str:
+    """Writes `value` with so many significant digits, whole digits kept, never in powers of ten."""
+    if abs(value) < 0.5 * 10**-max_places:
+        return "0"
+    if not math.isfinite(value):
+        return NOT_KNOWN
+    places = max(0, figures - 1 - math.floor(math.log10(abs(value))))
+    places = min(places, max_places)
+    rounded = round(value, places)
+    if rounded and math.floor(math.log10(abs(rounded))) > math.floor(math.log10(abs(value))):
+        places = max(0, places - 1)
+    return f"{rounded:,.{places}f}".replace(",", _THIN).replace("-", _MINUS)
+
+
+def usd(value: float | None) -> str:
+    """Writes dollars: cents from 1 $ up, three significant digits below."""
+    if value is None:
+        return NOT_KNOWN
+    if abs(value) >= 1:
+        return "$" + f"{value:,.2f}".replace(",", _THIN)
+    return "$" + digits(value, 3)
+
+
+def percent(fraction: float | None) -> str:
+    """Writes `0.64` as `64 %`."""
+    return NOT_KNOWN if fraction is None else _percent(abs(fraction), sign="")
+
+
+def signed_percent(fraction: float | None) -> str:
+    """Writes a change with its sign: 0.2 as `+20 %`."""
+    if fraction is None:
+        return NOT_KNOWN
+    return _percent(abs(fraction), sign="+" if fraction >= 0 else _MINUS)
+
+
+def times(factor: float | None) -> str:
+    """Writes a speed-up: `1.72`, with as many digits as a measurement supports."""
+    if factor is None:
+        return NOT_KNOWN
+    return digits(factor, 3 if factor < 100 else 2)
+
+
+def metric(value: float | None) -> str:
+    """Writes a metric or a bound of it as exactly as the script did, up to six digits."""
+    return NOT_KNOWN if value is None else f"{value:.6g}".replace("-", _MINUS)
+
+
+def whole(value: int) -> str:
+    """Writes a count: `10 000`, a thin space between thousands."""
+    return f"{value:,}".replace(",", _THIN)
+
+
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    """Writes a count in a sentence: `one data host`, `12 data hosts`."""
+    word = _WORDS[number] if number < len(_WORDS) else whole(number)
+    return f"{word} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _percent(fraction: float, *, sign: str) -> str:
+    value = fraction * 100
+    text = f"{value:,.0f}".replace(",", _THIN) if value >= 9.95 else f"{value:.1f}"
+    return f"{sign if value >= 0.05 else ''}{'0' if text == '0.0' else text}{NBSP}%"
+
+
+def ms(seconds: float) -> str:
+    """Writes a time for a terminal, with three significant digits: `61.8 ms`, `1.24 s`."""
+    if seconds < 0.9995:
+        return f"{digits(seconds * 1e3, 3, max_places=4)} ms"
+    return f"{digits(seconds, 3)} s"
+
+
+def size(num_bytes: float) -> str:
+    """Writes bytes for a terminal, with three significant digits: `900 kB`, `4.05 MB`."""
+    for unit, bytes_of_one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= 0.9995 * bytes_of_one:
+            return f"{num_bytes / bytes_of_one:.3g} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def wrapped(text: str, *, width: int = 88, indent: str = "") -> list[str]:
+    """Breaks a text into lines; the second and later ones are indented by two more."""
+    return textwrap.wrap(
+        text,
+        width,
+        break_on_hyphens=False,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+    )
