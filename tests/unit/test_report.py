@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker.launch.measure import MeasuredStep
 from stoker.records import (
     Advice,
     Decision,
@@ -31,7 +32,6 @@ from stoker.report.strips import Interval, Strip, intervals_drawing, series_draw
 from stoker.report.svg import Drawing
 from stoker.report.timeline import (
     RunTimeline,
-    TimelineStep,
     flat_timeline,
     read_timeline,
     shown_seconds,
@@ -535,7 +535,7 @@ def test_row_of_a_killed_process_is_left_out(tmp_path: Path, broken: str) -> Non
     (tmp_path / "t.csv").write_text(HEADER + "0,0,0,0.0,0.1,0.2,8\n" + broken)
     timeline = read_timeline(tmp_path / "t.csv")
     assert timeline is not None
-    assert [step.batch for step in timeline.steps] == [0]
+    assert [step.wait_seconds for step in timeline.steps] == [0.1]
 
 
 @pytest.mark.parametrize("text", ["", HEADER, "what,ever\n1,2\n"])
@@ -583,7 +583,16 @@ def timelines(draw: st.DrawFn) -> RunTimeline:
     compute = draw(seconds)
     now, steps = 0.0, []
     for batch, wait in enumerate(waits):
-        steps.append(TimelineStep(0, batch // 20, batch, now, wait, compute))
+        steps.append(
+            MeasuredStep(
+                loader=0,
+                epoch=batch // 20,
+                start_seconds=now,
+                wait_seconds=wait,
+                compute_seconds=compute,
+                samples=1,
+            )
+        )
         now += wait + compute
     return RunTimeline(tuple(steps), measured=draw(st.booleans()))
 
@@ -595,7 +604,7 @@ def test_bins_hold_every_step_once_and_add_up(timeline: RunTimeline, at_most: in
     assert len(bins) <= at_most
     assert sum(part.steps for part in bins) == len(timeline.steps)
     total = sum(part.steps * (part.wait_seconds + part.compute_seconds) for part in bins)
-    assert total == pytest.approx(sum(step.step_seconds for step in timeline.steps))
+    assert total == pytest.approx(sum(step.seconds for step in timeline.steps))
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,6 +9,7 @@ counted in CPU-seconds of the dnn hosts' type.
 """
 
 import csv
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -35,10 +36,15 @@ _NAME = "timeline-rank{rank}.csv"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStep:
-    """One row of a timeline."""
+    """One row of a timeline: the trainer waits for its batch, then computes.
+
+    Attributes:
+        start_seconds: Since the first batch of the process.
+    """
 
     loader: int
     epoch: int
+    start_seconds: float = 0.0
     wait_seconds: float
     compute_seconds: float
     samples: int
@@ -48,27 +54,35 @@ class MeasuredStep:
         """Returns the seconds of the whole step."""
         return self.wait_seconds + self.compute_seconds
 
+    @property
+    def end_seconds(self) -> float:
+        """Returns the time at which the next batch was asked for."""
+        return self.start_seconds + self.seconds
+
 
 def step_of(row: Mapping[str, str]) -> MeasuredStep | None:
     """Returns the step in a row of a timeline; None if the row is cut."""
     try:
-        return MeasuredStep(
+        step = MeasuredStep(
             loader=int(row["loader"]),
             epoch=int(row["epoch"]),
+            start_seconds=float(row["start_seconds"]),
             wait_seconds=float(row["wait_seconds"]),
             compute_seconds=float(row["compute_seconds"]),
             samples=int(row["samples"]),
         )
     except (KeyError, TypeError, ValueError):
         return None
+    is_whole = math.isfinite(step.end_seconds) and min(step.wait_seconds, step.compute_seconds) >= 0
+    return step if is_whole else None
 
 
 def read_timeline(path: Path) -> list[MeasuredStep]:
     """Returns the steps in a timeline, without rows that are cut (the process was killed)."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
             steps = [step_of(row) for row in csv.DictReader(file)]
-    except (OSError, UnicodeDecodeError):
+    except OSError:
         return []
     return [step for step in steps if step is not None]
 

@@ -6,8 +6,9 @@ from typing import Literal
 
 from markupsafe import Markup
 
+from stoker.launch.measure import MeasuredStep
 from stoker.report.svg import Drawing, fit, text_width, ticks
-from stoker.report.timeline import Bin, Quantiles, RunTimeline, TimelineStep, shown_seconds
+from stoker.report.timeline import Bin, Quantiles, RunTimeline, shown_seconds
 from stoker.text import NBSP, TimeUnit, percent, whole
 
 _TITLE = 15.0
@@ -88,7 +89,7 @@ def describe_windows(strips: Sequence[Strip]) -> str:
     return " ".join(sentences)
 
 
-def _head(strip: Strip, steps: Sequence[TimelineStep], unit: TimeUnit) -> tuple[str, str]:
+def _head(strip: Strip, steps: Sequence[MeasuredStep], unit: TimeUnit) -> tuple[str, str]:
     span = steps[-1].end_seconds - steps[0].start_seconds
     share = sum(step.wait_seconds for step in steps) / span if span > 0 else 0.0
     title = f"{strip.name}: {strip.what}"
@@ -99,7 +100,7 @@ def _head(strip: Strip, steps: Sequence[TimelineStep], unit: TimeUnit) -> tuple[
 
 def _marks(
     drawing: Drawing,
-    steps: Sequence[TimelineStep],
+    steps: Sequence[MeasuredStep],
     *,
     scale: float,
     seconds: float,
@@ -128,7 +129,7 @@ def _marks(
 
 def _callout(
     drawing: Drawing,
-    steps: Sequence[TimelineStep],
+    steps: Sequence[MeasuredStep],
     *,
     scale: float,
     base: float,
@@ -137,16 +138,16 @@ def _callout(
 ) -> None:
     """Names the two parts of one step, the first ordinary one of the strip."""
     early = steps[: max(1, len(steps) // 3)]
-    typical = sorted(step.step_seconds for step in steps)[len(steps) // 2]
+    typical = sorted(step.seconds for step in steps)[len(steps) // 2]
 
-    def oddness(step: TimelineStep) -> float:
-        return abs(step.step_seconds - typical)
+    def oddness(step: MeasuredStep) -> float:
+        return abs(step.seconds - typical)
 
     ordinary = [step for step in early if oddness(step) < 0.1 * typical]
     step = ordinary[0] if ordinary else min(early, key=oddness)
     left = (step.start_seconds - steps[0].start_seconds) * scale
     boundary = min(left + step.wait_seconds * scale, drawing.width)
-    right = min(left + step.step_seconds * scale, drawing.width)
+    right = min(left + step.seconds * scale, drawing.width)
     parts = [
         ("wait", (left + boundary) / 2, f"wait {unit.brief(step.wait_seconds)}"),
         ("compute", (boundary + right) / 2, f"compute {unit.brief(step.compute_seconds)}"),
@@ -263,7 +264,7 @@ def _panel(
     plot = left + gutter
     right = left + panel - 2 * _BOX
 
-    longest = max(step.step_seconds for step in strip.timeline.steps)
+    longest = max(step.seconds for step in strip.timeline.steps)
 
     def height_of(seconds: float) -> float:
         return floor - min(seconds, top) / top * _PLOT

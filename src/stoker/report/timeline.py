@@ -1,38 +1,13 @@
 """The steps of a run stand in its trainer's timeline, and have their statistics here."""
 
-import csv
 import math
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-
-@dataclass(frozen=True, slots=True)
-class TimelineStep:
-    """One step of the trainer: it waits for its batch, then computes.
-
-    Attributes:
-        start_seconds: Since the first batch of the process.
-    """
-
-    loader: int
-    epoch: int
-    batch: int
-    start_seconds: float
-    wait_seconds: float
-    compute_seconds: float
-
-    @property
-    def step_seconds(self) -> float:
-        """The sum of wait and compute."""
-        return self.wait_seconds + self.compute_seconds
-
-    @property
-    def end_seconds(self) -> float:
-        """The time at which the next batch was asked for."""
-        return self.start_seconds + self.step_seconds
+from stoker.launch import measure
+from stoker.launch.measure import MeasuredStep, main_loader
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +44,23 @@ class RunTimeline:
         measured: False where the steps are drawn from medians because no timeline was kept.
     """
 
-    steps: tuple[TimelineStep, ...]
+    steps: tuple[MeasuredStep, ...]
     measured: bool = True
 
     def quantiles(self) -> Quantiles:
         """Returns the quantiles of the time of all steps."""
-        values = sorted(step.step_seconds for step in self.steps)
+        values = sorted(step.seconds for step in self.steps)
         return Quantiles(*(_quantile(values, share) for share in (0.05, 0.25, 0.5, 0.75, 0.95)))
 
     def median(self) -> tuple[float, float, float]:
         """Returns median step, wait and compute, in seconds; each is a median of its own."""
         return (
-            _quantile(sorted(step.step_seconds for step in self.steps), 0.5),
+            _quantile(sorted(step.seconds for step in self.steps), 0.5),
             _quantile(sorted(step.wait_seconds for step in self.steps), 0.5),
             _quantile(sorted(step.compute_seconds for step in self.steps), 0.5),
         )
 
-    def window(self, seconds: float) -> tuple[TimelineStep, ...]:
+    def window(self, seconds: float) -> tuple[MeasuredStep, ...]:
         """Returns consecutive steps that fill `seconds`, as near to the run's middle as can be.
 
         A window inside one epoch is preferred to one that crosses the validation between two.
@@ -93,7 +68,7 @@ class RunTimeline:
         starts = [step.start_seconds for step in self.steps]
         middle = (starts[0] + self.steps[-1].end_seconds - seconds) / 2
 
-        def cut(first: int) -> tuple[TimelineStep, ...]:
+        def cut(first: int) -> tuple[MeasuredStep, ...]:
             last = bisect_left(starts, starts[first] + seconds - 1e-9)
             return self.steps[first : max(last, first + 1)]
 
@@ -118,21 +93,9 @@ class RunTimeline:
 
 
 def read_timeline(path: Path) -> RunTimeline | None:
-    """Reads the main loader's steps: of the loader with most rows.
-
-    Rows that are not whole (a killed process leaves one) are left out. None where the file is
-    missing or holds no step.
-    """
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    rows = list(_steps(text))
-    if not rows:
-        return None
-    main, _ = Counter(row.loader for row in rows).most_common(1)[0]
-    steps = sorted((row for row in rows if row.loader == main), key=lambda row: row.start_seconds)
-    return RunTimeline(tuple(steps))
+    """Reads the main loader's steps; None where the file is missing or holds no step."""
+    steps = main_loader(measure.read_timeline(path))
+    return RunTimeline(tuple(sorted(steps, key=lambda step: step.start_seconds))) if steps else None
 
 
 def flat_timeline(*, wait_seconds: float, compute_seconds: float, steps: int) -> RunTimeline | None:
@@ -142,8 +105,15 @@ def flat_timeline(*, wait_seconds: float, compute_seconds: float, steps: int) ->
         return None
     return RunTimeline(
         tuple(
-            TimelineStep(0, 0, batch, batch * step_seconds, wait_seconds, compute_seconds)
-            for batch in range(steps)
+            MeasuredStep(
+                loader=0,
+                epoch=0,
+                start_seconds=number * step_seconds,
+                wait_seconds=wait_seconds,
+                compute_seconds=compute_seconds,
+                samples=0,
+            )
+            for number in range(steps)
         ),
         measured=False,
     )
@@ -156,23 +126,6 @@ def shown_seconds(step_seconds: Sequence[float]) -> float:
     """
     slow, fast = max(step_seconds), min(step_seconds)
     return min(24 * slow, max(40 * fast, 2 * slow), 400 * fast)
-
-
-def _steps(text: str) -> Iterator[TimelineStep]:
-    for row in csv.DictReader(text.splitlines()):
-        try:
-            step = TimelineStep(
-                loader=int(row["loader"]),
-                epoch=int(row["epoch"]),
-                batch=int(row["batch"]),
-                start_seconds=float(row["start_seconds"]),
-                wait_seconds=float(row["wait_seconds"]),
-                compute_seconds=float(row["compute_seconds"]),
-            )
-        except (KeyError, TypeError, ValueError):
-            continue
-        if math.isfinite(step.end_seconds) and min(step.wait_seconds, step.compute_seconds) >= 0:
-            yield step
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
