@@ -144,7 +144,7 @@ def size(num_bytes: float) -> str:
     """Writes bytes for a terminal, with three significant digits: `900 kB`, `4.05 MB`."""
     for unit, bytes_of_one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= 0.9995 * bytes_of_one:
-            return f"{num_bytes / bytes_of_one:.3g} {unit}"
+            return f"{digits(num_bytes / bytes_of_one, 3)} {unit}"
     return f"{num_bytes:.0f} B"
 
 

@@ -366,7 +366,7 @@ def test_a_named_type_without_a_price_is_no_plan_to_run() -> None:
     )
     (named,) = (p for p in found.plans if p.groups[-1].instance_type == "ml.p3.2xlarge")
     assert (named.feasible, named.predicted) == (False, None)
-    assert named.reason == "asked for, yet ml.p3.2xlarge has no price"
+    assert named.reason == "asked for, but ml.p3.2xlarge has no price"
 
 
 @pytest.mark.parametrize(("days", "is_stale"), [(90, False), (91, True)])

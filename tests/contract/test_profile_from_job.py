@@ -348,7 +348,7 @@ def test_a_log_file_adds_the_step_to_the_record(tmp_path: Path) -> None:
     assert record.step.global_batch_size is None
     done = CliRunner().invoke(app, ["decide", str(out), "--out", str(tmp_path / "d.json")])
     assert done.exit_code == 0
-    assert "250 ms a step" in done.output
+    assert "250 ms per step" in done.output
 
 
 def test_a_log_without_steps_is_refused_before_aws_is_asked(tmp_path: Path) -> None:

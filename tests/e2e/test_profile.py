@@ -218,7 +218,7 @@ def test_a_script_that_does_not_bear_a_batch_twice_is_told_that_it_got_one(tmp_p
     with pytest.raises(WorkloadError, match="ValueError: a batch came twice") as caught:
         run_profile(tmp_path, [sys.executable, "-c", TWICE], budget=5.0)
     assert "the profile was replaying cached batches by then" in caught.value.where
-    assert "it may not bear the same batch twice" in caught.value.fix
+    assert "it may not allow the same batch twice" in caught.value.fix
     log = "".join(path.read_text() for path in tmp_path.glob("burning-1/logs/*.log"))
     assert "profile_cut_off" in log
 

@@ -149,7 +149,7 @@ def test_a_rank_whose_reads_wait_is_named_and_so_is_what_it_waits_for(
         assert {"straggler", "workers"} <= set(found)
         assert "it waits for its reads, not for a CPU" in found["workers"].text
         assert "rank 1" in found["straggler"].text
-        assert "waiting for its data" in found["straggler"].text
+        assert "because it waits for its data" in found["straggler"].text
         assert found["straggler"].share == pytest.approx(0.7, abs=0.2)
         assert "cpu" not in found
         assert "straggler" in {fix.id for fix in idle["late rank"].result().fixes}
@@ -235,7 +235,10 @@ def test_waiting_reads_of_all_ranks_ask_for_more_workers_than_vcpus(jobs: Jobs) 
     assert next(name for name in found if name != "other-programs") == "workers"
     assert "it waits for its reads, not for a CPU" in found["workers"].text
     (fix,) = [fix for fix in job.result().fixes if fix.id == "num_workers"]
-    assert "they wait, so faster CPUs would not help, and they may outnumber the vCPUs" in fix.text
+    assert (
+        "workers wait, so faster CPUs would not help, and more workers than vCPUs are fine"
+        in fix.text
+    )
 
 
 @pytest.mark.alone
@@ -244,7 +247,7 @@ def test_a_rank_that_is_late_in_its_own_loop_is_no_loader_of_data(jobs: Jobs) ->
     found = jobs.start(
         "loop", ranks=2, budget=8, workers=1, model_ms=10, late_rank=1, late_loop_ms=40
     ).states()
-    assert "in its own loop, not for data" in found["straggler"].text
+    assert "in its own loop, not because of data" in found["straggler"].text
     assert "workers" not in found
 
 

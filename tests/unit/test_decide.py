@@ -471,7 +471,7 @@ def test_asking_for_a_type_that_cannot_train_says_why_it_is_infeasible() -> None
     decision = _decide(_starved(), extra=[named])
     plan = _of_types(decision, "ml.g5.8xlarge", "ml.c5.12xlarge")
     assert not plan.feasible
-    assert plan.reason == "asked for, yet a SageMaker training job cannot use ml.c5.12xlarge"
+    assert plan.reason == "asked for, but a SageMaker training job cannot use ml.c5.12xlarge"
     assert decision.plans[-1] == plan
 
 
@@ -562,8 +562,8 @@ def test_a_quota_of_one_and_a_half_vcpus_is_divided_by_as_it_is() -> None:
         catalog=LOCAL,
         constraints=_local_constraints(),
     )
-    assert made.path[0].because.endswith("they give 50 ms, measured 50 ms")
-    assert "on 1.5 vCPUs: 50 ms" in made.path[1].because
+    assert made.path[0].because.endswith("they give 50.0 ms, measured 50.0 ms")
+    assert "on 1.5 vCPUs: 50.0 ms" in made.path[1].because
     assert any("has 1.5 vCPUs, the catalog's local.c1 1" in text for text in made.warnings)
     # A data host of one core makes all batches, or both kinds of hosts make some.
     beside = _predicted(_of_types(made, "local.c1", "local.c1")).step_seconds
@@ -648,7 +648,7 @@ def test_text_names_the_verdict_first_then_limits_plans_prices_and_path() -> Non
     text = explain(decision)
     lines = text.splitlines()
     assert lines[0].startswith("heterogeneous: 1 ml.g5.8xlarge + ")
-    assert "Today the limit is the CPU: 200 ms a step" in text
+    assert "Today the limit is the CPU: 200 ms per step" in text
     assert "Is the CPU the limit? yes: " in text
     assert "* chosen. Prices of 2026-09-27, us-east-1, on-demand" in text
     assert sum(line.startswith("*heterogeneous") for line in lines) == 1

@@ -167,7 +167,7 @@ def test_a_disk_at_its_limit_is_not_mended_by_hosts_that_may_share_it() -> None:
 
 def test_what_a_profile_says_of_storage_does_not_exclude_itself() -> None:
     text = " ".join(explain_profile(DISK).split())
-    assert "storage-bound" in text
+    assert "bound by storage or network" in text
     assert "too few loader workers" not in text
     assert "keeps up" not in text
 
@@ -408,7 +408,7 @@ def test_profile_and_decision_advise_one_number_of_workers() -> None:
 
 def test_free_advice_is_told_by_the_chain_whichever_plan_is_run() -> None:
     (told,) = free_advice(SLEEPY, decided(SLEEPY, objective="time"))
-    assert "Give the loaders 4 workers a host instead of 1: 4.00x as fast, at no cost." in told
+    assert "Give the loaders 4 workers per host instead of 1: 4.00x as fast, at no cost." in told
 
 
 COLD = msgspec.structs.replace(
@@ -459,9 +459,9 @@ def test_threads_of_torch_are_blamed_only_where_there_are_several_and_nobody_els
         )
         return " ".join(state.text for state in profile_of(rank).states)
 
-    assert "threads wait for each other" in text(0.0, 2)
-    assert "threads wait for each other" not in text(0.0, 1)
-    assert "threads wait for each other" not in text(0.5, 2)
+    assert "threads of the main process wait for each other" in text(0.0, 2)
+    assert "threads of the main process wait for each other" not in text(0.0, 1)
+    assert "threads of the main process wait for each other" not in text(0.5, 2)
     assert "other programs kept 0.5 of the 2 vCPUs busy" in text(0.5, 2)
 
 

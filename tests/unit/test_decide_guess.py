@@ -97,7 +97,7 @@ def test_parts_that_do_not_make_the_step_buy_nothing() -> None:
     # 10 vCPUs feed the accelerator's 64 ms, and today's 96 vCPUs are said to take 192 ms.
     decision = decided(*P4D, *STEP, *ACCELERATOR, "--vcpus-needed", "10")
     assert (decision.bottleneck, decision.action) == ("unexplained", "keep")
-    assert "the parts give 64 ms a step, and 192 ms were measured" in decision.plan.reason
+    assert "the parts give 64.0 ms per step, and 192 ms were measured" in decision.plan.reason
 
 
 def test_prices_of_an_own_cluster_join_the_catalog_and_old_ones_are_said_to_be() -> None:

@@ -83,7 +83,7 @@ def test_a_state_that_is_little_of_a_step_is_advice_only() -> None:
 @pytest.mark.parametrize("name", ["workers", "latency"])
 @pytest.mark.parametrize(
     ("wall", "is_free", "action"),
-    [(60.0, True, "keep"), (60.0, False, "heterogeneous"), (6.1, True, "heterogeneous")],
+    [(8.0, True, "keep"), (8.0, False, "scale_up"), (6.1, True, "heterogeneous")],
     ids=["they wait", "more are not free", "they compute"],
 )
 def test_waiting_workers_are_bought_nothing_while_more_of_them_are_free(
@@ -119,4 +119,5 @@ def test_what_a_plan_does_not_answer_is_advised_next_to_it() -> None:
 
 def test_a_state_and_its_fix_are_one_line_of_advice() -> None:
     fix = Fix(id="throttled", text="raise the limit")
-    assert [own.id for own in decided(("throttled", 0.4), fixes=(fix,)).advice] == ["throttled"]
+    told = [own.id for own in decided(("throttled", 0.4), fixes=(fix,)).advice]
+    assert told.count("throttled") == 1

@@ -97,7 +97,7 @@ def test_next_limit_is_the_accelerators_own_step() -> None:
     decision = decided(profile(), Constraints(max_data_hosts=1))
     plan = next(p for p in priced(decision) if of(p).second_limit == "accelerator")
     assert of(plan).second_limit_seconds == pytest.approx(0.08)
-    assert limits(of(plan)) == "the CPU, then the accelerator, at 80 ms"
+    assert limits(of(plan)) == "the CPU, then the accelerator, at 80.0 ms"
 
 
 def test_a_record_of_an_earlier_version_has_its_limits_without_the_time() -> None:
@@ -138,7 +138,7 @@ def test_break_even_of_two_c5_beside_a_p4d_is_the_published_one_of_todays_prices
     [
         (1.5, 2.0, "it pays for its hosts from 1.50x on, it is 2.00x"),
         (2.5, 2.0, "it pays for its hosts from 2.50x on, it is only 2.00x"),
-        (0.8, 1.2, "it costs no more an hour than today's hosts"),
+        (0.8, 1.2, "it costs no more per hour than today's hosts"),
         (None, 1.2, "today's hosts cost nothing"),
     ],
 )
@@ -245,7 +245,7 @@ def test_scaling_up_names_its_heterogeneous_rival_with_both_costs() -> None:
     because = next(a.because for a in decision.path if "larger type" in a.question)
     assert "1 ml.g5.16xlarge" in because
     assert "a data group is cheaper than that: 1 ml.g5.8xlarge + " in because
-    assert "for 1000 steps" in because
+    assert "per 1000 steps" in because
 
 
 def test_six_instance_groups_are_too_many_for_a_sagemaker_job() -> None:
@@ -259,14 +259,14 @@ def test_six_instance_groups_are_too_many_for_a_sagemaker_job() -> None:
     assert not plan.feasible
     assert (
         plan.reason
-        == "asked for, yet a SageMaker training job has at most 5 instance groups, not 6"
+        == "asked for, but a SageMaker training job has at most 5 instance groups, not 6"
     )
 
 
 def test_a_cluster_that_was_asked_for_and_may_not_run_says_why_in_the_text() -> None:
     cluster = (Group(name="dnn", role="dnn", instance_type="ml.c5.9xlarge", count=1),)
     text = unwrapped(explain(decided(profile(), extra=(cluster,))))
-    assert "? 1 ml.c5.9xlarge: asked for, yet the accelerators differ (A10G today, none" in text
+    assert "? 1 ml.c5.9xlarge: asked for, but the accelerators differ (A10G today, none" in text
 
 
 def test_more_data_hosts_than_are_searched_are_an_error_and_no_wait() -> None:
@@ -326,7 +326,7 @@ def test_allowed_type_that_no_plan_can_have_is_named_with_the_reason() -> None:
     constraints = Constraints(allowed_instance_types=("c5.12xlarge", "c5.18xlarge"))
     warnings = decided(profile(), constraints).warnings
     assert (
-        "ml.c5.12xlarge is allowed, yet it is in no plan: "
+        "ml.c5.12xlarge is allowed, but it is in no plan: "
         "a SageMaker training job cannot use ml.c5.12xlarge"
     ) in warnings
     assert not any("ml.c5.18xlarge" in text for text in warnings)
@@ -398,7 +398,7 @@ def test_text_tells_limits_break_even_and_utilization_of_the_chosen_plan() -> No
     decision = decided(profile())
     text = unwrapped(explain(decision))
     assert f"With the plan it is {limits(of(decision.plan))}" in text
-    assert f"Break-even: {pays(of(decision.plan))}; accelerators busy" in text
+    assert f"Break-even: {pays(of(decision.plan))}; accelerators are busy" in text
 
 
 def test_table_comes_before_the_working() -> None:

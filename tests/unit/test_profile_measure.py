@@ -187,7 +187,7 @@ def test_without_workers_the_loader_is_what_the_trainer_used_more() -> None:
     ("wait", "alone", "words"),
     [
         # Two threads of the main process wait for each other, on vCPUs that others keep busy.
-        (0.136, 0.007, "many threads wait for each other"),
+        (0.136, 0.007, "threads of the main process wait for each other"),
         # Eight threads of it do together what a worker does with one.
         (0.010, 0.060, "a worker, which gives torch's operations one thread, takes 60.0 ms"),
     ],
@@ -277,7 +277,7 @@ def test_float_images_are_better_sent_as_bytes() -> None:
     )
     (fix,) = combined(changed(ONE_CORE, batch=batch)).fixes
     assert fix.id == "uint8"
-    assert "4.0 MB of a step become 1.0 MB (nothing is lost)" in fix.text
+    assert "4.00 MB per step become 1.00 MB (nothing is lost)" in fix.text
 
 
 def test_workers_that_start_each_epoch_are_worth_keeping() -> None:

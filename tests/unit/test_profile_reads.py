@@ -58,7 +58,7 @@ def test_data_that_the_dataset_keeps_after_its_first_read_gives_nothing_and_says
     kept = (batch(asked=300),) * 4
     reads, (note,) = summarize_reads([Passes(first=first, cold=kept, warm=kept)], workers=1)
     assert reads is None
-    assert "kept in memory after the first time" in note
+    assert "stays in memory after the first read" in note
 
 
 def test_storage_that_is_in_no_book_of_the_kernel_counts_by_what_was_asked_of_it() -> None:

@@ -396,8 +396,8 @@ def test_real_prices_carry_date_region_and_purchase(report: Report) -> None:
 
 
 def test_place_of_the_measurement_in_the_band_is_said(report: Report) -> None:
-    assert "The measured step lies inside the predicted band." in report().text
-    assert "lies above the predicted band" in report(evaluation=_evaluated(0.05)).text
+    assert "The measured step is inside the predicted band." in report().text
+    assert "is above the predicted band" in report(evaluation=_evaluated(0.05)).text
 
 
 def test_commands_to_reproduce_are_whole(report: Report) -> None:
@@ -535,7 +535,7 @@ def test_row_of_a_killed_process_is_left_out(tmp_path: Path, broken: str) -> Non
     (tmp_path / "t.csv").write_text(HEADER + "0,0,0,0.0,0.1,0.2,8\n" + broken)
     timeline = read_timeline(tmp_path / "t.csv")
     assert timeline is not None
-    assert [step.wait_seconds for step in timeline.steps] == [0.1]
+    assert [step.batch for step in timeline.steps] == [0]
 
 
 @pytest.mark.parametrize("text", ["", HEADER, "what,ever\n1,2\n"])
@@ -587,6 +587,7 @@ def timelines(draw: st.DrawFn) -> RunTimeline:
             MeasuredStep(
                 loader=0,
                 epoch=batch // 20,
+                batch=batch,
                 start_seconds=now,
                 wait_seconds=wait,
                 compute_seconds=compute,

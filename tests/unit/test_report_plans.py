@@ -122,7 +122,7 @@ def test_picture_names_the_chosen_plan_today_and_the_floor(width: float) -> None
     assert re.search(r"\+\d c7i\.\w+, chosen", text)
     assert "today" in text
     assert "accelerators alone, 80.0 ms" in text
-    assert "dearer plans are left out" in text
+    assert "costlier plans are left out" in text
     described = str(drawing.markup())
     assert "no other is both faster and cheaper than" in described
     ElementTree.fromstring(described)

@@ -60,7 +60,7 @@ def test_the_table_stands_in_the_report_and_names_are_text(tmp_path: Path) -> No
     assert "Parts of loading" in html
     assert "Crop&lt;b&gt;" in html
     assert "Crop<b>" not in html
-    assert "A step reads 4.0 MB from storage, which gives a host 200 MB a second" in html
+    assert "A step reads 4.00 MB from storage, which gives each host 200 MB per second" in html
 
 
 def test_a_profile_without_parts_has_no_table(tmp_path: Path) -> None:
@@ -72,15 +72,15 @@ def test_a_profile_without_parts_has_no_table(tmp_path: Path) -> None:
 def test_states_stand_in_the_report_with_their_shares(tmp_path: Path) -> None:
     profile = builders.profile(
         step_seconds=0.1,
-        check=Check(predicted_step_seconds=0.05, error=-0.5, explained=False, state="network"),
+        check=Check(predicted_step_seconds=0.05, error=-0.5, explained=False, state="straggler"),
         states=(
-            ProfileState(id="network", text="network-bound: <8 Mbit/s", share=0.62),
+            ProfileState(id="straggler", text="one slow rank: <8 ms", share=0.62),
             ProfileState(id="gil", text="held"),
         ),
     )
     html = page(tmp_path, profile)
-    assert "not by the parts but by the state network" in html
-    assert "network-bound: &lt;8 Mbit/s" in html
+    assert "not explained by the parts but by the state straggler" in html
+    assert "one slow rank: &lt;8 ms" in html
     assert "62\u00a0%" in html or "62%" in html
-    assert html.index("network-bound") < html.index("held")
-    assert "What state it is in" not in page(tmp_path, profile_with())
+    assert html.index("one slow rank") < html.index("held")
+    assert "<h3>States</h3>" not in page(tmp_path, profile_with())

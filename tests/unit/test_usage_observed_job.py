@@ -162,14 +162,14 @@ def test_the_words_name_groups_hosts_and_what_is_not_known() -> None:
         "algo-1",
     ]
     assert "n/a" in text
-    assert "the group data beside dnn" in text.replace("\n  ", " ")
+    assert "the group data next to dnn" in text.replace("\n  ", " ")
     assert max(map(len, text.splitlines())) <= 88
 
 
 def test_short_old_and_running_jobs_are_said_to_be_so() -> None:
     made = observed_profile(job(minutes=4.0, is_running=True, point_seconds=300), sizes=SIZES)
     notes = " ".join(map(str, made.what["notes"]))  # type: ignore[arg-type]
-    assert "still runs" in notes
+    assert "still running" in notes
     assert "4 minutes only" in notes
     assert "5 minutes" in notes
 
@@ -180,7 +180,7 @@ def test_a_log_adds_the_step_with_its_spread() -> None:
     assert made.spread is not None
     assert made.spread["step_seconds"].samples == MIN_SAMPLES
     text = explain(made)
-    assert "250.0 ms" in text
+    assert "250 ms" in text
     assert "None" not in text
     assert "probably CPU-bound" in text
 

@@ -12,13 +12,13 @@ _MIN_SHARE = 0.15
 _FIX_FIRST = {
     "throttled": "the container's CPU quota stops the training",
     "straggler": "one rank keeps all others waiting",
-    "storage": "the loaders share a storage or network that gives no more, to whatever number of "
-    "workers",
+    "storage": "the loaders share a storage or network that gives no more, however many "
+    "workers there are",
 }
 _ADVICE = {
     "throttled": "Raise the CPU limit of the container, then profile again: with it, hosts are "
-    "judged by what they are not allowed to use.",
-    "straggler": "Look at the late rank's host and data, then profile again: more hosts do not "
+    "judged by CPUs that they may not use.",
+    "straggler": "Look at the slow rank's host and data, then profile again: more hosts do not "
     "make it faster.",
     "storage": "Read less, nearer or faster: smaller or compressed samples, larger files, a copy "
     "on local disks, a cache. A data group helps only if its hosts have storage of their own, or "
@@ -26,7 +26,7 @@ _ADVICE = {
     "gil": "No data host takes over what the trainer's main process does in Python: move it into "
     "the dataset or collate function first.",
     "other-programs": "Profile again when the machine is quiet: other programs took a part of the "
-    "vCPUs, and all figures are as sure as that part is small.",
+    "vCPUs, and the larger it is, the less sure all figures are.",
 }
 # What earlier profiles called a state of its own.
 _FORMERLY = {"network": "storage", "latency": "workers"}
@@ -94,8 +94,8 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
         advice.append(
             Advice(
                 id="compare",
-                text="Train on the cluster in question, stoker train --group ..., and hold the run "
-                "against this profile: stoker evaluate.",
+                text="Train on the cluster in question, stoker train --group ..., and compare the "
+                "run with this profile: stoker evaluate.",
                 when="a plan for it cannot be predicted",
             )
         )
@@ -127,7 +127,7 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
         advice.append(
             Advice(
                 id="num-workers",
-                text=f"Give the loaders {workers} worker{'s' if workers > 1 else ''} a host "
+                text=f"Give the loaders {workers} worker{'s' if workers > 1 else ''} per host "
                 f"instead of {work.num_workers}: {promise}.",
             )
         )
@@ -138,7 +138,7 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
             Advice(
                 id="offload-gpu",
                 text="Decode and augment on the accelerators (DALI, nvJPEG, torchvision v2).",
-                when=f"the operations exist there: they are busy {utilization:.0%} of a step",
+                when=f"these operations exist there; they are busy {utilization:.0%} of a step",
             )
         )
     wider = best_of(found, ("scale_out",))
@@ -153,9 +153,9 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
             advice.append(
                 Advice(
                     id="more-accelerators",
-                    text=f"{cluster(wider)} would do the same samples {-saved:.0%} cheaper, with "
-                    "another global batch.",
-                    when="the training bears a larger batch",
+                    text=f"{cluster(wider)} would train on the same samples {-saved:.0%} cheaper, "
+                    "with another global batch.",
+                    when="the training works with a larger batch",
                 )
             )
     if found.chosen.action == "scale_out":
@@ -171,7 +171,7 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
         advice.append(
             Advice(
                 id="num-workers",
-                text=f"Set num_workers so that a host has {workers} loader workers in all.",
+                text=f"Set num_workers so that each host has {workers} loader workers in all.",
             )
         )
     return tuple(advice)
@@ -198,7 +198,7 @@ def warnings_of(found: Walk, profile: Profile, rules: Rules, prices: Prices) -> 
     for name in sorted(rules.allowed or ()):
         problem = why_unusable(rules.catalog.get(name), rules)
         if problem:
-            warnings.append(f"{name} is allowed, yet it is in no plan: {problem}")
+            warnings.append(f"{name} is allowed, but it is in no plan: {problem}")
     if rules.constraints.deadline_hours and rules.total_steps is None:
         warnings.append("the deadline is not checked: the number of steps is not known")
     if found.keep.predicted is None:

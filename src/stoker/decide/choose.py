@@ -123,7 +123,7 @@ def _bought(plan: Plan, free: Plan, objective: str) -> str:
     assert outcome is not None
     assert rival is not None
     return (
-        f"{gain(outcome, rival, objective):.0%} beyond what is free, where both bands are "
+        f"{gain(outcome, rival, objective):.0%} beyond what is free, where both bands together are "
         f"{combined_band(outcome, rival):.0%}"
     )
 
@@ -163,8 +163,8 @@ def _machines(plan: Plan) -> int:
 def _praise(plan: Plan, today: Predicted, *, is_late: bool) -> str:
     outcome = plan.predicted
     assert outcome is not None
-    change = "cheaper" if outcome.cost_change < 0 else "dearer"
-    text = f"{outcome.speedup:.2f}x as fast and {abs(outcome.cost_change):.0%} {change} a step"
+    change = "cheaper" if outcome.cost_change < 0 else "more expensive"
+    text = f"{outcome.speedup:.2f}x as fast and {abs(outcome.cost_change):.0%} {change} per step"
     if is_late and outcome.total_hours is not None and today.total_hours is not None:
         text += (
             f"; {outcome.total_hours:.2f} h, today's {today.total_hours:.2f} h miss the deadline"

@@ -49,7 +49,7 @@ from stoker.records import (
 )
 from stoker.records.parts import too_busy
 
-_NOTHING = "no step was timed, so nothing can be promised of another cluster"
+_NOTHING = "no step was timed, so nothing can be predicted for another cluster"
 _CPU = "Is the CPU the limit?"
 # Smaller ones have little network, and a core of theirs is not for loading.
 _MIN_VCPUS = 8
@@ -115,7 +115,7 @@ def decide_observed(
 def _path(observed: Observed) -> tuple[Answer, ...]:
     seen = f"CPU {_percent(observed.cpu_utilization)}, GPU {_percent(observed.gpu_utilization)}"
     meaning = {
-        "cpu": f"probably: {seen}, as means over the job; waiting is seen in a profile only",
+        "cpu": f"probably: {seen}, as means over the job; only a profile shows waiting",
         "accelerator": f"probably not: {seen}; but GPUs that wait for each other count as busy",
         "neither": f"probably not: {seen}; steps wait for something else, or for one thread",
         "unknown": f"{seen}: that does not tell",
@@ -159,7 +159,7 @@ def _advice(
             advice.append(
                 Advice(
                     id="break-even",
-                    text=f"One {best.type} beside today's hosts ({best.usd_per_hour:.3f} $/hour) "
+                    text=f"One {best.type} next to today's hosts ({best.usd_per_hour:.3f} $/hour) "
                     f"would pay for itself from {ratio:.2f}x on; whether it gets there is not "
                     "known.",
                 )
@@ -169,14 +169,14 @@ def _advice(
             Advice(
                 id="idle-cpus",
                 text="More loader workers, prefetching and faster storage come before any host: "
-                "the CPUs that are there are not used up.",
+                "today's CPUs are not busy.",
             )
         )
     elif observed.suspect == "accelerator":
         advice.append(
             Advice(
                 id="accelerator",
-                text="A data group would probably do nothing: look at the model first (mixed "
+                text="A data group would probably change nothing: look at the model first (mixed "
                 "precision, compilation, batch size).",
             )
         )

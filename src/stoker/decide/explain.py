@@ -23,7 +23,7 @@ def explain(decision: Decision) -> str:
         lines += wrapped(f"{answer.question} {answer.answer}: {answer.because}", indent="  ")
     for title, texts in (
         ("Worth doing", [_advised(a.text, a.when) for a in decision.advice]),
-        ("Mind", list(decision.warnings)),
+        ("Warnings", list(decision.warnings)),
     ):
         if texts:
             lines += ["", title]
@@ -50,15 +50,17 @@ def _limits(decision: Decision) -> list[str]:
     limit = limit_words(decision.bottleneck) if is_known else "not known"
     lines = [f"Today the limit is {limit}"]
     if keep is not None:
-        lines[0] += f": {ms(keep.step_seconds)} a step, {keep.usd_per_1000_steps:.4g} $/1000 steps"
+        lines[0] += (
+            f": {ms(keep.step_seconds)} per step, {keep.usd_per_1000_steps:.4g} $/1000 steps"
+        )
     outcome = decision.plan.predicted
     if decision.plan.action != "keep" and outcome is not None:
         lines.append(
-            f"With the plan it is {limits(outcome)}: {ms(outcome.step_seconds)} a step "
+            f"With the plan it is {limits(outcome)}: {ms(outcome.step_seconds)} per step "
             f"({ms(outcome.step_seconds_low)} to {ms(outcome.step_seconds_high)}), "
             f"{outcome.usd_per_1000_steps:.4g} $/1000 steps"
         )
-        busy = f"accelerators busy {outcome.accelerator_utilization:.0%} of it"
+        busy = f"accelerators are busy {outcome.accelerator_utilization:.0%} of a step"
         lines.append(f"Break-even: {pays(outcome)}; {busy}")
     found = decision.calibration
     if found is not None and not found.runs:
@@ -66,7 +68,7 @@ def _limits(decision: Decision) -> list[str]:
     elif found is not None:
         lines.append(
             f"Calibrated on {found.runs} runs: data hosts give {found.efficiency:.2f} times what "
-            f"the model took, receiving takes {found.receive:.2f} times as long"
+            f"the model assumes, receiving takes {found.receive:.2f} times as long"
         )
     return [part for line in lines for part in wrapped(line)]
 
@@ -98,7 +100,7 @@ def _table(decision: Decision) -> list[str]:
         if not plan.feasible and plan.reason.startswith(ASKED_FOR):
             lines += wrapped(f"? {cluster(plan)}: {plan.reason}")
     if decision.bottleneck == "unexplained":
-        lines.append("For orientation only: the profile does not bear these figures.")
+        lines.append("For orientation only: the profile does not support these figures.")
     lines.append("$/1000: dollars for 1000 steps of today's global batch.")
     asked = " ? asked for." if any(plan.reason == ASKED_FOR for plan in shown) else ""
     lines.append(f". no other plan is both faster and cheaper (the Pareto front).{asked}")
@@ -159,7 +161,7 @@ def _named(plan: Plan, today: Sequence[Group]) -> str:
         words = f"today: {words}"
     elif plan.action == "tune" and _hosts(plan.groups) == _hosts(today):
         workers = plan.groups[0].workers_per_host or 0
-        words = f"today, {workers} worker{'s' if workers > 1 else ''} a host"
+        words = f"today, {workers} worker{'s' if workers > 1 else ''} per host"
     elif (
         today
         and len(plan.groups) > len(today)

@@ -74,7 +74,7 @@ def _is_explained(found: Walk) -> Answer:
     because = f"they give {ms(work.parts_seconds)}, measured {ms(work.step_seconds)}"
     if work.is_checked:
         return Answer(question=question, answer="yes", because=because)
-    return Answer(question=question, answer="unknown", because=f"nobody checked: {because}")
+    return Answer(question=question, answer="unknown", because=f"not checked: {because}")
 
 
 def _is_cpu_the_limit(found: Walk) -> Answer:
@@ -82,18 +82,18 @@ def _is_cpu_the_limit(found: Walk) -> Answer:
     accelerator = work.accelerator_seconds
     if found.bottleneck in ("latency", "storage"):
         text = (
-            f"loading takes {work.loader_wall_seconds:.3g} worker-seconds a step, of them "
-            f"{work.loader_cpu_seconds:.3g} CPU-seconds: it waits for its data"
+            f"loading takes {work.loader_wall_seconds:.3g} worker-seconds per step, of which "
+            f"{work.loader_cpu_seconds:.3g} are CPU-seconds: it waits for its data"
         )
         if found.bottleneck == "storage":
             text += ", which all workers share"
         return Answer(question="Is the CPU the limit?", answer="no", because=text)
-    text = f"loading takes {work.loader_cpu_seconds:.3g} CPU-s a step"
+    text = f"loading takes {work.loader_cpu_seconds:.3g} CPU-seconds per step"
     if work.trainer_cpu_seconds:
         text += f", the trainer {work.trainer_cpu_seconds:.3g}"
     text += f", on {work.hosts * work.reference.capacity:g} vCPUs"
     if work.reserved_vcpus:
-        text += f" ({work.hosts * work.reserved_vcpus:g} of them taken for the trainer)"
+        text += f" ({work.hosts * work.reserved_vcpus:g} of them reserved for the trainer)"
     today = Hosts(instance=work.reference, count=work.hosts)
     cpu = (work.loader_cpu_seconds + work.trainer_cpu_seconds) / free_vcpus(work, today)
     text += f": {ms(cpu)}"
@@ -125,7 +125,7 @@ def _is_there(found: Walk, action: Action, question: str) -> Answer:
         usd, usd_here = rival.predicted.usd_per_1000_steps, plan.predicted.usd_per_1000_steps
         because += (
             f"; a data group is {'cheaper' if usd < usd_here else 'not cheaper'} than that: "
-            f"{cluster(rival)}, {usd:.3g} $ against {usd_here:.3g} $ for 1000 steps"
+            f"{cluster(rival)}, {usd:.3g} $ against {usd_here:.3g} $ per 1000 steps"
         )
     return Answer(question=question, answer="yes", because=because)
 
@@ -138,7 +138,7 @@ def _why_none(found: Walk, action: Action) -> str:
         return f"more than today's {work.num_workers} loader workers would not help on these hosts"
     if action == "scale_up":
         return f"{work.reference.type} has none that may be used"
-    return "the hosts have no accelerators to be multiplied"
+    return "the hosts have no accelerators"
 
 
 def _does_a_data_group_pay(found: Walk) -> Answer:
@@ -162,7 +162,7 @@ def _does_a_data_group_pay(found: Walk) -> Answer:
         pays_off = pays_off and buys(plan, free, objective)
         because += (
             f"; beyond the best free plan ({ms(rival.step_seconds)}) it saves "
-            f"{gain(plan.predicted, rival, objective):.0%}, both bands are "
+            f"{gain(plan.predicted, rival, objective):.0%}, both bands together are "
             f"{combined_band(plan.predicted, rival):.0%}"
         )
     reply: _Reply = "yes" if pays_off else "no"
@@ -191,7 +191,7 @@ def _figures(plan: Plan) -> str:
     outcome = plan.predicted
     assert outcome is not None
     return (
-        f"{cluster(plan)}: {ms(outcome.step_seconds)} a step ({outcome.speedup:.2f}x), "
-        f"{outcome.usd_per_hour:.2f} $/hour, {outcome.cost_change:+.0%} $ a step, limit "
+        f"{cluster(plan)}: {ms(outcome.step_seconds)} per step ({outcome.speedup:.2f}x), "
+        f"{outcome.usd_per_hour:.2f} $/hour, {outcome.cost_change:+.0%} $ per step, limit "
         f"{limits(outcome)}; {pays(outcome)}"
     )

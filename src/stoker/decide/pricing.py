@@ -34,12 +34,12 @@ def break_even_words(promise: Predicted, keep: Predicted) -> str:
     if ratio is None:
         return "break-even: today's price is not known"
     if ratio <= 1:
-        return "break-even: it costs no more an hour than today's cluster"
+        return "break-even: it costs no more per hour than today's cluster"
     steps = break_even_steps(promise, keep)
     if steps is None:
         return f"break-even: {ratio:.2f} times as fast; this plan buys time, not money"
     return (
-        f"break-even: {ratio:.2f} times as fast; the dearer start is paid back after "
+        f"break-even: {ratio:.2f} times as fast; the more expensive start is paid back after "
         f"{steps:,.0f} steps"
     )
 
@@ -238,7 +238,7 @@ def plan_of(
 def _reason(problem: str, *, is_asked: bool) -> str:
     if not is_asked:
         return problem
-    return f"{ASKED_FOR}, yet {problem}" if problem else ASKED_FOR
+    return f"{ASKED_FOR}, but {problem}" if problem else ASKED_FOR
 
 
 def refuse_endless_search(constraints: Constraints) -> None:
@@ -299,7 +299,7 @@ def _doubts_of(work: Work, shape: ClusterShape) -> list[Doubt]:
         text = "earlier runs on this machine disagree"
         doubts.append(Doubt(width=work.calibration_spread, text=text))
     if shape.data and not work.batch_bytes:
-        doubts.append(Doubt(width=0.05, text="the bytes of a batch are not known"))
+        doubts.append(Doubt(width=0.05, text="the size of a batch is not known"))
     workers = sum(_workers(hosts) for hosts in all_hosts)
     if work.shared.most and work.waits and workers > work.shared.most:
         width = min(_EACH_DOUBLING * math.log2(workers / work.shared.most), _MOST_OF_DOUBLINGS)

@@ -53,6 +53,6 @@ def pays(outcome: Predicted) -> str:
     if ratio is None:
         return "today's hosts cost nothing"
     if ratio <= 1:
-        return "it costs no more an hour than today's hosts"
+        return "it costs no more per hour than today's hosts"
     verdict = "it is" if outcome.speedup >= ratio else "it is only"
     return f"it pays for its hosts from {ratio:.2f}x on, {verdict} {outcome.speedup:.2f}x"

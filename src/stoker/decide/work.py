@@ -99,7 +99,7 @@ def measure(
     doubts = work.doubts
     if abs(ratio - 1) > 0.05:
         text = (
-            f"the parts give {ms(modelled.step_seconds)} a step, and {ms(raw.step_seconds)} were "
+            f"the parts give {ms(modelled.step_seconds)} per step, and {ms(raw.step_seconds)} were "
             "measured"
         )
         doubts += (Doubt(width=min(abs(ratio - 1), 0.5), text=text),)
@@ -277,7 +277,7 @@ def _unexplained(profile: Profile, modelled: float, *, at_least: float) -> str:
     if all(value is None for value in (*known, step.loader_wall_seconds, profile.observed)):
         return "only the time of a step is known, not what it waits for"
     if not at_least / _FAR <= step.step_seconds <= modelled * _FAR:
-        return f"the parts give {ms(modelled)} a step, and {ms(step.step_seconds)} were measured"
+        return f"the parts give {ms(modelled)} per step, and {ms(step.step_seconds)} were measured"
     return ""
 
 

@@ -44,6 +44,7 @@ class MeasuredStep:
 
     loader: int
     epoch: int
+    batch: int = 0
     start_seconds: float = 0.0
     wait_seconds: float
     compute_seconds: float
@@ -66,6 +67,7 @@ def step_of(row: Mapping[str, str]) -> MeasuredStep | None:
         step = MeasuredStep(
             loader=int(row["loader"]),
             epoch=int(row["epoch"]),
+            batch=int(row["batch"]),
             start_seconds=float(row["start_seconds"]),
             wait_seconds=float(row["wait_seconds"]),
             compute_seconds=float(row["compute_seconds"]),

@@ -285,7 +285,7 @@ def measure_costs(
         loader, CostTask(), workers=1, num_batches=_MAX_BATCHES, seconds=seconds, iterate=iterate
     )
     costs = cast("tuple[Cost, ...]", reports[0]) if reports else ()
-    return costs, [] if costs else ["what loading is made of is not known: too few batches"]
+    return costs, [] if costs else ["the parts of loading are not known: too few batches"]
 
 
 def name_of(text: str) -> str:

@@ -14,8 +14,8 @@ from stoker.text import ms, size
 _MIN_GAIN = 0.05
 _MIN_FLOAT_BYTES = 1 << 20
 _AS_FAST = 0.95
-# One worker more a vCPU keeps it busy while another waits; beyond, they only take turns.
-_MANY_WORKERS_A_VCPU = 1.5
+# One worker more than vCPUs keeps these busy while another waits; so many more only take turns.
+_MANY_WORKERS_PER_VCPU = 1.5
 # Beyond what one epoch differs from another, and from how many batches on it can be told.
 _FIRST_RATIO = 1.5
 _LEAST_BATCHES = 5
@@ -23,18 +23,18 @@ _LEAST_BATCHES = 5
 _OF_STATES = {
     "throttled": Fix(
         id="throttled",
-        text="raise the container's CPU limit to what it uses, or leave the limit out: its host "
-        "may have idle vCPUs that it is kept from",
+        text="raise the container's CPU limit, or remove it: its host may have idle vCPUs that it "
+        "cannot use",
     ),
     "gil": Fix(
         id="gil",
-        text="move Python work out of the trainer's main process: into the dataset or collate "
-        "function with num_workers of 1 and more, or threads into processes of their own",
+        text="move Python work out of the trainer's main process: into the dataset or the collate "
+        "function, with num_workers=1 or more; or run threads as processes of their own",
         cost="small",
     ),
     "straggler": Fix(
         id="straggler",
-        text="look at the host and the data of the late rank: all others wait for it",
+        text="look at the host and the data of the slow rank: all other ranks wait for it",
         cost="small",
     ),
 }
@@ -79,14 +79,14 @@ def _fewer_workers(own: Signs) -> Fix | None:
     vcpus, ranks = own.rank.vcpus, own.rank.ranks_on_host
     enough = max(1, round(vcpus) // ranks)
     today, fewer = own.rate(own.workers), own.rate(enough)
-    is_many = own.workers > enough and own.workers * ranks >= _MANY_WORKERS_A_VCPU * vcpus
+    is_many = own.workers > enough + 1 and own.workers * ranks >= _MANY_WORKERS_PER_VCPU * vcpus
     if not is_many or not today or fewer < _AS_FAST * today:
         return None
     return Fix(
         id="num_workers",
         text=f"num_workers={enough} instead of {own.workers}: as fast on {vcpus:.3g} vCPUs (the "
-        f"loader alone: {fewer:.1f} batches a second instead of {today:.1f}), with less memory, "
-        "and the main thread gets its turn sooner",
+        f"loader alone: {fewer:.1f} batches per second instead of {today:.1f}), with less memory, "
+        "and the main thread waits less for a CPU",
     )
 
 
@@ -122,14 +122,14 @@ def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms)
     if saves < _MIN_GAIN * step.step_seconds:
         return None
     wall, cpu = parts.loader_wall_seconds, parts.loader_cpu_seconds
-    because = f"{parts.vcpus:.3g} vCPUs are there, and the loader alone is faster with them"
+    because = f"there are {parts.vcpus:.3g} vCPUs, and the loader alone is faster with more workers"
     if wall > WAITS * cpu:
         because = (
             f"a batch takes a worker {ms(wall / len(ranks))}, of which it computes "
             f"{ms(cpu / len(ranks))}"
         )
-        because += "; they wait, so faster CPUs would not help"
-        because += ", and they may outnumber the vCPUs" * (better.workers > parts.vcpus)
+        because += "; workers wait, so faster CPUs would not help"
+        because += ", and more workers than vCPUs are fine" * (better.workers > parts.vcpus)
     return Fix(
         id="num_workers",
         text=f"num_workers={math.ceil(better.workers / len(ranks))} instead of "
@@ -162,7 +162,7 @@ def _pinned(ranks: Sequence[RankResult]) -> Fix | None:
         return None
     return Fix(
         id="pin_memory",
-        text="pin_memory=True, and non_blocking=True where batches go to the accelerator",
+        text="pin_memory=True, and non_blocking=True where batches are copied to the accelerator",
     )
 
 
@@ -171,10 +171,10 @@ def _uint8(ranks: Sequence[RankResult]) -> Fix | None:
     if sum(images) < _MIN_FLOAT_BYTES:
         return None
     is_exact = all(rank.batch.is_uint8_like for rank in ranks if rank.batch)
-    loss = "nothing is lost" if is_exact else "normalise there, and mind rounding"
+    loss = "nothing is lost" if is_exact else "normalise there; this rounds"
     return Fix(
         id="uint8",
         text=f"send images as uint8 and cast them on the accelerator: {size(sum(images))} "
-        f"of a step become {size(sum(images) / 4)} ({loss})",
+        f"per step become {size(sum(images) / 4)} ({loss})",
         cost="small",
     )

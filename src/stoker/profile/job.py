@@ -144,7 +144,7 @@ def explain_observed(profile: Profile) -> str:
     notes = profile.what.get("notes")
     lines = observed_words(profile)
     lines += wrapped(
-        "No step was timed, so nothing can be promised of another cluster. Profile the training "
+        "No step was timed, so nothing can be predicted for another cluster. Profile the training "
         "before money is spent on it: stoker profile."
     )
     for note in notes if isinstance(notes, list) else ():
@@ -201,20 +201,22 @@ def _notes(job: ObservedJob) -> list[str]:
     others = [name for name in job.groups if name != job.dnn]
     if others:
         notes.append(
-            f"the job has the group{'s' if len(others) > 1 else ''} {', '.join(others)} beside "
-            f"{job.dnn}: what is observed is {job.dnn}'s, and today's cost is that of all"
+            f"the job has the group{'s' if len(others) > 1 else ''} {', '.join(others)} next to "
+            f"{job.dnn}: the figures are those of {job.dnn}, and today's cost is that of all groups"
         )
     if job.is_running:
-        notes.append("the job still runs: these are the means so far")
+        notes.append("the job is still running: these are the means until now")
     if job.minutes < _FEW_MINUTES:
-        notes.append(f"of {job.minutes:.0f} minutes only: the start weighs much in the means")
+        notes.append(
+            f"over {job.minutes:.0f} minutes only: the start-up is a large part of these means"
+        )
     if job.point_seconds > 60:
         notes.append(
             f"a point is the mean of {job.point_seconds // 60} minutes: the job is long or old"
         )
     unseen = [load.host for load in job.loads if load.cpu is None]
     if unseen:
-        notes.append(f"CloudWatch has nothing of {', '.join(unseen)}")
+        notes.append(f"CloudWatch has no figures of {', '.join(unseen)}")
     return notes
 
 

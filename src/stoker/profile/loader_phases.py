@@ -571,7 +571,10 @@ def summarize_reads(reports: Sequence[Passes], *, workers: int) -> tuple[Reads |
     ]
     cold = [each for each, _ in pairs]
     if not cold or sum(each.asked + each.fetched for each in cold) < _MIN_BYTES * len(cold):
-        return None, ["what a batch reads is kept in memory after the first time, or not seen"]
+        return None, [
+            "the storage was not measured: data stays in memory after the first read, or the "
+            "kernel does not see these reads"
+        ]
     waits = [max(0.0, one.wait_seconds - other.wait_seconds) for one, other in pairs]
     is_waiting = sum(waits) >= _MIN_WAIT * sum(each.wall_seconds for each in cold)
     fetched = [each.fetched for each in cold]

@@ -131,9 +131,7 @@ def _look_closer(
     """Compares cold and warm reads, and splits the cost of a sample, where there is time."""
     reading = min(_MOST_SECONDS, _READS_SHARE * budget_seconds)
     if reading < _LEAST_SECONDS:
-        findings.note(
-            "the storage and the parts of loading were not looked at: the budget is too short"
-        )
+        findings.note("storage and parts of loading were not measured: the budget is too short")
         return
     if not findings.is_stopped():
         findings.meet("reads")
@@ -187,7 +185,7 @@ def _what_stays_here(loader: "DataLoader[object]") -> list[str]:
         why = f"it is not known whether the dataset can travel: {type(err).__name__}: {err}"
     if not why:
         return []
-    then = "is an error there" if loader.num_workers else "gets no help from them"
+    then = "is an error" if loader.num_workers else "gets no help from them"
     return [f"{why}; with data hosts, this loader {then} (see feed.unshippable)"]
 
 

@@ -38,10 +38,10 @@ from stoker.text import ms
 
 _TIMELINE = "timeline-rank0.csv"
 NOTE = (
-    "only the steps as they are: what makes the batches is not stoker's, so that neither a step "
-    "with cached batches nor the cost of loading could be measured, and no plan is advised on it"
+    "only the steps as they are: stoker does not make the batches, so that neither a step with "
+    "cached batches nor the cost of loading could be measured, and no plan is advised"
 )
-_CPU_NOTE = "the CPU is that of the script's own processes, with all they started"
+_CPU_NOTE = "the CPU time is that of the script's processes and of all that they started"
 
 
 def timed_profile(
@@ -299,7 +299,7 @@ def _problem(
         )
     if not seen:
         return (
-            "no Python process of the command could be looked into",
+            "no Python process of the command could be profiled",
             "name a Python script, without -I, -S and -E; the script must not clear PYTHONPATH",
         )
     others = [title for name, title in _OTHER_LOADERS.items() if name in packages]
@@ -311,7 +311,7 @@ def _problem(
         )
     reads = f", but uses {', '.join(others)}" if others else ""
     return (
-        f"the script imported torch and never read from a DataLoader of it{reads}",
+        f"the script imported torch and never read from a torch DataLoader{reads}",
         _TIMED
         if others
         else "profile a script that trains with a DataLoader of torch or stoker; a loop over a "
@@ -377,11 +377,11 @@ RequestT = TypeVar("RequestT")
 # From the job's first line to the first batch: imports, data sets, models; and the end of it all.
 START_ALLOWANCE_SECONDS = 120.0
 _GIT_SECONDS = 5.0
-_FIX = "make the command run by itself first"
+_FIX = "make the command run without stoker first"
 _MISSING_MODULE = re.compile(r"No module named '([^']+)'.*")
 _FIX_OF_REPLAY = (
-    f"{_FIX}; if it does, it may not bear the same batch twice: leave checks of indices, labels or "
-    "order out of the profiled command"
+    f"{_FIX}; if it does, it may not allow the same batch twice: leave checks of indices, "
+    "labels or order out of the profiled command"
 )
 
 

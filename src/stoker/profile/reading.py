@@ -292,7 +292,7 @@ def close_profile(
     try:
         measure()
         if findings.is_stopped():
-            findings.note("stopped early: the verdict is the one so far")
+            findings.note("stopped early: the verdict rests on what was measured until then")
         look_at_files()
         findings.learn(has_ended=True)
         findings.write()
@@ -401,7 +401,7 @@ def begin_replay(
         )
     if threading.current_thread() is not threading.main_thread():
         findings.note(
-            "the loader is read by a thread beside the main one: the wait is that thread's"
+            "a thread other than the main one reads the loader: the wait is that thread's"
         )
     hold_learning_rate()
     uses_cuda = is_cuda_used()

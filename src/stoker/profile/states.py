@@ -98,7 +98,7 @@ class Signs:
         if self.alone is None or self.many is None:
             return ""
         return (
-            f"{self.alone.workers} alone: {self.alone.batches_per_second:.1f} batches a second, "
+            f"{self.alone.workers} alone: {self.alone.batches_per_second:.1f} batches per second, "
             f"{self.many.workers}: {self.many.batches_per_second:.1f}"
         )
 
@@ -237,7 +237,7 @@ def interpreter_lock(signs: Sequence[Signs]) -> ProfileState | None:
     seen = worst.evidence
     if seen.knocks < MIN_KNOCKS or not seen.seconds or not seen.outside_seconds:
         return None
-    held = f"the interpreter lock was taken at {seen.held_knocks} of {seen.knocks} looks"
+    held = f"the interpreter lock was held at {seen.held_knocks} of {seen.knocks} looks"
     starved = seen.idle_seconds / seen.outside_seconds
     ran = seen.own_cpu_seconds / seen.outside_seconds
     others = seen.other_threads_seconds / seen.seconds
@@ -284,12 +284,16 @@ def straggler(signs: Sequence[Signs]) -> ProfileState | None:
     more = slowest.as_is.wait_seconds.median - median(
         own.as_is.wait_seconds.median for own in others
     )
-    why = "waiting for its data" if more >= 0.5 * late else "in its own loop, not for data"
+    why = (
+        "because it waits for its data"
+        if more >= 0.5 * late
+        else "in its own loop, not because of data"
+    )
     return ProfileState(
         id="straggler",
-        text=f"one straggling rank: rank {slowest.rank.rank} (host {slowest.rank.host}) takes "
+        text=f"one slow rank: rank {slowest.rank.rank} (host {slowest.rank.host}) takes "
         f"{ms(slowest.own_seconds)} of a step outside collectives and backward, the others "
-        f"{ms(usual)}, and they wait for it; it is late {why}",
+        f"{ms(usual)}, and they wait for it; it is slow {why}",
         share=min(1.0, share),
     )
 
@@ -366,7 +370,7 @@ def _other_programs(signs: Sequence[Signs], *, vcpus: float) -> ProfileState | N
     return ProfileState(
         id="other-programs",
         text=f"other programs kept {others:.1f} of the {vcpus:.3g} vCPUs busy{where}: profile "
-        "again when it is quiet",
+        "again on a quiet machine",
         share=min(1.0, others / vcpus),
     )
 
@@ -452,8 +456,8 @@ def _serial(own: Signs) -> ProfileState | None:
         return None
     return ProfileState(
         id="workers",
-        text=f"no workers: the main process loads by itself (num_workers=0), "
-        f"{ms(own.as_is.wait_seconds.median)} of each step of {ms(own.step_seconds)}"
+        text=f"no workers: the main process loads the data itself (num_workers=0), "
+        f"{ms(own.as_is.wait_seconds.median)} of each step's {ms(own.step_seconds)}"
         + _threads(own),
         share=own.wait_share,
     )
@@ -474,7 +478,7 @@ def _threads(own: Signs) -> str:
     if wait < wall:
         return said
     return (
-        f"{said}: the main process's many threads wait for each other "
+        f"{said}: the many threads of the main process wait for each other "
         "(torch.set_num_threads(1) shows it)"
     )
 

@@ -52,8 +52,8 @@ _TERMS = (
     ("loader_wall_seconds", "worker-seconds to load it"),
     ("trainer_cpu_seconds", "CPU-seconds of the trainer"),
     ("handover_seconds", "taking a batch from a worker"),
-    ("receive_seconds", "feed: trainer's thread"),
-    ("receive_cpu_seconds", "feed: CPU-seconds beside it"),
+    ("receive_seconds", "feed: trainer's own thread"),
+    ("receive_cpu_seconds", "feed: CPU-s of other threads"),
 )
 # Below this share of a step, waiting is not worth a change.
 _MIN_WAIT = 0.05
@@ -67,9 +67,9 @@ _LIMITS = {
 }
 # Of steps that the parts do not give, and a state does.
 _OF_STATES = {
-    "straggler": "all ranks wait for one that is late",
-    "workers": "the limit is loading in the trainer itself (num_workers=0), which takes another "
-    "time than in a worker",
+    "straggler": "all ranks wait for one that is slow",
+    "workers": "the limit is loading in the trainer itself (num_workers=0), which does not take as "
+    "long as in a worker",
 }
 
 
@@ -96,10 +96,10 @@ def explain(profile: Profile) -> str:
         lines += wrapped(f"note: {note}")
     if profile.fixes:
         is_busy = bool(_too_busy(profile))
-        lines += ["", "free or nearly so:"]
+        lines += ["", "free, or nearly free:"]
         for fix in profile.fixes:
             gain = (
-                f" (saves {ms(fix.saves_seconds)} a step)"
+                f" (saves {ms(fix.saves_seconds)} per step)"
                 if fix.saves_seconds and not is_busy
                 else ""
             )
@@ -125,7 +125,7 @@ def _verdict(profile: Profile) -> str:
     if profile.check and profile.check.state:
         return f"{said}: {of_state(profile.check.state)}."
     if profile.check and not profile.check.explained:
-        return f"{said}, but the parts do not explain the whole: unexplained."
+        return f"{said}, but the parts do not add up to it: unexplained."
     if profile.unmeasured:
         return f"{said}; what making it costs on the same CPUs is not known."
     if share < _MIN_WAIT:
@@ -157,21 +157,21 @@ def _check(profile: Profile) -> str:
     assert profile.check is not None
     check = profile.check
     text = (
-        f"self-check: the parts give {ms(check.predicted_step_seconds)} a step, measured were "
+        f"self-check: the parts give {ms(check.predicted_step_seconds)} per step, measured were "
         f"{ms(check.predicted_step_seconds / (1 + check.error))} ({check.error:+.0%})"
     )
     if check.explained:
         return text
     if check.state:
         return (
-            f"{text}: what they miss is the state {check.state}, which no other host changes, so "
-            "nothing is advised that costs"
+            f"{text}: the rest is the state {check.state}, which no other host changes, so "
+            "nothing that costs money is advised"
         )
-    return f"{text}: unexplained, so nothing is advised that costs"
+    return f"{text}: unexplained, so nothing that costs money is advised"
 
 
 def _table(profile: Profile) -> list[str]:
-    lines = [f"{'':<30}{'ms a step':>11}   {'middle half':>19}   {'samples':>7}"]
+    lines = [f"{'':<30}{'ms per step':>11}   {'middle half':>19}   {'samples':>7}"]
     for name, title in _TERMS:
         value = _term(profile.timed_step, name)
         if value is None:
@@ -187,9 +187,9 @@ def _table(profile: Profile) -> list[str]:
     known = [f"{profile.host.count} x {profile.host.instance_type}{vcpus}"]
     if step.num_workers is not None:
         workers = "worker" if step.num_workers == 1 else "workers"
-        known.insert(0, f"{step.num_workers} {workers} a host")
+        known.insert(0, f"{step.num_workers} {workers} per host")
     if step.global_batch_size is not None:
-        known.insert(0, f"{step.global_batch_size} samples a step{batch}")
+        known.insert(0, f"{step.global_batch_size} samples per step{batch}")
     lines.append("; ".join(known))
     return [line.rstrip() for line in lines]
 
@@ -200,7 +200,7 @@ def _storage(profile: Profile) -> str:
         return ""
     words = f"a step reads {size(step.read_bytes)} from storage"
     if step.storage_bytes_per_second is not None:
-        return f"{words}, which gives a host {size(step.storage_bytes_per_second)}/s"
+        return f"{words}, which gives each host {size(step.storage_bytes_per_second)}/s"
     parts = parts_of(profile)
     is_limit = "storage" in {state.id for state in profile.states} or (
         parts is not None and parts.limit == "storage"

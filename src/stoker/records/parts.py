@@ -266,7 +266,7 @@ def speed_words(profile: Profile) -> str:
         return ""
     return (
         f"the CPU's own speed varied by {width / 2:.0%} from second to second while it was "
-        "profiled: probably other machines share its cores"
+        "profiled: other machines probably share its cores"
     )
 
 
@@ -287,7 +287,7 @@ def too_busy(profile: Profile, *, vcpus: float, machine_vcpus: float | None = No
     if rest > 0 and _width(elsewhere, vcpus=rest) > _BEYOND_TELLING:
         return (
             f"other programs kept {elsewhere:.1f} of this machine's other {rest:.3g} vCPUs busy, "
-            "so it cannot be told what hosts on these would do"
+            "so it cannot be told what hosts on them would do"
         )
     return ""
 

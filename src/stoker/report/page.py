@@ -37,6 +37,7 @@ from stoker.text import (
     metric,
     percent,
     signed_percent,
+    size,
     time_unit,
     times,
     usd,
@@ -315,6 +316,7 @@ def _filled(unit: TimeUnit) -> jinja2.Environment:
         metric=metric,
         whole=whole,
         count=count,
+        size=size,
     )
     return filled
 
@@ -365,7 +367,7 @@ def _terms(profile: Profile) -> list[tuple[str, str, float]]:
         ("loader_wall_seconds", "worker time for the same", step.loader_wall_seconds),
         ("trainer_cpu_seconds", "CPU time of the trainer itself", step.trainer_cpu_seconds),
         ("receive_seconds", "receiving a batch, in the trainer's thread", step.receive_seconds),
-        ("receive_cpu_seconds", "receiving a batch, beside it", step.receive_cpu_seconds),
+        ("receive_cpu_seconds", "receiving a batch, other threads", step.receive_cpu_seconds),
     )
     return [(field, text, value) for field, text, value in named if value is not None]
 

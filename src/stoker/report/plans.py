@@ -237,7 +237,7 @@ def _draw_front(
         plane.right, plane.floor + 36, f"step, {unit.symbol}", css="quiet", size=12, anchor="end"
     )
     if dearer:
-        text = f"{dearer} dearer plans are left out"
+        text = f"{dearer} costlier plans are left out"
         drawing.text(plane.left, plane.floor + 36, text, css="quiet", size=12)
     lines: list[Box] = []
     front = sorted((s.step_seconds, s.usd) for s in spots if s.is_front)

@@ -209,7 +209,7 @@ def draw_scaling(scaling: ScalingOfRuns, *, width: float, name: str) -> Markup:
 def words_of_scaling(scaling: ScalingOfRuns) -> str:
     """Returns the picture as a sentence, for those who do not see it."""
     listed = "; ".join(
-        f"{point.size}: {digits(point.samples_per_second, 3)} samples a second"
+        f"{point.size}: {digits(point.samples_per_second, 3)} samples per second"
         + (f", {percent(point.efficiency)} of the ideal" if point.efficiency is not None else "")
         + (f", {usd(point.usd)} for a million" if point.usd is not None else "")
         for point in scaling.points
@@ -229,7 +229,7 @@ def _draw_throughput(drawing: Drawing, scaling: ScalingOfRuns, *, panel: float) 
         panel=panel,
         most=(last.size * 1.08, most_y),
         marks=[(mark, digits(mark, 3) if mark else "0") for mark in marks],
-        under="upwards: samples a second",
+        under="upwards: samples per second",
     )
     _sizes(drawing, plane, scaling)
     ends = plane.at(0, 0), plane.at(last.size, scaling.ideal(last.size))
@@ -329,7 +329,7 @@ def headline(scaling: ScalingOfRuns) -> str:
     first, last = scaling.points[0], scaling.points[-1]
     faster = last.samples_per_second / first.samples_per_second
     return (
-        f"{last.size} {scaling.what}: {digits(faster, 3)} times the samples a second of"
+        f"{last.size} {scaling.what}: {digits(faster, 3)} times the samples per second of"
         f" {first.size}, {percent(last.efficiency)} of the ideal"
     )
 

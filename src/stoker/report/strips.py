@@ -94,7 +94,7 @@ def _head(strip: Strip, steps: Sequence[MeasuredStep], unit: TimeUnit) -> tuple[
     share = sum(step.wait_seconds for step in steps) / span if span > 0 else 0.0
     title = f"{strip.name}: {strip.what}"
     if not strip.timeline.measured:
-        return title, f"drawn from medians: {unit.brief(strip.step_seconds)} a step"
+        return title, f"drawn from medians: {unit.brief(strip.step_seconds)} per step"
     return title, f"{whole(len(steps))} steps shown, {percent(share)} of the time waiting"
 
 

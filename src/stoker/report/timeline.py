@@ -108,6 +108,7 @@ def flat_timeline(*, wait_seconds: float, compute_seconds: float, steps: int) ->
             MeasuredStep(
                 loader=0,
                 epoch=0,
+                batch=number,
                 start_seconds=number * step_seconds,
                 wait_seconds=wait_seconds,
                 compute_seconds=compute_seconds,

@@ -1,0 +1,49 @@
+"""Figures in words, as a terminal shows them."""
+
+import pytest
+
+from stoker.text import ms, size, wrapped
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.0, "0 ms"),
+        (0.000061, "0.0610 ms"),
+        (0.005, "5.00 ms"),
+        (0.0618, "61.8 ms"),
+        (0.25, "250 ms"),
+        (0.99949, "999 ms"),
+        (0.9996, "1.00 s"),
+        (1.24, "1.24 s"),
+        (123.4, "123 s"),
+    ],
+)
+def test_a_time_has_three_digits_and_its_unit(seconds: float, words: str) -> None:
+    assert ms(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "words"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (900_000, "900 kB"),
+        (999_900, "1.00 MB"),
+        (4_050_000, "4.05 MB"),
+        (2.5e9, "2.50 GB"),
+        (7e12, "7.00 TB"),
+    ],
+)
+def test_bytes_have_three_digits_and_the_largest_unit_that_fits(
+    num_bytes: float, words: str
+) -> None:
+    assert size(num_bytes) == words
+
+
+def test_lines_of_a_text_are_narrow_and_later_ones_are_indented() -> None:
+    lines = wrapped("word " * 40, width=40, indent="  ")
+    assert max(map(len, lines)) <= 40
+    assert lines[0].startswith("  word")
+    assert all(line.startswith("    word") for line in lines[1:])
