@@ -147,7 +147,7 @@ def test_a_rank_whose_reads_wait_is_named_and_so_is_what_it_waits_for(
 ) -> None:
     with unless_disturbed(idle["late rank"]) as found:
         assert {"straggler", "workers"} <= set(found)
-        assert "it waits for its reads, not for a CPU" in found["workers"].text
+        assert "it waits for its data, not for a CPU" in found["workers"].text
         assert "rank 1" in found["straggler"].text
         assert "because it waits for its data" in found["straggler"].text
         assert found["straggler"].share == pytest.approx(0.7, abs=0.2)
@@ -233,7 +233,7 @@ def test_waiting_reads_of_all_ranks_ask_for_more_workers_than_vcpus(jobs: Jobs) 
     job = jobs.start("latency", budget=8, workers=2, model_ms=5, sleep_ms=40)
     found = job.states()
     assert next(name for name in found if name != "other-programs") == "workers"
-    assert "it waits for its reads, not for a CPU" in found["workers"].text
+    assert "it waits for its data, not for a CPU" in found["workers"].text
     (fix,) = [fix for fix in job.result().fixes if fix.id == "num_workers"]
     assert (
         "workers wait, so faster CPUs would not help, and more workers than vCPUs are fine"

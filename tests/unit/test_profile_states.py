@@ -173,7 +173,7 @@ def test_workers_that_wait_and_add_up_are_too_few_and_may_outnumber_the_vcpus() 
     states = found(latent)
     assert set(states) == {"workers"}
     assert "takes a worker 190 ms, of which it computes 5.00 ms" in states["workers"].text
-    assert "it waits for its reads, not for a CPU" in states["workers"].text
+    assert "it waits for its data, not for a CPU" in states["workers"].text
     (fix,) = [fix for fix in profile_of(latent).fixes if fix.id == "num_workers"]
     assert "num_workers=11 instead of 2" in fix.text
     assert "faster CPUs would not help" in fix.text

@@ -441,7 +441,7 @@ def _few_workers(own: Signs, *, busy: float, is_limit: bool) -> ProfileState | N
         return None
     rates = f" ({own.rates})" if own.rates else ""
     why = (
-        f"{own.batch_words}: it waits for its reads, not for a CPU"
+        f"{own.batch_words}: it waits for its data, not for a CPU"
         if is_waiting
         else f"the vCPUs are {busy:.0%} busy"
     )
