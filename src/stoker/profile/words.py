@@ -44,16 +44,17 @@ def _bytes_of(cost: TransformCost) -> str:
     return f"{size(cost.bytes_in)} -> {size(cost.bytes_out)}"
 
 
-_TERMS = (
+# Terms of a step with their titles, here and in a report.
+TERMS = (
     ("step_seconds", "a step, as is"),
     ("wait_seconds", "  of it waiting for data"),
     ("accelerator_step_seconds", "a step with cached batches"),
-    ("loader_cpu_seconds", "CPU-seconds to load a batch"),
-    ("loader_wall_seconds", "worker-seconds to load it"),
-    ("trainer_cpu_seconds", "CPU-seconds of the trainer"),
+    ("loader_cpu_seconds", "CPU time to load a batch"),
+    ("loader_wall_seconds", "worker time to load it"),
+    ("trainer_cpu_seconds", "CPU time of the trainer"),
     ("handover_seconds", "taking a batch from a worker"),
     ("receive_seconds", "feed: trainer's own thread"),
-    ("receive_cpu_seconds", "feed: CPU-s of other threads"),
+    ("receive_cpu_seconds", "feed: CPU time, other threads"),
 )
 # Below this share of a step, waiting is not worth a change.
 _MIN_WAIT = 0.05
@@ -123,7 +124,8 @@ def _verdict(profile: Profile) -> str:
     if busy:
         return f"{said}; {busy}."
     if profile.check and profile.check.state:
-        return f"{said}: {of_state(profile.check.state)}."
+        state = profile.check.state
+        return f"{said}: {_OF_STATES.get(state, f'it is in the state {state}')}."
     if profile.check and not profile.check.explained:
         return f"{said}, but the parts do not add up to it: unexplained."
     if profile.unmeasured:
@@ -137,11 +139,6 @@ def _verdict(profile: Profile) -> str:
 def _too_busy(profile: Profile) -> str:
     capacity = profile.host.capacity
     return too_busy(profile, vcpus=capacity * profile.host.count) if capacity else ""
-
-
-def of_state(state: str) -> str:
-    """Says what sets the pace in a state that the parts do not show."""
-    return _OF_STATES.get(state, f"it is in the state {state}")
 
 
 def _limit(profile: Profile) -> str | None:
@@ -172,8 +169,8 @@ def _check(profile: Profile) -> str:
 
 def _table(profile: Profile) -> list[str]:
     lines = [f"{'':<30}{'ms per step':>11}   {'middle half':>19}   {'samples':>7}"]
-    for name, title in _TERMS:
-        value = _term(profile.timed_step, name)
+    for name, title in TERMS:
+        value = term(profile.timed_step, name)
         if value is None:
             continue
         spread = (profile.spread or {}).get(name)
@@ -208,6 +205,7 @@ def _storage(profile: Profile) -> str:
     return words if is_limit else f"{words}, which keeps up"
 
 
-def _term(step: StepTerms, name: str) -> float | None:
+def term(step: StepTerms, name: str) -> float | None:
+    """Returns the seconds of one of TERMS; None where they are not known."""
     value: object = getattr(step, name)
     return value if isinstance(value, float) else None

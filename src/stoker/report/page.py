@@ -9,6 +9,7 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
+from stoker.profile.words import TERMS, term
 from stoker.records import Decision, Evaluation, Plan, Profile, Training, Workload, write_text
 from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
 from stoker.report.figures import (
@@ -355,21 +356,8 @@ def _terms(profile: Profile) -> list[tuple[str, str, float]]:
     step = profile.step
     if step is None:
         return []
-    named = (
-        ("step_seconds", "step, wall clock, as is", step.step_seconds),
-        ("wait_seconds", "of it, waiting for data", step.wait_seconds),
-        (
-            "accelerator_step_seconds",
-            "step with cached batches, nothing to load",
-            step.accelerator_step_seconds,
-        ),
-        ("loader_cpu_seconds", "CPU time to load and augment a batch", step.loader_cpu_seconds),
-        ("loader_wall_seconds", "worker time for the same", step.loader_wall_seconds),
-        ("trainer_cpu_seconds", "CPU time of the trainer itself", step.trainer_cpu_seconds),
-        ("receive_seconds", "receiving a batch, in the trainer's thread", step.receive_seconds),
-        ("receive_cpu_seconds", "receiving a batch, other threads", step.receive_cpu_seconds),
-    )
-    return [(field, text, value) for field, text, value in named if value is not None]
+    named = [(name, title.strip(), term(step, name)) for name, title in TERMS]
+    return [(name, title, value) for name, title, value in named if value is not None]
 
 
 def _train_command(workload: Workload, decision: Decision) -> str:
