@@ -329,31 +329,23 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[Pr
     is_serial = parts is not None and parts.workers == 0
     # Threads of a group that is stopped hold their locks: knocks say nothing then.
     gil = None if stopped else interpreter_lock(signs)
-    # So do workers of a group that is stopped or has no CPU left: they do not wait for reads then.
-    storage = (
-        None
-        if binding == "cpu" or stopped
-        else _cold_reads(waiting)
-        or _shared_reads(
+    cpu = _cpu(signs, vcpus=vcpus, busy=busy) if binding in ("cpu", None) else None
+    storage: ProfileState | None = None
+    workers: ProfileState | None = None
+    # Without a CPU a worker does not compute either: that is no waiting for reads.
+    if not stopped and binding != "cpu":
+        storage = _cold_reads(waiting) or _shared_reads(
             waiting,
             is_shared=parts is not None and parts.is_shared,
             is_storage=binding == "storage",
         )
-    )
-    found = [
-        stopped,
-        gil,
-        straggler(signs),
-        _other_programs(signs, vcpus=vcpus),
-        _cpu(signs, vcpus=vcpus, busy=busy) if binding in ("cpu", None) else None,
-        storage,
-        (_serial(waiting) if binding == "latency" else None)
-        if is_serial
-        else None
-        if storage or stopped or binding == "cpu"
-        else _few_workers(waiting, busy=busy, is_limit=binding == "latency"),
-        None if gil else _accelerator(signs, is_binding=binding == "accelerator"),
-    ]
+        if not storage and not is_serial:
+            workers = _few_workers(waiting, busy=busy, is_limit=binding == "latency")
+    if is_serial and binding == "latency":
+        workers = _serial(waiting)
+    accelerator = None if gil else _accelerator(signs, is_binding=binding == "accelerator")
+    others = _other_programs(signs, vcpus=vcpus)
+    found = (stopped, gil, straggler(signs), others, cpu, storage, workers, accelerator)
     return tuple(sorted((own for own in found if own), key=lambda own: -(own.share or 0.0)))
 
 
