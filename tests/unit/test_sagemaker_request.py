@@ -331,7 +331,8 @@ def test_the_metric_definitions_read_no_other_line() -> None:
 
 def test_the_lines_fields_are_those_of_the_progress_log(tmp_path: Path) -> None:
     timeline = tmp_path / "timeline.csv"
-    rows = ["loader,epoch,wait_seconds,compute_seconds,samples", *["0,0,0.125,0.125,8"] * 3]
+    head = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples"
+    rows = [head, *["0,0,0,0.0,0.125,0.125,8"] * 3]
     timeline.write_text("\n".join(rows) + "\n", encoding="utf-8")
     stream = io.StringIO()
     progress = ProgressLog(timeline, Log(run="r", host="h", stream=stream))
