@@ -137,8 +137,8 @@ def test_a_running_job_is_read_so_far(aws: Aws, answers: Answers, begin: datetim
     assert found.observed is not None
     assert found.observed.hosts == 1
     notes = " ".join(map(str, found.what["notes"]))  # type: ignore[arg-type]
-    assert "still runs" in notes
-    assert "nothing of algo-2" in notes
+    assert "still running" in notes
+    assert "no figures of algo-2" in notes
 
 
 # ---- groups
