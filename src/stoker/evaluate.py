@@ -21,6 +21,7 @@ from stoker.records import (
     bare_type,
 )
 from stoker.records.training_facts import TrainingFacts, training_record
+from stoker.text import ms
 
 
 def evaluate(
@@ -188,11 +189,11 @@ def _performance_words(performance: Performance) -> list[str]:
         rows.append(("predicted", performance.predicted))
     rows.append(("measured", performance.measured))
     lines = [f"  {'':<10} {'step':>11} {'$/1000 steps':>13}"]
-    lines += [f"  {name:<10} {_ms(row.step_seconds):>11} {_usd(row):>13}" for name, row in rows]
+    lines += [f"  {name:<10} {ms(row.step_seconds):>11} {_usd(row):>13}" for name, row in rows]
     text = f"  {performance.speedup:.2f}x as fast"
     if performance.cost_change is not None:
-        word = "cheaper" if performance.cost_change < 0 else "dearer"
-        text += f", {abs(performance.cost_change):.0%} {word} a step"
+        word = "cheaper" if performance.cost_change < 0 else "more expensive"
+        text += f", {abs(performance.cost_change):.0%} {word} per step"
     if performance.prediction_error is not None:
         slower = "slower" if performance.prediction_error > 0 else "faster"
         text += f"; {abs(performance.prediction_error):.1%} {slower} than predicted"
@@ -205,11 +206,7 @@ def band_words(performance: Performance) -> str:
     if band is None:
         return ""
     where = "inside" if performance.is_inside_band else "OUTSIDE"
-    return f"{where} the promised band of {_ms(band.low_seconds)} to {_ms(band.high_seconds)}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms" if seconds < 10 else f"{seconds:.2f} s"
+    return f"{where} the promised band of {ms(band.low_seconds)} to {ms(band.high_seconds)}"
 
 
 def _usd(row: StepCost) -> str:

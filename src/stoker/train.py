@@ -36,6 +36,7 @@ from stoker.records import (
     write_json,
 )
 from stoker.records.training_facts import TrainingFacts, write_training
+from stoker.text import ms, usd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +126,8 @@ def _next_best(decision: Decision) -> str:
     words = " + ".join(f"{group.count} x {group.instance_type}" for group in plan.groups)
     if plan.predicted is None:
         return words
-    step = plan.predicted.step_seconds * 1000
-    return f"{words} ({step:.1f} ms a step, ${plan.predicted.usd_per_hour:.2f} an hour)"
+    step, price = plan.predicted.step_seconds, plan.predicted.usd_per_hour
+    return f"{words} ({ms(step)} per step, {usd(price)} per hour)"
 
 
 def train(

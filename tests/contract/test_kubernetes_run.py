@@ -39,7 +39,7 @@ from support.sample_records import profile as sample_profile
 from support.sample_records import training
 
 NAME = "mnist-1"
-NEXT_BEST = "1 x g5.2xlarge + 2 x c6i.4xlarge (80.0 ms a step, $2.00 an hour)"
+NEXT_BEST = "1 x g5.2xlarge + 2 x c6i.4xlarge (80.0 ms per step, $2.00 per hour)"
 LEADER, FIRST, SECOND = (f"{NAME}-{place}" for place in ("dnn-0-0", "data-0-0", "data-0-1"))
 BOTH = pytest.mark.parametrize("api_name", ["jobset", "trainer"])
 PLURAL = {"jobset": "jobsets", "trainer": "trainjobs"}
