@@ -478,6 +478,27 @@ def test_the_strongest_comes_first_in_the_record_and_in_words() -> None:
     assert convert(to_document(profile), Profile, Place("profile.json")) == profile
 
 
+def test_a_profile_of_earlier_names_is_read_and_told() -> None:
+    document = to_document(profile_of(rank_of(wait=0.080, accelerator=0.020)))
+    states = ("first-epoch", "oversubscribed", "latency", "serial", "network")
+    document["states"] = [{"id": name, "text": f"it is {name}", "share": 0.5} for name in states]
+    document["check"] = {
+        "predicted_step_seconds": 0.03,
+        "error": -0.7,
+        "explained": False,
+        "state": "first-epoch",
+    }
+    document["transforms"] = [
+        {"name": "collate", "cpu_seconds": 0.1, "share": 1.0, "samples": 9},
+        {"name": "m.pad", "within": "collate", "cpu_seconds": 0.1, "share": 1.0, "samples": 40},
+    ]
+    profile = convert(document, Profile, Place("profile.json"))
+    text = explain(profile)
+    assert "it is in the state first-epoch" in text
+    assert "found: it is oversubscribed" in text
+    assert "m.pad" in text
+
+
 def test_results_without_evidence_have_states_still() -> None:
     assert set(found(msgspec.structs.replace(rank_of(), evidence=None))) == {"accelerator"}
 
