@@ -578,7 +578,7 @@ def test_a_training_of_a_known_bottleneck_is_advised_rightly(name: str) -> None:
     assert profile.check is not None
     assert profile.check.explained
     # Waiting workers are too few of them.
-    assert [state.id for state in profile.states] == [bottleneck.replace("latency", "workers")]
+    assert [state.id for state in profile.states] == [advice[0].replace("latency", "workers")]
     decision = decide(
         profile,
         catalog=load_catalog("local", cores=2),
