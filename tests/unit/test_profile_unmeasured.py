@@ -71,7 +71,7 @@ def reason(
         (reason(rank()), "ended too soon: after 6 batches"),
         (reason(rank(number=1)), "(rank 1)"),
         (reason(rank(missing="")), "it was cut off"),
-        (reason(), "imported torch and never read from a torch DataLoader"),
+        (reason(), "imported torch and never read from a DataLoader of torch"),
         (reason(seen=(Seen(packages=("torch", "tensorflow")),)), "but uses tf.data"),
         (reason(seen=(Seen(packages=("torch", "nvidia.dali")),)), "but uses DALI"),
         (reason(seen=(Seen(packages=("jax",)),)), "never imported torch; it uses jax"),

@@ -311,7 +311,7 @@ def _problem(
         )
     reads = f", but uses {', '.join(others)}" if others else ""
     return (
-        f"the script imported torch and never read from a torch DataLoader{reads}",
+        f"the script imported torch and never read from a DataLoader of torch{reads}",
         _TIMED
         if others
         else "profile a script that trains with a DataLoader of torch or stoker; a loop over a "
