@@ -138,10 +138,6 @@ def test_a_job_without_a_command_or_its_one_dnn_group_first_is_refused(
     assert caught.value.where
 
 
-NOT_YET = pytest.mark.xfail(strict=True, reason="issue 17: only JobSet's name for dnn is compared")
-
-
-@pytest.mark.parametrize("job", [*JOBS[:3], pytest.param("trainer", marks=NOT_YET)], indirect=True)
 def test_two_groups_of_one_name_are_refused(job: PlatformJob) -> None:
     dnn, data = job.spec.groups
     twins = (dnn, msgspec.structs.replace(data, name=dnn.name))

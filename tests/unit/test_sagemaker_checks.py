@@ -403,7 +403,7 @@ def test_tags_may_have_letters_of_any_script(text: str, is_allowed: bool) -> Non
         (job(DATA, DNN), "exactly one dnn group, and it comes first"),
         (job(DNN, group("dnn", name="more")), "exactly one dnn group"),
         (job(DNN, *(group("data", name=f"data-{i}") for i in range(5))), "at most 5 instance"),
-        (job(DNN, group("data", name="dnn")), "2 instance groups are called dnn"),
+        (job(DNN, group("data", name="dnn")), "two groups have one name: dnn"),
         (job(DNN, group("data", name="d" * 65)), "InstanceGroupName has 65 characters"),
         (job(DNN, group("data", "local.c2")), "local mode"),
         (job(DNN, group("data", "ml.c7i.5xlarge")), "no instance type ml.c7i.5xlarge"),

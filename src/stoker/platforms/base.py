@@ -247,14 +247,45 @@ def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, k
             where=f"job {job.name}, key image",
             fix="build one with make image, push it, and set image to its address",
         )
-    if not job.command:
-        raise UsageError("no command to run", where=f"job {job.name}, key command")
     if entrypoint[-1] != "--":
         raise UsageError(
             "the entry point must end with --, which the command follows: " + " ".join(entrypoint),
             where=f"key {key}.entrypoint",
             fix="let its last word be --",
         )
+
+
+def check_job(job: JobSpec) -> None:
+    """Refuses a job that no platform runs.
+
+    Raises:
+        UsageError: If it has no command, its first group and no other is not the one that trains,
+            two groups have one name, or the hosts of the dnn group are not such as its strategy
+            needs.
+    """
+    if not job.command:
+        raise UsageError(
+            "no command to run",
+            where=f"job {job.name}, key command",
+            fix="name the command in the workload, or after --: -- python train.py",
+        )
+    trainers = [group for group in job.groups if group.role == "dnn"]
+    if len(trainers) != 1 or job.groups[0].role != "dnn":
+        found = ", ".join(f"{group.name} ({group.role})" for group in job.groups)
+        raise UsageError(
+            f"a job trains on exactly one dnn group, and it comes first; found {found}",
+            where="the plan's groups",
+            fix="for example --group dnn=1 --group data=2",
+        )
+    names = [group.name for group in job.groups]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(
+                f"two groups have one name: {name}",
+                where="the plan's groups",
+                fix="give each group a name of its own",
+            )
+    check_strategy(job.settings.strategy, job.groups)
 
 
 def check_strategy(strategy: StrategySettings, groups: Sequence[Group]) -> None:

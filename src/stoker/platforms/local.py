@@ -33,7 +33,7 @@ from stoker.platforms.base import (
     JobEnd,
     JobSpec,
     LogLine,
-    check_strategy,
+    check_job,
     groups_of_channel,
     hyperparameters,
     leader_record,
@@ -482,7 +482,9 @@ class LocalRun:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     started.process.wait(KILL_SECONDS)
             self._clean_host(started)
-        self._token_file.unlink(missing_ok=True)
+        # Where the run's folder is a file, nothing was written.
+        with contextlib.suppress(NotADirectoryError):
+            self._token_file.unlink(missing_ok=True)
 
     def _conclude(self) -> JobEnd:
         leader = self._hosts[0]
@@ -667,21 +669,19 @@ class LocalPlatform:
 
 def _check(job: JobSpec) -> None:
     if not _NAME.match(job.name):
-        raise UsageError(f"{job.name!r} is no name for a run", fix="use letters, digits and dashes")
-    if not job.command:
-        raise UsageError("no command to run", where=f"job {job.name}")
-    dnn = [group for group in job.groups if group.role == "dnn"]
-    if len(dnn) != 1 or job.groups[0].role != "dnn":
-        raise UsageError("a job has exactly one dnn group, and it comes first", where=job.name)
-    check_strategy(job.settings.strategy, job.groups)
-    names = [group.name for group in job.groups]
-    if len(set(names)) != len(names):
-        raise UsageError("two groups have one name: " + ", ".join(names), where=job.name)
+        raise UsageError(
+            f"{job.name!r} is no name for a run",
+            where="option --name, or key name",
+            fix="use letters, digits and dashes",
+        )
+    check_job(job)
     for channel, described in job.channels.items():
         uri = described.uri
         if not _CHANNEL.match(channel):
             raise UsageError(
-                f"{channel!r} is no name for a channel", fix="use letters, digits, . _ and -"
+                f"{channel!r} is no name for a channel",
+                where="key channels",
+                fix="use letters, digits, . _ and -",
             )
         if "://" in uri and not uri.startswith("file://"):
             raise UsageError(

@@ -75,6 +75,7 @@ class Following:
         self._items: queue.Queue[Item] = queue.Queue(MAX_WAITING)
         self._is_closed = threading.Event()
         self._logs: dict[str, PodLog] = {}
+        self._starting = threading.Lock()
         self._of_pods = {"labelSelector": f"{JOBSET_LABEL}={name}"}
         self._watches = [
             ObjectWatch(cluster, kind, query=query, tell=self._put)
@@ -118,11 +119,14 @@ class Following:
         """Follows the log of a pod whose container has started, or tells its reader what it is."""
         if pod.uid in self._logs:
             self._logs[pod.uid].update(pod)
-        elif pod.is_started and not self._is_closed.is_set():
+        elif pod.is_started:
             container = self._containers[pod.group]
             log = PodLog(self._cluster, pod, container=container, tell=self._put)
-            self._logs[pod.uid] = log
-            log.start()
+            # Whoever closes from another thread finds it started, or it never starts.
+            with self._starting:
+                if not self._is_closed.is_set():
+                    log.start()
+                    self._logs[pod.uid] = log
 
     def is_read(self, uids: frozenset[str]) -> bool:
         """Returns whether the logs of these pods have been read to their end."""
@@ -136,8 +140,9 @@ class Following:
 
     def close(self) -> None:
         """Ends all threads; what they told stays to be read. May be called twice."""
-        self._is_closed.set()
-        threads: list[ObjectWatch | PodLog] = [*self._watches, *self._logs.values()]
+        with self._starting:
+            self._is_closed.set()
+            threads: list[ObjectWatch | PodLog] = [*self._watches, *self._logs.values()]
         for thread in threads:
             thread.close()
         for thread in threads:

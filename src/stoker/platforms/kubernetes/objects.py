@@ -11,7 +11,7 @@ from stoker.errors import UsageError
 from stoker.platforms.base import (
     JobSpec,
     check_container,
-    check_strategy,
+    check_job,
     groups_of_channel,
     run_environment,
 )
@@ -193,20 +193,8 @@ def settings_of(job: JobSpec) -> KubernetesSettings:
             where="key kubernetes.data",
             fix="leave them out there",
         )
-    _check_roles(job.groups)
-    check_strategy(job.settings.strategy, job.groups)
+    check_job(job)
     return settings
-
-
-def _check_roles(groups: Sequence[Group]) -> None:
-    trainers = [group.name for group in groups if group.role == "dnn"]
-    if len(trainers) != 1 or groups[0].role != "dnn":
-        raise UsageError(
-            "a job trains on exactly one dnn group, and it comes first; found "
-            + ", ".join(f"{group.name} ({group.role})" for group in groups),
-            where="the plan's groups",
-            fix="for example --group dnn=g5.2xlarge:1 --group data=c7i.4xlarge:2",
-        )
 
 
 def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodGroup:

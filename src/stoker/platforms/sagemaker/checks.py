@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stoker.errors import UsageError
-from stoker.platforms.base import JobSpec, check_container, check_strategy
+from stoker.platforms.base import JobSpec, check_container, check_job
 from stoker.platforms.sagemaker.reading import (
     Body,
     channels_of,
@@ -62,8 +62,8 @@ def settings_of(job: JobSpec) -> SageMakerSettings:
             fix="add sagemaker: {role: arn:aws:iam::ACCOUNT:role/NAME, output_uri: s3://...}",
         )
     check_container(job, settings.entrypoint, platform="SageMaker", key="sagemaker")
-    _check_groups(job.groups, settings.framework)
-    check_strategy(job.settings.strategy, job.groups)
+    check_job(job)
+    _check_framework(job.groups, settings.framework)
     for name, channel in job.channels.items():
         _check_channel(name, channel)
     _check_source(settings.source)
@@ -77,15 +77,7 @@ def settings_of(job: JobSpec) -> SageMakerSettings:
     return settings
 
 
-def _check_groups(groups: tuple[Group, ...], framework: Framework | None) -> None:
-    trainers = [group.name for group in groups if group.role == "dnn"]
-    if len(trainers) != 1 or groups[0].role != "dnn":
-        raise UsageError(
-            "a job trains on exactly one dnn group, and it comes first: one distribution, of one "
-            f"group; found {', '.join(f'{group.name} ({group.role})' for group in groups)}",
-            where="the plan's groups",
-            fix="for example --group dnn=ml.g5.2xlarge:1 --group data=ml.c7i.4xlarge:2",
-        )
+def _check_framework(groups: tuple[Group, ...], framework: Framework | None) -> None:
     if framework is None or len(groups) == 1:
         return
     minimum = _MINIMUM[framework.name]
