@@ -59,7 +59,7 @@ def profile_verb(
     logs: Annotated[
         Path | None,
         typer.Option(
-            "--logs", metavar="F", help="Log file of that job, which tells how long a step takes."
+            "--logs", metavar="F", help="Log file of that job: stoker's own lines in it are read."
         ),
     ] = None,
     region: Region = None,
