@@ -9,17 +9,24 @@ import time
 from stoker.profile.watch import Alarm
 
 STOPPED_SECONDS = 0.2
+# Until its input ends, whenever that is.
 SLEEPING = """
+import select, sys
 from stoker.profile.watch import Alarm
 alarm = Alarm()
-alarm.sleep(0.001)
+late = alarm.sleep(0.001)
 print("ready", flush=True)
-print(max(alarm.sleep(0.02) for _ in range(60)))
+while not select.select([sys.stdin], [], [], 0)[0]:
+    late = max(late, alarm.sleep(0.02))
+print(late)
 """
 
 
 def test_a_sleep_that_the_machine_ends_late_says_by_how_much() -> None:
-    with subprocess.Popen([sys.executable, "-c", SLEEPING], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", SLEEPING], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         # More than once: between two sleeps there are moments when being stopped is no lateness.
@@ -28,6 +35,7 @@ def test_a_sleep_that_the_machine_ends_late_says_by_how_much() -> None:
             time.sleep(STOPPED_SECONDS)  # the lateness that is to be seen
             process.send_signal(signal.SIGCONT)
             time.sleep(STOPPED_SECONDS / 10)
+        process.stdin.close()
         late = float(process.stdout.read())
     assert late > STOPPED_SECONDS / 2
 
