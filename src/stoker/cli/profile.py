@@ -194,7 +194,8 @@ def _accelerator(values: Mapping[str, str]) -> str:
 
 
 def _loader(values: Mapping[str, str]) -> str:
-    return f"{values['workers']} workers alone: {_ms(values['cpu_seconds'])} of CPU per batch"
+    who = "1 worker" if values["workers"] == "1" else f"{values['workers']} workers"
+    return f"{who} alone: {_ms(values['cpu_seconds'])} of CPU per batch"
 
 
 def _share(values: Mapping[str, str]) -> str:
