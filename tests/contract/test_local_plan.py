@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import UsageError
+from stoker.errors import PlatformError, UsageError
 from stoker.platforms.base import JobSpec
 from stoker.platforms.local import SHARED_CORES, LocalPlatform
 from stoker.records import Channel, Group
@@ -107,3 +107,12 @@ def test_a_host_larger_than_the_machine_gets_all_of_it_and_is_flagged() -> None:
 def test_a_job_that_cannot_run_is_refused_before_anything_starts(spec: JobSpec, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         LocalPlatform(cores=CORES, environ={}).plan(spec)
+
+
+def test_a_run_whose_folder_is_a_file_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    platform = LocalPlatform(cores=CORES, environ={})
+    request = platform.plan(job(group("dnn"), run_dir=tmp_path / "run"))
+    with pytest.raises(PlatformError, match="the local run cannot start") as caught:
+        platform.submit(request)
+    assert caught.value.where == str(tmp_path / "run")
