@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.options import AsJson, Overrides, WorkloadFile, writable_file
+from stoker.cli.options import AsJson, NativeDecision, Overrides, WorkloadFile, writable_file
 from stoker.cli.progress import say
 from stoker.errors import UsageError
 
@@ -41,14 +41,7 @@ def compile_verb(
             "itself, whose groups are parameters.",
         ),
     ] = "launched",
-    decision: Annotated[
-        Path | None,
-        typer.Option(
-            "--decision",
-            metavar="D",
-            help="With native: a decision.json, whose groups are the parameters' defaults.",
-        ),
-    ] = None,
+    decision: NativeDecision = None,
     components: Annotated[
         Path | None,
         typer.Option(

@@ -104,6 +104,14 @@ Words = Annotated[
 WorkloadFile = Annotated[
     str, typer.Argument(metavar="WORKLOAD", help="The workload file (.yaml).", show_default=False)
 ]
+NativeDecision = Annotated[
+    Path | None,
+    typer.Option(
+        "--decision",
+        metavar="D",
+        help="With native: a decision.json, whose groups are the parameters' defaults.",
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.exit_codes import EXIT_INTERRUPTED, EXIT_TERMINATED, TerminatedError
-from stoker.cli.options import AsJson, Overrides, Params, WorkloadFile, Yes
+from stoker.cli.options import AsJson, NativeDecision, Overrides, Params, WorkloadFile, Yes
 from stoker.cli.progress import say
 from stoker.cli.run_lines import change_line, document, schedule_line, tree
 from stoker.errors import UsageError
@@ -219,14 +219,7 @@ def upload_verb(
             "--train-step", metavar="KIND", help="launched or native: see stoker compile --help."
         ),
     ] = "launched",
-    decision: Annotated[
-        Path | None,
-        typer.Option(
-            "--decision",
-            metavar="D",
-            help="With native: a decision.json, whose groups are the parameters' defaults.",
-        ),
-    ] = None,
+    decision: NativeDecision = None,
     reach: Reach,
     overrides: Overrides = None,
     as_json: AsJson = False,
