@@ -35,10 +35,16 @@ def trees() -> list[tuple[str, ast.Module]]:
     return [(name, ast.parse(path.read_text())) for name, path in MODULES.items()]
 
 
+@functools.cache
+def nodes() -> list[tuple[str, list[ast.AST]]]:
+    """All nodes of each module."""
+    return [(module, list(ast.walk(tree))) for module, tree in trees()]
+
+
 def test_no_class_name_stands_twice() -> None:
     places = defaultdict(list)
-    for module, tree in trees():
-        for node in ast.walk(tree):
+    for module, found in nodes():
+        for node in found:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(module)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
@@ -65,9 +71,9 @@ def imported_by(node: ast.AST) -> set[str]:
     return found
 
 
-def imported_sometime_by(tree: ast.Module) -> set[str]:
+def imported_sometime_by(found: list[ast.AST]) -> set[str]:
     """What is imported at whatever time: also by functions, and for types."""
-    statements = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+    statements = [node for node in found if isinstance(node, ast.Import | ast.ImportFrom)]
     return set[str]().union(*map(names_in, statements))
 
 
@@ -78,7 +84,7 @@ def test_no_circle_of_imports() -> None:
 
 
 def test_no_circle_is_hidden_by_late_imports_or_types() -> None:
-    graph = {module: imported_sometime_by(tree) & MODULES.keys() for module, tree in trees()}
+    graph = {module: imported_sometime_by(found) & MODULES.keys() for module, found in nodes()}
     assert sum(map(len, graph.values())) > 500
     graphlib.TopologicalSorter(graph).prepare()
 
@@ -86,8 +92,8 @@ def test_no_circle_is_hidden_by_late_imports_or_types() -> None:
 def test_docstrings_begin_with_a_sentence() -> None:
     fragments = [
         f"{module}: {first}"
-        for module, tree in trees()
-        for node in ast.walk(tree)
+        for module, found in nodes()
+        for node in found
         if isinstance(node, DOCUMENTED)
         for first in (ast.get_docstring(node) or "").split("\n")[:1]
         if FRAGMENT.match(first)
@@ -96,16 +102,18 @@ def test_docstrings_begin_with_a_sentence() -> None:
 
 
 def test_modules_that_are_named_in_texts_exist() -> None:
+    named = {
+        (module, node.value)
+        for module, found in nodes()
+        for node in found
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if STARTED.fullmatch(node.value) and node.value not in MODULES
+    }
     missing = []
-    for module, tree in trees():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                home, _, name = node.value.rpartition(".")
-                is_known = node.value in MODULES or (
-                    home in MODULES and name in MODULES[home].read_text()
-                )
-                if STARTED.fullmatch(node.value) and not is_known:
-                    missing.append(f"{module}: {node.value}")
+    for module, name in named:
+        home, _, last = name.rpartition(".")
+        if home not in MODULES or last not in MODULES[home].read_text():
+            missing.append(f"{module}: {name}")
     assert missing == []
 
 
