@@ -15,7 +15,10 @@ _PERIOD_US = 100_000
 
 @contextlib.contextmanager
 def cpu_quota(*, vcpus: float) -> Iterator[Path]:
-    """The folder of a group that may use `vcpus`; gone when the context ends."""
+    """The folder of a group that may use `vcpus`; gone when the context ends.
+
+    Other programs do not take them away, however many there are.
+    """
     is_v2 = (_ROOT / "cgroup.controllers").exists()
     folder = (_ROOT if is_v2 else _ROOT / "cpu") / f"stoker-test-{os.getpid()}"
     quota = int(vcpus * _PERIOD_US)
@@ -28,8 +31,10 @@ def cpu_quota(*, vcpus: float) -> Iterator[Path]:
     try:
         if is_v2:
             (folder / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
+            (folder / "cpu.weight").write_text("10000")
         else:
             (folder / "cpu.cfs_quota_us").write_text(str(quota))
+            (folder / "cpu.shares").write_text("262144")
         yield folder
     finally:
         until(lambda: not (folder / "cgroup.procs").read_text(), what="the group is empty")
