@@ -1,12 +1,21 @@
-"""A data host in small: agent and membership, without a launcher. Arguments: one JSON object."""
+"""A data host in small: agent and membership, without a launcher. Arguments: one JSON object.
 
+It is forked of a Python that has torch imported, and so is its fork server, which imports little
+else: both would take longer than most tests do.
+"""
+
+import contextlib
 import json
 import os
 import resource
+import runpy
 import secrets
 import signal
+import subprocess
 import sys
+import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from stoker.feed.agent.agent import Agent
 from stoker.feed.wire.crypto import Keys, read_token
@@ -14,6 +23,56 @@ from stoker.feed.wire.protocol import PROTOCOL_VERSION, Join
 from stoker.launch.membership import Membership
 from stoker.logs import Log
 from stoker.records import FeedSettings
+
+
+class Forked:
+    """What subprocess.Popen is for `python -m MODULE FD`, forked of this process."""
+
+    def __init__(self, command: list[str], *, pass_fds: list[int], **_: object) -> None:
+        module, descriptor = command[-2:]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if not self.pid:
+            self._run(module, descriptor, pass_fds)
+        self._status: int | None = None
+
+    def _run(self, module: str, descriptor: str, kept: list[int]) -> NoReturn:
+        status = 1
+        try:
+            os.setpgid(0, 0)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            for name in os.listdir("/proc/self/fd"):
+                if int(name) > 2 and int(name) not in kept:
+                    with contextlib.suppress(OSError):
+                        os.close(int(name))
+            sys.argv[1:] = [descriptor]
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def poll(self) -> int | None:
+        """Its exit code, if it has ended."""
+        if self._status is None and os.waitpid(self.pid, os.WNOHANG)[0]:
+            self._status = 1
+        return self._status
+
+    def kill(self) -> None:
+        """kill -9, if it has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float) -> int | None:
+        """Waits for its end, after `kill`."""
+        if self._status is None:
+            os.waitpid(self.pid, 0)
+            self._status = 1
+        return self._status
 
 
 def main() -> None:
@@ -38,7 +97,10 @@ def main() -> None:
         bind="127.0.0.1",
         port=given["port"],
     )
+    # The first fork server; one that takes its place begins as everywhere.
+    popen, subprocess.Popen = subprocess.Popen, Forked
     agent.open()
+    subprocess.Popen = popen
     signal.signal(signal.SIGTERM, lambda *_: agent.drain())
     membership = Membership(
         join=Join(

@@ -190,7 +190,7 @@ class Cluster:
         warm_up()
         self._open = _sockets()
         self.port = free_port()
-        self.hosts: list[subprocess.Popen[bytes]] = []
+        self.hosts: list[subprocess.Popen[bytes] | WarmProcess] = []
         self.trainers: list[Trainer] = []
         self.coordinator = Coordinator(
             keys=Keys.from_token(read_token(self._token_file)),
@@ -226,14 +226,10 @@ class Cluster:
             "feed": self.settings,
             **more,
         }
+        argv = [str(SUPPORT / "agent_host.py"), json.dumps(given)]
+        variables = os.environ | {"STOKER_RUN_ID": self.run, "OMP_NUM_THREADS": "1"}
         with self.log_of(number).open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, SUPPORT / "agent_host.py", json.dumps(given)],
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env=os.environ | {"STOKER_RUN_ID": self.run, "OMP_NUM_THREADS": "1"},
-            )
+            process = WarmProcess(argv, variables, log=log)
         self.hosts[number : number + 1] = [process]
 
     def agent_port(self, number: int) -> int:

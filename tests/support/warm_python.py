@@ -34,21 +34,40 @@ ROOM_BYTES = 2**16
 
 
 class WarmProcess:
-    """What subprocess.Popen is for a script that a Python with torch was forked for."""
+    """What subprocess.Popen is for a script that a Python with torch was forked for.
 
-    def __init__(self, argv: list[str], env: Mapping[str, str]) -> None:
-        ends = [os.pipe() for _ in range(4)]
-        theirs = [ends[0][0], *(end[1] for end in ends[1:])]
-        given = {"argv": argv, "env": dict(env), "folder": os.getcwd()}
+    Args:
+        log: Takes its output and its errors; it then has no input, and a session of its own.
+    """
+
+    def __init__(
+        self, argv: list[str], env: Mapping[str, str], *, log: IO[bytes] | None = None
+    ) -> None:
+        self.stdin: IO[str] | None = None
+        self.stdout: IO[str] | None = None
+        self.stderr: IO[str] | None = None
+        facts, told = os.pipe()
+        if log is None:
+            ends = [os.pipe() for _ in range(3)]
+            theirs = [ends[0][0], ends[1][1], ends[2][1], told]
+            self.stdin = os.fdopen(ends[0][1], "w")
+            self.stdout = os.fdopen(ends[1][0])
+            self.stderr = os.fdopen(ends[2][0])
+        else:
+            null = os.open(os.devnull, os.O_RDONLY)
+            theirs = [null, os.dup(log.fileno()), os.dup(log.fileno()), told]
+        given = {
+            "argv": argv,
+            "env": dict(env),
+            "folder": os.getcwd(),
+            "has_session": log is not None,
+        }
         try:
             socket.send_fds(_channel(), [json.dumps(given).encode()], theirs)
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
-        self.stdin: IO[str] | None = os.fdopen(ends[0][1], "w")
-        self.stdout: IO[str] | None = os.fdopen(ends[1][0])
-        self.stderr: IO[str] | None = os.fdopen(ends[2][0])
-        self._facts = os.fdopen(ends[3][0], "rb", buffering=0)
+        self._facts = os.fdopen(facts, "rb", buffering=0)
         self.pid = int(self._fact())
         self.returncode: int | None = None
 
@@ -73,10 +92,18 @@ class WarmProcess:
         except subprocess.TimeoutExpired:
             return None
 
+    def send_signal(self, number: int) -> None:
+        """Sends a signal, if it has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """SIGTERM, if it has not ended."""
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """kill -9, if it has not ended."""
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
 
 @functools.cache
@@ -118,10 +145,18 @@ def _serve(channel: socket.socket) -> tuple[dict, list[int]]:
         if os.fork() == 0:
             channel.close()
             *streams, facts = descriptors
+            given = json.loads(message)
+            begun, ready = os.pipe()
             if pid := os.fork():
+                os.close(ready)
+                os.read(begun, 1)
                 _tell(pid, streams, facts)
             os.close(facts)
-            return json.loads(message), streams
+            if given["has_session"]:
+                os.setsid()
+            os.close(begun)
+            os.close(ready)
+            return given, streams
         for descriptor in descriptors:
             os.close(descriptor)
 
