@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,8 +25,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("stoker", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("stoker")
 
-# The longest first: what begins last must not be what lasts.
-_ORDER = ("docker", "engine", "fault", "e2e", "browser")
+# Those that nothing else may run beside come first, when nobody is in a test that they wait for.
+# Then the longest, for what begins last must not be what lasts.
+_ORDER = ("docker", "alone", "engine", "fault", "e2e", "browser")
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -120,26 +122,47 @@ def _turn(item: pytest.Item) -> int:
     return min(found, default=len(_ORDER))
 
 
+_ROOM = pytest.StashKey[IO[str] | None]()
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
     """Tests that measure run while no other does: they are marked `alone`.
 
-    Everybody passes the gate; who must be alone keeps it shut until the others have left. A test's
-    time limit begins behind it.
+    Everybody passes the gate into the room; who must be alone keeps the gate shut until the others
+    have left. Who is followed by another of that kind, in its own process, stays. A test's time
+    limit begins in the room.
     """
     worker = getattr(item.config, "workerinput", None)
     if worker is None:
         return (yield)
-    is_alone = item.get_closest_marker("alone") is not None
-    folder = Path(tempfile.gettempdir())
-    with (
-        (folder / f"{worker['testrunuid']}.gate").open("w") as gate,
-        (folder / f"{worker['testrunuid']}.room").open("w") as room,
-    ):
-        fcntl.flock(gate, fcntl.LOCK_EX)
-        fcntl.flock(room, fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH)
-        fcntl.flock(gate, fcntl.LOCK_UN)
+    room = item.config.stash.get(_ROOM, None) or _enter(item, run=worker["testrunuid"])
+    try:
         return (yield)
+    finally:
+        if _is_alone(item) and nextitem is not None and _is_alone(nextitem):
+            item.config.stash[_ROOM] = room
+        else:
+            item.config.stash[_ROOM] = None
+            # Not only closed: processes that the test forked have it open as well.
+            fcntl.flock(room, fcntl.LOCK_UN)
+            room.close()
+
+
+def _enter(item: pytest.Item, *, run: str) -> IO[str]:
+    """Waits until the test may run; it may while what is returned is open."""
+    folder = Path(tempfile.gettempdir())
+    with (folder / f"{run}.gate").open("w") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        room = (folder / f"{run}.room").open("w")
+        fcntl.flock(room, fcntl.LOCK_EX if _is_alone(item) else fcntl.LOCK_SH)
+        return room
+
+
+def _is_alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
