@@ -34,6 +34,8 @@ DEADLINE_SECONDS = 60.0
 # Variables that Python or torch read as they start, and those that a script is forked with.
 _READ_AT_START = ("PYTHON", "OMP_", "MKL_", "LD_", "TORCH", "CUDA")
 _FORKED_WITH = os.environ | {"OMP_NUM_THREADS": "1"}
+# Torch sets it for itself, in a process of tests that imports Lightning: all but the quickest runs.
+_SET_BY_TORCH = {"TORCHINDUCTOR_CACHE_DIR"}
 
 Line = dict[str, object]
 
@@ -148,7 +150,8 @@ def run_script(
     clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
     variables = clean | {"OMP_NUM_THREADS": "1"} | dict(env or {})
     argv = [str(SUPPORT / script), json.dumps(dict(given))]
-    names = [name for name in _FORKED_WITH | variables if name.startswith(_READ_AT_START)]
+    names = {name for name in _FORKED_WITH | variables if name.startswith(_READ_AT_START)}
+    names -= _SET_BY_TORCH
     if all(variables.get(name) == _FORKED_WITH.get(name) for name in names):
         return Trainer(WarmProcess(argv, variables))
     return Trainer(
