@@ -302,6 +302,7 @@ def test_a_runtime_is_the_same_for_all_runs_of_a_plan() -> None:
     first = plan_runtime(job(name="run-1"), name="stoker-mnist")
     assert plan_runtime(job(name="run-2", hyperparameters={}), name="stoker-mnist") == first
     assert "run-1" not in json.dumps(first)
+    assert plan_runtime(job(name="torch.v2"), name="stoker-mnist") == first
 
 
 def test_a_runtime_that_is_there_already_is_not_made_again() -> None:

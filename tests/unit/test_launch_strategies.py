@@ -16,8 +16,7 @@ from stoker.errors import UsageError
 from stoker.launch.strategies import mpi, mpi_agent, mpi_rank, smddp
 from stoker.launch.strategies.start import Trainer
 from stoker.logs import Log
-from stoker.platforms.base import JobSpec, check_strategy, run_environment
-from stoker.platforms.local import LocalPlatform
+from stoker.platforms.base import JobSpec, check_job, run_environment
 from stoker.records import FeedSettings, Group, StrategySettings
 from stoker.settings import RunEnvironment, from_environment, read_workload
 from support import builders
@@ -71,28 +70,22 @@ def test_the_replica_of_a_rank() -> None:
 @pytest.mark.parametrize(
     ("strategy", "groups", "words"),
     [
-        ("mpi", [group("a"), group("b")], "a strategy is of one group, and here train: a, b"),
         ("none", [group(processes_per_host=2)], "one process a host, not 2"),
         ("smddp", [group()], r"does not support local.c1"),
     ],
 )
 def test_what_cannot_train_so_is_refused_at_plan(
-    strategy: str, groups: Sequence[Group], words: str
+    strategy: str, groups: Sequence[Group], words: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match=words):
-        check_strategy(StrategySettings(name=strategy), groups)  # type: ignore[arg-type]
-
-
-def test_the_local_platform_checks_the_strategy(tmp_path: Path) -> None:
     job = JobSpec(
         name="j",
         command=("true",),
-        groups=(group(),),
+        groups=tuple(groups),
         run_dir=tmp_path,
-        settings=RunEnvironment(strategy=StrategySettings(name="smddp")),
+        settings=RunEnvironment(strategy=StrategySettings(name=strategy)),  # type: ignore[arg-type]
     )
-    with pytest.raises(UsageError, match="does not support"):
-        LocalPlatform().plan(job)
+    with pytest.raises(UsageError, match=words):
+        check_job(job)
 
 
 def test_a_launcher_learns_the_whole_strategy(tmp_path: Path) -> None:

@@ -276,7 +276,7 @@ def _add_version(kubeflow: Kubeflow, deployed: KubeflowPipeline, pipeline: Pipel
     names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
     name = next(name for name in names if version_called(kubeflow, deployed.id, name) is None)
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
-        file = Path(folder) / f"{pipeline.name}.yaml"
+        file = Path(folder, "pipeline.yaml")
         file.write_text(pipeline.definition, encoding="utf-8")
         made = kubeflow.call(
             "upload",

@@ -117,7 +117,9 @@ def plan_runtime(job: JobSpec, *, name: str) -> Document:
         UsageError: If the cluster would refuse it.
     """
     settings = msgspec.structs.replace(job.kubernetes or KubernetesSettings(), api="trainer")
-    runtime = training_runtime(lay_out(dataclasses.replace(job, kubernetes=settings)), name=name)
+    # A runtime is the same for all runs: it may be called as no run may be.
+    any_run = dataclasses.replace(job, name="any-run", kubernetes=settings)
+    runtime = training_runtime(lay_out(any_run), name=name)
     check_objects((runtime,))
     return runtime
 
