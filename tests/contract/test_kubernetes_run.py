@@ -224,7 +224,7 @@ def test_an_interrupt_while_the_job_is_made_leaves_nothing(
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stoker.platforms.kubernetes.start._provide_parts", interrupted)
+    monkeypatch.setattr("stoker.platforms.kubernetes.submit._provide_parts", interrupted)
     with pytest.raises(KeyboardInterrupt):
         platform.submit(plan(platform, with_settings(job, api=api_name)))
     assert api.names(PLURAL[api_name]) == []
@@ -354,7 +354,7 @@ def test_a_secret_of_somebody_else_ends_the_attempt(
     job: JobSpec,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("stoker.platforms.kubernetes.start.LEFTOVER_SECONDS", 0.0)
+    monkeypatch.setattr("stoker.platforms.kubernetes.submit.LEFTOVER_SECONDS", 0.0)
     api.put("secrets", {"metadata": {"name": f"{NAME}-token"}, "stringData": {"token": "x"}})
     with pytest.raises(PlatformError, match="not this run's"):
         platform.submit(plan(platform, job))

@@ -2,7 +2,7 @@
 
 A server prunes unknown fields without a word, so that a misspelt one is only missed when the job
 runs. The schemas are those of JobSet and Kubeflow Trainer, without their descriptions; see NOTICE.
-What users write is checked by `stoker.platforms.kubernetes.checks`, in each run.
+What users write is checked by `stoker.platforms.kubernetes.request`, in each run.
 """
 
 import gzip
@@ -12,21 +12,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from stoker.platforms.kubernetes.checks import problems_of
-from stoker.platforms.kubernetes.objects import is_dns_label
-from stoker.platforms.kubernetes.reading import (
+from stoker.platforms.kubernetes.api import (
     Document,
-    ReplicatedJob,
-    jobset_of,
     mapping,
     mappings,
     name_of,
     number,
-    replicated_jobs,
     text,
     texts,
 )
-from stoker.platforms.kubernetes.trainer import ANCESTOR_LABEL
+from stoker.platforms.kubernetes.objects import is_dns_label
+from stoker.platforms.kubernetes.request import (
+    ANCESTOR_LABEL,
+    ReplicatedJob,
+    jobset_of,
+    problems_of,
+    replicated_jobs,
+)
 from stoker.records import Json, nearest
 from stoker.records.cloud import amount
 

@@ -17,8 +17,8 @@ from stoker.orchestrators.project import project_pipeline
 from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.parameters import Parameter, parameters_of
 from stoker.platforms.base import JobSpec
+from stoker.platforms.kubernetes.api import mapping
 from stoker.platforms.kubernetes.objects import PodGroup, claim_of, lay_out
-from stoker.platforms.kubernetes.reading import mapping
 from stoker.platforms.local import CLAIMS_FOLDER
 from stoker.records import Group, Json, KubernetesSettings, Workload, to_document
 

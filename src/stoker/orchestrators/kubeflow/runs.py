@@ -33,8 +33,7 @@ from stoker.orchestrators.kubeflow.pipelines import (
 )
 from stoker.parameters import parameters_of, parse
 from stoker.platforms.base import LogLine
-from stoker.platforms.kubernetes.api import PODS, ApiError, ClusterApi
-from stoker.platforms.kubernetes.reading import mapping
+from stoker.platforms.kubernetes.api import PODS, ApiError, ClusterApi, mapping
 from stoker.records import Json, Workload, nearest
 from stoker.settings import workload_from
 

@@ -23,7 +23,7 @@ from stoker.orchestrators.kubeflow.runs import (
     experiment_id,
     in_text,
 )
-from stoker.platforms.kubernetes.reading import mapping
+from stoker.platforms.kubernetes.api import mapping
 from stoker.records import Json, Workload, nearest
 
 _EXAMPLE = "five fields: minute hour day month weekday; or six with seconds first: '0 30 6 * * 1-5'"

@@ -12,8 +12,48 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from stoker.errors import PlatformError, UsageError
-from stoker.platforms.kubernetes.reading import Document, mapping, mappings, text
 from stoker.records import Json
+
+Document = Mapping[str, Json]
+
+
+def mapping(document: Json, *keys: str) -> Document:
+    """Returns the mapping at the path `keys`."""
+    value: Json = document
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def mappings(document: Json, *keys: str) -> list[Document]:
+    """Returns the list of mappings at the path `keys`."""
+    parent = mapping(document, *keys[:-1])
+    value = parent.get(keys[-1])
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def text(document: Document, key: str) -> str:
+    """Returns a text, or the empty one."""
+    value = document.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def texts(document: Document, key: str) -> list[str]:
+    """Returns a list of texts."""
+    value = document.get(key)
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+def number(document: Document, key: str, default: int = 0) -> int:
+    """Returns a whole number."""
+    value = document.get(key)
+    return value if isinstance(value, int) else default
+
+
+def name_of(document: Document) -> str:
+    """Returns the name of an object."""
+    return text(mapping(document, "metadata"), "name")
+
 
 # As an API server says that a role lacks something; quotas and admission say Forbidden, too.
 _DENIED = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource')

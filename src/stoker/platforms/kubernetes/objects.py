@@ -15,7 +15,7 @@ from stoker.platforms.base import (
     groups_of_channel,
     run_environment,
 )
-from stoker.platforms.kubernetes.reading import mapping
+from stoker.platforms.kubernetes.api import mapping
 from stoker.records import (
     Channel,
     Group,

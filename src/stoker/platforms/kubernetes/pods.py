@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from stoker.platforms.kubernetes.api import Document, mapping, mappings, number, text
 from stoker.platforms.kubernetes.objects import COMPLETION_INDEX, REPLICATED_JOB_LABEL, PodGroup
-from stoker.platforms.kubernetes.reading import Document, mapping, mappings, number, text
 from stoker.records import bare_type
 
 # Newer JobSets count their attempts so.

@@ -10,7 +10,7 @@ import pytest
 
 from stoker.errors import UsageError
 from stoker.platforms.kubernetes import KubernetesPlatform
-from stoker.platforms.kubernetes.checks import check_objects, problems_of
+from stoker.platforms.kubernetes.request import check_objects, problems_of
 from support.kubernetes_jobs import EVERYTHING, job
 from support.kubernetes_rules import CRDS, rule_problems, schema_problems
 from support.kubernetes_rules import security_problems as insecurities
