@@ -22,6 +22,7 @@ from stoker.logs import parse_line
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws, AwsError
 from stoker.platforms.base import JobSpec, LogLine, leader_record
 from stoker.platforms.sagemaker import SageMakerPlatform, SageMakerRequest
+from stoker.platforms.sagemaker.cloudwatch import read_utilisation
 from stoker.platforms.sagemaker.job import (
     DRAIN_SECONDS,
     MAX_INTERVAL_SECONDS,
@@ -29,8 +30,7 @@ from stoker.platforms.sagemaker.job import (
     STOP_SECONDS,
     SageMakerRun,
 )
-from stoker.platforms.sagemaker.start import MAX_NAMES, numbered, stop_job
-from stoker.platforms.sagemaker.usage import read_utilisation
+from stoker.platforms.sagemaker.submit import MAX_NAMES, numbered, stop_job
 from stoker.profile import profile
 from stoker.records import (
     Cluster,

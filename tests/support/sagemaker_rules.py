@@ -13,8 +13,8 @@ from botocore.model import ServiceModel
 from botocore.validate import ParamValidator
 
 from stoker.errors import UsageError
-from stoker.platforms.sagemaker.checks import OWN_DISKS, problems
-from stoker.platforms.sagemaker.reading import (
+from stoker.platforms.sagemaker.checks import (
+    OWN_DISKS,
     Body,
     channels_of,
     groups_of,
@@ -22,6 +22,7 @@ from stoker.platforms.sagemaker.reading import (
     mapping,
     mappings,
     mode_of,
+    problems,
     s3_source,
     text,
 )

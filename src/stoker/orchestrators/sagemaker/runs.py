@@ -37,9 +37,8 @@ from stoker.orchestrators.sagemaker.pipelines import (
 from stoker.parameters import Parameter, parameters_of, parse
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.base import LogLine
-from stoker.platforms.sagemaker.logs import LOG_GROUP, JobLogs, Labels
-from stoker.platforms.sagemaker.start import stop_job
-from stoker.platforms.sagemaker.state import TrainingJobState, job_state
+from stoker.platforms.sagemaker.cloudwatch import LOG_GROUP, JobLogs, Labels
+from stoker.platforms.sagemaker.submit import TrainingJobState, job_state, stop_job
 from stoker.records import Json, Workload, nearest
 
 # A listing of runs shows so many at most: the newest.

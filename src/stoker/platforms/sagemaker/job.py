@@ -14,20 +14,23 @@ from stoker.logs import Log, now_utc
 from stoker.platforms.aws import Aws, AwsError, split_uri
 from stoker.platforms.base import JobEnd, LogLine, leader_record
 from stoker.platforms.follow import UNREACHABLE_SECONDS, FollowedRun
-from stoker.platforms.sagemaker.logs import JobLogs, Labels
-from stoker.platforms.sagemaker.start import await_found, delete_token, stop_job
-from stoker.platforms.sagemaker.state import (
-    TrainingJobState,
-    Transition,
-    job_state,
-    lacks_capacity,
-    no_capacity,
-)
-from stoker.platforms.sagemaker.usage import (
+from stoker.platforms.sagemaker.cloudwatch import (
     GroupLoad,
+    JobLogs,
+    Labels,
     group_loads,
     read_utilisation,
     utilisation_words,
+)
+from stoker.platforms.sagemaker.submit import (
+    TrainingJobState,
+    Transition,
+    await_found,
+    delete_token,
+    job_state,
+    lacks_capacity,
+    no_capacity,
+    stop_job,
 )
 from stoker.records import Event, Group
 

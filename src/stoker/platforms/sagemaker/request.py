@@ -8,8 +8,13 @@ from pathlib import Path, PurePosixPath
 
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec, groups_of_channel, hyperparameters, run_environment
-from stoker.platforms.sagemaker.checks import CODE_CHANNEL, TOKEN_CHANNEL, check_body, settings_of
-from stoker.platforms.sagemaker.reading import without_none
+from stoker.platforms.sagemaker.checks import (
+    CODE_CHANNEL,
+    TOKEN_CHANNEL,
+    check_body,
+    settings_of,
+    without_none,
+)
 from stoker.records import Channel, Json, MetricDefinition, Role, SageMakerSettings
 
 
