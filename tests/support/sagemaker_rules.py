@@ -59,6 +59,7 @@ def _host_rules(body: Body) -> Iterator[UsageError]:
         yield UsageError(f"instance groups and {other} exclude each other")
     if body.get("EnableManagedSpotTraining") and "InstancePreferences" in resources:
         yield UsageError("InstancePreferences and managed spot exclude each other")
+    yield from _repeated([text(group, "InstanceGroupName") for group in groups], "instance groups")
     for group in groups:
         if not group.get("InstanceCount"):
             where = f"group {text(group, 'InstanceGroupName')}"

@@ -23,14 +23,14 @@ class FollowedRun(ABC):
         name: Of the job, as its service calls it.
         run: Its name in stoker's own log.
         service: Who speaks where it is not a host.
-        log_folder: Gets a file for each host; absent: none are kept.
+        log_folder: Gets a file for each host.
     """
 
-    def __init__(self, name: str, *, run: str, service: str, log_folder: Path | None) -> None:
+    def __init__(self, name: str, *, run: str, service: str, log_folder: Path) -> None:
         self.name = name
         self._service = service
         self._log = Log(run=run, host=service)
-        self._files = LogFiles(log_folder) if log_folder else None
+        self._files = LogFiles(log_folder)
         self._waiting: deque[LogLine] = deque()
         self._is_drained = False
         self._end: JobEnd | None = None
@@ -77,10 +77,8 @@ class FollowedRun(ABC):
         self._emit(LogLine(group=self._service, host="status", text=words))
 
     def _emit(self, line: LogLine) -> None:
-        if self._files:
-            self._files.write(line)
+        self._files.write(line)
         self._waiting.append(line)
 
     def _close_files(self) -> None:
-        if self._files:
-            self._files.close()
+        self._files.close()

@@ -5,13 +5,13 @@ import dataclasses
 from stoker.logs import Log
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
-from stoker.platforms.sagemaker.checks import check_body, notes
+from stoker.platforms.sagemaker.checks import notes
 from stoker.platforms.sagemaker.job import SageMakerRun
-from stoker.platforms.sagemaker.request import SageMakerRequest, plan_body, plan_request
+from stoker.platforms.sagemaker.request import SageMakerRequest, plan_request
 from stoker.platforms.sagemaker.submit import start
 from stoker.records import Json
 
-__all__ = ["SageMakerPlatform", "SageMakerRequest", "check_body", "plan_body"]
+__all__ = ["SageMakerPlatform", "SageMakerRequest"]
 
 
 class SageMakerPlatform:
@@ -66,13 +66,4 @@ class SageMakerPlatform:
             rename=lambda name: self.plan(dataclasses.replace(request.job, name=name)),
             log=log,
         )
-        job = started.request.job
-        return SageMakerRun(
-            self._aws,
-            name=job.name,
-            groups=job.groups,
-            run_dir=job.run_dir,
-            token_uri=started.request.token_uri,
-            next_best=job.next_best,
-            asked_name=request.job.name,
-        )
+        return SageMakerRun(self._aws, request=started.request, asked_name=request.job.name)

@@ -10,7 +10,6 @@ would refuse a wrong request, minutes later or after a pipeline's first steps we
 
 import functools
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -440,12 +439,6 @@ def _group_rules(body: Body) -> Iterator[UsageError]:
             where="EnableManagedSpotTraining",
             fix="set sagemaker.spot to false",
         )
-    names = Counter(text(group, "InstanceGroupName") for group in groups)
-    for name, count in names.items():
-        if count > 1:
-            yield UsageError(
-                f"{count} instance groups are called {name}", fix="give each its own name"
-            )
 
 
 def _type_rules(body: Body) -> Iterator[UsageError]:

@@ -22,6 +22,7 @@ from stoker.platforms.sagemaker.cloudwatch import (
     read_utilisation,
     utilisation_words,
 )
+from stoker.platforms.sagemaker.request import SageMakerRequest
 from stoker.platforms.sagemaker.submit import (
     TrainingJobState,
     Transition,
@@ -32,7 +33,7 @@ from stoker.platforms.sagemaker.submit import (
     no_capacity,
     stop_job,
 )
-from stoker.records import Event, Group
+from stoker.records import Event
 
 FOLDER = "stoker"
 # The archive may hold outputs of the user's own, too, which are read over: a bound on all of it.
@@ -118,54 +119,8 @@ class _Bounded(io.RawIOBase):
         return chunk
 
 
-def conclude(
-    aws: Aws,
-    state: TrainingJobState,
-    *,
-    groups: Sequence[Group],
-    run_dir: Path | None,
-    asked_name: str,
-    events: Sequence[Event],
-    next_best: str,
-    log: Log,
-) -> JobEnd:
-    """Returns the end of a job whose state is final.
-
-    Args:
-        aws: The account.
-        state: Of the job.
-        groups: That were asked for.
-        run_dir: Gets the folder output/ with the leader's records; absent: they are not fetched.
-        asked_name: Of the job, where an earlier one had it: a pipeline registers the model under
-            the name it knew beforehand, and the model is copied there.
-        events: That only the service saw.
-        next_best: Plan to take where this one got no hosts.
-        log: For what is worth telling.
-
-    Raises:
-        PlatformError: If the job got no hosts.
-    """
-    if state.status == "Failed" and lacks_capacity(state.reason):
-        raise no_capacity(state.reason, groups, job_name=state.name, next_best=next_best)
-    output_dir = _outputs(aws, state, run_dir, log) if run_dir else None
-    training = leader_record(output_dir)
-    status, failure = _verdict(state)
-    exit_code = training.exit_code if training else None
-    model_uri = _model_uri(aws, state)
-    if status == "succeeded" and model_uri and asked_name not in ("", state.name):
-        _copy_model(aws, model_uri, state, asked_name, log)
-    return JobEnd(
-        status=status,
-        exit_code=state.exit_code if exit_code is None else exit_code,
-        failure=failure,
-        output_dir=output_dir,
-        model_uri=model_uri,
-        job_url=state.url,
-        events=tuple(events),
-    )
-
-
 def _outputs(aws: Aws, state: TrainingJobState, run_dir: Path, log: Log) -> Path | None:
+    """Fetches the leader's records; None where there are none to be read."""
     archive = f"{state.output_prefix}/output.tar.gz"
     try:
         return fetch_outputs(aws, archive, folder=run_dir / "output")
@@ -185,6 +140,10 @@ def _model_uri(aws: Aws, state: TrainingJobState) -> str | None:
 
 
 def _copy_model(aws: Aws, uri: str, state: TrainingJobState, asked_name: str, log: Log) -> None:
+    """Copies the model to where a job called `asked_name` would have left it.
+
+    A pipeline registers the model under the name that it knew beforehand.
+    """
     known = f"{state.output_prefix}/model.tar.gz".replace(f"/{state.name}/", f"/{asked_name}/")
     try:
         aws.copy_object(uri, known)
@@ -229,38 +188,21 @@ class SageMakerRun(FollowedRun):
 
     Args:
         aws: The account.
-        name: Of the job.
-        groups: Of the job, the dnn group first.
-        run_dir: Folder for its logs and outputs; absent: none are kept.
-        token_uri: What is deleted at the end.
-        next_best: Plan to take where this one gets no hosts.
-        asked_name: The name that was asked for, where an earlier job had it.
+        request: Of the job, as it was created.
+        asked_name: The name that was asked for; the job has another one where that was taken.
     """
 
-    def __init__(
-        self,
-        aws: Aws,
-        *,
-        name: str,
-        groups: Sequence[Group],
-        run_dir: Path | None = None,
-        token_uri: str | None = None,
-        next_best: str = "",
-        asked_name: str = "",
-    ) -> None:
-        super().__init__(
-            name, run=name, service=SERVICE, log_folder=run_dir / "logs" if run_dir else None
-        )
-        self._asked_name = asked_name
+    def __init__(self, aws: Aws, *, request: SageMakerRequest, asked_name: str) -> None:
+        job = request.job
+        super().__init__(job.name, run=job.name, service=SERVICE, log_folder=job.run_dir / "logs")
         self._aws = aws
-        self._groups = tuple(groups)
-        self._run_dir = run_dir
-        self._token_uri = token_uri
-        self._next_best = next_best
+        self._job = job
+        self._asked_name = asked_name
+        self._token_uri: str | None = request.token_uri
         self._logs: JobLogs | None = JobLogs(
-            aws, job_name=name, num_hosts=sum(group.count for group in groups) or None
+            aws, job_name=job.name, num_hosts=sum(group.count for group in job.groups)
         )
-        self._labels = Labels([group.name for group in groups])
+        self._labels = Labels([group.name for group in job.groups])
         self._state: TrainingJobState | None = None
         self._told: dict[tuple[str, str], Transition] = {}
         self._interval = 0.0
@@ -312,7 +254,7 @@ class SageMakerRun(FollowedRun):
         state = self._state
         if state is None or state.began_at is None or not self.roster:
             return ()
-        types = {group.name: group.instance_type for group in self._groups}
+        types = {group.name: group.instance_type for group in self._job.groups}
         end = state.ended_at or now_utc()
         loads = read_utilisation(
             self._aws,
@@ -335,15 +277,26 @@ class SageMakerRun(FollowedRun):
     def _conclude(self) -> JobEnd:
         assert self._state is not None
         self._delete_token()
-        return conclude(
-            self._aws,
-            self._state,
-            groups=self._groups,
-            run_dir=self._run_dir,
-            asked_name=self._asked_name,
+        state, job = self._state, self._job
+        if state.status == "Failed" and lacks_capacity(state.reason):
+            raise no_capacity(
+                state.reason, job.groups, job_name=state.name, next_best=job.next_best
+            )
+        output_dir = _outputs(self._aws, state, job.run_dir, self._log)
+        training = leader_record(output_dir)
+        status, failure = _verdict(state)
+        exit_code = training.exit_code if training else None
+        model_uri = _model_uri(self._aws, state)
+        if status == "succeeded" and model_uri and self._asked_name != state.name:
+            _copy_model(self._aws, model_uri, state, self._asked_name, self._log)
+        return JobEnd(
+            status=status,
+            exit_code=state.exit_code if exit_code is None else exit_code,
+            failure=failure,
+            output_dir=output_dir,
+            model_uri=model_uri,
+            job_url=state.url,
             events=self.events,
-            next_best=self._next_best,
-            log=self._log,
         )
 
     def _await_end(self) -> None:

@@ -178,16 +178,6 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
     )
 
 
-def plan_body(job: JobSpec) -> dict[str, Json]:
-    """Returns the CreateTrainingJob request of `job`, a copy to change at will.
-
-    Raises:
-        UsageError: As `plan_request`.
-    """
-    copy: dict[str, Json] = json.loads(json.dumps(plan_request(job).body))
-    return copy
-
-
 def body_digest(body: Mapping[str, Json]) -> str:
     """Returns the tag `stoker:request-sha256`: a digest of the request without its tags."""
     content = {key: value for key, value in body.items() if key != "Tags"}
