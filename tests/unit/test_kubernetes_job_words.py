@@ -21,7 +21,7 @@ from stoker.platforms.kubernetes.pods import (
     troubles_of,
 )
 from stoker.platforms.kubernetes.submit import ObjectState, Phase
-from stoker.platforms.logs import OutputParts
+from stoker.platforms.pod_outputs import OutputParts
 from stoker.records import Event, Training, to_json
 from support.kubernetes_jobs import job
 from support.sample_records import training

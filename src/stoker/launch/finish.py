@@ -33,7 +33,7 @@ from stoker.launch.measure import (
 )
 from stoker.launch.topology import Topology
 from stoker.logs import Log, now_utc, parse_line
-from stoker.platforms.logs import log_files
+from stoker.platforms.pod_outputs import log_files
 from stoker.records import Event, Group, Host, Job, Training, write_json, write_text
 from stoker.records.training import cause_of
 from stoker.records.training_facts import TrainingFacts, write_training

@@ -40,7 +40,7 @@ from stoker.platforms.base import (
     leader_record,
     run_environment,
 )
-from stoker.platforms.logs import FileTail
+from stoker.platforms.follow import FileTail
 from stoker.records import Channel, Event, Group, Json, Role, to_document
 from stoker.records.engine import EngineHost
 from stoker.records.engine_check import completed

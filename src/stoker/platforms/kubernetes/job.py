@@ -51,7 +51,7 @@ from stoker.platforms.kubernetes.submit import (
     explained_denial,
     job_state,
 )
-from stoker.platforms.logs import OutputParts
+from stoker.platforms.pod_outputs import OutputParts
 from stoker.records import Event, Training
 
 # Of a container that its node killed for what it took of memory.
