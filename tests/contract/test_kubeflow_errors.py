@@ -14,8 +14,8 @@ import pytest
 
 from stoker.cli.edge import run
 from stoker.errors import PlatformError, UsageError
-from stoker.orchestrators.kubeflow import client
-from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowConnection, KubeflowError
+from stoker.orchestrators.kubeflow import api as client
+from stoker.orchestrators.kubeflow.api import Kubeflow, KubeflowConnection, KubeflowError
 from support.kfp_server import KfpServer
 from support.kubeflow_orchestrator import RUN, connection, target_at, upload, workload
 
@@ -219,7 +219,7 @@ def test_without_kfp_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_orchestrator_imports_neither_kfp_nor_kubernetes() -> None:
     code = (
-        "import sys, stoker.orchestrators.kubeflow.orchestrator; "
+        "import sys, stoker.orchestrators.kubeflow; "
         "print([m for m in ('kfp', 'kubernetes', 'urllib3', 'yaml') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from stoker.orchestrators.base import Uploaded
-from stoker.orchestrators.sagemaker.orchestrator import SageMakerOrchestrator
+from stoker.orchestrators.sagemaker import SageMakerOrchestrator
 from stoker.orchestrators.sagemaker.pipelines import MAX_DEFINITION
 from stoker.orchestrators.sagemaker.runs import MAX_VALUE
 from stoker.platforms.aws import Aws
@@ -242,8 +242,8 @@ def test_a_parameter_that_an_older_upload_has_not_is_said_to_be_so(
 WAITING = """
 import time
 from stoker.cli import edge
-from stoker.orchestrators import named
-named.follow_run = lambda *asked, **more: time.sleep(60)
+from stoker import orchestrators
+orchestrators.follow_run = lambda *asked, **more: time.sleep(60)
 edge.main()
 """
 

@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from stoker.errors import UsageError
-from stoker.orchestrators.base import Pipeline, Uploaded, UploadPlan
-from stoker.orchestrators.diff import differences
-from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowError
+from stoker.orchestrators.base import Pipeline, Uploaded, UploadPlan, differences
+from stoker.orchestrators.kubeflow.api import Kubeflow, KubeflowError
 from stoker.orchestrators.kubeflow.compile import (
     CompiledSpec,
     readable,

@@ -10,7 +10,7 @@ import msgspec
 
 from stoker.errors import PlatformError, StokerError, UsageError
 from stoker.orchestrators.base import Cause, RunState, RunSummary, Started, State, StepState
-from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowError
+from stoker.orchestrators.kubeflow.api import Kubeflow, KubeflowError
 from stoker.orchestrators.kubeflow.compile import (
     CompiledSpec,
     CompiledTask,

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 from stoker.errors import UsageError
 from stoker.orchestrators.base import Action, Schedule, Timing, schedule_name
 from stoker.orchestrators.cron import DAYS, MONTHS, CronField, cron_error, next_time
-from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowError
+from stoker.orchestrators.kubeflow.api import Kubeflow, KubeflowError
 from stoker.orchestrators.kubeflow.pipelines import (
     moment,
     schedule_url,

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.errors import UsageError
-from stoker.orchestrators.base import Pipeline, Uploaded, UploadPlan
-from stoker.orchestrators.diff import differences
+from stoker.orchestrators.base import Pipeline, Uploaded, UploadPlan, differences
 from stoker.platforms.aws import Aws, AwsError, split_uri
 from stoker.records import Json, SageMakerSettings
 

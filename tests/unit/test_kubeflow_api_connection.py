@@ -6,7 +6,7 @@ import pytest
 
 from stoker.cli.pipelines import Reach
 from stoker.errors import UsageError
-from stoker.orchestrators.kubeflow.client import IN_CLUSTER, Flags, connection_of
+from stoker.orchestrators.kubeflow.api import IN_CLUSTER, Flags, connection_of
 from stoker.records import Workload
 from stoker.settings import KubeflowEnvironment, kubeflow_environment, workload_from
 from support import builders
