@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from stoker.errors import UsageError
-from stoker.launch.strategies import mpi, mpi_agent, mpi_rank, smddp
+from stoker.launch.strategies import mpi, mpi_programs, smddp
 from stoker.launch.strategies.start import Trainer
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec, check_job, run_environment
@@ -188,9 +188,16 @@ def test_mpirun_spans_the_dnn_group_and_starts_daemons_through_the_agent(tmp_pat
     assert command[0] == "mpirun"
     assert "localhost:2,algo-2:2" in command
     agent = command[command.index("plm_rsh_agent") + 1]
-    assert agent.endswith(f"{mpi_agent.__file__} /tmp/s/starts")
+    assert agent.endswith(f"{mpi_programs.__file__} agent /tmp/s/starts")
     assert command[command.index("-np") + 1] == "4"
-    assert command[-5:] == (mpi_rank.__file__, "/usr/bin/python3", "t.py", "--lr", "0.1")
+    assert command[-6:] == (
+        mpi_programs.__file__,
+        "rank",
+        "/usr/bin/python3",
+        "t.py",
+        "--lr",
+        "0.1",
+    )
 
 
 @pytest.mark.parametrize("names", [(), ("mpirun",), ("orted",)])
@@ -232,7 +239,15 @@ def session(asked: list[tuple[str, Sequence[str]]]) -> Iterator[mpi.MpiSession]:
 
 
 def ask(session: mpi.MpiSession, *words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-I", "-S", mpi_agent.__file__, str(session.socket), *words]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        mpi_programs.__file__,
+        "agent",
+        str(session.socket),
+        *words,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
@@ -266,7 +281,7 @@ def test_a_rank_of_mpirun_gets_what_torchrun_would_give_it(tmp_path: Path) -> No
     }
     show = "import json, os; print(json.dumps([os.getcwd(), dict(os.environ)]))"
     done = subprocess.run(
-        [sys.executable, "-I", "-S", mpi_rank.__file__, sys.executable, "-c", show],
+        [sys.executable, "-I", "-S", mpi_programs.__file__, "rank", sys.executable, "-c", show],
         env={
             **theirs,
             "STOKER_MPI": json.dumps(told),

@@ -417,6 +417,7 @@ def _with_source(workload: Workload, settings: SageMakerSettings, source: str) -
     return msgspec.structs.replace(workload, sagemaker=changed)
 
 
+# Two pipeline definitions are compared as sorted JSON, one line for each value.
 # Keys by which the items of a list are called; the others are called by their place.
 _NAMES = ("Name", "ChannelName", "InputName", "OutputName", "InstanceGroupName", "Key", "Step")
 _BRANCHES = ("IfSteps", "ElseSteps", "Steps")

@@ -282,7 +282,7 @@ def _choose_backend() -> None:
 
 
 def _install_backend(backend: str) -> None:
-    from stoker.launch.strategies.smddp_backend import install
+    from stoker.launch.strategies.smddp import install
 
     install(backend)
 
