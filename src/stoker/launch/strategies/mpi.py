@@ -3,7 +3,8 @@
 mpirun would log in to each host with ssh. In its place it gets a small program of ours
 (mpi_programs), which asks the leader's launcher through a socket; the launcher tells the follower's
 launcher over the coordinator, where every connection is authenticated, and that one starts the
-daemon (orted) of its own Open MPI. So there is no sshd, no key and no root, and only mpirun of this run can ask.
+daemon (orted) of its own Open MPI. So there is no sshd, no key and no root, and only mpirun of this
+run can ask.
 """
 
 import dataclasses
