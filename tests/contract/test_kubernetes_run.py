@@ -834,7 +834,7 @@ def test_stop_waits_no_longer_than_it_says_and_does_not_raise(
     clock.ahead += 1000
     stopping.join(20)
     assert not stopping.is_alive()
-    assert "job_still_stops" in capfd.readouterr().err
+    assert "job_still_stopping" in capfd.readouterr().err
 
 
 def test_stop_without_the_right_to_says_so_and_does_not_raise(

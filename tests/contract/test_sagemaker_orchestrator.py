@@ -379,7 +379,7 @@ def test_a_schedule_is_deleted_by_its_short_or_full_name_and_no_other(
         (("--cron", "0 6 1 * 1"), "make two schedules"),
         (("--cron", "0 6 * * *", "--time-zone", "Mars/Base"), "no time zone Mars/Base"),
         (("--cron", "0 6 * * *", "--name", "x" * 60), "64 letters"),
-        (("--every", "1 fortnight"), "is no period"),
+        (("--every", "1 fortnight"), "is not a period"),
         (
             ("--every", "1d", "--set", "sagemaker.schedule_role=null"),
             "key sagemaker.schedule_role",

@@ -611,7 +611,7 @@ def test_stop_does_not_wait_for_ever(
     answers.answer("sagemaker", "StopTrainingJob", {})
     run.stop()
     assert STOP_SECONDS <= clock.now <= STOP_SECONDS + MAX_INTERVAL_SECONDS
-    assert "job_still_stops" in capsys.readouterr().err
+    assert "job_still_stopping" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def _channel_rules(body: Body) -> Iterator[UsageError]:
             yield UsageError("a channel has one source", where=where)
         uri = source.get("S3Uri")
         if isinstance(uri, str) and not uri.startswith("s3://"):
-            yield UsageError(f"{uri} is no s3:// address", where=where)
+            yield UsageError(f"{uri} is not an s3:// address", where=where)
         compression = channel.get("CompressionType", "None")
         if compression != "None" and mode != "Pipe":
             yield UsageError(f"{compression} is for mode Pipe only, not for {mode}", where=where)

@@ -400,13 +400,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
                 "dnn": {"volumes": [{"name": "x", "mount_path": "/dev/shm", "secret": "s"}]}
             }
         },
-        "/dev/shm is there twice",
+        "/dev/shm occurs twice",
     ),
     (
         {"settings": {"dnn": {"volumes": [{"name": "shm", "mount_path": "/x", "secret": "s"}]}}},
-        "shm is there twice",
+        "shm occurs twice",
     ),
-    ({"settings": {"labels": {"team": "vision & more"}}}, "is no value of a label"),
+    ({"settings": {"labels": {"team": "vision & more"}}}, "is not a label value"),
     (
         {"settings": {"api": "trainer", "data": {"priority_class": "low"}}},
         "kubernetes.data.priority_class",

@@ -407,7 +407,7 @@ def test_tags_may_have_letters_of_any_script(text: str, is_allowed: bool) -> Non
         (job(DNN, group("data", name="d" * 65)), "InstanceGroupName has 65 characters"),
         (job(DNN, group("data", "local.c2")), "local mode"),
         (job(DNN, group("data", "ml.c7i.5xlarge")), "no instance type ml.c7i.5xlarge"),
-        (job(name="mnist_1"), "TrainingJobName does not match"),
+        (job(name="mnist_1"), "not a name for a run"),
         (job(channels={"train": Channel(uri="data/mnist")}), "reads S3, not data/mnist"),
         (job(channels={"stoker_token": Channel(uri="s3://b/x")}), "stoker's own"),
         (job(channels={"stoker_code": Channel(uri="s3://b/x")}), "stoker's own"),
@@ -432,7 +432,7 @@ def test_tags_may_have_letters_of_any_script(text: str, is_allowed: bool) -> Non
         ),
         (
             job(sagemaker=settings(metric_definitions=(MetricDefinition(name="a", regex="(x"),))),
-            "no regular expression",
+            "not a regular expression",
         ),
         (
             job(sagemaker=settings(vpc=Vpc(subnets=("a",) * 17, security_groups=("b",)))),

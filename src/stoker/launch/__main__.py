@@ -8,7 +8,7 @@ from stoker.launch.run import launch
 
 
 def main(arguments: list[str]) -> int:
-    """Launches what stands behind `--`."""
+    """Launches the command after `--`."""
     command = arguments[1:] if arguments[:1] == ["--"] else arguments
     try:
         return launch(command, os.environ)

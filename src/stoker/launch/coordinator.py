@@ -300,7 +300,7 @@ class Coordinator:
             Why not, for people; empty: it will.
         """
         if host not in self._followers:
-            return f"{host} is no dnn host of this run, or the leader"
+            return f"{host} is not a dnn host of this run, or it is the leader"
         if host in self._starts:
             return f"{host} has a daemon already"
         if len(arguments) > MAX_START_ARGUMENTS:

@@ -26,7 +26,7 @@ _OF_THE_TOOLKIT = (
     "sagemaker_s3_output",
     *_RESERVED,
 )
-# Channels that stoker adds to a job: they are no data of the training's.
+# Channels that stoker adds to a job: they are not data of the training.
 OWN_CHANNELS = "stoker_"
 _LOG_LEVEL = 20
 
@@ -37,7 +37,7 @@ def hyperparameters(base_dir: Path) -> dict[str, Json]:
     Those that SageMaker's SDK adds for the toolkit are not among them.
 
     Raises:
-        UsageError: If the file is no JSON object.
+        UsageError: If the file is not a JSON object.
     """
     return {n: value for n, value in _parameters(base_dir).items() if not _is_reserved(n)}
 
@@ -46,7 +46,7 @@ def program(base_dir: Path, environ: Mapping[str, str]) -> str:
     """Returns the program that SageMaker's SDK names for the toolkit; empty if it names none.
 
     Raises:
-        UsageError: If the hyperparameters are no JSON object.
+        UsageError: If the hyperparameters are not a JSON object.
     """
     return environ.get("SAGEMAKER_PROGRAM") or _text(_parameters(base_dir), "sagemaker_program")
 

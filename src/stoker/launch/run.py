@@ -210,7 +210,7 @@ def order_of(
     """Returns the command that `words` stand for, with its code unpacked.
 
     Raises:
-        UsageError: If the code cannot be unpacked, or `train` stands for no command.
+        UsageError: If the code cannot be unpacked, or `train` means no command.
     """
     folder = None
     if settings.code_file:
@@ -257,7 +257,7 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
     data host 0 whenever the dnn group decided, 5 if it never came. Blocks for the whole run.
 
     Args:
-        command: Program and arguments of the training; `train` alone stands for the command that
+        command: Program and arguments of the training; `train` alone means the command that
             the job names (see `stoker.launch.run`).
         environ: Of this process.
 

@@ -108,7 +108,7 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
     """Returns the topology of this run.
 
     Args:
-        base_dir: SageMaker's /opt/ml, or what stands for it.
+        base_dir: SageMaker's /opt/ml, or the folder used in its place.
         environ: Of this process; STOKER_ROLES, JSON {group: dnn|data}, decides roles that the
             groups' names do not tell (a group whose name begins with `data` makes batches).
 

@@ -706,7 +706,7 @@ def platform_entries(
         start: Names the package of the code.
         region: Where the job is.
         tags: Of the job.
-        notes: Put behind the settings.
+        notes: Put after the settings.
     """
     resources, output, stopping = (
         job.resource_config,
@@ -897,7 +897,7 @@ def workload_of(
 
 
 def workload_name(job_name: str) -> str:
-    """Makes a workload's name of a job's: without the time that SDKs put behind it."""
+    """Makes a workload's name of a job's: without the time that SDKs append."""
     name = re.sub(r"[^a-z0-9-]+", "-", _STAMP.sub("", job_name).lower())
     return name[:40].strip("-") or "training"
 

@@ -183,12 +183,12 @@ class StepState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """A run of a pipeline, or a job by itself, as it is now.
+    """A run of a pipeline, or a job on its own, as it is now.
 
     Attributes:
         run: What `stoker status`, `logs` and `stop` take.
         id: The orchestrator's own name (an ARN).
-        pipeline: Name of the pipeline; empty for a job by itself.
+        pipeline: Name of the pipeline; empty for a job on its own.
         parameters: Where they are known.
         steps: In the pipeline's order, each above those inside it.
     """
@@ -316,7 +316,7 @@ def schedule_name(workload: Workload, name: str | None) -> str:
 
 
 def fixed(name: str, kind: Kind, text: str, default: str | int) -> Parameter:
-    """Returns a parameter of a pipeline that is no key of the workload."""
+    """Returns a parameter of a pipeline that is not a key of the workload."""
     return Parameter(
         name=name,
         kind=kind,
@@ -372,7 +372,7 @@ def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
 
     Args:
         workload: With settings for SageMaker.
-        folder: That a relative `sagemaker.source` stands in; absent: the current one.
+        folder: With a relative `sagemaker.source`; absent: the current one.
 
     Raises:
         UsageError: If there are no settings for SageMaker, or the code cannot be packed.

@@ -43,7 +43,7 @@ class CronField:
     example: str = ""
 
     def values(self, text: str, *, expression: str) -> frozenset[int]:
-        """Returns all numbers that the field's text stands for.
+        """Returns all numbers that the field's text means.
 
         Raises:
             UsageError: Naming the part that cannot be.
@@ -167,7 +167,7 @@ def rate_expression(text: str) -> str:
     """
     found = _EVERY.fullmatch(text.strip().lower())
     if found is None:
-        raise UsageError(f"--every {text} is no period", fix="as --every 1d, 12h or 30m")
+        raise UsageError(f"--every {text} is not a period", fix="as --every 1d, 12h or 30m")
     number, unit = int(found.group(1)), _UNITS[found.group(2)]
     return f"rate({number} {unit}{'' if number == 1 else 's'})"
 

@@ -16,7 +16,7 @@ MAX_ATTEMPTS = 8
 
 _ACTION = re.compile(r"perform:? ([a-z0-9-]+:[A-Za-z*]+)")
 _MISSING = ("ResourceNotFound", "ResourceNotFoundException", "NoSuchKey", "404", "NotFound")
-# Some services say only in words that what was asked for is not there.
+# Some services say only in words that the object does not exist.
 _MISSING_WORDS = ("does not exist", "not found", "could not find")
 _THROTTLED = ("ThrottlingException", "Throttling", "TooManyRequestsException", "SlowDown")
 _DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403")
@@ -243,7 +243,7 @@ class Aws:
             copy({"Bucket": from_bucket, "Key": from_key}, bucket, key)
 
     def delete_object(self, uri: str) -> None:
-        """Deletes an object; one that is not there is no error."""
+        """Deletes an object; a missing one is not an error."""
         bucket, key = split_uri(uri)
         with explained("s3:DeleteObject", where=uri):
             self._s3("delete_object", Bucket=bucket, Key=key)
@@ -276,12 +276,12 @@ def split_uri(uri: str) -> tuple[str, str]:
     """Returns bucket and key of an s3:// address.
 
     Raises:
-        UsageError: If it is none.
+        UsageError: If it is not one.
     """
     scheme, _, rest = uri.partition("://")
     bucket, _, key = rest.partition("/")
     if scheme != "s3" or not bucket:
-        raise UsageError(f"{uri} is no s3:// address", fix="as in s3://bucket/folder")
+        raise UsageError(f"{uri} is not an s3:// address", fix="write s3://bucket/folder")
     return bucket, key
 
 
@@ -360,7 +360,7 @@ def _json(value: object) -> Json:
             return str(value)
 
 
-# The price list of all regions is to be had in three of them.
+# Three regions have the price list of all regions.
 _NEAREST = {"eu": "eu-central-1", "me": "eu-central-1", "af": "eu-central-1", "ap": "ap-south-1"}
 _ELSEWHERE = "us-east-1"
 # 100 products a page; EC2 has about a thousand on-demand Linux ones in a region.

@@ -37,7 +37,7 @@ class JobSpec:
         command: Program and arguments of the training.
         groups: The dnn group first.
         channels: By name.
-        hyperparameters: Put behind the command.
+        hyperparameters: Put after the command.
         environment: More variables for the user's command.
         settings: What all processes of the run are told, but for what `groups` say.
         image: That all hosts run, where the platform runs images.
@@ -231,7 +231,7 @@ def hyperparameters(values: Mapping[str, Scalar]) -> dict[str, str]:
 
 
 def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, key: str) -> None:
-    """Refuses a job of which no container can run.
+    """Refuses a job that no container can run.
 
     Args:
         entrypoint: In front of the job's command.
@@ -243,7 +243,7 @@ def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, k
     """
     if not job.image:
         raise UsageError(
-            f"the job names no image, and {platform} runs nothing else",
+            f"the job names no image, and {platform} runs only images",
             where=f"job {job.name}, key image",
             fix="build one with make image, push it, and set image to its address",
         )

@@ -104,7 +104,7 @@ class LogFiles:
 
     def write(self, line: LogLine) -> None:
         """Adds a line to its host's file."""
-        # Both names come from a log: what is no plain name must not lead out of the folder.
+        # Both names come from a log: no name must lead out of the folder.
         name = f"{line.group}-{line.host}.log".replace("/", "_")
         with self._lock:
             if name not in self._open:

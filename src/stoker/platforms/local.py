@@ -4,7 +4,7 @@ A host has a directory in SageMaker's layout, its own resourceconfig.json, ports
 log file: the heterogeneous local mode that SageMaker does not have. Linux; macOS unpinned.
 
 Instance types are local.c1, local.c2, ... A job of one host may name any other type: it then has
-all of this machine, which is what that name stands for (a GPU host, the pod of a pipeline's step).
+all of this machine, which is then of that type (a GPU host, the pod of a pipeline's step).
 """
 
 import contextlib
@@ -86,7 +86,7 @@ class LocalRequest:
         return self.hosts[0]
 
     def base_dir(self, host: LocalHost) -> Path:
-        """Returns the directory that stands for /opt/ml on `host`."""
+        """Returns the directory of `host` that is /opt/ml in a container."""
         return (self.job.run_dir / "hosts" / host.name).absolute()
 
     def log_file(self, host: LocalHost) -> Path:
@@ -373,7 +373,7 @@ class LocalRun:
         self._said: queue.SimpleQueue[LogLine] = queue.SimpleQueue()
         if request.not_comparable:
             self._note(f"not comparable: {request.not_comparable}")
-            text = f"{request.not_comparable}: its times compare with no other cluster's"
+            text = f"{request.not_comparable}: its times cannot be compared with others"
             self._say(request.leader, "hosts_not_comparable", text=text)
         self._start(environ)
         self._monitor = threading.Thread(target=self._watch, name=f"run {self.name}", daemon=True)
@@ -619,7 +619,7 @@ class LocalPlatform:
     ) -> None:
         self._can_pin = hasattr(os, "sched_setaffinity")
         self._cores = tuple(cores) if cores is not None else _usable_cores()
-        # Handed on as it is, never looked into: settings of this process are no business of jobs.
+        # Passed on unread: settings of this process are not for jobs.
         self._environ = dict(os.environ if environ is None else environ)
 
     def plan(self, job: JobSpec) -> LocalRequest:

@@ -32,7 +32,7 @@ def pack(folder: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
 
     Raises:
         UsageError: If the folder is not there or empty, holds a link that leaves it or something
-            that is no file, or is too large.
+            that is not a file, or is too large.
     """
     if not folder.is_dir():
         raise UsageError(f"no such folder: {folder}", fix="check sagemaker.source")
@@ -102,7 +102,7 @@ def _add(archive: tarfile.TarFile, folder: Path, name: Path) -> None:
             return
         if not stat.S_ISREG(mode):
             raise UsageError(
-                f"{name.as_posix()} is no file, folder or link", where=str(folder), fix="move it"
+                f"{name.as_posix()} is not a file, folder or link", where=str(folder), fix="move it"
             )
         content = path.read_bytes()
     except OSError as err:

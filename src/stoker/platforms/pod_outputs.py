@@ -24,7 +24,7 @@ MAX_BYTES = {".csv": 180_000, ".json": 1_500_000}
 # Of a file as it is read back: what a line says must not fill a memory.
 MAX_READ_BYTES = 64 << 20
 
-# Files that are not whole yet: more are no launcher's.
+# Files that are not whole yet: no launcher writes more at once.
 _MAX_OPEN = 64
 _NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*){0,3}$")
 # Parts of one file, base64 being a third longer.

@@ -294,7 +294,7 @@ class _Commands:
         ending = self._start([s for s in self._servers if s not in self._leaders])
         if ending:
             return ending
-        self._run.log.event("engine_awaits", hosts=",".join(coordinator.unready))
+        self._run.log.event("engine_waits_for_hosts", hosts=",".join(coordinator.unready))
 
         def all_are_ready() -> bool:
             gone = coordinator.gone_agents

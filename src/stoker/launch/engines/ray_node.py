@@ -29,7 +29,7 @@ from stoker.host.machine import host_bytes
 from stoker.records.engine import places_in
 from stoker.settings import from_environment
 
-# The path of a UNIX socket has 107 bytes; Ray puts this many behind its folder's.
+# The path of a UNIX socket has 107 bytes; Ray appends this many to its folder's.
 MAX_FOLDER_BYTES = 107 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 # Ray's own.
 MIN_STORE_BYTES = 75 << 20

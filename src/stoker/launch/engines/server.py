@@ -295,13 +295,13 @@ MAX_LINE_BYTES = 64 << 10
 PROBE_EVERY_SECONDS = 0.1
 # Of one attempt to connect or to get an answer.
 PROBE_SECONDS = 2.0
-# The first process may end the others by itself; those that it did not are asked after this long.
+# The first process may end the others itself; those that it did not are asked after this long.
 OWN_END_SECONDS = 1.0
 _POLL_SECONDS = 0.02
 
 
 class Server:
-    """A command of an engine; its lines go to this process's output behind `[engine PART]`.
+    """A command of an engine; its lines go to this process's output after `[engine PART]`.
 
     Args:
         order: What to run.

@@ -52,7 +52,7 @@ def command_of(
         hosts: The leader first.
         processes_per_host: Ranks of a host; they are numbered host by host.
         agent_socket: Socket that its agent asks through, see MpiSession.
-        more: Arguments of the user's, behind ours.
+        more: Arguments of the user's, after ours.
         environ: Of the command.
         start_deadline_seconds: After which mpirun gives up on a host's daemon.
 
@@ -230,7 +230,7 @@ class _Handler(socketserver.StreamRequestHandler):
             reason = self.server.start(host, daemon_arguments(words))
         except (OSError, ValueError) as err:
             host, reason = "", str(err)
-        self.server.log.event("daemon_asked_for", about=host, refused=reason or None)
+        self.server.log.event("mpi_daemon_requested", about=host, refused=reason or None)
         self.wfile.write((reason or "ok").encode(errors="replace") + b"\n")
 
 
@@ -344,7 +344,7 @@ class MpiHost:
                 case Decided():
                     return Ending(exit_code=PlatformError.exit_code, decided=happening.reason)
         order = membership.start_order
-        self._run.log.event("daemon_starts", arguments=len(order.arguments))
+        self._run.log.event("mpi_daemon_started", arguments=len(order.arguments))
         # The words came from the leader's launcher; they are checked here once more.
         arguments = daemon_arguments((DAEMON, *order.arguments))
         return daemon_command(arguments, self.environ)

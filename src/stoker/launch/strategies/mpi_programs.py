@@ -87,6 +87,10 @@ def _end_with_parent() -> None:
         os._exit(128 + signal.SIGKILL)
 
 
+def main(program: str, *arguments: str) -> int:
+    """Runs one of the two programs."""
+    return ask_for_daemon(*arguments) if program == "agent" else become_rank(*arguments)
+
+
 if __name__ == "__main__":
-    program = {"agent": ask_for_daemon, "rank": become_rank}[sys.argv[1]]
-    sys.exit(program(*sys.argv[2:]))
+    sys.exit(main(*sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""The training command is started on a dnn host: by itself, under torchrun, or by mpirun."""
+"""The training command is started on a dnn host: on its own, under torchrun, or by mpirun."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class Trainer:
             SageMaker's library; mpi: mpirun on the leader.
         settings: Of the strategy.
         processes_per_host: Ranks of one host.
-        arguments: Behind the command: the job's hyperparameters.
+        arguments: After the command: the job's hyperparameters.
         variables: What SageMaker's toolkit would export, and the network interface for NCCL and
             gloo.
     """
@@ -196,7 +196,7 @@ class Trainer:
                 f"--master-port={master[1]}",
                 f"--rdzv-conf=timeout={seconds}",
             )
-        # With the rendezvous above, each host would begin the next attempt by itself. With this one
+        # With the rendezvous above, each host would begin the next attempt alone. With this one
         # they agree when, even where ranks do not notice a death elsewhere.
         conf = {
             "is_host": int(topology.is_leader),

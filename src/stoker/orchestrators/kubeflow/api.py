@@ -147,7 +147,9 @@ def _address(text: str) -> str:
         is_address = False
     if not is_address:
         raise UsageError(
-            f"{text} is no address", where="Kubeflow's host", fix="as https://kubeflow.example.com"
+            f"{text} is not an address",
+            where="Kubeflow's host",
+            fix="as https://kubeflow.example.com",
         )
     if parts.username or parts.password:
         raise UsageError(
@@ -159,7 +161,7 @@ def _address(text: str) -> str:
 
 
 _MAX_WORDS = 400
-# Answered by what stands before the service, while that is away or has too much to do.
+# Answered by a proxy in front of the service, while that is away or overloaded.
 _AWAY = (429, 502, 503, 504)
 
 
@@ -315,7 +317,7 @@ ANSWER_SECONDS = 300.0
 # A page of a hundred versions with their pipelines has some 20 MB.
 MAX_ANSWER_BYTES = 256 << 20
 PAGE_SIZE = 100
-# A listing of more than ten thousand is no listing.
+# A listing of more than ten thousand objects is a mistake.
 MAX_PAGES = 100
 
 _SERVICES = {
@@ -514,9 +516,9 @@ class Kubeflow:
         try:
             document: Json = json.loads(body)
         except ValueError:
-            raise not_json(self.connection, "its answer is no JSON") from None
+            raise not_json(self.connection, "its answer is not JSON") from None
         if not isinstance(document, dict):
-            raise not_json(self.connection, "its answer is no JSON object")
+            raise not_json(self.connection, "its answer is not a JSON object")
         return document
 
 

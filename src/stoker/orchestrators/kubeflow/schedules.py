@@ -71,7 +71,7 @@ def period_seconds(text: str) -> int:
     seconds = int(found.group(1)) * _SECONDS[found.group(2)] if found else 0
     if seconds < MIN_PERIOD_SECONDS:
         raise UsageError(
-            f"--every {text} is no period of a minute or more", fix="as --every 1d, 12h or 30m"
+            f"--every {text} is not a period of a minute or more", fix="as --every 1d, 12h or 30m"
         )
     return seconds
 

@@ -83,7 +83,7 @@ def compile_pipeline(
         train_step: `launched`: a small step starts, follows and adopts the job that was decided on.
             `native`: a training step of the service's own, its groups set by parameters.
         decision: Whose plan gives a native step its groups and their defaults.
-        folder: Project folder, in which `sagemaker.source` stands, too; absent: the current one.
+        folder: Project folder, which also has `sagemaker.source`; absent: the current one.
         components: Folder with components in place of the project's.
 
     Raises:
@@ -138,7 +138,7 @@ def _check(workload: Workload, *, train_step: str, decision: Decision | None) ->
     sagemaker_of(workload)
     kinds = get_args(TrainStep)
     if train_step not in kinds:
-        raise UsageError(f"--train-step {train_step} is no kind", fix=nearest(train_step, kinds))
+        raise UsageError(f"--train-step {train_step} is not known", fix=nearest(train_step, kinds))
     if train_step == "native" and decision is None:
         raise UsageError(
             "a native training step needs a decision: how many groups it has is fixed here",

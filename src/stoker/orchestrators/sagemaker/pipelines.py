@@ -64,7 +64,7 @@ def uploaded_pipeline(aws: Aws, name: str) -> SageMakerPipeline:
 
 
 def parsed(text: Json) -> Json:
-    """Returns a definition's text as a document; None where it is no JSON."""
+    """Returns a definition's text as a document; None where it is not JSON."""
     if not isinstance(text, str):
         return text
     try:

@@ -66,7 +66,7 @@ class FoundExecution:
     """The run or job that RUN names.
 
     Attributes:
-        kind: A run of a pipeline, or a training job by itself.
+        kind: A run of a pipeline, or a training job on its own.
         id: ARN of the run; name of the job.
         run: In short: PIPELINE/EXECUTION_ID, or the job's name.
         is_newest: RUN named a pipeline, and this is its newest run.
@@ -101,7 +101,7 @@ def find_run(aws: Aws, run: str) -> FoundExecution:
     if found := _PIPELINE.fullmatch(run):
         run = found.group(1)
     if run.startswith("arn:"):
-        raise UsageError(f"{run} is no pipeline, no run and no training job", fix=_HOW)
+        raise UsageError(f"{run} is not a pipeline, a run or a training job", fix=_HOW)
     name, slash, execution = run.partition("/")
     deployed = find_pipeline(aws, name)
     if slash and deployed:
@@ -190,7 +190,7 @@ def start_run(aws: Aws, workload: Workload, *, parameters: Sequence[str], folder
         aws: The account.
         workload: Whose pipeline it is.
         parameters: Of the run.
-        folder: Project folder, in which the workload's code stands.
+        folder: Project folder, with the workload's code.
 
     Raises:
         UsageError: If the pipeline is not uploaded, or a parameter is unknown or cannot be.

@@ -61,8 +61,8 @@ class KubernetesPlatform:
         names it (POD_NAME, POD_UID) the job is owned by that pod.
 
         Raises:
-            PlatformError: If the cluster refuses, for want of rights or quota, say; if another job
-                has the name; if no cluster is configured.
+            PlatformError: If the cluster refuses (a missing right or a quota, for example), another
+                job has the name, or no cluster is configured.
         """
         settings = request.layout.settings
         log = Log(run=request.job.name, host=SERVICE)

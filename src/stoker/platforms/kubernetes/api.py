@@ -169,7 +169,9 @@ def refusal(code: int, body: str, action: Action) -> ApiError:
         what = f"the cluster cannot answer now: {message or f'HTTP status {code}'}"
         fix = "try again in a minute"
     elif code in (400, 422):
-        fix = "is the cluster's JobSet or Trainer of another version than stoker's rules are?"
+        fix = (
+            "check the versions of the cluster's JobSet and Trainer: stoker's rules are for others"
+        )
     return failed(what, action, code=code, reason=reason, user=user, fix=fix)
 
 
@@ -510,7 +512,7 @@ class ClusterApi:
         return self._call("patch", resource, name, body=body)
 
     def delete(self, resource: Resource, name: str, *, uid: str | None = None) -> None:
-        """Deletes an object after all that it owns; one that is not there is no error.
+        """Deletes an object after all that it owns; a missing one is not an error.
 
         Args:
             resource: Its kind.

@@ -454,11 +454,11 @@ class KubernetesRun(FollowedRun):
         self._is_stopped.set()
         seconds = self._layout.settings.grace_seconds + STOP_SECONDS
         try:
-            self._log.event("job_is_stopping", job=self.name, at_most_seconds=seconds)
+            self._log.event("job_stopping", job=self.name, at_most_seconds=seconds)
             is_gone = delete_and_wait(
                 self._cluster, self._resource, self.name, uid=self._uid, seconds=seconds
             )
-            self._log.event("job_is_deleted" if is_gone else "job_still_stops", job=self.name)
+            self._log.event("job_deleted" if is_gone else "job_still_stopping", job=self.name)
         except StokerError as err:
             self._log.event("job_not_deleted", job=self.name, why=err.what)
         self._following.await_logs(LAST_LINES_SECONDS)

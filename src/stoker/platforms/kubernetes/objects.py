@@ -272,7 +272,7 @@ def _unknown(group: Group, what: str) -> UsageError:
     pool = bare_type(group.instance_type)
     gpus = ", gpus: 1" if group.role == "dnn" else ""
     return UsageError(
-        f"nothing says {what} on {pool}",
+        f"the workload does not say {what} on {pool}",
         where=f"group {group.name}, key kubernetes.pools.{pool}",
         fix=f'for example kubernetes: {{pools: {{"{pool}": {{cpu: 7, memory: 28Gi{gpus}}}}}}}',
     )
@@ -369,7 +369,7 @@ def channels_of(layout: Layout, group: PodGroup) -> dict[str, Channel]:
 
 
 def claim_of(uri: str, *, where: str) -> tuple[str, str]:
-    """Returns claim and folder of a pvc:// address; an empty folder stands for the whole claim.
+    """Returns claim and folder of a pvc:// address; an empty folder means the whole claim.
 
     Raises:
         UsageError: If it is none.
@@ -595,7 +595,7 @@ def pod_template(layout: Layout, group: PodGroup, *, of_run: bool) -> dict[str, 
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
         },
-        # The last words of a host that failed stand in its pod's status.
+        # The last words of a host that failed are in its pod's status.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts_of(mounted),
     }
@@ -654,7 +654,7 @@ def zone_affinity(layout: Layout) -> dict[str, Json]:
 
 
 def _metadata(layout: Layout, group: PodGroup) -> dict[str, Json]:
-    # A mesh's sidecar does not end when the training does, and stands between the hosts.
+    # A mesh's sidecar does not end when the training does, and all traffic goes through it.
     no_mesh = {ISTIO_INJECT: "false"}
     return {
         "labels": {

@@ -362,7 +362,7 @@ def by_job(groups: Sequence[PodGroup]) -> Mapping[str, PodGroup]:
     return {group.job: group for group in groups}
 
 
-# Of those that are no warnings: what tells why a run waits, or has lost a host.
+# Events that are not warnings but tell why a run waits, or has lost a host.
 _TELLING = frozenset(
     (
         "Admitted",

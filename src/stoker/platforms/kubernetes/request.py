@@ -257,7 +257,7 @@ class ReplicatedJob:
     """A replicated job of a JobSet or of a runtime's template.
 
     Attributes:
-        path: Where it stands.
+        path: Its place in the document.
         spec: Of the job.
         pods: The pods' spec.
         template: Of the pods.
@@ -320,16 +320,16 @@ _MAX_WORDS, _MAX_IMAGE = 128, 500
 def metadata_problems(metadata: Document, path: str) -> Iterator[str]:
     """Yields what is wrong with labels, annotations, and an object's name where it has one."""
     if "name" in metadata and not _is_subdomain(text(metadata, "name")):
-        yield f"{path}.name: {metadata['name']} is no name of an object"
+        yield f"{path}.name: {metadata['name']} is not a name for an object"
     for key, value in mapping(metadata, "labels").items():
         yield from _key_problems(key, f"{path}.labels")
         if not _LABEL_VALUE.match(str(value)):
-            yield f"{path}.labels: {value!r} is no value of a label"
+            yield f"{path}.labels: {value!r} is not a label value"
     annotations = mapping(metadata, "annotations")
     for key in annotations:
         yield from _key_problems(key, f"{path}.annotations")
     if sum(len(k) + len(str(v)) for k, v in annotations.items()) > _MAX_ANNOTATIONS:
-        yield f"{path}.annotations: are too long"
+        yield f"{path}.annotations: they are too long"
 
 
 def pod_problems(pods: Document, path: str) -> Iterator[str]:
@@ -339,13 +339,13 @@ def pod_problems(pods: Document, path: str) -> Iterator[str]:
     for key, value in mapping(pods, "nodeSelector").items():
         yield from _key_problems(key, f"{path}.nodeSelector")
         if not _LABEL_VALUE.match(str(value)):
-            yield f"{path}.nodeSelector: {value!r} is no value of a label"
+            yield f"{path}.nodeSelector: {value!r} is not a label value"
     for key in ("serviceAccountName", "priorityClassName"):
         if key in pods and not _is_subdomain(text(pods, key)):
-            yield f"{path}.{key}: {pods[key]} is no name of an object"
+            yield f"{path}.{key}: {pods[key]} is not a name for an object"
     for secret in mappings(pods, "imagePullSecrets"):
         if not _is_subdomain(text(secret, "name")):
-            yield f"{path}.imagePullSecrets: {secret.get('name')} is no name of an object"
+            yield f"{path}.imagePullSecrets: {secret.get('name')} is not a name for an object"
     for index, toleration in enumerate(mappings(pods, "tolerations")):
         yield from _toleration_problems(toleration, f"{path}.tolerations[{index}]")
     yield from _affinity_problems(mapping(pods, "affinity", "nodeAffinity"), f"{path}.affinity")
@@ -356,23 +356,23 @@ def pod_problems(pods: Document, path: str) -> Iterator[str]:
 def _repeated(document: Document, key: str, name: str, path: str) -> Iterator[str]:
     names = [text(item, name) for item in mappings(document, key)]
     for twice in sorted({one for one in names if names.count(one) > 1}):
-        yield f"{path}.{key}: {twice} is there twice"
+        yield f"{path}.{key}: {twice} occurs twice"
 
 
 def _container_problems(container: Document, path: str) -> Iterator[str]:
     image = text(container, "image")
     if not image or image != image.strip():
-        yield f"{path}.image: {image!r} is no image"
+        yield f"{path}.image: {image!r} is not an image"
     for variable in mappings(container, "env"):
         if not _VARIABLE.match(text(variable, "name")):
-            yield f"{path}.env: {variable.get('name')!r} is no name of a variable"
+            yield f"{path}.env: {variable.get('name')!r} is not a variable name"
     yield from _repeated(container, "env", "name", path)
     yield from _repeated(container, "volumeMounts", "mountPath", path)
     for mount in mappings(container, "volumeMounts"):
         for key in ("subPath", "subPathExpr"):
             inner = text(mount, key)
             if inner.startswith("/") or ".." in inner.split("/"):
-                yield f"{path}.volumeMounts: {inner} is no folder within a volume"
+                yield f"{path}.volumeMounts: {inner} is not a folder inside a volume"
     yield from _resource_problems(mapping(container, "resources"), f"{path}.resources")
 
 
@@ -386,7 +386,7 @@ def _resource_problems(resources: Document, path: str) -> Iterator[str]:
             yield f"{path}: there is no resource {name}"
         limit = limits.get(name)
         if not _WHOLE.match(str(limit)) or requests.get(name, limit) != limit:
-            yield f"{path}: {name} comes in whole numbers, and none beyond what is asked for"
+            yield f"{path}: {name} needs a whole number, and its limit equals its request"
 
 
 def _toleration_problems(toleration: Document, path: str) -> Iterator[str]:
@@ -398,7 +398,7 @@ def _toleration_problems(toleration: Document, path: str) -> Iterator[str]:
     if operator == "Exists" and toleration.get("value"):
         yield f"{path}: Exists has no value"
     if not _LABEL_VALUE.match(text(toleration, "value")):
-        yield f"{path}: {toleration.get('value')!r} is no value of a taint"
+        yield f"{path}: {toleration.get('value')!r} is not a taint value"
 
 
 def _affinity_problems(affinity: Document, path: str) -> Iterator[str]:
@@ -417,7 +417,7 @@ def _affinity_problems(affinity: Document, path: str) -> Iterator[str]:
                 case "Exists" | "DoesNotExist" if values:
                     yield f"{path}: {key} needs no values"
                 case "Gt" | "Lt" if len(values) != 1 or not _WHOLE.match(values[0]):
-                    yield f"{path}: {key} is compared with one whole number"
+                    yield f"{path}: {key} is compared with exactly one whole number"
                 case _:
                     pass
 
@@ -425,7 +425,7 @@ def _affinity_problems(affinity: Document, path: str) -> Iterator[str]:
 def _key_problems(key: str, path: str) -> Iterator[str]:
     prefix, slash, name = key.rpartition("/")
     if not _QUALIFIED.match(name) or (slash and not _is_subdomain(prefix)):
-        yield f"{path}: {key!r} is no key"
+        yield f"{path}: {key!r} is not a key"
 
 
 def _is_subdomain(name: str) -> bool:
@@ -498,7 +498,7 @@ def _name_problems(job: ReplicatedJob, name: str) -> Iterator[str]:
     for generated in names:
         if not is_dns_label(generated):
             yield (
-                f"{job.path}: {generated} ({len(generated)} characters) is no name of a host: "
+                f"{job.path}: {generated} ({len(generated)} characters) is not a host name: "
                 "small letters, digits and dashes, a letter first, 63 at most"
             )
 
@@ -506,7 +506,7 @@ def _name_problems(job: ReplicatedJob, name: str) -> Iterator[str]:
 def _train_job_problems(document: Document, among: Sequence[Document]) -> Iterator[str]:
     name, spec = name_of(document), mapping(document, "spec")
     if not is_dns_label(name):
-        yield f"metadata.name: {name} is no name of a host"
+        yield f"metadata.name: {name} is not a host name"
     reference = text(mapping(spec, "runtimeRef"), "name")
     for runtime in among:
         if runtime.get("kind") == "TrainingRuntime" and name_of(runtime) == reference:
@@ -522,7 +522,7 @@ def _train_job_problems(document: Document, among: Sequence[Document]) -> Iterat
     yield from _container_problems(trainer, "spec.trainer")
 
 
-# What stands for the token wherever the Secret is shown: a launcher refuses it as none.
+# Shown in place of the token wherever the Secret is shown: a launcher refuses it as a token.
 NO_TOKEN = "made-when-the-job-is-submitted"
 
 

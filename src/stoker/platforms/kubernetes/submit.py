@@ -5,7 +5,7 @@ behind that would not go with the job. Its pods wait for their token until the S
 moment later; a process that was killed in that moment leaves a job that waits, and the next attempt
 makes up for it. So the token is never read back, and nobody needs the right to.
 
-An attempt that finds its own job goes on with it. One that has failed is deleted and made anew
+An attempt that finds its own job continues with it. One that has failed is deleted and made anew
 under the same name; another job of that name is left alone.
 
 Submitting needs rights in the namespace (`stoker render rbac`), which neither Kubeflow's
@@ -82,7 +82,7 @@ class ObjectState:
 
     @property
     def has_ended(self) -> bool:
-        """Tells whether nothing of it will run any more, by itself."""
+        """Tells whether nothing of it will run again."""
         return self.phase in ("succeeded", "failed")
 
 
@@ -209,7 +209,7 @@ def provide_runtime(
                 return False
             if any(text(owner, "kind") == "TrainJob" for owner in owners_of(found)):
                 _refuse_runtime(name, cluster.namespace)
-            log.event("runtime_is_replaced", runtime=name)
+            log.event("runtime_replaced", runtime=name)
             cluster.delete(RUNTIMES, name)
         if cluster.clock() >= deadline:
             _refuse_runtime(name, cluster.namespace)
@@ -328,7 +328,7 @@ def _create_or_adopt(
         if state.is_deleted:
             cluster.sleep(LOOK_SECONDS)
         elif state.phase == "failed":
-            log.event("failed_job_is_replaced", job=request.name, reason=state.message)
+            log.event("failed_job_replaced", job=request.name, reason=state.message)
             delete_and_wait(cluster, resource, request.name, uid=state.uid, seconds=seconds)
         else:
             attempt.is_adopted = True
@@ -337,7 +337,7 @@ def _create_or_adopt(
     raise PlatformError(
         f"an earlier {request.main['kind']} of that name is not gone after {2 * seconds:g} s",
         where=_place(request, cluster.namespace),
-        fix="look what holds it: kubectl get pods; or choose another --name",
+        fix="check what keeps it: kubectl get pods; or choose another --name",
     )
 
 
@@ -423,7 +423,7 @@ def _create_part(
 
 
 def _abandon(cluster: ClusterApi, request: KubernetesRequest, attempt: _Attempt, log: Log) -> None:
-    """Leaves nothing behind of a job that is not followed."""
+    """Deletes what this attempt made of a job that nobody will follow."""
     try:
         if attempt.has_asked:
             resource = _resource(request.main)
@@ -558,7 +558,7 @@ def check_rights(cluster: ClusterApi, settings: KubernetesSettings, *, log: Log)
     if vital:
         raise denied(vital, settings, namespace=cluster.namespace)
     for action in missing:
-        log.event("right_is_missing", right=action.right, namespace=action.namespace)
+        log.event("right_missing", right=action.right, namespace=action.namespace)
 
 
 def explained_denial(

@@ -56,7 +56,7 @@ class SageMakerPlatform:
         called NAME-2 and so on.
 
         Raises:
-            PlatformError: If the service refuses, for want of quota or permission, say.
+            PlatformError: If the service refuses: for lack of quota or permission, for example.
             UsageError: If the code cannot be packed.
         """
         log = Log(run=request.job.name, host="sagemaker")

@@ -144,7 +144,7 @@ def _check_framework(groups: tuple[Group, ...], framework: Framework | None) -> 
 def _check_channel(name: str, channel: Channel) -> None:
     if name in (TOKEN_CHANNEL, CODE_CHANNEL):
         raise UsageError(
-            f"channel {name} is stoker's own", where=f"key channels.{name}", fix="call it otherwise"
+            f"channel {name} is stoker's own", where=f"key channels.{name}", fix="rename it"
         )
     if not channel.uri.startswith("s3://"):
         raise UsageError(
@@ -170,7 +170,7 @@ def _check_metric(definition: MetricDefinition) -> None:
         num_groups = re.compile(definition.regex).groups
     except re.error as err:
         raise UsageError(
-            f"metric {definition.name}: {definition.regex} is no regular expression: {err}",
+            f"metric {definition.name}: {definition.regex} is not a regular expression: {err}",
             where="key sagemaker.metric_definitions",
         ) from None
     if num_groups != 1:
@@ -178,7 +178,7 @@ def _check_metric(definition: MetricDefinition) -> None:
             f"metric {definition.name}: {definition.regex} has {num_groups} groups; the one group "
             "is the value",
             where="key sagemaker.metric_definitions",
-            fix="write (?:...) where a group is no value",
+            fix="write (?:...) for groups that are not the value",
         )
 
 
@@ -408,9 +408,9 @@ def notes(body: Body) -> list[str]:
                 "ask for samples by numbers that another host has"
             )
         if mode_of(body, channel) == "Pipe":
-            found.append(f"channel {name}: a pipe is read by one process, and once an epoch")
+            found.append(f"channel {name}: a pipe is read by one process, once per epoch")
     if body.get("EnableManagedSpotTraining") and not body.get("CheckpointConfig"):
-        found.append("without sagemaker.checkpoint_uri an interrupted job begins anew")
+        found.append("without sagemaker.checkpoint_uri an interrupted job starts anew")
     return found
 
 
@@ -466,7 +466,7 @@ def _time_rules(body: Body) -> Iterator[UsageError]:
         yield UsageError(
             f"a job may run for {MAX_RUN_SECONDS} s (28 days), not for {run} s",
             where="StoppingCondition.MaxRuntimeInSeconds",
-            fix="lower sagemaker.max_run_seconds, and go on from a checkpoint",
+            fix="lower sagemaker.max_run_seconds, and continue from a checkpoint",
         )
     if not is_spot and wait is not None:
         yield UsageError(
@@ -504,7 +504,7 @@ def _volume_rules(body: Body) -> Iterator[UsageError]:
 def _tag_rules(body: Body) -> Iterator[UsageError]:
     for key in (text(tag, "Key") for tag in mappings(body.get("Tags"))):
         if key.lower().startswith("aws:"):
-            yield UsageError(f"tag {key}: aws: is AWS's own", where="Tags", fix="call it otherwise")
+            yield UsageError(f"tag {key}: aws: is AWS's own", where="Tags", fix="rename it")
 
 
 _RULES: tuple[Callable[[Body], Iterator[UsageError]], ...] = (

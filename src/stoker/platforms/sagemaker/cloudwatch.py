@@ -38,7 +38,7 @@ MAX_PAGES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntry:
-    """One line as it stands in a host's log; its time is in milliseconds."""
+    """One line of a host's log; its time is in milliseconds."""
 
     millis: int
     host: str

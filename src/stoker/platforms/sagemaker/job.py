@@ -51,7 +51,7 @@ def fetch_outputs(aws: Aws, uri: str, *, folder: Path) -> Path | None:
 
     Raises:
         AwsError: If the archive cannot be read.
-        PlatformError: If it is no archive, or larger than can be meant.
+        PlatformError: If it is not an archive, or too large.
     """
     try:
         with aws.open_object(uri) as content:
@@ -85,7 +85,7 @@ def _unpack(content: IO[bytes], folder: Path, *, where: str) -> int:
 
 
 def _target(member: tarfile.TarInfo, folder: Path) -> Path | None:
-    """Returns the path to unpack a member to; None for what is no regular file below stoker/."""
+    """Returns the path to unpack a member to; None unless it is a regular file below stoker/."""
     path = PurePosixPath(member.name)
     if not member.isreg() or path.is_absolute() or ".." in path.parts:
         return None
@@ -95,7 +95,7 @@ def _target(member: tarfile.TarInfo, folder: Path) -> Path | None:
 
 
 def _too_large(where: str, what: str) -> PlatformError:
-    return PlatformError(f"the job's outputs are larger than stoker's can be: {what}", where=where)
+    return PlatformError(f"the job's outputs are too large: {what}", where=where)
 
 
 class _Bounded(io.RawIOBase):
@@ -232,7 +232,7 @@ class SageMakerRun(FollowedRun):
         try:
             if self._state is None or not self._state.is_final:
                 stop_job(self._aws, self.name)
-                self._log.event("job_is_stopping", job=self.name, at_most_seconds=STOP_SECONDS)
+                self._log.event("job_stopping", job=self.name, at_most_seconds=STOP_SECONDS)
         except StokerError as err:
             self._log.event("job_not_stopped", job=self.name, why=err.what)
             return
@@ -307,7 +307,7 @@ class SageMakerRun(FollowedRun):
             if state.is_final:
                 return
             if self._aws.clock() >= deadline:
-                self._log.event("job_still_stops", job=self.name, after_seconds=STOP_SECONDS)
+                self._log.event("job_still_stopping", job=self.name, after_seconds=STOP_SECONDS)
                 return
             self._aws.sleep(MIN_INTERVAL_SECONDS)
 

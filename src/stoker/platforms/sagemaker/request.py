@@ -106,7 +106,7 @@ def _role_by_name(group: str) -> Role:
 
 REQUEST_TAG = "stoker:request-sha256"
 WORKLOAD_TAG = "stoker:workload-sha256"
-# A profile ends by itself; were it not to, the service ends it. Downloads count, too.
+# A profile ends on its own; if it does not, the service ends it. Downloads count, too.
 PROFILE_ALLOWANCE_SECONDS = 7200
 
 _NUMBER = r"([0-9.]+(?:e[-+]?[0-9]+)?)"

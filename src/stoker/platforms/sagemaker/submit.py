@@ -1,8 +1,8 @@
 """A training job is started exactly once, however often it is tried; its state is read back.
 
 A job's name is unique in its account and region, so that an attempt that finds its own job there
-goes on with it. One that ended badly, or is somebody else's, is left alone: NAME-2, NAME-3 ... are
-tried next, with outputs and a token of their own.
+continues with it. One that ended badly, or is somebody else's, is left alone: NAME-2, NAME-3 ...
+are tried next, with outputs and a token of their own.
 
 The token is written before the job is created, and deleted at its end; neither the request nor a
 log holds it. Only jobs that do not exist get a token written; a token that is there already stays
@@ -291,13 +291,13 @@ def start(
             log.event("job_adopted", job=name, status=state.status, url=state.url)
             return StartedTrainingJob(request=candidate, is_adopted=True)
         why = f"it is {state.status}" if is_ours else "it is another job"
-        log.event("name_is_taken", job=name, why=why)
+        log.event("job_name_taken", job=name, why=why)
         _forget_token(aws, found, candidate, log=log)
     last = numbered(request.job.name, MAX_NAMES)
     raise PlatformError(
-        f"jobs called {request.job.name} to {last} exist already, and none can be gone on with",
+        f"jobs called {request.job.name} to {last} exist already, and none can be continued",
         where="sagemaker:CreateTrainingJob",
-        fix="look why they ended, then choose another --name",
+        fix="check why they ended, then choose another --name",
     )
 
 
@@ -327,7 +327,7 @@ def await_found(aws: Aws, name: str) -> Mapping[str, Json]:
     while (found := find(aws, name)) is None:
         if aws.clock() >= deadline:
             raise PlatformError(
-                f"the job was created, and not to be found for {EVENTUAL_SECONDS:g} s",
+                f"the job was created, but the service did not show it for {EVENTUAL_SECONDS:g} s",
                 where=f"job {name}, sagemaker:DescribeTrainingJob",
                 fix="check region and account",
             )
@@ -338,7 +338,7 @@ def await_found(aws: Aws, name: str) -> Mapping[str, Json]:
 def stop_job(aws: Aws, name: str) -> None:
     """Asks the service to stop a job: SIGTERM to its hosts, SIGKILL 120 s later. Does not wait.
 
-    A job that has ended, or that there never was, is no error.
+    A job that has ended, or never existed, is not an error.
 
     Raises:
         AwsError: If the service refuses, and the job runs.
@@ -381,7 +381,7 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
 
 
 def _abandon(aws: Aws, request: SageMakerRequest, *, is_sent: bool, log: Log) -> None:
-    """Leaves nothing behind of a job that is not followed."""
+    """Stops a job that nobody will follow, and deletes its token."""
     name = request.job.name
     try:
         if is_sent:
