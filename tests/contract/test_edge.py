@@ -42,7 +42,7 @@ def test_a_script_without_the_x_bit_is_told_from_a_missing_one(
     Path("q.py").write_text("")
     assert edge.run(["train", "--", "./q.py"]) == 2
     said = capsys.readouterr().err
-    assert "./q.py may not be executed" in said
+    assert "./q.py is not executable" in said
     assert "chmod +x ./q.py" in said
 
 

@@ -912,7 +912,7 @@ def test_a_cluster_without_jobset_says_what_to_install(
     api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
 ) -> None:
     api.installed.clear()
-    with pytest.raises(PlatformError, match=r"knows no jobsets\.jobset\.x-k8s\.io") as caught:
+    with pytest.raises(PlatformError, match=r"has no API for jobsets\.jobset\.x-k8s\.io") as caught:
         platform.submit(plan(platform, job))
     assert "install JobSet" in caught.value.fix
 

@@ -374,7 +374,7 @@ def test_a_schedule_is_deleted_by_its_short_or_full_name_and_no_other(
         ((), "nothing says when to run"),
         (("--cron", "0 6 * * *", "--every", "1d"), "--cron and --every exclude each other"),
         (("--list", "--param", "epochs=1"), "--list does not take --param"),
-        (("--cron", "0 6 * * *", "--param", "gate="), "cannot hand over an empty value: Gate"),
+        (("--cron", "0 6 * * *", "--param", "gate="), "cannot pass an empty value: Gate"),
         (("--cron", "0 6 * * *", "--param", "epoch=1"), "did you mean epochs?"),
         (("--cron", "0 6 1 * 1"), "make two schedules"),
         (("--cron", "0 6 * * *", "--time-zone", "Mars/Base"), "no time zone Mars/Base"),

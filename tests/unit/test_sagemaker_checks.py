@@ -108,7 +108,7 @@ def test_an_unknown_type_is_refused_with_the_nearest_one(
     form: Callable[[], dict[str, Json]],
 ) -> None:
     text = json.dumps(form()).replace("ml.g5.2xlarge", "ml.g5.2xlrge")
-    error = refused(json.loads(text), "SageMaker trains on no instance type ml.g5.2xlrge")
+    error = refused(json.loads(text), "SageMaker has no instance type ml.g5.2xlrge")
     assert error.fix == "did you mean ml.g5.2xlarge?"
 
 
@@ -267,7 +267,7 @@ def test_a_request_beyond_a_limit_is_refused(changes: dict[str, Json], words: st
         ({"ContainerArguments": ["python", "-c", "a\nb"]}, r"ContainerArguments\[2\] has a line"),
         ({"ContainerEntrypoint": ["a"] * 101}, "ContainerEntrypoint has 101 entries"),
         ({"TrainingImage": "x" * 256}, "TrainingImage has 256 characters"),
-        ({"TrainingInputMode": "Tube"}, "TrainingInputMode is 'Tube', the service knows Pipe"),
+        ({"TrainingInputMode": "Tube"}, "TrainingInputMode is 'Tube', the service allows Pipe"),
         (
             {"MetricDefinitions": [{"Name": f"m{i}", "Regex": "(a)"} for i in range(41)]},
             "MetricDefinitions has 41 entries",

@@ -507,7 +507,7 @@ class Coordinator:
             return
         self._released = self._to_release.get()
         reason = self._released.reason
-        what = f"data hosts given back: {reason}"
+        what = f"data hosts released: {reason}"
         self._events.append(Event(when=now_utc(), what=what[:500]))
         self._log.event("data_hosts_released", reason=reason)
         for host in self._agents & self._launchers.keys():

@@ -243,7 +243,7 @@ def _submitted(base_dir: Path) -> Path:
     named = exports.module_dir(base_dir)
     if "://" in named:
         raise UsageError(
-            f"the launcher fetches no code: {named}",
+            f"the launcher does not fetch code: {named}",
             where="hyperparameter sagemaker_submit_directory",
             fix="set sagemaker.source in the workload, which makes the code a channel of the job",
         )

@@ -175,7 +175,7 @@ def _from_pod(environ: Mapping[str, str]) -> _ResourceConfig:
     own = next((group for group in told.pod_groups if group.name == told.group), None)
     if own is None:
         raise UsageError(
-            f"this pod's group, {told.group!r}, is none of the run's: "
+            f"this pod's group, {told.group!r}, is not one of the run's: "
             + ", ".join(group.name for group in told.pod_groups),
             where="variable STOKER_GROUP",
             fix="use the pods that stoker train --platform kubernetes makes",

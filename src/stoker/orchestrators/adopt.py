@@ -382,7 +382,7 @@ def _dnn(job: JobAnswer, groups: tuple[GroupPart, ...], catalog: Catalog) -> tup
     if len(fast) == 1:
         return fast[0], "it alone has accelerators"
     guess = (fast or list(groups))[0]
-    return guess, "a guess: nothing says which group trains; name the right one"
+    return guess, "a guess: the job does not say which group trains; name the right one"
 
 
 def _accelerators(group: GroupPart, catalog: Catalog) -> int:
@@ -471,7 +471,7 @@ def start_of(job: JobAnswer, drivers: Mapping[str, Json] | None) -> TrainingStar
         return TrainingStart(
             command=arguments,
             notes=(
-                "The job's arguments. The image's own ENTRYPOINT stood before them; SageMaker does "
+                "The job's arguments. The image's own ENTRYPOINT came before them; SageMaker does "
                 "not tell it: put its words in front (docker inspect shows them).",
             ),
         )
@@ -643,7 +643,7 @@ def channel_entries(
             continue
         source = part.data_source.s3_data_source
         if source is None or not source.s3_uri.startswith("s3://"):
-            notes.append(f"Channel {name} is not read from S3: stoker cannot hand it on; left out.")
+            notes.append(f"Channel {name} is not read from S3: stoker cannot pass it on; left out.")
             continue
         if source.s3_data_type not in _TYPES:
             notes.append(f"Channel {name} has the data type {source.s3_data_type}; left out.")
@@ -653,7 +653,7 @@ def channel_entries(
         taken.append(YamlEntry(name, _channel(part, source, mode, roles)))
     hidden = sorted(start.channels)
     if hidden:
-        notes.append(f"Left out, for they carry code and no data: {', '.join(hidden)}.")
+        notes.append(f"Left out, as they carry code and not data: {', '.join(hidden)}.")
     if not taken and not notes:
         return []
     if not taken:
@@ -958,7 +958,7 @@ def _image_note(job: JobAnswer, start: TrainingStart) -> str:
 def _hyperparameter_entries(job: JobAnswer) -> list[YamlEntry]:
     values = hyperparameters_of(job)
     hidden = sorted(name for name in job.hyper_parameters if name.startswith("sagemaker_"))
-    notes = [f"Left out, for they are the toolkit's own: {', '.join(hidden)}."] if hidden else []
+    notes = [f"Left out, as they are the toolkit's own: {', '.join(hidden)}."] if hidden else []
     if values:
         return [YamlEntry("hyperparameters", values, ("Added after the command.", *notes))]
     return [YamlEntry("", None, tuple(notes))] if notes else []
@@ -967,11 +967,11 @@ def _hyperparameter_entries(job: JobAnswer) -> list[YamlEntry]:
 def _gate_notes(job: JobAnswer) -> tuple[str, ...]:
     ended = ", ".join(f"{m.metric_name} {m.value:g}" for m in job.final_metric_data_list)
     return (
-        "How good the model must be is not known of a job. A gate judges what the script reports "
+        "A job does not say how good the model must be. A gate judges what the script reports "
         "with stoker.log_metrics(accuracy=0.97), or in the file $STOKER_METRICS:",
         "  gate: [{metric: accuracy, min: 0.94}]",
         *((f"The job's own metrics ended at: {ended}.",) if ended else ()),
-        "How long it trains is not known, either. For hours and dollars of the whole training:",
+        "Nor does it say how long it trains. For hours and dollars of the whole training:",
         "  training: {epochs: 10, samples_per_epoch: 50000, global_batch_size: 256}",
     )
 

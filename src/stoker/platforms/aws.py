@@ -75,7 +75,7 @@ def refusal(error: Mapping[str, object], action: str, where: str) -> AwsError:
         what = f"AWS throttled {action} {MAX_ATTEMPTS} times: {message}"
         fix = "try again in a minute"
     elif code == "NoSuchBucket":
-        fix = "check the bucket's name, or make it"
+        fix = "check the bucket's name, or create it"
     return failed(what, action, where=where, code=code, fix=fix)
 
 

@@ -233,7 +233,7 @@ def send_upload(kubeflow: Kubeflow, plan: UploadPlan) -> Uploaded:
         raise UsageError(
             f"somebody else created pipeline {pipeline.name} just now",
             where=kubeflow.connection.place,
-            fix="the same command again shows what would change",
+            fix="run the command again to see what would change",
         )
     if deployed and deployed.latest and not plan.changes:
         return Uploaded(
@@ -293,7 +293,7 @@ def _changes(deployed: KubeflowPipeline, spec: CompiledSpec) -> tuple[str, ...]:
     """Says what differs from the latest version, one line each."""
     latest = deployed.latest
     if latest is None:
-        return ("+ its first version: the pipeline is there without any",)
+        return ("+ its first version: the pipeline exists without one",)
     if latest.spec is None:
         return (f"~ the pipeline: the service does not show what {latest.name} holds",)
     if latest.spec.digest == spec.digest:

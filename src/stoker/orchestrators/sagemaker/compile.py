@@ -116,7 +116,7 @@ def compile_pipeline(
         raise UsageError(
             f"the definition has {len(definition.encode())} bytes, at most {MAX_DEFINITION_BYTES}",
             where="pipelines/sagemaker.py",
-            fix="fewer steps, or shorter texts in them",
+            fix="use fewer steps, or shorter texts in them",
         )
     return Compiled(
         name=placed.name,
@@ -143,7 +143,7 @@ def _check(workload: Workload, *, train_step: str, decision: Decision | None) ->
         raise UsageError(
             "a native training step needs a decision: how many groups it has is fixed here",
             where="--train-step native",
-            fix="--decision decision.json     of stoker decide; or --train-step launched",
+            fix="add --decision decision.json (of stoker decide), or use --train-step launched",
         )
     if train_step == "launched" and decision is not None:
         raise UsageError(

@@ -263,7 +263,7 @@ def _create(aws: Aws, request: Mapping[str, object], settings: SageMakerSettings
         raise UsageError(
             f"somebody else created pipeline {request['PipelineName']} just now",
             where=err.where,
-            fix="the same command again shows what would change",
+            fix="run the command again to see what would change",
         ) from err
     return str(answer["PipelineArn"])
 

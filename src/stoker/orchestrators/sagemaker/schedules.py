@@ -131,7 +131,7 @@ def _full_name(workload: Workload, name: str | None) -> str:
     if not _NAME.fullmatch(full_name):
         raise UsageError(
             f"schedule {full_name}: a name has 64 letters, digits, -, _ and . at most",
-            fix="--name with a shorter word, as nightly",
+            fix="choose a shorter --name, such as nightly",
         )
     return full_name
 
@@ -149,7 +149,7 @@ def _values(
     for name in [name for name, value in values.items() if not value]:
         if str(defaults[name].get("DefaultValue", "")):
             raise UsageError(
-                f"a schedule cannot hand over an empty value: {name}",
+                f"a schedule cannot pass an empty value: {name}",
                 fix="empty it in the workload and upload that, or schedule another value",
             )
         del values[name]
@@ -171,7 +171,7 @@ def _refuse_foreign(there: Mapping[str, Json], name: str, deployed: SageMakerPip
         raise UsageError(
             f"schedule {name} is there already and starts something else",
             where=str(_target(there).get("Arn", "")),
-            fix="--name with another word",
+            fix="choose another --name",
         )
 
 

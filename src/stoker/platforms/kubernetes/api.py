@@ -209,7 +209,7 @@ def _nothing_there(message: str, action: Action) -> tuple[str, str]:
             f"kubectl create namespace {action.namespace}, or set kubernetes.namespace",
         )
     return (
-        f"the cluster knows no {action.resource}.{action.group}".rstrip("."),
+        f"the cluster has no API for {action.resource}.{action.group}".rstrip("."),
         _INSTALL.get(action.group, ""),
     )
 

@@ -191,7 +191,7 @@ def settings_of(job: JobSpec) -> KubernetesSettings:
         raise UsageError(
             "the data group has no GPUs: it makes batches for those that have",
             where="key kubernetes.data",
-            fix="leave them out there",
+            fix="remove them there",
         )
     check_job(job)
     return settings
@@ -250,7 +250,7 @@ def _resources(
     """Returns requests and limits of one pod, without its GPUs."""
     cpu, memory = pods.cpu or pool.cpu, pods.memory or pool.memory
     if cpu is None or memory is None:
-        raise _unknown(group, "what a pod asks of its node, daemons set aside,")
+        raise _unknown(group, "what a pod requests of its node, which daemons use as well,")
     others = {name: written(quantity) for name, quantity in sorted(pods.resources.items())}
     requests = {"cpu": written(cpu), "memory": written(memory), **others}
     limits = {

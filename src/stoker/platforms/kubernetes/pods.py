@@ -39,7 +39,7 @@ class PodState:
         ended: How its container ended, if it has; a container that is started again has not.
         waits_for: Why its container does not run, in one word: ImagePullBackOff.
         waits_because: The same in words.
-        unschedulable: Why no node takes it; empty where one does.
+        unschedulable: Why no node can run it; empty where one does.
         lost: Why it was taken away: evicted, preempted, its node lost.
         is_final: Whether nothing of it runs any more.
         is_deleted: Whether it is about to go.
@@ -142,7 +142,7 @@ def _unschedulable(status: Document) -> str:
             and condition.get("status") == "False"
             and text(condition, "reason") == "Unschedulable"
         ):
-            return text(condition, "message") or "no node takes it"
+            return text(condition, "message") or "no node can run it"
     return ""
 
 
@@ -256,11 +256,11 @@ def _unschedulable_troubles(
     pool = bare_type(group.group.instance_type)
     words = f"{_hosts(without, group)} for a node of {pool}"
     words += f", short of {', '.join(missing)}" if missing else ""
-    fix, fix_after = f"it waits on; or take the next best plan: {next_best}", CAPACITY_SECONDS
+    fix, fix_after = f"it keeps waiting; or take the next best plan: {next_best}", CAPACITY_SECONDS
     if not missing and "didn't match" in said:
         fix_after = 0.0
         labels = ", ".join(f"{key}={value}" for key, value in group.node_selector.items())
-        fix = f"is there a node with {labels}? kubernetes.pools.{pool} says which are meant"
+        fix = f"is there a node with {labels}? kubernetes.pools.{pool} names the labels"
     elif not missing and "persistentvolumeclaim" in said:
         fix, fix_after = "make the claim that channels or kubernetes.output name", 0.0
     elif not next_best:

@@ -294,7 +294,7 @@ def _check_text(text: str, shape: ServiceShape, path: str) -> Iterator[Violation
     allowed = tuple(getattr(shape, "enum", ()))
     if allowed and text not in allowed:
         listed = ", ".join(allowed) if len(allowed) < 12 else f"one of {len(allowed)} values"
-        yield Violation(path=path, what=f"is {shown}, the service knows {listed}")
+        yield Violation(path=path, what=f"is {shown}, the service allows {listed}")
     pattern = shape.metadata.get("pattern")
     if pattern and not _compiled(str(pattern)).fullmatch(text):
         problem = "has a line break" if pattern == ".*" else f"does not match {pattern}"
@@ -308,7 +308,7 @@ def _check_bounds(
         bound = shape.metadata.get(limit)
         if isinstance(bound, int) and is_wrong(number, bound):
             word = "most" if limit == "max" else "least"
-            yield Violation(path=path, what=f"{verb} {shown}, the service takes at {word} {bound}")
+            yield Violation(path=path, what=f"{verb} {shown}, the service allows at {word} {bound}")
 
 
 @functools.cache
@@ -454,7 +454,7 @@ def _type_rules(body: Body) -> Iterator[UsageError]:
             )
             continue
         yield UsageError(
-            f"SageMaker trains on no instance type {name}", where=where, fix=nearest(name, known)
+            f"SageMaker has no instance type {name}", where=where, fix=nearest(name, known)
         )
 
 
@@ -478,7 +478,7 @@ def _time_rules(body: Body) -> Iterator[UsageError]:
         yield UsageError(
             f"managed spot needs a wait of at least the run: waits {wait} s, runs {run} s",
             where="StoppingCondition.MaxWaitTimeInSeconds",
-            fix="set sagemaker.max_wait_seconds to max_run_seconds and the patience for capacity",
+            fix="set sagemaker.max_wait_seconds to max_run_seconds plus a wait for capacity",
         )
     resources = mapping(body.get("ResourceConfig"))
     if is_spot and resources.get("KeepAlivePeriodInSeconds"):
@@ -495,7 +495,7 @@ def _volume_rules(body: Body) -> Iterator[UsageError]:
         has_own = bool(OWN_DISKS.match(name))
         if has_own and resources.get("VolumeKmsKeyId"):
             yield UsageError(
-                f"{name} has disks of its own, which its hardware encrypts: no key can be named",
+                f"{name} has disks of its own, which its hardware encrypts: no key can be set",
                 where=where,
                 fix="leave sagemaker.volume_kms_key out",
             )

@@ -665,8 +665,8 @@ def _by_gpus(
         gpu_hosts = {load.host for load in loads if load.gpu is not None}
         if is_seen and len(gpu_hosts) == state.groups[with_gpus[0]][1]:
             groups = {h: with_gpus[0] if h in gpu_hosts else others[0] for h in hosts}
-            note = "the log does not tell which host is in which group: those with GPUs are taken "
-            return GroupMembers(groups=groups, roles={}), f"{note}for {with_gpus[0]}"
+            note = "the log does not tell which host is in which group: those with GPUs count as "
+            return GroupMembers(groups=groups, roles={}), f"{note}{with_gpus[0]}"
     listed = ", ".join(f"{name} ({count} x {kind})" for name, (kind, count) in state.groups.items())
     raise PlatformError(
         f"which of the {len(hosts)} hosts is in which group is not known: {listed}",
