@@ -92,8 +92,8 @@ READ_SECONDS = 60.0
 # What was just created may not be seen for a while.
 EVENTUAL_SECONDS = 30.0
 
-# How S3 (and what speaks as it does) answers a write that is to make a new object only: there is
-# one, another write is under way, no such writes are known.
+# How S3 (or a store with its protocol) answers a write that must create an object: it exists,
+# another write is in progress, such writes are not supported.
 _EXISTS = ("PreconditionFailed", "412")
 _CONFLICT = ("ConditionalRequestConflict", "409")
 _UNCONDITIONAL = ("NotImplemented", "501", "MethodNotAllowed")
@@ -204,8 +204,8 @@ class Aws:
     def create_object(self, uri: str, content: bytes, *, kms_key: str | None = None) -> bool:
         """Writes an object unless there is one already; returns whether it did.
 
-        Of several callers at once one writes. A store that knows no conditional writes is asked
-        first instead, which leaves a moment for two.
+        If several callers try at once, one of them writes. A store without conditional writes is
+        asked first instead, so that two may write at the same moment.
         """
         bucket, key = split_uri(uri)
         for attempt in range(_CONFLICTS):
@@ -266,7 +266,7 @@ class Aws:
 
 
 def _encryption(kms_key: str | None) -> dict[str, object]:
-    # Nothing said, S3 takes the bucket's own key, and encrypts in any case.
+    # Without a key S3 uses that of the bucket, and encrypts in any case.
     if not kms_key:
         return {}
     return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key}

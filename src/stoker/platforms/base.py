@@ -39,8 +39,8 @@ class JobSpec:
         channels: By name.
         hyperparameters: Put after the command.
         environment: More variables for the user's command.
-        settings: What all processes of the run are told, but for what `groups` say.
-        image: That all hosts run, where the platform runs images.
+        settings: What all processes of the run are told, except for what `groups` say.
+        image: Image of all hosts, where the platform runs images.
         sagemaker: Settings of that platform.
         kubernetes: Settings of that platform.
         next_best: The decision's next plan in words, for whoever cannot get the chosen one.
@@ -117,7 +117,7 @@ class JobEnd:
 
 
 def leader_record(output_dir: Path | None) -> Training | None:
-    """Returns the record that the leader's launcher left in its outputs; None if none is legible.
+    """Returns the record that the leader's launcher left in its outputs; None if it cannot be read.
 
     Args:
         output_dir: As in `JobEnd`.
@@ -202,11 +202,11 @@ class Platform(Protocol[RequestT]):
 def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> tuple[str, ...]:
     """Returns the names of the groups that get a channel; () for all of them.
 
-    A channel names groups or roles. In a job of one group, who loads is the dnn group: it gets what
-    the data group would.
+    A channel names groups or roles. In a job of one group the dnn group loads the data itself, and
+    gets what the data group would get.
 
     Raises:
-        UsageError: If it names a group that is none of the job's.
+        UsageError: If it names a group that the job does not have.
     """
     names = [group.name for group in groups]
     for named in channel.groups or ():
@@ -234,9 +234,9 @@ def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, k
     """Refuses a job that no container can run.
 
     Args:
-        entrypoint: In front of the job's command.
+        entrypoint: Words before the job's command.
         platform: Its name, in errors.
-        key: Of its settings in the workload, in errors.
+        key: Key of its settings in the workload, in errors.
 
     Raises:
         UsageError: Naming the key of the workload and the reason.

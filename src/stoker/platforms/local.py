@@ -54,7 +54,7 @@ class LocalHost:
     """One host of a run.
 
     Attributes:
-        cores: That it is pinned to; empty where it is not.
+        cores: Cores that it is pinned to; empty where it is not.
         num_cores: Of its instance type.
     """
 
@@ -252,7 +252,7 @@ def start_host(
 def _standard_input() -> int | None:
     """Returns the standard input of the leader's script: None to inherit ours, or DEVNULL.
 
-    A script in the background of a shell would take what is typed for the shell.
+    A script in the background of a shell would read what the user types for the shell.
     """
     try:
         is_others = os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
@@ -338,13 +338,13 @@ def write_secret(path: Path, text: str) -> None:
 AFTER_LEADER_SECONDS = 30.0
 # Asked to stop, a trainer may save its state.
 STOP_SECONDS = 30.0
-# The leader tells the others; that they are asked themselves, too, is for those it cannot reach.
+# The leader tells the others; they are asked as well in case it cannot reach them.
 STOP_OTHERS_SECONDS = 1.0
 _POLL_SECONDS = 0.05
 
 
 class LocalRun:
-    """A submitted job; its hosts are started when it is made.
+    """A submitted job; creating it starts its hosts.
 
     Args:
         request: What to run.
@@ -568,7 +568,7 @@ class LocalRun:
         )
 
     def _say(self, host: LocalHost, event: str, **values: str) -> None:
-        """Puts a line of the platform's own between those of the hosts' logs."""
+        """Adds a line of the platform to those of the hosts' logs."""
         line = io.StringIO()
         Log(run=self.name, host=host.name, stream=line).event(event, **values)
         self._said.put(LogLine(group=host.group, host=host.name, text=line.getvalue().rstrip()))
@@ -626,7 +626,7 @@ class LocalPlatform:
         """Plans the hosts of `job` with their cores.
 
         Raises:
-            UsageError: If a name, group, instance type or channel is none this platform can run.
+            UsageError: If this platform cannot run one of the groups or channels.
         """
         check_job(job)
         for name, channel in job.channels.items():
@@ -690,7 +690,7 @@ class LocalPlatform:
         }
 
     def submit(self, request: LocalRequest) -> LocalRun:
-        """Starts all hosts; from a thread that outlives the run, for they end with it.
+        """Starts all hosts. They end with the calling thread, which must outlive the run.
 
         Raises:
             UsageError: If a channel's folder is not there.

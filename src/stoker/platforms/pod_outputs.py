@@ -17,11 +17,11 @@ from pathlib import Path
 from stoker.logs import Log, parse_line
 
 PART_EVENT = "output_part"
-# Of the coded text in one line; container runtimes cut lines at 16 KiB.
+# Characters of coded text in one line; container runtimes cut lines at 16 KiB.
 PART_CHARACTERS = 6000
-# Of a compressed file, by its suffix: some 40 lines of a timeline; records are needed whole.
+# Limit of a compressed file, by its suffix: a timeline may be cut, records are needed whole.
 MAX_BYTES = {".csv": 180_000, ".json": 1_500_000}
-# Of a file as it is read back: what a line says must not fill a memory.
+# Limit of a file as it is read back: a line of a log must not fill the memory.
 MAX_READ_BYTES = 64 << 20
 
 # Files that are not whole yet: no launcher writes more at once.
@@ -35,7 +35,7 @@ def log_files(folder: Path, *, under: str, log: Log) -> None:
     """Logs the JSON and CSV files of `folder`; of a long CSV file the first lines.
 
     Args:
-        folder: Not those within it.
+        folder: Folders inside it are left out.
         under: What their names begin with where they are read back.
         log: Of the host.
     """
@@ -84,7 +84,7 @@ class OutputParts:
     _parts: dict[tuple[str, str], dict[int, str]] = field(default_factory=dict)
 
     def take(self, line: str) -> bool:
-        """Takes a line of a log; returns whether it was part of a file, no use to a reader."""
+        """Takes a line of a log; returns whether it was part of a file."""
         event = parse_line(line) if f" {PART_EVENT} " in line else None
         if event is None or event.event != PART_EVENT:
             return False

@@ -77,7 +77,7 @@ class KubernetesPlatform:
         return KubernetesRun(cluster, request=request, started=started)
 
     def clean_up(self, name: str, settings: KubernetesSettings | None) -> str:
-        """Deletes the job of a run if it has not ended; returns what it ended, in words.
+        """Deletes the job of a run if it has not ended; returns in words what it ended.
 
         Does not wait for its pods.
 

@@ -143,7 +143,7 @@ def refusal(code: int, body: str, action: Action) -> ApiError:
 
     Args:
         code: HTTP's.
-        body: A Status object as JSON, or whatever something in between said.
+        body: A Status object as JSON, or what a proxy answered.
         action: That failed.
     """
     status = _status(body)
@@ -247,7 +247,7 @@ class Response(Protocol):
 
 
 class ByteStream:
-    """An answer that comes bit by bit: a watch, or a log. Closed by its user, from any thread."""
+    """An answer that comes in parts: a watch, or a log. Any thread may close it."""
 
     def __init__(self, response: Response, action: Action) -> None:
         self._response = response
@@ -270,17 +270,17 @@ class ByteStream:
             yield rest.decode(errors="replace"), False
 
     def close(self) -> None:
-        """Ends the reading, in whatever thread; may be called twice, never raises."""
+        """Ends the reading, whichever thread reads; may be called twice, never raises."""
         self._is_closed = True
         connection = getattr(self._response, "connection", None)
         open_socket = getattr(connection, "sock", None)
         if isinstance(open_socket, socket.socket):
-            # A reader that waits for more wakes up only from that.
+            # Only this wakes up a reader that waits for more.
             with contextlib.suppress(OSError, ValueError):
                 open_socket.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Gives everything back, by the thread that read."""
+        """Releases the connection; called by the thread that read."""
         with contextlib.suppress(Exception):
             self._response.close()
         with contextlib.suppress(Exception):
@@ -296,7 +296,7 @@ def connect(context: str | None) -> tuple[object, str]:
             "the kubernetes client is not installed", fix="pip install 'stoker[kubernetes]'"
         ) from None
     settings = client.Configuration()
-    # Ours tell apart what may be sent twice.
+    # Our own retries know which calls may be sent twice.
     settings.retries = False
     settings.connection_pool_maxsize = 64
     try:
@@ -478,7 +478,7 @@ class ClusterApi:
         return self._call("get", resource, name)
 
     def find(self, resource: Resource, name: str) -> Document | None:
-        """Returns an object, or None where there is none of the name."""
+        """Returns an object, or None if there is no object of that name."""
         try:
             return self.get(resource, name)
         except ApiError as err:
@@ -517,7 +517,7 @@ class ClusterApi:
         Args:
             resource: Its kind.
             name: Its name.
-            uid: Only this one, and none that has its name by now.
+            uid: Only the object with this uid is deleted, not a newer one of its name.
         """
         options: dict[str, Json] = {
             "apiVersion": "v1",

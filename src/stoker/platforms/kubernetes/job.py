@@ -54,7 +54,7 @@ from stoker.platforms.kubernetes.submit import (
 from stoker.platforms.pod_outputs import OutputParts
 from stoker.records import Event, Training
 
-# Of a container that its node killed for what it took of memory.
+# Reason of a container that its node killed because of its memory.
 _OUT_OF_MEMORY = "OOMKilled"
 
 
@@ -74,9 +74,9 @@ def conclude(
         state: Its last one; None where the job was gone before it was seen to end.
         is_stopped: Whether the caller stopped it.
         layout: Of the run.
-        pods: As they were last seen, those that are gone, too.
+        pods: As they were last seen, including deleted ones.
         output: What the dnn hosts left in their logs.
-        events: That only the cluster saw.
+        events: Events that only the cluster saw.
         log: For what is worth telling.
     """
     latest = _latest(pods)
@@ -139,7 +139,7 @@ def _release_seconds(pods: Iterable[PodState], leader: PodState | None) -> float
     ends = []
     for pod in data:
         if pod.ended is None:
-            # Never started, it held nothing; gone without a word, its end is not known.
+            # One that never started held nothing; of one that vanished the end is not known.
             if pod.is_started:
                 return None
             continue
@@ -189,22 +189,22 @@ def _model_uri(layout: Layout) -> str | None:
     return f"{layout.settings.output.rstrip('/')}/{layout.name}/model"
 
 
-# Who speaks where it is not a host.
+# Host name of lines that no host wrote.
 SERVICE = "kubernetes"
 
 
 class RunPicture:
-    """A run as far as it has been told.
+    """The state of a run, as far as the cluster has told it.
 
     Args:
         layout: Of the run.
         main: JobSets or TrainJobs.
-        uid: Of the run's one.
+        uid: Uid of the run's JobSet or TrainJob.
         since: When it was made, ISO 8601.
 
     Attributes:
         state: Of the job; None until it is told.
-        is_gone: Whether the job is there no more.
+        is_gone: Whether the job does not exist any more.
         events: What happened, for the record.
     """
 
@@ -236,7 +236,7 @@ class RunPicture:
 
     @property
     def all_pods(self) -> tuple[PodState, ...]:
-        """Returns pods as they were last seen, those that are gone, too."""
+        """Returns all pods as they were last seen, including deleted ones."""
         return (*self._gone_pods.values(), *self._pods.values())
 
     def uids_of(self, role: str) -> frozenset[str]:
@@ -267,7 +267,7 @@ class RunPicture:
         return found
 
     def take(self, item: Listed | Changed | Gone) -> Iterator[str]:
-        """Takes a piece of news; yields what to say of it."""
+        """Takes a piece of news; yields what to tell the user."""
         if item.resource == EVENTS:
             yield from self._take_events(item)
         elif item.resource == PODS:
@@ -377,7 +377,7 @@ class RunPicture:
         return f"{host}: {what}" if host else what
 
 
-# Between looks at what lasts.
+# Seconds between looks at troubles and at the end.
 TICK_SECONDS = 0.25
 # The same trouble is told again after it.
 REPEAT_SECONDS = 600.0
@@ -391,7 +391,7 @@ LAST_LINES_SECONDS = 10.0
 
 
 class KubernetesRun(FollowedRun):
-    """A submitted job, of which the cluster tells what becomes of it.
+    """A submitted job, followed by watching the cluster.
 
     Args:
         cluster: That runs it.
@@ -430,7 +430,7 @@ class KubernetesRun(FollowedRun):
         )
         self._disturbed: set[str] = set()
         self._is_stopped = threading.Event()
-        # Nothing more comes but what has been read.
+        # Set when nothing more comes than what has been read.
         self._is_let_go = threading.Event()
         self._looked_at = float("-inf")
         self._ended_at: float | None = None
@@ -444,8 +444,8 @@ class KubernetesRun(FollowedRun):
     def stop(self) -> None:
         """Deletes the job unless it has ended, and blocks until its pods are gone.
 
-        That is STOP_SECONDS beyond their grace at most. May be called twice and by another thread
-        than that which reads the lines, and never raises: what hinders it is logged.
+        That takes at most STOP_SECONDS beyond their grace. May be called twice, and by another
+        thread than the one that reads the lines; never raises: errors are logged.
         """
         state = self._picture.state
         if self._is_stopped.is_set() or self._picture.is_gone or (state and state.has_ended):
@@ -495,7 +495,7 @@ class KubernetesRun(FollowedRun):
                 if self._cluster.clock() < self._looked_at + TICK_SECONDS:
                     return
             case LogLost(pod, error):
-                # A training is worth more than its log: it goes on, and this is said.
+                # A training is worth more than its log: it goes on, and the user is told.
                 self._say(f"the log of {pod.host} cannot be read: {error.what}")
             case Lost(resource, error):
                 if resource != EVENTS:
@@ -550,7 +550,7 @@ class KubernetesRun(FollowedRun):
             self._close()
 
     def _look_at_pods(self) -> None:
-        """Asks for the pods anew: a job's end may be told before its pods, or before their ends."""
+        """Lists the pods again: a job's end may be told before its pods, or before their ends."""
         with contextlib.suppress(ApiError):
             for words in self._picture.take(self._following.pods_now()):
                 self._say(words)

@@ -9,7 +9,7 @@ from stoker.platforms.kubernetes.api import Document, mapping, mappings, number,
 from stoker.platforms.kubernetes.objects import COMPLETION_INDEX, REPLICATED_JOB_LABEL, PodGroup
 from stoker.records import bare_type
 
-# Newer JobSets count their attempts so.
+# Newer JobSets count their attempts in this label.
 _ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 
 
@@ -159,7 +159,7 @@ def _lost(status: Document) -> str:
 # A registry may be away for a moment, and a secret be made a moment late.
 IMAGE_SECONDS = 120.0
 CONTAINER_SECONDS = 120.0
-# Somebody else's run may give a quota back; not for long while this one is waited for.
+# Another run may end and free its quota; this is not waited for long.
 QUOTA_SECONDS = 120.0
 # Until the next best plan is named to those who wait for nodes.
 CAPACITY_SECONDS = 600.0
@@ -374,7 +374,7 @@ _TELLING = frozenset(
         "Nominated",
     )
 )
-# What pods' own states tell better, and what is part of every start or end.
+# Pods' own states tell these better, or they are part of every start or end.
 _TOLD_BY_PODS = frozenset(
     ("FailedScheduling", "BackOff", "Failed", "ErrImageNeverPull", "InspectFailed", "Unhealthy")
 )
@@ -401,24 +401,24 @@ class Happening:
 
 
 class Happenings:
-    """Picks what is worth telling, once.
+    """Picks the events that users should see, each once.
 
     Args:
         run: Name of its objects.
         groups: Of the run.
-        since: When the job was made, ISO 8601: what was told of an earlier one of the name is old.
+        since: When the job was made, ISO 8601: earlier events are of another job of that name.
     """
 
     def __init__(self, *, run: str, groups: Sequence[PodGroup], since: str) -> None:
         self._since = since
         self._jobs: Mapping[str, str] = {f"{run}-{group.job}-0": group.job for group in groups}
         self._names = (run, *self._jobs)
-        # Kueue's.
+        # Names of Kueue's objects.
         self._workloads = (f"jobset-{run}-", f"trainjob-{run}-")
         self._told: set[tuple[str, str, str]] = set()
 
     def take(self, event: Document) -> Iterator[Happening]:
-        """Yields what an event tells; nothing if it is of something else, known, old, or dull."""
+        """Yields what an event tells; nothing if it is not of this run, known, or unimportant."""
         about = mapping(event, "involvedObject")
         kind, name = text(about, "kind"), text(about, "name")
         reason = text(event, "reason")

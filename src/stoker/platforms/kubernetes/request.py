@@ -70,7 +70,7 @@ def jobset(layout: Layout) -> dict[str, Json]:
     """Returns the JobSet that runs `layout`.
 
     Raises:
-        UsageError: If the groups' pods are none that Kubernetes can run.
+        UsageError: If Kubernetes cannot run the groups' pods.
     """
     spec = jobset_spec(layout, of_run=True)
     network: dict[str, Json] = {
@@ -93,7 +93,7 @@ def jobset_spec(
 
     Args:
         layout: Of the job.
-        of_run: With what is this run's alone.
+        of_run: With what only this run has.
         job_labels: Labels of jobs, by the replicated job's name.
     """
     settings = layout.settings
@@ -175,7 +175,7 @@ def training_runtime(layout: Layout, *, name: str) -> dict[str, Json]:
     """Returns the TrainingRuntime of `layout`, without what is a run's alone.
 
     Raises:
-        UsageError: If the groups' pods are none that Kubernetes can run.
+        UsageError: If Kubernetes cannot run the groups' pods.
     """
     # The trainer's label is what tells Trainer which job a TrainJob's settings go to.
     ancestors = {TRAINER_JOB: {ANCESTOR_LABEL: "trainer"}}
@@ -534,7 +534,7 @@ class KubernetesRequest:
     job's own to the pod that submits it, are set by submit().
 
     Attributes:
-        layout: The groups behind the objects.
+        layout: The groups that the objects are made of.
         main: The JobSet, or the TrainJob.
         runtime: The TrainingRuntime that the TrainJob needs; None with a JobSet.
         runtime_is_ours: Whether submit() makes the runtime; else it must be there, as it is here.
@@ -573,7 +573,7 @@ class KubernetesRequest:
 
 
 def plan_request(job: JobSpec) -> KubernetesRequest:
-    """Returns the objects for `job`; reads and asks nothing.
+    """Returns the objects for `job`; reads no file and calls no cluster.
 
     Raises:
         UsageError: If the cluster would refuse them, with the rule, the reason and a fix.
@@ -606,7 +606,7 @@ def plan_runtime(job: JobSpec, *, name: str) -> Document:
         UsageError: If the cluster would refuse it.
     """
     settings = msgspec.structs.replace(job.kubernetes or KubernetesSettings(), api="trainer")
-    # A runtime is the same for all runs: it may be called as no run may be.
+    # A runtime is the same for all runs, and its name may be one that no run can have.
     any_run = dataclasses.replace(job, name="any-run", kubernetes=settings)
     runtime = training_runtime(lay_out(any_run), name=name)
     check_objects((runtime,))
@@ -621,7 +621,7 @@ def _checked(request: KubernetesRequest) -> tuple[Document, ...]:
 
 
 def _signed(main: dict[str, Json], layout: Layout, *, parts: list[Json]) -> Document:
-    """Returns the job with a digest of it and `parts`, to know an earlier attempt's job by."""
+    """Returns the job with a digest of it and `parts`, to recognise an earlier attempt's job."""
     described = mapping(main, "metadata")
     annotations = {**mapping(described, "annotations")}
     annotations[REQUEST_ANNOTATION] = digest([main["spec"], *parts])
@@ -670,13 +670,13 @@ def _json(document: Json) -> str:
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
-# Texts that no parser of any version of YAML takes for something else.
+# Texts that every version of YAML reads as texts.
 _PLAIN = re.compile(r"^[A-Za-z/][A-Za-z0-9_./-]*( [A-Za-z0-9_./-]+)*$")
 _WORDS = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes whatever could be a number, a date or a truth to somebody: kubectl reads YAML 1.1."""
+    """Quotes what a parser could take for a number, a date or a truth: kubectl reads YAML 1.1."""
 
     def ignore_aliases(self, data: object) -> bool:
         """Returns True: objects are written in full, however often they are used."""

@@ -5,7 +5,7 @@ of the order of their times: so the lines of the last seconds are kept, and left
 again.
 
 A watch breaks off all the time: servers end it after minutes, proxies sooner, and a version that is
-too old (410 Gone) means to list anew. Whoever is told learns of all that only what has changed.
+too old (410 Gone) means to list anew. Callers hear only of what has changed.
 """
 
 import contextlib
@@ -124,7 +124,7 @@ class StreamSlot:
             stream.release()
 
 
-# After it the server ends a watch, and a connection that has died without a word is found out.
+# After it the server ends a watch, and a dead connection is noticed.
 WATCH_SECONDS = 60
 SILENT_SECONDS = WATCH_SECONDS + 15.0
 # Between attempts, doubling, back to the first with the first thing that comes.
@@ -178,7 +178,7 @@ News = Listed | Changed | Gone | Lost | Disturbed
 
 
 class ObjectWatch(threading.Thread):
-    """Tells what becomes of the objects that `query` selects, from a thread of its own.
+    """Tells changes of the objects that `query` selects, from a thread of its own.
 
     Args:
         cluster: That has them.
@@ -255,7 +255,7 @@ class ObjectWatch(threading.Thread):
                     self._has_news = True
                     version = self._take(line) or version
         except ApiError as err:
-            # Broken off: what came so far counts, and it goes on from there.
+            # Broken off: what came so far counts, and the next watch continues from there.
             if not err.is_passing:
                 raise
         return version
@@ -281,11 +281,11 @@ def _error(status: Document, resource: Resource, namespace: str) -> ApiError:
     action = Action(
         verb="watch", group=resource.group, resource=resource.plural, namespace=namespace
     )
-    # Whatever the server says of it: a watch that it cannot go on with is begun anew.
+    # Whatever the reason is: a watch that cannot continue starts again.
     return failed(text(status, "message"), action, code=_TOO_OLD)
 
 
-# A training may be silent for long; a connection that has died without a word is found out so.
+# A training may be silent for long; a dead connection is noticed after this.
 LOG_SILENT_SECONDS = 300.0
 LOG_MAX_DELAY_SECONDS = 10.0
 # How long the log of a pod that has ended is asked for while the cluster does not answer.
@@ -381,16 +381,16 @@ class PodLog(threading.Thread):
             self._is_changed.wait(delay)
 
     def _read_previous(self) -> None:
-        """Reads the end of the container that went before, if that is there, and not read yet."""
+        """Reads the rest of the previous container's log, if there is one."""
         try:
             self._read(is_final=True, previous=True)
         except ApiError as err:
-            # Nodes keep one container that has ended, or none.
+            # Nodes keep at most one container that has ended.
             if err.code != 400:
                 raise
 
     def _read(self, *, is_final: bool, previous: bool = False) -> bool:
-        """Reads what there is, and what comes; returns whether it came to a whole end."""
+        """Reads the log so far and what follows; returns whether it came to its end."""
         query = {"container": self._container, "timestamps": "true", **self._position.query()}
         query |= {"previous": "true"} if previous else {"follow": "true"}
         stream = self._cluster.open(
@@ -399,7 +399,7 @@ class PodLog(threading.Thread):
         try:
             with self._slot.reading(stream):
                 for line, is_whole in stream.lines():
-                    # Half a line of a log that goes on comes again as a whole one.
+                    # Half a line of a log that continues comes again as a whole one.
                     if is_whole or is_final:
                         self._take(line)
         except ApiError as err:
@@ -415,10 +415,10 @@ class PodLog(threading.Thread):
             self._tell(LogText(self._pod, text.rstrip("\r")))
 
 
-# Beyond it those who read logs wait, and so does the cluster.
+# Beyond it threads that read logs wait, and so does the cluster.
 MAX_WAITING = 10_000
 _PUT_SECONDS = 0.5
-# A closed reader ends at once, but for what its cluster keeps it waiting for.
+# A closed reader ends at once, unless it waits for its cluster.
 _JOIN_SECONDS = 2.0
 
 Item = News | LogText | LogLost
@@ -462,7 +462,7 @@ class Following:
                 watch.start()
 
     def next(self, seconds: float) -> Item | None:
-        """Returns the next piece of news; None if there is none for so long."""
+        """Returns the next piece of news; None if there is none within `seconds`."""
         try:
             return self._items.get(timeout=seconds)
         except queue.Empty:
@@ -483,13 +483,13 @@ class Following:
         return Listed(PODS, tuple(items))
 
     def follow(self, pod: PodState) -> None:
-        """Follows the log of a pod whose container has started, or tells its reader what it is."""
+        """Follows the log of a pod whose container has started, or updates its reader."""
         if pod.uid in self._logs:
             self._logs[pod.uid].update(pod)
         elif pod.is_started:
             container = self._containers[pod.group]
             log = PodLog(self._cluster, pod, container=container, tell=self._put)
-            # Whoever closes from another thread finds it started, or it never starts.
+            # A thread that closes finds it started, or it never starts.
             with self._starting:
                 if not self._is_closed.is_set():
                     log.start()
@@ -506,7 +506,7 @@ class Following:
             log.join(max(0.0, deadline - self._cluster.clock()))
 
     def close(self) -> None:
-        """Ends all threads; what they told stays to be read. May be called twice."""
+        """Ends all threads; news that they have put can still be read. May be called twice."""
         with self._starting:
             self._is_closed.set()
             threads: list[ObjectWatch | PodLog] = [*self._watches, *self._logs.values()]

@@ -136,8 +136,8 @@ def object_reference(document: Document, *, is_waited_for: bool) -> Document:
 
     Args:
         document: The object as the cluster gives it.
-        is_waited_for: Whether the owner is gone only when what it owns is: who makes another one
-            of its name then finds none of the old one's things.
+        is_waited_for: Whether the owner is gone only after what it owns: a new owner of its name
+            then finds nothing of the old one.
     """
     reference = {
         "apiVersion": text(document, "apiVersion"),
@@ -174,7 +174,7 @@ def provide_runtime(
         cluster: That is to have it.
         request: With the runtime.
         owners: Of a runtime that is made, until the TrainJob owns it.
-        log: For what is worth telling.
+        log: Gets what happens.
 
     Raises:
         PlatformError: If there is another one of that name, or none where one should be.
@@ -228,7 +228,7 @@ def _digest(document: Document) -> str:
     return text(mapping(document, "metadata", "annotations"), REQUEST_ANNOTATION)
 
 
-# As long as the feed asks for; in the Secret they are hexadecimal digits.
+# As many as the feed needs; the Secret has them as hexadecimal digits.
 TOKEN_BYTES = 32
 # What an earlier job of the name owned may be deleted a little later than it.
 LEFTOVER_SECONDS = 30.0
@@ -255,7 +255,7 @@ class _Attempt:
 def start(
     cluster: ClusterApi, request: KubernetesRequest, *, owner: Document | None, log: Log
 ) -> StartedObjects:
-    """Makes the job and what belongs to it, or adopts what an earlier attempt made.
+    """Creates the job and what belongs to it, or adopts what an earlier attempt created.
 
     Args:
         cluster: That is to run it.
@@ -274,7 +274,7 @@ def start(
         job = _create_or_adopt(cluster, request, owners, attempt, log)
         _provide_parts(cluster, request, job, is_adopted=attempt.is_adopted)
     except BaseException as err:
-        # An adopted job that runs is worth more than this attempt, unless that was asked to stop.
+        # An adopted job goes on when this attempt fails, unless the user asked to stop.
         if not (attempt.is_adopted and isinstance(err, StokerError)):
             _abandon(cluster, request, attempt, log)
         raise
@@ -409,7 +409,7 @@ def _create_part(
                 continue
             if not err.is_taken:
                 raise
-            # Said to a second attempt whose first was not answered, it is this run's.
+            # If the first attempt was sent and not answered, the object is this run's.
             if is_adopted or err.is_repeated:
                 return
             if cluster.clock() >= deadline:
@@ -454,12 +454,11 @@ ROLE = "stoker-submit"
 def rbac(
     settings: KubernetesSettings, *, service_account: str | None = None
 ) -> list[dict[str, Json]]:
-    """Returns ServiceAccount, Role and RoleBinding for who submits runs.
+    """Returns ServiceAccount, Role and RoleBinding for those who submit runs.
 
     Args:
         settings: Of the workload: its namespace, and whose API it uses.
-        service_account: One that is there already, such as pipeline-runner; absent: `stoker-submit`
-            is made.
+        service_account: An existing one, such as pipeline-runner; absent: `stoker-submit` is made.
 
     Raises:
         UsageError: If the workload names no namespace.
@@ -530,8 +529,8 @@ def _object(api: str, kind: str, settings: KubernetesSettings, name: str) -> dic
     }
 
 
-# Without them a run goes on: what is not told then is told by the pods; a new attempt's pod does
-# not come to own its predecessor's job.
+# A run goes on without them: pods tell most of what events would; a new attempt's pod does not
+# become an owner of its predecessor's job.
 _USEFUL = ("events", "patch jobsets", "patch trainjobs")
 _ACCOUNT = "system:serviceaccount:"
 
@@ -539,8 +538,8 @@ _ACCOUNT = "system:serviceaccount:"
 def check_rights(cluster: ClusterApi, settings: KubernetesSettings, *, log: Log) -> None:
     """Checks that the caller has the rights that a run takes.
 
-    A cluster that does not answer such questions is none that refuses them: then the first call
-    that is refused tells.
+    A cluster that does not answer such questions need not refuse the calls themselves: then the
+    first call that it refuses tells.
 
     Raises:
         PlatformError: With all rights that are missing, and the Role that has them.

@@ -401,7 +401,7 @@ def group_loads(loads: Sequence[HostLoad], *, types: Mapping[str, str]) -> tuple
 
 
 def utilisation_words(groups: Sequence[GroupLoad]) -> str:
-    """Returns a line a group: `dnn   2 x ml.p3.2xlarge   CPU  93 %   GPU  38 %   memory  20 %`."""
+    """Returns a line per group: `dnn   2 x ml.p3.2xlarge   CPU  93 %   GPU  38 %   memory  20 %`."""
     return "\n".join(
         f"{load.group:<10} {f'{load.hosts} x {load.instance_type}':<24} "
         f"CPU {_percent(load.cpu)}   GPU {_percent(load.gpu)}   memory {_percent(load.memory)}"
@@ -431,7 +431,7 @@ def _fraction(values: Sequence[float] | None, *, parts: int) -> float | None:
     """Returns the mean, as a fraction, of percentages that add up to 100 x parts."""
     if not values or parts < 1:
         return None
-    # A sample may run a little over what there is.
+    # A sample may be a little above the maximum.
     return min(1.0, sum(values) / len(values) / 100 / parts)
 
 
@@ -444,7 +444,7 @@ def _percent(value: float | None) -> str:
     return "  n/a" if value is None else f"{value * 100:3.0f} %"
 
 
-# The roster is among a log's first lines: what comes after so many reads is not waited for.
+# The roster is among a log's first lines: after so many reads it is not there.
 MAX_LOG_READS = 3
 
 
@@ -466,7 +466,7 @@ class ObservedJob:
         loads: Of each host.
         began_at: Of the training: UTC, ISO 8601.
         minutes: Of training, until its end or until now.
-        point_seconds: What a point of CloudWatch is the mean of.
+        point_seconds: Seconds that a point of CloudWatch is the mean of.
         notes: How the groups were told apart, where the log does not tell it.
     """
 
@@ -524,7 +524,7 @@ def observe_job(
         aws: The account.
         state: Of the job.
         sizes: Instance type to its vCPUs and GPUs, of all types of the job.
-        log: Its lines; None: read from CloudWatch where groups are to be told apart.
+        log: Its lines; None: read from CloudWatch if groups must be told apart.
         now: The end of a job that runs.
 
     Raises:
@@ -606,7 +606,7 @@ def _groups_in(text: str) -> list[tuple[str, list[str], str]]:
 def _members(
     aws: Aws, state: TrainingJobState, hosts: Sequence[str], log: Sequence[str] | None
 ) -> tuple[GroupMembers | None, list[str]]:
-    """Finds who is where, by a job of one group or by a log; None if neither tells; adds notes."""
+    """Finds the group of each host by a log, if there are several; None if unknown; and notes."""
     if len(state.groups) == 1:
         (only,) = state.groups
         return GroupMembers(groups=dict.fromkeys(hosts, only), roles={}), []
@@ -646,11 +646,11 @@ def _by_gpus(
     end: datetime,
     now: datetime,
 ) -> tuple[GroupMembers, str]:
-    """Finds who is where by who has GPUs, where one of two groups has some; adds a note."""
+    """Finds the group of each host by its GPUs, if one of two groups has some; and a note."""
     with_gpus = [name for name, (kind, _) in state.groups.items() if sizes[kind][1]]
     others = [name for name in state.groups if name not in with_gpus]
     if len(with_gpus) == 1 and len(others) == 1:
-        # Any size will do: what counts is who has points at all.
+        # Any size will do: only whether a host has points counts.
         loads = read_utilisation(
             aws,
             job_name=state.name,

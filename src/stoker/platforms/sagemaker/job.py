@@ -36,7 +36,7 @@ from stoker.platforms.sagemaker.submit import (
 from stoker.records import Event
 
 FOLDER = "stoker"
-# The archive may hold outputs of the user's own, too, which are read over: a bound on all of it.
+# The archive may also hold outputs of the user, which are skipped: a limit for all of it.
 MAX_ARCHIVE_BYTES = 16 << 30
 # Records, timelines and failures: 64 MiB a file, for a day of steps in a timeline.
 MAX_FILE_BYTES = 64 << 20
@@ -120,7 +120,7 @@ class _Bounded(io.RawIOBase):
 
 
 def _outputs(aws: Aws, state: TrainingJobState, run_dir: Path, log: Log) -> Path | None:
-    """Fetches the leader's records; None where there are none to be read."""
+    """Fetches the leader's records; None if they cannot be read."""
     archive = f"{state.output_prefix}/output.tar.gz"
     try:
         return fetch_outputs(aws, archive, folder=run_dir / "output")
@@ -179,12 +179,12 @@ QUIET_SECONDS = 6.0
 DRAIN_SECONDS = 60.0
 # SIGTERM, 120 s of grace, and the service's own time for it.
 STOP_SECONDS = 240.0
-# Who speaks where it is not a host.
+# Host name of lines that no host wrote.
 SERVICE = "sagemaker"
 
 
 class SageMakerRun(FollowedRun):
-    """A submitted job, which the service is asked about.
+    """A submitted job, followed by asking the service.
 
     Args:
         aws: The account.
@@ -227,7 +227,7 @@ class SageMakerRun(FollowedRun):
     def stop(self) -> None:
         """Stops the job unless it has ended, and blocks until it has, STOP_SECONDS at most.
 
-        May be called twice, and never raises: what hinders it is logged.
+        May be called twice, and never raises: errors are logged.
         """
         try:
             if self._state is None or not self._state.is_final:
@@ -367,7 +367,7 @@ class SageMakerRun(FollowedRun):
             entries = self._logs.read()
         except AwsError as err:
             if not err.is_unreachable:
-                # A training is worth more than its log: it goes on, and this is said.
+                # A training is worth more than its log: it goes on, and the user is told.
                 self._logs = None
                 self._log.event("logs_not_readable", why=err.what)
                 self._say(f"the log cannot be read: {err.what}")
@@ -421,7 +421,7 @@ def fetch_training(uri: str, *, folder: Path, aws: Aws | None = None) -> Path | 
     """
     account = aws or Aws()
     bucket, key = split_uri(uri.rstrip("/") + "/")
-    # A step that was tried again has left a few jobs' outputs: one page holds them.
+    # A step that was retried has left the outputs of a few jobs: one page holds them.
     listed = account.call("s3", "ListObjectsV2", Bucket=bucket, Prefix=key).get("Contents")
     found = [
         (str(item.get("LastModified", "")), str(item.get("Key", "")))

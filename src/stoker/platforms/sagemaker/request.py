@@ -27,7 +27,7 @@ def input_channels(job: JobSpec, *, token_folder: str, code: str | None) -> list
         code: Address of the packed code, or of its folder, where there is one.
 
     Raises:
-        UsageError: If a channel names a group that is none of the job's.
+        UsageError: If a channel names a group that the job does not have.
     """
     own = {TOKEN_CHANNEL: Channel(uri=token_folder)}
     if code:
@@ -140,7 +140,7 @@ class SageMakerRequest:
 
 
 def plan_request(job: JobSpec) -> SageMakerRequest:
-    """Returns the request for `job`; reads nothing but botocore's model, asks nobody.
+    """Returns the request for `job`; reads only botocore's model, and calls no service.
 
     Raises:
         UsageError: If the service would refuse it, with the rule, the reason and a fix.

@@ -206,15 +206,15 @@ def _count(value: Json) -> int:
     return value if isinstance(value, int) else 0
 
 
-# As long as the feed asks for; in the file they are hexadecimal digits.
+# As many as the feed needs; the file has them as hexadecimal digits.
 TOKEN_BYTES = 32
 
 
 def put_token(aws: Aws, uri: str, *, kms_key: str | None) -> None:
     """Makes the token unless there is one.
 
-    One that is there already was left by an earlier attempt, or is another attempt's of this very
-    moment: hosts of its job may have read it, so that it must stay as it is.
+    An existing one is from an earlier attempt, or from another one at this very moment: hosts of
+    its job may have read it, so it must stay as it is.
 
     Raises:
         AwsError: If it cannot be written.
@@ -224,21 +224,21 @@ def put_token(aws: Aws, uri: str, *, kms_key: str | None) -> None:
 
 
 def delete_token(aws: Aws, uri: str, *, log: Log) -> None:
-    """Deletes the token; what hinders it is logged, for a job has ended by then."""
+    """Deletes the token; errors are logged, because the job has ended by then."""
     try:
         aws.delete_object(uri)
     except StokerError as err:
         log.event("token_not_deleted", object=uri, why=err.what)
 
 
-# NAME, NAME-2 ... NAME-5: who comes to more has another trouble than a name.
+# NAME, NAME-2 ... NAME-5: if all are taken, the name is not the problem.
 MAX_NAMES = 5
 MAX_NAME_LENGTH = 63
 # Between looks for a job that was just created.
 LOOK_SECONDS = 2.0
 
 _IN_USE = ("ResourceInUse", "ResourceInUseException", "ConflictException")
-# Where the tags do not tell: what makes a job the one that was asked for.
+# Where tags cannot be read: parts that tell whether a job is the one that was asked for.
 _TELLING = (
     "AlgorithmSpecification",
     "RoleArn",
@@ -396,7 +396,7 @@ def _abandon(aws: Aws, request: SageMakerRequest, *, is_sent: bool, log: Log) ->
 def _forget_token(
     aws: Aws, found: Mapping[str, Json], request: SageMakerRequest, *, log: Log
 ) -> None:
-    """Deletes a token at a place that the job which has the name does not read."""
+    """Deletes the token if the existing job of that name does not read it."""
     state = job_state(found)
     folder = request.token_uri.rpartition("/")[0]
     if state.is_final or folder not in json.dumps(found.get("InputDataConfig")):
@@ -431,7 +431,7 @@ def _tag_of(aws: Aws, arn: str) -> str | None:
     try:
         return _tag(list(aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)))
     except AwsError:
-        # Not everybody may read tags: what the job is tells, too.
+        # Not everybody may read tags: the job itself is compared then.
         return None
 
 
@@ -446,14 +446,14 @@ def _has_code(aws: Aws, request: SageMakerRequest, packed: bytes) -> bool:
     try:
         return request.code_uri is None or aws.read_object(request.code_uri) == packed
     except AwsError as err:
-        # Deleted after that: its hosts have it long ago.
+        # Deleted afterwards: its hosts have read it long ago.
         if err.is_missing:
             return True
         raise
 
 
 def is_within(ours: Json, theirs: Json) -> bool:
-    """Returns whether all of `ours` is said in `theirs`, too; the service adds its own defaults."""
+    """Returns whether `theirs` contains all of `ours`; the service adds its own defaults."""
     if isinstance(ours, Mapping):
         return (not ours or isinstance(theirs, Mapping)) and all(
             is_within(value, theirs.get(key) if isinstance(theirs, Mapping) else None)
