@@ -401,7 +401,7 @@ def group_loads(loads: Sequence[HostLoad], *, types: Mapping[str, str]) -> tuple
 
 
 def utilisation_words(groups: Sequence[GroupLoad]) -> str:
-    """Returns a line per group: `dnn   2 x ml.p3.2xlarge   CPU  93 %   GPU  38 %   memory  20 %`."""
+    """Returns a line a group: `dnn   2 x ml.p3.2xlarge   CPU  93 %   GPU  38 %   memory  20 %`."""
     return "\n".join(
         f"{load.group:<10} {f'{load.hosts} x {load.instance_type}':<24} "
         f"CPU {_percent(load.cpu)}   GPU {_percent(load.gpu)}   memory {_percent(load.memory)}"
