@@ -15,7 +15,7 @@ from stoker.launch.engines.hosts import exit_code_of
 from stoker.launch.membership import HostRun, Membership, MembershipVerdict
 from stoker.launch.supervise import Decided, SignalReceived, end_descendants, reap_orphans
 
-# Batches that are under way when the first SIGTERM comes may still be sent; trainers ask elsewhere.
+# Batches in progress when the first SIGTERM comes may still be sent; trainers ask other hosts.
 DRAIN_SECONDS = 10.0
 
 

@@ -12,7 +12,7 @@ from stoker.errors import UsageError
 from stoker.launch.topology import Topology
 from stoker.records import Json, read_text
 
-# The toolkit's own hyperparameters: these, and all whose names begin so.
+# The toolkit's own hyperparameters: these, and all names that begin with them.
 _RESERVED_PREFIX = "sagemaker_"
 _RESERVED = ("_tuning_objective_metric", "default_user_module_name")
 # Those of them that do not count as parameters of a framework.
@@ -164,7 +164,7 @@ def _cluster(topology: Topology, config: Mapping[str, Json]) -> dict[str, Json]:
         ),
         "distribution_instance_groups": [topology.dnn.name],
         "is_hetero": len(topology.groups) > 1,
-        # As the toolkit, which takes eth0 where nothing is said.
+        # As the toolkit, whose default is eth0.
         "network_interface_name": topology.network_interface or "eth0",
         "resource_config": config or known,
     }

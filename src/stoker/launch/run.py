@@ -47,7 +47,7 @@ def unpack(package: Path, folder: Path) -> Path:
         UsageError: If there is no package, it is broken, empty or too large, or holds anything but
             files, folders and links that stay inside.
     """
-    # Inside, for the folder may be all that this user may write to, and a disk of its own.
+    # Inside it: this user may be able to write nowhere else, and it may be a disk of its own.
     fresh = folder / f".unpacked.{os.getpid()}"
     is_new = not folder.exists()
     try:
@@ -118,7 +118,7 @@ def _reason_to_refuse(member: tarfile.TarInfo, name: str, links: set[str]) -> st
         return "a path that leads out of the folder"
     if not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
         return "neither a file, a folder nor a link"
-    # Nothing is written through a link, so that where links lead is only looked at in the end.
+    # Nothing is written through a link, so that links are only checked at the end.
     parents = {name, *_parents(name)}
     if parents & links:
         return "a path through a link"
@@ -189,7 +189,7 @@ class LaunchedCommand:
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Refuses words that can be no command, on whatever host.
+    """Refuses words that cannot be a command on any host.
 
     Raises:
         UsageError: Without words, and for `serve`.
@@ -207,7 +207,7 @@ def check_words(words: Sequence[str]) -> None:
 def order_of(
     words: Sequence[str], *, settings: ProcessSettings, environ: Mapping[str, str]
 ) -> LaunchedCommand:
-    """Returns the command that `words` stand for, with its code unpacked.
+    """Returns the command that `words` mean, with its code unpacked.
 
     Raises:
         UsageError: If the code cannot be unpacked, or `train` means no command.
@@ -331,7 +331,7 @@ def _play(run: HostRun, command: Sequence[str]) -> int:
     if run.topology.role == "data":
         if run.settings.engine.name != "feed":
             return serve_command(run)
-        # Only there: it brings the worker side of the feed along.
+        # Imported only here: it brings the worker side of the feed along.
         from stoker.launch.data_host import serve
 
         return serve(run)

@@ -60,7 +60,7 @@ def exit_code_of(run: HostRun, verdicts: Sequence[MembershipVerdict], *, is_aske
 # Asked to stop, a data host may still be needed by trainers that save their state.
 ENGINE_DRAIN_SECONDS = 5.0
 _POLL_SECONDS = 0.05
-# What the leader hears of a host that got a signal.
+# The reason that a host which got a signal gives to the leader.
 ENGINE_ASKED_TO_STOP = "asked to stop"
 
 
@@ -180,9 +180,9 @@ class _DataHost:
 
 
 _WATCH_SECONDS = 0.2
-# What the coordinator says of a host that gave no reason: the run has ended.
+# The coordinator's reason for a host that gave none: the run has ended.
 LEFT_IN_GOOD_ORDER = "left"
-# Of a process that a signal ended, as a shell counts.
+# Added to the number of the signal that ended a process, as a shell does.
 _STOPPED = 128
 
 
@@ -207,7 +207,7 @@ class EngineCommands(Protocol):
     def lead(self, coordinator: Coordinator | None) -> Ending | None:
         """Starts the leader's commands, and waits for those of all hosts.
 
-        Blocks until the training may start, for the start deadline at most; gives its end where it
+        Blocks until the training may start, for the start deadline at most; returns its end if it
         may not.
         """
         ...
@@ -217,7 +217,7 @@ class EngineCommands(Protocol):
         ...
 
     def outlast(self, membership: Membership) -> None:
-        """Stays, after a good end of this host's training, until the leader ends the run."""
+        """Blocks, after this host's training has succeeded, until the leader ends the run."""
         ...
 
     def stop(self) -> None:
@@ -230,8 +230,8 @@ def beside(run: HostRun, on_failure: Callable[[str], None]) -> EngineCommands:
 
     Args:
         run: This host's part of the run.
-        on_failure: Called, perhaps in another thread, with why the training cannot go on; it has to
-            see to it that this host ends.
+        on_failure: Called, perhaps in another thread, with why the training cannot go on; it must
+            make this host end.
     """
     order = order_of(run)
     return _Commands(run, order, on_failure) if order else _Nothing()
@@ -304,7 +304,7 @@ class _Commands:
                 self._fail(f"data host {host} ended before the training began: {gone[host]}")
             return not coordinator.unready
 
-        ending = self._wait(all_are_ready, lambda: ", ".join(coordinator.unready))
+        ending = self._wait(all_are_ready, lambda: f"waiting for {', '.join(coordinator.unready)}")
         if ending:
             return ending
         coordinator.announce("ready")
@@ -318,12 +318,16 @@ class _Commands:
         return None
 
     def follow(self, membership: Membership) -> Ending | None:
-        ending = self._wait(lambda: membership.run_stage != "begun", lambda: "the leader's")
+        ending = self._wait(
+            lambda: membership.run_stage != "begun", lambda: "waiting for the leader"
+        )
         if ending is None:
             ending = self._start(self._servers)
         if ending is None:
             membership.tell("ready")
-            ending = self._wait(lambda: membership.run_stage == "ready", lambda: "the others'")
+            ending = self._wait(
+                lambda: membership.run_stage == "ready", lambda: "waiting for other hosts"
+            )
         return ending
 
     def outlast(self, membership: Membership) -> None:
@@ -346,9 +350,12 @@ class _Commands:
     def _start(self, servers: list[Server]) -> Ending | None:
         for server in servers:
             server.start()
-        return self._wait(lambda: all(s.is_ready for s in servers), lambda: "this host's")
+        return self._wait(
+            lambda: all(s.is_ready for s in servers),
+            lambda: f"waiting for {self._run.topology.host}",
+        )
 
-    def _wait(self, condition: Callable[[], bool], of_whom: Callable[[], str]) -> Ending | None:
+    def _wait(self, condition: Callable[[], bool], waited_for: Callable[[], str]) -> Ending | None:
         limit = self._run.settings.feed.start_deadline_seconds
         while True:
             try:
@@ -369,11 +376,11 @@ class _Commands:
                 if condition():
                     return None
                 if time.monotonic() - self._begun_at > limit:
-                    self._fail(f"the engine was not ready within {limit:g} s: {of_whom()}")
+                    self._fail(f"the engine was not ready within {limit:g} s: {waited_for()}")
             time.sleep(_POLL_SECONDS)
 
     def _watch(self, coordinator: Coordinator) -> None:
-        """Fails the run when a data host is lost for which the training may wait without end."""
+        """Fails the run when a data host is lost, for which the training might wait for ever."""
         asked_at: dict[str, float] = {}
         while not self._is_stopped.wait(_WATCH_SECONDS):
             now = time.monotonic()

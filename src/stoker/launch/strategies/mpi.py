@@ -79,7 +79,7 @@ def command_of(
         "orte_abort_on_non_zero_status": "1",
     }
     return (
-        # Not by its path, which would make it give the daemons a shell's line with a path, too.
+        # Without its path: with one, it would give the daemons a command line with that path.
         MPIRUN,
         *(word for name, value in settings.items() for word in ("--mca", name, value)),
         *("--host", ",".join(f"{place}:{processes_per_host}" for place in places)),
@@ -92,7 +92,7 @@ def command_of(
 def variables(interface: str | None) -> dict[str, str]:
     """Returns what Open MPI has to know on every host; what the user has set is kept."""
     found = {
-        # Containers run as root, and alone.
+        # Containers run as root, and isolated.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         # A container may not read another process's memory.
@@ -157,12 +157,12 @@ class MpiSession:
     On the leader also the socket that mpirun's starts come through.
 
     Args:
-        start: Has a host's launcher start its daemon; gives why not. None: not the leader.
+        start: Has a host's launcher start its daemon; returns why not. None: not the leader.
         log: Of this host.
     """
 
     def __init__(self, start: StartDaemon | None, log: Log) -> None:
-        # Sockets have short paths: not in the job's folder, which may lie deep.
+        # Paths of sockets are short: the job's folder may be too deep.
         self.folder = Path(tempfile.mkdtemp(prefix="stoker-mpi-"))
         self._server: _Server | None = None
         if start is not None:
@@ -312,7 +312,7 @@ class MpiHost:
         return self._awaited(self._membership, feed.start_deadline_seconds)
 
     def judged(self, ending: Ending) -> Ending:
-        """Returns how this host ended, where the end of a daemon says little: its ranks say more.
+        """Returns how this host ended: its ranks say more than the end of a daemon.
 
         A follower whose ranks wrote no failure leaves the verdict to mpirun, which knows of all.
         """

@@ -17,7 +17,7 @@ from stoker.settings import ProcessSettings
 
 SITE_DIR = Path(stoker.__file__).parent / "site"
 Strategy = Literal["none", "torchrun", "smddp", "mpi"]
-# What a launcher tells the processes that it starts, whatever it was told itself.
+# Fields that a launcher sets for the processes that it starts, whatever it was told itself.
 _TOLD = (
     *("run_id", "base_dir", "host", "group"),
     *("launcher_pid", "has_data_group", "output", "metrics"),
@@ -61,10 +61,10 @@ class Trainer:
             settings: Of this launcher.
             topology: Of the run.
             environ: Of this launcher.
-            log: Of this host, told where another backend is used; None: nobody is.
+            log: Of this host; gets a line if another backend is used.
 
         Raises:
-            UsageError: If this host is not one for the strategy, or a file of the job folder is
+            UsageError: If the strategy cannot use this host, or a file of the job folder is
                 malformed.
         """
         num_accelerators = machine.num_accelerators(environ)
