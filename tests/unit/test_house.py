@@ -133,7 +133,7 @@ LIGHT = [
     "stoker.keras",
     "stoker.launch.engines.ray_node",
     "stoker.launch.engines.tf_server",
-    "stoker.launch.run",
+    "stoker.launch.launcher",
     "stoker.launch.strategies.mpi_programs",
     "stoker.launch.strategies.smddp",
     "stoker.profile.job",

@@ -4,7 +4,7 @@ import os
 import sys
 
 from stoker.errors import StokerError
-from stoker.launch.run import launch
+from stoker.launch.launcher import launch
 
 
 def main(arguments: list[str]) -> int:

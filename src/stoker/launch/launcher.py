@@ -258,7 +258,7 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
     Args:
         command: Program and arguments of the training; `train` alone means the command that
-            the job names (see `stoker.launch.run`).
+            the job names (see `stoker.launch.launcher`).
         environ: Of this process.
 
     Raises:
