@@ -128,7 +128,7 @@ def test_a_start_without_an_answer_is_sent_once_and_said_to_may_have_begun(
     server.stall("POST /runs")
     target = target_at(server)
     target._kubeflow._read_seconds = 0.2
-    with pytest.raises(KubeflowError, match="may have been done all the same"):
+    with pytest.raises(KubeflowError, match="may have been done anyway"):
         target.start(workload(), parameters=())
     assert server.sent().count("POST /runs") == 1
 

@@ -524,7 +524,7 @@ def test_a_job_that_is_never_seen_is_an_error_by_a_deadline(
     answers.always_refuse(
         "sagemaker", "DescribeTrainingJob", "ValidationException", "Requested resource not found."
     )
-    with pytest.raises(PlatformError, match="not to be found for 30 s"):
+    with pytest.raises(PlatformError, match="did not show it for 30 s"):
         run.wait()
     assert EVENTUAL_SECONDS <= clock.now <= 2 * EVENTUAL_SECONDS
 

@@ -186,7 +186,7 @@ def test_a_channel_that_the_service_refuses_is_refused(channels: list[Json], wor
     ("channels", "words"),
     [
         ([channel("a"), channel("a")], "2 channels are called a"),
-        ([channel("a", S3Uri="https://bucket/x")], "no s3:// address"),
+        ([channel("a", S3Uri="https://bucket/x")], "not an s3:// address"),
         ([channel("a", CompressionType="Gzip", InputMode="FastFile")], "Gzip is for mode Pipe"),
         ([{"ChannelName": "a", "DataSource": {}}], "one source"),
     ],

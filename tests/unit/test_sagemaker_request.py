@@ -382,4 +382,4 @@ def test_spot_without_checkpoints_is_told() -> None:
     without = msgspec.structs.replace(spot.sagemaker, checkpoint_uri=None)
     platform = SageMakerPlatform()
     notes = platform.describe(platform.plan(dataclasses.replace(spot, sagemaker=without)))["notes"]
-    assert notes == ["without sagemaker.checkpoint_uri an interrupted job begins anew"]
+    assert notes == ["without sagemaker.checkpoint_uri an interrupted job starts anew"]
