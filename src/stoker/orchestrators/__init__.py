@@ -64,7 +64,7 @@ def orchestrator_named(
 POLL_SECONDS = 10.0
 # The service's longest job runs for 28 days; a run has a few steps around it.
 FOLLOW_SECONDS = 30 * 86400.0
-# What was just started may not be seen for a while.
+# A run that was just started may not be shown for a while.
 EVENTUAL_SECONDS = 60.0
 # A service or network that is away for longer ends the following, never the run.
 PATIENCE_SECONDS = 900.0
@@ -111,7 +111,7 @@ def follow_run(
 
 
 def _may_pass(error: PlatformError, *, is_seen: bool, silent: float) -> bool:
-    """Returns whether the same question may be answered a little later."""
+    """Returns whether asking again a little later may help."""
     if getattr(error, "is_unreachable", False):
         return silent < PATIENCE_SECONDS
     return not is_seen and getattr(error, "is_missing", False) and silent < EVENTUAL_SECONDS

@@ -63,7 +63,7 @@ class UploadPlan:
     """Tells what an upload would send.
 
     Attributes:
-        exists: Whether such a pipeline is there already: an update, else a creation.
+        exists: Whether the pipeline exists: an update, else a creation.
         changes: Lines of what is added (`+`), removed (`-`) and changed (`~`); () for a creation.
         missing: Addresses of inputs that are not there yet.
     """
@@ -133,10 +133,10 @@ class Schedule:
     """A schedule of a pipeline.
 
     Attributes:
-        parameters: That it hands to each run.
+        parameters: Parameters that it gives to each run.
         next_run: In UTC; None where it is off or cannot be told.
         id: The orchestrator's own name of it, where it has another.
-        note: What else is to be said of it.
+        note: What else users should know.
         url: Its page, where it has one.
     """
 
@@ -253,7 +253,7 @@ class Orchestrator(Protocol):
         """Starts a run of the workload's uploaded pipeline; `parameters` are NAME=VALUE.
 
         Raises:
-            UsageError: If it is not uploaded, or a parameter is unknown or cannot be.
+            UsageError: If it is not uploaded, or a parameter is unknown or invalid.
             PlatformError: If the orchestrator refuses.
         """
         ...
@@ -264,7 +264,7 @@ class Orchestrator(Protocol):
         """Creates or updates a schedule.
 
         Raises:
-            UsageError: As `start`; and if the name or the timing cannot be.
+            UsageError: As `start`; and if the name or the timing is invalid.
             PlatformError: If the orchestrator refuses.
         """
         ...
@@ -290,7 +290,7 @@ class Orchestrator(Protocol):
         ...
 
     def logs(self, run: str, *, group: str | None) -> Iterator[LogLine]:
-        """Yields log lines that there are until now, of all steps and hosts, or of one group's."""
+        """Yields the log lines so far of all steps and hosts, or of one group."""
         ...
 
     def stop(self, run: str) -> RunState:
@@ -359,7 +359,7 @@ class Inputs:
     Attributes:
         uri: The folder; its name is a digest of what is in it.
         files: Name to content.
-        workload: As the steps read it: its code has an address in place of a folder.
+        workload: As the steps read it: with an address of the code in place of a folder.
     """
 
     uri: str
@@ -368,7 +368,7 @@ class Inputs:
 
 
 def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
-    """Packs the workload and its code under an address that names their content.
+    """Packs the workload and its code under an address made of a digest of their content.
 
     Args:
         workload: With settings for SageMaker.
@@ -470,7 +470,7 @@ def _steps(steps: Json, around: str) -> Iterator[tuple[str, Mapping[str, Json]]]
         inside: dict[str, Json] = {}
         if isinstance(own, Mapping):
             inside = {key: own[key] for key in _BRANCHES if key in own}
-            # Of the steps inside it a step has the names; what changes in them is theirs.
+            # A step holds the names of the steps inside it; their changes are shown with them.
             names = {
                 key: [item.get("Name") for item in _mappings(branch)]
                 for key, branch in inside.items()
@@ -500,7 +500,7 @@ def _lines(value: Json, path: str) -> Iterator[Line]:
 
 
 def _place(item: Json, index: int) -> str:
-    """Returns an item's name or number; none for a plain value: one more would move the others."""
+    """Returns an item's name or number; none for plain values, which one more would all move."""
     if isinstance(item, Mapping):
         return next((str(item[key]) for key in _NAMES if key in item), str(index))
     return str(index) if isinstance(item, list) else ""

@@ -36,7 +36,7 @@ class PipelineRequest:
         workload: As the steps read it.
         inputs_uri: Folder with workload.json.
         parameters: Of the pipeline.
-        passed: Names of those that every step hands on to stoker as `--param`.
+        passed: Names of those that every step passes to stoker as `--param`.
         profile: CreateTrainingJob of the profile on today's cluster, with the workload's defaults.
         train: The same of a native training step; None: a launched one.
     """
@@ -190,7 +190,7 @@ def _parameters(
     epochs = workload.hyperparameters.get("epochs")
     kept = [p for p in passed if p.name != "epochs"]
     if isinstance(epochs, int):
-        # A native step's hyperparameters are fixed but for this: 0 would really mean no epochs.
+        # A native step's only variable hyperparameter: 0 would really mean no epochs.
         named = next(p for p in passed if p.name == "epochs")
         kept.append(
             dataclasses.replace(

@@ -17,13 +17,13 @@ from stoker.orchestrators.sagemaker.runs import checked_parameters
 from stoker.platforms.aws import Aws, AwsError
 from stoker.records import Json, Workload, nearest
 
-# The scheduler tries a start again: a run that is an hour late is better left to the next.
+# The scheduler retries a start: a run that is an hour late is better left to the next one.
 RETRIES = 3
 MAX_AGE_SECONDS = 3600
 _PREFIX = "stoker-"
 _GROUP = "default"
 _NAME = re.compile(r"[0-9a-zA-Z_.-]{1,64}")
-# What a schedule holds besides what the service adds.
+# Keys of a schedule that stoker sets; the service adds others.
 _OURS = ("ScheduleExpression", "ScheduleExpressionTimezone", "State", "StartDate")
 
 
@@ -41,7 +41,7 @@ def add_schedule(
     A rate begins one period after it is made; AWS's own default would be at once.
 
     Raises:
-        UsageError: If the pipeline is not uploaded, no role is set, or a parameter cannot be.
+        UsageError: If the pipeline is not uploaded, no role is set, or a parameter is invalid.
         PlatformError: If the service refuses.
     """
     role = workload.sagemaker.schedule_role if workload.sagemaker else None
@@ -139,7 +139,7 @@ def _full_name(workload: Workload, name: str | None) -> str:
 def _values(
     deployed: SageMakerPipeline, workload: Workload, texts: Sequence[str]
 ) -> dict[str, str]:
-    """Returns the parameters to hand over; an empty value must be the default, and is left out.
+    """Returns the parameters to pass; an empty value must be the default, and is left out.
 
     Raises:
         UsageError: As `checked_parameters`, and for an empty value that is not the default.
@@ -195,7 +195,7 @@ def _parameters(schedule: Mapping[str, Json]) -> dict[str, str]:
 
 
 def _holds(there: Mapping[str, Json], request: Mapping[str, object]) -> bool:
-    """Returns whether the schedule that is there is the one asked for."""
+    """Returns whether the existing schedule is the one asked for."""
     target = request["Target"]
     wanted = target if isinstance(target, Mapping) else {}
     held = _target(there)

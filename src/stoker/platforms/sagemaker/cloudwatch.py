@@ -21,7 +21,7 @@ from stoker.errors import PlatformError
 from stoker.logs import parse_line
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.base import LogLine
-from stoker.platforms.sagemaker.submit import TrainingJobState, find, job_state
+from stoker.platforms.sagemaker.submit import TrainingJobState, find_job, job_state
 from stoker.records import Json, bare_type
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -492,7 +492,7 @@ def describe_job(aws: Aws, name: str) -> TrainingJobState:
     Raises:
         PlatformError: If there is no such job, it has not begun, or AWS refuses.
     """
-    answer = find(aws, name)
+    answer = find_job(aws, name)
     if answer is None:
         raise PlatformError(
             f"there is no training job {name}",

@@ -280,7 +280,7 @@ def start(
     for number in range(1, MAX_NAMES + 1):
         candidate = request if number == 1 else rename(numbered(request.job.name, number))
         name = candidate.job.name
-        found = find(aws, name)
+        found = find_job(aws, name)
         if found is None:
             if _create(aws, candidate, packed=packed, log=log):
                 return StartedTrainingJob(request=candidate, is_adopted=False)
@@ -307,7 +307,7 @@ def numbered(name: str, number: int) -> str:
     return name[: MAX_NAME_LENGTH - len(end)].rstrip("-") + end
 
 
-def find(aws: Aws, name: str) -> Mapping[str, Json] | None:
+def find_job(aws: Aws, name: str) -> Mapping[str, Json] | None:
     """Returns DescribeTrainingJob's answer, or None where there is no such job."""
     try:
         return aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
@@ -324,7 +324,7 @@ def await_found(aws: Aws, name: str) -> Mapping[str, Json]:
         PlatformError: If it does not show it in time.
     """
     deadline = aws.clock() + EVENTUAL_SECONDS
-    while (found := find(aws, name)) is None:
+    while (found := find_job(aws, name)) is None:
         if aws.clock() >= deadline:
             raise PlatformError(
                 f"the job was created, but the service did not show it for {EVENTUAL_SECONDS:g} s",
@@ -348,7 +348,7 @@ def stop_job(aws: Aws, name: str) -> None:
     except AwsError as err:
         if err.is_denied or err.is_unreachable:
             raise
-        found = find(aws, name)
+        found = find_job(aws, name)
         if found is not None and not job_state(found).is_ending:
             raise
 
