@@ -408,7 +408,7 @@ def notes(body: Body) -> list[str]:
                 "ask for samples by numbers that another host has"
             )
         if mode_of(body, channel) == "Pipe":
-            found.append(f"channel {name}: a pipe is read by one process, once per epoch")
+            found.append(f"channel {name}: a pipe is read by one process, and once an epoch")
     if body.get("EnableManagedSpotTraining") and not body.get("CheckpointConfig"):
         found.append("without sagemaker.checkpoint_uri an interrupted job starts anew")
     return found
