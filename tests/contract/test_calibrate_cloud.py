@@ -80,5 +80,5 @@ def test_a_bucket_without_runs_is_an_error(aws_server: AwsServer) -> None:
 
 
 def test_another_cloud_is_named(aws_server: AwsServer) -> None:
-    with pytest.raises(UsageError, match="no s3:// address"):
+    with pytest.raises(UsageError, match="not an s3:// address"):
         calibration_of("gs://bucket/runs", like=sample_records.profile(), catalog=LOCAL)

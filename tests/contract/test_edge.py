@@ -42,7 +42,7 @@ def test_a_script_without_the_x_bit_is_told_from_a_missing_one(
     Path("q.py").write_text("")
     assert edge.run(["train", "--", "./q.py"]) == 2
     said = capsys.readouterr().err
-    assert "./q.py may not be executed" in said
+    assert "./q.py is not executable" in said
     assert "chmod +x ./q.py" in said
 
 
@@ -163,5 +163,5 @@ def test_shared_cores_are_said_on_the_terminal(tmp_path: Path) -> None:
         command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    warning = "warning: dnn/algo-1: hosts share cores: its times compare with no other cluster's"
+    warning = "warning: dnn/algo-1: hosts share cores: its times cannot be compared with others"
     assert done.stderr.count(warning) == 1

@@ -14,7 +14,7 @@ from stoker.decide import decide
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes import KubernetesPlatform
-from stoker.platforms.kubernetes.access import rbac
+from stoker.platforms.kubernetes.submit import rbac
 from stoker.records import Profile, ProfiledHost, StepTerms, Workload
 from stoker.settings import read_workload
 

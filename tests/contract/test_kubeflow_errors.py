@@ -14,8 +14,8 @@ import pytest
 
 from stoker.cli.edge import run
 from stoker.errors import PlatformError, UsageError
-from stoker.orchestrators.kubeflow import client
-from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowConnection, KubeflowError
+from stoker.orchestrators.kubeflow import api as client
+from stoker.orchestrators.kubeflow.api import Kubeflow, KubeflowConnection, KubeflowError
 from support.kfp_server import KfpServer
 from support.kubeflow_orchestrator import RUN, connection, target_at, upload, workload
 
@@ -42,11 +42,11 @@ def refused(server: KfpServer) -> KubeflowError:
         (400, "bad page token", "cannot do this (400): bad page token", "", False),
         (401, "no identity", "does not know who you are", "--token-file F", False),
         (403, "not allowed to get runs", "does not let you do this (403)", "--namespace N", False),
-        (404, "run not found", "it is not there (404): run not found", "", False),
-        (409, "already exists", "it is there already (409)", "the same command again", False),
-        (429, "", "has no time, or is away (429)", "a little later", True),
+        (404, "run not found", "it does not exist (404): run not found", "", False),
+        (409, "already exists", "it exists already (409)", "run the command again", False),
+        (429, "", "is overloaded, or not running (429)", "a little later", True),
         (500, "Internal Server Error: x", "Kubeflow failed (500): Internal", "ml-pipeline", True),
-        (503, "no healthy upstream", "has no time, or is away (503)", "a little later", True),
+        (503, "no healthy upstream", "is overloaded, or not running (503)", "a little later", True),
     ],
 )
 def test_a_refusal_is_told_with_the_service_s_words_and_what_to_do(
@@ -95,14 +95,14 @@ def test_a_redirect_to_a_login_page_is_followed_and_told(server: KfpServer) -> N
 
 def test_redirects_in_a_circle_end(server: KfpServer) -> None:
     server.trouble(".*", 302, location="/again")
-    assert "from page to page" in refused(server).what
+    assert "redirects again and again" in refused(server).what
     assert len(server.requests) < 10
 
 
 @pytest.mark.parametrize("body", ["[1, 2]", "pong", '"text"'])
 def test_an_answer_that_is_no_json_object_is_not_kubeflow_s(server: KfpServer, body: str) -> None:
     server.trouble(".*", 200, body)
-    assert "what answers is not Kubeflow Pipelines" in refused(server).what
+    assert "this is not Kubeflow Pipelines" in refused(server).what
 
 
 def test_an_answer_without_end_is_not_read_to_its_end(
@@ -110,7 +110,7 @@ def test_an_answer_without_end_is_not_read_to_its_end(
 ) -> None:
     monkeypatch.setattr(client, "MAX_ANSWER_BYTES", 1 << 16)
     server.trouble(".*", 200, json.dumps({"x": "y" * (1 << 20)}))
-    assert "has not come to an end" in refused(server).what
+    assert "its answer is longer than" in refused(server).what
 
 
 def test_a_service_that_does_not_answer_in_time_is_left(server: KfpServer) -> None:
@@ -128,7 +128,7 @@ def test_a_start_without_an_answer_is_sent_once_and_said_to_may_have_begun(
     server.stall("POST /runs")
     target = target_at(server)
     target._kubeflow._read_seconds = 0.2
-    with pytest.raises(KubeflowError, match="may have been done all the same"):
+    with pytest.raises(KubeflowError, match="may have been done anyway"):
         target.start(workload(), parameters=())
     assert server.sent().count("POST /runs") == 1
 
@@ -219,7 +219,7 @@ def test_without_kfp_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_orchestrator_imports_neither_kfp_nor_kubernetes() -> None:
     code = (
-        "import sys, stoker.orchestrators.kubeflow.orchestrator; "
+        "import sys, stoker.orchestrators.kubeflow; "
         "print([m for m in ('kfp', 'kubernetes', 'urllib3', 'yaml') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

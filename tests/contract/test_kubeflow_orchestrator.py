@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stoker import orchestrators
 from stoker.errors import PlatformError, UsageError
-from stoker.orchestrators import named
 from stoker.orchestrators.kubeflow.runs import RunOptions
 from support.command import process, stoker
 from support.kfp_server import KfpServer
@@ -260,7 +260,7 @@ def test_waiting_gives_the_run_s_exit_code(
     words: str,
 ) -> None:
     upload(server)
-    monkeypatch.setattr(named, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(orchestrators, "POLL_SECONDS", 0.0)
 
     def begin() -> None:
         server.run()["state"] = "RUNNING"

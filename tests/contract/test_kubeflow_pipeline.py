@@ -406,7 +406,7 @@ def test_a_pool_without_gpus_has_no_parameters_of_gpus() -> None:
     [
         ({"image": None}, "the pipeline needs the workload's image"),
         ({"cluster": None}, "the pipeline needs the workload's cluster"),
-        ({"kubernetes": None}, "nothing says .* on g5.xlarge"),
+        ({"kubernetes": None}, "does not say .* on g5.xlarge"),
         ({"hyperparameters": {"note": "x" * MAX_WORKLOAD_BYTES}}, "the workload's document has"),
     ],
 )

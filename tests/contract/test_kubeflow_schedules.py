@@ -226,7 +226,7 @@ def test_two_of_one_name_are_deleted_by_id_only(server: KfpServer) -> None:
     [
         (["--cron", "0 3 * * ? *"], "month ? is not from 1 to 12"),
         (["--cron", "0 3 * * *", "--time-zone", "Europe/Berlin"], "has no time zone"),
-        (["--every", "10s"], "no period of a minute or more"),
+        (["--every", "10s"], "not a period of a minute or more"),
         (["--cron", "0 3 * * *", "--max-concurrency", "11"], "Kubeflow takes 1 to 10"),
         (["--cron", "0 3 * * *", "--param", "epoch=1"], "did you mean epochs?"),
         (["--cron", "0 3 * * *", "--version", "none"], "has no version none"),

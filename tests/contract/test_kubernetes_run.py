@@ -224,7 +224,7 @@ def test_an_interrupt_while_the_job_is_made_leaves_nothing(
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stoker.platforms.kubernetes.start._provide_parts", interrupted)
+    monkeypatch.setattr("stoker.platforms.kubernetes.submit._provide_parts", interrupted)
     with pytest.raises(KeyboardInterrupt):
         platform.submit(plan(platform, with_settings(job, api=api_name)))
     assert api.names(PLURAL[api_name]) == []
@@ -354,7 +354,7 @@ def test_a_secret_of_somebody_else_ends_the_attempt(
     job: JobSpec,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("stoker.platforms.kubernetes.start.LEFTOVER_SECONDS", 0.0)
+    monkeypatch.setattr("stoker.platforms.kubernetes.submit.LEFTOVER_SECONDS", 0.0)
     api.put("secrets", {"metadata": {"name": f"{NAME}-token"}, "stringData": {"token": "x"}})
     with pytest.raises(PlatformError, match="not this run's"):
         platform.submit(plan(platform, job))
@@ -834,7 +834,7 @@ def test_stop_waits_no_longer_than_it_says_and_does_not_raise(
     clock.ahead += 1000
     stopping.join(20)
     assert not stopping.is_alive()
-    assert "job_still_stops" in capfd.readouterr().err
+    assert "job_still_stopping" in capfd.readouterr().err
 
 
 def test_stop_without_the_right_to_says_so_and_does_not_raise(
@@ -912,7 +912,7 @@ def test_a_cluster_without_jobset_says_what_to_install(
     api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
 ) -> None:
     api.installed.clear()
-    with pytest.raises(PlatformError, match=r"knows no jobsets\.jobset\.x-k8s\.io") as caught:
+    with pytest.raises(PlatformError, match=r"has no API for jobsets\.jobset\.x-k8s\.io") as caught:
         platform.submit(plan(platform, job))
     assert "install JobSet" in caught.value.fix
 

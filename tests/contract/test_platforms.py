@@ -1,8 +1,14 @@
 """Every platform keeps the interface of `stoker.platforms.base` in the same way."""
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -28,6 +34,8 @@ from support.platform_jobs import (
 JOBS = ("local", "sagemaker", "jobset", "trainer")
 # A local run's hosts end with the process that started them: a later attempt finds none to adopt.
 ADOPT = pytest.mark.parametrize("job", JOBS[1:], indirect=True)
+
+LOCAL = pytest.mark.parametrize("job", JOBS[:1], indirect=True)
 
 Follow = Callable[[Run], Followed]
 
@@ -138,6 +146,37 @@ def test_a_job_without_a_command_or_its_one_dnn_group_first_is_refused(
     assert caught.value.where
 
 
+def with_name(job: PlatformJob, name: str) -> JobSpec:
+    return dataclasses.replace(job.spec, name=name)
+
+
+def with_group(job: PlatformJob, name: str) -> JobSpec:
+    dnn, data = job.spec.groups
+    return dataclasses.replace(job.spec, groups=(dnn, msgspec.structs.replace(data, name=name)))
+
+
+def with_channel_named(job: PlatformJob, name: str) -> JobSpec:
+    (channel,) = with_channel(job).channels.values()
+    return dataclasses.replace(job.spec, channels={name: channel})
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".", "..", "", "a b", "x\n"])
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [(with_name, "a run"), (with_group, "a group"), (with_channel_named, "a channel")],
+    ids=["run", "group", "channel"],
+)
+def test_names_that_could_lead_out_of_a_folder_are_refused(
+    job: PlatformJob, change: Callable[[PlatformJob, str], JobSpec], what: str, name: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        job.platform.plan(change(job, name))
+    assert caught.value.what == f"{name!r} is not a name for {what}"
+    assert caught.value.where
+    assert "letters, digits" in caught.value.fix
+    assert list(job.calls()) == []
+
+
 def test_two_groups_of_one_name_are_refused(job: PlatformJob) -> None:
     dnn, data = job.spec.groups
     twins = (dnn, msgspec.structs.replace(data, name=dnn.name))
@@ -210,6 +249,50 @@ def test_a_second_submit_adopts_the_running_job_with_its_token_and_all_its_lines
     assert job.started() == started
 
 
+@LOCAL
+def test_a_second_submit_of_a_local_run_is_refused_while_it_runs_and_harms_nothing(
+    job: PlatformJob, follow: Follow
+) -> None:
+    followed = begin(job, follow)
+    started, token = job.started(), job.token(followed.run)
+    with pytest.raises(PlatformError, match=f"run {NAME} is still running") as caught:
+        submit(job)
+    assert str(job.spec.run_dir) in caught.value.where
+    assert "--name" in caught.value.fix
+    assert (job.started(), job.token(followed.run)) == (started, token)
+    job.say("still here")
+    leader = next(iter(job.hosts))
+    until(lambda: said_by(followed, leader, "still here") != [], what="it goes on")
+    job.succeed()
+    assert followed.ended().status == "succeeded"
+    assert follow(submit(job)).ended().status == "succeeded"
+
+
+@LOCAL
+def test_a_local_run_whose_process_was_killed_is_refused_until_its_hosts_have_ended(
+    job: PlatformJob, follow: Follow, tmp_path: Path
+) -> None:
+    spec = tmp_path / "spec"
+    spec.write_bytes(pickle.dumps(job.spec))
+    submitter = subprocess.Popen([sys.executable, "-c", SUBMIT, spec])
+    job.run_hosts(submitter)  # type: ignore[arg-type]
+    with stopped_processes(job.started()):
+        submitter.kill()
+        submitter.wait()
+        with pytest.raises(PlatformError, match=f"run {NAME} is still running"):
+            submit(job)
+    job.succeed()
+    runs: list[Run] = []
+
+    def is_submitted() -> bool:
+        with contextlib.suppress(PlatformError):
+            runs.append(submit(job))
+        return bool(runs)
+
+    until(is_submitted, what="its hosts have ended")
+    assert follow(runs[0]).ended().status == "succeeded"
+
+
 @ADOPT
 def test_a_second_submit_of_a_job_that_has_succeeded_gives_its_end_and_runs_nothing(
     job: PlatformJob, follow: Follow
@@ -220,6 +303,27 @@ def test_a_second_submit_of_a_job_that_has_succeeded_gives_its_end_and_runs_noth
     started = job.started()
     assert follow(submit(job)).ended().status == "succeeded"
     assert job.started() == started
+
+
+SUBMIT = """
+import pathlib, pickle, sys
+from stoker.platforms.local import LocalPlatform
+platform = LocalPlatform()
+run = platform.submit(platform.plan(pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())))
+run.wait()
+"""
+
+
+@contextlib.contextmanager
+def stopped_processes(pids: Iterable[str]) -> Iterator[None]:
+    """Stops processes as they are, so that they cannot end meanwhile."""
+    for pid in pids:
+        os.kill(int(pid), signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(int(pid), signal.SIGCONT)
 
 
 # --- following

@@ -15,7 +15,7 @@ from stoker.cli.outputs import Outputs
 from stoker.cli.profile import observe, profile_verb
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms.aws import Aws, AwsError
-from stoker.platforms.sagemaker.usage import ObservedJob, describe_job, observe_job
+from stoker.platforms.sagemaker.cloudwatch import ObservedJob, describe_job, observe_job
 from stoker.profile.job import observed_profile
 from stoker.records import Profile, read_json
 from support import cloudwatch

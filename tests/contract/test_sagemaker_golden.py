@@ -16,7 +16,7 @@ if __name__ == "__main__":
 
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
-from stoker.platforms.sagemaker import SageMakerPlatform, plan_body
+from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import Json
 from support import sagemaker_job
 from support.moto import AwsServer
@@ -63,7 +63,7 @@ def test_groups_channels_and_output_are_described_as_they_were_asked_for(
 
 
 def test_a_stand_in_of_the_service_is_no_judge_of_a_request(aws_server: AwsServer) -> None:
-    wrong = plan_body(sagemaker_job.job())
+    wrong = sagemaker_job.plan_body(sagemaker_job.job())
     one = {"InstanceGroupName": "data", "InstanceType": "ml.x9.big", "InstanceCount": 0}
     wrong["ResourceConfig"] = {"InstanceGroups": [one] * 7, "InstanceType": "ml.c5.xlarge"}
     assert len(list(rule_problems(wrong))) > 7

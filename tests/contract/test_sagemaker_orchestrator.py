@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from stoker.orchestrators.base import Uploaded
-from stoker.orchestrators.sagemaker.orchestrator import SageMakerOrchestrator
+from stoker.orchestrators.sagemaker import SageMakerOrchestrator
 from stoker.orchestrators.sagemaker.pipelines import MAX_DEFINITION
 from stoker.orchestrators.sagemaker.runs import MAX_VALUE
 from stoker.platforms.aws import Aws
@@ -242,8 +242,8 @@ def test_a_parameter_that_an_older_upload_has_not_is_said_to_be_so(
 WAITING = """
 import time
 from stoker.cli import edge
-from stoker.orchestrators import named
-named.follow_run = lambda *asked, **more: time.sleep(60)
+from stoker import orchestrators
+orchestrators.follow_run = lambda *asked, **more: time.sleep(60)
 edge.main()
 """
 
@@ -374,12 +374,12 @@ def test_a_schedule_is_deleted_by_its_short_or_full_name_and_no_other(
         ((), "nothing says when to run"),
         (("--cron", "0 6 * * *", "--every", "1d"), "--cron and --every exclude each other"),
         (("--list", "--param", "epochs=1"), "--list does not take --param"),
-        (("--cron", "0 6 * * *", "--param", "gate="), "cannot hand over an empty value: Gate"),
+        (("--cron", "0 6 * * *", "--param", "gate="), "cannot pass an empty value: Gate"),
         (("--cron", "0 6 * * *", "--param", "epoch=1"), "did you mean epochs?"),
         (("--cron", "0 6 1 * 1"), "make two schedules"),
         (("--cron", "0 6 * * *", "--time-zone", "Mars/Base"), "no time zone Mars/Base"),
         (("--cron", "0 6 * * *", "--name", "x" * 60), "64 letters"),
-        (("--every", "1 fortnight"), "is no period"),
+        (("--every", "1 fortnight"), "is not a period"),
         (
             ("--every", "1d", "--set", "sagemaker.schedule_role=null"),
             "key sagemaker.schedule_role",

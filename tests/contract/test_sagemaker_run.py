@@ -22,6 +22,7 @@ from stoker.logs import parse_line
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws, AwsError
 from stoker.platforms.base import JobSpec, LogLine, leader_record
 from stoker.platforms.sagemaker import SageMakerPlatform, SageMakerRequest
+from stoker.platforms.sagemaker.cloudwatch import read_utilisation
 from stoker.platforms.sagemaker.job import (
     DRAIN_SECONDS,
     MAX_INTERVAL_SECONDS,
@@ -29,8 +30,7 @@ from stoker.platforms.sagemaker.job import (
     STOP_SECONDS,
     SageMakerRun,
 )
-from stoker.platforms.sagemaker.start import MAX_NAMES, numbered, stop_job
-from stoker.platforms.sagemaker.usage import read_utilisation
+from stoker.platforms.sagemaker.submit import MAX_NAMES, numbered, stop_job
 from stoker.profile import profile
 from stoker.records import (
     Cluster,
@@ -524,7 +524,7 @@ def test_a_job_that_is_never_seen_is_an_error_by_a_deadline(
     answers.always_refuse(
         "sagemaker", "DescribeTrainingJob", "ValidationException", "Requested resource not found."
     )
-    with pytest.raises(PlatformError, match="not to be found for 30 s"):
+    with pytest.raises(PlatformError, match="did not show it for 30 s"):
         run.wait()
     assert EVENTUAL_SECONDS <= clock.now <= 2 * EVENTUAL_SECONDS
 
@@ -611,7 +611,7 @@ def test_stop_does_not_wait_for_ever(
     answers.answer("sagemaker", "StopTrainingJob", {})
     run.stop()
     assert STOP_SECONDS <= clock.now <= STOP_SECONDS + MAX_INTERVAL_SECONDS
-    assert "job_still_stops" in capsys.readouterr().err
+    assert "job_still_stopping" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -178,3 +178,5 @@ def test_a_channel_of_a_claim_is_the_folder_where_the_step_mounts_it(
     assert channel_folder("train", "pvc://datasets/digits") == folder / "datasets" / "digits"
     with pytest.raises(UsageError, match="no such folder"):
         channel_folder("train", "pvc://datasets/other")
+    with pytest.raises(UsageError, match="not a folder of a claim"):
+        channel_folder("train", "pvc://datasets/../datasets/digits")

@@ -39,6 +39,6 @@ def test_data_hosts_are_given_back_where_no_loader_asks_them(tmp_path: Path, dnn
         training = job.training()
     assert "takes no batches from its data hosts" in job.log(host)
     assert "DataLoader is read without stoker" in job.log(job.leader)
-    assert any("data hosts given back" in event.what for event in training.events)
+    assert any("data hosts released" in event.what for event in training.events)
     for host in (host.name for host in job.request.hosts if host.group == "dnn"):
         assert "late [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]" in job.log(host)

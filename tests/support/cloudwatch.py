@@ -4,8 +4,7 @@ import contextlib
 from datetime import UTC, datetime, timedelta
 
 from stoker.platforms.aws import Aws, AwsError
-from stoker.platforms.sagemaker.logs import LOG_GROUP
-from stoker.platforms.sagemaker.usage import NAMESPACE
+from stoker.platforms.sagemaker.cloudwatch import LOG_GROUP, NAMESPACE
 
 
 def put_lines(aws: Aws, host: str, *lines: str | tuple[int, str], job: str) -> None:

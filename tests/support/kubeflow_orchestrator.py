@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 
 from stoker.orchestrators.base import Uploaded
-from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowConnection
+from stoker.orchestrators.kubeflow import KubeflowOrchestrator
+from stoker.orchestrators.kubeflow.api import Kubeflow, KubeflowConnection
 from stoker.orchestrators.kubeflow.compile import compile_kubeflow
-from stoker.orchestrators.kubeflow.orchestrator import KubeflowOrchestrator
 from stoker.orchestrators.kubeflow.runs import RunOptions
 from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.records import Json, Workload

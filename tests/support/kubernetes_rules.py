@@ -2,7 +2,7 @@
 
 A server prunes unknown fields without a word, so that a misspelt one is only missed when the job
 runs. The schemas are those of JobSet and Kubeflow Trainer, without their descriptions; see NOTICE.
-What users write is checked by `stoker.platforms.kubernetes.checks`, in each run.
+What users write is checked by `stoker.platforms.kubernetes.request`, in each run.
 """
 
 import gzip
@@ -12,21 +12,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from stoker.platforms.kubernetes.checks import problems_of
-from stoker.platforms.kubernetes.objects import is_dns_label
-from stoker.platforms.kubernetes.reading import (
+from stoker.platforms.kubernetes.api import (
     Document,
-    ReplicatedJob,
-    jobset_of,
     mapping,
     mappings,
     name_of,
     number,
-    replicated_jobs,
     text,
     texts,
 )
-from stoker.platforms.kubernetes.trainer import ANCESTOR_LABEL
+from stoker.platforms.kubernetes.objects import is_dns_label
+from stoker.platforms.kubernetes.request import (
+    ANCESTOR_LABEL,
+    ReplicatedJob,
+    jobset_of,
+    problems_of,
+    replicated_jobs,
+)
 from stoker.records import Json, nearest
 from stoker.records.cloud import amount
 
@@ -313,7 +315,7 @@ def _policy_problems(document: Document) -> Iterator[str]:
         where = f"{path}.failurePolicy.rules[{index}]"
         rule_name = text(rule, "name")
         if len(rule_name) > 128 or not _RULE_NAME.match(rule_name):
-            yield f"{where}: {rule_name!r} is no name for a rule"
+            yield f"{where}: {rule_name!r} is not a name for a rule"
         if rule_name in names:
             yield f"{where}: two rules are called {rule_name}"
         names.append(rule_name)
@@ -346,7 +348,7 @@ def _network_problems(document: Document) -> Iterator[str]:
     path, spec = jobset_of(document)
     subdomain = text(mapping(spec, "network"), "subdomain")
     if subdomain and not is_dns_label(subdomain):
-        yield f"{path}.network.subdomain: {subdomain} is no name for a service"
+        yield f"{path}.network.subdomain: {subdomain} is not a name for a service"
 
 
 _JOBSET_RULES: tuple[Callable[[Document], Iterator[str]], ...] = (
@@ -371,10 +373,10 @@ def _job_problems(job: ReplicatedJob) -> Iterator[str]:
     volumes = [text(volume, "name") for volume in mappings(job.pods, "volumes")]
     for name in volumes:
         if not _DNS_LABEL.match(name):
-            yield f"{path}.template.spec.volumes: {name!r} is no name of a volume"
+            yield f"{path}.template.spec.volumes: {name!r} is not a volume name"
     for container in mappings(job.pods, "containers"):
         if not _DNS_LABEL.match(text(container, "name")):
-            yield f"{path}: {container.get('name')!r} is no name of a container"
+            yield f"{path}: {container.get('name')!r} is not a container name"
         for mount in mappings(container, "volumeMounts"):
             if text(mount, "name") not in volumes:
                 yield f"{path}: there is no volume {mount.get('name')}"

@@ -406,7 +406,7 @@ def use_kube_config(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     for name in ("POD_NAME", "POD_UID", "KFP_POD_NAME", "KFP_POD_UID"):
         monkeypatch.delenv(name, raising=False)
     # The cluster is near, and nothing is claimed of how long a back-off or a tick is.
-    monkeypatch.setattr("stoker.platforms.kubernetes.watch.MIN_DELAY_SECONDS", 0.02)
+    monkeypatch.setattr("stoker.platforms.kubernetes.streams.MIN_DELAY_SECONDS", 0.02)
     monkeypatch.setattr("stoker.platforms.kubernetes.job.TICK_SECONDS", 0.05)
 
 

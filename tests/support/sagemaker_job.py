@@ -1,14 +1,17 @@
 """Jobs for SageMaker as tests need them: a heterogeneous one with little, and one with all."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import msgspec
 
 from stoker.platforms.base import JobSpec
+from stoker.platforms.sagemaker.request import plan_request
 from stoker.records import (
     Channel,
     Group,
+    Json,
     MetricDefinition,
     ProfileSettings,
     Role,
@@ -126,3 +129,9 @@ def homogeneous_job() -> JobSpec:
             checkpoint_uri="s3://bucket/checkpoints/mnist",
         ),
     )
+
+
+def plan_body(job: JobSpec) -> dict[str, Json]:
+    """The CreateTrainingJob request of a job, a copy to change at will."""
+    copy: dict[str, Json] = json.loads(json.dumps(plan_request(job).body))
+    return copy

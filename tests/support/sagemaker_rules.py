@@ -13,8 +13,8 @@ from botocore.model import ServiceModel
 from botocore.validate import ParamValidator
 
 from stoker.errors import UsageError
-from stoker.platforms.sagemaker.checks import OWN_DISKS, problems
-from stoker.platforms.sagemaker.reading import (
+from stoker.platforms.sagemaker.checks import (
+    OWN_DISKS,
     Body,
     channels_of,
     groups_of,
@@ -22,6 +22,7 @@ from stoker.platforms.sagemaker.reading import (
     mapping,
     mappings,
     mode_of,
+    problems,
     s3_source,
     text,
 )
@@ -58,6 +59,7 @@ def _host_rules(body: Body) -> Iterator[UsageError]:
         yield UsageError(f"instance groups and {other} exclude each other")
     if body.get("EnableManagedSpotTraining") and "InstancePreferences" in resources:
         yield UsageError("InstancePreferences and managed spot exclude each other")
+    yield from _repeated([text(group, "InstanceGroupName") for group in groups], "instance groups")
     for group in groups:
         if not group.get("InstanceCount"):
             where = f"group {text(group, 'InstanceGroupName')}"
@@ -93,7 +95,7 @@ def _channel_rules(body: Body) -> Iterator[UsageError]:
             yield UsageError("a channel has one source", where=where)
         uri = source.get("S3Uri")
         if isinstance(uri, str) and not uri.startswith("s3://"):
-            yield UsageError(f"{uri} is no s3:// address", where=where)
+            yield UsageError(f"{uri} is not an s3:// address", where=where)
         compression = channel.get("CompressionType", "None")
         if compression != "None" and mode != "Pipe":
             yield UsageError(f"{compression} is for mode Pipe only, not for {mode}", where=where)

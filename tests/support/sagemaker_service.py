@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from stoker.platforms.sagemaker.state import FINAL
+from stoker.platforms.sagemaker.submit import FINAL
 from support.moto import ACCOUNT, REGION
 
 # A creation that is held is let go after this: the client has given up by then.

@@ -208,7 +208,7 @@ def test_addresses_are_split(uri: str, parts: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("uri", ["bucket/key", "https://bucket/key", "s3:///key", ""])
 def test_what_is_no_address_is_a_usage_error(uri: str) -> None:
-    with pytest.raises(UsageError, match="no s3:// address"):
+    with pytest.raises(UsageError, match="not an s3:// address"):
         split_uri(uri)
 
 

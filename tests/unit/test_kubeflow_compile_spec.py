@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from stoker.errors import UsageError
-from stoker.orchestrators.diff import differences
+from stoker.orchestrators.base import differences
 from stoker.orchestrators.kubeflow.compile import (
     CompiledSpec,
     inputs_of,

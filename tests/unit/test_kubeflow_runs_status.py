@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from stoker.orchestrators.base import RunState, StepState
-from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowConnection
+from stoker.orchestrators.kubeflow.api import Kubeflow, KubeflowConnection
 from stoker.orchestrators.kubeflow.runs import FoundRun, state_of, state_of_run
 from stoker.records import Json
 

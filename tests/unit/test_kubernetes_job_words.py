@@ -20,8 +20,8 @@ from stoker.platforms.kubernetes.pods import (
     short_of,
     troubles_of,
 )
-from stoker.platforms.kubernetes.start import ObjectState, Phase
-from stoker.platforms.logs import OutputParts
+from stoker.platforms.kubernetes.submit import ObjectState, Phase
+from stoker.platforms.pod_outputs import OutputParts
 from stoker.records import Event, Training, to_json
 from support.kubernetes_jobs import job
 from support.sample_records import training

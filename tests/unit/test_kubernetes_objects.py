@@ -186,7 +186,7 @@ def test_every_pod_knows_itself_and_all_others(tmp_path: Any) -> None:
     [
         ({"JOB_COMPLETION_INDEX": "2"}, "expected this pod's number, 0 to 1, found '2'"),
         ({}, "expected this pod's number, 0 to 1, found ''"),
-        ({"STOKER_GROUP": "cpu", "JOB_COMPLETION_INDEX": "0"}, "'cpu', is none of the run's"),
+        ({"STOKER_GROUP": "cpu", "JOB_COMPLETION_INDEX": "0"}, "'cpu', is not one of the run's"),
     ],
 )
 def test_a_pod_that_cannot_know_itself_says_so(
@@ -302,6 +302,7 @@ def test_a_runtime_is_the_same_for_all_runs_of_a_plan() -> None:
     first = plan_runtime(job(name="run-1"), name="stoker-mnist")
     assert plan_runtime(job(name="run-2", hyperparameters={}), name="stoker-mnist") == first
     assert "run-1" not in json.dumps(first)
+    assert plan_runtime(job(name="torch.v2"), name="stoker-mnist") == first
 
 
 def test_a_runtime_that_is_there_already_is_not_made_again() -> None:
@@ -376,7 +377,7 @@ def test_a_type_without_a_selector_is_found_by_kubernetes_own_label() -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"image": None}, "names no image"),
     ({"settings": {"pools": {}}}, f"kubernetes.pools.{GPU}"),
-    ({"settings": {"pools": {GPU: POOLS[GPU]}}}, "what a pod asks of its node"),
+    ({"settings": {"pools": {GPU: POOLS[GPU]}}}, "what a pod requests of its node"),
     ({"settings": {"pools": {**POOLS, GPU: POOLS[CPU]}}}, "how many GPUs a pod gets"),
     ({"settings": {"pools": {**POOLS, CPU: POOLS[GPU]}}}, "tolerate no GPU nodes"),
     ({"settings": {"data": {"gpus": 1}}}, "the data group has no GPUs"),
@@ -399,13 +400,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
                 "dnn": {"volumes": [{"name": "x", "mount_path": "/dev/shm", "secret": "s"}]}
             }
         },
-        "/dev/shm is there twice",
+        "/dev/shm occurs twice",
     ),
     (
         {"settings": {"dnn": {"volumes": [{"name": "shm", "mount_path": "/x", "secret": "s"}]}}},
-        "shm is there twice",
+        "shm occurs twice",
     ),
-    ({"settings": {"labels": {"team": "vision & more"}}}, "is no value of a label"),
+    ({"settings": {"labels": {"team": "vision & more"}}}, "is not a label value"),
     (
         {"settings": {"api": "trainer", "data": {"priority_class": "low"}}},
         "kubernetes.data.priority_class",

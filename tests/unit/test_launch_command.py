@@ -7,7 +7,7 @@ import pytest
 
 from stoker.errors import UsageError
 from stoker.launch import launch
-from stoker.launch.run import LaunchedCommand, check_words, order_of
+from stoker.launch.launcher import LaunchedCommand, check_words, order_of
 from stoker.platforms.packing import pack
 from stoker.settings import from_environment
 
@@ -83,7 +83,7 @@ def test_train_alone_with_no_command_anywhere_says_how_to_name_one(tmp_path: Pat
 
 def test_code_that_would_have_to_be_fetched_is_refused(tmp_path: Path) -> None:
     give_hyperparameters(tmp_path, program="go.py", submit_directory="s3://bucket/source.tar.gz")
-    with pytest.raises(UsageError, match="fetches no code: s3://bucket") as caught:
+    with pytest.raises(UsageError, match="does not fetch code: s3://bucket") as caught:
         order(tmp_path, "train")
     assert "sagemaker.source" in caught.value.fix
 

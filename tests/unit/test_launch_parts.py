@@ -25,6 +25,7 @@ from stoker.launch.finish import (
     write_cause,
     write_failure,
 )
+from stoker.launch.launcher import output_folder
 from stoker.launch.measure import (
     MeasuredStep,
     main_loader,
@@ -33,7 +34,6 @@ from stoker.launch.measure import (
     read_timelines,
     steady,
 )
-from stoker.launch.run import output_folder
 from stoker.launch.strategies.start import SITE_DIR, Trainer
 from stoker.launch.supervise import resolve_program
 from stoker.launch.telemetry import ProgressLog

@@ -13,11 +13,10 @@ import msgspec
 import pytest
 
 from stoker.errors import UsageError
-from stoker.launch.strategies import mpi, mpi_agent, mpi_rank, smddp
+from stoker.launch.strategies import mpi, mpi_programs, smddp
 from stoker.launch.strategies.start import Trainer
 from stoker.logs import Log
-from stoker.platforms.base import JobSpec, check_strategy, run_environment
-from stoker.platforms.local import LocalPlatform
+from stoker.platforms.base import JobSpec, check_job, run_environment
 from stoker.records import FeedSettings, Group, StrategySettings
 from stoker.settings import RunEnvironment, from_environment, read_workload
 from support import builders
@@ -71,28 +70,22 @@ def test_the_replica_of_a_rank() -> None:
 @pytest.mark.parametrize(
     ("strategy", "groups", "words"),
     [
-        ("mpi", [group("a"), group("b")], "a strategy is of one group, and here train: a, b"),
         ("none", [group(processes_per_host=2)], "one process a host, not 2"),
         ("smddp", [group()], r"does not support local.c1"),
     ],
 )
 def test_what_cannot_train_so_is_refused_at_plan(
-    strategy: str, groups: Sequence[Group], words: str
+    strategy: str, groups: Sequence[Group], words: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match=words):
-        check_strategy(StrategySettings(name=strategy), groups)  # type: ignore[arg-type]
-
-
-def test_the_local_platform_checks_the_strategy(tmp_path: Path) -> None:
     job = JobSpec(
         name="j",
         command=("true",),
-        groups=(group(),),
+        groups=tuple(groups),
         run_dir=tmp_path,
-        settings=RunEnvironment(strategy=StrategySettings(name="smddp")),
+        settings=RunEnvironment(strategy=StrategySettings(name=strategy)),  # type: ignore[arg-type]
     )
-    with pytest.raises(UsageError, match="does not support"):
-        LocalPlatform().plan(job)
+    with pytest.raises(UsageError, match=words):
+        check_job(job)
 
 
 def test_a_launcher_learns_the_whole_strategy(tmp_path: Path) -> None:
@@ -195,9 +188,16 @@ def test_mpirun_spans_the_dnn_group_and_starts_daemons_through_the_agent(tmp_pat
     assert command[0] == "mpirun"
     assert "localhost:2,algo-2:2" in command
     agent = command[command.index("plm_rsh_agent") + 1]
-    assert agent.endswith(f"{mpi_agent.__file__} /tmp/s/starts")
+    assert agent.endswith(f"{mpi_programs.__file__} agent /tmp/s/starts")
     assert command[command.index("-np") + 1] == "4"
-    assert command[-5:] == (mpi_rank.__file__, "/usr/bin/python3", "t.py", "--lr", "0.1")
+    assert command[-6:] == (
+        mpi_programs.__file__,
+        "rank",
+        "/usr/bin/python3",
+        "t.py",
+        "--lr",
+        "0.1",
+    )
 
 
 @pytest.mark.parametrize("names", [(), ("mpirun",), ("orted",)])
@@ -239,7 +239,15 @@ def session(asked: list[tuple[str, Sequence[str]]]) -> Iterator[mpi.MpiSession]:
 
 
 def ask(session: mpi.MpiSession, *words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-I", "-S", mpi_agent.__file__, str(session.socket), *words]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        mpi_programs.__file__,
+        "agent",
+        str(session.socket),
+        *words,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
@@ -273,7 +281,7 @@ def test_a_rank_of_mpirun_gets_what_torchrun_would_give_it(tmp_path: Path) -> No
     }
     show = "import json, os; print(json.dumps([os.getcwd(), dict(os.environ)]))"
     done = subprocess.run(
-        [sys.executable, "-I", "-S", mpi_rank.__file__, sys.executable, "-c", show],
+        [sys.executable, "-I", "-S", mpi_programs.__file__, "rank", sys.executable, "-c", show],
         env={
             **theirs,
             "STOKER_MPI": json.dumps(told),

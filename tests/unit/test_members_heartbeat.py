@@ -241,8 +241,8 @@ def test_a_data_host_that_left_is_neither_there_nor_lost() -> None:
 def test_strangers_are_refused_with_the_reason() -> None:
     group = members(followers=("f1",))
     for message, words in (
-        (join("d9"), "d9 is no agent"),
-        (join("f1", kind="agent"), "f1 is no agent"),
+        (join("d9"), "d9 is not a host (agent)"),
+        (join("f1", kind="agent"), "f1 is not a host (agent)"),
         (join(run_id="other"), "not other"),
         (join(protocol=PROTOCOL_VERSION + 1), "same image"),
     ):

@@ -96,7 +96,7 @@ def test_a_period_becomes_a_rate(text: str, expected: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "0d", "1w", "1.5h", "-1d", "day", "1d12h"])
 def test_what_is_no_period_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no period"):
+    with pytest.raises(UsageError, match="is not a period"):
         rate_expression(text)
 
 

@@ -140,7 +140,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("here.sock")
-        with pytest.raises(UsageError, match=r"here\.sock is no file, folder or link"):
+        with pytest.raises(UsageError, match=r"here\.sock is not a file, folder or link"):
             pack(tmp_path)
 
 

@@ -4,9 +4,9 @@ import io
 
 import pytest
 
+from stoker import orchestrators
 from stoker.cli import pipelines
 from stoker.errors import UsageError
-from stoker.orchestrators import named
 from stoker.orchestrators.base import Uploaded, UploadPlan
 from support.sagemaker_orchestrator import PIPELINE, HandMade, hand_made, workload
 
@@ -39,7 +39,7 @@ class Sent:
 def upload(
     target: Sent, monkeypatch: pytest.MonkeyPatch, *, typed: str | None, yes: bool = False
 ) -> None:
-    monkeypatch.setattr(named, "orchestrator_named", lambda name, **of: target)
+    monkeypatch.setattr(orchestrators, "orchestrator_named", lambda name, **of: target)
     monkeypatch.setattr(pipelines, "workload_of", lambda file, overrides: workload())
     monkeypatch.setattr(pipelines, "_compiled", lambda name, workload, **how: target.pipeline)
     monkeypatch.setattr("sys.stdin", Terminal(typed) if typed is not None else io.StringIO())

@@ -16,7 +16,7 @@ from stoker.launch.telemetry import ProgressLog
 from stoker.launch.topology import from_resourceconfig
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec
-from stoker.platforms.sagemaker import SageMakerPlatform, plan_body
+from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.platforms.sagemaker.request import PROGRESS_METRICS, REQUEST_TAG, WORKLOAD_TAG
 from stoker.records import Channel, FeedSettings, Json, StrategySettings
 from stoker.settings import RunEnvironment, from_environment
@@ -28,6 +28,7 @@ from support.sagemaker_job import (
     group,
     homogeneous_job,
     job,
+    plan_body,
     profile_job,
     settings,
 )
@@ -381,4 +382,4 @@ def test_spot_without_checkpoints_is_told() -> None:
     without = msgspec.structs.replace(spot.sagemaker, checkpoint_uri=None)
     platform = SageMakerPlatform()
     notes = platform.describe(platform.plan(dataclasses.replace(spot, sagemaker=without)))["notes"]
-    assert notes == ["without sagemaker.checkpoint_uri an interrupted job begins anew"]
+    assert notes == ["without sagemaker.checkpoint_uri an interrupted job starts anew"]

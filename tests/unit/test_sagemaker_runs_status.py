@@ -4,13 +4,13 @@ import json
 
 import pytest
 
+from stoker import orchestrators
 from stoker.cli import pipelines
 from stoker.cli.exit_codes import TerminatedError
 from stoker.errors import PlatformError, UsageError
-from stoker.orchestrators import named
+from stoker.orchestrators import PATIENCE_SECONDS, follow_run
 from stoker.orchestrators.base import RunState, StepState
-from stoker.orchestrators.named import PATIENCE_SECONDS, follow_run
-from stoker.orchestrators.sagemaker.orchestrator import SageMakerOrchestrator
+from stoker.orchestrators.sagemaker import SageMakerOrchestrator
 from stoker.orchestrators.sagemaker.runs import POLL_SECONDS, STOP_SECONDS, region_in
 from stoker.records import Json
 from support.sagemaker_orchestrator import (
@@ -362,7 +362,9 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     """Recorded answers behind the command line of this process."""
     made = recorded()
     monkeypatch.setattr(
-        named, "orchestrator_named", lambda name, **of: SageMakerOrchestrator(aws=made.aws())
+        orchestrators,
+        "orchestrator_named",
+        lambda name, **of: SageMakerOrchestrator(aws=made.aws()),
     )
     return made
 
@@ -430,7 +432,7 @@ def test_whoever_stops_waiting_leaves_the_run_running(
     def interrupted(*asked: object, **more: object) -> RunState:
         raise end
 
-    monkeypatch.setattr(named, "follow_run", interrupted)
+    monkeypatch.setattr(orchestrators, "follow_run", interrupted)
     monkeypatch.setattr(pipelines, "workload_of", lambda file, overrides: OF)
     assert exit_code_of_start(is_waiting=True) == code
     said = capsys.readouterr().err

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from stoker.launch.engines import tf_data_server, tf_server
+from stoker.launch.engines import tf_server
 
 
 @pytest.fixture
@@ -19,9 +19,9 @@ def no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_of_tf_data_service_says_what_is_missing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert tf_data_server.main(["dispatcher", "--port", "5050"]) == 2
+    assert tf_server.main(["dispatcher", "--port", "5050"]) == 2
     worker = ["worker", "--dispatcher", "a:1", "--address", "b:2"]
-    assert tf_data_server.main(worker) == 2
+    assert tf_server.main(worker) == 2
     said = capsys.readouterr().err
     assert said.count("error: this engine needs TensorFlow") == 2
     assert "try:   install tensorflow" in said
@@ -29,5 +29,5 @@ def test_a_server_of_tf_data_service_says_what_is_missing(
 
 @pytest.mark.usefixtures("no_tensorflow")
 def test_a_server_of_tf_config_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tf_server.main() == 2
+    assert tf_server.main([]) == 2
     assert "error: this engine needs TensorFlow" in capsys.readouterr().err

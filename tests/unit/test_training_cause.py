@@ -67,7 +67,7 @@ def test_a_script_that_may_not_be_executed_is_told_from_one_that_is_missing(
 ) -> None:
     (tmp_path / "q.py").write_text("")
     what, fix = why_not_found("./q.py", folder=tmp_path)
-    assert what == "./q.py may not be executed"
+    assert what == "./q.py is not executable"
     assert "chmod +x ./q.py" in fix
     assert "python ./q.py" in fix
     assert why_not_found("./r.py", folder=tmp_path)[0] == "command not found: ./r.py"

@@ -18,7 +18,7 @@ from stoker.cli.live_view import RunView, as_table, as_text, plain_line
 from stoker.cli.workloads import RUNS
 from stoker.errors import PlatformError, UsageError
 from stoker.logs import parse_line
-from stoker.platforms.logs import FileTail
+from stoker.platforms.follow import FileTail
 
 POLL_SECONDS = 0.25
 # After so long without a line the run or its log is gone: as long as hosts wait for each other.

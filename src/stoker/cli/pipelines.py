@@ -83,7 +83,7 @@ class Reach:
         Raises:
             UsageError: If there is none, or a flag is not for it.
         """
-        from stoker.orchestrators.named import orchestrator_named
+        from stoker.orchestrators import orchestrator_named
 
         if name != "kubeflow":
             typed = self._typed()
@@ -91,7 +91,7 @@ class Reach:
                 flag = typed[0] if typed else "one of the flags"
                 raise _not_for(name, flag)
             return orchestrator_named(name, workload=workload, run=run)
-        from stoker.orchestrators.kubeflow.client import Flags
+        from stoker.orchestrators.kubeflow.api import Flags
 
         flags = Flags(
             host=self.host,
@@ -547,7 +547,7 @@ def _confirm(plan: "UploadPlan", *, assume_yes: bool) -> None:
 
 
 def _wait(target: "Orchestrator", started: "Started", *, as_json: bool, where: str) -> int:
-    from stoker.orchestrators.named import follow_run
+    from stoker.orchestrators import follow_run
 
     def show(step: "StepState") -> None:
         say(change_line(step, now=datetime.now(UTC)), quiet=as_json)

@@ -234,7 +234,7 @@ def observe(
     from stoker.catalog import load_catalog
     from stoker.cli.outputs import deliver, told_of_profile
     from stoker.platforms.aws import Aws
-    from stoker.platforms.sagemaker.usage import describe_job, observe_job
+    from stoker.platforms.sagemaker.cloudwatch import describe_job, observe_job
     from stoker.profile import explain
     from stoker.profile.job import observed_profile, steps_in
 

@@ -17,7 +17,7 @@ from stoker.errors import StokerError, UsageError
 from stoker.host.cpu import vcpu_capacity
 from stoker.launch import launch
 from stoker.launch.finish import write_failure
-from stoker.launch.run import output_folder
+from stoker.launch.launcher import output_folder
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.logs import Log
 from stoker.profile.combine import combine

@@ -221,7 +221,7 @@ def threads_cpu_seconds(ids: set[int]) -> float:
     return sum(thread_clock(tid) or 0.0 for tid in ids)
 
 
-# A program's own files are no data.
+# A program's own files are not data.
 _CODE = (".py", ".pyc", ".pyi", ".so", ".pth", ".toml", ".egg-link")
 _MAX_FILES = 20_000
 # Of a file beyond that, dropping what others may have cached of it is more than a look costs.
@@ -233,7 +233,7 @@ class OpenedFiles:
     """Remembers which files are opened, from its making to the process's end.
 
     An audit hook cannot be taken away again: only for processes that end soon. Files that a library
-    in C opens by itself are seen only while they stay open.
+    in C opens on its own are seen only while they stay open.
     """
 
     def __init__(self) -> None:
@@ -262,7 +262,7 @@ def drop_cached(paths: Iterable[Path]) -> int:
     dropped = 0
     for path in paths:
         with contextlib.suppress(OSError):
-            # Never blocks on what is no file any more.
+            # Never blocks on a path that is not a file any more.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

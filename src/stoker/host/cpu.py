@@ -158,7 +158,7 @@ def interrupting_nobody() -> Iterator[None]:
     """Makes the calling thread, and those it starts meanwhile, wait for an idle core or their turn.
 
     A worker that hands over a batch wakes the agent, and the kernel may run the woken at once where
-    the waker runs, even next to an idle core: the worker stands still while its batch is sealed
+    the waker runs, even next to an idle core: the worker waits while its batch is sealed
     (1 ms for 5 MB), before it can begin the next. SCHED_BATCH keeps threads from "extra
     preemptions (between the workload's tasks)", sched(7). Where all cores are busy their turn
     comes with the next slice, within some 3 ms. Nothing is done where the thread has another policy

@@ -118,10 +118,10 @@ def why_not_found(program: str, *, folder: Path | None = None) -> tuple[str, str
     """
     path = Path(folder or "", program)
     if os.path.dirname(program) and path.is_dir():
-        return f"{program} is a folder, no program", "name the program in it"
+        return f"{program} is a folder, not a program", "name the program in it"
     if os.path.dirname(program) and path.is_file():
         fix = f"chmod +x {program}"
-        return f"{program} may not be executed", (
+        return f"{program} is not executable", (
             f"{fix}, or: python {program}" if program.endswith(".py") else fix
         )
     return f"command not found: {program}", "check its spelling and the PATH"

@@ -1,5 +1,5 @@
 """The launcher is one program that runs on every host of a run."""
 
-from stoker.launch.run import launch
+from stoker.launch.launcher import launch
 
 __all__ = ["launch"]

@@ -4,11 +4,11 @@ import os
 import sys
 
 from stoker.errors import StokerError
-from stoker.launch.run import launch
+from stoker.launch.launcher import launch
 
 
 def main(arguments: list[str]) -> int:
-    """Launches what stands behind `--`."""
+    """Launches the command after `--`."""
     command = arguments[1:] if arguments[:1] == ["--"] else arguments
     try:
         return launch(command, os.environ)

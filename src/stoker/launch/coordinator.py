@@ -47,7 +47,7 @@ from stoker.launch.members import Change, Members
 from stoker.logs import Log, now_utc
 from stoker.records import Event, FeedSettings
 
-# More processes of one rank than any training has; beyond it who was silent longest is dropped.
+# More processes of one rank than any training has; beyond it the longest silent one is dropped.
 MAX_PROCESSES = 64
 # Ranks report once a second: a process that is silent for longer has ended, or was started again.
 SILENT_SECONDS = 5.0
@@ -57,7 +57,7 @@ class Attendance:
     """Keeps the connections of each rank, and the rank's last report."""
 
     def __init__(self) -> None:
-        # Rank to its connections, who was heard last comes last.
+        # Rank to its connections; the one heard last comes last.
         self._senders: dict[int, dict[bytes, None]] = {}
         self._reports: dict[int, tuple[bytes, float, Progress]] = {}
 
@@ -109,10 +109,10 @@ BIND_SECONDS = 10.0
 GOODBYE_SECONDS = 10.0
 STRAGGLER_SECONDS = 15.0
 _POLL_MS = 100
-# A turn of the loop takes a fraction of a second: after a longer one the process had stood still.
+# A turn of the loop takes a fraction of a second: in a longer one the process was paused.
 _STANDSTILL_SECONDS = 2.0
 _LOOK_SECONDS = 1.0
-# Peers whose rubbish is logged, once each.
+# Number of peers whose invalid messages are logged, once each.
 _MAX_WARNED = 1000
 
 
@@ -244,7 +244,7 @@ class Coordinator:
         """Listens, and serves in a thread of its own.
 
         Raises:
-            PlatformError: If the port cannot be had within BIND_SECONDS.
+            PlatformError: If the port is not free within BIND_SECONDS.
         """
         allow_list = AllowList(self._context, self._keys)
         socket = self._context.socket(zmq.ROUTER)
@@ -278,7 +278,7 @@ class Coordinator:
         self._ending.put(State(outcome=outcome, exit_code=exit_code, reason=reason[:4000]))
 
     def release_agents(self, reason: str) -> None:
-        """Ends the data hosts, those still to come, too, while the training goes on.
+        """Ends the data hosts, including those still to come, while the training goes on.
 
         Returns at once.
 
@@ -297,10 +297,10 @@ class Coordinator:
         Returns at once; from any thread. Once a host and run: a daemon that ends ends the run.
 
         Returns:
-            Why not, for people; empty: it will.
+            Why it cannot, in words; empty: it will.
         """
         if host not in self._followers:
-            return f"{host} is no dnn host of this run, or the leader"
+            return f"{host} is not a dnn host of this run, or it is the leader"
         if host in self._starts:
             return f"{host} has a daemon already"
         if len(arguments) > MAX_START_ARGUMENTS:
@@ -310,7 +310,7 @@ class Coordinator:
         return ""
 
     def followers(self, *, live_only: bool) -> tuple[str, ...]:
-        """Returns dnn hosts neither done nor lost; without `live_only` those to come, too."""
+        """Returns dnn hosts neither done nor lost; without `live_only` also those to come."""
         members = self._members
         return members.live_followers() if live_only else members.awaited_followers()
 
@@ -402,7 +402,7 @@ class Coordinator:
         return not awaits_goodbye and not awaits_start
 
     def _receive(self, socket: "zmq.Socket[bytes]", guard: HandshakeGuard) -> None:
-        # Bounded, so that leases are looked at under any load.
+        # Bounded, so that leases are checked under any load.
         for _ in range(100):
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -507,14 +507,14 @@ class Coordinator:
             return
         self._released = self._to_release.get()
         reason = self._released.reason
-        what = f"data hosts given back: {reason}"
+        what = f"data hosts released: {reason}"
         self._events.append(Event(when=now_utc(), what=what[:500]))
         self._log.event("data_hosts_released", reason=reason)
         for host in self._agents & self._launchers.keys():
             self._send(socket, self._launchers[host], self._released)
 
     def _decided_for(self, host: str) -> State | None:
-        """Returns the state for which a launcher has to end; None while it has not to."""
+        """Returns the state that ends a launcher; None while it may go on."""
         if self._end is not None:
             return self._end.state
         return self._released if host in self._agents else None
@@ -537,7 +537,7 @@ class Coordinator:
             socket.send_multipart([receiver, pack(message)], zmq.NOBLOCK)
         except zmq.ZMQError as err:
             if err.errno == zmq.EHOSTUNREACH:
-                # No error: of a launcher its lease tells.
+                # Not an error: the lease of a launcher tells whether it is lost.
                 return False
             self._log.event("message_not_sent", kind=type(message).__name__, reason=str(err))
         return True

@@ -11,12 +11,11 @@ import psutil
 from stoker.errors import StokerError
 from stoker.feed.agent.agent import Agent
 from stoker.host import cpu, spawn
-from stoker.launch.engines.command_host import exit_code_of
-from stoker.launch.hostrun import HostRun
-from stoker.launch.membership import Membership, MembershipVerdict
+from stoker.launch.engines.hosts import exit_code_of
+from stoker.launch.membership import HostRun, Membership, MembershipVerdict
 from stoker.launch.supervise import Decided, SignalReceived, end_descendants, reap_orphans
 
-# Batches that are under way when the first SIGTERM comes may still be sent; trainers ask elsewhere.
+# Batches in progress when the first SIGTERM comes may still be sent; trainers ask other hosts.
 DRAIN_SECONDS = 10.0
 
 

@@ -12,7 +12,7 @@ from stoker.errors import UsageError
 from stoker.launch.topology import Topology
 from stoker.records import Json, read_text
 
-# The toolkit's own hyperparameters: these, and all whose names begin so.
+# The toolkit's own hyperparameters: these, and all names that begin with them.
 _RESERVED_PREFIX = "sagemaker_"
 _RESERVED = ("_tuning_objective_metric", "default_user_module_name")
 # Those of them that do not count as parameters of a framework.
@@ -26,7 +26,7 @@ _OF_THE_TOOLKIT = (
     "sagemaker_s3_output",
     *_RESERVED,
 )
-# Channels that stoker adds to a job: they are no data of the training's.
+# Channels that stoker adds to a job: they are not data of the training.
 OWN_CHANNELS = "stoker_"
 _LOG_LEVEL = 20
 
@@ -37,7 +37,7 @@ def hyperparameters(base_dir: Path) -> dict[str, Json]:
     Those that SageMaker's SDK adds for the toolkit are not among them.
 
     Raises:
-        UsageError: If the file is no JSON object.
+        UsageError: If the file is not a JSON object.
     """
     return {n: value for n, value in _parameters(base_dir).items() if not _is_reserved(n)}
 
@@ -46,7 +46,7 @@ def program(base_dir: Path, environ: Mapping[str, str]) -> str:
     """Returns the program that SageMaker's SDK names for the toolkit; empty if it names none.
 
     Raises:
-        UsageError: If the hyperparameters are no JSON object.
+        UsageError: If the hyperparameters are not a JSON object.
     """
     return environ.get("SAGEMAKER_PROGRAM") or _text(_parameters(base_dir), "sagemaker_program")
 
@@ -164,7 +164,7 @@ def _cluster(topology: Topology, config: Mapping[str, Json]) -> dict[str, Json]:
         ),
         "distribution_instance_groups": [topology.dnn.name],
         "is_hetero": len(topology.groups) > 1,
-        # As the toolkit, which takes eth0 where nothing is said.
+        # As the toolkit, whose default is eth0.
         "network_interface_name": topology.network_interface or "eth0",
         "resource_config": config or known,
     }

@@ -33,7 +33,7 @@ from stoker.launch.measure import (
 )
 from stoker.launch.topology import Topology
 from stoker.logs import Log, now_utc, parse_line
-from stoker.platforms.logs import log_files
+from stoker.platforms.pod_outputs import log_files
 from stoker.records import Event, Group, Host, Job, Training, write_json, write_text
 from stoker.records.training import cause_of
 from stoker.records.training_facts import TrainingFacts, write_training
@@ -41,7 +41,7 @@ from stoker.settings import ProcessSettings
 
 # SageMaker shows the first 1024 characters of output/failure as the job's FailureReason.
 FAILURE_CHARACTERS = 1024
-# What a container leaves there stands in its pod's status.
+# What a container writes there is shown in its pod's status.
 TERMINATION_LOG = Path("/dev/termination-log")
 
 
@@ -279,7 +279,7 @@ def words_of_end(who: str, *, exit_code: int, stderr: str) -> str:
 
 
 def _traceback_in(text: str) -> str:
-    """Returns the last traceback in a text, with what comes behind it; empty: there is none."""
+    """Returns the last traceback in a text, with what comes after it; empty: there is none."""
     start = text.rfind("Traceback (most recent call last)")
     return text[start:] if start >= 0 else ""
 

@@ -151,7 +151,7 @@ class Members:
         return welcome, change
 
     def beat(self, message: Heartbeat, now: float) -> bool:
-        """Renews a lease on a heartbeat; False if the sender is no member and must join."""
+        """Renews a lease on a heartbeat; False if the sender is not a member and must join."""
         seat = self._seats.get(message.host)
         if seat is None or not _speaks_for(seat, message.incarnation) or not seat.is_live:
             return False
@@ -255,7 +255,7 @@ class Members:
         if message.run_id != self._run_id:
             return f"this is run {self._run_id}, not {message.run_id}"
         if seat is None or seat.kind != message.kind:
-            return f"{message.host} is no {message.kind} of this run"
+            return f"{message.host} is not a host ({message.kind}) of this run"
         if (message.host, message.incarnation) in self._superseded:
             return f"{message.host} has come back as another process"
         return ""

@@ -44,7 +44,7 @@ class OutputTail:
             self._size -= len(self._chunks.popleft())
 
     def text(self) -> str:
-        """Returns what it holds; bytes that are no UTF-8 are replaced."""
+        """Returns what it holds; bytes that are not UTF-8 are replaced."""
         return b"".join(self._chunks)[-STDERR_TAIL_BYTES:].decode(errors="replace")
 
 
@@ -328,7 +328,7 @@ def _follow(
                     _send(process, happening.number)
             case Decided() if not decided:
                 decided = happening.reason
-                log.event("command_is_ended", reason=decided)
+                log.event("command_asked_to_end", reason=decided)
                 if not signals:
                     kill_at = _now() + VERDICT_GRACE_SECONDS
                     _send(process, signal.SIGTERM)
@@ -338,7 +338,7 @@ def _follow(
                 reap_orphans(spared=(process.pid, *beside))
         if _now() >= kill_at:
             kill_at = float("inf")
-            log.event("command_is_killed", pid=process.pid)
+            log.event("command_killed", pid=process.pid)
             _kill_tree(process, beside)
 
 

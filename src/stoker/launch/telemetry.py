@@ -47,7 +47,7 @@ import msgspec
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.launch.measure import MeasuredStep, step_of
 from stoker.logs import Log, LogEvent
-from stoker.platforms.logs import FileTail
+from stoker.platforms.follow import FileTail
 
 Kind = Literal["rank", "host", "local"]
 

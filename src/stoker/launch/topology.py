@@ -108,7 +108,7 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
     """Returns the topology of this run.
 
     Args:
-        base_dir: SageMaker's /opt/ml, or what stands for it.
+        base_dir: SageMaker's /opt/ml, or the folder used in its place.
         environ: Of this process; STOKER_ROLES, JSON {group: dnn|data}, decides roles that the
             groups' names do not tell (a group whose name begins with `data` makes batches).
 
@@ -175,7 +175,7 @@ def _from_pod(environ: Mapping[str, str]) -> _ResourceConfig:
     own = next((group for group in told.pod_groups if group.name == told.group), None)
     if own is None:
         raise UsageError(
-            f"this pod's group, {told.group!r}, is none of the run's: "
+            f"this pod's group, {told.group!r}, is not one of the run's: "
             + ", ".join(group.name for group in told.pod_groups),
             where="variable STOKER_GROUP",
             fix="use the pods that stoker train --platform kubernetes makes",

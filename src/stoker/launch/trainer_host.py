@@ -17,13 +17,12 @@ from stoker.feed.unfed_word import Unfed
 from stoker.host.processes import why_not_found
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
-from stoker.launch.engines.trainer_side import EngineCommands, beside
+from stoker.launch.engines.hosts import EngineCommands, beside
 from stoker.launch.finish import RunOutcome, record_end, write_failure
-from stoker.launch.hostrun import HostRun
 from stoker.launch.members import Change
-from stoker.launch.membership import Membership, MembershipVerdict
+from stoker.launch.membership import HostRun, Membership, MembershipVerdict
 from stoker.launch.prometheus import metrics_served
-from stoker.launch.strategies.mpi_host import MpiHost
+from stoker.launch.strategies.mpi import MpiHost
 from stoker.launch.strategies.start import Trainer
 from stoker.launch.supervise import (
     COMMAND_NOT_FOUND,
@@ -334,7 +333,11 @@ def _train(
             )
             closed.callback(mpi_host.close)
             environ = mpi_host.environ
-            line = mpi_host.line(trainer, found)
+            line = mpi_host.line(
+                found,
+                processes_per_host=trainer.processes_per_host,
+                more=trainer.settings.mpi_arguments,
+            )
         else:
             line = trainer.command(found, run.topology, master=master, feed=run.settings.feed)
         if isinstance(line, Ending):

@@ -23,7 +23,7 @@ from stoker.records import Channel, Json, Role, Scalar
 
 
 class _Part(msgspec.Struct, kw_only=True, rename="pascal"):
-    """Base of all parts; keys that are not named here are not looked at."""
+    """Base of all parts; keys that it does not name are ignored."""
 
 
 class S3Source(_Part):
@@ -134,7 +134,7 @@ class JobAnswer(_Part):
     """The answer of DescribeTrainingJob.
 
     Attributes:
-        others: Settings that are set, and that no workload has a word for.
+        others: Settings that are set, and that a workload cannot hold.
     """
 
     training_job_name: str
@@ -215,7 +215,7 @@ class YamlEntry:
 
 
 def render(entries: Sequence[YamlEntry], *, indent: int = 0) -> str:
-    """Returns the entries as YAML; at the outer level an empty line stands before each comment."""
+    """Returns the entries as YAML; at the outer level an empty line comes before each comment."""
     blocks: list[str] = []
     for entry in entries:
         if entry.notes and indent == 0 and blocks:
@@ -232,7 +232,7 @@ def _lines(entry: YamlEntry, indent: int) -> list[str]:
         return [f"{margin}{entry.key}:", render(entry.children, indent=indent + 2)]
     value = _plain(entry.value)
     is_flat = isinstance(value, list) and not any(isinstance(i, list | dict) for i in value)
-    # A list of words is on the key's line, all else below it.
+    # A list of words is on the line of the key, everything else below it.
     text = yaml.safe_dump(
         value if is_flat else {entry.key: value},
         sort_keys=False,
@@ -271,10 +271,10 @@ def _comment(note: str, indent: int) -> list[str]:
 
 
 def decoded(text: str) -> Scalar:
-    """Returns the value that a hyperparameter's text stands for; the text where it is not sure.
+    """Returns the value that a hyperparameter's text means; the text itself where that is unclear.
 
-    A value is taken only if it is written back as the same text, or, for a quoted text, if what is
-    inside does not read as another value: `1e-3`, `01` and `"true"` stay as they are.
+    A value is used only if it would be written as the same text, or, for a quoted text, if its
+    content does not read as another value: `1e-3`, `01` and `"true"` stay as they are.
     """
     _, value = _json(text)
     if isinstance(value, str):
@@ -300,7 +300,7 @@ class AdoptedHosts:
         instance_type: Of the dnn group.
         count: Of the dnn group.
         roles: Name of each instance group to its role; {} for a homogeneous job.
-        notes: How the roles were found, and what else is to be known.
+        notes: How the roles were found, and what else users should know.
     """
 
     instance_type: str
@@ -368,7 +368,7 @@ def _of_groups(
 
 
 def _dnn(job: JobAnswer, groups: tuple[GroupPart, ...], catalog: Catalog) -> tuple[GroupPart, str]:
-    """Returns the group that trains, and how that is known."""
+    """Returns the group that trains, and how it was found."""
     if len(groups) == 1:
         return groups[0], "it is the only one"
     text = job.hyper_parameters.get("sagemaker_distribution_instance_groups", "")
@@ -382,7 +382,7 @@ def _dnn(job: JobAnswer, groups: tuple[GroupPart, ...], catalog: Catalog) -> tup
     if len(fast) == 1:
         return fast[0], "it alone has accelerators"
     guess = (fast or list(groups))[0]
-    return guess, "a guess: nothing says which group trains; name the right one"
+    return guess, "a guess: the job does not say which group trains; name the right one"
 
 
 def _accelerators(group: GroupPart, catalog: Catalog) -> int:
@@ -471,7 +471,7 @@ def start_of(job: JobAnswer, drivers: Mapping[str, Json] | None) -> TrainingStar
         return TrainingStart(
             command=arguments,
             notes=(
-                "The job's arguments. The image's own ENTRYPOINT stood before them; SageMaker does "
+                "The job's arguments. The image's own ENTRYPOINT came before them; SageMaker does "
                 "not tell it: put its words in front (docker inspect shows them).",
             ),
         )
@@ -643,7 +643,7 @@ def channel_entries(
             continue
         source = part.data_source.s3_data_source
         if source is None or not source.s3_uri.startswith("s3://"):
-            notes.append(f"Channel {name} is not read from S3: stoker cannot hand it on; left out.")
+            notes.append(f"Channel {name} is not read from S3: stoker cannot pass it on; left out.")
             continue
         if source.s3_data_type not in _TYPES:
             notes.append(f"Channel {name} has the data type {source.s3_data_type}; left out.")
@@ -653,7 +653,7 @@ def channel_entries(
         taken.append(YamlEntry(name, _channel(part, source, mode, roles)))
     hidden = sorted(start.channels)
     if hidden:
-        notes.append(f"Left out, for they carry code and no data: {', '.join(hidden)}.")
+        notes.append(f"Left out, as they carry code and not data: {', '.join(hidden)}.")
     if not taken and not notes:
         return []
     if not taken:
@@ -706,7 +706,7 @@ def platform_entries(
         start: Names the package of the code.
         region: Where the job is.
         tags: Of the job.
-        notes: Put behind the settings.
+        notes: Put after the settings.
     """
     resources, output, stopping = (
         job.resource_config,
@@ -815,7 +815,7 @@ def adopt(name: str, *, aws: Aws, catalog: Catalog) -> Adopted:
 
     Raises:
         PlatformError: If there is no such job, or it may not be looked at.
-        UsageError: If it is a job that no workload can hold.
+        UsageError: If a workload cannot describe the job.
     """
     try:
         answer = aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
@@ -897,7 +897,7 @@ def workload_of(
 
 
 def workload_name(job_name: str) -> str:
-    """Makes a workload's name of a job's: without the time that SDKs put behind it."""
+    """Makes a workload's name from a job's, without the time that SDKs append."""
     name = re.sub(r"[^a-z0-9-]+", "-", _STAMP.sub("", job_name).lower())
     return name[:40].strip("-") or "training"
 
@@ -958,7 +958,7 @@ def _image_note(job: JobAnswer, start: TrainingStart) -> str:
 def _hyperparameter_entries(job: JobAnswer) -> list[YamlEntry]:
     values = hyperparameters_of(job)
     hidden = sorted(name for name in job.hyper_parameters if name.startswith("sagemaker_"))
-    notes = [f"Left out, for they are the toolkit's own: {', '.join(hidden)}."] if hidden else []
+    notes = [f"Left out, as they are the toolkit's own: {', '.join(hidden)}."] if hidden else []
     if values:
         return [YamlEntry("hyperparameters", values, ("Added after the command.", *notes))]
     return [YamlEntry("", None, tuple(notes))] if notes else []
@@ -967,11 +967,11 @@ def _hyperparameter_entries(job: JobAnswer) -> list[YamlEntry]:
 def _gate_notes(job: JobAnswer) -> tuple[str, ...]:
     ended = ", ".join(f"{m.metric_name} {m.value:g}" for m in job.final_metric_data_list)
     return (
-        "How good the model must be is not known of a job. A gate judges what the script reports "
+        "A job does not say how good the model must be. A gate judges what the script reports "
         "with stoker.log_metrics(accuracy=0.97), or in the file $STOKER_METRICS:",
         "  gate: [{metric: accuracy, min: 0.94}]",
         *((f"The job's own metrics ended at: {ended}.",) if ended else ()),
-        "How long it trains is not known, either. For hours and dollars of the whole training:",
+        "Nor does it say how long it trains. For hours and dollars of the whole training:",
         "  training: {epochs: 10, samples_per_epoch: 50000, global_batch_size: 256}",
     )
 

@@ -1,10 +1,12 @@
 """Every orchestrator can upload a compiled pipeline, start, schedule and stop it."""
 
+import difflib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -14,7 +16,7 @@ from stoker.errors import UsageError
 from stoker.parameters import Kind, Parameter
 from stoker.platforms.base import LogLine
 from stoker.platforms.packing import pack
-from stoker.records import SageMakerSettings, Workload, to_document, to_json
+from stoker.records import Json, SageMakerSettings, Workload, to_document, to_json
 
 State = Literal["waiting", "running", "stopping", "stopped", "failed", "succeeded", "not run"]
 
@@ -61,7 +63,7 @@ class UploadPlan:
     """Tells what an upload would send.
 
     Attributes:
-        exists: Whether such a pipeline is there already: an update, else a creation.
+        exists: Whether the pipeline exists: an update, else a creation.
         changes: Lines of what is added (`+`), removed (`-`) and changed (`~`); () for a creation.
         missing: Addresses of inputs that are not there yet.
     """
@@ -131,10 +133,10 @@ class Schedule:
     """A schedule of a pipeline.
 
     Attributes:
-        parameters: That it hands to each run.
+        parameters: Parameters that it gives to each run.
         next_run: In UTC; None where it is off or cannot be told.
         id: The orchestrator's own name of it, where it has another.
-        note: What else is to be said of it.
+        note: What else users should know.
         url: Its page, where it has one.
     """
 
@@ -181,12 +183,12 @@ class StepState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """A run of a pipeline, or a job by itself, as it is now.
+    """A run of a pipeline, or a job on its own, as it is now.
 
     Attributes:
         run: What `stoker status`, `logs` and `stop` take.
         id: The orchestrator's own name (an ARN).
-        pipeline: Name of the pipeline; empty for a job by itself.
+        pipeline: Name of the pipeline; empty for a job on its own.
         parameters: Where they are known.
         steps: In the pipeline's order, each above those inside it.
     """
@@ -251,7 +253,7 @@ class Orchestrator(Protocol):
         """Starts a run of the workload's uploaded pipeline; `parameters` are NAME=VALUE.
 
         Raises:
-            UsageError: If it is not uploaded, or a parameter is unknown or cannot be.
+            UsageError: If it is not uploaded, or a parameter is unknown or invalid.
             PlatformError: If the orchestrator refuses.
         """
         ...
@@ -262,7 +264,7 @@ class Orchestrator(Protocol):
         """Creates or updates a schedule.
 
         Raises:
-            UsageError: As `start`; and if the name or the timing cannot be.
+            UsageError: As `start`; and if the name or the timing is invalid.
             PlatformError: If the orchestrator refuses.
         """
         ...
@@ -288,7 +290,7 @@ class Orchestrator(Protocol):
         ...
 
     def logs(self, run: str, *, group: str | None) -> Iterator[LogLine]:
-        """Yields log lines that there are until now, of all steps and hosts, or of one group's."""
+        """Yields the log lines so far of all steps and hosts, or of one group."""
         ...
 
     def stop(self, run: str) -> RunState:
@@ -314,7 +316,7 @@ def schedule_name(workload: Workload, name: str | None) -> str:
 
 
 def fixed(name: str, kind: Kind, text: str, default: str | int) -> Parameter:
-    """Returns a parameter of a pipeline that is no key of the workload."""
+    """Returns a parameter of a pipeline that is not a key of the workload."""
     return Parameter(
         name=name,
         kind=kind,
@@ -357,7 +359,7 @@ class Inputs:
     Attributes:
         uri: The folder; its name is a digest of what is in it.
         files: Name to content.
-        workload: As the steps read it: its code has an address in place of a folder.
+        workload: As the steps read it: with an address of the code in place of a folder.
     """
 
     uri: str
@@ -366,11 +368,11 @@ class Inputs:
 
 
 def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
-    """Packs the workload and its code under an address that names their content.
+    """Packs the workload and its code under an address made of a digest of their content.
 
     Args:
         workload: With settings for SageMaker.
-        folder: That a relative `sagemaker.source` stands in; absent: the current one.
+        folder: With a relative `sagemaker.source`; absent: the current one.
 
     Raises:
         UsageError: If there are no settings for SageMaker, or the code cannot be packed.
@@ -413,3 +415,126 @@ def _packed(settings: SageMakerSettings, folder: Path) -> bytes | None:
 def _with_source(workload: Workload, settings: SageMakerSettings, source: str) -> Workload:
     changed = msgspec.structs.replace(settings, source=source)
     return msgspec.structs.replace(workload, sagemaker=changed)
+
+
+# Two pipeline definitions are compared as sorted JSON, one line for each value.
+# Keys by which the items of a list are called; the others are called by their place.
+_NAMES = ("Name", "ChannelName", "InputName", "OutputName", "InstanceGroupName", "Key", "Step")
+_BRANCHES = ("IfSteps", "ElseSteps", "Steps")
+# A longer value, such as an embedded file, is cut: a terminal must show the whole comparison.
+_MAX_VALUE = 66
+
+Line = tuple[str, str]
+
+
+def differences(old: Json, new: Json) -> tuple[str, ...]:
+    """Returns lines that say what is added (`+`), removed (`-`) and changed (`~`) in a definition.
+
+    Args:
+        old: The definition that is uploaded.
+        new: The definition that replaces it.
+
+    Returns:
+        Steps and parameters that come or go, one line each. Then those that change, each with
+        its changed values in lines below it; steps that change in the same way share them.
+        () where nothing changes.
+    """
+    if _text(old) == _text(new):
+        return ()
+    was, now = dict(_parts(old)), dict(_parts(new))
+    lines = [f"- {_title(name, was[name])}" for name in was if name not in now]
+    lines += [f"+ {_title(name, now[name])}" for name in now if name not in was]
+    changed: dict[tuple[str, ...], list[str]] = {}
+    for name in (name for name in now if name in was):
+        values = tuple(_changes([*_lines(was[name], "")], [*_lines(now[name], "")]))
+        changed.setdefault(values, []).append(name)
+    changed.pop((), None)
+    for values, names in changed.items():
+        lines += [f"~ {', '.join(names)}", *(f"  {value}" for value in values)]
+    return tuple(lines) or ("~ parts that have no name",)
+
+
+def _parts(definition: Json) -> Iterator[tuple[str, Mapping[str, Json]]]:
+    """Yields what a definition consists of, by name: steps, parameters, the rest."""
+    whole = definition if isinstance(definition, Mapping) else {}
+    yield from _steps(whole.get("Steps"), "the pipeline")
+    for item in _mappings(whole.get("Parameters")):
+        yield f"parameter {item.get('Name')}", item
+    rest = {key: value for key, value in whole.items() if key not in ("Steps", "Parameters")}
+    yield "the definition", rest
+
+
+def _steps(steps: Json, around: str) -> Iterator[tuple[str, Mapping[str, Json]]]:
+    for step in _mappings(steps):
+        own = step.get("Arguments")
+        inside: dict[str, Json] = {}
+        if isinstance(own, Mapping):
+            inside = {key: own[key] for key in _BRANCHES if key in own}
+            # A step holds the names of the steps inside it; their changes are shown with them.
+            names = {
+                key: [item.get("Name") for item in _mappings(branch)]
+                for key, branch in inside.items()
+            }
+            own = {**own, **names}
+        yield f"step {step.get('Name')}", {**step, "Arguments": own, "within": around}
+        for branch in inside.values():
+            yield from _steps(branch, str(step.get("Name")))
+
+
+def _title(name: str, part: Mapping[str, Json]) -> str:
+    default = part.get("DefaultValue")
+    about = part.get("Type") if default is None else default
+    return f"{name}: {_shorten(about if isinstance(about, str) else _text(about))}"
+
+
+def _lines(value: Json, path: str) -> Iterator[Line]:
+    """Yields each value of a document with the path to it, sorted by keys."""
+    if isinstance(value, Mapping) and value:
+        for key in sorted(value):
+            yield from _lines(value[key], f"{path}.{key}" if path else key)
+    elif isinstance(value, list | tuple) and value:
+        for index, item in enumerate(value):
+            yield from _lines(item, f"{path}[{_place(item, index)}]")
+    else:
+        yield path.removeprefix("Arguments."), _text(value)
+
+
+def _place(item: Json, index: int) -> str:
+    """Returns an item's name or number; none for plain values, which one more would all move."""
+    if isinstance(item, Mapping):
+        return next((str(item[key]) for key in _NAMES if key in item), str(index))
+    return str(index) if isinstance(item, list) else ""
+
+
+def _changes(old: Sequence[Line], new: Sequence[Line]) -> Iterator[str]:
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    for kind, i, i_end, j, j_end in matcher.get_opcodes():
+        if kind == "equal":
+            continue
+        removed, added = [], []
+        for (path, was), (other, now) in zip_longest(
+            old[i:i_end], new[j:j_end], fillvalue=("", "")
+        ):
+            # A long text is shown from a little before the place where it begins to differ.
+            pairs = enumerate(zip(was, now, strict=False))
+            start = max(0, next((at for at, (one, other) in pairs if one != other), 0) - 20)
+            removed.append(f"- {path} = {_shorten(was, start)}")
+            added.append(f"+ {other} = {_shorten(now, start)}")
+        yield from removed[: i_end - i]
+        yield from added[: j_end - j]
+
+
+def _shorten(text: str, start: int = 0) -> str:
+    if len(text) <= _MAX_VALUE:
+        return text
+    end = start + _MAX_VALUE
+    return ("…" if start else "") + text[start:end] + ("…" if end < len(text) else "")
+
+
+def _text(value: Json) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _mappings(value: Json) -> list[Mapping[str, Json]]:
+    items = value if isinstance(value, list | tuple) else ()
+    return [item for item in items if isinstance(item, Mapping)]

@@ -43,10 +43,10 @@ class CronField:
     example: str = ""
 
     def values(self, text: str, *, expression: str) -> frozenset[int]:
-        """Returns all numbers that the field's text stands for.
+        """Returns all numbers that the field's text means.
 
         Raises:
-            UsageError: Naming the part that cannot be.
+            UsageError: Naming the invalid part.
         """
         found: set[int] = set()
         for part in text.split(","):
@@ -81,7 +81,7 @@ class CronField:
 
 
 def cron_error(expression: str, why: str, fix: str) -> UsageError:
-    """Returns the error of an expression that cannot be."""
+    """Returns the error of an invalid expression."""
     return UsageError(f"--cron '{expression}': {why}", fix=fix)
 
 
@@ -108,7 +108,7 @@ def next_time(
         for hour, minute, second in itertools.product(*times) if is_day(day) else ():
             local = datetime.combine(day, time(hour, minute, second), tzinfo=zone)
             found = local.astimezone(UTC)
-            # A time that the change to summer time leaves out is left out, as AWS does.
+            # A time that does not exist because of summer time is left out, as AWS does.
             is_real = found.astimezone(zone).replace(tzinfo=None) == local.replace(tzinfo=None)
             if found > now and is_real:
                 return found
@@ -163,11 +163,11 @@ def rate_expression(text: str) -> str:
     """Returns `rate(...)` of a period such as 1d, 12h or 30m.
 
     Raises:
-        UsageError: If it is none.
+        UsageError: If it is not a period.
     """
     found = _EVERY.fullmatch(text.strip().lower())
     if found is None:
-        raise UsageError(f"--every {text} is no period", fix="as --every 1d, 12h or 30m")
+        raise UsageError(f"--every {text} is not a period", fix="as --every 1d, 12h or 30m")
     number, unit = int(found.group(1)), _UNITS[found.group(2)]
     return f"rate({number} {unit}{'' if number == 1 else 's'})"
 
@@ -199,7 +199,7 @@ def period(expression: str) -> timedelta | None:
 def next_run(
     expression: str, *, now: datetime, time_zone: str, start: datetime | None = None
 ) -> datetime | None:
-    """Returns when AWS's expression is met next, in UTC; None where that cannot be told.
+    """Returns the next time of AWS's expression, in UTC; None where it is not known.
 
     Args:
         expression: `cron(...)` or `rate(...)`.

@@ -23,7 +23,7 @@ def project_pipeline(
 ) -> Iterator[ModuleType]:
     """Loads pipelines/TARGET.py, and while it is in use the components that it imports.
 
-    Afterwards neither is imported any more: the next folder's files may be others.
+    Afterwards they are not imported any more: the next folder may have other files.
 
     Args:
         target: kubeflow or sagemaker.

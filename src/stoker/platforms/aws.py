@@ -16,7 +16,7 @@ MAX_ATTEMPTS = 8
 
 _ACTION = re.compile(r"perform:? ([a-z0-9-]+:[A-Za-z*]+)")
 _MISSING = ("ResourceNotFound", "ResourceNotFoundException", "NoSuchKey", "404", "NotFound")
-# Some services say only in words that what was asked for is not there.
+# Some services say only in words that the object does not exist.
 _MISSING_WORDS = ("does not exist", "not found", "could not find")
 _THROTTLED = ("ThrottlingException", "Throttling", "TooManyRequestsException", "SlowDown")
 _DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403")
@@ -75,7 +75,7 @@ def refusal(error: Mapping[str, object], action: str, where: str) -> AwsError:
         what = f"AWS throttled {action} {MAX_ATTEMPTS} times: {message}"
         fix = "try again in a minute"
     elif code == "NoSuchBucket":
-        fix = "check the bucket's name, or make it"
+        fix = "check the bucket's name, or create it"
     return failed(what, action, where=where, code=code, fix=fix)
 
 
@@ -92,8 +92,8 @@ READ_SECONDS = 60.0
 # What was just created may not be seen for a while.
 EVENTUAL_SECONDS = 30.0
 
-# How S3 (and what speaks as it does) answers a write that is to make a new object only: there is
-# one, another write is under way, no such writes are known.
+# How S3 (or a store with its protocol) answers a write that must create an object: it exists,
+# another write is in progress, such writes are not supported.
 _EXISTS = ("PreconditionFailed", "412")
 _CONFLICT = ("ConditionalRequestConflict", "409")
 _UNCONDITIONAL = ("NotImplemented", "501", "MethodNotAllowed")
@@ -204,8 +204,8 @@ class Aws:
     def create_object(self, uri: str, content: bytes, *, kms_key: str | None = None) -> bool:
         """Writes an object unless there is one already; returns whether it did.
 
-        Of several callers at once one writes. A store that knows no conditional writes is asked
-        first instead, which leaves a moment for two.
+        If several callers try at once, one of them writes. A store without conditional writes is
+        asked first instead, so that two may write at the same moment.
         """
         bucket, key = split_uri(uri)
         for attempt in range(_CONFLICTS):
@@ -243,7 +243,7 @@ class Aws:
             copy({"Bucket": from_bucket, "Key": from_key}, bucket, key)
 
     def delete_object(self, uri: str) -> None:
-        """Deletes an object; one that is not there is no error."""
+        """Deletes an object; a missing one is not an error."""
         bucket, key = split_uri(uri)
         with explained("s3:DeleteObject", where=uri):
             self._s3("delete_object", Bucket=bucket, Key=key)
@@ -266,7 +266,7 @@ class Aws:
 
 
 def _encryption(kms_key: str | None) -> dict[str, object]:
-    # Nothing said, S3 takes the bucket's own key, and encrypts in any case.
+    # Without a key S3 uses that of the bucket, and encrypts in any case.
     if not kms_key:
         return {}
     return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key}
@@ -276,12 +276,12 @@ def split_uri(uri: str) -> tuple[str, str]:
     """Returns bucket and key of an s3:// address.
 
     Raises:
-        UsageError: If it is none.
+        UsageError: If it is not one.
     """
     scheme, _, rest = uri.partition("://")
     bucket, _, key = rest.partition("/")
     if scheme != "s3" or not bucket:
-        raise UsageError(f"{uri} is no s3:// address", fix="as in s3://bucket/folder")
+        raise UsageError(f"{uri} is not an s3:// address", fix="write s3://bucket/folder")
     return bucket, key
 
 
@@ -360,7 +360,7 @@ def _json(value: object) -> Json:
             return str(value)
 
 
-# The price list of all regions is to be had in three of them.
+# Three regions have the price list of all regions.
 _NEAREST = {"eu": "eu-central-1", "me": "eu-central-1", "af": "eu-central-1", "ap": "ap-south-1"}
 _ELSEWHERE = "us-east-1"
 # 100 products a page; EC2 has about a thousand on-demand Linux ones in a region.

@@ -1,6 +1,7 @@
 """Every platform can plan a job as a pure value, submit it, follow it and stop it."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,6 @@ from stoker.records import (
     Role,
     SageMakerSettings,
     Scalar,
-    StrategySettings,
     Training,
     Workload,
     nearest,
@@ -37,10 +37,10 @@ class JobSpec:
         command: Program and arguments of the training.
         groups: The dnn group first.
         channels: By name.
-        hyperparameters: Put behind the command.
+        hyperparameters: Put after the command.
         environment: More variables for the user's command.
-        settings: What all processes of the run are told, but for what `groups` say.
-        image: That all hosts run, where the platform runs images.
+        settings: What all processes of the run are told, except for what `groups` say.
+        image: Image of all hosts, where the platform runs images.
         sagemaker: Settings of that platform.
         kubernetes: Settings of that platform.
         next_best: The decision's next plan in words, for whoever cannot get the chosen one.
@@ -117,7 +117,7 @@ class JobEnd:
 
 
 def leader_record(output_dir: Path | None) -> Training | None:
-    """Returns the record that the leader's launcher left in its outputs; None if none is legible.
+    """Returns the record that the leader's launcher left in its outputs; None if it cannot be read.
 
     Args:
         output_dir: As in `JobEnd`.
@@ -202,11 +202,11 @@ class Platform(Protocol[RequestT]):
 def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> tuple[str, ...]:
     """Returns the names of the groups that get a channel; () for all of them.
 
-    A channel names groups or roles. In a job of one group, who loads is the dnn group: it gets what
-    the data group would.
+    A channel names groups or roles. In a job of one group the dnn group loads the data itself, and
+    gets what the data group would get.
 
     Raises:
-        UsageError: If it names a group that is none of the job's.
+        UsageError: If it names a group that the job does not have.
     """
     names = [group.name for group in groups]
     for named in channel.groups or ():
@@ -231,19 +231,19 @@ def hyperparameters(values: Mapping[str, Scalar]) -> dict[str, str]:
 
 
 def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, key: str) -> None:
-    """Refuses a job of which no container can run.
+    """Refuses a job that no container can run.
 
     Args:
-        entrypoint: In front of the job's command.
+        entrypoint: Words before the job's command.
         platform: Its name, in errors.
-        key: Of its settings in the workload, in errors.
+        key: Key of its settings in the workload, in errors.
 
     Raises:
         UsageError: Naming the key of the workload and the reason.
     """
     if not job.image:
         raise UsageError(
-            f"the job names no image, and {platform} runs nothing else",
+            f"the job names no image, and {platform} runs only images",
             where=f"job {job.name}, key image",
             fix="build one with make image, push it, and set image to its address",
         )
@@ -255,61 +255,71 @@ def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, k
         )
 
 
+# Folders, files and objects are called by these names: no name may lead out of a folder.
+_RUN_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?")
+_NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]+")
+
+
 def check_job(job: JobSpec) -> None:
     """Refuses a job that no platform runs.
 
     Raises:
-        UsageError: If it has no command, its first group and no other is not the one that trains,
-            two groups have one name, or the hosts of the dnn group are not such as its strategy
-            needs.
+        UsageError: If the name of the run, a group or a channel is not allowed, there is no
+            command, the first group and no other is not the one that trains, two groups have one
+            name, or the strategy cannot use the hosts of the dnn group.
     """
+    if not _RUN_NAME.fullmatch(job.name):
+        raise UsageError(
+            f"{job.name!r} is not a name for a run",
+            where="option --name, or key name",
+            fix="use letters, digits and dashes",
+        )
     if not job.command:
         raise UsageError(
             "no command to run",
             where=f"job {job.name}, key command",
             fix="name the command in the workload, or after --: -- python train.py",
         )
+    _check_groups(job)
+    for channel in job.channels:
+        _check_name(channel, what="channel", where=f"key channels.{channel}")
+
+
+def _check_groups(job: JobSpec) -> None:
+    where = "the plan's groups"
     trainers = [group for group in job.groups if group.role == "dnn"]
     if len(trainers) != 1 or job.groups[0].role != "dnn":
         found = ", ".join(f"{group.name} ({group.role})" for group in job.groups)
         raise UsageError(
             f"a job trains on exactly one dnn group, and it comes first; found {found}",
-            where="the plan's groups",
+            where=where,
             fix="for example --group dnn=1 --group data=2",
         )
     names = [group.name for group in job.groups]
     for name in names:
+        _check_name(name, what="group", where=where)
         if names.count(name) > 1:
             raise UsageError(
                 f"two groups have one name: {name}",
-                where="the plan's groups",
+                where=where,
                 fix="give each group a name of its own",
             )
-    check_strategy(job.settings.strategy, job.groups)
+    dnn = trainers[0]
+    refusal = job.settings.strategy.refusal(
+        instance_type=dnn.instance_type, processes_per_host=dnn.processes_per_host or 1
+    )
+    if refusal is not None:
+        what, fix = refusal
+        raise UsageError(what, where=f"key strategy, group {dnn.name}", fix=fix)
 
 
-def check_strategy(strategy: StrategySettings, groups: Sequence[Group]) -> None:
-    """Refuses what cannot train so.
-
-    Raises:
-        UsageError: If more than one group would train, or the hosts of the dnn group are not such
-            as the strategy needs.
-    """
-    trainers = [group for group in groups if group.role == "dnn"]
-    if len(trainers) > 1:
-        names = ", ".join(group.name for group in trainers)
+def _check_name(name: str, *, what: str, where: str) -> None:
+    if not _NAME.fullmatch(name):
         raise UsageError(
-            f"a strategy is of one group, and here train: {names}",
-            where="the plan's groups",
-            fix="make one of them the dnn group, the others data groups",
+            f"{name!r} is not a name for a {what}",
+            where=where,
+            fix="use letters, digits, dots, dashes and underscores",
         )
-    for group in trainers:
-        refusal = strategy.refusal(
-            instance_type=group.instance_type, processes_per_host=group.processes_per_host or 1
-        )
-        if refusal is not None:
-            what, fix = refusal
-            raise UsageError(what, where=f"key strategy, group {group.name}", fix=fix)
 
 
 def run_environment(job: JobSpec) -> RunEnvironment:

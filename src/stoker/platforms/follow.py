@@ -1,16 +1,19 @@
 """A job on a service is followed from here: it is looked at again and again, to its end.
 
 There is one loop for all services. What a look is differs: SageMaker is asked, Kubernetes tells.
+Lines of hosts go to files, one for each host; on this machine the hosts write those themselves.
 """
 
+import contextlib
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, BinaryIO
 
 from stoker.logs import Log
 from stoker.platforms.base import JobEnd, LogLine
-from stoker.platforms.logs import LogFiles
 
 # A service may be out of reach for so long: control planes are upgraded while jobs run.
 UNREACHABLE_SECONDS = 900.0
@@ -23,14 +26,14 @@ class FollowedRun(ABC):
         name: Of the job, as its service calls it.
         run: Its name in stoker's own log.
         service: Who speaks where it is not a host.
-        log_folder: Gets a file for each host; absent: none are kept.
+        log_folder: Gets a file for each host.
     """
 
-    def __init__(self, name: str, *, run: str, service: str, log_folder: Path | None) -> None:
+    def __init__(self, name: str, *, run: str, service: str, log_folder: Path) -> None:
         self.name = name
         self._service = service
         self._log = Log(run=run, host=service)
-        self._files = LogFiles(log_folder) if log_folder else None
+        self._files = LogFiles(log_folder)
         self._waiting: deque[LogLine] = deque()
         self._is_drained = False
         self._end: JobEnd | None = None
@@ -77,10 +80,79 @@ class FollowedRun(ABC):
         self._emit(LogLine(group=self._service, host="status", text=words))
 
     def _emit(self, line: LogLine) -> None:
-        if self._files:
-            self._files.write(line)
+        self._files.write(line)
         self._waiting.append(line)
 
     def _close_files(self) -> None:
-        if self._files:
-            self._files.close()
+        self._files.close()
+
+
+class LogFiles:
+    """Writes GROUP-HOST.log files; those of an earlier attempt are replaced.
+
+    A run may be stopped by another thread than the one that reads its lines.
+
+    Args:
+        folder: Made with the first line.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[str, IO[str]] = {}
+        self._begun: set[str] = set()
+        self._lock = threading.Lock()
+
+    def write(self, line: LogLine) -> None:
+        """Adds a line to its host's file."""
+        # Both names come from a log: no name must lead out of the folder.
+        name = f"{line.group}-{line.host}.log".replace("/", "_")
+        with self._lock:
+            if name not in self._open:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                mode = "a" if name in self._begun else "w"
+                self._open[name] = (self._folder / name).open(mode, encoding="utf-8")
+                self._begun.add(name)
+            file = self._open[name]
+            file.write(line.text + "\n")
+            file.flush()
+
+    def close(self) -> None:
+        """Closes the files, which the next line opens again; may be called twice."""
+        with self._lock:
+            for file in self._open.values():
+                with contextlib.suppress(OSError):
+                    file.close()
+            self._open.clear()
+
+
+_CHUNK_BYTES = 1 << 16
+
+
+class FileTail:
+    """Gives the whole lines that were added to a file after the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._rest = b""
+
+    def read(self, *, is_last: bool = False) -> Iterator[str]:
+        """Returns the new lines, without their ends; with `is_last` also one that has no end."""
+        if self._file is None:
+            try:
+                self._file = self._path.open("rb")
+            except FileNotFoundError:
+                return
+        while chunk := self._file.read(_CHUNK_BYTES):
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            for line in lines:
+                yield line.decode(errors="replace").rstrip("\r")
+        if is_last and self._rest:
+            yield self._rest.decode(errors="replace")
+            self._rest = b""
+
+    def close(self) -> None:
+        """Closes the file; may be called twice."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

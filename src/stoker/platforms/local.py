@@ -4,10 +4,11 @@ A host has a directory in SageMaker's layout, its own resourceconfig.json, ports
 log file: the heterogeneous local mode that SageMaker does not have. Linux; macOS unpinned.
 
 Instance types are local.c1, local.c2, ... A job of one host may name any other type: it then has
-all of this machine, which is what that name stands for (a GPU host, the pod of a pipeline's step).
+all of this machine, which is then of that type (a GPU host, the pod of a pipeline's step).
 """
 
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -39,8 +40,8 @@ from stoker.platforms.base import (
     leader_record,
     run_environment,
 )
-from stoker.platforms.logs import FileTail
-from stoker.records import Event, Group, Json, Role, to_document
+from stoker.platforms.follow import FileTail
+from stoker.records import Channel, Event, Group, Json, Role, to_document
 from stoker.records.engine import EngineHost
 from stoker.records.engine_check import completed
 
@@ -53,7 +54,7 @@ class LocalHost:
     """One host of a run.
 
     Attributes:
-        cores: That it is pinned to; empty where it is not.
+        cores: Cores that it is pinned to; empty where it is not.
         num_cores: Of its instance type.
     """
 
@@ -85,7 +86,7 @@ class LocalRequest:
         return self.hosts[0]
 
     def base_dir(self, host: LocalHost) -> Path:
-        """Returns the directory that stands for /opt/ml on `host`."""
+        """Returns the directory of `host` that is /opt/ml in a container."""
         return (self.job.run_dir / "hosts" / host.name).absolute()
 
     def log_file(self, host: LocalHost) -> Path:
@@ -97,9 +98,15 @@ def channel_folder(name: str, uri: str) -> Path:
     """Returns the folder that a channel of a local job names; of a claim, where it is mounted.
 
     Raises:
-        UsageError: If it is not there.
+        UsageError: If it is not there, or not in its claim.
     """
     if uri.startswith("pvc://"):
+        if ".." in uri.split("/"):
+            raise UsageError(
+                f"{uri} is not a folder of a claim",
+                where=f"key channels.{name}.uri",
+                fix="name one: pvc://CLAIM/FOLDER",
+            )
         uri = f"{CLAIMS_FOLDER}/{uri.removeprefix('pvc://')}"
     folder = Path(uri.removeprefix("file://")).absolute()
     if not folder.is_dir():
@@ -165,6 +172,40 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK
 _FOREIGN_NAMES = frozenset((*_TORCHRUN, "TRAINING_JOB_NAME", "SAGEMAKER_BASE_DIR"))
 
 
+def lock_run_folder(request: LocalRequest) -> int:
+    """Takes the run's folder for one run, and returns the open descriptor that holds it.
+
+    Launchers inherit the descriptor: the folder is free again when this process has closed it and
+    all launchers have ended, also those of a process that was killed.
+
+    Raises:
+        PlatformError: If hosts of this run still run, or there can be no such folder.
+    """
+    folder = request.job.run_dir
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY)
+    except OSError as err:
+        raise _cannot_start(err, request) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise PlatformError(
+            f"run {request.job.name} is still running on this machine",
+            where=f"folder {folder}",
+            fix="wait for its end, stop it, or choose another --name",
+        ) from None
+    except OSError:
+        # This file system has no locks: nothing tells whether another run has the folder.
+        pass
+    return lock
+
+
+def _cannot_start(err: OSError, request: LocalRequest) -> PlatformError:
+    return PlatformError(f"the local run cannot start: {err}", where=str(request.job.run_dir))
+
+
 @dataclass(slots=True)
 class StartedHost:
     """A host whose launcher has been started."""
@@ -175,8 +216,16 @@ class StartedHost:
     ended_at: float | None = None
 
 
-def start_host(request: LocalRequest, host: LocalHost, environ: Mapping[str, str]) -> StartedHost:
+def start_host(
+    request: LocalRequest, host: LocalHost, environ: Mapping[str, str], *, lock: int
+) -> StartedHost:
     """Starts the launcher of `host` in a session of its own; its output goes to its log file.
+
+    Args:
+        request: The run.
+        host: One of its hosts.
+        environ: Of the launcher.
+        lock: Descriptor that the launcher inherits, see `lock_run_folder`.
 
     Raises:
         OSError: If it cannot be started.
@@ -194,6 +243,7 @@ def start_host(request: LocalRequest, host: LocalHost, environ: Mapping[str, str
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=(lock,),
         )
     marker = f"\0STOKER_BASE_DIR={request.base_dir(host)}\0".encode()
     return StartedHost(host=host, process=process, marker=marker)
@@ -202,7 +252,7 @@ def start_host(request: LocalRequest, host: LocalHost, environ: Mapping[str, str
 def _standard_input() -> int | None:
     """Returns the standard input of the leader's script: None to inherit ours, or DEVNULL.
 
-    A script in the background of a shell would take what is typed for the shell.
+    A script in the background of a shell would read what the user types for the shell.
     """
     try:
         is_others = os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
@@ -288,13 +338,13 @@ def write_secret(path: Path, text: str) -> None:
 AFTER_LEADER_SECONDS = 30.0
 # Asked to stop, a trainer may save its state.
 STOP_SECONDS = 30.0
-# The leader tells the others; that they are asked themselves, too, is for those it cannot reach.
+# The leader tells the others; they are asked as well in case it cannot reach them.
 STOP_OTHERS_SECONDS = 1.0
 _POLL_SECONDS = 0.05
 
 
 class LocalRun:
-    """A submitted job; its hosts are started when it is made.
+    """A submitted job; creating it starts its hosts.
 
     Args:
         request: What to run.
@@ -302,13 +352,14 @@ class LocalRun:
 
     Raises:
         UsageError: If a channel's folder is not there.
-        PlatformError: If a host cannot be started.
+        PlatformError: If a run of this folder still runs, or a host cannot be started.
     """
 
     def __init__(self, request: LocalRequest, *, environ: Mapping[str, str]) -> None:
         self.name = request.job.name
         self.not_comparable = request.not_comparable
         self._request = request
+        self._lock: int | None = lock_run_folder(request)
         self._token_file = (request.job.run_dir / "token").absolute()
         self._events: list[Event] = []
         self._failure = ""
@@ -322,7 +373,7 @@ class LocalRun:
         self._said: queue.SimpleQueue[LogLine] = queue.SimpleQueue()
         if request.not_comparable:
             self._note(f"not comparable: {request.not_comparable}")
-            text = f"{request.not_comparable}: its times compare with no other cluster's"
+            text = f"{request.not_comparable}: its times cannot be compared with others"
             self._say(request.leader, "hosts_not_comparable", text=text)
         self._start(environ)
         self._monitor = threading.Thread(target=self._watch, name=f"run {self.name}", daemon=True)
@@ -379,7 +430,8 @@ class LocalRun:
             self._has_ended.wait(limit)
 
     def _start(self, environ: Mapping[str, str]) -> None:
-        request = self._request
+        request, lock = self._request, self._lock
+        assert lock is not None
         try:
             for host in request.hosts:
                 make_job_folder(request, host)
@@ -397,13 +449,11 @@ class LocalRun:
                     engine=engine,
                     token_file=self._token_file,
                 )
-                self._hosts.append(start_host(request, host, variables))
+                self._hosts.append(start_host(request, host, variables, lock=lock))
         except BaseException as err:
             self._clean_up()
             if isinstance(err, OSError):
-                raise PlatformError(
-                    f"the local run cannot start: {err}", where=str(request.job.run_dir)
-                ) from None
+                raise _cannot_start(err, request) from None
             raise
 
     def _watch(self) -> None:
@@ -482,9 +532,10 @@ class LocalRun:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     started.process.wait(KILL_SECONDS)
             self._clean_host(started)
-        # Where the run's folder is a file, nothing was written.
-        with contextlib.suppress(NotADirectoryError):
-            self._token_file.unlink(missing_ok=True)
+        self._token_file.unlink(missing_ok=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _conclude(self) -> JobEnd:
         leader = self._hosts[0]
@@ -517,7 +568,7 @@ class LocalRun:
         )
 
     def _say(self, host: LocalHost, event: str, **values: str) -> None:
-        """Puts a line of the platform's own between those of the hosts' logs."""
+        """Adds a line of the platform to those of the hosts' logs."""
         line = io.StringIO()
         Log(run=self.name, host=host.name, stream=line).event(event, **values)
         self._said.put(LogLine(group=host.group, host=host.name, text=line.getvalue().rstrip()))
@@ -548,8 +599,6 @@ def _model(folder: Path) -> str | None:
 
 
 _TYPE = re.compile(r"^(?:ml\.)?local\.c(\d+)$")
-_NAME = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?$")
-_CHANNEL = re.compile(r"^[A-Za-z0-9._-]+$")
 
 SHARED_CORES = "hosts share cores"
 UNPINNED = "this system cannot pin processes to cores"
@@ -570,16 +619,18 @@ class LocalPlatform:
     ) -> None:
         self._can_pin = hasattr(os, "sched_setaffinity")
         self._cores = tuple(cores) if cores is not None else _usable_cores()
-        # Handed on as it is, never looked into: settings of this process are no business of jobs.
+        # Passed on unread: settings of this process are not for jobs.
         self._environ = dict(os.environ if environ is None else environ)
 
     def plan(self, job: JobSpec) -> LocalRequest:
         """Plans the hosts of `job` with their cores.
 
         Raises:
-            UsageError: If a name, group, instance type or channel is none this platform can run.
+            UsageError: If this platform cannot run one of the groups or channels.
         """
-        _check(job)
+        check_job(job)
+        for name, channel in job.channels.items():
+            _check_channel(name, channel, job.groups)
         sizes = [(group, self._num_cores(group, job)) for group in job.groups]
         wanted = sum(group.count * size for group, size in sizes)
         # Numbered from the last group on, so that nobody comes to rely on algo-1 leading.
@@ -639,11 +690,11 @@ class LocalPlatform:
         }
 
     def submit(self, request: LocalRequest) -> LocalRun:
-        """Starts all hosts; from a thread that outlives the run, for they end with it.
+        """Starts all hosts. They end with the calling thread, which must outlive the run.
 
         Raises:
             UsageError: If a channel's folder is not there.
-            PlatformError: If a host cannot be started.
+            PlatformError: If hosts of this run still run, or a host cannot be started.
         """
         return LocalRun(request, environ=self._environ)
 
@@ -667,29 +718,15 @@ class LocalPlatform:
         return tuple(sorted(chosen))
 
 
-def _check(job: JobSpec) -> None:
-    if not _NAME.match(job.name):
+def _check_channel(name: str, channel: Channel, groups: Sequence[Group]) -> None:
+    uri = channel.uri
+    if "://" in uri and not uri.startswith("file://"):
         raise UsageError(
-            f"{job.name!r} is no name for a run",
-            where="option --name, or key name",
-            fix="use letters, digits and dashes",
+            f"the local platform reads folders, not {uri}",
+            where=f"key channels.{name}.uri",
+            fix="copy the data to a folder and name that",
         )
-    check_job(job)
-    for channel, described in job.channels.items():
-        uri = described.uri
-        if not _CHANNEL.match(channel):
-            raise UsageError(
-                f"{channel!r} is no name for a channel",
-                where="key channels",
-                fix="use letters, digits, . _ and -",
-            )
-        if "://" in uri and not uri.startswith("file://"):
-            raise UsageError(
-                f"the local platform reads folders, not {uri}",
-                where=f"channel {channel}",
-                fix="copy the data to a folder and name that",
-            )
-        groups_of_channel(channel, described, job.groups)
+    groups_of_channel(name, channel, groups)
 
 
 def _usable_cores() -> tuple[int, ...]:

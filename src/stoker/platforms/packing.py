@@ -16,7 +16,7 @@ MAX_BYTES = 256 << 20
 _NOWHERE = frozenset(
     (".git", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache")
 )
-# A package of the user's may be called so further down.
+# Further down a package of the user may have this name.
 _NOT_AT_THE_TOP = frozenset(("runs",))
 _NUM_LARGEST = 3
 
@@ -28,11 +28,11 @@ def pack(folder: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
 
     Args:
         folder: With the code.
-        max_bytes: All files together may have, before they are compressed.
+        max_bytes: Limit of all files together, before compression.
 
     Raises:
         UsageError: If the folder is not there or empty, holds a link that leaves it or something
-            that is no file, or is too large.
+            that is not a file, or is too large.
     """
     if not folder.is_dir():
         raise UsageError(f"no such folder: {folder}", fix="check sagemaker.source")
@@ -102,14 +102,14 @@ def _add(archive: tarfile.TarFile, folder: Path, name: Path) -> None:
             return
         if not stat.S_ISREG(mode):
             raise UsageError(
-                f"{name.as_posix()} is no file, folder or link", where=str(folder), fix="move it"
+                f"{name.as_posix()} is not a file, folder or link", where=str(folder), fix="move it"
             )
         content = path.read_bytes()
     except OSError as err:
         raise UsageError(
             f"cannot read {name.as_posix()}: {err.strerror}", where=str(folder)
         ) from err
-    # Two modes only: what else there is comes from the umask of whoever checked the code out.
+    # Two modes only: other bits come from the umask of whoever checked the code out.
     entry.mode = 0o755 if mode & stat.S_IXUSR else 0o644
     entry.size = len(content)
     archive.addfile(entry, io.BytesIO(content))

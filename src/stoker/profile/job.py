@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stoker.errors import UsageError
 from stoker.logs import parse_line
-from stoker.platforms.sagemaker.usage import HostLoad, ObservedJob, group_loads
+from stoker.platforms.sagemaker.cloudwatch import HostLoad, ObservedJob, group_loads
 from stoker.records import Observed, Profile, ProfiledHost, Spread, StepTerms
 from stoker.records.base import Value
 from stoker.text import wrapped

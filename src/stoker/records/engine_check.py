@@ -18,7 +18,7 @@ from stoker.records.engine import (
 )
 from stoker.records.workload import FeedSettings
 
-_TF_DATA = ("python", "-P", "-m", "stoker.launch.engines.tf_data_server")
+_TF_DATA = ("python", "-P", "-m", "stoker.launch.engines.tf_server")
 _TF_DATA_WORKER = EngineCommand(
     command=(
         *(*_TF_DATA, "worker", "--dispatcher", "{leader:dispatcher}"),

@@ -42,7 +42,7 @@ def _is_rank() -> bool:
 def _grandparent() -> str:
     try:
         with open(f"/proc/{os.getppid()}/stat", encoding="utf-8", errors="replace") as file:
-            # The name, in parentheses, may hold anything: count from behind it.
+            # The name, in parentheses, may hold anything: count from its end.
             return file.read().rpartition(")")[2].split()[1]
     except OSError:
         return ""
@@ -53,7 +53,7 @@ def _keep_failures() -> None:
     if not output:
         return
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-        # What an earlier attempt of this rank wrote is no cause of this one's end.
+        # What an earlier attempt of this rank wrote is not the cause of this one's end.
         with contextlib.suppress(OSError):
             os.remove(os.path.join(output, f"failure-rank{int(os.environ.get('RANK') or 0)}.json"))
     previous = sys.excepthook
@@ -282,7 +282,7 @@ def _choose_backend() -> None:
 
 
 def _install_backend(backend: str) -> None:
-    from stoker.launch.strategies.smddp_backend import install
+    from stoker.launch.strategies.smddp import install
 
     install(backend)
 

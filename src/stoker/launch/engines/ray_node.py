@@ -29,9 +29,9 @@ from stoker.host.machine import host_bytes
 from stoker.records.engine import places_in
 from stoker.settings import from_environment
 
-# The path of a UNIX socket has 107 bytes; Ray puts this many behind its folder's.
+# The path of a UNIX socket has 107 bytes; Ray appends this many to its folder's.
 MAX_FOLDER_BYTES = 107 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
-# Ray's own.
+# Ray's own minimum.
 MIN_STORE_BYTES = 75 << 20
 STORE_SHARE_VARIABLE = "RAY_DEFAULT_OBJECT_STORE_MEMORY_PROPORTION"
 _STORE_SHARE = 0.3
@@ -41,7 +41,7 @@ _SHM = Path("/dev/shm")
 # Written by `ray start` once the cluster knows the node.
 _JOINED_FILE = "ray_current_cluster"
 _PREFIX = "ray-of-stoker-"
-# Of the 10 s that an engine has by default; what still runs then is killed.
+# A part of the 10 s that an engine has by default; what still runs then is killed.
 _END_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _DEFAULTS = {
@@ -214,7 +214,7 @@ def _run(command: Sequence[str], variables: Mapping[str, str], *, folder: Path, 
         if listener:
             listener.close()
         _end_all(node)
-        # Of a node that joins it is a page of advice.
+        # What a joining node prints is a page of advice.
         if listener is None or not is_asked.is_set():
             print(said.read_text(errors="replace"), flush=True)
     if is_asked.is_set():
@@ -224,7 +224,7 @@ def _run(command: Sequence[str], variables: Mapping[str, str], *, folder: Path, 
 
 
 def _end_all(node: "subprocess.Popen[bytes]") -> None:
-    """Ends the node, and all that it has started, whose orphans are this process's children."""
+    """Ends the node and all that it has started; their orphans are children of this process."""
     node.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         node.wait(_END_SECONDS)

@@ -22,7 +22,7 @@ import psutil
 from stoker.errors import UsageError
 from stoker.host import cpu, machine, spawn
 from stoker.launch import exports
-from stoker.launch.hostrun import HostRun
+from stoker.launch.membership import HostRun
 from stoker.launch.supervise import end_descendants, reap_orphans, resolve_program
 from stoker.logs import Log
 from stoker.records import EngineCommand, EngineSettings
@@ -35,7 +35,7 @@ _NAME = "engine-secret"
 def secret_file(run: HostRun) -> Path:
     """Returns the secret's file, written if it is not there: 64 hex digits, the same on all hosts.
 
-    They are derived from the run's token, which they do not tell.
+    They are derived from the run's token, and do not reveal it.
 
     Raises:
         UsageError: If the job folder cannot be written to.
@@ -127,7 +127,7 @@ def order_of(run: HostRun) -> EngineOrder | None:
         chosen = [("leader", engine.leader)] if topology.is_leader else []
         chosen.append(("dnn", engine.dnn))
     environment = {name: known.fill(text) for name, text in engine.environment.items()}
-    # No host of this run has an agent of the feed: loaders have their own workers only.
+    # No host of this run has an agent of the feed: loaders only have their own workers.
     environment |= replace(run.settings, has_data_group=False).to_environ("has_data_group")
     base = _environ(run)
     return EngineOrder(
@@ -147,7 +147,7 @@ def order_of(run: HostRun) -> EngineOrder | None:
 
 
 class _KnownProcess:
-    """Fills in the places of commands with what they stand for on this host."""
+    """Fills in the placeholders of commands for this host."""
 
     def __init__(self, run: HostRun, engine: EngineSettings) -> None:
         self._run = run
@@ -289,26 +289,26 @@ def _environ(run: HostRun) -> dict[str, str]:
     return {**variables, **run.environ, **ours}
 
 
-# Of what it wrote, for the words of a failure.
+# Bytes of its output that are kept for the message of a failure.
 LAST_LINES = 20
 MAX_LINE_BYTES = 64 << 10
 PROBE_EVERY_SECONDS = 0.1
-# Of one attempt to connect or to get an answer.
+# Time of one attempt to connect or to get an answer.
 PROBE_SECONDS = 2.0
-# The first process may end the others by itself; those that it did not are asked after this long.
+# The first process may end the others itself; those that it did not are asked after this long.
 OWN_END_SECONDS = 1.0
 _POLL_SECONDS = 0.02
 
 
 class Server:
-    """A command of an engine; its lines go to this process's output behind `[engine PART]`.
+    """A command of an engine; its lines go to this process's output after `[engine PART]`.
 
     Args:
         order: What to run.
         folder: Where; None: here.
         log: Of this host.
-        on_failure: Called at most once, in a thread, with words for people: it ended though nobody
-            asked it to, or was not ready in time.
+        on_failure: Called at most once, in a thread, with words for people: it ended on its own, or
+            was not ready in time.
     """
 
     def __init__(
@@ -347,7 +347,7 @@ class Server:
         return self._has_ended.is_set()
 
     def start(self) -> None:
-        """Starts it; to be called in the main thread, with whose end it is killed."""
+        """Starts it; called in the main thread: it is killed when that thread ends."""
         order = self._order
         command = resolve_program(order.command, order.environ, folder=self._folder)
         if command is None:
@@ -355,7 +355,7 @@ class Server:
             self._fail(f"command not found: {order.command[0]} (PATH {path})")
             self._has_ended.set()
             return
-        # What outlives its first process must be this process's to end.
+        # This process must be able to end what outlives its first process.
         spawn.adopt_orphans()
         self._process = subprocess.Popen(
             spawn.wrapped(command, signal_number=signal.SIGKILL),

@@ -1,28 +1,61 @@
-"""`python -m stoker.launch.engines.tf_server` runs a worker or parameter server of TF_CONFIG.
+"""`python -m stoker.launch.engines.tf_server` runs a server of TensorFlow to its end.
 
-TensorFlow's ParameterServerStrategy needs, next to the training, which is the chief, one server for
-each task of the cluster that TF_CONFIG describes.
+Without arguments it is a worker or parameter server of TF_CONFIG: ParameterServerStrategy needs,
+next to the training, which is the chief, one server for each task of the cluster that TF_CONFIG
+describes. As `dispatcher` or `worker` it is one of the tf.data service.
 """
 
+import argparse
+import importlib
+import os
+import signal
 import sys
+import threading
+from collections.abc import Sequence
+from types import ModuleType
 
-from stoker.errors import StokerError
+from stoker.errors import StokerError, UsageError
 from stoker.host import cpu
-from stoker.launch.engines.tensorflow import end, imported, until_asked
+
+# TensorFlow's own 30 s and 200 s leave a training with a dead worker waiting for minutes.
+HEARTBEAT_MS = 1_000
+WORKER_TIMEOUT_MS = 15_000
+# The launcher starts workers once the dispatcher listens.
+DISPATCHER_TIMEOUT_MS = 60_000
 
 
-def main() -> int:
-    """Serves until it is asked to end; returns 2 without TensorFlow or TF_CONFIG."""
+def main(arguments: Sequence[str]) -> int:
+    """Serves until it is asked to end; returns 2 without TensorFlow, or without a task to serve."""
+    parser = argparse.ArgumentParser(prog="tf_server")
+    roles = parser.add_subparsers(dest="role")
+    dispatcher = roles.add_parser("dispatcher")
+    dispatcher.add_argument("--port", type=int, required=True)
+    worker = roles.add_parser("worker")
+    worker.add_argument("--dispatcher", required=True, metavar="ADDRESS:PORT")
+    worker.add_argument("--address", required=True, metavar="ADDRESS:PORT", help="of this worker")
+    worker.add_argument("--cores", type=int, default=0, help="to keep to; 0: all")
+    options = parser.parse_args(arguments)
     try:
-        tensorflow = imported()
+        match options.role:
+            case "dispatcher":
+                _dispatch(port=options.port)
+            case "worker":
+                _work(options.dispatcher, address=options.address, cores=options.cores)
+            case _:
+                _serve_task()
     except StokerError as err:
         sys.stderr.write(f"error: {err}\n")
         return err.exit_code
+    return 0
+
+
+def _serve_task() -> None:
+    """Serves the task of TF_CONFIG."""
+    tensorflow = _tensorflow()
     distribute = tensorflow.distribute
     resolver = distribute.cluster_resolver.TFConfigClusterResolver()
     if not resolver.task_type:
-        sys.stderr.write("error: TF_CONFIG names no task\nwhere: the command's environment\n")
-        return 2
+        raise UsageError("TF_CONFIG names no task", where="the command's environment")
     cluster = resolver.cluster_spec()
     num_tasks = sum(cluster.num_tasks(job) for job in cluster.jobs)
     server = distribute.Server(
@@ -37,10 +70,80 @@ def main() -> int:
         start=True,
     )
     print(f"{resolver.task_type} {resolver.task_id} listens: {server.target}", flush=True)
-    until_asked()
-    end()
-    return 0
+    _await_signal()
+    _end()
+
+
+def _dispatch(*, port: int) -> None:
+    service = _tensorflow().data.experimental.service
+    server = service.DispatchServer(
+        service.DispatcherConfig(port=port, worker_timeout_ms=WORKER_TIMEOUT_MS)
+    )
+    print(f"the dispatcher of tf.data service listens on port {port}", flush=True)
+    _await_signal()
+    print(f"the dispatcher ends with {server._num_workers()} workers", flush=True)
+    _end()
+
+
+def _work(dispatcher: str, *, address: str, cores: int) -> None:
+    _keep_to(cores)
+    service = _tensorflow().data.experimental.service
+    server = service.WorkerServer(
+        service.WorkerConfig(
+            dispatcher_address=dispatcher,
+            worker_address=address,
+            port=int(address.rpartition(":")[2]),
+            heartbeat_interval_ms=HEARTBEAT_MS,
+            dispatcher_timeout_ms=DISPATCHER_TIMEOUT_MS,
+        )
+    )
+    print(f"a worker of tf.data service listens on {address}", flush=True)
+    _await_signal()
+    print(f"the worker ends with {server._num_tasks()} tasks", flush=True)
+    _end()
+
+
+def _keep_to(cores: int) -> None:
+    """Keeps this process to that many cores: TensorFlow makes one thread for each core."""
+    if cores and hasattr(os, "sched_setaffinity"):
+        allowed = sorted(os.sched_getaffinity(0))
+        # The last ones: what trains next to it tends to begin with the first.
+        os.sched_setaffinity(0, allowed[-cores:])
+
+
+def _tensorflow() -> ModuleType:
+    """Returns the module tensorflow, which keeps to the CPU.
+
+    Raises:
+        UsageError: If it is not installed.
+    """
+    # Its servers hand out data and parameters: they must not take memory of the accelerators.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    try:
+        return importlib.import_module("tensorflow")
+    except ImportError as err:
+        raise UsageError(
+            f"this engine needs TensorFlow: {err}",
+            where=f"Python {sys.executable}",
+            fix="install tensorflow or tensorflow-cpu on all hosts: see docs/engines.md",
+        ) from None
+
+
+def _await_signal() -> None:
+    """Blocks until this process gets SIGTERM or SIGINT."""
+    is_asked = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: is_asked.set())
+    is_asked.wait()
+
+
+def _end() -> None:
+    """Ends this process: TensorFlow's servers have threads that would not let it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

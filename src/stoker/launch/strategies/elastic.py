@@ -45,8 +45,8 @@ def main(arguments: list[str]) -> int:
 def _run(options: Namespace, output: Path | None) -> None:
     """Runs the ranks; torchrun's files about them are gone when they end.
 
-    It would leave a folder in the temporary one. The run's own goes with the run, should this
-    process be killed.
+    torchrun would leave a folder in the temporary one. If this process is killed, the run's folder
+    is removed with the run.
     """
     if options.log_dir:
         # PET_LOG_DIR: the user wants to keep them.

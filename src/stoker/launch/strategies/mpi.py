@@ -1,22 +1,30 @@
 """Strategy mpi runs mpirun on the leader; its daemons are started by the other hosts' launchers.
 
-mpirun would log in to each host with ssh. In its place it gets a small program of ours (mpi_agent),
-which asks the leader's launcher through a socket; the launcher tells the follower's launcher over
-the coordinator, where every connection is authenticated, and that one starts the daemon (orted) of
-its own Open MPI. So there is no sshd, no key and no root, and only mpirun of this run can ask.
+mpirun would log in to each host with ssh. In its place it gets a small program of ours
+(mpi_programs), which asks the leader's launcher through a socket; the launcher tells the follower's
+launcher over the coordinator, where every connection is authenticated, and that one starts the
+daemon (orted) of its own Open MPI. So there is no sshd, no key and no root, and only mpirun of this
+run can ask.
 """
 
+import dataclasses
 import json
+import queue
 import shutil
 import socketserver
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from stoker.errors import UsageError
-from stoker.launch.strategies import mpi_agent, mpi_rank
+from stoker.errors import PlatformError, UsageError
+from stoker.launch import finish
+from stoker.launch.coordinator import Coordinator
+from stoker.launch.membership import HostRun, Membership
+from stoker.launch.strategies import mpi_programs
+from stoker.launch.supervise import Decided, Ending, SignalReceived
 from stoker.logs import Log
 
 MPIRUN, DAEMON = "mpirun", "orted"
@@ -43,8 +51,8 @@ def command_of(
         command: Of a rank, with its program found.
         hosts: The leader first.
         processes_per_host: Ranks of a host; they are numbered host by host.
-        agent_socket: See Daemons.
-        more: Arguments of the user's, behind ours.
+        agent_socket: Socket that its agent asks through, see MpiSession.
+        more: Arguments of the user's, after ours.
         environ: Of the command.
         start_deadline_seconds: After which mpirun gives up on a host's daemon.
 
@@ -53,7 +61,7 @@ def command_of(
     """
     find_program(MPIRUN, environ)
     python = (sys.executable, "-I", "-S")
-    agent = (*python, mpi_agent.__file__, str(agent_socket))
+    agent = (*python, mpi_programs.__file__, "agent", str(agent_socket))
     if any(" " in word or ":" in word for word in agent):
         raise UsageError(
             "mpirun cannot start a program whose path has a blank or a colon",
@@ -71,20 +79,20 @@ def command_of(
         "orte_abort_on_non_zero_status": "1",
     }
     return (
-        # Not by its path, which would make it give the daemons a shell's line with a path, too.
+        # Without its path: with one, it would give the daemons a command line with that path.
         MPIRUN,
         *(word for name, value in settings.items() for word in ("--mca", name, value)),
         *("--host", ",".join(f"{place}:{processes_per_host}" for place in places)),
         *("-np", str(len(places) * processes_per_host), "--map-by", "slot", "--bind-to", "none"),
         *more,
-        *(*python, mpi_rank.__file__, *command),
+        *(*python, mpi_programs.__file__, "rank", *command),
     )
 
 
 def variables(interface: str | None) -> dict[str, str]:
     """Returns what Open MPI has to know on every host; what the user has set is kept."""
     found = {
-        # Containers run as root, and alone.
+        # Containers run as root, and isolated.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         # A container may not read another process's memory.
@@ -149,12 +157,12 @@ class MpiSession:
     On the leader also the socket that mpirun's starts come through.
 
     Args:
-        start: Has a host's launcher start its daemon; gives why not. None: not the leader.
+        start: Has a host's launcher start its daemon; returns why not. None: not the leader.
         log: Of this host.
     """
 
     def __init__(self, start: StartDaemon | None, log: Log) -> None:
-        # Sockets have short paths: not in the job's folder, which may lie deep.
+        # Paths of sockets are short: the job's folder may be too deep.
         self.folder = Path(tempfile.mkdtemp(prefix="stoker-mpi-"))
         self._server: _Server | None = None
         if start is not None:
@@ -165,7 +173,7 @@ class MpiSession:
 
     @property
     def socket(self) -> Path:
-        """Returns the path of the socket that mpi_agent asks through."""
+        """Returns the path of the socket that the agent of mpi_programs asks through."""
         return self.folder / "starts"
 
     def variables(
@@ -175,7 +183,7 @@ class MpiSession:
         folder: Path | None,
         environ: Mapping[str, str],
     ) -> dict[str, str]:
-        """Returns what mpi_rank needs, and where Open MPI keeps its files.
+        """Returns what a rank of mpi_programs needs, and where Open MPI keeps its files.
 
         Args:
             master: Address and port of rank 0's store.
@@ -200,7 +208,7 @@ class MpiSession:
 
 
 class _Server(socketserver.ThreadingUnixStreamServer):
-    """Answers mpi_agent: one line of JSON, one line of text."""
+    """Answers the agent of mpi_programs: one line of JSON, one line of text."""
 
     daemon_threads = True
     block_on_close = False
@@ -211,7 +219,7 @@ class _Server(socketserver.ThreadingUnixStreamServer):
 
 
 class _Handler(socketserver.StreamRequestHandler):
-    timeout = mpi_agent.ANSWER_SECONDS
+    timeout = mpi_programs.ANSWER_SECONDS
 
     def handle(self) -> None:
         """Answers one request."""
@@ -222,7 +230,7 @@ class _Handler(socketserver.StreamRequestHandler):
             reason = self.server.start(host, daemon_arguments(words))
         except (OSError, ValueError) as err:
             host, reason = "", str(err)
-        self.server.log.event("daemon_asked_for", about=host, refused=reason or None)
+        self.server.log.event("mpi_daemon_requested", about=host, refused=reason or None)
         self.wfile.write((reason or "ok").encode(errors="replace") + b"\n")
 
 
@@ -231,4 +239,112 @@ def _request(document: object) -> tuple[str, list[str]]:
         case {"host": str(host), "words": list(words)} if all(isinstance(w, str) for w in words):
             return host, [str(word) for word in words]
         case _:
-            raise ValueError("no request of mpi_agent")
+            raise ValueError("not a request of mpi_programs")
+
+
+_POLL_SECONDS = 0.1
+_ASKED_TO_STOP = 143
+
+
+class MpiHost:
+    """The state of a dnn host while mpirun runs; closed when it has ended.
+
+    Args:
+        run: Of this host.
+        environ: Of the training command.
+        coordinator: On the leader, where there are other hosts.
+        membership: On a follower.
+        master: Address and port of rank 0's store.
+
+    Raises:
+        UsageError: If there are several hosts and no token.
+    """
+
+    def __init__(
+        self,
+        run: HostRun,
+        environ: Mapping[str, str],
+        *,
+        coordinator: Coordinator | None,
+        membership: Membership | None,
+        master: tuple[str, int],
+    ) -> None:
+        if len(run.topology.dnn_hosts) > 1 and run.keys is None:
+            raise UsageError(
+                "strategy mpi over several hosts needs a token, which authenticates its starts",
+                where="variable STOKER_TOKEN_FILE",
+                fix="give all hosts the same file of 64 hexadecimal digits",
+            )
+        self._run = run
+        self._membership = membership
+        self._session = MpiSession(coordinator.start_daemon if coordinator else None, run.log)
+        self.environ = {
+            **environ,
+            **self._session.variables(master=master, folder=run.folder, environ=environ),
+        }
+
+    def line(
+        self, command: Sequence[str], *, processes_per_host: int, more: Sequence[str]
+    ) -> tuple[str, ...] | Ending:
+        """Returns the command that this host starts; a follower waits for it, or ends before.
+
+        Args:
+            command: Of the training, with its program found.
+            processes_per_host: Ranks of a host.
+            more: Arguments of the user's for mpirun.
+
+        Raises:
+            UsageError: If there is no Open MPI.
+        """
+        feed = self._run.settings.feed
+        if self._membership is None:
+            return command_of(
+                command,
+                hosts=self._run.topology.dnn_hosts,
+                processes_per_host=processes_per_host,
+                agent_socket=self._session.socket,
+                more=more,
+                environ=self.environ,
+                start_deadline_seconds=feed.start_deadline_seconds,
+            )
+        # First, so that a host that lacks it says so at once.
+        find_program(DAEMON, self.environ)
+        return self._awaited(self._membership, feed.start_deadline_seconds)
+
+    def judged(self, ending: Ending) -> Ending:
+        """Returns how this host ended: its ranks say more than the end of a daemon.
+
+        A follower whose ranks wrote no failure leaves the verdict to mpirun, which knows of all.
+        """
+        if self._membership is None or ending.decided or ending.signals:
+            return ending
+        if finish.read_failures(self._run.output):
+            return dataclasses.replace(ending, exit_code=ending.exit_code or 1)
+        return ending
+
+    def close(self) -> None:
+        """Deletes what Open MPI kept on this host; may be called twice."""
+        self._session.close()
+
+    def _awaited(self, membership: Membership, seconds: float) -> tuple[str, ...] | Ending:
+        deadline = time.monotonic() + seconds
+        while membership.start_order is None:
+            if time.monotonic() > deadline:
+                return Ending(
+                    exit_code=PlatformError.exit_code,
+                    stderr=f"mpirun on the leader asked for no daemon within {seconds:g} s",
+                )
+            try:
+                happening = self._run.inbox.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                continue
+            match happening:
+                case SignalReceived():
+                    return Ending(exit_code=_ASKED_TO_STOP, signals=(happening.number,))
+                case Decided():
+                    return Ending(exit_code=PlatformError.exit_code, decided=happening.reason)
+        order = membership.start_order
+        self._run.log.event("mpi_daemon_started", arguments=len(order.arguments))
+        # The words came from the leader's launcher; they are checked here once more.
+        arguments = daemon_arguments((DAEMON, *order.arguments))
+        return daemon_command(arguments, self.environ)

@@ -1,13 +1,16 @@
 """SageMaker's data-parallel library is used where this host has it; else there is a fallback.
 
 The library is legacy: its last release (2.5.0, October 2024) is for PyTorch 2.4.1 and no type newer
-than p4de.
+than p4de. The launcher chooses the process group backend; a rank, which has torch, uses it.
 """
 
+import functools
+import importlib
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol, cast
 
 from stoker.errors import UsageError
 from stoker.records import StrategySettings
@@ -87,3 +90,39 @@ def _lack(environ: Mapping[str, str]) -> str:
         f"SageMaker's data-parallel library cannot be imported: {words[:300]} (its last release, "
         "2.5.0, is for PyTorch 2.4.1)"
     )
+
+
+class _InitProcessGroup(Protocol):
+    def __call__(self, *values: object, **named: object) -> None: ...
+
+
+def install(backend: str) -> None:
+    """Makes `backend` (smddp, nccl or gloo) the one of torch.distributed in this process, a rank.
+
+    `init_process_group` without a backend takes it. A backend that the script names is the script's
+    decision; it is told on stderr.
+    """
+    # Launchers import this module, too, and have no torch.
+    from torch import distributed
+    from torch.distributed import distributed_c10d
+
+    if backend == BACKEND:
+        # Its import makes the backend known to torch.
+        importlib.import_module(MODULE)
+    init = cast(_InitProcessGroup, distributed.init_process_group)
+
+    @functools.wraps(init)
+    def init_process_group(
+        named: str | None = None, *others: object, **named_others: object
+    ) -> None:
+        asked = named_others.pop("backend", named)
+        if asked is not None and str(asked).lower() != backend:
+            sys.stderr.write(
+                f"stoker: the script asks for backend {asked}, the strategy for {backend}: call "
+                "init_process_group without one, or with STOKER_BACKEND\n"
+            )
+        init(backend if asked is None else asked, *others, **named_others)
+
+    for module in (distributed, distributed_c10d):
+        # Not a plain assignment: to type checkers the two signatures differ.
+        setattr(module, "init_process_group", init_process_group)  # noqa: B010

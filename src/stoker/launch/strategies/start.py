@@ -1,4 +1,4 @@
-"""The training command is started on a dnn host: by itself, under torchrun, or by mpirun."""
+"""The training command is started on a dnn host: on its own, under torchrun, or by mpirun."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from stoker.settings import ProcessSettings
 
 SITE_DIR = Path(stoker.__file__).parent / "site"
 Strategy = Literal["none", "torchrun", "smddp", "mpi"]
-# What a launcher tells the processes that it starts, whatever it was told itself.
+# Fields that a launcher sets for the processes that it starts, whatever it was told itself.
 _TOLD = (
     *("run_id", "base_dir", "host", "group"),
     *("launcher_pid", "has_data_group", "output", "metrics"),
@@ -33,7 +33,7 @@ class Trainer:
             SageMaker's library; mpi: mpirun on the leader.
         settings: Of the strategy.
         processes_per_host: Ranks of one host.
-        arguments: Behind the command: the job's hyperparameters.
+        arguments: After the command: the job's hyperparameters.
         variables: What SageMaker's toolkit would export, and the network interface for NCCL and
             gloo.
     """
@@ -61,10 +61,10 @@ class Trainer:
             settings: Of this launcher.
             topology: Of the run.
             environ: Of this launcher.
-            log: Of this host, told where another backend is used; None: nobody is.
+            log: Of this host; gets a line if another backend is used.
 
         Raises:
-            UsageError: If this host is not one for the strategy, or a file of the job folder is
+            UsageError: If the strategy cannot use this host, or a file of the job folder is
                 malformed.
         """
         num_accelerators = machine.num_accelerators(environ)
@@ -196,7 +196,7 @@ class Trainer:
                 f"--master-port={master[1]}",
                 f"--rdzv-conf=timeout={seconds}",
             )
-        # With the rendezvous above, each host would begin the next attempt by itself. With this one
+        # With the rendezvous above, each host would begin the next attempt alone. With this one
         # they agree when, even where ranks do not notice a death elsewhere.
         conf = {
             "is_host": int(topology.is_leader),

@@ -1,1 +1,106 @@
-"""Kubeflow Pipelines runs compiled pipelines: its verbs are in this package."""
+"""Kubeflow Pipelines is an orchestrator: its verbs work on one installation of it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+
+from stoker.orchestrators.base import (
+    Pipeline,
+    RunState,
+    RunSummary,
+    Schedule,
+    Started,
+    Timing,
+    Uploaded,
+    UploadPlan,
+    utc_now,
+)
+from stoker.orchestrators.kubeflow.api import Kubeflow, KubeflowConnection
+from stoker.orchestrators.kubeflow.pipelines import plan_upload, send_upload
+from stoker.orchestrators.kubeflow.runs import (
+    RunOptions,
+    find_run,
+    lines_of,
+    runs_of,
+    start_run,
+    state_of,
+    stop_run,
+)
+from stoker.orchestrators.kubeflow.schedules import add_schedule, delete_schedule, list_schedules
+from stoker.platforms.base import LogLine
+from stoker.records import Workload
+
+
+class KubeflowOrchestrator:
+    """Kubeflow Pipelines, with its recurring runs for schedules.
+
+    Args:
+        connection: How it is reached; nothing is sent before the first verb.
+        options: What runs and schedules are asked for besides their parameters.
+        kubeflow: In place of the connection's own, for tests.
+        now: The time, in UTC.
+    """
+
+    name = "kubeflow"
+
+    def __init__(
+        self,
+        connection: KubeflowConnection,
+        *,
+        options: RunOptions | None = None,
+        kubeflow: Kubeflow | None = None,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._kubeflow = kubeflow or Kubeflow(connection)
+        self._options = options or RunOptions()
+        self._now = now
+
+    def plan(self, pipeline: Pipeline) -> UploadPlan:
+        """Compares a compiled pipeline with its latest version; sends nothing."""
+        return plan_upload(self._kubeflow, pipeline)
+
+    def upload(self, plan: UploadPlan) -> Uploaded:
+        """Creates the pipeline, or adds a version to it; nothing where the plan found no change."""
+        return send_upload(self._kubeflow, plan)
+
+    def start(self, workload: Workload, *, parameters: Sequence[str]) -> Started:
+        """Starts a run of the uploaded pipeline; `parameters` are NAME=VALUE."""
+        return start_run(self._kubeflow, workload, parameters=parameters, options=self._options)
+
+    def schedule(
+        self, workload: Workload, *, timing: Timing, parameters: Sequence[str], name: str | None
+    ) -> Schedule:
+        """Creates or replaces a recurring run."""
+        return add_schedule(
+            self._kubeflow,
+            workload,
+            timing=timing,
+            parameters=parameters,
+            name=name,
+            options=self._options,
+            now=self._now(),
+        )
+
+    def schedules(self, workload: Workload) -> tuple[Schedule, ...]:
+        """Returns the recurring runs of the workload's pipeline, by name."""
+        return list_schedules(self._kubeflow, workload, now=self._now())
+
+    def unschedule(self, workload: Workload, *, name: str) -> str:
+        """Deletes a recurring run and returns its full name."""
+        return delete_schedule(self._kubeflow, workload, name=name)
+
+    def status(self, run: str) -> RunState:
+        """Returns the run that RUN names, as it is now."""
+        return state_of(self._kubeflow, find_run(self._kubeflow, run))
+
+    def runs(self, run: str) -> tuple[RunSummary, ...]:
+        """Returns the newest runs of the pipeline that RUN names; () where it names a run."""
+        found = find_run(self._kubeflow, run)
+        return runs_of(self._kubeflow, found.pipeline_id) if found.pipeline_id else ()
+
+    def logs(self, run: str, *, group: str | None) -> Iterator[LogLine]:
+        """Yields log lines of all steps until now, or of one step."""
+        return lines_of(self._kubeflow, find_run(self._kubeflow, run), group=group)
+
+    def stop(self, run: str) -> RunState:
+        """Terminates the run and waits until it has ended."""
+        return stop_run(self._kubeflow, find_run(self._kubeflow, run))

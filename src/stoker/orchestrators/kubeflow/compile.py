@@ -17,8 +17,8 @@ from stoker.orchestrators.project import project_pipeline
 from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.parameters import Parameter, parameters_of
 from stoker.platforms.base import JobSpec
+from stoker.platforms.kubernetes.api import mapping
 from stoker.platforms.kubernetes.objects import PodGroup, claim_of, lay_out
-from stoker.platforms.kubernetes.reading import mapping
 from stoker.platforms.local import CLAIMS_FOLDER
 from stoker.records import Group, Json, KubernetesSettings, Workload, to_document
 
@@ -180,7 +180,7 @@ def _gpu_type(workload: Workload) -> str:
 
 Document = Mapping[str, Json]
 
-# Of a task: what says where it stands, told by its place in the tree, not as a change of it.
+# Keys of a task that say only where it is in the tree: not a change of the task itself.
 _TOLD_APART = ("taskInfo", "componentRef", "dependentTasks")
 _COMPILER = "sdkVersion"
 
@@ -236,12 +236,12 @@ def spec_of_text(definition: str) -> CompiledSpec:
     """Returns the spec of a compiled file.
 
     Raises:
-        UsageError: If it is no YAML of one or two documents.
+        UsageError: If it is not YAML of one or two documents.
     """
     try:
         documents = list(yaml.load_all(definition, Loader=_loader()))
     except yaml.YAMLError as err:
-        raise UsageError(f"the compiled pipeline is no YAML: {err}") from None
+        raise UsageError(f"the compiled pipeline is not YAML: {err}") from None
     parts = [part for part in documents if isinstance(part, Mapping)]
     if not parts or "root" not in parts[0]:
         raise UsageError("the compiled pipeline is not Kubeflow's: it has no root")

@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from stoker.errors import UsageError
-from stoker.orchestrators.base import Pipeline, Uploaded, UploadPlan
-from stoker.orchestrators.diff import differences
-from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowError
+from stoker.orchestrators.base import Pipeline, Uploaded, UploadPlan, differences
+from stoker.orchestrators.kubeflow.api import Kubeflow, KubeflowError
 from stoker.orchestrators.kubeflow.compile import (
     CompiledSpec,
     readable,
@@ -234,7 +233,7 @@ def send_upload(kubeflow: Kubeflow, plan: UploadPlan) -> Uploaded:
         raise UsageError(
             f"somebody else created pipeline {pipeline.name} just now",
             where=kubeflow.connection.place,
-            fix="the same command again shows what would change",
+            fix="run the command again to see what would change",
         )
     if deployed and deployed.latest and not plan.changes:
         return Uploaded(
@@ -276,7 +275,7 @@ def _add_version(kubeflow: Kubeflow, deployed: KubeflowPipeline, pipeline: Pipel
     names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
     name = next(name for name in names if version_called(kubeflow, deployed.id, name) is None)
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
-        file = Path(folder) / f"{pipeline.name}.yaml"
+        file = Path(folder, "pipeline.yaml")
         file.write_text(pipeline.definition, encoding="utf-8")
         made = kubeflow.call(
             "upload",
@@ -294,7 +293,7 @@ def _changes(deployed: KubeflowPipeline, spec: CompiledSpec) -> tuple[str, ...]:
     """Says what differs from the latest version, one line each."""
     latest = deployed.latest
     if latest is None:
-        return ("+ its first version: the pipeline is there without any",)
+        return ("+ its first version: the pipeline exists without one",)
     if latest.spec is None:
         return (f"~ the pipeline: the service does not show what {latest.name} holds",)
     if latest.spec.digest == spec.digest:

@@ -10,7 +10,7 @@ import msgspec
 
 from stoker.errors import PlatformError, StokerError, UsageError
 from stoker.orchestrators.base import Cause, RunState, RunSummary, Started, State, StepState
-from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowError
+from stoker.orchestrators.kubeflow.api import Kubeflow, KubeflowError
 from stoker.orchestrators.kubeflow.compile import (
     CompiledSpec,
     CompiledTask,
@@ -33,8 +33,7 @@ from stoker.orchestrators.kubeflow.pipelines import (
 )
 from stoker.parameters import parameters_of, parse
 from stoker.platforms.base import LogLine
-from stoker.platforms.kubernetes.api import PODS, ApiError, ClusterApi
-from stoker.platforms.kubernetes.reading import mapping
+from stoker.platforms.kubernetes.api import PODS, ApiError, ClusterApi, mapping
 from stoker.records import Json, Workload, nearest
 from stoker.settings import workload_from
 
@@ -145,7 +144,7 @@ def reason_of(document: Mapping[str, Json]) -> str:
 
 
 def _runs(kubeflow: Kubeflow, pipeline_id: str) -> Iterator[Mapping[str, Json]]:
-    """Returns the newest runs of a pipeline: the service has no way to ask for them alone."""
+    """Returns the newest runs of a pipeline, picked from all: the service cannot filter them."""
     for item in kubeflow.pages(
         "run",
         "list_runs",
@@ -198,7 +197,7 @@ def start_run(
     """Starts a run; `parameters` are NAME=VALUE.
 
     Raises:
-        UsageError: If the pipeline is not uploaded, or a parameter is unknown or cannot be.
+        UsageError: If the pipeline is not uploaded, or a parameter is unknown or invalid.
         PlatformError: If the service refuses.
     """
     pipeline = uploaded_pipeline(kubeflow, workload.name)
@@ -227,7 +226,7 @@ def start_run(
 
 
 def experiment_id(kubeflow: Kubeflow, workload: Workload, options: RunOptions) -> str:
-    """Returns the id of the experiment that is asked for; makes it where it is not there."""
+    """Returns the id of the experiment that is asked for; creates it if there is none."""
     settings = workload.kubernetes.kubeflow if workload.kubernetes else None
     name = options.experiment or (settings.experiment if settings else None) or workload.name
     namespace = kubeflow.namespace
@@ -279,7 +278,7 @@ def checked_parameters(
     """Returns NAME=VALUE texts as the version's own parameters, each of its kind.
 
     Raises:
-        UsageError: For a name that the version has not (with the nearest one that it has), a value
+        UsageError: For a name that the version does not have (with the nearest one), a value
             that cannot be, or a parameter that has no default and no value.
     """
     there = inputs_of(version.spec) if version.spec else {}
@@ -309,7 +308,7 @@ def checked_parameters(
 
 
 def in_text(value: Json) -> str:
-    """Returns a parameter's value as people type it."""
+    """Returns a parameter's value as users type it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -572,7 +571,7 @@ def lines_of(
     *,
     group: str | None,
 ) -> Iterator[LogLine]:
-    """Yields all lines that there are until now, step after step.
+    """Yields all lines so far, step after step.
 
     Args:
         kubeflow: The installation.

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 from stoker.errors import UsageError
 from stoker.orchestrators.base import Action, Schedule, Timing, schedule_name
 from stoker.orchestrators.cron import DAYS, MONTHS, CronField, cron_error, next_time
-from stoker.orchestrators.kubeflow.client import Kubeflow, KubeflowError
+from stoker.orchestrators.kubeflow.api import Kubeflow, KubeflowError
 from stoker.orchestrators.kubeflow.pipelines import (
     moment,
     schedule_url,
@@ -23,7 +23,7 @@ from stoker.orchestrators.kubeflow.runs import (
     experiment_id,
     in_text,
 )
-from stoker.platforms.kubernetes.reading import mapping
+from stoker.platforms.kubernetes.api import mapping
 from stoker.records import Json, Workload, nearest
 
 _EXAMPLE = "five fields: minute hour day month weekday; or six with seconds first: '0 30 6 * * 1-5'"
@@ -49,7 +49,7 @@ def cron_fields(text: str) -> str:
     """Returns six fields, seconds first, as Kubeflow's scheduler takes them; turns five of Unix.
 
     Raises:
-        UsageError: Naming the field that cannot be.
+        UsageError: Naming the invalid field.
     """
     fields = text.split()
     if len(fields) == 5:
@@ -65,13 +65,13 @@ def period_seconds(text: str) -> int:
     """Returns the seconds of a period such as 1d, 12h or 30m.
 
     Raises:
-        UsageError: If it is none, or shorter than a minute.
+        UsageError: If it is not a period, or shorter than a minute.
     """
     found = _EVERY.fullmatch(text.strip().lower())
     seconds = int(found.group(1)) * _SECONDS[found.group(2)] if found else 0
     if seconds < MIN_PERIOD_SECONDS:
         raise UsageError(
-            f"--every {text} is no period of a minute or more", fix="as --every 1d, 12h or 30m"
+            f"--every {text} is not a period of a minute or more", fix="as --every 1d, 12h or 30m"
         )
     return seconds
 
@@ -85,10 +85,10 @@ def period_text(seconds: int) -> str:
 
 
 def next_start(expression: str, *, now: datetime) -> datetime | None:
-    """Returns when six fields are met next, in UTC; None where that cannot be told.
+    """Returns the next time of six fields, in UTC; None where it is not known.
 
     Args:
-        expression: As the scheduler has it; others than ours may have made it.
+        expression: As the scheduler has it; it may come from other tools.
         now: With a time zone.
     """
     fields = expression.split()
@@ -120,7 +120,7 @@ def _unix_weekday(text: str, *, expression: str) -> str:
 
 MAX_CONCURRENCY = 10
 _EVERY_SCHEDULE = "every "
-# Of a recurring run: what makes it the one that is asked for.
+# Keys of a recurring run that tell whether it is the one that is asked for.
 _OURS = ("pipeline_version_reference", "service_account", "experiment_id")
 
 
@@ -146,7 +146,7 @@ def add_schedule(
     """Creates a recurring run, or replaces the one of that name: the service cannot change one.
 
     Raises:
-        UsageError: If the pipeline is not uploaded, or the timing or a parameter cannot be.
+        UsageError: If the pipeline is not uploaded, or the timing or a parameter is invalid.
         PlatformError: If the service refuses.
     """
     if not 1 <= options.max_concurrency <= MAX_CONCURRENCY:
@@ -178,7 +178,7 @@ def add_schedule(
     if len(old) == 1 and _holds(old[0].document, wanted):
         return _schedule(kubeflow, old[0].document, now=now, action="unchanged")
     made = kubeflow.call("recurring_run", "create_recurring_run", recurring_run=wanted)
-    # The new one is there before the old one goes: no start is missed if we are cut off here.
+    # The new one is created before the old one is deleted: no start is missed in between.
     for known in old:
         _delete(kubeflow, known.id)
     return _schedule(kubeflow, made, now=now, action="updated" if old else "created")
@@ -242,7 +242,7 @@ def _delete(kubeflow: Kubeflow, id: str) -> None:
     try:
         kubeflow.call("recurring_run", "delete_recurring_run", recurring_run_id=id)
     except KubeflowError as err:
-        # Somebody else was faster.
+        # Somebody else has deleted it.
         if not err.is_missing:
             raise
 
@@ -255,7 +255,7 @@ def _trigger(timing: Timing) -> Json:
 
 
 def _holds(there: Mapping[str, Json], wanted: Mapping[str, Json]) -> bool:
-    """Returns whether the recurring run that is there is the one asked for."""
+    """Returns whether the existing recurring run is the one asked for."""
     return (
         all((there.get(key) or None) == (wanted.get(key) or None) for key in _OURS)
         and _when(there) == _when(wanted)

@@ -9,12 +9,7 @@ from typing import Literal, get_args
 import msgspec
 
 from stoker.errors import UsageError
-from stoker.orchestrators.base import (
-    check_complete,
-    fixed,
-    pack_inputs,
-    sagemaker_of,
-)
+from stoker.orchestrators.base import check_complete, fixed, pack_inputs, sagemaker_of
 from stoker.orchestrators.project import project_pipeline
 from stoker.parameters import Parameter, parameters_of
 from stoker.platforms.base import JobSpec
@@ -41,7 +36,7 @@ class PipelineRequest:
         workload: As the steps read it.
         inputs_uri: Folder with workload.json.
         parameters: Of the pipeline.
-        passed: Names of those that every step hands on to stoker as `--param`.
+        passed: Names of those that every step passes to stoker as `--param`.
         profile: CreateTrainingJob of the profile on today's cluster, with the workload's defaults.
         train: The same of a native training step; None: a launched one.
     """
@@ -88,7 +83,7 @@ def compile_pipeline(
         train_step: `launched`: a small step starts, follows and adopts the job that was decided on.
             `native`: a training step of the service's own, its groups set by parameters.
         decision: Whose plan gives a native step its groups and their defaults.
-        folder: Project folder, in which `sagemaker.source` stands, too; absent: the current one.
+        folder: Project folder, which also has `sagemaker.source`; absent: the current one.
         components: Folder with components in place of the project's.
 
     Raises:
@@ -121,7 +116,7 @@ def compile_pipeline(
         raise UsageError(
             f"the definition has {len(definition.encode())} bytes, at most {MAX_DEFINITION_BYTES}",
             where="pipelines/sagemaker.py",
-            fix="fewer steps, or shorter texts in them",
+            fix="use fewer steps, or shorter texts in them",
         )
     return Compiled(
         name=placed.name,
@@ -143,12 +138,12 @@ def _check(workload: Workload, *, train_step: str, decision: Decision | None) ->
     sagemaker_of(workload)
     kinds = get_args(TrainStep)
     if train_step not in kinds:
-        raise UsageError(f"--train-step {train_step} is no kind", fix=nearest(train_step, kinds))
+        raise UsageError(f"--train-step {train_step} is not known", fix=nearest(train_step, kinds))
     if train_step == "native" and decision is None:
         raise UsageError(
             "a native training step needs a decision: how many groups it has is fixed here",
             where="--train-step native",
-            fix="--decision decision.json     of stoker decide; or --train-step launched",
+            fix="add --decision decision.json (of stoker decide), or use --train-step launched",
         )
     if train_step == "launched" and decision is not None:
         raise UsageError(
@@ -195,7 +190,7 @@ def _parameters(
     epochs = workload.hyperparameters.get("epochs")
     kept = [p for p in passed if p.name != "epochs"]
     if isinstance(epochs, int):
-        # A native step's hyperparameters are fixed but for this: 0 would really mean no epochs.
+        # A native step's only variable hyperparameter: 0 would really mean no epochs.
         named = next(p for p in passed if p.name == "epochs")
         kept.append(
             dataclasses.replace(

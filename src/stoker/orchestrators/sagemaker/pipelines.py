@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.errors import UsageError
-from stoker.orchestrators.base import Pipeline, Uploaded, UploadPlan
-from stoker.orchestrators.diff import differences
+from stoker.orchestrators.base import Pipeline, Uploaded, UploadPlan, differences
 from stoker.platforms.aws import Aws, AwsError, split_uri
 from stoker.records import Json, SageMakerSettings
 
@@ -65,7 +64,7 @@ def uploaded_pipeline(aws: Aws, name: str) -> SageMakerPipeline:
 
 
 def parsed(text: Json) -> Json:
-    """Returns a definition's text as a document; None where it is no JSON."""
+    """Returns a definition's text as a document; None where it is not JSON."""
     if not isinstance(text, str):
         return text
     try:
@@ -264,7 +263,7 @@ def _create(aws: Aws, request: Mapping[str, object], settings: SageMakerSettings
         raise UsageError(
             f"somebody else created pipeline {request['PipelineName']} just now",
             where=err.where,
-            fix="the same command again shows what would change",
+            fix="run the command again to see what would change",
         ) from err
     return str(answer["PipelineArn"])
 

@@ -37,9 +37,8 @@ from stoker.orchestrators.sagemaker.pipelines import (
 from stoker.parameters import Parameter, parameters_of, parse
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.base import LogLine
-from stoker.platforms.sagemaker.logs import LOG_GROUP, JobLogs, Labels
-from stoker.platforms.sagemaker.start import stop_job
-from stoker.platforms.sagemaker.state import TrainingJobState, job_state
+from stoker.platforms.sagemaker.cloudwatch import LOG_GROUP, JobLogs, Labels
+from stoker.platforms.sagemaker.submit import TrainingJobState, find_job, job_state, stop_job
 from stoker.records import Json, Workload, nearest
 
 # A listing of runs shows so many at most: the newest.
@@ -67,7 +66,7 @@ class FoundExecution:
     """The run or job that RUN names.
 
     Attributes:
-        kind: A run of a pipeline, or a training job by itself.
+        kind: A run of a pipeline, or a training job on its own.
         id: ARN of the run; name of the job.
         run: In short: PIPELINE/EXECUTION_ID, or the job's name.
         is_newest: RUN named a pipeline, and this is its newest run.
@@ -102,7 +101,7 @@ def find_run(aws: Aws, run: str) -> FoundExecution:
     if found := _PIPELINE.fullmatch(run):
         run = found.group(1)
     if run.startswith("arn:"):
-        raise UsageError(f"{run} is no pipeline, no run and no training job", fix=_HOW)
+        raise UsageError(f"{run} is not a pipeline, a run or a training job", fix=_HOW)
     name, slash, execution = run.partition("/")
     deployed = find_pipeline(aws, name)
     if slash and deployed:
@@ -120,7 +119,7 @@ def find_run(aws: Aws, run: str) -> FoundExecution:
             run=newest.run,
             is_newest=True,
         )
-    if not slash and is_training_job(aws, run):
+    if not slash and find_job(aws, run) is not None:
         return FoundExecution(kind="job", id=run, run=run)
     raise UsageError(
         f"there is no pipeline and no training job {name}",
@@ -143,22 +142,6 @@ def runs_of(aws: Aws, pipeline: str) -> tuple[RunSummary, ...]:
     items = [item for item in (found if isinstance(found, list) else ()) if isinstance(item, dict)]
     newest_first = sorted(items, key=lambda item: str(item.get("StartTime", "")), reverse=True)
     return tuple(_summary(pipeline, item) for item in newest_first[:MAX_RUNS])
-
-
-def is_training_job(aws: Aws, name: str) -> bool:
-    """Returns whether there is a training job of that name."""
-    return describe_job(aws, name) is not None
-
-
-def describe_job(aws: Aws, name: str) -> dict[str, Json] | None:
-    """Returns DescribeTrainingJob's answer; None where there is no such job."""
-    try:
-        return aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
-    except AwsError as err:
-        # The service says so with a general code and words: "Requested resource not found."
-        if err.is_missing or "not find" in err.what:
-            return None
-        raise
 
 
 def _summary(pipeline: str, item: Mapping[str, Json]) -> RunSummary:
@@ -191,10 +174,10 @@ def start_run(aws: Aws, workload: Workload, *, parameters: Sequence[str], folder
         aws: The account.
         workload: Whose pipeline it is.
         parameters: Of the run.
-        folder: Project folder, in which the workload's code stands.
+        folder: Project folder, with the workload's code.
 
     Raises:
-        UsageError: If the pipeline is not uploaded, or a parameter is unknown or cannot be.
+        UsageError: If the pipeline is not uploaded, or a parameter is unknown or invalid.
         PlatformError: If the service refuses.
     """
     deployed = uploaded_pipeline(aws, workload.name)
@@ -240,8 +223,8 @@ def checked_parameters(
     """Returns NAME=VALUE texts as the uploaded pipeline names them, with checked values.
 
     Raises:
-        UsageError: For a name that the uploaded pipeline has not (with the nearest one that it
-            has), or a value that cannot be.
+        UsageError: For a name that the uploaded pipeline does not have (with the nearest one),
+            or an invalid value.
     """
     there = parameters_in(deployed.definition)
     known = {p.camel_name: p for p in parameters_of(workload)}
@@ -305,7 +288,7 @@ def _camel(name: str) -> str:
 
 
 _EXIT_CODE = re.compile(r"exit code:? (\d+)", re.IGNORECASE)
-# The service's word for: what runs in the container failed.
+# The service's word for a failure in the container.
 _OWN_FAULT = "AlgorithmError"
 _JOBS = ("TrainingJob", "ProcessingJob", "TransformJob")
 
@@ -375,7 +358,7 @@ def _steps(aws: Aws, arn: str, known: Mapping[str, str], *, has_ended: bool) -> 
             state = _told(state, told.pop(name))
         yield state
         job = started_job(step, known) if state.status not in ("waiting", "not run") else ""
-        described = describe_job(aws, job) if job else None
+        described = find_job(aws, job) if job else None
         if described:
             yield _launched(job_state(described), depth=depth + 1)
     # Steps that the definition does not name, such as those of a loop.
@@ -517,7 +500,7 @@ PROCESSING_LOG_GROUP = "/aws/sagemaker/ProcessingJobs"
 
 
 def lines_of(aws: Aws, found: FoundExecution, *, group: str | None) -> Iterator[LogLine]:
-    """Yields all lines that there are until now, step after step, hosts merged by time.
+    """Yields all lines so far, step after step, hosts merged by time.
 
     Args:
         aws: The account.
@@ -558,7 +541,7 @@ def _jobs(aws: Aws, found: FoundExecution) -> Iterator[tuple[str, str, str]]:
 def _job_lines(aws: Aws, label: str, log_group: str, job: str) -> Iterator[LogLine]:
     groups: Sequence[str] = (label,)
     if log_group == LOG_GROUP:
-        described = describe_job(aws, job)
+        described = find_job(aws, job)
         named = [name for name in job_state(described).groups if name] if described else []
         groups = named or (label or "dnn",)
     logs = JobLogs(aws, job_name=job, log_group=log_group)

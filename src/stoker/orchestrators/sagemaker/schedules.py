@@ -17,13 +17,13 @@ from stoker.orchestrators.sagemaker.runs import checked_parameters
 from stoker.platforms.aws import Aws, AwsError
 from stoker.records import Json, Workload, nearest
 
-# The scheduler tries a start again: a run that is an hour late is better left to the next.
+# The scheduler retries a start: a run that is an hour late is better left to the next one.
 RETRIES = 3
 MAX_AGE_SECONDS = 3600
 _PREFIX = "stoker-"
 _GROUP = "default"
 _NAME = re.compile(r"[0-9a-zA-Z_.-]{1,64}")
-# What a schedule holds besides what the service adds.
+# Keys of a schedule that stoker sets; the service adds others.
 _OURS = ("ScheduleExpression", "ScheduleExpressionTimezone", "State", "StartDate")
 
 
@@ -41,7 +41,7 @@ def add_schedule(
     A rate begins one period after it is made; AWS's own default would be at once.
 
     Raises:
-        UsageError: If the pipeline is not uploaded, no role is set, or a parameter cannot be.
+        UsageError: If the pipeline is not uploaded, no role is set, or a parameter is invalid.
         PlatformError: If the service refuses.
     """
     role = workload.sagemaker.schedule_role if workload.sagemaker else None
@@ -131,7 +131,7 @@ def _full_name(workload: Workload, name: str | None) -> str:
     if not _NAME.fullmatch(full_name):
         raise UsageError(
             f"schedule {full_name}: a name has 64 letters, digits, -, _ and . at most",
-            fix="--name with a shorter word, as nightly",
+            fix="choose a shorter --name, such as nightly",
         )
     return full_name
 
@@ -139,7 +139,7 @@ def _full_name(workload: Workload, name: str | None) -> str:
 def _values(
     deployed: SageMakerPipeline, workload: Workload, texts: Sequence[str]
 ) -> dict[str, str]:
-    """Returns the parameters to hand over; an empty value must be the default, and is left out.
+    """Returns the parameters to pass; an empty value must be the default, and is left out.
 
     Raises:
         UsageError: As `checked_parameters`, and for an empty value that is not the default.
@@ -149,7 +149,7 @@ def _values(
     for name in [name for name, value in values.items() if not value]:
         if str(defaults[name].get("DefaultValue", "")):
             raise UsageError(
-                f"a schedule cannot hand over an empty value: {name}",
+                f"a schedule cannot pass an empty value: {name}",
                 fix="empty it in the workload and upload that, or schedule another value",
             )
         del values[name]
@@ -171,7 +171,7 @@ def _refuse_foreign(there: Mapping[str, Json], name: str, deployed: SageMakerPip
         raise UsageError(
             f"schedule {name} is there already and starts something else",
             where=str(_target(there).get("Arn", "")),
-            fix="--name with another word",
+            fix="choose another --name",
         )
 
 
@@ -195,7 +195,7 @@ def _parameters(schedule: Mapping[str, Json]) -> dict[str, str]:
 
 
 def _holds(there: Mapping[str, Json], request: Mapping[str, object]) -> bool:
-    """Returns whether the schedule that is there is the one asked for."""
+    """Returns whether the existing schedule is the one asked for."""
     target = request["Target"]
     wanted = target if isinstance(target, Mapping) else {}
     held = _target(there)

@@ -12,8 +12,48 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from stoker.errors import PlatformError, UsageError
-from stoker.platforms.kubernetes.reading import Document, mapping, mappings, text
 from stoker.records import Json
+
+Document = Mapping[str, Json]
+
+
+def mapping(document: Json, *keys: str) -> Document:
+    """Returns the mapping at the path `keys`."""
+    value: Json = document
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def mappings(document: Json, *keys: str) -> list[Document]:
+    """Returns the list of mappings at the path `keys`."""
+    parent = mapping(document, *keys[:-1])
+    value = parent.get(keys[-1])
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def text(document: Document, key: str) -> str:
+    """Returns a text, or the empty one."""
+    value = document.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def texts(document: Document, key: str) -> list[str]:
+    """Returns a list of texts."""
+    value = document.get(key)
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+def number(document: Document, key: str, default: int = 0) -> int:
+    """Returns a whole number."""
+    value = document.get(key)
+    return value if isinstance(value, int) else default
+
+
+def name_of(document: Document) -> str:
+    """Returns the name of an object."""
+    return text(mapping(document, "metadata"), "name")
+
 
 # As an API server says that a role lacks something; quotas and admission say Forbidden, too.
 _DENIED = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource')
@@ -103,7 +143,7 @@ def refusal(code: int, body: str, action: Action) -> ApiError:
 
     Args:
         code: HTTP's.
-        body: A Status object as JSON, or whatever something in between said.
+        body: A Status object as JSON, or what a proxy answered.
         action: That failed.
     """
     status = _status(body)
@@ -129,7 +169,9 @@ def refusal(code: int, body: str, action: Action) -> ApiError:
         what = f"the cluster cannot answer now: {message or f'HTTP status {code}'}"
         fix = "try again in a minute"
     elif code in (400, 422):
-        fix = "is the cluster's JobSet or Trainer of another version than stoker's rules are?"
+        fix = (
+            "check the versions of the cluster's JobSet and Trainer: stoker's rules are for others"
+        )
     return failed(what, action, code=code, reason=reason, user=user, fix=fix)
 
 
@@ -167,7 +209,7 @@ def _nothing_there(message: str, action: Action) -> tuple[str, str]:
             f"kubectl create namespace {action.namespace}, or set kubernetes.namespace",
         )
     return (
-        f"the cluster knows no {action.resource}.{action.group}".rstrip("."),
+        f"the cluster has no API for {action.resource}.{action.group}".rstrip("."),
         _INSTALL.get(action.group, ""),
     )
 
@@ -205,7 +247,7 @@ class Response(Protocol):
 
 
 class ByteStream:
-    """An answer that comes bit by bit: a watch, or a log. Closed by its user, from any thread."""
+    """An answer that comes in parts: a watch, or a log. Any thread may close it."""
 
     def __init__(self, response: Response, action: Action) -> None:
         self._response = response
@@ -228,17 +270,17 @@ class ByteStream:
             yield rest.decode(errors="replace"), False
 
     def close(self) -> None:
-        """Ends the reading, in whatever thread; may be called twice, never raises."""
+        """Ends the reading, whichever thread reads; may be called twice, never raises."""
         self._is_closed = True
         connection = getattr(self._response, "connection", None)
         open_socket = getattr(connection, "sock", None)
         if isinstance(open_socket, socket.socket):
-            # A reader that waits for more wakes up only from that.
+            # Only this wakes up a reader that waits for more.
             with contextlib.suppress(OSError, ValueError):
                 open_socket.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Gives everything back, by the thread that read."""
+        """Releases the connection; called by the thread that read."""
         with contextlib.suppress(Exception):
             self._response.close()
         with contextlib.suppress(Exception):
@@ -254,7 +296,7 @@ def connect(context: str | None) -> tuple[object, str]:
             "the kubernetes client is not installed", fix="pip install 'stoker[kubernetes]'"
         ) from None
     settings = client.Configuration()
-    # Ours tell apart what may be sent twice.
+    # Our own retries know which calls may be sent twice.
     settings.retries = False
     settings.connection_pool_maxsize = 64
     try:
@@ -436,7 +478,7 @@ class ClusterApi:
         return self._call("get", resource, name)
 
     def find(self, resource: Resource, name: str) -> Document | None:
-        """Returns an object, or None where there is none of the name."""
+        """Returns an object, or None if there is no object of that name."""
         try:
             return self.get(resource, name)
         except ApiError as err:
@@ -470,12 +512,12 @@ class ClusterApi:
         return self._call("patch", resource, name, body=body)
 
     def delete(self, resource: Resource, name: str, *, uid: str | None = None) -> None:
-        """Deletes an object after all that it owns; one that is not there is no error.
+        """Deletes an object after all that it owns; a missing one is not an error.
 
         Args:
             resource: Its kind.
             name: Its name.
-            uid: Only this one, and none that has its name by now.
+            uid: Only the object with this uid is deleted, not a newer one of its name.
         """
         options: dict[str, Json] = {
             "apiVersion": "v1",

@@ -1,9 +1,8 @@
 """A job on a cluster is followed from here: its states, its pods and their logs, to its end."""
 
 import contextlib
-import queue
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,9 +10,18 @@ from stoker.errors import PlatformError, StokerError
 from stoker.logs import Log, now_utc
 from stoker.platforms.base import JobEnd, LogLine, leader_record
 from stoker.platforms.follow import FollowedRun
-from stoker.platforms.kubernetes.access import explained_denial
-from stoker.platforms.kubernetes.api import EVENTS, OF_KIND, PODS, ApiError, ClusterApi, Resource
-from stoker.platforms.kubernetes.objects import JOBSET_LABEL, Layout
+from stoker.platforms.kubernetes.api import (
+    EVENTS,
+    OF_KIND,
+    PODS,
+    ApiError,
+    ClusterApi,
+    Document,
+    Resource,
+    mapping,
+    text,
+)
+from stoker.platforms.kubernetes.objects import Layout
 from stoker.platforms.kubernetes.pods import (
     Happenings,
     PodState,
@@ -25,141 +33,28 @@ from stoker.platforms.kubernetes.pods import (
     seconds_between,
     troubles_of,
 )
-from stoker.platforms.kubernetes.reading import Document, mapping, text
 from stoker.platforms.kubernetes.request import KubernetesRequest
-from stoker.platforms.kubernetes.start import (
-    ObjectState,
-    StartedObjects,
-    delete_and_wait,
-    job_state,
-)
-from stoker.platforms.kubernetes.watch import (
+from stoker.platforms.kubernetes.streams import (
     Changed,
     Disturbed,
+    Following,
     Gone,
     Listed,
     LogLost,
     LogText,
     Lost,
-    News,
-    ObjectWatch,
-    PodLog,
 )
-from stoker.platforms.logs import OutputParts
+from stoker.platforms.kubernetes.submit import (
+    ObjectState,
+    StartedObjects,
+    delete_and_wait,
+    explained_denial,
+    job_state,
+)
+from stoker.platforms.pod_outputs import OutputParts
 from stoker.records import Event, Training
 
-# Beyond it those who read logs wait, and so does the cluster.
-MAX_WAITING = 10_000
-_PUT_SECONDS = 0.5
-# A closed reader ends at once, but for what its cluster keeps it waiting for.
-_JOIN_SECONDS = 2.0
-
-Item = News | LogText | LogLost
-
-
-class Following:
-    """Watches a run with threads of its own until it is closed.
-
-    Args:
-        cluster: That runs it.
-        resource: JobSets or TrainJobs.
-        name: Of the run's objects.
-        containers: Group to the name of its pods' container.
-    """
-
-    def __init__(
-        self, cluster: ClusterApi, *, resource: Resource, name: str, containers: Mapping[str, str]
-    ) -> None:
-        self._cluster = cluster
-        self._containers = dict(containers)
-        self._items: queue.Queue[Item] = queue.Queue(MAX_WAITING)
-        self._is_closed = threading.Event()
-        self._logs: dict[str, PodLog] = {}
-        self._starting = threading.Lock()
-        self._of_pods = {"labelSelector": f"{JOBSET_LABEL}={name}"}
-        self._watches = [
-            ObjectWatch(cluster, kind, query=query, tell=self._put)
-            for kind, query in (
-                (resource, {"fieldSelector": f"metadata.name={name}"}),
-                (PODS, self._of_pods),
-                (EVENTS, {}),
-            )
-        ]
-        self._is_begun = False
-
-    def begin(self) -> None:
-        """Starts the watches; may be called again."""
-        if not self._is_begun and not self._is_closed.is_set():
-            self._is_begun = True
-            for watch in self._watches:
-                watch.start()
-
-    def next(self, seconds: float) -> Item | None:
-        """Returns the next piece of news; None if there is none for so long."""
-        try:
-            return self._items.get(timeout=seconds)
-        except queue.Empty:
-            return None
-
-    @property
-    def is_empty(self) -> bool:
-        """Tells whether there is no news at this moment."""
-        return self._items.empty()
-
-    def pods_now(self) -> Listed:
-        """Returns the run's pods, asked for now.
-
-        Raises:
-            ApiError: If the cluster refuses, or does not answer.
-        """
-        items, _ = self._cluster.list(PODS, query=self._of_pods)
-        return Listed(PODS, tuple(items))
-
-    def follow(self, pod: PodState) -> None:
-        """Follows the log of a pod whose container has started, or tells its reader what it is."""
-        if pod.uid in self._logs:
-            self._logs[pod.uid].update(pod)
-        elif pod.is_started:
-            container = self._containers[pod.group]
-            log = PodLog(self._cluster, pod, container=container, tell=self._put)
-            # Whoever closes from another thread finds it started, or it never starts.
-            with self._starting:
-                if not self._is_closed.is_set():
-                    log.start()
-                    self._logs[pod.uid] = log
-
-    def is_read(self, uids: frozenset[str]) -> bool:
-        """Returns whether the logs of these pods have been read to their end."""
-        return not any(uid in uids and log.is_alive() for uid, log in tuple(self._logs.items()))
-
-    def await_logs(self, seconds: float) -> None:
-        """Blocks until all logs have been read to their end, `seconds` at most."""
-        deadline = self._cluster.clock() + seconds
-        for log in tuple(self._logs.values()):
-            log.join(max(0.0, deadline - self._cluster.clock()))
-
-    def close(self) -> None:
-        """Ends all threads; what they told stays to be read. May be called twice."""
-        with self._starting:
-            self._is_closed.set()
-            threads: list[ObjectWatch | PodLog] = [*self._watches, *self._logs.values()]
-        for thread in threads:
-            thread.close()
-        for thread in threads:
-            if thread.ident is not None and thread is not threading.current_thread():
-                thread.join(_JOIN_SECONDS)
-
-    def _put(self, item: Item) -> None:
-        while True:
-            try:
-                self._items.put(item, timeout=_PUT_SECONDS)
-                break
-            except queue.Full:
-                if self._is_closed.is_set():
-                    break
-
-
-# Of a container that its node killed for what it took of memory.
+# Reason of a container that its node killed because of its memory.
 _OUT_OF_MEMORY = "OOMKilled"
 
 
@@ -179,9 +74,9 @@ def conclude(
         state: Its last one; None where the job was gone before it was seen to end.
         is_stopped: Whether the caller stopped it.
         layout: Of the run.
-        pods: As they were last seen, those that are gone, too.
+        pods: As they were last seen, including deleted ones.
         output: What the dnn hosts left in their logs.
-        events: That only the cluster saw.
+        events: Events that only the cluster saw.
         log: For what is worth telling.
     """
     latest = _latest(pods)
@@ -244,7 +139,7 @@ def _release_seconds(pods: Iterable[PodState], leader: PodState | None) -> float
     ends = []
     for pod in data:
         if pod.ended is None:
-            # Never started, it held nothing; gone without a word, its end is not known.
+            # One that never started held nothing; of one that vanished the end is not known.
             if pod.is_started:
                 return None
             continue
@@ -294,22 +189,22 @@ def _model_uri(layout: Layout) -> str | None:
     return f"{layout.settings.output.rstrip('/')}/{layout.name}/model"
 
 
-# Who speaks where it is not a host.
+# Host name of lines that no host wrote.
 SERVICE = "kubernetes"
 
 
 class RunPicture:
-    """A run as far as it has been told.
+    """The state of a run, as far as the cluster has told it.
 
     Args:
         layout: Of the run.
         main: JobSets or TrainJobs.
-        uid: Of the run's one.
+        uid: Uid of the run's JobSet or TrainJob.
         since: When it was made, ISO 8601.
 
     Attributes:
         state: Of the job; None until it is told.
-        is_gone: Whether the job is there no more.
+        is_gone: Whether the job does not exist any more.
         events: What happened, for the record.
     """
 
@@ -341,7 +236,7 @@ class RunPicture:
 
     @property
     def all_pods(self) -> tuple[PodState, ...]:
-        """Returns pods as they were last seen, those that are gone, too."""
+        """Returns all pods as they were last seen, including deleted ones."""
         return (*self._gone_pods.values(), *self._pods.values())
 
     def uids_of(self, role: str) -> frozenset[str]:
@@ -372,7 +267,7 @@ class RunPicture:
         return found
 
     def take(self, item: Listed | Changed | Gone) -> Iterator[str]:
-        """Takes a piece of news; yields what to say of it."""
+        """Takes a piece of news; yields what to tell the user."""
         if item.resource == EVENTS:
             yield from self._take_events(item)
         elif item.resource == PODS:
@@ -482,7 +377,7 @@ class RunPicture:
         return f"{host}: {what}" if host else what
 
 
-# Between looks at what lasts.
+# Seconds between looks at troubles and at the end.
 TICK_SECONDS = 0.25
 # The same trouble is told again after it.
 REPEAT_SECONDS = 600.0
@@ -496,7 +391,7 @@ LAST_LINES_SECONDS = 10.0
 
 
 class KubernetesRun(FollowedRun):
-    """A submitted job, of which the cluster tells what becomes of it.
+    """A submitted job, followed by watching the cluster.
 
     Args:
         cluster: That runs it.
@@ -535,7 +430,7 @@ class KubernetesRun(FollowedRun):
         )
         self._disturbed: set[str] = set()
         self._is_stopped = threading.Event()
-        # Nothing more comes but what has been read.
+        # Set when nothing more comes than what has been read.
         self._is_let_go = threading.Event()
         self._looked_at = float("-inf")
         self._ended_at: float | None = None
@@ -549,8 +444,8 @@ class KubernetesRun(FollowedRun):
     def stop(self) -> None:
         """Deletes the job unless it has ended, and blocks until its pods are gone.
 
-        That is STOP_SECONDS beyond their grace at most. May be called twice and by another thread
-        than that which reads the lines, and never raises: what hinders it is logged.
+        That takes at most STOP_SECONDS beyond their grace. May be called twice, and by another
+        thread than the one that reads the lines; never raises: errors are logged.
         """
         state = self._picture.state
         if self._is_stopped.is_set() or self._picture.is_gone or (state and state.has_ended):
@@ -559,11 +454,11 @@ class KubernetesRun(FollowedRun):
         self._is_stopped.set()
         seconds = self._layout.settings.grace_seconds + STOP_SECONDS
         try:
-            self._log.event("job_is_stopping", job=self.name, at_most_seconds=seconds)
+            self._log.event("job_stopping", job=self.name, at_most_seconds=seconds)
             is_gone = delete_and_wait(
                 self._cluster, self._resource, self.name, uid=self._uid, seconds=seconds
             )
-            self._log.event("job_is_deleted" if is_gone else "job_still_stops", job=self.name)
+            self._log.event("job_deleted" if is_gone else "job_still_stopping", job=self.name)
         except StokerError as err:
             self._log.event("job_not_deleted", job=self.name, why=err.what)
         self._following.await_logs(LAST_LINES_SECONDS)
@@ -600,7 +495,7 @@ class KubernetesRun(FollowedRun):
                 if self._cluster.clock() < self._looked_at + TICK_SECONDS:
                     return
             case LogLost(pod, error):
-                # A training is worth more than its log: it goes on, and this is said.
+                # A training is worth more than its log: it goes on, and the user is told.
                 self._say(f"the log of {pod.host} cannot be read: {error.what}")
             case Lost(resource, error):
                 if resource != EVENTS:
@@ -655,7 +550,7 @@ class KubernetesRun(FollowedRun):
             self._close()
 
     def _look_at_pods(self) -> None:
-        """Asks for the pods anew: a job's end may be told before its pods, or before their ends."""
+        """Lists the pods again: a job's end may be told before its pods, or before their ends."""
         with contextlib.suppress(ApiError):
             for words in self._picture.take(self._following.pods_now()):
                 self._say(words)

@@ -15,7 +15,7 @@ from stoker.platforms.base import (
     groups_of_channel,
     run_environment,
 )
-from stoker.platforms.kubernetes.reading import mapping
+from stoker.platforms.kubernetes.api import mapping
 from stoker.records import (
     Channel,
     Group,
@@ -57,9 +57,9 @@ WORKLOAD_ANNOTATION = "stoker/workload-sha256"
 
 
 def object_name(run: str) -> str:
-    """Returns the name of a run's objects: the same for the same run, and no other's.
+    """Returns the name of a run's objects: the same for the same run, and unique to it.
 
-    A run's name that is none for Kubernetes (capitals, a digit in front, too long) is changed, and
+    A run's name that Kubernetes does not allow (capitals, a digit first, too long) is changed, and
     then ends with a digest of it.
     """
     plain = re.sub(r"[^a-z0-9-]+", "-", run.lower()).strip("-")
@@ -84,8 +84,8 @@ def config_map(name: str) -> str:
 def host_pattern(name: str, job: str) -> str:
     """Returns the pattern of a job's host names in the cluster's DNS; `{index}`: the number.
 
-    The JobSet's controller calls pods so: JOBSET-JOB-JOBINDEX-PODINDEX, under the subdomain, which
-    is the JobSet's name.
+    The JobSet's controller names pods JOBSET-JOB-JOBINDEX-PODINDEX, under the subdomain, which is
+    the JobSet's name.
     """
     return f"{name}-{job}-0-{{index}}.{name}"
 
@@ -191,7 +191,7 @@ def settings_of(job: JobSpec) -> KubernetesSettings:
         raise UsageError(
             "the data group has no GPUs: it makes batches for those that have",
             where="key kubernetes.data",
-            fix="leave them out there",
+            fix="remove them there",
         )
     check_job(job)
     return settings
@@ -250,7 +250,7 @@ def _resources(
     """Returns requests and limits of one pod, without its GPUs."""
     cpu, memory = pods.cpu or pool.cpu, pods.memory or pool.memory
     if cpu is None or memory is None:
-        raise _unknown(group, "what a pod asks of its node, daemons set aside,")
+        raise _unknown(group, "what a pod requests of its node, which daemons use as well,")
     others = {name: written(quantity) for name, quantity in sorted(pods.resources.items())}
     requests = {"cpu": written(cpu), "memory": written(memory), **others}
     limits = {
@@ -272,7 +272,7 @@ def _unknown(group: Group, what: str) -> UsageError:
     pool = bare_type(group.instance_type)
     gpus = ", gpus: 1" if group.role == "dnn" else ""
     return UsageError(
-        f"nothing says {what} on {pool}",
+        f"the workload does not say {what} on {pool}",
         where=f"group {group.name}, key kubernetes.pools.{pool}",
         fix=f'for example kubernetes: {{pools: {{"{pool}": {{cpu: 7, memory: 28Gi{gpus}}}}}}}',
     )
@@ -300,7 +300,7 @@ def volumes_of_group(layout: Layout, group: PodGroup) -> list[Mounted]:
     """Returns volumes that are the same for every run of the workload.
 
     Raises:
-        UsageError: If a channel or volume is none that pods can mount.
+        UsageError: If pods cannot mount a channel or volume.
     """
     settings = layout.settings
     shm: dict[str, Json] = {"medium": "Memory"}
@@ -358,7 +358,7 @@ def channels_of(layout: Layout, group: PodGroup) -> dict[str, Channel]:
     """Returns the channels that a group gets, by name.
 
     Raises:
-        UsageError: If a channel names a group that is none of the job's.
+        UsageError: If a channel names a group that the job does not have.
     """
     found = {}
     for name, channel in sorted(layout.job.channels.items()):
@@ -369,10 +369,10 @@ def channels_of(layout: Layout, group: PodGroup) -> dict[str, Channel]:
 
 
 def claim_of(uri: str, *, where: str) -> tuple[str, str]:
-    """Returns claim and folder of a pvc:// address; an empty folder stands for the whole claim.
+    """Returns claim and folder of a pvc:// address; an empty folder means the whole claim.
 
     Raises:
-        UsageError: If it is none.
+        UsageError: If it is not one.
     """
     claim, _, path = uri.removeprefix("pvc://").partition("/")
     folder = posixpath.normpath(path).strip("/") if path.strip("/") else ""
@@ -433,7 +433,7 @@ def _channels(layout: Layout, group: PodGroup) -> Iterator[Mounted]:
 
 
 def _one_volume_a_claim(mounted: Sequence[Mounted]) -> list[Mounted]:
-    """Merges volumes of one claim, with the same mounts: a kubelet takes two for one, and waits."""
+    """Merges volumes of the same claim: a kubelet takes them for one, and waits."""
     kept: dict[str, Mounted] = {}
     for one in mounted:
         source = one.volume.get("persistentVolumeClaim")
@@ -502,16 +502,16 @@ def environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
     """Returns variables that are the same for every run of the workload.
 
     Raises:
-        UsageError: If the user sets what stoker does.
+        UsageError: If the user sets a variable that stoker sets.
     """
     theirs = {**layout.job.environment, **group.settings.environment}
     ours = {"HOME": "/tmp", "USER": "stoker"}  # of a user that the image may not know
     if layout.data:
-        # A data host that ends badly is started again: it must not end well before the run does,
-        # and trainers wait for it.
+        # A data host that fails is started again: it must not succeed before the run ends, and
+        # trainers wait for it.
         ours |= RunEnvironment(comes_back=True).to_environ("comes_back")
     if not group.gpus:
-        # Images for GPUs ask for all of a host's, whatever the pod is given.
+        # GPU images ask for all GPUs of a host, whatever the pod is given.
         ours["NVIDIA_VISIBLE_DEVICES"] = "void"
     taken = sorted(name for name in theirs if name.startswith("STOKER_") or name in _OF_JOB)
     if taken:
@@ -573,10 +573,10 @@ def pod_template(layout: Layout, group: PodGroup, *, of_run: bool) -> dict[str, 
     Args:
         layout: Of the job.
         group: One of its groups.
-        of_run: With what is this run's alone: token, configuration, variables, zone.
+        of_run: With what only this run has: token, configuration, variables, zone.
 
     Raises:
-        UsageError: If a volume or variable is none that pods can have.
+        UsageError: If pods cannot have a volume or variable.
     """
     settings, pods = layout.settings, group.settings
     mounted = volumes_of_group(layout, group)
@@ -595,7 +595,7 @@ def pod_template(layout: Layout, group: PodGroup, *, of_run: bool) -> dict[str, 
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
         },
-        # The last words of a host that failed stand in its pod's status.
+        # The last words of a host that failed are in its pod's status.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts_of(mounted),
     }
@@ -640,7 +640,7 @@ def mounts_of(mounted: Sequence[Mounted]) -> list[Json]:
 
 
 def zone_affinity(layout: Layout) -> dict[str, Json]:
-    """Returns an affinity that puts all pods in one zone, where asked for; {} for one pod."""
+    """Returns an affinity for one zone, if the workload asks for it; {} for one pod."""
     if layout.settings.zone == "any" or sum(g.group.count for g in layout.groups) == 1:
         return {}
     term: dict[str, Json] = {
@@ -654,7 +654,7 @@ def zone_affinity(layout: Layout) -> dict[str, Json]:
 
 
 def _metadata(layout: Layout, group: PodGroup) -> dict[str, Json]:
-    # A mesh's sidecar does not end when the training does, and stands between the hosts.
+    # A mesh's sidecar does not end when the training does, and all traffic goes through it.
     no_mesh = {ISTIO_INJECT: "false"}
     return {
         "labels": {

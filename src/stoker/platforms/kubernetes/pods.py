@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from stoker.platforms.kubernetes.api import Document, mapping, mappings, number, text
 from stoker.platforms.kubernetes.objects import COMPLETION_INDEX, REPLICATED_JOB_LABEL, PodGroup
-from stoker.platforms.kubernetes.reading import Document, mapping, mappings, number, text
 from stoker.records import bare_type
 
-# Newer JobSets count their attempts so.
+# Newer JobSets count their attempts in this label.
 _ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 
 
@@ -39,7 +39,7 @@ class PodState:
         ended: How its container ended, if it has; a container that is started again has not.
         waits_for: Why its container does not run, in one word: ImagePullBackOff.
         waits_because: The same in words.
-        unschedulable: Why no node takes it; empty where one does.
+        unschedulable: Why no node can run it; empty where one does.
         lost: Why it was taken away: evicted, preempted, its node lost.
         is_final: Whether nothing of it runs any more.
         is_deleted: Whether it is about to go.
@@ -142,7 +142,7 @@ def _unschedulable(status: Document) -> str:
             and condition.get("status") == "False"
             and text(condition, "reason") == "Unschedulable"
         ):
-            return text(condition, "message") or "no node takes it"
+            return text(condition, "message") or "no node can run it"
     return ""
 
 
@@ -159,7 +159,7 @@ def _lost(status: Document) -> str:
 # A registry may be away for a moment, and a secret be made a moment late.
 IMAGE_SECONDS = 120.0
 CONTAINER_SECONDS = 120.0
-# Somebody else's run may give a quota back; not for long while this one is waited for.
+# Another run may end and free its quota; this is not waited for long.
 QUOTA_SECONDS = 120.0
 # Until the next best plan is named to those who wait for nodes.
 CAPACITY_SECONDS = 600.0
@@ -256,11 +256,11 @@ def _unschedulable_troubles(
     pool = bare_type(group.group.instance_type)
     words = f"{_hosts(without, group)} for a node of {pool}"
     words += f", short of {', '.join(missing)}" if missing else ""
-    fix, fix_after = f"it waits on; or take the next best plan: {next_best}", CAPACITY_SECONDS
+    fix, fix_after = f"it keeps waiting; or take the next best plan: {next_best}", CAPACITY_SECONDS
     if not missing and "didn't match" in said:
         fix_after = 0.0
         labels = ", ".join(f"{key}={value}" for key, value in group.node_selector.items())
-        fix = f"is there a node with {labels}? kubernetes.pools.{pool} says which are meant"
+        fix = f"is there a node with {labels}? kubernetes.pools.{pool} names the labels"
     elif not missing and "persistentvolumeclaim" in said:
         fix, fix_after = "make the claim that channels or kubernetes.output name", 0.0
     elif not next_best:
@@ -362,7 +362,7 @@ def by_job(groups: Sequence[PodGroup]) -> Mapping[str, PodGroup]:
     return {group.job: group for group in groups}
 
 
-# Of those that are no warnings: what tells why a run waits, or has lost a host.
+# Events that are not warnings but tell why a run waits, or has lost a host.
 _TELLING = frozenset(
     (
         "Admitted",
@@ -374,7 +374,7 @@ _TELLING = frozenset(
         "Nominated",
     )
 )
-# What pods' own states tell better, and what is part of every start or end.
+# Pods' own states tell these better, or they are part of every start or end.
 _TOLD_BY_PODS = frozenset(
     ("FailedScheduling", "BackOff", "Failed", "ErrImageNeverPull", "InspectFailed", "Unhealthy")
 )
@@ -401,24 +401,24 @@ class Happening:
 
 
 class Happenings:
-    """Picks what is worth telling, once.
+    """Picks the events that users should see, each once.
 
     Args:
         run: Name of its objects.
         groups: Of the run.
-        since: When the job was made, ISO 8601: what was told of an earlier one of the name is old.
+        since: When the job was made, ISO 8601: earlier events are of another job of that name.
     """
 
     def __init__(self, *, run: str, groups: Sequence[PodGroup], since: str) -> None:
         self._since = since
         self._jobs: Mapping[str, str] = {f"{run}-{group.job}-0": group.job for group in groups}
         self._names = (run, *self._jobs)
-        # Kueue's.
+        # Names of Kueue's objects.
         self._workloads = (f"jobset-{run}-", f"trainjob-{run}-")
         self._told: set[tuple[str, str, str]] = set()
 
     def take(self, event: Document) -> Iterator[Happening]:
-        """Yields what an event tells; nothing if it is of something else, known, old, or dull."""
+        """Yields what an event tells; nothing if it is not of this run, known, or unimportant."""
         about = mapping(event, "involvedObject")
         kind, name = text(about, "kind"), text(about, "name")
         reason = text(event, "reason")

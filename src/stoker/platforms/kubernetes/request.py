@@ -1,39 +1,528 @@
-"""Kubernetes runs a job from its objects, a pure value; they can be written as YAML."""
+"""Kubernetes runs a job from its objects, a pure value: they are made, checked and written as YAML.
+
+Success is the dnn group's alone: its end ends the JobSet, whose controller then deletes the pods of
+the data group. A failed job is looked at before success is, so that the data group's job must never
+fail: its pods are started again without end. Nothing here needs an alpha feature of JobSet.
+
+A TrainJob can say little of a second group, so that the runtime holds both groups whole. It may be
+there already, applied by those who run the cluster (`stoker render runtime`): it is the same for
+all runs of a workload on one plan; what is a run's alone is patched in by the TrainJob.
+
+What users write is checked here: a JobSet is let in with pods that can never be made, which shows
+only in events of its jobs, while the data group's nodes are already paid for. What stoker itself
+writes is held against the schemas of JobSet and Kubeflow Trainer, and the restricted profile, by
+its tests.
+"""
 
 import dataclasses
+import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import yaml
 
+from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec, hyperparameters
-from stoker.platforms.kubernetes.checks import check_objects
+from stoker.platforms.kubernetes.api import (
+    Document,
+    mapping,
+    mappings,
+    name_of,
+    number,
+    text,
+    texts,
+)
 from stoker.platforms.kubernetes.objects import (
     HYPERPARAMETERS_KEY,
+    MANAGED_BY_LABEL,
+    QUEUE_LABEL,
     REQUEST_ANNOTATION,
+    RUN_ANNOTATION,
     TOKEN_KEY,
+    TRAINER_JOB,
     WORKLOAD_ANNOTATION,
     Layout,
+    PodGroup,
     channels_of,
     config_map,
+    environment_of_run,
     inputs_key,
+    is_dns_label,
     lay_out,
+    mounts_of,
+    pod_template,
     token_secret,
-)
-from stoker.platforms.kubernetes.reading import Document, mapping
-from stoker.platforms.kubernetes.trainer import (
-    digest,
-    jobset,
-    metadata,
-    train_job,
-    training_runtime,
+    verbatim,
+    volumes_of_run,
+    zone_affinity,
 )
 from stoker.records import Json, KubernetesSettings
 
-# What stands for the token wherever the Secret is shown: a launcher refuses it as none.
+JOBSET_API = "jobset.x-k8s.io/v1alpha2"
+# Kubernetes' largest limit: a failed pod of the data group is always replaced.
+WITHOUT_END = 2**31 - 1
+
+
+def jobset(layout: Layout) -> dict[str, Json]:
+    """Returns the JobSet that runs `layout`.
+
+    Raises:
+        UsageError: If Kubernetes cannot run the groups' pods.
+    """
+    spec = jobset_spec(layout, of_run=True)
+    network: dict[str, Json] = {
+        "enableDNSHostnames": True,
+        "subdomain": layout.name,
+        "publishNotReadyAddresses": True,
+    }
+    return {
+        "apiVersion": JOBSET_API,
+        "kind": "JobSet",
+        "metadata": metadata(layout, queued=True),
+        "spec": {**spec, "network": network},
+    }
+
+
+def jobset_spec(
+    layout: Layout, *, of_run: bool, job_labels: Mapping[str, Mapping[str, str]] | None = None
+) -> dict[str, Json]:
+    """Returns the spec that a JobSet and the template of a TrainingRuntime have in common.
+
+    Args:
+        layout: Of the job.
+        of_run: With what only this run has.
+        job_labels: Labels of jobs, by the replicated job's name.
+    """
+    settings = layout.settings
+    spec: dict[str, Json] = {
+        "successPolicy": {"operator": "All", "targetReplicatedJobs": [layout.dnn.job]},
+        "failurePolicy": _failure_policy(layout),
+        # Pods find each other before they are ready: the feed waits for nobody.
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "ttlSecondsAfterFinished": settings.keep_seconds,
+        "replicatedJobs": [
+            _replicated_job(layout, group, of_run=of_run, labels=(job_labels or {}).get(group.job))
+            for group in layout.groups
+        ],
+    }
+    return spec
+
+
+def metadata(layout: Layout, *, name: str | None = None, queued: bool = False) -> dict[str, Json]:
+    """Returns the metadata of an object of the run: its name, namespace, labels and annotations.
+
+    Args:
+        layout: Of the job.
+        name: Absent: the run's.
+        queued: Whether Kueue admits the object.
+    """
+    settings = layout.settings
+    labels = {**settings.labels, MANAGED_BY_LABEL: "stoker"}
+    if queued and settings.queue:
+        labels[QUEUE_LABEL] = settings.queue
+    described: dict[str, Json] = {"name": name or layout.name}
+    if settings.namespace:
+        described["namespace"] = settings.namespace
+    described["labels"] = labels
+    described["annotations"] = {RUN_ANNOTATION: layout.job.name}
+    return described
+
+
+def _failure_policy(layout: Layout) -> dict[str, Json]:
+    policy: dict[str, Json] = {"maxRestarts": layout.settings.max_restarts}
+    if layout.settings.max_restarts:
+        # A new leader must not be taken for the old one, which has the same name.
+        policy["restartStrategy"] = "BlockingRecreate"
+        if layout.settings.max_run_seconds:
+            policy["rules"] = [
+                {
+                    "name": "out_of_time",
+                    "action": "FailJobSet",
+                    "onJobFailureReasons": ["DeadlineExceeded"],
+                }
+            ]
+    return policy
+
+
+def _replicated_job(
+    layout: Layout, group: PodGroup, *, of_run: bool, labels: Mapping[str, str] | None
+) -> dict[str, Json]:
+    count = group.group.count
+    job: dict[str, Json] = {
+        "parallelism": count,
+        "completions": count,
+        "completionMode": "Indexed",
+        "backoffLimit": 0 if group.is_dnn else WITHOUT_END,
+    }
+    if group.is_dnn and layout.settings.max_run_seconds:
+        job["activeDeadlineSeconds"] = layout.settings.max_run_seconds
+    job["template"] = pod_template(layout, group, of_run=of_run)
+    template: dict[str, Json] = {"metadata": {"labels": dict(labels)}} if labels else {}
+    return {"name": group.job, "replicas": 1, "template": {**template, "spec": job}}
+
+
+TRAINER_API = "trainer.kubeflow.org/v1alpha1"
+ANCESTOR_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"
+FRAMEWORK_LABEL = "trainer.kubeflow.org/framework"
+# Who patches: a domain and a path, by Trainer's rule.
+MANAGER = "stoker/run"
+
+
+def training_runtime(layout: Layout, *, name: str) -> dict[str, Json]:
+    """Returns the TrainingRuntime of `layout`, without what is a run's alone.
+
+    Raises:
+        UsageError: If Kubernetes cannot run the groups' pods.
+    """
+    # The trainer's label is what tells Trainer which job a TrainJob's settings go to.
+    ancestors = {TRAINER_JOB: {ANCESTOR_LABEL: "trainer"}}
+    spec: dict[str, Json] = {
+        # Without torch's policy: stoker's launcher starts torchrun itself.
+        "mlPolicy": {"numNodes": layout.dnn.group.count},
+        "template": {"spec": jobset_spec(layout, of_run=False, job_labels=ancestors)},
+    }
+    described = metadata(layout, name=name)
+    labels = described["labels"]
+    assert isinstance(labels, dict)
+    described["labels"] = {**labels, FRAMEWORK_LABEL: "torch"}
+    described["annotations"] = {REQUEST_ANNOTATION: digest(spec)}
+    return {
+        "apiVersion": TRAINER_API,
+        "kind": "TrainingRuntime",
+        "metadata": described,
+        "spec": spec,
+    }
+
+
+def train_job(layout: Layout, *, runtime: str) -> dict[str, Json]:
+    """Returns the TrainJob that runs `layout` on the TrainingRuntime called `runtime`."""
+    dnn = layout.dnn
+    trainer: dict[str, Json] = {
+        "image": layout.image,
+        "command": [verbatim(word) for word in layout.settings.entrypoint],
+        "args": [verbatim(word) for word in layout.job.command],
+        "numNodes": dnn.group.count,
+        "resourcesPerNode": {"requests": dict(dnn.requests), "limits": dict(dnn.limits)},
+        "env": environment_of_run(layout, dnn),
+    }
+    patches: list[Json] = [_patch(layout, group) for group in layout.groups]
+    return {
+        "apiVersion": TRAINER_API,
+        "kind": "TrainJob",
+        "metadata": metadata(layout, queued=True),
+        "spec": {
+            "runtimeRef": {
+                "apiGroup": TRAINER_API.partition("/")[0],
+                "kind": "TrainingRuntime",
+                "name": runtime,
+            },
+            "trainer": trainer,
+            "runtimePatches": [
+                {
+                    "manager": MANAGER,
+                    "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": patches}}},
+                }
+            ],
+        },
+    }
+
+
+def digest(spec: Json) -> str:
+    """Returns the digest by which two objects' specs are compared: 64 hexadecimal digits."""
+    text = json.dumps(spec, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _patch(layout: Layout, group: PodGroup) -> dict[str, Json]:
+    mounted = volumes_of_run(layout, group)
+    container: dict[str, Json] = {"name": group.job, "volumeMounts": mounts_of(mounted)}
+    if not group.is_dnn:
+        # Trainer takes the variables of its own container from the TrainJob's trainer only.
+        container["env"] = environment_of_run(layout, group)
+    spec: dict[str, Json] = {
+        "containers": [container],
+        "volumes": [one.volume for one in mounted],
+    }
+    affinity = zone_affinity(layout)
+    if affinity:
+        spec["affinity"] = affinity
+    return {"name": group.job, "template": {"spec": {"template": {"spec": spec}}}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicatedJob:
+    """A replicated job of a JobSet or of a runtime's template.
+
+    Attributes:
+        path: Its place in the document.
+        spec: Of the job.
+        pods: The pods' spec.
+        template: Of the pods.
+    """
+
+    name: str
+    path: str
+    document: Document
+    spec: Document
+    template: Document
+    pods: Document
+
+    @property
+    def labels(self) -> Document:
+        """Returns the labels of the job."""
+        return mapping(self.document, "template", "metadata", "labels")
+
+
+def jobset_of(document: Document) -> tuple[str, Document]:
+    """Returns path and spec of the JobSet in a JobSet or TrainingRuntime; none of other objects."""
+    match document.get("kind"):
+        case "JobSet":
+            return "spec", mapping(document, "spec")
+        case "TrainingRuntime":
+            return "spec.template.spec", mapping(document, "spec", "template", "spec")
+    return "", {}
+
+
+def replicated_jobs(document: Document) -> Iterator[ReplicatedJob]:
+    """Yields the replicated jobs of a JobSet or TrainingRuntime."""
+    path, spec = jobset_of(document)
+    for index, job in enumerate(mappings(spec, "replicatedJobs")):
+        described = mapping(job, "template", "spec")
+        template = mapping(described, "template")
+        yield ReplicatedJob(
+            name=text(job, "name"),
+            path=f"{path}.replicatedJobs[{index}]",
+            document=job,
+            spec=described,
+            template=template,
+            pods=mapping(template, "spec"),
+        )
+
+
+_LABEL_VALUE = re.compile(r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$")
+_QUALIFIED = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")
+_SUBDOMAIN = re.compile(r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$")
+_VARIABLE = re.compile(r"^[A-Za-z_.-][A-Za-z0-9_.-]*$")
+_WHOLE = re.compile(r"^[0-9]+$")
+# Resources that may be asked for in parts; all others come whole, and are not overcommitted.
+_DIVISIBLE = ("cpu", "memory", "ephemeral-storage")
+_MAX_ANNOTATIONS = 256 << 10
+# What the API server takes of a ConfigMap or Secret.
+_MAX_BYTES = 1 << 20
+_MAX_COUNT = 2**31 - 1
+# Of a TrainJob, which a JobSet does not bound.
+_MAX_WORDS, _MAX_IMAGE = 128, 500
+
+
+def metadata_problems(metadata: Document, path: str) -> Iterator[str]:
+    """Yields what is wrong with labels, annotations, and an object's name where it has one."""
+    if "name" in metadata and not _is_subdomain(text(metadata, "name")):
+        yield f"{path}.name: {metadata['name']} is not a name for an object"
+    for key, value in mapping(metadata, "labels").items():
+        yield from _key_problems(key, f"{path}.labels")
+        if not _LABEL_VALUE.match(str(value)):
+            yield f"{path}.labels: {value!r} is not a label value"
+    annotations = mapping(metadata, "annotations")
+    for key in annotations:
+        yield from _key_problems(key, f"{path}.annotations")
+    if sum(len(k) + len(str(v)) for k, v in annotations.items()) > _MAX_ANNOTATIONS:
+        yield f"{path}.annotations: they are too long"
+
+
+def pod_problems(pods: Document, path: str) -> Iterator[str]:
+    """Yields what is wrong with a pod's spec, one `path: what` each."""
+    yield from _repeated(pods, "volumes", "name", path)
+    yield from _repeated(pods, "imagePullSecrets", "name", path)
+    for key, value in mapping(pods, "nodeSelector").items():
+        yield from _key_problems(key, f"{path}.nodeSelector")
+        if not _LABEL_VALUE.match(str(value)):
+            yield f"{path}.nodeSelector: {value!r} is not a label value"
+    for key in ("serviceAccountName", "priorityClassName"):
+        if key in pods and not _is_subdomain(text(pods, key)):
+            yield f"{path}.{key}: {pods[key]} is not a name for an object"
+    for secret in mappings(pods, "imagePullSecrets"):
+        if not _is_subdomain(text(secret, "name")):
+            yield f"{path}.imagePullSecrets: {secret.get('name')} is not a name for an object"
+    for index, toleration in enumerate(mappings(pods, "tolerations")):
+        yield from _toleration_problems(toleration, f"{path}.tolerations[{index}]")
+    yield from _affinity_problems(mapping(pods, "affinity", "nodeAffinity"), f"{path}.affinity")
+    for index, container in enumerate(mappings(pods, "containers")):
+        yield from _container_problems(container, f"{path}.containers[{index}]")
+
+
+def _repeated(document: Document, key: str, name: str, path: str) -> Iterator[str]:
+    names = [text(item, name) for item in mappings(document, key)]
+    for twice in sorted({one for one in names if names.count(one) > 1}):
+        yield f"{path}.{key}: {twice} occurs twice"
+
+
+def _container_problems(container: Document, path: str) -> Iterator[str]:
+    image = text(container, "image")
+    if not image or image != image.strip():
+        yield f"{path}.image: {image!r} is not an image"
+    for variable in mappings(container, "env"):
+        if not _VARIABLE.match(text(variable, "name")):
+            yield f"{path}.env: {variable.get('name')!r} is not a variable name"
+    yield from _repeated(container, "env", "name", path)
+    yield from _repeated(container, "volumeMounts", "mountPath", path)
+    for mount in mappings(container, "volumeMounts"):
+        for key in ("subPath", "subPathExpr"):
+            inner = text(mount, key)
+            if inner.startswith("/") or ".." in inner.split("/"):
+                yield f"{path}.volumeMounts: {inner} is not a folder inside a volume"
+    yield from _resource_problems(mapping(container, "resources"), f"{path}.resources")
+
+
+def _resource_problems(resources: Document, path: str) -> Iterator[str]:
+    requests, limits = mapping(resources, "requests"), mapping(resources, "limits")
+    for name in {**requests, **limits}:
+        yield from _key_problems(name, path)
+        if name in _DIVISIBLE or name.startswith("hugepages-"):
+            continue
+        if "/" not in name:
+            yield f"{path}: there is no resource {name}"
+        limit = limits.get(name)
+        if not _WHOLE.match(str(limit)) or requests.get(name, limit) != limit:
+            yield f"{path}: {name} needs a whole number, and its limit equals its request"
+
+
+def _toleration_problems(toleration: Document, path: str) -> Iterator[str]:
+    key, operator = text(toleration, "key"), text(toleration, "operator") or "Equal"
+    if key:
+        yield from _key_problems(key, path)
+    elif operator != "Exists":
+        yield f"{path}: without a key its operator is Exists"
+    if operator == "Exists" and toleration.get("value"):
+        yield f"{path}: Exists has no value"
+    if not _LABEL_VALUE.match(text(toleration, "value")):
+        yield f"{path}: {toleration.get('value')!r} is not a taint value"
+
+
+def _affinity_problems(affinity: Document, path: str) -> Iterator[str]:
+    terms = mappings(
+        affinity, "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"
+    )
+    preferred = mappings(affinity, "preferredDuringSchedulingIgnoredDuringExecution")
+    terms += [mapping(term, "preference") for term in preferred]
+    for term in terms:
+        for rule in mappings(term, "matchExpressions"):
+            key, values = text(rule, "key"), texts(rule, "values")
+            yield from _key_problems(key, path)
+            match text(rule, "operator"):
+                case "In" | "NotIn" if not values:
+                    yield f"{path}: {key} names no values"
+                case "Exists" | "DoesNotExist" if values:
+                    yield f"{path}: {key} needs no values"
+                case "Gt" | "Lt" if len(values) != 1 or not _WHOLE.match(values[0]):
+                    yield f"{path}: {key} is compared with exactly one whole number"
+                case _:
+                    pass
+
+
+def _key_problems(key: str, path: str) -> Iterator[str]:
+    prefix, slash, name = key.rpartition("/")
+    if not _QUALIFIED.match(name) or (slash and not _is_subdomain(prefix)):
+        yield f"{path}: {key!r} is not a key"
+
+
+def _is_subdomain(name: str) -> bool:
+    return len(name) <= 253 and bool(_SUBDOMAIN.match(name))
+
+
+def check_objects(objects: Sequence[Document]) -> None:
+    """Checks what users wrote into the objects that are about to be sent.
+
+    Raises:
+        UsageError: With every rule that the first wrong object breaks.
+    """
+    for document in objects:
+        found = list(problems_of(document, among=objects))
+        if found:
+            raise UsageError(
+                "the cluster would refuse this: " + "; ".join(found[:5]),
+                where=f"{document.get('kind')} {name_of(document)}",
+                fix="change the workload's kubernetes settings",
+            )
+
+
+def problems_of(document: Document, *, among: Sequence[Document] = ()) -> Iterator[str]:
+    """Yields what is wrong with what users wrote into an object.
+
+    Args:
+        document: The object.
+        among: All objects of the run: a TrainJob's names are those of its runtime's jobs.
+    """
+    yield from metadata_problems(mapping(document, "metadata"), "metadata")
+    name = name_of(document)
+    match document.get("kind"):
+        case "JobSet":
+            for job in replicated_jobs(document):
+                yield from _name_problems(job, name)
+        case "TrainingRuntime":
+            for job in replicated_jobs(document):
+                # All pods of a gang are scheduled at one priority: the trainer's.
+                is_trainer = text(job.labels, ANCESTOR_LABEL) == "trainer"
+                if "priorityClassName" in job.pods and not is_trainer:
+                    yield (
+                        f"{job.path}: with Kubeflow Trainer only the job that trains has a "
+                        "priority class (kubernetes.data.priority_class)"
+                    )
+        case "TrainJob":
+            yield from _train_job_problems(document, among)
+        case "ConfigMap" | "Secret":
+            size = sum(len(k) + len(str(v)) for k, v in mapping(document, "data").items())
+            if size > _MAX_BYTES:
+                yield f"data: {size} bytes are more than {_MAX_BYTES}"
+    _, jobset = jobset_of(document)
+    for key, holder in (
+        ("ttlSecondsAfterFinished", jobset),
+        ("maxRestarts", mapping(jobset, "failurePolicy")),
+    ):
+        if number(holder, key) > _MAX_COUNT:
+            yield f"{key}: {holder[key]} is more than {_MAX_COUNT}"
+    for job in replicated_jobs(document):
+        pods = f"{job.path}.template.spec.template"
+        yield from metadata_problems(mapping(job.template, "metadata"), f"{pods}.metadata")
+        yield from pod_problems(job.pods, f"{pods}.spec")
+
+
+def _name_problems(job: ReplicatedJob, name: str) -> Iterator[str]:
+    """Checks names of jobs and pods as the controllers will call them, with the suffix of five."""
+    replicas, completions = number(job.document, "replicas", 1), number(job.spec, "completions", 1)
+    names = [f"{name}-{job.name}-{replicas - 1}"]
+    if text(job.spec, "completionMode") == "Indexed":
+        names.append(f"{names[0]}-{completions - 1}-abcde")
+    for generated in names:
+        if not is_dns_label(generated):
+            yield (
+                f"{job.path}: {generated} ({len(generated)} characters) is not a host name: "
+                "small letters, digits and dashes, a letter first, 63 at most"
+            )
+
+
+def _train_job_problems(document: Document, among: Sequence[Document]) -> Iterator[str]:
+    name, spec = name_of(document), mapping(document, "spec")
+    if not is_dns_label(name):
+        yield f"metadata.name: {name} is not a host name"
+    reference = text(mapping(spec, "runtimeRef"), "name")
+    for runtime in among:
+        if runtime.get("kind") == "TrainingRuntime" and name_of(runtime) == reference:
+            for job in replicated_jobs(runtime):
+                yield from _name_problems(job, name)
+    trainer = mapping(spec, "trainer")
+    if len(text(trainer, "image")) > _MAX_IMAGE:
+        yield f"spec.trainer.image: is longer than {_MAX_IMAGE}"
+    for key in ("command", "args", "env"):
+        words = trainer.get(key)
+        if isinstance(words, list) and len(words) > _MAX_WORDS:
+            yield f"spec.trainer.{key}: is longer than {_MAX_WORDS}"
+    yield from _container_problems(trainer, "spec.trainer")
+
+
+# Shown in place of the token wherever the Secret is shown: a launcher refuses it as a token.
 NO_TOKEN = "made-when-the-job-is-submitted"
 
 
@@ -45,7 +534,7 @@ class KubernetesRequest:
     job's own to the pod that submits it, are set by submit().
 
     Attributes:
-        layout: The groups behind the objects.
+        layout: The groups that the objects are made of.
         main: The JobSet, or the TrainJob.
         runtime: The TrainingRuntime that the TrainJob needs; None with a JobSet.
         runtime_is_ours: Whether submit() makes the runtime; else it must be there, as it is here.
@@ -84,7 +573,7 @@ class KubernetesRequest:
 
 
 def plan_request(job: JobSpec) -> KubernetesRequest:
-    """Returns the objects for `job`; reads and asks nothing.
+    """Returns the objects for `job`; reads no file and calls no cluster.
 
     Raises:
         UsageError: If the cluster would refuse them, with the rule, the reason and a fix.
@@ -117,7 +606,9 @@ def plan_runtime(job: JobSpec, *, name: str) -> Document:
         UsageError: If the cluster would refuse it.
     """
     settings = msgspec.structs.replace(job.kubernetes or KubernetesSettings(), api="trainer")
-    runtime = training_runtime(lay_out(dataclasses.replace(job, kubernetes=settings)), name=name)
+    # A runtime is the same for all runs, and its name may be one that no run can have.
+    any_run = dataclasses.replace(job, name="any-run", kubernetes=settings)
+    runtime = training_runtime(lay_out(any_run), name=name)
     check_objects((runtime,))
     return runtime
 
@@ -130,7 +621,7 @@ def _checked(request: KubernetesRequest) -> tuple[Document, ...]:
 
 
 def _signed(main: dict[str, Json], layout: Layout, *, parts: list[Json]) -> Document:
-    """Returns the job with a digest of it and `parts`, to know an earlier attempt's job by."""
+    """Returns the job with a digest of it and `parts`, to recognise an earlier attempt's job."""
     described = mapping(main, "metadata")
     annotations = {**mapping(described, "annotations")}
     annotations[REQUEST_ANNOTATION] = digest([main["spec"], *parts])
@@ -179,13 +670,13 @@ def _json(document: Json) -> str:
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
-# Texts that no parser of any version of YAML takes for something else.
+# Texts that every version of YAML reads as texts.
 _PLAIN = re.compile(r"^[A-Za-z/][A-Za-z0-9_./-]*( [A-Za-z0-9_./-]+)*$")
 _WORDS = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes whatever could be a number, a date or a truth to somebody: kubectl reads YAML 1.1."""
+    """Quotes what a parser could take for a number, a date or a truth: kubectl reads YAML 1.1."""
 
     def ignore_aliases(self, data: object) -> bool:
         """Returns True: objects are written in full, however often they are used."""

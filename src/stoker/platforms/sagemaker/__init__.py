@@ -1,7 +1,69 @@
-"""SageMaker runs a job as a training job with instance groups, through boto3."""
+"""SageMaker runs a job as a training job, with instance groups where it has a data group."""
 
-from stoker.platforms.sagemaker.checks import check_body
-from stoker.platforms.sagemaker.platform import SageMakerPlatform
-from stoker.platforms.sagemaker.request import SageMakerRequest, plan_body
+import dataclasses
 
-__all__ = ["SageMakerPlatform", "SageMakerRequest", "check_body", "plan_body"]
+from stoker.logs import Log
+from stoker.platforms.aws import Aws
+from stoker.platforms.base import JobSpec
+from stoker.platforms.sagemaker.checks import notes
+from stoker.platforms.sagemaker.job import SageMakerRun
+from stoker.platforms.sagemaker.request import SageMakerRequest, plan_request
+from stoker.platforms.sagemaker.submit import start
+from stoker.records import Json
+
+__all__ = ["SageMakerPlatform", "SageMakerRequest"]
+
+
+class SageMakerPlatform:
+    """Runs jobs as SageMaker training jobs.
+
+    Args:
+        aws: The account; absent: what boto3 finds.
+        region: Absent: what boto3 finds.
+    """
+
+    name = "sagemaker"
+
+    def __init__(self, *, aws: Aws | None = None, region: str | None = None) -> None:
+        self._aws = aws or Aws(region=region)
+
+    def plan(self, job: JobSpec) -> SageMakerRequest:
+        """Returns the CreateTrainingJob request of `job`, every rule of the service checked.
+
+        Needs no region, credentials or network, and reads no folder.
+
+        Raises:
+            UsageError: If the service would refuse it, with the rule, the reason and a fix.
+        """
+        return plan_request(job)
+
+    def describe(self, request: SageMakerRequest) -> dict[str, Json]:
+        """Returns the request as `--dry-run` prints it; nothing in it is secret."""
+        folder = request.code_folder
+        return {
+            "platform": self.name,
+            "CreateTrainingJob": request.body,
+            "token_uri": request.token_uri,
+            "code_uri": request.code_uri,
+            "code_folder": str(folder) if folder else None,
+            "notes": notes(request.body),
+        }
+
+    def submit(self, request: SageMakerRequest) -> SageMakerRun:
+        """Uploads token and code and starts the job; adopts an earlier attempt's job.
+
+        A job of that name that ended badly, or is another one, is left alone: the run is then
+        called NAME-2 and so on.
+
+        Raises:
+            PlatformError: If the service refuses: for lack of quota or permission, for example.
+            UsageError: If the code cannot be packed.
+        """
+        log = Log(run=request.job.name, host="sagemaker")
+        started = start(
+            self._aws,
+            request,
+            rename=lambda name: self.plan(dataclasses.replace(request.job, name=name)),
+            log=log,
+        )
+        return SageMakerRun(self._aws, request=started.request, asked_name=request.job.name)

@@ -10,25 +10,12 @@ would refuse a wrong request, minutes later or after a pipeline's first steps we
 
 import functools
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec, check_container, check_job
-from stoker.platforms.sagemaker.reading import (
-    Body,
-    channels_of,
-    groups_of,
-    instance_types,
-    mapping,
-    mappings,
-    mode_of,
-    number,
-    s3_source,
-    text,
-)
 from stoker.records import (
     Channel,
     Framework,
@@ -39,6 +26,69 @@ from stoker.records import (
     bare_type,
     nearest,
 )
+
+Body = Mapping[str, Json]
+
+
+def groups_of(body: Body) -> list[Body]:
+    """Returns the instance groups; none of a homogeneous job."""
+    return mappings(mapping(body.get("ResourceConfig")).get("InstanceGroups"))
+
+
+def instance_types(body: Body) -> list[tuple[str, str]]:
+    """Returns (place, type) of all hosts."""
+    resources = mapping(body.get("ResourceConfig"))
+    found = [
+        (f"group {text(group, 'InstanceGroupName')}", text(group, "InstanceType"))
+        for group in groups_of(body)
+    ]
+    if "InstanceType" in resources:
+        found.append(("ResourceConfig", text(resources, "InstanceType")))
+    return found
+
+
+def channels_of(body: Body) -> list[tuple[str, Body]]:
+    """Returns (name, channel) of all channels."""
+    return [(text(c, "ChannelName"), c) for c in mappings(body.get("InputDataConfig"))]
+
+
+def s3_source(channel: Body) -> Body:
+    """Returns the S3 source of a channel."""
+    return mapping(mapping(channel.get("DataSource")).get("S3DataSource"))
+
+
+def mode_of(body: Body, channel: Body) -> str:
+    """Returns the channel's own mode, else the job's."""
+    algorithm = mapping(body.get("AlgorithmSpecification"))
+    return str(channel.get("InputMode") or algorithm.get("TrainingInputMode") or "File")
+
+
+def mapping(value: Json) -> Body:
+    """Returns the value if it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def mappings(value: Json) -> list[Body]:
+    """Returns the mappings in the value, if it is a list."""
+    items = value if isinstance(value, list | tuple) else ()
+    return [item for item in items if isinstance(item, Mapping)]
+
+
+def text(value: Body, key: str) -> str:
+    """Returns the value under the key as text; empty where there is none."""
+    return str(value.get(key) or "")
+
+
+def number(value: Body, key: str) -> int | None:
+    """Returns the whole number under the key."""
+    found = value.get(key)
+    return found if isinstance(found, int) else None
+
+
+def without_none(values: Mapping[str, Json]) -> dict[str, Json]:
+    """Returns the values without those that are None."""
+    return {key: value for key, value in values.items() if value is not None}
+
 
 TOKEN_CHANNEL = "stoker_token"
 CODE_CHANNEL = "stoker_code"
@@ -94,7 +144,7 @@ def _check_framework(groups: tuple[Group, ...], framework: Framework | None) -> 
 def _check_channel(name: str, channel: Channel) -> None:
     if name in (TOKEN_CHANNEL, CODE_CHANNEL):
         raise UsageError(
-            f"channel {name} is stoker's own", where=f"key channels.{name}", fix="call it otherwise"
+            f"channel {name} is stoker's own", where=f"key channels.{name}", fix="rename it"
         )
     if not channel.uri.startswith("s3://"):
         raise UsageError(
@@ -120,7 +170,7 @@ def _check_metric(definition: MetricDefinition) -> None:
         num_groups = re.compile(definition.regex).groups
     except re.error as err:
         raise UsageError(
-            f"metric {definition.name}: {definition.regex} is no regular expression: {err}",
+            f"metric {definition.name}: {definition.regex} is not a regular expression: {err}",
             where="key sagemaker.metric_definitions",
         ) from None
     if num_groups != 1:
@@ -128,7 +178,7 @@ def _check_metric(definition: MetricDefinition) -> None:
             f"metric {definition.name}: {definition.regex} has {num_groups} groups; the one group "
             "is the value",
             where="key sagemaker.metric_definitions",
-            fix="write (?:...) where a group is no value",
+            fix="write (?:...) for groups that are not the value",
         )
 
 
@@ -244,7 +294,7 @@ def _check_text(text: str, shape: ServiceShape, path: str) -> Iterator[Violation
     allowed = tuple(getattr(shape, "enum", ()))
     if allowed and text not in allowed:
         listed = ", ".join(allowed) if len(allowed) < 12 else f"one of {len(allowed)} values"
-        yield Violation(path=path, what=f"is {shown}, the service knows {listed}")
+        yield Violation(path=path, what=f"is {shown}, the service allows {listed}")
     pattern = shape.metadata.get("pattern")
     if pattern and not _compiled(str(pattern)).fullmatch(text):
         problem = "has a line break" if pattern == ".*" else f"does not match {pattern}"
@@ -258,7 +308,7 @@ def _check_bounds(
         bound = shape.metadata.get(limit)
         if isinstance(bound, int) and is_wrong(number, bound):
             word = "most" if limit == "max" else "least"
-            yield Violation(path=path, what=f"{verb} {shown}, the service takes at {word} {bound}")
+            yield Violation(path=path, what=f"{verb} {shown}, the service allows at {word} {bound}")
 
 
 @functools.cache
@@ -360,7 +410,7 @@ def notes(body: Body) -> list[str]:
         if mode_of(body, channel) == "Pipe":
             found.append(f"channel {name}: a pipe is read by one process, and once an epoch")
     if body.get("EnableManagedSpotTraining") and not body.get("CheckpointConfig"):
-        found.append("without sagemaker.checkpoint_uri an interrupted job begins anew")
+        found.append("without sagemaker.checkpoint_uri an interrupted job starts anew")
     return found
 
 
@@ -389,12 +439,6 @@ def _group_rules(body: Body) -> Iterator[UsageError]:
             where="EnableManagedSpotTraining",
             fix="set sagemaker.spot to false",
         )
-    names = Counter(text(group, "InstanceGroupName") for group in groups)
-    for name, count in names.items():
-        if count > 1:
-            yield UsageError(
-                f"{count} instance groups are called {name}", fix="give each its own name"
-            )
 
 
 def _type_rules(body: Body) -> Iterator[UsageError]:
@@ -410,7 +454,7 @@ def _type_rules(body: Body) -> Iterator[UsageError]:
             )
             continue
         yield UsageError(
-            f"SageMaker trains on no instance type {name}", where=where, fix=nearest(name, known)
+            f"SageMaker has no instance type {name}", where=where, fix=nearest(name, known)
         )
 
 
@@ -422,7 +466,7 @@ def _time_rules(body: Body) -> Iterator[UsageError]:
         yield UsageError(
             f"a job may run for {MAX_RUN_SECONDS} s (28 days), not for {run} s",
             where="StoppingCondition.MaxRuntimeInSeconds",
-            fix="lower sagemaker.max_run_seconds, and go on from a checkpoint",
+            fix="lower sagemaker.max_run_seconds, and continue from a checkpoint",
         )
     if not is_spot and wait is not None:
         yield UsageError(
@@ -434,7 +478,7 @@ def _time_rules(body: Body) -> Iterator[UsageError]:
         yield UsageError(
             f"managed spot needs a wait of at least the run: waits {wait} s, runs {run} s",
             where="StoppingCondition.MaxWaitTimeInSeconds",
-            fix="set sagemaker.max_wait_seconds to max_run_seconds and the patience for capacity",
+            fix="set sagemaker.max_wait_seconds to max_run_seconds plus a wait for capacity",
         )
     resources = mapping(body.get("ResourceConfig"))
     if is_spot and resources.get("KeepAlivePeriodInSeconds"):
@@ -451,7 +495,7 @@ def _volume_rules(body: Body) -> Iterator[UsageError]:
         has_own = bool(OWN_DISKS.match(name))
         if has_own and resources.get("VolumeKmsKeyId"):
             yield UsageError(
-                f"{name} has disks of its own, which its hardware encrypts: no key can be named",
+                f"{name} has disks of its own, which its hardware encrypts: no key can be set",
                 where=where,
                 fix="leave sagemaker.volume_kms_key out",
             )
@@ -460,7 +504,7 @@ def _volume_rules(body: Body) -> Iterator[UsageError]:
 def _tag_rules(body: Body) -> Iterator[UsageError]:
     for key in (text(tag, "Key") for tag in mappings(body.get("Tags"))):
         if key.lower().startswith("aws:"):
-            yield UsageError(f"tag {key}: aws: is AWS's own", where="Tags", fix="call it otherwise")
+            yield UsageError(f"tag {key}: aws: is AWS's own", where="Tags", fix="rename it")
 
 
 _RULES: tuple[Callable[[Body], Iterator[UsageError]], ...] = (

@@ -14,25 +14,29 @@ from stoker.logs import Log, now_utc
 from stoker.platforms.aws import Aws, AwsError, split_uri
 from stoker.platforms.base import JobEnd, LogLine, leader_record
 from stoker.platforms.follow import UNREACHABLE_SECONDS, FollowedRun
-from stoker.platforms.sagemaker.logs import JobLogs, Labels
-from stoker.platforms.sagemaker.start import await_found, delete_token, stop_job
-from stoker.platforms.sagemaker.state import (
-    TrainingJobState,
-    Transition,
-    job_state,
-    lacks_capacity,
-    no_capacity,
-)
-from stoker.platforms.sagemaker.usage import (
+from stoker.platforms.sagemaker.cloudwatch import (
     GroupLoad,
+    JobLogs,
+    Labels,
     group_loads,
     read_utilisation,
     utilisation_words,
 )
-from stoker.records import Event, Group
+from stoker.platforms.sagemaker.request import SageMakerRequest
+from stoker.platforms.sagemaker.submit import (
+    TrainingJobState,
+    Transition,
+    await_found,
+    delete_token,
+    job_state,
+    lacks_capacity,
+    no_capacity,
+    stop_job,
+)
+from stoker.records import Event
 
 FOLDER = "stoker"
-# The archive may hold outputs of the user's own, too, which are read over: a bound on all of it.
+# The archive may also hold outputs of the user, which are skipped: a limit for all of it.
 MAX_ARCHIVE_BYTES = 16 << 30
 # Records, timelines and failures: 64 MiB a file, for a day of steps in a timeline.
 MAX_FILE_BYTES = 64 << 20
@@ -47,7 +51,7 @@ def fetch_outputs(aws: Aws, uri: str, *, folder: Path) -> Path | None:
 
     Raises:
         AwsError: If the archive cannot be read.
-        PlatformError: If it is no archive, or larger than can be meant.
+        PlatformError: If it is not an archive, or too large.
     """
     try:
         with aws.open_object(uri) as content:
@@ -81,7 +85,7 @@ def _unpack(content: IO[bytes], folder: Path, *, where: str) -> int:
 
 
 def _target(member: tarfile.TarInfo, folder: Path) -> Path | None:
-    """Returns the path to unpack a member to; None for what is no regular file below stoker/."""
+    """Returns the path to unpack a member to; None unless it is a regular file below stoker/."""
     path = PurePosixPath(member.name)
     if not member.isreg() or path.is_absolute() or ".." in path.parts:
         return None
@@ -91,7 +95,7 @@ def _target(member: tarfile.TarInfo, folder: Path) -> Path | None:
 
 
 def _too_large(where: str, what: str) -> PlatformError:
-    return PlatformError(f"the job's outputs are larger than stoker's can be: {what}", where=where)
+    return PlatformError(f"the job's outputs are too large: {what}", where=where)
 
 
 class _Bounded(io.RawIOBase):
@@ -115,54 +119,8 @@ class _Bounded(io.RawIOBase):
         return chunk
 
 
-def conclude(
-    aws: Aws,
-    state: TrainingJobState,
-    *,
-    groups: Sequence[Group],
-    run_dir: Path | None,
-    asked_name: str,
-    events: Sequence[Event],
-    next_best: str,
-    log: Log,
-) -> JobEnd:
-    """Returns the end of a job whose state is final.
-
-    Args:
-        aws: The account.
-        state: Of the job.
-        groups: That were asked for.
-        run_dir: Gets the folder output/ with the leader's records; absent: they are not fetched.
-        asked_name: Of the job, where an earlier one had it: a pipeline registers the model under
-            the name it knew beforehand, and the model is copied there.
-        events: That only the service saw.
-        next_best: Plan to take where this one got no hosts.
-        log: For what is worth telling.
-
-    Raises:
-        PlatformError: If the job got no hosts.
-    """
-    if state.status == "Failed" and lacks_capacity(state.reason):
-        raise no_capacity(state.reason, groups, job_name=state.name, next_best=next_best)
-    output_dir = _outputs(aws, state, run_dir, log) if run_dir else None
-    training = leader_record(output_dir)
-    status, failure = _verdict(state)
-    exit_code = training.exit_code if training else None
-    model_uri = _model_uri(aws, state)
-    if status == "succeeded" and model_uri and asked_name not in ("", state.name):
-        _copy_model(aws, model_uri, state, asked_name, log)
-    return JobEnd(
-        status=status,
-        exit_code=state.exit_code if exit_code is None else exit_code,
-        failure=failure,
-        output_dir=output_dir,
-        model_uri=model_uri,
-        job_url=state.url,
-        events=tuple(events),
-    )
-
-
 def _outputs(aws: Aws, state: TrainingJobState, run_dir: Path, log: Log) -> Path | None:
+    """Fetches the leader's records; None if they cannot be read."""
     archive = f"{state.output_prefix}/output.tar.gz"
     try:
         return fetch_outputs(aws, archive, folder=run_dir / "output")
@@ -182,6 +140,10 @@ def _model_uri(aws: Aws, state: TrainingJobState) -> str | None:
 
 
 def _copy_model(aws: Aws, uri: str, state: TrainingJobState, asked_name: str, log: Log) -> None:
+    """Copies the model to where a job called `asked_name` would have left it.
+
+    A pipeline registers the model under the name that it knew beforehand.
+    """
     known = f"{state.output_prefix}/model.tar.gz".replace(f"/{state.name}/", f"/{asked_name}/")
     try:
         aws.copy_object(uri, known)
@@ -217,47 +179,30 @@ QUIET_SECONDS = 6.0
 DRAIN_SECONDS = 60.0
 # SIGTERM, 120 s of grace, and the service's own time for it.
 STOP_SECONDS = 240.0
-# Who speaks where it is not a host.
+# Host name of lines that no host wrote.
 SERVICE = "sagemaker"
 
 
 class SageMakerRun(FollowedRun):
-    """A submitted job, which the service is asked about.
+    """A submitted job, followed by asking the service.
 
     Args:
         aws: The account.
-        name: Of the job.
-        groups: Of the job, the dnn group first.
-        run_dir: Folder for its logs and outputs; absent: none are kept.
-        token_uri: What is deleted at the end.
-        next_best: Plan to take where this one gets no hosts.
-        asked_name: The name that was asked for, where an earlier job had it.
+        request: Of the job, as it was created.
+        asked_name: The name that was asked for; the job has another one where that was taken.
     """
 
-    def __init__(
-        self,
-        aws: Aws,
-        *,
-        name: str,
-        groups: Sequence[Group],
-        run_dir: Path | None = None,
-        token_uri: str | None = None,
-        next_best: str = "",
-        asked_name: str = "",
-    ) -> None:
-        super().__init__(
-            name, run=name, service=SERVICE, log_folder=run_dir / "logs" if run_dir else None
-        )
-        self._asked_name = asked_name
+    def __init__(self, aws: Aws, *, request: SageMakerRequest, asked_name: str) -> None:
+        job = request.job
+        super().__init__(job.name, run=job.name, service=SERVICE, log_folder=job.run_dir / "logs")
         self._aws = aws
-        self._groups = tuple(groups)
-        self._run_dir = run_dir
-        self._token_uri = token_uri
-        self._next_best = next_best
+        self._job = job
+        self._asked_name = asked_name
+        self._token_uri: str | None = request.token_uri
         self._logs: JobLogs | None = JobLogs(
-            aws, job_name=name, num_hosts=sum(group.count for group in groups) or None
+            aws, job_name=job.name, num_hosts=sum(group.count for group in job.groups)
         )
-        self._labels = Labels([group.name for group in groups])
+        self._labels = Labels([group.name for group in job.groups])
         self._state: TrainingJobState | None = None
         self._told: dict[tuple[str, str], Transition] = {}
         self._interval = 0.0
@@ -282,12 +227,12 @@ class SageMakerRun(FollowedRun):
     def stop(self) -> None:
         """Stops the job unless it has ended, and blocks until it has, STOP_SECONDS at most.
 
-        May be called twice, and never raises: what hinders it is logged.
+        May be called twice, and never raises: errors are logged.
         """
         try:
             if self._state is None or not self._state.is_final:
                 stop_job(self._aws, self.name)
-                self._log.event("job_is_stopping", job=self.name, at_most_seconds=STOP_SECONDS)
+                self._log.event("job_stopping", job=self.name, at_most_seconds=STOP_SECONDS)
         except StokerError as err:
             self._log.event("job_not_stopped", job=self.name, why=err.what)
             return
@@ -309,7 +254,7 @@ class SageMakerRun(FollowedRun):
         state = self._state
         if state is None or state.began_at is None or not self.roster:
             return ()
-        types = {group.name: group.instance_type for group in self._groups}
+        types = {group.name: group.instance_type for group in self._job.groups}
         end = state.ended_at or now_utc()
         loads = read_utilisation(
             self._aws,
@@ -332,15 +277,26 @@ class SageMakerRun(FollowedRun):
     def _conclude(self) -> JobEnd:
         assert self._state is not None
         self._delete_token()
-        return conclude(
-            self._aws,
-            self._state,
-            groups=self._groups,
-            run_dir=self._run_dir,
-            asked_name=self._asked_name,
+        state, job = self._state, self._job
+        if state.status == "Failed" and lacks_capacity(state.reason):
+            raise no_capacity(
+                state.reason, job.groups, job_name=state.name, next_best=job.next_best
+            )
+        output_dir = _outputs(self._aws, state, job.run_dir, self._log)
+        training = leader_record(output_dir)
+        status, failure = _verdict(state)
+        exit_code = training.exit_code if training else None
+        model_uri = _model_uri(self._aws, state)
+        if status == "succeeded" and model_uri and self._asked_name != state.name:
+            _copy_model(self._aws, model_uri, state, self._asked_name, self._log)
+        return JobEnd(
+            status=status,
+            exit_code=state.exit_code if exit_code is None else exit_code,
+            failure=failure,
+            output_dir=output_dir,
+            model_uri=model_uri,
+            job_url=state.url,
             events=self.events,
-            next_best=self._next_best,
-            log=self._log,
         )
 
     def _await_end(self) -> None:
@@ -351,7 +307,7 @@ class SageMakerRun(FollowedRun):
             if state.is_final:
                 return
             if self._aws.clock() >= deadline:
-                self._log.event("job_still_stops", job=self.name, after_seconds=STOP_SECONDS)
+                self._log.event("job_still_stopping", job=self.name, after_seconds=STOP_SECONDS)
                 return
             self._aws.sleep(MIN_INTERVAL_SECONDS)
 
@@ -411,7 +367,7 @@ class SageMakerRun(FollowedRun):
             entries = self._logs.read()
         except AwsError as err:
             if not err.is_unreachable:
-                # A training is worth more than its log: it goes on, and this is said.
+                # A training is worth more than its log: it goes on, and the user is told.
                 self._logs = None
                 self._log.event("logs_not_readable", why=err.what)
                 self._say(f"the log cannot be read: {err.what}")
@@ -465,7 +421,7 @@ def fetch_training(uri: str, *, folder: Path, aws: Aws | None = None) -> Path | 
     """
     account = aws or Aws()
     bucket, key = split_uri(uri.rstrip("/") + "/")
-    # A step that was tried again has left a few jobs' outputs: one page holds them.
+    # A step that was retried has left the outputs of a few jobs: one page holds them.
     listed = account.call("s3", "ListObjectsV2", Bucket=bucket, Prefix=key).get("Contents")
     found = [
         (str(item.get("LastModified", "")), str(item.get("Key", "")))

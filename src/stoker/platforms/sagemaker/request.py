@@ -8,8 +8,13 @@ from pathlib import Path, PurePosixPath
 
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec, groups_of_channel, hyperparameters, run_environment
-from stoker.platforms.sagemaker.checks import CODE_CHANNEL, TOKEN_CHANNEL, check_body, settings_of
-from stoker.platforms.sagemaker.reading import without_none
+from stoker.platforms.sagemaker.checks import (
+    CODE_CHANNEL,
+    TOKEN_CHANNEL,
+    check_body,
+    settings_of,
+    without_none,
+)
 from stoker.records import Channel, Json, MetricDefinition, Role, SageMakerSettings
 
 
@@ -22,7 +27,7 @@ def input_channels(job: JobSpec, *, token_folder: str, code: str | None) -> list
         code: Address of the packed code, or of its folder, where there is one.
 
     Raises:
-        UsageError: If a channel names a group that is none of the job's.
+        UsageError: If a channel names a group that the job does not have.
     """
     own = {TOKEN_CHANNEL: Channel(uri=token_folder)}
     if code:
@@ -101,7 +106,7 @@ def _role_by_name(group: str) -> Role:
 
 REQUEST_TAG = "stoker:request-sha256"
 WORKLOAD_TAG = "stoker:workload-sha256"
-# A profile ends by itself; were it not to, the service ends it. Downloads count, too.
+# A profile ends on its own; if it does not, the service ends it. Downloads count, too.
 PROFILE_ALLOWANCE_SECONDS = 7200
 
 _NUMBER = r"([0-9.]+(?:e[-+]?[0-9]+)?)"
@@ -135,7 +140,7 @@ class SageMakerRequest:
 
 
 def plan_request(job: JobSpec) -> SageMakerRequest:
-    """Returns the request for `job`; reads nothing but botocore's model, asks nobody.
+    """Returns the request for `job`; reads only botocore's model, and calls no service.
 
     Raises:
         UsageError: If the service would refuse it, with the rule, the reason and a fix.
@@ -171,16 +176,6 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
         code_uri=code_uri if code_folder else None,
         code_folder=code_folder,
     )
-
-
-def plan_body(job: JobSpec) -> dict[str, Json]:
-    """Returns the CreateTrainingJob request of `job`, a copy to change at will.
-
-    Raises:
-        UsageError: As `plan_request`.
-    """
-    copy: dict[str, Json] = json.loads(json.dumps(plan_request(job).body))
-    return copy
 
 
 def body_digest(body: Mapping[str, Json]) -> str:

@@ -120,12 +120,10 @@ def _secret(file: Path) -> str:
     except (OSError, UnicodeDecodeError) as err:
         reason = err.strerror if isinstance(err, OSError) else "not a text"
         raise UsageError(
-            f"cannot read {file}: {reason}", where="what Kubeflow knows you by"
+            f"cannot read {file}: {reason}", where="credentials for Kubeflow"
         ) from None
     if not text or any(c in text for c in "\r\n"):
-        raise UsageError(
-            f"{file} is empty or has several lines", where="what Kubeflow knows you by"
-        )
+        raise UsageError(f"{file} is empty or has several lines", where="credentials for Kubeflow")
     return text
 
 
@@ -147,7 +145,9 @@ def _address(text: str) -> str:
         is_address = False
     if not is_address:
         raise UsageError(
-            f"{text} is no address", where="Kubeflow's host", fix="as https://kubeflow.example.com"
+            f"{text} is not an address",
+            where="Kubeflow's host",
+            fix="as https://kubeflow.example.com",
         )
     if parts.username or parts.password:
         raise UsageError(
@@ -159,7 +159,7 @@ def _address(text: str) -> str:
 
 
 _MAX_WORDS = 400
-# Answered by what stands before the service, while that is away or has too much to do.
+# Answered by a proxy in front of the service, while that is away or overloaded.
 _AWAY = (429, 502, 503, 504)
 
 
@@ -208,16 +208,16 @@ def refusal(
             )
         case 404 if _is_page(body, content_type) or not words:
             what = "there is no Kubeflow Pipelines at this address (404)"
-            fix = "behind Kubeflow's dashboard it is https://SITE/pipeline; check --host"
+            fix = "with Kubeflow's dashboard it is https://SITE/pipeline; check --host"
         case 404:
-            what = "it is not there (404)"
+            what = "it does not exist (404)"
         case 409:
-            what = "it is there already (409)"
-            fix = "somebody else was faster: the same command again shows what there is"
+            what = "it exists already (409)"
+            fix = "somebody else created it first: run the command again to see it"
         case 400:
             what = "Kubeflow cannot do this (400)"
         case _ if status in _AWAY:
-            what = f"Kubeflow has no time, or is away ({status})"
+            what = f"Kubeflow is overloaded, or not running ({status})"
             fix = "try again a little later"
         case _:
             what = f"Kubeflow failed ({status})"
@@ -234,7 +234,7 @@ def login_page(connection: KubeflowConnection) -> KubeflowError:
         "a web page answered where Kubeflow Pipelines should: a login, or another site",
         where=connection.place,
         fix="a token (--token-file F) or a session's cookie (kubernetes.kubeflow.cookie_file); "
-        "behind the dashboard the host is https://SITE/pipeline",
+        "with the dashboard the host is https://SITE/pipeline",
     )
     error.status = 401
     return error
@@ -243,7 +243,7 @@ def login_page(connection: KubeflowConnection) -> KubeflowError:
 def not_json(connection: KubeflowConnection, why: str) -> KubeflowError:
     """Returns the error for an answer that cannot be understood."""
     return KubeflowError(
-        f"what answers is not Kubeflow Pipelines: {why}",
+        f"this is not Kubeflow Pipelines: {why}",
         where=connection.place,
         fix="check --host",
     )
@@ -257,8 +257,8 @@ def silence(err: Exception, *, operation: str, connection: KubeflowConnection) -
     may_pass, is_late = True, "Timeout" in kind
     fix = "is it up, and reachable from here? check --host"
     if "CERTIFICATE_VERIFY" in text or "SSLError" in kind or "SSLError" in text:
-        why, may_pass = "its certificate is not trusted, or it speaks no TLS", False
-        fix = "--ca-file F with its authority's certificate; http:// where it has none"
+        why, may_pass = "its certificate is not trusted, or it does not speak TLS", False
+        fix = "--ca-file F with its authority's certificate; or http:// where it has none"
     elif "NameResolution" in kind or "getaddrinfo" in text:
         why, fix = "no such host name", "check --host; a VPN?"
     elif "ReadTimeout" in kind:
@@ -266,7 +266,7 @@ def silence(err: Exception, *, operation: str, connection: KubeflowConnection) -
     elif is_late:
         why = "no connection in time"
     elif "ResponseError" in kind or "redirect" in text:
-        why, may_pass = "it sends us from page to page, as logins do", False
+        why, may_pass = "it redirects again and again, as logins do", False
         fix = "a token (--token-file F) or a session's cookie"
     elif "refused" in text:
         why = "nothing listens there"
@@ -274,7 +274,7 @@ def silence(err: Exception, *, operation: str, connection: KubeflowConnection) -
     else:
         why = "the connection broke"
     if may_pass and is_late and not operation.startswith(("get", "list")):
-        fix = "it may have been done all the same: look before you try again"
+        fix = "it may have been done anyway: check before you try again"
     error = KubeflowError(f"Kubeflow did not answer: {why}", where=connection.place, fix=fix)
     error.may_pass = may_pass
     return error
@@ -315,7 +315,7 @@ ANSWER_SECONDS = 300.0
 # A page of a hundred versions with their pipelines has some 20 MB.
 MAX_ANSWER_BYTES = 256 << 20
 PAGE_SIZE = 100
-# A listing of more than ten thousand is no listing.
+# A listing of more than ten thousand objects is a mistake.
 MAX_PAGES = 100
 
 _SERVICES = {
@@ -497,9 +497,7 @@ class Kubeflow:
                 parts.append(part)
                 size += len(part)
                 if size > MAX_ANSWER_BYTES or self.clock() > until:
-                    raise not_json(
-                        self.connection, f"after {size} bytes its answer has not come to an end"
-                    )
+                    raise not_json(self.connection, f"its answer is longer than {size} bytes")
         except BaseException:
             answer.close()
             raise
@@ -514,9 +512,9 @@ class Kubeflow:
         try:
             document: Json = json.loads(body)
         except ValueError:
-            raise not_json(self.connection, "its answer is no JSON") from None
+            raise not_json(self.connection, "its answer is not JSON") from None
         if not isinstance(document, dict):
-            raise not_json(self.connection, "its answer is no JSON object")
+            raise not_json(self.connection, "its answer is not a JSON object")
         return document
 
 

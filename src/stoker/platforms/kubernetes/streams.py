@@ -5,10 +5,11 @@ of the order of their times: so the lines of the last seconds are kept, and left
 again.
 
 A watch breaks off all the time: servers end it after minutes, proxies sooner, and a version that is
-too old (410 Gone) means to list anew. Whoever is told learns of all that only what has changed.
+too old (410 Gone) means to list anew. Callers hear only of what has changed.
 """
 
 import contextlib
+import queue
 import re
 import threading
 from collections import Counter, deque
@@ -19,16 +20,22 @@ from json import JSONDecodeError, loads
 
 from stoker.platforms.follow import UNREACHABLE_SECONDS
 from stoker.platforms.kubernetes.api import (
+    EVENTS,
     PODS,
     Action,
     ApiError,
     ByteStream,
     ClusterApi,
+    Document,
     Resource,
     failed,
+    mapping,
+    text,
 )
-from stoker.platforms.kubernetes.pods import PodState
-from stoker.platforms.kubernetes.reading import Document, mapping, text
+from stoker.platforms.kubernetes.objects import JOBSET_LABEL
+from stoker.platforms.kubernetes.pods import (
+    PodState,
+)
 
 # A line may be that much older than one that came before it.
 OVERLAP_SECONDS = 2
@@ -117,7 +124,7 @@ class StreamSlot:
             stream.release()
 
 
-# After it the server ends a watch, and a connection that has died without a word is found out.
+# After it the server ends a watch, and a dead connection is noticed.
 WATCH_SECONDS = 60
 SILENT_SECONDS = WATCH_SECONDS + 15.0
 # Between attempts, doubling, back to the first with the first thing that comes.
@@ -171,7 +178,7 @@ News = Listed | Changed | Gone | Lost | Disturbed
 
 
 class ObjectWatch(threading.Thread):
-    """Tells what becomes of the objects that `query` selects, from a thread of its own.
+    """Tells changes of the objects that `query` selects, from a thread of its own.
 
     Args:
         cluster: That has them.
@@ -248,7 +255,7 @@ class ObjectWatch(threading.Thread):
                     self._has_news = True
                     version = self._take(line) or version
         except ApiError as err:
-            # Broken off: what came so far counts, and it goes on from there.
+            # Broken off: what came so far counts, and the next watch continues from there.
             if not err.is_passing:
                 raise
         return version
@@ -274,11 +281,11 @@ def _error(status: Document, resource: Resource, namespace: str) -> ApiError:
     action = Action(
         verb="watch", group=resource.group, resource=resource.plural, namespace=namespace
     )
-    # Whatever the server says of it: a watch that it cannot go on with is begun anew.
+    # Whatever the reason is: a watch that cannot continue starts again.
     return failed(text(status, "message"), action, code=_TOO_OLD)
 
 
-# A training may be silent for long; a connection that has died without a word is found out so.
+# A training may be silent for long; a dead connection is noticed after this.
 LOG_SILENT_SECONDS = 300.0
 LOG_MAX_DELAY_SECONDS = 10.0
 # How long the log of a pod that has ended is asked for while the cluster does not answer.
@@ -374,16 +381,16 @@ class PodLog(threading.Thread):
             self._is_changed.wait(delay)
 
     def _read_previous(self) -> None:
-        """Reads the end of the container that went before, if that is there, and not read yet."""
+        """Reads the rest of the previous container's log, if there is one."""
         try:
             self._read(is_final=True, previous=True)
         except ApiError as err:
-            # Nodes keep one container that has ended, or none.
+            # Nodes keep at most one container that has ended.
             if err.code != 400:
                 raise
 
     def _read(self, *, is_final: bool, previous: bool = False) -> bool:
-        """Reads what there is, and what comes; returns whether it came to a whole end."""
+        """Reads the log so far and what follows; returns whether it came to its end."""
         query = {"container": self._container, "timestamps": "true", **self._position.query()}
         query |= {"previous": "true"} if previous else {"follow": "true"}
         stream = self._cluster.open(
@@ -392,7 +399,7 @@ class PodLog(threading.Thread):
         try:
             with self._slot.reading(stream):
                 for line, is_whole in stream.lines():
-                    # Half a line of a log that goes on comes again as a whole one.
+                    # Half a line of a log that continues comes again as a whole one.
                     if is_whole or is_final:
                         self._take(line)
         except ApiError as err:
@@ -406,3 +413,114 @@ class PodLog(threading.Thread):
         if text is not None:
             self._told = True
             self._tell(LogText(self._pod, text.rstrip("\r")))
+
+
+# Beyond it threads that read logs wait, and so does the cluster.
+MAX_WAITING = 10_000
+_PUT_SECONDS = 0.5
+# A closed reader ends at once, unless it waits for its cluster.
+_JOIN_SECONDS = 2.0
+
+Item = News | LogText | LogLost
+
+
+class Following:
+    """Watches a run with threads of its own until it is closed.
+
+    Args:
+        cluster: That runs it.
+        resource: JobSets or TrainJobs.
+        name: Of the run's objects.
+        containers: Group to the name of its pods' container.
+    """
+
+    def __init__(
+        self, cluster: ClusterApi, *, resource: Resource, name: str, containers: Mapping[str, str]
+    ) -> None:
+        self._cluster = cluster
+        self._containers = dict(containers)
+        self._items: queue.Queue[Item] = queue.Queue(MAX_WAITING)
+        self._is_closed = threading.Event()
+        self._logs: dict[str, PodLog] = {}
+        self._starting = threading.Lock()
+        self._of_pods = {"labelSelector": f"{JOBSET_LABEL}={name}"}
+        self._watches = [
+            ObjectWatch(cluster, kind, query=query, tell=self._put)
+            for kind, query in (
+                (resource, {"fieldSelector": f"metadata.name={name}"}),
+                (PODS, self._of_pods),
+                (EVENTS, {}),
+            )
+        ]
+        self._is_begun = False
+
+    def begin(self) -> None:
+        """Starts the watches; may be called again."""
+        if not self._is_begun and not self._is_closed.is_set():
+            self._is_begun = True
+            for watch in self._watches:
+                watch.start()
+
+    def next(self, seconds: float) -> Item | None:
+        """Returns the next piece of news; None if there is none within `seconds`."""
+        try:
+            return self._items.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    @property
+    def is_empty(self) -> bool:
+        """Tells whether there is no news at this moment."""
+        return self._items.empty()
+
+    def pods_now(self) -> Listed:
+        """Returns the run's pods, asked for now.
+
+        Raises:
+            ApiError: If the cluster refuses, or does not answer.
+        """
+        items, _ = self._cluster.list(PODS, query=self._of_pods)
+        return Listed(PODS, tuple(items))
+
+    def follow(self, pod: PodState) -> None:
+        """Follows the log of a pod whose container has started, or updates its reader."""
+        if pod.uid in self._logs:
+            self._logs[pod.uid].update(pod)
+        elif pod.is_started:
+            container = self._containers[pod.group]
+            log = PodLog(self._cluster, pod, container=container, tell=self._put)
+            # A thread that closes finds it started, or it never starts.
+            with self._starting:
+                if not self._is_closed.is_set():
+                    log.start()
+                    self._logs[pod.uid] = log
+
+    def is_read(self, uids: frozenset[str]) -> bool:
+        """Returns whether the logs of these pods have been read to their end."""
+        return not any(uid in uids and log.is_alive() for uid, log in tuple(self._logs.items()))
+
+    def await_logs(self, seconds: float) -> None:
+        """Blocks until all logs have been read to their end, `seconds` at most."""
+        deadline = self._cluster.clock() + seconds
+        for log in tuple(self._logs.values()):
+            log.join(max(0.0, deadline - self._cluster.clock()))
+
+    def close(self) -> None:
+        """Ends all threads; news that they have put can still be read. May be called twice."""
+        with self._starting:
+            self._is_closed.set()
+            threads: list[ObjectWatch | PodLog] = [*self._watches, *self._logs.values()]
+        for thread in threads:
+            thread.close()
+        for thread in threads:
+            if thread.ident is not None and thread is not threading.current_thread():
+                thread.join(_JOIN_SECONDS)
+
+    def _put(self, item: Item) -> None:
+        while True:
+            try:
+                self._items.put(item, timeout=_PUT_SECONDS)
+                break
+            except queue.Full:
+                if self._is_closed.is_set():
+                    break

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.platforms.kubernetes.watch import OVERLAP_SECONDS, LogPosition, split_time
+from stoker.platforms.kubernetes.streams import OVERLAP_SECONDS, LogPosition, split_time
 
 BEGIN = datetime(2026, 11, 20, 9, tzinfo=UTC)
 

@@ -1,73 +1,30 @@
-"""Logs of a run are files: they are read while they are written, and merged.
+"""A pod's log carries the small files that the run's records are made of.
 
 A pod's disk is gone with the pod; its log is what whoever follows the run has read by then. So the
-launcher puts the few small files that the run's records are made of into it: compressed, in lines
-short enough for every log in between, bounded, and named where something was left out.
+launcher puts these files into the log: compressed, in lines short enough for every log in between,
+bounded, and named where something was left out. Whoever follows the run puts them together again.
 """
 
 import base64
 import binascii
-import contextlib
 import hashlib
 import re
-import threading
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, BinaryIO
 
 from stoker.logs import Log, parse_line
-from stoker.platforms.base import LogLine
-
-
-class LogFiles:
-    """Writes GROUP-HOST.log files; those of an earlier attempt are replaced.
-
-    A run may be stopped by another thread than the one that reads its lines.
-
-    Args:
-        folder: Made with the first line.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._open: dict[str, IO[str]] = {}
-        self._begun: set[str] = set()
-        self._lock = threading.Lock()
-
-    def write(self, line: LogLine) -> None:
-        """Adds a line to its host's file."""
-        # Both names come from a log: what is no plain name must not lead out of the folder.
-        name = f"{line.group}-{line.host}.log".replace("/", "_")
-        with self._lock:
-            if name not in self._open:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                mode = "a" if name in self._begun else "w"
-                self._open[name] = (self._folder / name).open(mode, encoding="utf-8")
-                self._begun.add(name)
-            file = self._open[name]
-            file.write(line.text + "\n")
-            file.flush()
-
-    def close(self) -> None:
-        """Closes the files, which the next line opens again; may be called twice."""
-        with self._lock:
-            for file in self._open.values():
-                with contextlib.suppress(OSError):
-                    file.close()
-            self._open.clear()
-
 
 PART_EVENT = "output_part"
-# Of the coded text in one line; container runtimes cut lines at 16 KiB.
+# Characters of coded text in one line; container runtimes cut lines at 16 KiB.
 PART_CHARACTERS = 6000
-# Of a compressed file, by its suffix: some 40 lines of a timeline; records are needed whole.
+# Limit of a compressed file, by its suffix: a timeline may be cut, records are needed whole.
 MAX_BYTES = {".csv": 180_000, ".json": 1_500_000}
-# Of a file as it is read back: what a line says must not fill a memory.
+# Limit of a file as it is read back: a line of a log must not fill the memory.
 MAX_READ_BYTES = 64 << 20
 
-# Files that are not whole yet: more are no launcher's.
+# Files that are not whole yet: no launcher writes more at once.
 _MAX_OPEN = 64
 _NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*){0,3}$")
 # Parts of one file, base64 being a third longer.
@@ -78,7 +35,7 @@ def log_files(folder: Path, *, under: str, log: Log) -> None:
     """Logs the JSON and CSV files of `folder`; of a long CSV file the first lines.
 
     Args:
-        folder: Not those within it.
+        folder: Folders inside it are left out.
         under: What their names begin with where they are read back.
         log: Of the host.
     """
@@ -127,7 +84,7 @@ class OutputParts:
     _parts: dict[tuple[str, str], dict[int, str]] = field(default_factory=dict)
 
     def take(self, line: str) -> bool:
-        """Takes a line of a log; returns whether it was part of a file, no use to a reader."""
+        """Takes a line of a log; returns whether it was part of a file."""
         event = parse_line(line) if f" {PART_EVENT} " in line else None
         if event is None or event.event != PART_EVENT:
             return False
@@ -175,36 +132,3 @@ def _unpacked(text: str, digest: str) -> bytes | None:
     except (binascii.Error, zlib.error):
         return None
     return content if unpacking.eof else None
-
-
-_CHUNK_BYTES = 1 << 16
-
-
-class FileTail:
-    """Gives the whole lines that were added to a file after the last look."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: BinaryIO | None = None
-        self._rest = b""
-
-    def read(self, *, is_last: bool = False) -> Iterator[str]:
-        """Returns the new lines, without their ends; with `is_last` also one that has no end."""
-        if self._file is None:
-            try:
-                self._file = self._path.open("rb")
-            except FileNotFoundError:
-                return
-        while chunk := self._file.read(_CHUNK_BYTES):
-            *lines, self._rest = (self._rest + chunk).split(b"\n")
-            for line in lines:
-                yield line.decode(errors="replace").rstrip("\r")
-        if is_last and self._rest:
-            yield self._rest.decode(errors="replace")
-            self._rest = b""
-
-    def close(self) -> None:
-        """Closes the file; may be called twice."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None

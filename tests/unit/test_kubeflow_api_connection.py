@@ -6,7 +6,7 @@ import pytest
 
 from stoker.cli.pipelines import Reach
 from stoker.errors import UsageError
-from stoker.orchestrators.kubeflow.client import IN_CLUSTER, Flags, connection_of
+from stoker.orchestrators.kubeflow.api import IN_CLUSTER, Flags, connection_of
 from stoker.records import Workload
 from stoker.settings import KubeflowEnvironment, kubeflow_environment, workload_from
 from support import builders
@@ -62,7 +62,7 @@ def test_addresses_as_people_type_them(typed: str, host: str) -> None:
 
 @pytest.mark.parametrize("typed", ["ftp://x", "https://", "http://x:port", "https://x:0"])
 def test_what_is_no_address_is_refused(typed: str) -> None:
-    with pytest.raises(UsageError, match="is no address"):
+    with pytest.raises(UsageError, match="is not an address"):
         connection_of(None, flags=Flags(host=typed), environment=NOTHING)
 
 

@@ -1,8 +1,8 @@
-"""A training job is started exactly once, however often it is tried.
+"""A training job is started exactly once, however often it is tried; its state is read back.
 
 A job's name is unique in its account and region, so that an attempt that finds its own job there
-goes on with it. One that ended badly, or is somebody else's, is left alone: NAME-2, NAME-3 ... are
-tried next, with outputs and a token of their own.
+continues with it. One that ended badly, or is somebody else's, is left alone: NAME-2, NAME-3 ...
+are tried next, with outputs and a token of their own.
 
 The token is written before the job is created, and deleted at its end; neither the request nor a
 log holds it. Only jobs that do not exist get a token written; a token that is there already stays
@@ -10,33 +10,211 @@ as it is, for hosts may have read it. docs/threat-model.md says whom it keeps ou
 """
 
 import json
+import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.errors import PlatformError, StokerError
 from stoker.logs import Log
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws, AwsError
 from stoker.platforms.packing import pack
+from stoker.platforms.sagemaker.checks import mapping, mappings
 from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest
-from stoker.platforms.sagemaker.state import (
-    console_url,
-    job_state,
-    lacks_capacity,
-    no_capacity,
-    no_quota,
-)
-from stoker.records import Json
+from stoker.records import Event, Group, Json, bare_type
 
-# As long as the feed asks for; in the file they are hexadecimal digits.
+FINAL = ("Completed", "Failed", "Stopped")
+
+# AlgorithmError: what the launcher wrote, exit code: 7
+_EXIT_CODE = re.compile(r"exit code:? (-?\d+)", re.IGNORECASE)
+_NO_CAPACITY = re.compile(
+    r"CapacityError|InsufficientCapacity|InsufficientInstanceCapacity|"
+    r"insufficient (instance )?capacity|unable to provision requested .*capacity",
+    re.IGNORECASE,
+)
+_TYPE = re.compile(r"\bml\.[a-z0-9-]+\.[a-z0-9]+\b")
+# The account-level service limit 'ml.p4d.24xlarge for training job usage' is 0 Instances, ...
+_QUOTA = re.compile(r"limit '(?P<quota>[^']+)' is (?P<limit>[0-9.]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """A step of a job's life, as the service tells it.
+
+    Attributes:
+        status: Such as Starting, Downloading, Training, Uploading.
+        since: UTC, ISO 8601.
+        message: Why, or what goes on; may change while the step lasts.
+    """
+
+    status: str
+    since: str
+    message: str
+
+    @property
+    def words(self) -> str:
+        """Returns the transition in one line."""
+        return f"{self.status}: {self.message}" if self.message else self.status
+
+    @property
+    def event(self) -> Event:
+        """Returns the transition as an event of a record."""
+        return Event(when=self.since, what=self.words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJobState:
+    """A training job as DescribeTrainingJob tells it.
+
+    Attributes:
+        status: InProgress, Completed, Failed, Stopping or Stopped.
+        secondary: What it is doing, or why it stopped.
+        reason: FailureReason, or nothing.
+        groups: Instance groups by name: their type and count.
+        began_at: Of the training itself, where it began: UTC, ISO 8601.
+    """
+
+    name: str
+    arn: str
+    status: str
+    secondary: str
+    reason: str
+    transitions: tuple[Transition, ...]
+    output_prefix: str
+    model_uri: str | None
+    groups: Mapping[str, tuple[str, int]]
+    began_at: str | None
+    ended_at: str | None
+
+    @property
+    def is_final(self) -> bool:
+        """Tells whether the job has ended."""
+        return self.status in FINAL
+
+    @property
+    def is_ending(self) -> bool:
+        """Tells whether the job has ended, or is about to."""
+        return self.is_final or self.status == "Stopping"
+
+    @property
+    def exit_code(self) -> int | None:
+        """Returns the training command's exit code, where the reason tells it."""
+        if self.status == "Completed":
+            return 0
+        found = _EXIT_CODE.search(self.reason)
+        return int(found.group(1)) if found else None
+
+    @property
+    def url(self) -> str:
+        """Returns the address of the console's page of the job."""
+        return console_url(self.arn)
+
+
+def job_state(answer: Mapping[str, Json]) -> TrainingJobState:
+    """Returns the state in an answer of DescribeTrainingJob."""
+    resources = mapping(answer.get("ResourceConfig"))
+    groups = {
+        _text(group.get("InstanceGroupName")): (
+            _text(group.get("InstanceType")),
+            _count(group.get("InstanceCount")),
+        )
+        for group in mappings(resources.get("InstanceGroups"))
+    }
+    if not groups and resources.get("InstanceType"):
+        kind, count = _text(resources["InstanceType"]), _count(resources.get("InstanceCount"))
+        groups = {"": (kind, count)}
+    name = _text(answer.get("TrainingJobName"))
+    prefix = _text(mapping(answer.get("OutputDataConfig")).get("S3OutputPath")).rstrip("/")
+    return TrainingJobState(
+        name=name,
+        arn=_text(answer.get("TrainingJobArn")),
+        status=_text(answer.get("TrainingJobStatus")),
+        secondary=_text(answer.get("SecondaryStatus")),
+        reason=_text(answer.get("FailureReason")),
+        transitions=tuple(
+            Transition(
+                status=_text(item.get("Status")),
+                since=_text(item.get("StartTime")),
+                message=_text(item.get("StatusMessage")),
+            )
+            for item in mappings(answer.get("SecondaryStatusTransitions"))
+        ),
+        output_prefix=f"{prefix}/{name}/output",
+        model_uri=_text(mapping(answer.get("ModelArtifacts")).get("S3ModelArtifacts")) or None,
+        groups=groups,
+        began_at=_text(answer.get("TrainingStartTime")) or None,
+        ended_at=_text(answer.get("TrainingEndTime")) or None,
+    )
+
+
+def console_url(arn: str) -> str:
+    """Returns the address of the console's page of a training job."""
+    parts = arn.split(":")
+    if len(parts) < 6:
+        return ""
+    partition, region, name = parts[1], parts[3], arn.rpartition("/")[2]
+    domain = {
+        "aws-cn": "console.amazonaws.cn",
+        "aws-us-gov": "console.amazonaws-us-gov.com",
+    }.get(partition, f"{region}.console.aws.amazon.com")
+    return f"https://{domain}/sagemaker/home?region={region}#/jobs/{name}"
+
+
+def lacks_capacity(reason: str) -> bool:
+    """Returns whether a job failed because the service does not have the hosts."""
+    return bool(_NO_CAPACITY.search(reason))
+
+
+def no_capacity(
+    reason: str, groups: Sequence[Group], *, job_name: str, next_best: str
+) -> PlatformError:
+    """Returns the error for a job that got no hosts: type, group, limit, what to take instead."""
+    return PlatformError(
+        f"SageMaker has no capacity for {_asked(reason, groups)}: {reason}",
+        where=f"job {job_name}: the limit is what the region has free now, not a quota",
+        fix=_instead("try later or in another region", next_best),
+    )
+
+
+def no_quota(message: str, groups: Sequence[Group], *, where: str, next_best: str) -> PlatformError:
+    """Returns the error for a job above the account's quota: type, group, limit, another plan."""
+    found = _QUOTA.search(message)
+    limit = f"the quota '{found['quota']}' is {found['limit']}" if found else "a quota is too small"
+    return PlatformError(
+        f"{limit}, asked for: {_asked(message, groups)}: {message}",
+        where=where,
+        fix=_instead("raise it in Service Quotas (SageMaker, training job usage)", next_best),
+    )
+
+
+def _asked(message: str, groups: Sequence[Group]) -> str:
+    """Returns the groups that a message is about: those of the type that it names, else all."""
+    named = {bare_type(kind) for kind in _TYPE.findall(message)}
+    meant = [g for g in groups if bare_type(g.instance_type) in named] or groups
+    return ", ".join(f"{g.count} x {g.instance_type} (group {g.name})" for g in meant)
+
+
+def _instead(advice: str, next_best: str) -> str:
+    return f"{advice}, or take the next best plan: {next_best}" if next_best else advice
+
+
+def _text(value: Json) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count(value: Json) -> int:
+    return value if isinstance(value, int) else 0
+
+
+# As many as the feed needs; the file has them as hexadecimal digits.
 TOKEN_BYTES = 32
 
 
 def put_token(aws: Aws, uri: str, *, kms_key: str | None) -> None:
     """Makes the token unless there is one.
 
-    One that is there already was left by an earlier attempt, or is another attempt's of this very
-    moment: hosts of its job may have read it, so that it must stay as it is.
+    An existing one is from an earlier attempt, or from another one at this very moment: hosts of
+    its job may have read it, so it must stay as it is.
 
     Raises:
         AwsError: If it cannot be written.
@@ -46,21 +224,21 @@ def put_token(aws: Aws, uri: str, *, kms_key: str | None) -> None:
 
 
 def delete_token(aws: Aws, uri: str, *, log: Log) -> None:
-    """Deletes the token; what hinders it is logged, for a job has ended by then."""
+    """Deletes the token; errors are logged, because the job has ended by then."""
     try:
         aws.delete_object(uri)
     except StokerError as err:
         log.event("token_not_deleted", object=uri, why=err.what)
 
 
-# NAME, NAME-2 ... NAME-5: who comes to more has another trouble than a name.
+# NAME, NAME-2 ... NAME-5: if all are taken, the name is not the problem.
 MAX_NAMES = 5
 MAX_NAME_LENGTH = 63
 # Between looks for a job that was just created.
 LOOK_SECONDS = 2.0
 
 _IN_USE = ("ResourceInUse", "ResourceInUseException", "ConflictException")
-# Where the tags do not tell: what makes a job the one that was asked for.
+# Where tags cannot be read: parts that tell whether a job is the one that was asked for.
 _TELLING = (
     "AlgorithmSpecification",
     "RoleArn",
@@ -102,7 +280,7 @@ def start(
     for number in range(1, MAX_NAMES + 1):
         candidate = request if number == 1 else rename(numbered(request.job.name, number))
         name = candidate.job.name
-        found = find(aws, name)
+        found = find_job(aws, name)
         if found is None:
             if _create(aws, candidate, packed=packed, log=log):
                 return StartedTrainingJob(request=candidate, is_adopted=False)
@@ -113,13 +291,13 @@ def start(
             log.event("job_adopted", job=name, status=state.status, url=state.url)
             return StartedTrainingJob(request=candidate, is_adopted=True)
         why = f"it is {state.status}" if is_ours else "it is another job"
-        log.event("name_is_taken", job=name, why=why)
+        log.event("job_name_taken", job=name, why=why)
         _forget_token(aws, found, candidate, log=log)
     last = numbered(request.job.name, MAX_NAMES)
     raise PlatformError(
-        f"jobs called {request.job.name} to {last} exist already, and none can be gone on with",
+        f"jobs called {request.job.name} to {last} exist already, and none can be continued",
         where="sagemaker:CreateTrainingJob",
-        fix="look why they ended, then choose another --name",
+        fix="check why they ended, then choose another --name",
     )
 
 
@@ -129,7 +307,7 @@ def numbered(name: str, number: int) -> str:
     return name[: MAX_NAME_LENGTH - len(end)].rstrip("-") + end
 
 
-def find(aws: Aws, name: str) -> Mapping[str, Json] | None:
+def find_job(aws: Aws, name: str) -> Mapping[str, Json] | None:
     """Returns DescribeTrainingJob's answer, or None where there is no such job."""
     try:
         return aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
@@ -146,10 +324,10 @@ def await_found(aws: Aws, name: str) -> Mapping[str, Json]:
         PlatformError: If it does not show it in time.
     """
     deadline = aws.clock() + EVENTUAL_SECONDS
-    while (found := find(aws, name)) is None:
+    while (found := find_job(aws, name)) is None:
         if aws.clock() >= deadline:
             raise PlatformError(
-                f"the job was created, and not to be found for {EVENTUAL_SECONDS:g} s",
+                f"the job was created, but the service did not show it for {EVENTUAL_SECONDS:g} s",
                 where=f"job {name}, sagemaker:DescribeTrainingJob",
                 fix="check region and account",
             )
@@ -160,7 +338,7 @@ def await_found(aws: Aws, name: str) -> Mapping[str, Json]:
 def stop_job(aws: Aws, name: str) -> None:
     """Asks the service to stop a job: SIGTERM to its hosts, SIGKILL 120 s later. Does not wait.
 
-    A job that has ended, or that there never was, is no error.
+    A job that has ended, or never existed, is not an error.
 
     Raises:
         AwsError: If the service refuses, and the job runs.
@@ -170,7 +348,7 @@ def stop_job(aws: Aws, name: str) -> None:
     except AwsError as err:
         if err.is_denied or err.is_unreachable:
             raise
-        found = find(aws, name)
+        found = find_job(aws, name)
         if found is not None and not job_state(found).is_ending:
             raise
 
@@ -203,7 +381,7 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
 
 
 def _abandon(aws: Aws, request: SageMakerRequest, *, is_sent: bool, log: Log) -> None:
-    """Leaves nothing behind of a job that is not followed."""
+    """Stops a job that nobody will follow, and deletes its token."""
     name = request.job.name
     try:
         if is_sent:
@@ -218,7 +396,7 @@ def _abandon(aws: Aws, request: SageMakerRequest, *, is_sent: bool, log: Log) ->
 def _forget_token(
     aws: Aws, found: Mapping[str, Json], request: SageMakerRequest, *, log: Log
 ) -> None:
-    """Deletes a token at a place that the job which has the name does not read."""
+    """Deletes the token if the existing job of that name does not read it."""
     state = job_state(found)
     folder = request.token_uri.rpartition("/")[0]
     if state.is_final or folder not in json.dumps(found.get("InputDataConfig")):
@@ -253,7 +431,7 @@ def _tag_of(aws: Aws, arn: str) -> str | None:
     try:
         return _tag(list(aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)))
     except AwsError:
-        # Not everybody may read tags: what the job is tells, too.
+        # Not everybody may read tags: the job itself is compared then.
         return None
 
 
@@ -268,14 +446,14 @@ def _has_code(aws: Aws, request: SageMakerRequest, packed: bytes) -> bool:
     try:
         return request.code_uri is None or aws.read_object(request.code_uri) == packed
     except AwsError as err:
-        # Deleted after that: its hosts have it long ago.
+        # Deleted afterwards: its hosts have read it long ago.
         if err.is_missing:
             return True
         raise
 
 
 def is_within(ours: Json, theirs: Json) -> bool:
-    """Returns whether all of `ours` is said in `theirs`, too; the service adds its own defaults."""
+    """Returns whether `theirs` contains all of `ours`; the service adds its own defaults."""
     if isinstance(ours, Mapping):
         return (not ours or isinstance(theirs, Mapping)) and all(
             is_within(value, theirs.get(key) if isinstance(theirs, Mapping) else None)

@@ -14,7 +14,7 @@ from stoker.platforms.kubernetes.pods import (
     pod_state,
     seconds_between,
 )
-from stoker.platforms.kubernetes.start import (
+from stoker.platforms.kubernetes.submit import (
     job_state,
     object_reference,
     owned,

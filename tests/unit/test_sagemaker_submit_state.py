@@ -2,15 +2,7 @@
 
 import pytest
 
-from stoker.platforms.sagemaker.start import is_within
-from stoker.platforms.sagemaker.state import (
-    console_url,
-    job_state,
-    lacks_capacity,
-    no_capacity,
-    no_quota,
-)
-from stoker.platforms.sagemaker.usage import (
+from stoker.platforms.sagemaker.cloudwatch import (
     MAX_POINTS,
     GroupLoad,
     HostLoad,
@@ -19,6 +11,14 @@ from stoker.platforms.sagemaker.usage import (
     metric_queries,
     point_seconds,
     utilisation_words,
+)
+from stoker.platforms.sagemaker.submit import (
+    console_url,
+    is_within,
+    job_state,
+    lacks_capacity,
+    no_capacity,
+    no_quota,
 )
 from stoker.records import Group, Json
 

@@ -10,7 +10,7 @@ import pytest
 
 from stoker.errors import UsageError
 from stoker.platforms.kubernetes import KubernetesPlatform
-from stoker.platforms.kubernetes.checks import check_objects, problems_of
+from stoker.platforms.kubernetes.request import check_objects, problems_of
 from support.kubernetes_jobs import EVERYTHING, job
 from support.kubernetes_rules import CRDS, rule_problems, schema_problems
 from support.kubernetes_rules import security_problems as insecurities
@@ -106,32 +106,36 @@ JOB = ("spec", "replicatedJobs")
 # What users write: checked in each run.
 WRITTEN: list[tuple[str, Callable[[Any], None], str]] = [
     ("long name", set_to("m" * 60, "metadata", "name"), "63 at most"),
-    ("name with a dot", set_to("a.b", "metadata", "name"), "is no name of a host"),
+    ("name with a dot", set_to("a.b", "metadata", "name"), "is not a host name"),
     ("name with a digit first", set_to("1-run", "metadata", "name"), "a letter first"),
-    ("volume twice", _twice(*pods(0, "volumes")), "volumes: job is there twice"),
-    ("mount twice", _twice(*pods(0, "containers", 0, "volumeMounts")), "is there twice"),
+    ("volume twice", _twice(*pods(0, "volumes")), "volumes: job occurs twice"),
+    ("mount twice", _twice(*pods(0, "containers", 0, "volumeMounts")), "occurs twice"),
     (
         "folder outside",
         set_to("../x", *pods(0, "containers", 0, "volumeMounts", 0, "subPathExpr")),
-        "no folder within a volume",
+        "not a folder inside a volume",
     ),
-    ("variable", set_to("A=B", *pods(0, "containers", 0, "env", 1, "name")), "'A=B' is no name"),
-    ("image", set_to(" x", *pods(0, "containers", 0, "image")), "no image"),
+    (
+        "variable",
+        set_to("A=B", *pods(0, "containers", 0, "env", 1, "name")),
+        "'A=B' is not a variable",
+    ),
+    ("image", set_to(" x", *pods(0, "containers", 0, "image")), "not an image"),
     (
         "half a GPU",
         set_to("500m", *pods(0, "containers", 0, "resources", "limits", "nvidia.com/gpu")),
-        "comes in whole numbers",
+        "needs a whole number",
     ),
     (
         "resource",
         set_to("1", *pods(0, "containers", 0, "resources", "limits", "gpu")),
         "there is no resource gpu",
     ),
-    ("label", set_to("a b", "metadata", "labels", "team"), "no value of a label"),
-    ("label's key", set_to("x", "metadata", "labels", "my team"), "'my team' is no key"),
-    ("account", set_to("A", *pods(0, "serviceAccountName")), "no name of an object"),
-    ("priority", set_to("A", *pods(0, "priorityClassName")), "no name of an object"),
-    ("selector", set_to("a b", *pods(0, "nodeSelector", "pool")), "no value of a label"),
+    ("label", set_to("a b", "metadata", "labels", "team"), "not a label value"),
+    ("label's key", set_to("x", "metadata", "labels", "my team"), "'my team' is not a key"),
+    ("account", set_to("A", *pods(0, "serviceAccountName")), "not a name for an object"),
+    ("priority", set_to("A", *pods(0, "priorityClassName")), "not a name for an object"),
+    ("selector", set_to("a b", *pods(0, "nodeSelector", "pool")), "not a label value"),
     (
         "toleration",
         set_to({"key": "a", "operator": "Exists", "value": "b"}, *pods(0, "tolerations", 0)),
@@ -149,11 +153,11 @@ OWN: list[tuple[str, Callable[[Any], None], str]] = [
     ("operator", set_to("Most", "spec", "successPolicy", "operator"), "not one of All, Any"),
     ("alpha action", set_to("RestartJob", *RULES, 0, "action"), "RestartJob is an alpha feature"),
     ("alpha restart", set_to("InPlaceRestart", *POLICY, "restartStrategy"), "alpha feature"),
-    ("rule's name", set_to("out-of-time", *RULES, 0, "name"), "no name for a rule"),
+    ("rule's name", set_to("out-of-time", *RULES, 0, "name"), "not a name for a rule"),
     ("rule twice", _twice(*RULES), "two rules are called out_of_time"),
     ("rule's reason", set_to(["Tired"], *RULES, 0, "onJobFailureReasons"), "reason Tired"),
     ("rule's target", set_to(["gpu"], *RULES, 0, "targetReplicatedJobs"), "no replicated job gpu"),
-    ("subdomain", set_to("a.b", "spec", "network", "subdomain"), "no name for a service"),
+    ("subdomain", set_to("a.b", "spec", "network", "subdomain"), "not a name for a service"),
     ("job twice", _twice(*JOB), "stands there twice: ['dnn']"),
     ("too many pods", set_to(2**31 - 1, *JOB, 1, "replicas"), "too many pods"),
     ("int32", set_to(2**31, *JOB, 0, "template", "spec", "backoffLimit"), "does not fit"),
@@ -179,7 +183,7 @@ OWN: list[tuple[str, Callable[[Any], None], str]] = [
         set_to("other", *pods(0, "containers", 0, "volumeMounts", 0, "name")),
         "there is no volume other",
     ),
-    ("container", set_to("A", *pods(0, "containers", 0, "name")), "no name of a container"),
+    ("container", set_to("A", *pods(0, "containers", 0, "name")), "not a container name"),
     (
         "limit",
         set_to("1Gi", *pods(0, "containers", 0, "resources", "limits", "memory")),
@@ -234,7 +238,7 @@ NODE_RULES = [
     ({"key": "a", "operator": "In"}, "names no values"),
     ({"key": "a", "operator": "Exists", "values": ["b"]}, "needs no values"),
     ({"key": "a", "operator": "Gt", "values": ["b"]}, "one whole number"),
-    ({"key": "a b", "operator": "Exists"}, "is no key"),
+    ({"key": "a b", "operator": "Exists"}, "is not a key"),
 ]
 
 
@@ -298,7 +302,7 @@ TRAINER_WRITTEN: list[tuple[str, Callable[[Any], None], str]] = [
         set_to("low", *RUNTIME, 1, *RUNTIME_POD, "priorityClassName"),
         "only the job that trains",
     ),
-    ("TrainJob", set_to("a.b", "metadata", "name"), "no name of a host"),
+    ("TrainJob", set_to("a.b", "metadata", "name"), "not a host name"),
     ("TrainJob", set_to("m" * 50, "metadata", "name"), "63 at most"),
     ("TrainJob", set_to(["x"] * 129, "spec", "trainer", "args"), "longer than 128"),
     ("TrainJob", set_to("x" * 501, "spec", "trainer", "image"), "longer than 500"),
@@ -335,7 +339,7 @@ def test_a_configuration_that_no_server_keeps_is_told() -> None:
 def test_two_volumes_of_one_name_are_refused() -> None:
     volume = {"name": "cache", "mount_path": "/cache", "scratch": "1Gi"}
     other = {**volume, "mount_path": "/other"}
-    with pytest.raises(UsageError, match="volumes: cache is there twice"):
+    with pytest.raises(UsageError, match="volumes: cache occurs twice"):
         KubernetesPlatform().plan(job(settings={"data": {"volumes": [volume, other]}}))
 
 
@@ -344,8 +348,8 @@ def test_an_error_names_the_object_and_all_that_is_wrong(jobset: Any) -> None:
     with pytest.raises(UsageError) as caught:
         check_objects([jobset])
     assert caught.value.where == "JobSet mnist-20261120-110000"
-    assert "'job a' is no value of a label; " in caught.value.what
-    assert "'job b' is no value of a label" in caught.value.what
+    assert "'job a' is not a label value; " in caught.value.what
+    assert "'job b' is not a label value" in caught.value.what
 
 
 def test_a_likely_spelling_is_named(jobset: Any) -> None:

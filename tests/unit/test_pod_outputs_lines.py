@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.logs import Log
-from stoker.platforms.logs import MAX_BYTES, PART_CHARACTERS, PART_EVENT, OutputParts, log_files
+from stoker.platforms import pod_outputs
+from stoker.platforms.pod_outputs import (
+    MAX_BYTES,
+    PART_CHARACTERS,
+    PART_EVENT,
+    OutputParts,
+    log_files,
+)
 
 
 def logged(folder: Path, *, under: str = "stoker") -> list[str]:
@@ -44,9 +51,7 @@ def test_files_come_back_as_they_were(tmp_path: Path) -> None:
 @given(st.binary(max_size=400), st.sampled_from(["a.json", "b-1.csv"]))
 def test_whatever_is_in_a_file_comes_back(content: bytes, name: str) -> None:
     stream = io.StringIO()
-    from stoker.platforms import logs
-
-    logs._log_file(f"stoker/x/{name}", content, Log(run="r", host="h", stream=stream))
+    pod_outputs._log_file(f"stoker/x/{name}", content, Log(run="r", host="h", stream=stream))
     assert taken(stream.getvalue().splitlines()).files == {f"stoker/x/{name}": content}
 
 

@@ -8,7 +8,7 @@ from botocore.stub import Stubber
 
 from stoker.logs import Log
 from stoker.platforms.aws import Aws, AwsError
-from stoker.platforms.sagemaker.logs import (
+from stoker.platforms.sagemaker.cloudwatch import (
     HOLD_SECONDS,
     LOG_GROUP,
     MAX_PAGES,

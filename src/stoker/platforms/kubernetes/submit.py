@@ -1,34 +1,56 @@
-"""A run's objects are made exactly once, however often it is tried; their state is read back.
+"""A job is submitted by a caller with the rights for it, exactly once; its state is read back.
 
 The job comes first, and owns the rest: whatever ends this process in between, nothing is left
 behind that would not go with the job. Its pods wait for their token until the Secret is there, a
 moment later; a process that was killed in that moment leaves a job that waits, and the next attempt
 makes up for it. So the token is never read back, and nobody needs the right to.
 
-An attempt that finds its own job goes on with it. One that has failed is deleted and made anew
+An attempt that finds its own job continues with it. One that has failed is deleted and made anew
 under the same name; another job of that name is left alone.
+
+Submitting needs rights in the namespace (`stoker render rbac`), which neither Kubeflow's
+`pipeline-runner` nor a profile's `default-editor` has. The caller's rights are checked first.
+
+Network policies are for a namespace, and applied once: pods of all runs are known by their labels.
+A run's own keys keep the runs of one namespace apart.
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from stoker.errors import PlatformError, StokerError
+import msgspec
+
+from stoker.errors import PlatformError, StokerError, UsageError
 from stoker.logs import Log
 from stoker.platforms.kubernetes.api import (
+    ACCESS_REVIEWS,
     CONFIG_MAPS,
     OF_KIND,
     RUNTIMES,
     SECRETS,
+    Action,
     ApiError,
     ClusterApi,
+    Document,
     Resource,
+    mapping,
+    mappings,
+    name_of,
+    text,
+    texts,
 )
-from stoker.platforms.kubernetes.objects import REQUEST_ANNOTATION, RUN_ANNOTATION, TOKEN_KEY
-from stoker.platforms.kubernetes.reading import Document, mapping, mappings, name_of, text
-from stoker.platforms.kubernetes.request import KubernetesRequest
-from stoker.records import Json
+from stoker.platforms.kubernetes.objects import (
+    MANAGED_BY_LABEL,
+    REQUEST_ANNOTATION,
+    ROLE_LABEL,
+    RUN_ANNOTATION,
+    TOKEN_KEY,
+)
+from stoker.platforms.kubernetes.request import KubernetesRequest, manifest
+from stoker.records import Json, KubernetesSettings, Workload
+from stoker.records.engine_check import completed
 from stoker.settings import OwnPod
 
 Phase = Literal["suspended", "running", "succeeded", "failed"]
@@ -60,7 +82,7 @@ class ObjectState:
 
     @property
     def has_ended(self) -> bool:
-        """Tells whether nothing of it will run any more, by itself."""
+        """Tells whether nothing of it will run again."""
         return self.phase in ("succeeded", "failed")
 
 
@@ -114,8 +136,8 @@ def object_reference(document: Document, *, is_waited_for: bool) -> Document:
 
     Args:
         document: The object as the cluster gives it.
-        is_waited_for: Whether the owner is gone only when what it owns is: who makes another one
-            of its name then finds none of the old one's things.
+        is_waited_for: Whether the owner is gone only after what it owns: a new owner of its name
+            then finds nothing of the old one.
     """
     reference = {
         "apiVersion": text(document, "apiVersion"),
@@ -152,7 +174,7 @@ def provide_runtime(
         cluster: That is to have it.
         request: With the runtime.
         owners: Of a runtime that is made, until the TrainJob owns it.
-        log: For what is worth telling.
+        log: Gets what happens.
 
     Raises:
         PlatformError: If there is another one of that name, or none where one should be.
@@ -187,7 +209,7 @@ def provide_runtime(
                 return False
             if any(text(owner, "kind") == "TrainJob" for owner in owners_of(found)):
                 _refuse_runtime(name, cluster.namespace)
-            log.event("runtime_is_replaced", runtime=name)
+            log.event("runtime_replaced", runtime=name)
             cluster.delete(RUNTIMES, name)
         if cluster.clock() >= deadline:
             _refuse_runtime(name, cluster.namespace)
@@ -206,7 +228,7 @@ def _digest(document: Document) -> str:
     return text(mapping(document, "metadata", "annotations"), REQUEST_ANNOTATION)
 
 
-# As long as the feed asks for; in the Secret they are hexadecimal digits.
+# As many as the feed needs; the Secret has them as hexadecimal digits.
 TOKEN_BYTES = 32
 # What an earlier job of the name owned may be deleted a little later than it.
 LEFTOVER_SECONDS = 30.0
@@ -233,7 +255,7 @@ class _Attempt:
 def start(
     cluster: ClusterApi, request: KubernetesRequest, *, owner: Document | None, log: Log
 ) -> StartedObjects:
-    """Makes the job and what belongs to it, or adopts what an earlier attempt made.
+    """Creates the job and what belongs to it, or adopts what an earlier attempt created.
 
     Args:
         cluster: That is to run it.
@@ -252,7 +274,7 @@ def start(
         job = _create_or_adopt(cluster, request, owners, attempt, log)
         _provide_parts(cluster, request, job, is_adopted=attempt.is_adopted)
     except BaseException as err:
-        # An adopted job that runs is worth more than this attempt, unless that was asked to stop.
+        # An adopted job goes on when this attempt fails, unless the user asked to stop.
         if not (attempt.is_adopted and isinstance(err, StokerError)):
             _abandon(cluster, request, attempt, log)
         raise
@@ -306,7 +328,7 @@ def _create_or_adopt(
         if state.is_deleted:
             cluster.sleep(LOOK_SECONDS)
         elif state.phase == "failed":
-            log.event("failed_job_is_replaced", job=request.name, reason=state.message)
+            log.event("failed_job_replaced", job=request.name, reason=state.message)
             delete_and_wait(cluster, resource, request.name, uid=state.uid, seconds=seconds)
         else:
             attempt.is_adopted = True
@@ -315,7 +337,7 @@ def _create_or_adopt(
     raise PlatformError(
         f"an earlier {request.main['kind']} of that name is not gone after {2 * seconds:g} s",
         where=_place(request, cluster.namespace),
-        fix="look what holds it: kubectl get pods; or choose another --name",
+        fix="check what keeps it: kubectl get pods; or choose another --name",
     )
 
 
@@ -387,7 +409,7 @@ def _create_part(
                 continue
             if not err.is_taken:
                 raise
-            # Said to a second attempt whose first was not answered, it is this run's.
+            # If the first attempt was sent and not answered, the object is this run's.
             if is_adopted or err.is_repeated:
                 return
             if cluster.clock() >= deadline:
@@ -401,7 +423,7 @@ def _create_part(
 
 
 def _abandon(cluster: ClusterApi, request: KubernetesRequest, attempt: _Attempt, log: Log) -> None:
-    """Leaves nothing behind of a job that is not followed."""
+    """Deletes what this attempt made of a job that nobody will follow."""
     try:
         if attempt.has_asked:
             resource = _resource(request.main)
@@ -424,3 +446,220 @@ def _resource(document: Document) -> Resource:
 
 def _place(request: KubernetesRequest, namespace: str) -> str:
     return f"{request.main['kind']} {request.name} in namespace {namespace}"
+
+
+ROLE = "stoker-submit"
+
+
+def rbac(
+    settings: KubernetesSettings, *, service_account: str | None = None
+) -> list[dict[str, Json]]:
+    """Returns ServiceAccount, Role and RoleBinding for those who submit runs.
+
+    Args:
+        settings: Of the workload: its namespace, and whose API it uses.
+        service_account: An existing one, such as pipeline-runner; absent: `stoker-submit` is made.
+
+    Raises:
+        UsageError: If the workload names no namespace.
+    """
+    if settings.namespace is None:
+        raise UsageError(
+            "a service account's rights hold in a namespace, and none is named",
+            where="key kubernetes.namespace",
+            fix="add --set kubernetes.namespace=NAME; with Kubeflow's profiles the profile's own",
+        )
+    account = service_account or ROLE
+    objects: list[dict[str, Json]] = []
+    if service_account is None:
+        objects.append(_object("v1", "ServiceAccount", settings, account))
+    role = _object("rbac.authorization.k8s.io/v1", "Role", settings, ROLE)
+    role["rules"] = rules(settings)
+    name = ROLE if service_account is None else f"{ROLE}-{account}"
+    binding = _object("rbac.authorization.k8s.io/v1", "RoleBinding", settings, name)
+    binding["roleRef"] = {
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "Role",
+        "name": ROLE,
+    }
+    binding["subjects"] = [
+        {"kind": "ServiceAccount", "name": account, "namespace": settings.namespace}
+    ]
+    return [*objects, role, binding]
+
+
+def rules(settings: KubernetesSettings) -> list[Json]:
+    """Returns the Role's rules; deleting a job deletes what it owns, without another right."""
+    # Patched: an attempt that adopts a job adds its own pod to the owners.
+    job = ("create", "get", "list", "watch", "patch", "delete")
+    found = [_rule("jobset.x-k8s.io", ["jobsets"], job)]
+    if settings.api == "trainer":
+        found = [
+            _rule("jobset.x-k8s.io", ["jobsets"], ("get", "list", "watch")),
+            _rule("trainer.kubeflow.org", ["trainjobs"], job),
+            # Patched: it is there before the TrainJob that comes to own it. Or only read.
+            _rule(
+                "trainer.kubeflow.org",
+                ["trainingruntimes"],
+                ("get",) if settings.runtime else ("create", "get", "patch", "delete"),
+            ),
+        ]
+    return [
+        *found,
+        # Made after the job, which owns them: a token is never read back.
+        _rule("", ["secrets", "configmaps"], ("create",)),
+        _rule("", ["pods", "events"], ("get", "list", "watch")),
+        _rule("", ["pods/log"], ("get",)),
+    ]
+
+
+def _rule(group: str, resources: Sequence[str], verbs: Sequence[str]) -> dict[str, Json]:
+    return {"apiGroups": [group], "resources": list(resources), "verbs": list(verbs)}
+
+
+def _object(api: str, kind: str, settings: KubernetesSettings, name: str) -> dict[str, Json]:
+    return {
+        "apiVersion": api,
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "namespace": settings.namespace,
+            "labels": {**settings.labels, MANAGED_BY_LABEL: "stoker"},
+        },
+    }
+
+
+# A run goes on without them: pods tell most of what events would; a new attempt's pod does not
+# become an owner of its predecessor's job.
+_USEFUL = ("events", "patch jobsets", "patch trainjobs")
+_ACCOUNT = "system:serviceaccount:"
+
+
+def check_rights(cluster: ClusterApi, settings: KubernetesSettings, *, log: Log) -> None:
+    """Checks that the caller has the rights that a run takes.
+
+    A cluster that does not answer such questions need not refuse the calls themselves: then the
+    first call that it refuses tells.
+
+    Raises:
+        PlatformError: With all rights that are missing, and the Role that has them.
+    """
+    missing = []
+    for action in _needed(settings, cluster.namespace):
+        try:
+            if not _is_allowed(cluster, action):
+                missing.append(action)
+        except ApiError as err:
+            if err.code in (0, 401):
+                raise
+            return
+    vital = [action for action in missing if not _is_useful(action)]
+    if vital:
+        raise denied(vital, settings, namespace=cluster.namespace)
+    for action in missing:
+        log.event("right_missing", right=action.right, namespace=action.namespace)
+
+
+def explained_denial(
+    err: ApiError, settings: KubernetesSettings, *, namespace: str
+) -> PlatformError:
+    """Returns the error itself, or, where a right was missing, with the Role that has it."""
+    if not err.is_denied or err.action is None:
+        return err
+    return denied([err.action], settings, namespace=namespace, user=err.user)
+
+
+def denied(
+    actions: Sequence[Action], settings: KubernetesSettings, *, namespace: str, user: str = ""
+) -> PlatformError:
+    """Returns the error for missing rights: all of them by name, and what to apply."""
+    named = ", ".join(action.right for action in actions)
+    account = None
+    if user.startswith(_ACCOUNT):
+        place, _, name = user.removeprefix(_ACCOUNT).partition(":")
+        account = name if place == namespace else None
+    here = msgspec.structs.replace(settings, namespace=namespace)
+    objects = rbac(here, service_account=account or "YOUR-SERVICE-ACCOUNT")
+    return PlatformError(
+        f"rights are missing in namespace {namespace}: {named}",
+        where=f"role of {user or 'the caller'}",
+        fix=f"let an administrator apply this (stoker render rbac WORKLOAD"
+        f"{f' --service-account {account}' if account else ''}):\n{manifest(objects)}".rstrip(),
+    )
+
+
+def _needed(settings: KubernetesSettings, namespace: str) -> Iterator[Action]:
+    for rule in mappings({"rules": rules(settings)}, "rules"):
+        for group in texts(rule, "apiGroups"):
+            for resource in texts(rule, "resources"):
+                for verb in texts(rule, "verbs"):
+                    yield Action(verb=verb, group=group, resource=resource, namespace=namespace)
+
+
+def _is_allowed(cluster: ClusterApi, action: Action) -> bool:
+    resource, _, part = action.resource.partition("/")
+    asked = {
+        "namespace": action.namespace,
+        "verb": action.verb,
+        "group": action.group,
+        "resource": resource,
+        "subresource": part,
+    }
+    review: Document = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {key: value for key, value in asked.items() if value}},
+    }
+    return mapping(cluster.create(ACCESS_REVIEWS, review), "status").get("allowed") is True
+
+
+def _is_useful(action: Action) -> bool:
+    return action.resource in _USEFUL or f"{action.verb} {action.resource}" in _USEFUL
+
+
+def network_policies(workload: Workload) -> list[dict[str, Json]]:
+    """Returns one policy for each role.
+
+    Data hosts: only pods of runs reach the feed's two ports and the ports of the workload's engine.
+    Ray also listens on ports of its own choice, so there all ports are open to pods of runs. Dnn
+    hosts: only pods of runs reach them, on any port, because NCCL, gloo and MPI choose theirs when
+    they start; the metrics port, if the workload serves metrics to other hosts, is open to all pods
+    of the cluster.
+
+    Args:
+        workload: Its ports, engine and namespace.
+    """
+    feed = workload.feed
+    engine = completed(workload.engine_settings)
+    data: dict[str, Json] = {"from": [{"podSelector": _pods("dnn", "data")}]}
+    if engine.name != "ray":
+        data["ports"] = _tcp(feed.port, feed.port + 1, *sorted(set(engine.ports.values())))
+    dnn: list[Json] = [{"from": [{"podSelector": _pods("dnn", "data")}]}]
+    if feed.metrics_port and feed.metrics_address:
+        dnn.append({"from": [{"namespaceSelector": {}}], "ports": _tcp(feed.metrics_port)})
+    return [_policy(workload, "data", [data]), _policy(workload, "dnn", dnn)]
+
+
+def _policy(workload: Workload, role: str, ingress: list[Json]) -> dict[str, Json]:
+    settings = workload.kubernetes
+    described: dict[str, Json] = {"name": f"stoker-{role}"}
+    if settings is not None and settings.namespace:
+        described["namespace"] = settings.namespace
+    described["labels"] = {MANAGED_BY_LABEL: "stoker"}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": described,
+        "spec": {"podSelector": _pods(role), "policyTypes": ["Ingress"], "ingress": ingress},
+    }
+
+
+def _pods(*roles: str) -> dict[str, Json]:
+    return {
+        "matchLabels": {MANAGED_BY_LABEL: "stoker"},
+        "matchExpressions": [{"key": ROLE_LABEL, "operator": "In", "values": list(roles)}],
+    }
+
+
+def _tcp(*ports: int) -> list[Json]:
+    return [{"protocol": "TCP", "port": port} for port in ports]

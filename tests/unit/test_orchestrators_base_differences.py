@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.orchestrators.diff import differences
+from stoker.orchestrators.base import differences
 from stoker.records import Json
 from support.sagemaker_orchestrator import definition, workload
 

@@ -12,7 +12,7 @@ from stoker.decide import decide
 from stoker.decide import explain as explain_decision
 from stoker.errors import UsageError
 from stoker.evaluate import evaluate
-from stoker.platforms.sagemaker.usage import HostLoad, ObservedJob, members_in, point_seconds
+from stoker.platforms.sagemaker.cloudwatch import HostLoad, ObservedJob, members_in, point_seconds
 from stoker.profile import explain
 from stoker.profile.job import MIN_SAMPLES, observed_profile, steps_in
 from stoker.records import (

@@ -1,0 +1,406 @@
+"""An engine's commands run on data hosts until the end, and next to the training on dnn hosts."""
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from stoker.errors import FeedError, FeedLostError, StokerError
+from stoker.host import spawn
+from stoker.launch.coordinator import Coordinator
+from stoker.launch.engines.server import EngineOrder, Server, order_of, stop_servers
+from stoker.launch.membership import HostRun, Membership, MembershipVerdict
+from stoker.launch.supervise import GRACE_SECONDS, Decided, Ending, SignalReceived, reap_orphans
+
+NEVER_CAME = FeedLostError.exit_code
+
+
+# 128 + SIGTERM.
+ASKED_TO_STOP_CODE = 143
+
+
+def exit_code_of(run: HostRun, verdicts: Sequence[MembershipVerdict], *, is_asked: bool) -> int:
+    """Returns a data host's code: 0 whenever the dnn group decided, or was there and fell silent.
+
+    Args:
+        run: This host's part of the run.
+        verdicts: Why it ends; none: it was asked to.
+        is_asked: Whether it was asked to.
+    """
+    comes_back = run.settings.comes_back
+    # A pod that is evicted as the run ends, or is moved with all others, must not count as done.
+    if not verdicts or (comes_back and is_asked):
+        return ASKED_TO_STOP_CODE
+    verdict = verdicts[0]
+    match verdict.kind:
+        case "lost" if comes_back:
+            # Perhaps only this host cannot reach the leader: started again, it joins again.
+            run.log.event("data_host_comes_back", reason=verdict.reason)
+            return NEVER_CAME
+        case "decided" | "lost":
+            return 0
+        case "never":
+            error: StokerError = FeedLostError(
+                f"no trainer came: {verdict.reason}",
+                where=f"data host {run.topology.host}",
+                fix="look at the dnn group's logs, or raise feed.start_deadline_seconds",
+            )
+        case "refused":
+            error = FeedLostError(
+                f"the leader refused this host: {verdict.reason}",
+                where=f"data host {run.topology.host}",
+                fix="use the same image, run id and token on all hosts",
+            )
+    run.log.event("data_host_failed", reason=error.what)
+    return NEVER_CAME
+
+
+# Asked to stop, a data host may still be needed by trainers that save their state.
+ENGINE_DRAIN_SECONDS = 5.0
+_POLL_SECONDS = 0.05
+# The reason that a host which got a signal gives to the leader.
+ENGINE_ASKED_TO_STOP = "asked to stop"
+
+
+def serve_command(run: HostRun) -> int:
+    """Runs the engine's command of this host; the code is as with the feed.
+
+    Raises:
+        StokerError: If it failed before the leader knew of this host.
+    """
+    order = order_of(run)
+    assert order is not None
+    return _DataHost(run, order).serve()
+
+
+class _DataHost:
+    def __init__(self, run: HostRun, order: EngineOrder) -> None:
+        assert run.keys is not None
+        self._run = run
+        self._order = order
+        self._verdicts: list[MembershipVerdict] = []
+        self._failures: list[str] = []
+        self._is_asked = False
+        self._servers = [
+            Server(server, folder=run.folder, log=run.log, on_failure=self._failures.append)
+            for server in order.servers
+        ]
+        address, port = run.coordinator_address
+        self._membership = Membership(
+            join=run.join(workers=run.settings.workers.get("data", 0)),
+            keys=run.keys,
+            address=address,
+            port=port,
+            feed=run.settings.feed,
+            log=run.log,
+            on_verdict=self._decide,
+        )
+
+    def serve(self) -> int:
+        run = self._run
+        run.output.mkdir(parents=True, exist_ok=True)
+        if run.folder:
+            os.chdir(run.folder)
+        spawn.adopt_orphans()
+        self._membership.start()
+        try:
+            self._follow()
+        finally:
+            stop_servers(
+                self._servers,
+                seconds=self._order.stop_seconds,
+                is_urgent=lambda: self._next_is(SignalReceived),
+            )
+            self._membership.leave(reason=self._goodbye())
+            self._membership.close()
+        if self._failures and not self._verdicts:
+            return self._failed(self._failures[0])
+        return exit_code_of(run, self._verdicts, is_asked=self._is_asked)
+
+    def _failed(self, words: str) -> int:
+        what, _, last_words = words.partition("\n")
+        error: StokerError = FeedError(
+            what,
+            where=f"data host {self._run.topology.host}",
+            fix=f"its last words:\n{last_words}" if last_words else "see the log of this host",
+        )
+        self._run.log.event("data_host_failed", reason=what)
+        if self._run.settings.comes_back or not self._membership.wait_until_welcome(0):
+            raise error
+        # The leader knows why: before the training it ends the run, later the training decides.
+        return 0
+
+    def _follow(self) -> None:
+        has_begun = has_told = False
+        stop_at = float("inf")
+        pids: tuple[int, ...] = ()
+        while not self._failures and time.monotonic() < stop_at:
+            try:
+                happening = self._run.inbox.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                happening = None
+            match happening:
+                case Decided():
+                    self._run.log.event("data_host_ends", reason=happening.reason)
+                    return
+                case SignalReceived():
+                    self._run.log.event("signal_received", number=happening.number)
+                    if self._is_asked or not has_told:
+                        self._is_asked = True
+                        return
+                    self._is_asked = True
+                    stop_at = time.monotonic() + ENGINE_DRAIN_SECONDS
+                case _:
+                    reap_orphans(spared=pids)
+            if not has_begun and self._membership.run_stage != "begun":
+                has_begun = True
+                for server in self._servers:
+                    server.start()
+                pids = tuple(pid for server in self._servers for pid in server.pids)
+            elif has_begun and not has_told and all(s.is_ready for s in self._servers):
+                has_told = True
+                self._membership.tell("ready")
+
+    def _decide(self, verdict: MembershipVerdict) -> None:
+        self._verdicts.append(verdict)
+        self._run.inbox.put(Decided(verdict.reason))
+
+    def _next_is(self, kind: type[SignalReceived]) -> bool:
+        try:
+            return isinstance(self._run.inbox.get_nowait(), kind)
+        except queue.Empty:
+            return False
+
+    def _goodbye(self) -> str:
+        if self._failures:
+            return f"failed: {self._failures[0]}"
+        return "" if self._verdicts else ENGINE_ASKED_TO_STOP
+
+
+_WATCH_SECONDS = 0.2
+# The coordinator's reason for a host that gave none: the run has ended.
+LEFT_IN_GOOD_ORDER = "left"
+# Added to the number of the signal that ended a process, as a shell does.
+_STOPPED = 128
+
+
+class EngineCommands(Protocol):
+    """The commands that run next to the training on a dnn host."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Returns more variables for the training command."""
+        ...
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Returns children of this process that are none of the training's."""
+        ...
+
+    @property
+    def failure(self) -> str:
+        """Says why the training cannot go on; empty if it can."""
+        ...
+
+    def lead(self, coordinator: Coordinator | None) -> Ending | None:
+        """Starts the leader's commands, and waits for those of all hosts.
+
+        Blocks until the training may start, for the start deadline at most; returns its end if it
+        may not.
+        """
+        ...
+
+    def follow(self, membership: Membership) -> Ending | None:
+        """Does the same on another dnn host."""
+        ...
+
+    def outlast(self, membership: Membership) -> None:
+        """Blocks, after this host's training has succeeded, until the leader ends the run."""
+        ...
+
+    def stop(self) -> None:
+        """Ends the commands and all that they started; may be called twice."""
+        ...
+
+
+def beside(run: HostRun, on_failure: Callable[[str], None]) -> EngineCommands:
+    """Returns the commands next to the training; none with the feed, or without a data group.
+
+    Args:
+        run: This host's part of the run.
+        on_failure: Called, perhaps in another thread, with why the training cannot go on; it must
+            make this host end.
+    """
+    order = order_of(run)
+    return _Commands(run, order, on_failure) if order else _Nothing()
+
+
+class _Nothing:
+    environment: Mapping[str, str] = {}
+    pids: tuple[int, ...] = ()
+    failure = ""
+
+    def lead(self, coordinator: Coordinator | None) -> Ending | None:
+        return None
+
+    def follow(self, membership: Membership) -> Ending | None:
+        return None
+
+    def outlast(self, membership: Membership) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+class _Commands:
+    def __init__(self, run: HostRun, order: EngineOrder, on_failure: Callable[[str], None]) -> None:
+        self._run = run
+        self._order = order
+        self._on_failure = on_failure
+        self._words: list[str] = []
+        self._begun_at = time.monotonic()
+        self._servers = [
+            Server(server, folder=run.folder, log=run.log, on_failure=self._fail)
+            for server in order.servers
+        ]
+        self._leaders = [
+            server
+            for server, ordered in zip(self._servers, order.servers, strict=True)
+            if ordered.part == "leader"
+        ]
+        self._is_stopped = threading.Event()
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return self._order.environment
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(pid for server in self._servers for pid in server.pids)
+
+    @property
+    def failure(self) -> str:
+        return self._words[0] if self._words else ""
+
+    def lead(self, coordinator: Coordinator | None) -> Ending | None:
+        assert coordinator is not None  # a run with a data group has one
+        ending = self._start(self._leaders)
+        if ending:
+            return ending
+        coordinator.announce("led")
+        ending = self._start([s for s in self._servers if s not in self._leaders])
+        if ending:
+            return ending
+        self._run.log.event("engine_waits_for_hosts", hosts=",".join(coordinator.unready))
+
+        def all_are_ready() -> bool:
+            gone = coordinator.gone_agents
+            # Where lost hosts are started again, the deadline is theirs, too.
+            if gone and not self._run.settings.comes_back:
+                host = min(gone)
+                self._fail(f"data host {host} ended before the training began: {gone[host]}")
+            return not coordinator.unready
+
+        ending = self._wait(all_are_ready, lambda: f"waiting for {', '.join(coordinator.unready)}")
+        if ending:
+            return ending
+        coordinator.announce("ready")
+        seconds = time.monotonic() - self._begun_at
+        self._run.log.event("engine_serves", engine=self._order.name, after_seconds=seconds)
+        if self._order.needs_all:
+            watch = threading.Thread(
+                target=self._watch, args=(coordinator,), name="engine watch", daemon=True
+            )
+            watch.start()
+        return None
+
+    def follow(self, membership: Membership) -> Ending | None:
+        ending = self._wait(
+            lambda: membership.run_stage != "begun", lambda: "waiting for the leader"
+        )
+        if ending is None:
+            ending = self._start(self._servers)
+        if ending is None:
+            membership.tell("ready")
+            ending = self._wait(
+                lambda: membership.run_stage == "ready", lambda: "waiting for other hosts"
+            )
+        return ending
+
+    def outlast(self, membership: Membership) -> None:
+        if not self._servers or self._words:
+            return
+        membership.tell("done")
+        while True:
+            match self._run.inbox.get():
+                case Decided() | SignalReceived():
+                    return
+                case _:
+                    continue
+
+    def stop(self) -> None:
+        if self._is_stopped.is_set():
+            return
+        self._is_stopped.set()
+        stop_servers(self._servers, seconds=self._order.stop_seconds, is_urgent=self._has_signal)
+
+    def _start(self, servers: list[Server]) -> Ending | None:
+        for server in servers:
+            server.start()
+        return self._wait(
+            lambda: all(s.is_ready for s in servers),
+            lambda: f"waiting for {self._run.topology.host}",
+        )
+
+    def _wait(self, condition: Callable[[], bool], waited_for: Callable[[], str]) -> Ending | None:
+        limit = self._run.settings.feed.start_deadline_seconds
+        while True:
+            try:
+                happening = self._run.inbox.get_nowait()
+            except queue.Empty:
+                happening = None
+            match happening:
+                case SignalReceived():
+                    self._run.log.event("signal_received", number=happening.number)
+                    number = happening.number
+                    return Ending(exit_code=_STOPPED + number, signals=(number,))
+                case Decided():
+                    self._run.log.event("training_not_started", reason=happening.reason)
+                    return Ending(exit_code=_STOPPED + 15, decided=happening.reason)
+                case _:
+                    pass
+            if not self._words:
+                if condition():
+                    return None
+                if time.monotonic() - self._begun_at > limit:
+                    self._fail(f"the engine was not ready within {limit:g} s: {waited_for()}")
+            time.sleep(_POLL_SECONDS)
+
+    def _watch(self, coordinator: Coordinator) -> None:
+        """Fails the run when a data host is lost, for which the training might wait for ever."""
+        asked_at: dict[str, float] = {}
+        while not self._is_stopped.wait(_WATCH_SECONDS):
+            now = time.monotonic()
+            for host, reason in coordinator.gone_agents.items():
+                # Where all hosts are asked to stop, the training may still be saving its state.
+                is_asked = reason == ENGINE_ASKED_TO_STOP
+                if is_asked and now - asked_at.setdefault(host, now) < GRACE_SECONDS:
+                    continue
+                if reason != LEFT_IN_GOOD_ORDER:
+                    self._fail(f"the engine cannot go on without data host {host}: {reason}")
+                    return
+
+    def _fail(self, words: str) -> None:
+        if not self._words:
+            self._words.append(words)
+            self._run.log.event("engine_failed", reason=words.partition("\n")[0])
+            self._on_failure(words)
+
+    def _has_signal(self) -> bool:
+        try:
+            return isinstance(self._run.inbox.get_nowait(), SignalReceived)
+        except queue.Empty:
+            return False

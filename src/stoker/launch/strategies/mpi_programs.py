@@ -1,0 +1,96 @@
+"""mpirun starts this script in place of ssh, and as each rank.
+
+It runs as a script, without stoker's modules. `mpi_programs.py agent SOCKET HOST DAEMON ARGUMENTS`
+stands in for ssh: it hands the daemon's command line to the leader's launcher, through a socket
+that only this user may open, and ends; the launcher has the follower's launcher start the daemon.
+
+`mpi_programs.py rank COMMAND...` becomes COMMAND: it gives the rank what torchrun would (RANK,
+WORLD_SIZE, LOCAL_RANK, MASTER_ADDR ...) from what Open MPI says, and asks to end with the daemon
+that started it. What this host's launcher has to say is in STOKER_MPI: JSON {master_addr,
+master_port, folder, tmpdir}.
+"""
+
+import json
+import os
+import signal
+import sys
+
+# The launcher answers at once; the daemon is started when its host has come.
+ANSWER_SECONDS = 30.0
+
+_PR_SET_PDEATHSIG = 1
+_CANNOT_START = 127
+# Open MPI's variable for torchrun's.
+VARIABLES = {
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
+
+
+def ask_for_daemon(path: str, host: str, *line: str) -> int:
+    """Asks the leader's launcher to have `host` start its daemon; returns 0 if it will."""
+    # A rank needs neither.
+    import shlex
+    import socket
+
+    # One line for a shell, as ssh would take it: quoted, in any number of pieces.
+    request = {"host": host, "words": shlex.split(" ".join(line))}
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(ANSWER_SECONDS)
+            connection.connect(path)
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            answer = connection.makefile("rb").readline().decode(errors="replace").strip()
+    except OSError as err:
+        sys.stderr.write(f"stoker: the launcher cannot be reached: {err}\n")
+        return 1
+    if answer != "ok":
+        sys.stderr.write(f"stoker: the daemon of mpirun is not started on {host}: {answer}\n")
+    return answer != "ok"
+
+
+def rank_variables(environ: dict[str, str]) -> dict[str, str]:
+    """Returns the environment of the rank."""
+    told = json.loads(environ["STOKER_MPI"])
+    kept = {name: value for name, value in environ.items() if name not in ("STOKER_MPI", "TMPDIR")}
+    for name, theirs in VARIABLES.items():
+        kept[name] = environ[theirs]
+    kept["MASTER_ADDR"], kept["MASTER_PORT"] = told["master_addr"], str(told["master_port"])
+    if told["tmpdir"]:
+        kept["TMPDIR"] = told["tmpdir"]
+    return kept
+
+
+def become_rank(*command: str) -> int:
+    """Becomes the command; returns only if it cannot."""
+    folder = json.loads(os.environ["STOKER_MPI"])["folder"]
+    _end_with_parent()
+    try:
+        if folder:
+            os.chdir(folder)
+        os.execvpe(command[0], command, rank_variables(dict(os.environ)))
+    except OSError as err:
+        sys.stderr.write(f"error: cannot start {command[0]}: {err.strerror}\n")
+    return _CANNOT_START
+
+
+def _end_with_parent() -> None:
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+
+
+def main(program: str, *arguments: str) -> int:
+    """Runs one of the two programs."""
+    return ask_for_daemon(*arguments) if program == "agent" else become_rank(*arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
