@@ -20,7 +20,7 @@ from stoker.records import (
     Workload,
     bare_type,
 )
-from stoker.records.training_facts import TrainingFacts, training_record
+from stoker.records.training import TrainingFacts, training_record
 from stoker.text import ms
 
 

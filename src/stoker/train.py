@@ -35,7 +35,7 @@ from stoker.records import (
     sha256_of,
     write_json,
 )
-from stoker.records.training_facts import TrainingFacts, write_training
+from stoker.records.training import TrainingFacts, write_training
 from stoker.text import ms, usd
 
 

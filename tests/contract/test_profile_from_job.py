@@ -16,7 +16,7 @@ from stoker.cli.profile import observe, profile_verb
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.sagemaker.usage import ObservedJob, describe_job, observe_job
-from stoker.profile.job import observed_profile
+from stoker.profile.observed_job import observed_profile
 from stoker.records import Profile, read_json
 from support import cloudwatch
 from support.aws_answers import Answers

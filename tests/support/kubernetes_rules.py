@@ -28,7 +28,7 @@ from stoker.platforms.kubernetes.reading import (
 )
 from stoker.platforms.kubernetes.trainer import ANCESTOR_LABEL
 from stoker.records import Json, nearest
-from stoker.records.cloud import amount
+from stoker.records.platforms import amount
 
 Schema = Mapping[str, Json]
 

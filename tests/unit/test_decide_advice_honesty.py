@@ -19,7 +19,7 @@ from stoker.decide import decide, explain
 from stoker.decide.model import ClusterShape, Hosts, estimate
 from stoker.decide.work import measure, today_of
 from stoker.profile.combine import combine
-from stoker.profile.raw import (
+from stoker.profile.rank_results import (
     AcceleratorOnly,
     AsIs,
     BatchFacts,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from stoker.catalog import Catalog, load_catalog
 from stoker.decide import decide, explain, pareto_front
+from stoker.decide.choose import limits, pays
 from stoker.decide.pricing import START_UP_SECONDS, break_even_steps, break_even_words
-from stoker.decide.words import limits, pays
 from stoker.errors import UsageError
 from stoker.records import (
     Check,

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stoker.cli.schema import json_schema
 from stoker.errors import UsageError
 from stoker.records import (
     RECORDS,
@@ -24,7 +25,6 @@ from stoker.records import (
     Record,
     StepTerms,
     Workload,
-    json_schema,
     nearest,
     read_json,
     sha256_of,

@@ -18,8 +18,15 @@ from typing import Literal
 
 import msgspec
 
-from stoker.catalog.catalog import Catalog, Instance
-from stoker.catalog.table import Row, Table, extended, load_catalog, parse_table
+from stoker.catalog.catalog import (
+    Catalog,
+    Instance,
+    Row,
+    Table,
+    extended,
+    load_catalog,
+    parse_table,
+)
 from stoker.records import (
     Json,
     KubernetesSettings,
@@ -29,7 +36,7 @@ from stoker.records import (
     bare_type,
     read_text,
 )
-from stoker.records.cloud import amount
+from stoker.records.platforms import amount
 
 _SOURCE = "kubernetes.pools_file"
 _EFFECTS: tuple[Literal["NoSchedule", "PreferNoSchedule", "NoExecute"], ...] = (

@@ -12,9 +12,8 @@ from decimal import Decimal
 from importlib import resources
 from math import floor
 
-from stoker.catalog.catalog import Catalog, Instance
+from stoker.catalog.catalog import Catalog, Instance, Table
 from stoker.catalog.pools import ClusterPool
-from stoker.catalog.table import Table
 from stoker.errors import UsageError
 from stoker.records import Json, bare_type
 

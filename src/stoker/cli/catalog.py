@@ -12,7 +12,7 @@ from stoker.cli.progress import say
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
-    from stoker.catalog.table import Table
+    from stoker.catalog.catalog import Table
 
 
 def catalog_verb(
@@ -173,7 +173,7 @@ def _refresh_pools(
 
 def _earlier(out: Path | None) -> "Table | None":
     """Reads the pools file, if there is one."""
-    from stoker.catalog.table import parse_table
+    from stoker.catalog.catalog import parse_table
     from stoker.records import read_text
 
     if out is None or not out.is_file():

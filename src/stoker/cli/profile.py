@@ -236,7 +236,7 @@ def observe(
     from stoker.platforms.aws import Aws
     from stoker.platforms.sagemaker.usage import describe_job, observe_job
     from stoker.profile import explain
-    from stoker.profile.job import observed_profile, steps_in
+    from stoker.profile.observed_job import observed_profile, steps_in
 
     lines = _lines_of(logs) if logs else None
     steps = steps_in(lines, source=str(logs)) if lines is not None else None

@@ -9,7 +9,7 @@ from stoker.cli.progress import following, relative, say
 from stoker.cli.verdicts import training_words
 from stoker.platforms.base import JobSpec, Platform
 from stoker.records import Decision, Training, write_json
-from stoker.records.training_facts import copied_to
+from stoker.records.training import copied_to
 from stoker.train import train
 
 

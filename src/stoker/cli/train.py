@@ -127,7 +127,7 @@ def train_verb(
     from stoker.platforms import platform_named
     from stoker.platforms.local import write_secret
     from stoker.records import Decision, read_json
-    from stoker.records.training_facts import copied_to
+    from stoker.records.training import copied_to
     from stoker.train import prepare
 
     sets = [*(overrides or ()), *([f"platform={platform}"] if platform else ())]

@@ -1,8 +1,7 @@
 """States, fixes and warnings give advice next to the plans."""
 
-from stoker.decide.flow_chart import Walk, best_of
+from stoker.decide.choose import Walk, best_of, cluster
 from stoker.decide.pricing import Rules, why_unusable
-from stoker.decide.words import cluster
 from stoker.records import Advice, PlatformInfo, Prices, Profile
 from stoker.records.parts import WAITS
 

@@ -17,8 +17,7 @@ from stoker.decide.candidates import (
     scale_up,
     tune,
 )
-from stoker.decide.choose import choose, objective_value, ranked
-from stoker.decide.flow_chart import Walk, walk
+from stoker.decide.choose import Walk, choose, objective_value, ranked, walk
 from stoker.decide.model import ClusterShape, Hosts, Work
 from stoker.decide.pricing import (
     Rules,

@@ -4,9 +4,8 @@ import math
 from collections.abc import Sequence
 
 from stoker.decide.calibrate import LEAST_RUNS
-from stoker.decide.choose import error_band, pareto_front
+from stoker.decide.choose import cluster, error_band, limit_words, limits, pareto_front, pays
 from stoker.decide.pricing import ASKED_FOR
-from stoker.decide.words import cluster, limit_words, limits, pays
 from stoker.records import Decision, Group, Plan, Prices
 from stoker.text import ms, wrapped
 

@@ -6,9 +6,17 @@ import msgspec
 
 from stoker.errors import UsageError
 from stoker.profile.fixes import find_fixes
-from stoker.profile.raw import AcceleratorOnly, AsIs, BatchFacts, Cost, Drain, Quartiles, RankResult
+from stoker.profile.rank_results import (
+    AcceleratorOnly,
+    AsIs,
+    BatchFacts,
+    Cost,
+    Drain,
+    Quartiles,
+    RankResult,
+)
 from stoker.profile.states import Signs, find_states, others_of, signs_of
-from stoker.profile.watch import speed_spread
+from stoker.profile.steps import speed_spread
 from stoker.records import (
     Check,
     LoaderRate,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from stoker.profile.raw import RankResult
+from stoker.profile.rank_results import RankResult
 from stoker.profile.states import MIN_SHARE, Signs, signs_of
 from stoker.records import Fix, Parts, ProfileState, StepTerms
 from stoker.records.parts import WAITS, tuned

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.profile.raw import GrownFile, RankResult
+from stoker.profile.rank_results import GrownFile, RankResult
 from stoker.records import Profile
 from stoker.settings import ProcessSettings
 from stoker.text import size

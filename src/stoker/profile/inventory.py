@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 import torch
 
-from stoker.profile.raw import Inventory
+from stoker.profile.rank_results import Inventory
 from stoker.settings import named_instance_type
 
 METADATA_ADDRESS = "169.254.169.254:80"

@@ -34,7 +34,7 @@ from stoker.host.counters import (
     threads_cpu_seconds,
 )
 from stoker.logs import Log
-from stoker.profile.raw import Drain, Quartiles, Reads, Receive, block_means, quartiles
+from stoker.profile.rank_results import Drain, Quartiles, Reads, Receive, block_means, quartiles
 
 # Beyond its share a drain may last this long, until its slowest workers have begun.
 _START_SECONDS = 20.0

@@ -27,8 +27,8 @@ from stoker.profile.loader_phases import (
     try_receive,
     worker_counts,
 )
-from stoker.profile.raw import quartiles
-from stoker.profile.reading import (
+from stoker.profile.rank_results import quartiles
+from stoker.profile.script_phases import (
     Reading,
     Replay,
     SoFar,

@@ -21,7 +21,7 @@ from stoker.logs import now_utc, parse_line
 from stoker.platforms.base import JobEnd, JobSpec, LogLine, Platform, Run
 from stoker.profile.combine import combine
 from stoker.profile.grown_files import with_grown_files, words_of
-from stoker.profile.raw import RankResult, read_ranks
+from stoker.profile.rank_results import RankResult, read_ranks
 from stoker.records import (
     Cluster,
     Group,

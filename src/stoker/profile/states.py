@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from stoker.profile.raw import AsIs, Drain, Evidence, RankResult
+from stoker.profile.rank_results import AsIs, Drain, Evidence, RankResult
 from stoker.records import Parts, ProfileState
 from stoker.records.parts import MAX_OTHERS
 from stoker.text import ms, size

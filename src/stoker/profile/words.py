@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from stoker.profile.job import explain_observed, observed_words
+from stoker.profile.observed_job import explain_observed, observed_words
 from stoker.records import Profile, StepTerms, TransformCost, parts_of
 from stoker.records.parts import speed_words, too_busy
 from stoker.text import ms, size, wrapped

@@ -14,9 +14,14 @@ from stoker.records.base import (
     Scalar,
     sha256_of,
 )
-from stoker.records.cloud import KubernetesSettings, SageMakerSettings
 from stoker.records.engine import EngineName, EngineSettings, StrategyName, StrategySettings
-from stoker.records.platforms import PLATFORM_INFOS, PlatformInfo, PlatformName
+from stoker.records.platforms import (
+    PLATFORM_INFOS,
+    KubernetesSettings,
+    PlatformInfo,
+    PlatformName,
+    SageMakerSettings,
+)
 
 
 class TodaysGroup(Record, frozen=True, kw_only=True):

@@ -17,13 +17,11 @@ from stoker.feed.timeline import Steps, Timeline
 from stoker.host.counters import children_cpu_seconds, machine_cpu_seconds
 from stoker.logs import Log
 from stoker.profile import batches
-from stoker.profile.agree import Findings
+from stoker.profile.agree import Findings, end_process
 from stoker.profile.batches import Cache, LoadersBeside, facts_of, is_cuda_used, length_of
-from stoker.profile.ending import end_process
 from stoker.profile.loader_phases import workers_rest
-from stoker.profile.raw import AcceleratorOnly, AsIs, Evidence
-from stoker.profile.steps import REPLAY_ENOUGH, WARM_UP_REPLAYS, AsIsSteps, ReplaySteps
-from stoker.profile.watch import StepWatch
+from stoker.profile.rank_results import AcceleratorOnly, AsIs, Evidence
+from stoker.profile.steps import REPLAY_ENOUGH, WARM_UP_REPLAYS, AsIsSteps, ReplaySteps, StepWatch
 
 # After the first batch; words are promised within 20 s of it.
 FIRST_WORDS_SECONDS = 12.0
