@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.catalog import load_catalog
-from stoker.cli.verdicts import free_advice
+from stoker.cli.outputs import free_advice
 from stoker.decide import decide, explain
 from stoker.decide.model import ClusterShape, Hosts, estimate
 from stoker.decide.work import measure, today_of

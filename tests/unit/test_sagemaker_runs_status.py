@@ -5,8 +5,7 @@ import json
 import pytest
 
 from stoker.cli import pipelines
-from stoker.cli.exit_codes import TerminatedError
-from stoker.errors import PlatformError, UsageError
+from stoker.errors import PlatformError, TerminatedError, UsageError
 from stoker.orchestrators import named
 from stoker.orchestrators.base import RunState, StepState
 from stoker.orchestrators.named import PATIENCE_SECONDS, follow_run

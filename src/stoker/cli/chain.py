@@ -10,10 +10,7 @@ from typing import TypeVar
 
 from stoker.catalog import catalog_of
 from stoker.cli.billing import confirm
-from stoker.cli.progress import relative, say, step_line
-from stoker.cli.report_files import report_of_run
-from stoker.cli.stopping import command_line, train_and_keep
-from stoker.cli.verdicts import (
+from stoker.cli.outputs import (
     decision_words,
     evaluation_words,
     exit_code_of,
@@ -21,6 +18,9 @@ from stoker.cli.verdicts import (
     profile_words,
     training_words,
 )
+from stoker.cli.progress import relative, say, step_line
+from stoker.cli.report_files import report_of_run
+from stoker.cli.stopping import command_line, train_and_keep
 from stoker.cli.workloads import (
     new_run_dir,
     region_of,

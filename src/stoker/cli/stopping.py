@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.catalog import Catalog
+from stoker.cli.outputs import training_words
 from stoker.cli.progress import following, relative, say
-from stoker.cli.verdicts import training_words
 from stoker.platforms.base import JobSpec, Platform
 from stoker.records import Decision, Training, write_json
 from stoker.records.training import copied_to

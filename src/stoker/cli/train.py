@@ -109,12 +109,13 @@ def train_verb(
     from stoker.cli.outputs import (
         TRAIN_PARAMETERS,
         deliver,
+        exit_code_of,
         kept_model,
         outputs_of,
         told_of_training,
+        training_words,
     )
     from stoker.cli.stopping import command_line, train_and_keep
-    from stoker.cli.verdicts import exit_code_of, training_words
     from stoker.cli.workloads import (
         RUNS,
         groups_of,
