@@ -137,6 +137,7 @@ LIGHT = [
     "stoker.launch.run",
     "stoker.launch.strategies.mpi_agent",
     "stoker.launch.strategies.mpi_rank",
+    "stoker.profile.entrypoint",
     "stoker.profile.observed_job",
     "stoker.profile.timed_probe",
     "stoker.report.page",

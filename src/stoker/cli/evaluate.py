@@ -110,7 +110,7 @@ def evaluate_verb(
     )
     if report:
         # Imports the templates of the page: only where a report is wanted.
-        from stoker.cli.report_files import report_of_records
+        from stoker.cli.report import report_of_records
 
         report_of_records(
             report,

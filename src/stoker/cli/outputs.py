@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -29,7 +28,6 @@ from stoker.records import (
     Group,
     Json,
     Profile,
-    Record,
     Training,
     Workload,
     bare_type,
@@ -38,6 +36,7 @@ from stoker.records import (
     write_json,
     write_text,
 )
+from stoker.records.base import RecordT
 
 # The size that Kubeflow and its database accept.
 MAX_PARAMETER_BYTES = 32 << 10
@@ -156,9 +155,6 @@ def _wrong(what: str) -> UsageError:
     )
 
 
-_RecordT = TypeVar("_RecordT", bound=Record)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
     """The destinations of a component's outputs.
@@ -209,11 +205,11 @@ class Told:
 
 
 def deliver(
-    record: _RecordT,
+    record: RecordT,
     *,
     outputs: Outputs,
     name: str,
-    explain: Callable[[_RecordT], str],
+    explain: Callable[[RecordT], str],
     as_json: bool,
     told: Told,
     model_uri: str = "",

@@ -29,7 +29,7 @@ Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 Scalar = None | bool | int | float | str
 Value = Scalar | list[Scalar] | dict[str, Scalar]
 
-_RecordT = TypeVar("_RecordT", bound="Record")
+RecordT = TypeVar("RecordT", bound="Record")
 _PATH = re.compile(r" - at `(?:key in )?\$(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `(?P<key>[^`]*)`")
 _REQUIRED = re.compile(r"missing required field `(?P<key>[^`]*)`")
@@ -83,7 +83,7 @@ class Place:
         return f"{head}, key {path}" if path else head
 
 
-def convert(document: Json, kind: type[_RecordT], place: Place) -> _RecordT:
+def convert(document: Json, kind: type[RecordT], place: Place) -> RecordT:
     """Turns a parsed document into a record.
 
     Raises:
@@ -98,7 +98,7 @@ def convert(document: Json, kind: type[_RecordT], place: Place) -> _RecordT:
         raise _explain(str(err), document, kind, place) from None
 
 
-def read_json(path: Path | str, kind: type[_RecordT]) -> _RecordT:
+def read_json(path: Path | str, kind: type[RecordT]) -> RecordT:
     """Reads a record from a JSON file, or the document itself: a text that begins with a brace.
 
     Raises:
