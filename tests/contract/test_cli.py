@@ -272,3 +272,22 @@ def test_bad_input_gets_three_lines_and_the_usage_exit_code(
     assert "Traceback" not in done.stderr
     for word in words:
         assert word in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--dry-run", "--group", "dnn=ml.foo:1", "--", "true"],
+        ["train", "--group", "dnn=ml.foo:1", "--", "true"],
+        ["train", "w.yaml"],
+        ["run", "w.yaml"],
+        ["profile", "w.yaml"],
+    ],
+)
+def test_a_type_of_a_cloud_is_not_taken_for_this_machine_without_a_word(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    today = "cluster: {dnn: {instance_type: ml.foo, count: 1}}\n"
+    (tmp_path / "w.yaml").write_text(f"name: x\nplatform: local\ncommand: ['true']\n{today}")
+    done = stoker(*arguments, cwd=tmp_path)
+    assert done.stderr.count("note: ml.foo is not started: the platform is local") == 1

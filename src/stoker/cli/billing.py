@@ -8,7 +8,8 @@ from stoker.cli.progress import say
 from stoker.cli.workloads import describe
 from stoker.decide.pricing import START_UP_SECONDS, break_even_words
 from stoker.errors import UsageError
-from stoker.records import Decision, Group, Predicted, Workload
+from stoker.records import Decision, Group, Predicted, Workload, bare_type
+from stoker.settings import named_instance_type
 
 
 def confirm(
@@ -30,6 +31,25 @@ def confirm(
     for line in bill(workload, groups, catalog=catalog, decision=decision):
         say(line, quiet=quiet)
     _ask(assume_yes=assume_yes, quiet=quiet)
+
+
+def say_unused_types(workload: Workload, groups: Sequence[Group], *, quiet: bool) -> None:
+    """Says so where a type is named that the local platform does not start.
+
+    A job of one host may name any type there: on a machine of that type, or in the pod of a
+    pipeline's step, its record then says what it ran on. Elsewhere somebody may expect that type.
+    """
+    here = named_instance_type()
+    for group in groups if workload.platform_info.is_this_machine else ():
+        name = bare_type(group.instance_type)
+        if name.startswith("local.") or (here and name == bare_type(here)):
+            continue
+        other = "sagemaker" if name != group.instance_type else "kubernetes"
+        say(
+            f"note: {group.instance_type} is not started: the platform is local, so all runs on "
+            f"this machine, and the records have that name; to start one: --platform {other}",
+            quiet=quiet,
+        )
 
 
 def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:

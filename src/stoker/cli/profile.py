@@ -75,7 +75,7 @@ def profile_verb(
     unless --out names another file.
     """
     from stoker.catalog import catalog_of
-    from stoker.cli.billing import confirm
+    from stoker.cli.billing import confirm, say_unused_types
     from stoker.cli.outputs import deliver, outputs_of, told_of_profile
     from stoker.cli.workloads import new_run_dir, region_of, resolve
     from stoker.platforms import platform_named
@@ -107,9 +107,11 @@ def profile_verb(
         raise refused
     workload = resolve(words or (), overrides=sets, params=params or ())
     cluster = _cluster(workload, is_command=workload.command == tuple(words or ()))
+    today = [Group.of_today(cluster.dnn)]
+    say_unused_types(workload, today, quiet=as_json)
     confirm(
         workload,
-        [Group.of_today(cluster.dnn)],
+        today,
         catalog=catalog_of(workload),
         decision=None,
         assume_yes=yes,

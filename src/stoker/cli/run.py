@@ -51,10 +51,13 @@ def run_verb(
 
     All records, logs and the report are in a new folder, runs/NAME-DATE-TIME.
     """
-    from stoker.cli.workloads import latest_run_dir, resolve
-    from stoker.records import nearest, to_json
+    from stoker.cli.billing import say_unused_types
+    from stoker.cli.workloads import latest_run_dir, resolve, todays_cluster
+    from stoker.records import Group, nearest, to_json
 
     record = resolve([workload], overrides=overrides or ())
+    today = todays_cluster(record).dnn
+    say_unused_types(record, [Group.of_today(today)], quiet=as_json)
     if from_step is not None and from_step not in STEPS:
         raise UsageError(f"--from {from_step} is not a step", fix=nearest(from_step, STEPS))
     first = STEPS.index(from_step) if from_step else 0

@@ -110,7 +110,7 @@ def train_verb(
     import secrets
 
     from stoker.catalog import catalog_of
-    from stoker.cli.billing import confirm
+    from stoker.cli.billing import confirm, say_unused_types
     from stoker.cli.outputs import (
         TRAIN_PARAMETERS,
         deliver,
@@ -168,6 +168,7 @@ def train_verb(
             replace_dataloader=replace_dataloader,
         )
 
+    say_unused_types(workload, chosen, quiet=as_json)
     if dry_run:
         print(_request_of(runs_on, prepared(RUNS / (name or "dry-run")), as_json=as_json))
         return 0
