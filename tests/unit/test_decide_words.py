@@ -297,8 +297,8 @@ def test_deadline_and_budget_that_contradict_each_other_are_named_with_what_is_n
     constraints = Constraints(deadline_hours=2.5, max_usd_per_hour=3.1)
     decision = decided(profile(), constraints, steps=100_000)
     assert decision.action == "keep"
-    assert "within the budget of 3.1 $/hour: the two contradict" in decision.plan.reason
-    needed = float(decision.plan.reason.split(" needs ")[1].split(" ")[0])
+    assert "within the budget of $3.10 per hour: the two contradict" in decision.plan.reason
+    needed = float(decision.plan.reason.split(" needs $")[1].split(" ")[0])
     in_time = [
         of(plan).usd_per_hour
         for plan in priced(decision)

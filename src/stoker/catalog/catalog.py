@@ -43,11 +43,11 @@ class Instance:
     Attributes:
         type: Name as the catalog's platform spells it: `ml.c5.xlarge`, `c5.xlarge`, `local.c2`.
         family: Types of one family have the same CPU and the same accelerator model.
-        vcpus: Of one host.
-        accelerators: Of one host.
+        vcpus: vCPUs of one host.
+        accelerators: Accelerators of one host.
         network_gbps: Gbit/s; a burst figure where `is_burst_network`.
         coremark_per_vcpu: CoreMark of all threads together over the vCPUs.
-        usd_per_hour: Of one host on the catalog's platform; None: the type cannot be used.
+        usd_per_hour: Price of one host on the catalog's platform; None: the type cannot be used.
         priced_on: Date of that price.
         in_training_enum: Whether a SageMaker training job takes the type.
         quota_vcpus: What a container's CPU quota leaves of one host, where that is no whole number.
@@ -87,7 +87,7 @@ class Catalog:
     Attributes:
         instances: All types that are listed, by name.
         max_total_vcpus: vCPUs that all hosts of a plan have together; None: no such bound.
-        added_by: Where one adds a type.
+        added_by: Option or key that adds a type.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class Table:
     Attributes:
         rows: Cells by column, with the line of the file they stand in.
         price_column: The column this platform pays; None: the table has no prices for it.
-        region: Of the prices, where the column names it.
+        region: Region of the prices, where the column names it.
     """
 
     source: str
@@ -303,7 +303,7 @@ def parse_table(text: str, *, platform: PlatformName, source: str) -> Table:
             raise row.error("instance_type", "the instance type has no name")
         bare = bare_type(name)
         if bare in seen:
-            raise row.error("instance_type", f"{name} stands in line {seen[bare]} too")
+            raise row.error("instance_type", f"{name} is in line {seen[bare]}, too")
         seen[bare] = line
         rows.append(row)
     column, region = _price_column(header, platform)
@@ -372,7 +372,7 @@ def _price(
     priced_on = row.value("priced_on", date.fromisoformat, "a date like 2026-09-27")
     if usd is None:
         return None, None
-    # The table's date is SageMaker's; EC2's own stands in its sources.
+    # The table's date is SageMaker's; EC2's own is in its sources.
     is_ec2s = PLATFORM_INFOS[platform].payer == "ec2"
     match = _EC2_DATE.search(row.cells.get("source", "")) if is_ec2s else None
     return usd, date.fromisoformat(match.group(1)) if match else priced_on
@@ -392,7 +392,7 @@ def _check_header(header: Sequence[str], source: str) -> None:
             fix = "part the columns by commas" if is_joined else nearest(column, _COLUMNS)
             raise UsageError(f"unknown column {column!r}", where=f"{source}:1", fix=fix)
         if header.count(column) > 1:
-            raise UsageError(f"column {column} stands there twice", where=f"{source}:1")
+            raise UsageError(f"column {column} is there twice", where=f"{source}:1")
     if "instance_type" not in header:
         raise UsageError(
             "no column instance_type",

@@ -146,8 +146,8 @@ def _refresh_pools(
         pods = pods_of_node(cluster, pool.nodes[0])
         if pods is None:
             notes.append(
-                "what daemons request is not known, for want of the right to list pods in all "
-                "namespaces: half a core and 1 GiB per node are left to them"
+                "what daemons request is not known, as you may not list pods in all namespaces: "
+                "half a core and 1 GiB per node are left to them"
             )
             break
         daemons[pool.name] = daemon_requests(pods)

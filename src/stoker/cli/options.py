@@ -103,6 +103,9 @@ Words = Annotated[
 WorkloadFile = Annotated[
     str, typer.Argument(metavar="WORKLOAD", help="The workload file (.yaml).", show_default=False)
 ]
+TargetName = Annotated[
+    str, typer.Argument(metavar="TARGET", help="sagemaker or kubeflow.", show_default=False)
+]
 NativeDecision = Annotated[
     Path | None,
     typer.Option(

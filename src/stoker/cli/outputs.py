@@ -37,6 +37,7 @@ from stoker.records import (
     write_text,
 )
 from stoker.records.base import RecordT
+from stoker.text import ms, percentage
 
 # The size that Kubeflow and its database accept.
 MAX_PARAMETER_BYTES = 32 << 10
@@ -183,7 +184,7 @@ def outputs_of(
         parameters: All that the component can publish.
 
     Raises:
-        UsageError: If Kubeflow's document is none, or asks for other parameters.
+        UsageError: If Kubeflow's document cannot be read, or asks for other parameters.
     """
     executor = read_executor_input(files.executor_input) if files.executor_input else None
     if executor:
@@ -395,14 +396,14 @@ def profile_words(record: Profile) -> str:
     """Returns the verdict of a profile in one line."""
     step = record.timed_step
     if step.wait_seconds is None:
-        return f"a step takes {step.step_seconds * 1000:.1f} ms"
+        return f"a step takes {ms(step.step_seconds)}"
     share = min(1.0, step.wait_seconds / step.step_seconds)
     check = record.check
     unexplained = ""
     if check is not None and not check.explained:
         unexplained = f", in the state {check.state}" if check.state else ", unexplained"
-    took = f"a step takes {step.step_seconds * 1000:.1f} ms"
-    return f"{took}, {share:.0%} of it waiting for data{unexplained}"
+    took = f"a step takes {ms(step.step_seconds)}"
+    return f"{took}, {percentage(share)} of it waiting for data{unexplained}"
 
 
 def decision_words(record: Decision) -> str:
@@ -431,12 +432,12 @@ def training_words(training: Training) -> str:
         return f"training {training.status}{code}: {training.cause}"
     if measured is None or not measured.steps:
         return "training succeeded; it read no batch from a loader of stoker"
-    step, wait = measured.step_seconds * 1000, measured.wait_seconds * 1000
+    step, wait = ms(measured.step_seconds), ms(measured.wait_seconds)
     metrics = "".join(f", {name} {value:.4g}" for name, value in training.metrics.items())
     # The platform says why: hosts share cores, or cores stand for hosts of a cloud.
-    mind = next((e.what for e in training.events if e.what.startswith("not comparable: ")), "")
-    mind = f"; {mind}" if mind else ""
-    return f"{measured.steps} steps of {step:.1f} ms, {wait:.1f} ms of it waiting{metrics}{mind}"
+    caution = next((e.what for e in training.events if e.what.startswith("not comparable: ")), "")
+    caution = f"; {caution}" if caution else ""
+    return f"{measured.steps} steps of {step}, {wait} of it waiting{metrics}{caution}"
 
 
 def _steps_words(training: Training) -> str:
@@ -471,7 +472,7 @@ def evaluation_words(record: Evaluation) -> str:
         return gates or "no gate"
     error = performance.prediction_error
     side = "over" if (error or 0.0) > 0 else "under"
-    promise = "" if error is None else f", {abs(error):.1%} {side} prediction"
+    promise = "" if error is None else f", {percentage(abs(error), places=1)} {side} prediction"
     promise += f", {band_words(performance)}" if performance.band else ""
     speed = f"{performance.speedup:.2f} times as fast{promise}"
     return f"{gates}; {speed}" if gates else speed

@@ -5,7 +5,6 @@ A run, its steps and its schedules are shown in lines, or as JSON.
 
 import json
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -14,16 +13,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.options import AsJson, NativeDecision, Overrides, Params, WorkloadFile, Yes
-from stoker.cli.progress import say
+from stoker.cli.options import (
+    AsJson,
+    NativeDecision,
+    Overrides,
+    Params,
+    TargetName,
+    WorkloadFile,
+    Yes,
+)
+from stoker.cli.progress import ask, say
 from stoker.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, TerminatedError, UsageError
+from stoker.text import duration
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from stoker.orchestrators.base import (
         Orchestrator,
-        Pipeline,
         RunState,
         Schedule,
         Started,
@@ -32,12 +39,9 @@ if TYPE_CHECKING:
         UploadPlan,
     )
     from stoker.orchestrators.kubeflow.runs import RunOptions
-    from stoker.records import Decision, Json, Workload
+    from stoker.records import Json, Workload
 
 
-TargetName = Annotated[
-    str, typer.Argument(metavar="TARGET", help="sagemaker or kubeflow.", show_default=False)
-]
 RunName = Annotated[
     str,
     typer.Argument(
@@ -231,17 +235,19 @@ def upload_verb(
     yes: Yes = False,
 ) -> None:
     """Creates or updates the pipeline, after showing what changes."""
-    from stoker.records import Decision, read_json
+    from stoker.cli.compile import compiled_for
 
     of = workload_of(workload, overrides=overrides or ())
     service = reach.target(target, workload=of)
-    decided = read_json(decision, Decision) if decision else None
-    compiled = _compiled(service.name, of, train_step=train_step, decision=decided)
+    compiled = compiled_for(service.name, of, train_step=train_step, decision=decision)
     plan = service.plan(compiled)
     for line in _plan_lines(plan):
         say(line, quiet=as_json)
     if plan.exists and plan.changes:
-        _confirm(plan, assume_yes=yes or as_json)
+        refused = UsageError(
+            "not updated: you said no", fix="use --yes to update without this question"
+        )
+        ask(f"update {plan.pipeline.name}", assume_yes=yes or as_json, refused=refused)
     done = service.upload(plan)
     if as_json:
         uploaded: dict[str, Json] = {
@@ -512,25 +518,6 @@ def workload_of(file: str, *, overrides: Sequence[str]) -> "Workload":
     return resolve([file], overrides=overrides)
 
 
-def _compiled(
-    target: str, workload: "Workload", *, train_step: str, decision: "Decision | None"
-) -> "Pipeline":
-    if target == "kubeflow":
-        if train_step != "launched" or decision is not None:
-            raise UsageError(
-                "--train-step native and --decision are only for sagemaker: on Kubeflow each run "
-                "trains on its own decision",
-                where="--train-step, --decision",
-                fix="leave them out",
-            )
-        from stoker.orchestrators.kubeflow.compile import compile_kubeflow
-
-        return compile_kubeflow(workload, folder=Path.cwd())
-    from stoker.orchestrators.sagemaker.compile import compile_pipeline
-
-    return compile_pipeline(workload, train_step=train_step, decision=decision, folder=Path.cwd())
-
-
 def _plan_lines(plan: "UploadPlan") -> list[str]:
     name = plan.pipeline.name
     lines = [f"input:   {uri}" for uri in plan.missing]
@@ -539,16 +526,6 @@ def _plan_lines(plan: "UploadPlan") -> list[str]:
     if not plan.changes:
         return [f"pipeline {name}: no change", *lines]
     return [f"pipeline {name} changes:", *(f"  {line}" for line in plan.changes), *lines]
-
-
-def _confirm(plan: "UploadPlan", *, assume_yes: bool) -> None:
-    if assume_yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return
-    print(f"update {plan.pipeline.name}? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UsageError(
-            "not updated: you said no", fix="use --yes to update without this question"
-        )
 
 
 def _wait(target: "Orchestrator", started: "Started", *, as_json: bool, where: str) -> int:
@@ -656,16 +633,6 @@ def schedule_line(schedule: "Schedule") -> str:
 def document(value: "DataclassInstance") -> "dict[str, Json]":
     """Returns a value as JSON: times as ISO 8601."""
     return {key: _plain(item) for key, item in asdict(value).items()}
-
-
-def duration(seconds: float) -> str:
-    """Writes a duration: `48 s`, `3 min 12 s`, `1 h 03 min`."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 def _step(step: "StepState", *, now: datetime) -> Iterator[str]:

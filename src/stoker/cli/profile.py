@@ -20,6 +20,7 @@ from stoker.cli.options import (
 from stoker.cli.progress import relative, say, step_line
 from stoker.errors import UsageError
 from stoker.logs import parse_line
+from stoker.text import ms, percentage
 
 if TYPE_CHECKING:
     from stoker.cli.outputs import Outputs
@@ -201,11 +202,11 @@ def _loader(values: Mapping[str, str]) -> str:
 
 
 def _share(values: Mapping[str, str]) -> str:
-    return f"{float(values['wait_share']):.0%}"
+    return percentage(float(values["wait_share"]))
 
 
 def _ms(seconds: str) -> str:
-    return f"{float(seconds) * 1000:.1f} ms"
+    return ms(float(seconds))
 
 
 _WORDS: Mapping[str, tuple[str, Callable[[Mapping[str, str]], str]]] = {

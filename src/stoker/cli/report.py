@@ -12,6 +12,7 @@ import typer
 
 from stoker.cli.options import AsJson, writable_file
 from stoker.errors import UsageError
+from stoker.text import percentage
 
 if TYPE_CHECKING:
     from stoker.records import Decision, Evaluation, Json, Profile, Training, Workload
@@ -89,7 +90,7 @@ def report_scaling(runs: Sequence[Path], *, out: Path, as_json: bool) -> None:
         f"{scaling.what:<18} {'samples/s':>12} {'of the ideal':>13} {'$/million':>12} {'runs':>5}"
     )
     for point in scaling.points:
-        ideal = "" if point.efficiency is None else f"{point.efficiency:.0%}"
+        ideal = "" if point.efficiency is None else percentage(point.efficiency)
         price = "not known" if point.usd is None else f"{point.usd:.4g}"
         print(
             f"{point.size:<18} {point.samples_per_second:>12.1f} {ideal:>13} {price:>12}"

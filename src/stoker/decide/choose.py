@@ -9,7 +9,7 @@ import msgspec
 
 from stoker.decide.model import Estimate, Hosts, Work, free_vcpus
 from stoker.records import Action, Answer, Bottleneck, Constraints, Limit, Plan, Predicted
-from stoker.text import ms
+from stoker.text import ms, percentage, usd
 
 # Plans this near to the best count as equal: then fewer machines win.
 TIE = 0.03
@@ -59,8 +59,8 @@ def choose(
     if budget is not None and today.usd_per_hour > budget * (1 + 1e-9):
         return _because(
             keep,
-            f"today's cluster costs {today.usd_per_hour:.3f} $/hour, above the budget of "
-            f"{budget:.3f}: no plan can keep it",
+            f"today's cluster costs {usd(today.usd_per_hour)} per hour, above the budget of "
+            f"{usd(budget)}: no plan can keep it",
         )
     if unexplained:
         return _because(keep, f"{unexplained}: no spending is advised on that")
@@ -126,8 +126,8 @@ def _bought(plan: Plan, free: Plan, objective: str) -> str:
     assert outcome is not None
     assert rival is not None
     return (
-        f"{gain(outcome, rival, objective):.0%} beyond what is free, where both bands together are "
-        f"{combined_band(outcome, rival):.0%}"
+        f"{percentage(gain(outcome, rival, objective))} beyond what is free, where both bands "
+        f"together are {percentage(combined_band(outcome, rival))}"
     )
 
 
@@ -167,7 +167,8 @@ def _praise(plan: Plan, today: Predicted, *, is_late: bool) -> str:
     outcome = plan.predicted
     assert outcome is not None
     change = "cheaper" if outcome.cost_change < 0 else "more expensive"
-    text = f"{outcome.speedup:.2f}x as fast and {abs(outcome.cost_change):.0%} {change} per step"
+    by = percentage(abs(outcome.cost_change))
+    text = f"{outcome.speedup:.2f}x as fast and {by} {change} per step"
     if is_late and outcome.total_hours is not None and today.total_hours is not None:
         text += (
             f"; {outcome.total_hours:.2f} h, today's {today.total_hours:.2f} h miss the deadline"
@@ -184,7 +185,7 @@ def _why_keep(able: Sequence[Plan], today: Predicted, objective: str) -> str:
     assert best is not None
     return (
         f"no plan {word} by more than its own error band: the best gains "
-        f"{gain(best, today, objective):.0%}, its band is {error_band(best):.0%}"
+        f"{percentage(gain(best, today, objective))}, its band is {percentage(error_band(best))}"
     )
 
 
@@ -202,8 +203,8 @@ def _why_late(others: Sequence[Plan], constraints: Constraints) -> str:
     if budget is None or not in_time:
         return text
     return (
-        f"{text} within the budget of {budget:g} $/hour: the two contradict each other, the "
-        f"cheapest plan in time needs {min(in_time):.2f} $/hour"
+        f"{text} within the budget of {usd(budget)} per hour: the two contradict each other, the "
+        f"cheapest plan in time needs {usd(min(in_time))} per hour"
     )
 
 
@@ -220,10 +221,10 @@ def pareto_front(plans: Sequence[Plan]) -> list[Plan]:
     ]
     front: list[Plan] = []
     cheapest = float("inf")
-    for _, usd, index in sorted(priced):
-        if usd < cheapest:
+    for _, price, index in sorted(priced):
+        if price < cheapest:
             front.append(plans[index])
-            cheapest = usd
+            cheapest = price
     return front
 
 
@@ -392,10 +393,10 @@ def _is_there(found: Walk, action: Action, question: str) -> Answer:
     because = _figures(plan)
     rival = best_of(found, ("heterogeneous",))
     if action == "scale_up" and rival and rival.predicted and plan.predicted:
-        usd, usd_here = rival.predicted.usd_per_1000_steps, plan.predicted.usd_per_1000_steps
+        price, here = rival.predicted.usd_per_1000_steps, plan.predicted.usd_per_1000_steps
         because += (
-            f"; a data group is {'cheaper' if usd < usd_here else 'not cheaper'} than that: "
-            f"{cluster(rival)}, {usd:.3g} $ against {usd_here:.3g} $ per 1000 steps"
+            f"; a data group is {'cheaper' if price < here else 'not cheaper'} than that: "
+            f"{cluster(rival)}, {usd(price)} against {usd(here)} per 1000 steps"
         )
     return Answer(question=question, answer="yes", because=because)
 
@@ -425,15 +426,15 @@ def _does_a_data_group_pay(found: Walk) -> Answer:
         return Answer(question=question, answer="no", because=because)
     objective = found.constraints.objective
     pays_off = gain(plan.predicted, found.keep.predicted, objective) > error_band(plan.predicted)
-    because = f"{_figures(plan)}; {plan.remote_share:.0%} of the batches are made there"
+    because = f"{_figures(plan)}; {percentage(plan.remote_share)} of the batches are made there"
     free = best_free([one for one in found.plans if one.action != "keep"], found.keep)
     if free is not None and free.predicted is not None:
         rival = free.predicted
         pays_off = pays_off and buys(plan, free, objective)
         because += (
             f"; beyond the best free plan ({ms(rival.step_seconds)}) it saves "
-            f"{gain(plan.predicted, rival, objective):.0%}, both bands together are "
-            f"{combined_band(plan.predicted, rival):.0%}"
+            f"{percentage(gain(plan.predicted, rival, objective))}, both bands together are "
+            f"{percentage(combined_band(plan.predicted, rival))}"
         )
     reply: _Reply = "yes" if pays_off else "no"
     return Answer(question=question, answer=reply, because=because)
@@ -447,8 +448,8 @@ def _is_change_worth_it(found: Walk) -> Answer:
         saved = gain(outcome, keep, found.constraints.objective)
         what = "money" if found.constraints.objective == "cost" else "time"
         because = (
-            f"{cluster(found.chosen)} saves {saved:.0%} of the {what}, "
-            f"its error band is {error_band(outcome):.0%}"
+            f"{cluster(found.chosen)} saves {percentage(saved)} of the {what}, "
+            f"its error band is {percentage(error_band(outcome))}"
         )
     return Answer(
         question="Is the best change worth more than its error band?",
@@ -462,6 +463,7 @@ def _figures(plan: Plan) -> str:
     assert outcome is not None
     return (
         f"{cluster(plan)}: {ms(outcome.step_seconds)} per step ({outcome.speedup:.2f}x), "
-        f"{outcome.usd_per_hour:.2f} $/hour, {outcome.cost_change:+.0%} $ per step, limit "
+        f"{usd(outcome.usd_per_hour)} per hour, "
+        f"{percentage(outcome.cost_change, signed=True)} $ per step, limit "
         f"{limits(outcome)}; {pays(outcome)}"
     )

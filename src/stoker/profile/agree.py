@@ -48,7 +48,7 @@ class Board(Protocol):
         """Returns the note, or None where there is none yet; never blocks.
 
         Raises:
-            RuntimeError: If whoever holds the notes is gone.
+            RuntimeError: If the process that holds the notes is gone.
         """
         ...
 
@@ -142,7 +142,7 @@ class Agreement:
             self._board.post(f"profile-host-{self._rank}", host)
 
     def arrive(self, name: str) -> None:
-        """Says that this rank is at `name`, and waits for nobody."""
+        """Says that this rank is at `name`; does not wait."""
         if self._world_size > 1:
             self._board.post(f"profile-{name}-{self._rank}", "here")
 
@@ -185,9 +185,9 @@ class Findings:
     """The result of this rank, which grows from phase to phase.
 
     Args:
-        folder: Where `profile-rank{R}.json` goes.
+        folder: Folder of `profile-rank{R}.json`.
         host: Its name.
-        is_stopped: Whether the profile was told to end: nobody is waited for then.
+        is_stopped: Whether the profile was told to end: then it waits for no other rank.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Findings:
         self._notes.extend(notes)
 
     def write(self, *, missing: str = "") -> None:
-        """Writes the file, for whoever reads it if this process ends now.
+        """Writes the file, which is read if this process is killed.
 
         Args:
             missing: Why the profile is not complete; empty where it is.
@@ -285,11 +285,11 @@ def end_process(*, folder: Path, launcher_pid: int | None) -> NoReturn:
 
     Neither the script's own exit handlers (a last checkpoint, an upload) nor what a shell script, a
     notebook or a parent would do behind it may run: the training was cut off. Multiprocessing's
-    tracker is spared: it cleans up and ends by itself.
+    tracker is spared: it cleans up and ends on its own.
 
     Args:
-        folder: STOKER_OUTPUT, where the launcher finds that this end is none of the command's.
-        launcher_pid: None where nobody above this process is to be ended.
+        folder: STOKER_OUTPUT; a file there tells the launcher that the profile ended the command.
+        launcher_pid: Process up to which parents are ended; None: no parent is ended.
     """
     try:
         # Torch's handler would raise in the script, for a worker that was killed here.

@@ -50,7 +50,7 @@ def find_fixes(
     """Returns the fixes that the figures support, the most valuable first.
 
     Args:
-        states: That the training was found in.
+        states: States that were found.
     """
     named = {state.id for state in states}
     waiting = max(

@@ -53,7 +53,7 @@ def take_inventory(*, given: str | None = None) -> Inventory:
     """Looks this host over; blocks for some seconds at most.
 
     Args:
-        given: What it is called; `auto`: asks the metadata service whatever the machine says.
+        given: Its name, if the user gave one; `auto`: always asks the metadata service.
     """
     count, model = accelerators()
     name, source = instance_type(given=given)

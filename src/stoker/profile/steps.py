@@ -92,8 +92,8 @@ class AsIsSteps:
         children_cpu: CPU-seconds so far of all processes below this one; asked for at the begin
             and end of an epoch only, for it takes milliseconds.
         machine_cpu: CPU-seconds so far of all processes of the machine, on the vCPUs of this one.
-        warm_up_seconds: After so long the warm-up is over, however few steps it had.
-        clock_batches: With this batch its clock begins. Ranks get their first ones seconds apart,
+        warm_up_seconds: The warm-up ends after this time, however few steps it had.
+        clock_batches: The clock begins with this batch. Ranks get their first ones seconds apart,
             the second ones together: where it is 2, their warm-ups end together, too.
     """
 
@@ -147,7 +147,7 @@ class AsIsSteps:
         self._last = (now, cpu) if self._is_warm(now) else None
 
     def goes_on(self, *, now: float, cpu: float) -> None:
-        """Notes that the script has its batch: what was done after `got` is none of its step."""
+        """Notes that the script has its batch: what was done after `got` is in no step."""
         if self._last is not None:
             self._last = (now, cpu)
 
@@ -248,7 +248,7 @@ class ReplaySteps:
 
 
 def missing_of(as_is: AsIsSteps | None, replay: ReplaySteps | None) -> str:
-    """Says what a script that ended by itself did not leave time for."""
+    """Says what a script that ended on its own did not leave time for."""
     if replay is not None:
         return f"the script ended after {replay.count} steps with cached batches"
     if as_is is None:
@@ -326,7 +326,7 @@ class Alarm:
         return self._is_rung
 
     def close(self) -> None:
-        """Closes the timer; may be called twice, while nobody sleeps on it."""
+        """Closes the timer; may be called twice, but not while a thread waits on it."""
         if self._timer is not None:
             os.close(self._timer)
             self._timer = None
@@ -375,7 +375,7 @@ def speed_spread(looks: Sequence[float]) -> float | None:
     return float(max(0.0, between - by_chance) ** 0.5 / mean)
 
 
-# 50 knocks a second beside a busy interpreter take 0.3 % of a vCPU; its loop became no slower than
+# 50 knocks a second next to a busy interpreter take 0.3 % of a vCPU; its loop became no slower than
 # it differs from one second to the next, by 0.5 %.
 KNOCK_SECONDS = 0.02
 # Python code gives the lock up after 5 ms, if asked; where the main thread asks for it again and

@@ -54,7 +54,7 @@ class Place:
     """The place of keys: the file's name, and line numbers where the parser keeps them.
 
     Args:
-        source: Name of the file, or of whatever else the document came from.
+        source: Name of the file, or of another source of the document.
         lines: Key path to line number.
         overridden: Key paths that were set on the command line.
     """
@@ -198,7 +198,7 @@ def _unique_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     if len(document) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"key {twice!r} stands there twice")
+        raise ValueError(f"key {twice!r} is there twice")
     return document
 
 

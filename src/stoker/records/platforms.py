@@ -25,13 +25,13 @@ class PlatformInfo:
     """The facts about one platform.
 
     Attributes:
-        type_prefix: In front of the names of its instance types.
+        type_prefix: Prefix of the names of its instance types.
         is_this_machine: Its hosts are processes of this machine: nothing is billed, prices are
             nominal, a type is made as it is named, and today's cluster need not be named.
         has_node_pools: Its types may be the node pools of a cluster.
         needs_training_enum: Its jobs take only types that its API lists for training.
         max_groups: Instance groups that a job may have; None: no bound.
-        payer: Whose prices of AWS's it has: `sagemaker` or `ec2`; empty: none.
+        payer: AWS service whose prices hold there: `sagemaker` or `ec2`; empty: none.
         price_list: The words for these prices.
     """
 
@@ -113,8 +113,8 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     """The registration of a model that passed its gate.
 
     Attributes:
-        group: Of the model registry; absent: the workload's name.
-        image: That serves it; absent: the workload's own.
+        group: Group of the model registry; absent: the workload's name.
+        image: Image that serves the model; absent: the workload's own.
     """
 
     group: Name | None = None
@@ -134,15 +134,15 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
         source: Folder with the training's code, packed and handed to all hosts as one more
             channel, or an s3:// address of such a package (.tar.gz); absent: it is in the image.
         entrypoint: What the image runs; the command follows. The last word is `--`.
-        framework: Of the image, where it is to be checked.
-        volume_gb: Of each host of all groups; types with NVMe disks of their own ignore it.
-        max_run_seconds: After it the service stops the job.
+        framework: Framework of the image, if stoker shall check it.
+        volume_gb: Disk of each host of all groups; types with NVMe disks of their own ignore it.
+        max_run_seconds: The service stops the job after this time.
         encrypt_traffic: The service encrypts between the hosts; the feed then does not, too.
         network_isolation: No network but the hosts' own; data comes by channels only.
         checkpoint_uri: Kept in step with /opt/ml/checkpoints while the job runs.
         keep_alive_seconds: Warm pool; homogeneous jobs only.
         spot: Managed spot; homogeneous jobs only.
-        max_wait_seconds: With spot: for capacity and training together.
+        max_wait_seconds: With spot: limit for the wait for capacity and the training together.
         metric_definitions: Absent: those of the launcher's progress line (step and wait seconds).
         pipeline_role: ARN of the role with which the pipeline starts its steps; absent: the job's.
         schedule_role: ARN of the role with which the scheduler starts the pipeline.
@@ -207,7 +207,7 @@ class NodePool(Record, frozen=True, kw_only=True):
     Attributes:
         node_selector: Labels of these nodes; absent: node.kubernetes.io/instance-type=NAME.
         cpu: What one pod asks for: of a whole node, what daemons leave of it.
-        gpus: Of one pod; 0: the nodes have none.
+        gpus: GPUs of one pod; 0: the nodes have none.
     """
 
     node_selector: dict[Name, str] | None = None
@@ -243,12 +243,12 @@ class PodSettings(Record, frozen=True, kw_only=True):
         cpu: Asked for; absent: the pool's.
         cpu_limit: Absent: what is asked for. The launcher starts as many workers as it allows.
         memory_limit: Absent: what is asked for; of a pod that takes more a process is killed.
-        gpus: Of one pod; absent: the pool's. The data group has none.
-        resources: Asked for and allowed beside them, for example vpc.amazonaws.com/efa.
+        gpus: GPUs of one pod; absent: the pool's. The data group has none.
+        resources: Further requests and limits, for example vpc.amazonaws.com/efa.
         node_rules: Node affinity; all of those without a weight must hold.
         service_account: Absent: that of the settings.
         env_from_secrets: Secrets whose keys become variables, for example of S3.
-        labels: Of the pods.
+        labels: Labels of the pods.
     """
 
     cpu: Quantity | None = None
@@ -278,9 +278,9 @@ class KubeflowSettings(Record, frozen=True, kw_only=True):
             in or the kube config names.
         ui: Address of its pages, for links; absent: the variable KF_PIPELINES_UI_ENDPOINT, else
             the host.
-        namespace: Of the profile, where it has many users; absent: that of the settings around it.
-        experiment: Of runs and schedules; absent: one named as the workload.
-        service_account: Of the steps' pods; absent: Kubeflow's own for pipelines.
+        namespace: Namespace of the user, if it has many; absent: that of the settings around it.
+        experiment: Experiment of runs and schedules; absent: one named as the workload.
+        service_account: Account of the steps' pods; absent: Kubeflow's own for pipelines.
         token_file: File with the token that it asks for.
         cookie_file: File with the cookie of a session, as NAME=VALUE, where it asks for one.
         ca_file: Certificates that it is trusted by; absent: those of public authorities.
@@ -306,7 +306,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         runtime: With trainer: a TrainingRuntime that is there already (`stoker render runtime`);
             absent: one is made for each run.
         namespace: Absent: that of the pod stoker runs in, else of the kube config.
-        context: Of the kube config; absent: its current one.
+        context: Context of the kube config; absent: its current one.
         entrypoint: What the image runs; the command follows. The last word is `--`.
         output: Where model, checkpoints and output of the dnn group are kept, as
             pvc://CLAIM/FOLDER, in a folder of the run's name; absent: they are gone with the pods.
@@ -314,8 +314,8 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         pools_file: CSV file of node pools with prices, in the catalog's columns, or its text: when
             the workload is read, the text takes the place of the file's name. Then plans are made
             of these pools and those of `pools`, which say more of the same ones.
-        dnn: Of the dnn group's pods.
-        data: Of the data group's pods.
+        dnn: Settings of the dnn group's pods.
+        data: Settings of the data group's pods.
         gpu_resource: What GPUs are called, and the taint of their nodes that dnn pods tolerate.
         zone: Whether all pods of a run are to be in one zone: traffic between zones is slow, and
             billed.
@@ -325,11 +325,11 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         shm: Size of /dev/shm; absent: up to the memory limit.
         scratch: Size of the job folder on the node, where there is no output; absent: no limit.
         max_restarts: How often all pods are started again when the dnn group has failed.
-        max_run_seconds: Of the dnn group, waiting for its nodes included; absent: no limit.
-        grace_seconds: From SIGTERM to SIGKILL; the launcher gives the command 90 s of it.
-        keep_seconds: After it a job that has ended is deleted, with its logs.
-        labels: Of all objects.
-        kubeflow: Where pipelines run, for stoker upload, start, schedule ...
+        max_run_seconds: Limit for the dnn group, the wait for its nodes included; absent: none.
+        grace_seconds: Time from SIGTERM to SIGKILL; the launcher gives the command 90 s of it.
+        keep_seconds: A job that has ended is deleted after this time, with its logs.
+        labels: Labels of all objects.
+        kubeflow: The Kubeflow where pipelines run, for stoker upload, start, schedule ...
     """
 
     api: Literal["jobset", "trainer"] = "jobset"

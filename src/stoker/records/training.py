@@ -83,7 +83,7 @@ class Training(Record, frozen=True, kw_only=True):
 
     Attributes:
         exit_code: The training command's own.
-        data_group_release_seconds: From the end of the training to the end of the last data host.
+        data_group_release_seconds: Time from the end of the training to that of the last data host.
         failure: What failed, in the words of the failing part (a traceback, a lost host).
     """
 
@@ -162,7 +162,7 @@ class Performance(Record, frozen=True, kw_only=True):
 
     Attributes:
         prediction_error: measured / predicted - 1.
-        band: Of the predicted step.
+        band: Error band of the predicted step.
         is_inside_band: Whether the measured step is one that was promised.
         speedup: Baseline step over measured step.
         cost_change: Measured cost over the baseline's, minus 1; negative is cheaper.
@@ -203,12 +203,12 @@ class TrainingFacts:
             it left none.
         status: How the run ended, as far as this process saw it.
         is_interrupted: Whether the user stopped the run here; what failed thereby is no failure.
-        exit_code: As this process saw it: the training command's, or the host's.
+        exit_code: Exit code that this process saw: the training command's, or the host's.
         failure: Words of the part that failed.
         last_words: Last lines of the dnn group's log.
-        groups: As they were asked for, or as the launcher found them.
+        groups: Groups as they were asked for, or as the launcher found them.
         events: Only those that the leader's record does not have.
-        release_seconds: From the end of the training to the end of the last data host.
+        release_seconds: Time from the end of the training to that of the last data host.
         usd_per_hour: Price of all hosts, where it is known.
         timeline_file: Name of the leader's timeline in the record's own folder.
     """
@@ -288,7 +288,7 @@ def copied_to(
 
     Args:
         file: Where the record will be written.
-        record: As it is in the run's folder.
+        record: The record in the run's folder.
         run_dir: The run's folder.
         model_uri: Where a copy of the model is.
     """
