@@ -35,7 +35,7 @@ from stoker.orchestrators.kubeflow.compile import KubeflowRequest
 from stoker.parameters import Parameter
 from stoker.platforms.kubernetes.objects import PodGroup
 from stoker.records import Toleration
-from stoker.records.cloud import amount
+from stoker.records.platforms import amount
 
 if TYPE_CHECKING:
     OutputText = str

@@ -239,7 +239,7 @@ def peer_check(peer: str, *, port: int, token_file: Path | None) -> Finding:
     Args:
         peer: Name or address of a data host or of the dnn leader, with `:PORT` where it differs.
         port: The feed's.
-        token_file: Of the run, where there is one.
+        token_file: Token of the run, if there is one.
     """
     host, port = _split(peer, port)
     place = f"{host}:{port}"
@@ -320,7 +320,9 @@ def _words(err: BaseException) -> str:
 def role_check(topology: Topology) -> Finding:
     """Says which part this host plays."""
     if len(topology.hosts) == 1 and not topology.group.instance_type:
-        return Finding(name="role", state="ok", text="no job is described here: a host by itself")
+        return Finding(
+            name="role", state="ok", text="no job is described here: this host is in none"
+        )
     group = topology.group
     place = group.hosts.index(topology.host) + 1
     text = f"{topology.host}: {group.role}, group {group.name}, host {place} of {len(group.hosts)}"
@@ -417,9 +419,9 @@ def examine(environ: Mapping[str, str], *, peer: str | None, aws: bool) -> Itera
     """Looks at this host; gives each finding as soon as it is made.
 
     Args:
-        environ: Of this process.
+        environ: Environment of this process.
         peer: Another host to reach, as `HOST` or `HOST:PORT`.
-        aws: Whether AWS is asked who we are, too.
+        aws: Whether to ask AWS, too, which account and role it sees.
     """
     yield python_check()
     try:

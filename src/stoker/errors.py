@@ -11,8 +11,15 @@
     │   └── ProtocolError           a peer sent what the protocol does not allow
     └── WorkloadError            6  the user's command failed; its own exit code is in training.json
 
-The numbers are the exit codes of the command line.
+The numbers are the exit codes of the command line. After Ctrl-C it is 130, after SIGTERM 143.
 """
+
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+
+class TerminatedError(BaseException):
+    """SIGTERM came: unwinds the stack as Ctrl-C does, so that all that runs is ended."""
 
 
 class StokerError(Exception):

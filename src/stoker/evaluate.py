@@ -20,8 +20,8 @@ from stoker.records import (
     Workload,
     bare_type,
 )
-from stoker.records.training_facts import TrainingFacts, training_record
-from stoker.text import ms
+from stoker.records.training import TrainingFacts, training_record
+from stoker.text import ms, percentage
 
 
 def evaluate(
@@ -30,7 +30,7 @@ def evaluate(
     """Judges the run by its status, its gates and its prediction. Pure.
 
     A metric that the run did not report fails its gate. The prediction is that of the plan with
-    the run's groups; where the run was of no plan, there is none.
+    the run's groups; a run that is not of a plan has no prediction.
 
     Raises:
         UsageError: If a record was made for another workload.
@@ -193,7 +193,7 @@ def _performance_words(performance: Performance) -> list[str]:
     text = f"  {performance.speedup:.2f}x as fast"
     if performance.cost_change is not None:
         word = "cheaper" if performance.cost_change < 0 else "more expensive"
-        text += f", {abs(performance.cost_change):.0%} {word} per step"
+        text += f", {percentage(abs(performance.cost_change))} {word} per step"
     if performance.prediction_error is not None:
         slower = "slower" if performance.prediction_error > 0 else "faster"
         text += f"; {abs(performance.prediction_error):.1%} {slower} than predicted"

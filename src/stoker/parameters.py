@@ -25,10 +25,10 @@ class Parameter:
     """One parameter of a run.
 
     Attributes:
-        name: In snake case.
+        name: Name in snake case.
         kind: What the target's console asks for; an object is JSON text here.
         text: What it does, in a sentence; says what an empty value means.
-        default: Of a workload.
+        default: Returns the value that a workload gives it.
         overrides: `key.path=value` of a value; () where another part of the pipeline reads it.
         choices: All that it may be; () for anything.
     """

@@ -73,7 +73,7 @@ def _value_of(text: str, kind: object, *, where: str) -> object:
     """Returns the value of a type in a variable's text.
 
     Raises:
-        UsageError: If it is none, saying where.
+        UsageError: If the text is not of that type; it says where.
     """
     if kind is str:
         return text
@@ -102,9 +102,9 @@ class Variable:
     """The variable that a setting travels in.
 
     Attributes:
-        name: As it is written.
+        name: Name of the variable.
         instead: Another name that it is read from.
-        is_always_sent: Also where the setting is as it is by default.
+        is_always_sent: Whether it is sent even if the setting has its default.
     """
 
     name: str
@@ -145,21 +145,21 @@ class RunEnvironment:
     A setting is declared here once, with its variable; `of` takes it from the workload.
 
     Attributes:
-        run_id: In every log line.
+        run_id: Run id, in every log line.
         host: Name of this host; a platform where hosts do not know it themselves says so.
         group: Its group.
         base_dir: Replaces /opt/ml.
-        token_file: With the run's token: 32 bytes as hexadecimal digits.
+        token_file: File with the run's token: 32 bytes as hexadecimal digits.
         workers: Workers a host by role, where decided.
         engine: What makes data on the data group, where it is not the feed.
         engine_hosts: Hosts that are reached otherwise than under their names and fixed ports.
         processes_per_host: Trainer processes of a dnn host, where decided.
-        roles: Of groups, by name; a group whose name begins with `data` needs none.
+        roles: Roles of groups by name; a group whose name begins with `data` needs none.
         advertise: Address under which others reach this host; else its own name.
-        port: Of this host's coordinator or agent; else FeedSettings.port.
+        port: Port of this host's coordinator or agent; absent: FeedSettings.port.
         coordinator: `host:port`; else the leader's name and port.
         profile: The run is a profile.
-        profile_file: Where the leader of a profile writes profile.json.
+        profile_file: File to which the leader of a profile writes profile.json.
         workload_sha256: Digest of the workload, for the training record.
         code_file: Package (.tar.gz) of the training's code: the command runs in it.
         command: Set in an image, where the launcher is given just `train`.
@@ -302,7 +302,7 @@ class KubeflowEnvironment:
     Attributes:
         endpoint: Address of the API.
         ui: Address of the pages.
-        namespace: Of the profile; in a pod the pod's own.
+        namespace: Namespace of the user; in a pod the pod's own.
         token: A secret.
         cookie: A secret.
         is_pod: Whether this is a pod of a cluster.
@@ -401,7 +401,7 @@ def workload_from(
     """Returns the workload of a parsed document, with `key.path=value` overrides applied.
 
     Args:
-        document: As YAML gives it.
+        document: The document that YAML gives.
         overrides: Applied in order.
         source: Name of the document in errors.
         lines: Key path to line number, where known.
@@ -516,7 +516,7 @@ def _override(document: dict[str, Json], override: str) -> None:
 def _check_size(node: yaml.Node | None, source: str) -> None:
     """Refuses aliases that lead in a circle, or expand to more than a workload can be.
 
-    Before anything is expanded: an alias is the very node that it stands for.
+    This comes before anything is expanded: an alias is the node itself that it refers to.
     """
     sizes: dict[int, int] = {}
     open_nodes: set[int] = set()

@@ -1,7 +1,7 @@
 """Figures are written in words here, and nowhere else: times, money, shares, bytes, counts.
 
 Reports are read on a page: their figures hold spaces that do not break. A terminal gets plain ones:
-`ms` and `size`.
+`ms`, `size`, `percentage` and `duration`.
 """
 
 import math
@@ -19,10 +19,10 @@ _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", 
 
 @dataclass(frozen=True, slots=True)
 class TimeUnit:
-    """The one unit of time of a report, so that its figures can be compared at sight.
+    """The one unit of time of a report, so that a reader can compare its figures.
 
     Attributes:
-        symbol: What stands behind a figure.
+        symbol: Symbol after a figure.
         per_second: Units of one second.
     """
 
@@ -138,6 +138,22 @@ def ms(seconds: float) -> str:
     if seconds < 0.9995:
         return f"{digits(seconds * 1e3, 3, max_places=4)} ms"
     return f"{digits(seconds, 3)} s"
+
+
+def percentage(fraction: float, *, places: int = 0, signed: bool = False) -> str:
+    """Writes a share or a change for a terminal: `64%`, or with its sign `+20%`."""
+    return f"{fraction:{'+' if signed else ''}.{places}%}"
+
+
+def duration(seconds: float) -> str:
+    """Writes how long something took, for a terminal: `48 s`, `3 min 12 s`, `1 h 03 min`."""
+    whole_seconds = max(0, round(seconds))
+    minutes, rest = divmod(whole_seconds, 60)
+    if whole_seconds < 60:
+        return f"{whole_seconds} s"
+    if whole_seconds < 3600:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def size(num_bytes: float) -> str:

@@ -35,7 +35,7 @@ from stoker.records import (
     sha256_of,
     write_json,
 )
-from stoker.records.training_facts import TrainingFacts, write_training
+from stoker.records.training import TrainingFacts, write_training
 from stoker.text import ms, usd
 
 
@@ -47,7 +47,7 @@ class LoggedProgress:
         steps: Steps done.
         total_steps: Steps of the whole training, where known.
         step_seconds: Mean step after the last report.
-        wait_seconds: Of it, waiting for data.
+        wait_seconds: Part of step_seconds spent waiting for data.
     """
 
     steps: int
@@ -202,7 +202,7 @@ def _stopped(
         except StokerError as err:
             ends.put(err)
 
-    # In a thread: a job that could not be stopped is not waited for by whoever pressed Ctrl-C.
+    # In a thread: who pressed Ctrl-C does not wait for a job that could not be stopped.
     threading.Thread(target=wait, name="stopped run", daemon=True).start()
     try:
         end = ends.get(timeout=STOPPED_SECONDS)
@@ -237,11 +237,11 @@ def facts_of(
     """Returns what is known of a job that has ended; keeps the leader's files in `job.run_dir`.
 
     Args:
-        job: As it was asked for.
-        end: As the platform saw it.
+        job: The job that was asked for.
+        end: The end that the platform saw.
         ran: The platform's name for it.
-        catalog: For prices.
-        decision: For prices that the catalog lacks.
+        catalog: Catalog with the prices.
+        decision: Decision with prices that the catalog lacks.
         lost: What to say where the leader's record is not there.
     """
     leader = leader_record(end.output_dir)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.catalog import load_catalog
-from stoker.cli.calibrate import calibration_of
+from stoker.cli.decide import calibration_of
 from stoker.errors import UsageError
 from stoker.platforms.aws import Aws
 from stoker.records import to_json

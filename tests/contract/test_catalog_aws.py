@@ -22,7 +22,7 @@ from stoker.catalog.refresh import (
     shipped_types,
     training_prices,
 )
-from stoker.cli.catalog_refresh import refresh_from_aws, refreshed
+from stoker.cli.catalog import refresh_from_aws, refreshed
 from stoker.decide import decide
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms.aws import Aws, AwsError, price_list_region

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from stoker.cli.app import app
+from stoker.cli.app import app_for
 from stoker.records import RECORDS
 from support.command import process, stoker
 
@@ -172,7 +172,7 @@ HEAVY = (
 
 
 def test_verbs_and_flags_equal_the_list() -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
     found = {
         name: {flag for param in command.params for flag in param.opts if flag.startswith("--")}
         for name, command in commands.items()
@@ -182,7 +182,7 @@ def test_verbs_and_flags_equal_the_list() -> None:
 
 def test_the_list_of_verbs_shows_the_whole_first_line_of_the_help_of_each(tmp_path: Path) -> None:
     listed = process("--help", cwd=tmp_path).stdout.split("Commands:\n")[1]
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
     first_lines = {name: verb.help.partition("\n")[0] for name, verb in commands.items()}
     assert dict(line.split(maxsplit=1) for line in listed.splitlines()) == first_lines
     assert max(map(len, listed.splitlines())) <= 80
@@ -272,3 +272,22 @@ def test_bad_input_gets_three_lines_and_the_usage_exit_code(
     assert "Traceback" not in done.stderr
     for word in words:
         assert word in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--dry-run", "--group", "dnn=ml.foo:1", "--", "true"],
+        ["train", "--group", "dnn=ml.foo:1", "--", "true"],
+        ["train", "w.yaml"],
+        ["run", "w.yaml"],
+        ["profile", "w.yaml"],
+    ],
+)
+def test_a_type_of_a_cloud_is_not_taken_for_this_machine_without_a_word(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    today = "cluster: {dnn: {instance_type: ml.foo, count: 1}}\n"
+    (tmp_path / "w.yaml").write_text(f"name: x\nplatform: local\ncommand: ['true']\n{today}")
+    done = stoker(*arguments, cwd=tmp_path)
+    assert done.stderr.count("note: ml.foo is not started: the platform is local") == 1

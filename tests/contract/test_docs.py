@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 from stoker.catalog import load_catalog
-from stoker.cli.app import app
+from stoker.cli.app import VERBS, app_for
 from stoker.parameters import parameters_of
 from stoker.settings import read_workload
 
@@ -18,7 +18,7 @@ FOLDERS = ("docs", "configs", "components", "pipelines", "containers", "examples
 DOCUMENTS = sorted(
     [ROOT / "README.md", *(file for name in FOLDERS for file in (ROOT / name).rglob("*.md"))]
 )
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
 
 
 def named(file: Path) -> str:

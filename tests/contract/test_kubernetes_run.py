@@ -21,7 +21,7 @@ from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.kubernetes.job import REPEAT_SECONDS, KubernetesRun
 from stoker.platforms.kubernetes.pods import CAPACITY_SECONDS, IMAGE_SECONDS, QUOTA_SECONDS
 from stoker.profile import profile
-from stoker.profile.raw import AcceleratorOnly, RankResult, quartiles
+from stoker.profile.rank_results import AcceleratorOnly, RankResult, quartiles
 from stoker.records import Cluster as TodaysCluster
 from stoker.records import Profile, TodaysGroup, Training, Workload, write_json
 from support.kubernetes_api import (

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from stoker.cli.app import app
+from stoker.cli.app import app_for
 from stoker.cli.options import OutputFiles
 from stoker.cli.outputs import Outputs
 from stoker.cli.profile import observe, profile_verb
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.sagemaker.cloudwatch import ObservedJob, describe_job, observe_job
-from stoker.profile.job import observed_profile
+from stoker.profile.observed_job import observed_profile
 from stoker.records import Profile, read_json
 from support import cloudwatch
 from support.aws_answers import Answers
@@ -328,7 +328,9 @@ def test_the_verb_writes_a_profile_that_decide_takes(
     assert record.step is None
     assert record.observed is not None
     assert record.observed.cpu_utilization == pytest.approx(0.985)
-    done = CliRunner().invoke(app, ["decide", str(out), "--out", str(tmp_path / "d.json")])
+    done = CliRunner().invoke(
+        app_for("decide"), ["decide", str(out), "--out", str(tmp_path / "d.json")]
+    )
     assert done.exit_code == 0
     assert "No step was timed" in done.output
 
@@ -346,7 +348,9 @@ def test_a_log_file_adds_the_step_to_the_record(tmp_path: Path) -> None:
     assert record.step is not None
     assert record.step.step_seconds == 0.25
     assert record.step.global_batch_size is None
-    done = CliRunner().invoke(app, ["decide", str(out), "--out", str(tmp_path / "d.json")])
+    done = CliRunner().invoke(
+        app_for("decide"), ["decide", str(out), "--out", str(tmp_path / "d.json")]
+    )
     assert done.exit_code == 0
     assert "250 ms per step" in done.output
 
@@ -373,6 +377,6 @@ def test_a_command_beside_a_job_is_refused() -> None:
 
 @pytest.mark.parametrize("flag", [["--logs", "x"], ["--region", "eu-west-1"]])
 def test_flags_of_a_job_need_a_job(flag: list[str]) -> None:
-    done = CliRunner().invoke(app, ["profile", *flag])
+    done = CliRunner().invoke(app_for("profile"), ["profile", *flag])
     assert done.exit_code == 2
     assert "--training-job" in done.output

@@ -22,7 +22,7 @@ from botocore.validate import ParamValidator
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from stoker.cli.app import app
+from stoker.cli.app import VERBS, app_for
 from stoker.records import Evaluation, Json, read_json, to_json
 from support import sagemaker_pipeline as sample
 from support import sample_records
@@ -215,7 +215,7 @@ def test_the_pipelines_readme_has_a_row_for_each_parameter() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_cli_understands_what_the_small_steps_say(kind: str) -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
     for step in sample.steps(sample.definition(kind)):
         if step["Type"] != "Processing":
             continue

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-from stoker.cli.app import app
+from stoker.cli.app import app_for
 from stoker.settings import read_workload
 from support.command import process
 
@@ -63,7 +63,7 @@ def test_each_workload_is_a_request_that_its_platform_takes(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    shown = CliRunner().invoke(app, ["train", f"configs/{name}", "--dry-run"])
+    shown = CliRunner().invoke(app_for("train"), ["train", f"configs/{name}", "--dry-run"])
     assert shown.exit_code == 0, shown.output
 
 

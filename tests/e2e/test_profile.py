@@ -17,7 +17,7 @@ from stoker.errors import UsageError, WorkloadError
 from stoker.platforms.local import LocalPlatform
 from stoker.profile import explain, profile
 from stoker.profile.loader_phases import drain
-from stoker.profile.raw import Drain, RankResult, read_ranks
+from stoker.profile.rank_results import Drain, RankResult, read_ranks
 from stoker.records import Cluster, Profile, ProfileSettings, TodaysGroup, Workload
 from support.local_job import until
 

@@ -12,7 +12,7 @@ import pytest
 
 from stoker.profile import explain
 from stoker.profile.combine import combine
-from stoker.profile.raw import read_ranks
+from stoker.profile.rank_results import read_ranks
 from stoker.records import Profile, ProfileSettings, ProfileState, TodaysGroup
 from support.cpu_quota import cpu_quota
 from support.narrow_network import narrow_network

@@ -381,7 +381,7 @@ def test_a_profile_job_without_a_profile_fails_with_the_words(
 def test_a_profile_job_that_reaches_no_batch_is_stopped_after_its_budget(tmp_path: Path) -> None:
     code = "import time; time.sleep(300)"
     quick = (
-        "import sys; import stoker.cli.profile_job as it; it.START_ALLOWANCE_SECONDS = -3.0;"
+        "import sys; import stoker.profile.entrypoint as it; it.START_ALLOWANCE_SECONDS = -3.0;"
         "from stoker.cli import main; sys.argv = ['stoker', 'launch', '--', *sys.argv[1:]]; main()"
     )
     with Hosts(tmp_path, ALONE) as hosts:

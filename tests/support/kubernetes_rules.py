@@ -30,7 +30,7 @@ from stoker.platforms.kubernetes.request import (
     replicated_jobs,
 )
 from stoker.records import Json, nearest
-from stoker.records.cloud import amount
+from stoker.records.platforms import amount
 
 Schema = Mapping[str, Json]
 

@@ -25,7 +25,7 @@ from stoker.records import (
     StrategySettings,
     Training,
 )
-from stoker.records.training_facts import training_record
+from stoker.records.training import training_record
 from stoker.settings import RunEnvironment
 from stoker.train import facts_of
 

@@ -5,7 +5,7 @@ from datetime import date
 import pytest
 
 from stoker.catalog import load_catalog
-from stoker.cli.billing import bill, confirm, confirm_run
+from stoker.cli.billing import bill, confirm, confirm_run, say_unused_types
 from stoker.decide import decide
 from stoker.errors import UsageError
 from stoker.records import (
@@ -107,3 +107,31 @@ def test_a_run_of_a_pipeline_names_its_profile_and_its_limit(
     said = capsys.readouterr().err
     assert f"profile on sagemaker: 2 x ml.g5.xlarge, ${usd:.2f} per hour in total" in said
     assert "without a limit: set constraints.max_usd_per_hour" in said
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "words"),
+    [
+        ("ml.foo", "--platform sagemaker"),
+        ("p5.48xlarge", "--platform kubernetes"),
+        ("local.c2", ""),
+        ("ml.local.c2", ""),
+        ("ml.here", ""),
+    ],
+)
+def test_a_type_that_is_not_started_on_this_machine_is_named_once(
+    instance_type: str,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STOKER_INSTANCE_TYPE", "here")
+    groups = [Group(name="dnn", role="dnn", instance_type=instance_type, count=1)]
+    local = Workload(name="job", command=("true",))
+    say_unused_types(local, groups, quiet=False)
+    said = capsys.readouterr().err
+    assert bool(said) == bool(words)
+    if words:
+        assert said.startswith(f"note: {instance_type} is not started: the platform is local")
+        assert words in said
+        assert said.count("\n") == 1

@@ -132,7 +132,7 @@ def test_region_is_read_from_the_price_column(tmp_path: Path) -> None:
         ("", "no column instance_type", ":1"),
         ("vcpus\n4\n", "no column instance_type", ":1"),
         ("instance_type,vcpu\nx.y,4\n", "unknown column 'vcpu'", ":1"),
-        ("instance_type,vcpus,vcpus\nx.y,4,4\n", "stands there twice", ":1"),
+        ("instance_type,vcpus,vcpus\nx.y,4,4\n", "is there twice", ":1"),
         ("instance_type,vcpus\nx.y,4,5\n", "3 cells in a table of 2", ":2"),
         ("instance_type,vcpus\nx.y,four\n", "found 'four'", ":2, column vcpus"),
         ("instance_type,vcpus\nx.y,0\n", "found '0'", ":2, column vcpus"),
@@ -148,7 +148,7 @@ def test_region_is_read_from_the_price_column(tmp_path: Path) -> None:
         ),
         (
             "instance_type,usd_per_hour\nc5.9xlarge,1\n\nml.c5.9xlarge,2\n",
-            "stands in line 2 too",
+            "is in line 2, too",
             ":4, column instance_type",
         ),
         ("instance_type,vcpus\n,4\n", "has no name", ":2, column instance_type"),

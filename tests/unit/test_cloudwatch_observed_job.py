@@ -14,7 +14,7 @@ from stoker.errors import UsageError
 from stoker.evaluate import evaluate
 from stoker.platforms.sagemaker.cloudwatch import HostLoad, ObservedJob, members_in, point_seconds
 from stoker.profile import explain
-from stoker.profile.job import MIN_SAMPLES, observed_profile, steps_in
+from stoker.profile.observed_job import MIN_SAMPLES, observed_profile, steps_in
 from stoker.records import (
     Constraints,
     Group,
@@ -26,7 +26,7 @@ from stoker.records import (
     read_json,
     write_json,
 )
-from stoker.report.figures import collect
+from stoker.report.verdict import collect
 from stoker.settings import workload_from
 from support import builders
 

@@ -405,7 +405,7 @@ def test_budget_below_todays_cluster_keeps_it_and_says_so() -> None:
     decision = _decide(_starved(), constraints=Constraints(max_usd_per_hour=1.0))
     assert decision.action == "keep"
     assert decision.plan.feasible
-    assert "above the budget of 1.000" in decision.plan.reason
+    assert "above the budget of $1.00" in decision.plan.reason
 
 
 def test_budget_forbids_plans_above_it() -> None:

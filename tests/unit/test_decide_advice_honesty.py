@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.catalog import load_catalog
-from stoker.cli.verdicts import free_advice
+from stoker.cli.outputs import free_advice
 from stoker.decide import decide, explain
 from stoker.decide.model import ClusterShape, Hosts, estimate
 from stoker.decide.work import measure, today_of
 from stoker.profile.combine import combine
-from stoker.profile.raw import (
+from stoker.profile.rank_results import (
     AcceleratorOnly,
     AsIs,
     BatchFacts,

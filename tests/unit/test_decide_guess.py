@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from stoker.cli.app import app
+from stoker.cli.app import app_for
 from stoker.errors import UsageError
 from stoker.records import Decision, read_json, write_json
 from support import sample_records
@@ -16,7 +16,7 @@ ACCELERATOR = ["--accelerator-step-seconds", "0.064"]
 
 
 def decided(*words: str) -> Decision:
-    done = CliRunner().invoke(app, ["decide", *words], catch_exceptions=False)
+    done = CliRunner().invoke(app_for("decide"), ["decide", *words], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return read_json(Path("decision.json"), Decision)
 
@@ -49,14 +49,16 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_numbers_that_cannot_be_are_named(words: list[str], what: str) -> None:
     with pytest.raises(UsageError) as caught:
-        CliRunner().invoke(app, ["decide", *words], catch_exceptions=False)
+        CliRunner().invoke(app_for("decide"), ["decide", *words], catch_exceptions=False)
     assert what in caught.value.what
 
 
 def test_a_profile_and_a_guess_exclude_each_other() -> None:
     write_json(Path("profile.json"), sample_records.profile())
     with pytest.raises(UsageError, match=r"profile\.json and --step-seconds exclude each other"):
-        CliRunner().invoke(app, ["decide", "profile.json", *STEP], catch_exceptions=False)
+        CliRunner().invoke(
+            app_for("decide"), ["decide", "profile.json", *STEP], catch_exceptions=False
+        )
 
 
 def test_step_accelerator_and_vcpus_make_a_whole_decision() -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from stoker.catalog import Catalog, load_catalog
 from stoker.decide import decide, explain, pareto_front
+from stoker.decide.choose import limits, pays
 from stoker.decide.pricing import START_UP_SECONDS, break_even_steps, break_even_words
-from stoker.decide.words import limits, pays
 from stoker.errors import UsageError
 from stoker.records import (
     Check,
@@ -297,8 +297,8 @@ def test_deadline_and_budget_that_contradict_each_other_are_named_with_what_is_n
     constraints = Constraints(deadline_hours=2.5, max_usd_per_hour=3.1)
     decision = decided(profile(), constraints, steps=100_000)
     assert decision.action == "keep"
-    assert "within the budget of 3.1 $/hour: the two contradict" in decision.plan.reason
-    needed = float(decision.plan.reason.split(" needs ")[1].split(" ")[0])
+    assert "within the budget of $3.10 per hour: the two contradict" in decision.plan.reason
+    needed = float(decision.plan.reason.split(" needs $")[1].split(" ")[0])
     in_time = [
         of(plan).usd_per_hour
         for plan in priced(decision)

@@ -80,7 +80,7 @@ def findings(environ: Mapping[str, str], *, peer: str | None = None) -> dict[str
 def test_a_host_by_itself_is_healthy(tmp_path: Path, port: int) -> None:
     found = findings({"STOKER_BASE_DIR": str(tmp_path), "STOKER_PORT": str(port)})
     assert [check for check in found.values() if check.state == "fail"] == []
-    assert found["role"].text == "no job is described here: a host by itself"
+    assert found["role"].text == "no job is described here: this host is in none"
     assert found["token"].text == "none, and none is needed"
 
 

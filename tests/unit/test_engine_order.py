@@ -284,7 +284,11 @@ DATA: Json = {"command": ["x"]}
             "engine.ports.b",
             "taken by engine.ports.a",
         ),
-        ({"name": "command", "data": DATA, "ports": {"host": 5}}, "engine.ports.host", "no name"),
+        (
+            {"name": "command", "data": DATA, "ports": {"host": 5}},
+            "engine.ports.host",
+            "not a name",
+        ),
         ({"name": "comand", "data": DATA}, "engine", "comand"),
     ],
 )

@@ -3,7 +3,7 @@ from typing import Literal
 import msgspec
 import pytest
 
-from stoker.cli.verdicts import evaluation_words
+from stoker.cli.outputs import evaluation_words
 from stoker.errors import UsageError
 from stoker.evaluate import evaluate, lost_training, summary
 from stoker.records import (

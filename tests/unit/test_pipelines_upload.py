@@ -5,6 +5,7 @@ import io
 import pytest
 
 from stoker import orchestrators
+from stoker.cli import compile as compile_module
 from stoker.cli import pipelines
 from stoker.errors import UsageError
 from stoker.orchestrators.base import Uploaded, UploadPlan
@@ -41,7 +42,9 @@ def upload(
 ) -> None:
     monkeypatch.setattr(orchestrators, "orchestrator_named", lambda name, **of: target)
     monkeypatch.setattr(pipelines, "workload_of", lambda file, overrides: workload())
-    monkeypatch.setattr(pipelines, "_compiled", lambda name, workload, **how: target.pipeline)
+    monkeypatch.setattr(
+        compile_module, "compiled_for", lambda name, workload, **how: target.pipeline
+    )
     monkeypatch.setattr("sys.stdin", Terminal(typed) if typed is not None else io.StringIO())
     monkeypatch.setattr("sys.stderr", Terminal())
     pipelines.upload_verb("sagemaker", "w.yaml", reach=pipelines.Reach(), yes=yes)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from stoker.catalog import Catalog, catalog_of, load_catalog, with_pools
+from stoker.catalog.catalog import Table, parse_table
 from stoker.catalog.pools import ClusterPool, daemon_requests, pools_of
 from stoker.catalog.refresh import PoolsTable, pools_table
-from stoker.catalog.table import Table, parse_table
 from stoker.errors import UsageError
 from stoker.records import Json, NodePool, Toleration, Workload
-from stoker.records.cloud import amount
+from stoker.records.platforms import amount
 from stoker.settings import workload_from
 from support import builders
 from support.kubernetes_nodes import EKS, KARPENTER, node, pod

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from stoker.profile.reading import FirstWords, SoFar
+from stoker.profile.script_phases import FirstWords, SoFar
 
 
 def test_they_come_while_a_step_is_still_running() -> None:

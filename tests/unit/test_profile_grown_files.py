@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stoker.profile.grown_files import folders_of, grown, snapshot, with_grown_files, words_of
-from stoker.profile.raw import GrownFile, RankResult
+from stoker.profile.rank_results import GrownFile, RankResult
 from stoker.records import Profile, ProfiledHost, StepTerms
 
 

@@ -20,7 +20,7 @@ from stoker.profile.inventory import (
     is_ec2,
     metadata_type,
 )
-from stoker.profile.raw import Inventory, RankResult
+from stoker.profile.rank_results import Inventory, RankResult
 from stoker.records import ProfileSettings, TodaysGroup
 
 

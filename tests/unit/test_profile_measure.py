@@ -7,7 +7,7 @@ import pytest
 
 from stoker.errors import UsageError
 from stoker.profile.combine import combine
-from stoker.profile.raw import (
+from stoker.profile.rank_results import (
     AcceleratorOnly,
     AsIs,
     BatchFacts,

@@ -27,7 +27,7 @@ from stoker.host.counters import (
 )
 from stoker.host.cpu import cpu_groups, group_cpu_seconds, group_quota
 from stoker.profile.combine import combine
-from stoker.profile.raw import (
+from stoker.profile.rank_results import (
     AcceleratorOnly,
     AsIs,
     BatchFacts,
@@ -40,7 +40,7 @@ from stoker.profile.raw import (
     Reads,
 )
 from stoker.profile.states import MIN_KNOCKS
-from stoker.profile.watch import KNOCK_SECONDS, StepWatch
+from stoker.profile.steps import KNOCK_SECONDS, StepWatch
 from stoker.profile.words import explain
 from stoker.records import (
     Place,

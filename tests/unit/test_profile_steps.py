@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.profile.raw import block_means, quartiles
+from stoker.profile.rank_results import block_means, quartiles
 from stoker.profile.steps import (
     AS_IS_ENOUGH,
     WARM_UP_REPLAYS,

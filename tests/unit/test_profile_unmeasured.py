@@ -22,7 +22,7 @@ from stoker.profile.profiled_job import (
     too_few,
     unmeasured,
 )
-from stoker.profile.raw import LoaderFacts, RankResult
+from stoker.profile.rank_results import LoaderFacts, RankResult
 from stoker.records import Profile, ProfiledHost, StepTerms, TodaysGroup, write_json
 
 TORCH = Seen(packages=("torch", "json"))

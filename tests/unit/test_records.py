@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stoker.cli.schema import json_schema
 from stoker.errors import UsageError
 from stoker.records import (
     RECORDS,
@@ -24,7 +25,6 @@ from stoker.records import (
     Record,
     StepTerms,
     Workload,
-    json_schema,
     nearest,
     read_json,
     sha256_of,
@@ -335,7 +335,7 @@ def test_text_that_is_not_json_is_refused_with_its_file(tmp_path: Path) -> None:
 def test_key_that_stands_there_twice_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "profile.json"
     file.write_text('{"schema": "stoker.profile/v1", "schema": "stoker.profile/v1"}')
-    with pytest.raises(UsageError, match="stands there twice"):
+    with pytest.raises(UsageError, match="is there twice"):
         read_json(file, Profile)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.catalog import load_catalog
-from stoker.cli.report_files import report_of_decision
+from stoker.cli.report import report_of_decision
 from stoker.decide import decide, pareto_front
 from stoker.records import (
     Check,

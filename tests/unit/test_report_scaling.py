@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from stoker.cli.app import app
+from stoker.cli.app import app_for
 from stoker.cli.report import report_scaling
 from stoker.errors import UsageError
 from stoker.records import Group, Training, write_json
@@ -145,7 +145,9 @@ def test_the_word_and_the_flag_draw_the_same_page(
     for name, training in (("a", run(100)), ("b", run(190, processes=2))):
         (tmp_path / name).mkdir()
         write_json(tmp_path / name / "training.json", training)
-    result = CliRunner().invoke(app, ["report", *words, "a", "b", "--out", "both.html"])
+    result = CliRunner().invoke(
+        app_for("report"), ["report", *words, "a", "b", "--out", "both.html"]
+    )
     assert result.exit_code == 0, result.output
     assert "95%" in result.output
     assert "1.90 times" in (tmp_path / "both.html").read_text()

@@ -9,8 +9,8 @@ from stoker.records import (
     TransformCost,
     Workload,
 )
-from stoker.report.figures import transform_rows
 from stoker.report.page import write_report
+from stoker.report.verdict import transform_rows
 from support import builders
 
 COSTS = (

@@ -6,8 +6,7 @@ import pytest
 
 from stoker import orchestrators
 from stoker.cli import pipelines
-from stoker.cli.exit_codes import TerminatedError
-from stoker.errors import PlatformError, UsageError
+from stoker.errors import PlatformError, TerminatedError, UsageError
 from stoker.orchestrators import PATIENCE_SECONDS, follow_run
 from stoker.orchestrators.base import RunState, StepState
 from stoker.orchestrators.sagemaker import SageMakerOrchestrator

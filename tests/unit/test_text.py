@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.text import ms, size, wrapped
+from stoker.text import duration, ms, percentage, size, wrapped
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,22 @@ def test_lines_of_a_text_are_narrow_and_later_ones_are_indented() -> None:
     assert max(map(len, lines)) <= 40
     assert lines[0].startswith("  word")
     assert all(line.startswith("    word") for line in lines[1:])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.4, "0 s"),
+        (59.4, "59 s"),
+        (192, "3 min 12 s"),
+        (3599.6, "1 h 00 min"),
+        (3790, "1 h 03 min"),
+    ],
+)
+def test_a_duration_has_its_two_largest_units(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_a_percentage_has_no_blank_on_a_terminal_and_a_sign_only_for_a_change() -> None:
+    assert (percentage(0.635), percentage(0.022, places=1)) == ("64%", "2.2%")
+    assert (percentage(0.2, signed=True), percentage(-0.08, signed=True)) == ("+20%", "-8%")

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.cli.verdicts import training_words
+from stoker.cli.outputs import training_words
 from stoker.feed.workers.pool import advice_on, describe_exit
 from stoker.host.processes import ended_words, why_not_found
 from stoker.launch.finish import words_of_end

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from stoker.records import Event, Group, Job, Training, read_json
-from stoker.records.training_facts import (
+from stoker.records.training import (
     TrainingFacts,
     copied_to,
     training_record,

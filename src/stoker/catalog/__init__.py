@@ -1,7 +1,6 @@
 """The catalog holds instance types and dated prices: what a plan can be made of, and its cost."""
 
-from stoker.catalog.catalog import Catalog, Instance
+from stoker.catalog.catalog import Catalog, Instance, load_catalog, local_instance
 from stoker.catalog.pools import catalog_of, with_pools
-from stoker.catalog.table import load_catalog, local_instance
 
 __all__ = ["Catalog", "Instance", "catalog_of", "load_catalog", "local_instance", "with_pools"]

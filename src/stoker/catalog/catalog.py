@@ -1,11 +1,32 @@
-"""The catalog holds the instance types of one platform with their prices."""
+"""The catalog holds the instance types of one platform with their prices.
 
-from collections.abc import Callable, Iterable
+It is read from tables: AWS's, the local one, and the prices that a user gives.
+"""
+
+import csv
+import io
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
+from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
 
 from stoker.errors import UsageError
-from stoker.records import PLATFORM_INFOS, Group, Json, PlatformName, Prices, bare_type, nearest
+from stoker.records import (
+    PLATFORM_INFOS,
+    Group,
+    Json,
+    PlatformName,
+    Prices,
+    bare_type,
+    nearest,
+    read_text,
+)
 
 # Prices that are older are said to be stale.
 STALE_DAYS = 90
@@ -22,11 +43,11 @@ class Instance:
     Attributes:
         type: Name as the catalog's platform spells it: `ml.c5.xlarge`, `c5.xlarge`, `local.c2`.
         family: Types of one family have the same CPU and the same accelerator model.
-        vcpus: Of one host.
-        accelerators: Of one host.
+        vcpus: vCPUs of one host.
+        accelerators: Accelerators of one host.
         network_gbps: Gbit/s; a burst figure where `is_burst_network`.
         coremark_per_vcpu: CoreMark of all threads together over the vCPUs.
-        usd_per_hour: Of one host on the catalog's platform; None: the type cannot be used.
+        usd_per_hour: Price of one host on the catalog's platform; None: the type cannot be used.
         priced_on: Date of that price.
         in_training_enum: Whether a SageMaker training job takes the type.
         quota_vcpus: What a container's CPU quota leaves of one host, where that is no whole number.
@@ -66,7 +87,7 @@ class Catalog:
     Attributes:
         instances: All types that are listed, by name.
         max_total_vcpus: vCPUs that all hosts of a plan have together; None: no such bound.
-        added_by: Where one adds a type.
+        added_by: Option or key that adds a type.
     """
 
     def __init__(
@@ -183,3 +204,343 @@ def _suggestion(name: str, known: tuple[str, ...]) -> str:
     if not hint.startswith("did you mean"):
         hint = nearest(name, known)
     return hint if hint.startswith("did you mean") else "see: stoker catalog"
+
+
+_COLUMNS = (
+    "family",
+    "instance_type",
+    "vcpus",
+    "physical_cores",
+    "memory_gib",
+    "gpus",
+    "gpu_model",
+    "gpu_memory_gib_each",
+    "network_gbps",
+    "network_kind",
+    "sagemaker_usd_per_hour_us_east_1",
+    "sagemaker_usd_per_hour_2022_2024",
+    "ec2_usd_per_hour_us_east_1",
+    "usd_per_hour",
+    "priced_on",
+    "in_training_enum",
+    "cpu_model",
+    "coremark_per_vcpu",
+    "coremark_source",
+    "source",
+    "node_selector",
+    "taints",
+)
+_PRICE = re.compile(r"^(?P<payer>sagemaker|ec2)_usd_per_hour_(?P<region>[a-z]{2}(?:_[a-z]+)+_\d+)$")
+_EC2_DATE = re.compile(r"EC2:[a-z-]*?(\d{4}-\d\d-\d\d)")
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table of instance types for one platform.
+
+    Attributes:
+        rows: Cells by column, with the line of the file they stand in.
+        price_column: The column this platform pays; None: the table has no prices for it.
+        region: Region of the prices, where the column names it.
+    """
+
+    source: str
+    columns: tuple[str, ...]
+    rows: tuple["Row", ...]
+    price_column: str | None
+    region: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of a table."""
+
+    source: str
+    line: int
+    cells: Mapping[str, str]
+
+    def error(self, column: str, what: str) -> UsageError:
+        """Returns a usage error at this line and column."""
+        return UsageError(what, where=f"{self.source}:{self.line}, column {column}")
+
+    def value(self, column: str, parse: Callable[[str], _T], expected: str) -> _T | None:
+        """Returns the parsed cell; None where it is blank or the table has no such column."""
+        text = self.cells.get(column, "").strip()
+        if not text:
+            return None
+        try:
+            return parse(text)
+        except ValueError:
+            raise self.error(column, f"expected {expected}, found {text!r}") from None
+
+
+def parse_table(text: str, *, platform: PlatformName, source: str) -> Table:
+    """Reads the CSV text.
+
+    Raises:
+        UsageError: With line and column, if a column is not known or a row has the wrong length.
+    """
+    lines = csv.reader(io.StringIO(text.removeprefix("\ufeff")))
+    header = tuple(cell.strip() for cell in next(_rows(lines, source), []))
+    _check_header(header, source)
+    rows = []
+    seen: dict[str, int] = {}
+    for cells in _rows(lines, source):
+        if not any(cell.strip() for cell in cells):
+            continue
+        line = lines.line_num
+        if len(cells) != len(header):
+            raise UsageError(
+                f"{len(cells)} cells in a table of {len(header)} columns",
+                where=f"{source}:{line}",
+                fix="quote cells that hold a comma",
+            )
+        row = Row(source=source, line=line, cells=dict(zip(header, cells, strict=True)))
+        name = row.cells["instance_type"].strip()
+        if not name:
+            raise row.error("instance_type", "the instance type has no name")
+        bare = bare_type(name)
+        if bare in seen:
+            raise row.error("instance_type", f"{name} is in line {seen[bare]}, too")
+        seen[bare] = line
+        rows.append(row)
+    column, region = _price_column(header, platform)
+    return Table(
+        source=source, columns=header, rows=tuple(rows), price_column=column, region=region
+    )
+
+
+def to_instance(
+    row: Row, table: Table, *, platform: PlatformName, base: Instance | None
+) -> Instance:
+    """Returns the row as an instance type; `base` gives what the table has no column for.
+
+    Raises:
+        UsageError: With line and column, if a cell is wrong or a necessary one is missing.
+    """
+    name = platform_name(row.cells["instance_type"].strip(), platform)
+
+    def old(field: str, column: str, new: _T | None) -> _T | None:
+        return new if column in table.columns or base is None else getattr(base, field)
+
+    vcpus = old("vcpus", "vcpus", row.value("vcpus", _count(1, 4096), "a number of vCPUs"))
+    if vcpus is None:
+        raise row.error("vcpus", f"{name} is not in the catalog: its vCPUs are needed")
+    accelerators = row.value("gpus", _count(0, 1024), "a number of accelerators")
+    memory = row.value("memory_gib", _positive, "GiB above 0")
+    gbps = row.value("network_gbps", _positive, "Gbit/s above 0")
+    is_burst = row.value("network_kind", _choice("up_to", "sustained"), "up_to or sustained")
+    coremark = row.value("coremark_per_vcpu", _positive, "a CoreMark above 0")
+    in_enum = row.value("in_training_enum", _choice("yes", "no"), "yes or no")
+    gpu_memory = row.value("gpu_memory_gib_each", _positive, "GiB above 0")
+    usd, priced_on = _price(row, table, platform, base)
+    return Instance(
+        type=name,
+        family=old("family", "family", row.value("family", str, ""))
+        or name.rpartition(".")[0]
+        or name,
+        vcpus=vcpus,
+        accelerators=old("accelerators", "gpus", accelerators) or 0,
+        accelerator_model=old("accelerator_model", "gpu_model", row.value("gpu_model", str, "")),
+        accelerator_memory_gib=old("accelerator_memory_gib", "gpu_memory_gib_each", gpu_memory),
+        memory_gib=old("memory_gib", "memory_gib", memory),
+        network_gbps=old("network_gbps", "network_gbps", gbps),
+        is_burst_network=bool(
+            old("is_burst_network", "network_kind", is_burst == "up_to" if is_burst else False)
+        ),
+        coremark_per_vcpu=old("coremark_per_vcpu", "coremark_per_vcpu", coremark),
+        usd_per_hour=usd,
+        priced_on=priced_on,
+        in_training_enum=old("in_training_enum", "in_training_enum", in_enum != "no") is not False,
+    )
+
+
+def platform_name(instance_type: str, platform: PlatformName) -> str:
+    """Returns the platform's spelling of the type: `ml.` on SageMaker, nothing elsewhere."""
+    return PLATFORM_INFOS[platform].type_prefix + bare_type(instance_type)
+
+
+def _price(
+    row: Row, table: Table, platform: PlatformName, base: Instance | None
+) -> tuple[float | None, date | None]:
+    column = table.price_column
+    if column is None:
+        return (base.usd_per_hour, base.priced_on) if base else (None, None)
+    usd = row.value(column, _positive, "dollars an hour above 0 (blank: not to be used)")
+    priced_on = row.value("priced_on", date.fromisoformat, "a date like 2026-09-27")
+    if usd is None:
+        return None, None
+    # The table's date is SageMaker's; EC2's own is in its sources.
+    is_ec2s = PLATFORM_INFOS[platform].payer == "ec2"
+    match = _EC2_DATE.search(row.cells.get("source", "")) if is_ec2s else None
+    return usd, date.fromisoformat(match.group(1)) if match else priced_on
+
+
+def _rows(lines: Iterator[list[str]], source: str) -> Iterator[list[str]]:
+    try:
+        yield from lines
+    except csv.Error as err:
+        raise UsageError(f"not a CSV table: {err}", where=source) from None
+
+
+def _check_header(header: Sequence[str], source: str) -> None:
+    for column in header:
+        if column not in _COLUMNS and not _PRICE.match(column):
+            is_joined = ";" in column or "\t" in column
+            fix = "part the columns by commas" if is_joined else nearest(column, _COLUMNS)
+            raise UsageError(f"unknown column {column!r}", where=f"{source}:1", fix=fix)
+        if header.count(column) > 1:
+            raise UsageError(f"column {column} is there twice", where=f"{source}:1")
+    if "instance_type" not in header:
+        raise UsageError(
+            "no column instance_type",
+            where=f"{source}:1",
+            fix="start with a line: instance_type,vcpus,usd_per_hour,priced_on",
+        )
+
+
+def _price_column(header: Sequence[str], platform: PlatformName) -> tuple[str | None, str | None]:
+    if "usd_per_hour" in header:
+        return "usd_per_hour", None
+    for column in header:
+        match = _PRICE.match(column)
+        if match and match.group("payer") == PLATFORM_INFOS[platform].payer:
+            return column, match.group("region").replace("_", "-")
+    return None, None
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number) or not 0 < number < 1e9:
+        raise ValueError(text)
+    return number
+
+
+def _count(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        number = int(text)
+        if not low <= number <= high:
+            raise ValueError(text)
+        return number
+
+    return parse
+
+
+def _choice(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(text)
+        return text
+
+    return parse
+
+
+# Nominal: it lets local plans be compared in money, nobody is billed it. Near what a vCPU costs.
+LOCAL_USD_PER_CORE_HOUR = 0.05
+# Loopback carries more than any plan here needs; the receive CPU limits first.
+_LOOPBACK_GBPS = 20.0
+_PLATFORMS: Mapping[str, PlatformName] = MappingProxyType(
+    {"local": "local", "sagemaker": "sagemaker", "kubernetes": "kubernetes"}
+)
+_LOCAL = re.compile(r"^local\.c([1-9]\d{0,3})$")
+
+
+def load_catalog(platform: str, prices: Path | None = None, *, cores: int | None = None) -> Catalog:
+    """Returns the instance types that a plan on `platform` can be made of.
+
+    Args:
+        platform: SageMaker pays its own prices, Kubernetes those of EC2, local hosts nominal ones.
+        prices: CSV file whose rows extend the catalog or replace types of the same name; columns
+            it does not have are kept from the catalog.
+        cores: Cores of this machine (local only); absent: those this process may use.
+
+    Raises:
+        UsageError: If the platform is unknown, or the file is missing or wrong, with line and
+            column.
+    """
+    if platform not in _PLATFORMS:
+        raise UsageError(
+            f"no platform is called {platform!r}", fix=nearest(platform, list(_PLATFORMS))
+        )
+    named = _PLATFORMS[platform]
+    catalog = _local(cores) if named == "local" else _aws(named)
+    if prices is None:
+        return catalog
+    table = parse_table(read_text(prices), platform=catalog.platform, source=str(prices))
+    return extended(catalog, table)
+
+
+def local_instance(instance_type: str) -> Instance | None:
+    """Returns the local type of that name (`local.cN`: N cores); None if it is no such name."""
+    match = _LOCAL.match(instance_type)
+    if match is None or int(match.group(1)) > 4096:
+        return None
+    cores = int(match.group(1))
+    return Instance(
+        type=instance_type,
+        family="local",
+        vcpus=cores,
+        network_gbps=_LOOPBACK_GBPS,
+        coremark_per_vcpu=1.0,
+        usd_per_hour=round(cores * LOCAL_USD_PER_CORE_HOUR, 6),
+        in_training_enum=False,
+    )
+
+
+def _local(cores: int | None) -> Catalog:
+    available = cores if cores is not None else _cores()
+    made = (local_instance(f"local.c{number}") for number in range(1, available + 1))
+    return Catalog(
+        platform="local",
+        instances=[instance for instance in made if instance is not None],
+        source=f"nominal: {LOCAL_USD_PER_CORE_HOUR} $ a core and hour, billed by nobody",
+        purchase="nominal",
+        max_total_vcpus=available,
+        make=local_instance,
+    )
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _aws(platform: PlatformName) -> Catalog:
+    name = "aws_training_instances.csv"
+    text = resources.files("stoker.catalog").joinpath(name).read_text(encoding="utf-8")
+    table = parse_table(text, platform=platform, source=name)
+    return Catalog(
+        platform=platform,
+        instances=[to_instance(row, table, platform=platform, base=None) for row in table.rows],
+        source=PLATFORM_INFOS[platform].price_list,
+        region=table.region,
+    )
+
+
+def extended(catalog: Catalog, table: Table) -> Catalog:
+    """Returns the catalog with the table's rows added, or in place of types of the same name.
+
+    Raises:
+        UsageError: If a row is wrong, with line and column.
+    """
+    platform = catalog.platform
+    instances = {instance.type: instance for instance in catalog.instances}
+    for row in table.rows:
+        name = platform_name(row.cells["instance_type"].strip(), platform)
+        base = instances.get(name)
+        if base is None and catalog.info.is_this_machine:
+            base = local_instance(name)
+        instances[name] = to_instance(row, table, platform=platform, base=base)
+    has_prices = table.price_column is not None
+    return Catalog(
+        platform=platform,
+        instances=instances.values(),
+        source=f"{table.source}, else {catalog.source}" if has_prices else catalog.source,
+        region=table.region or catalog.region,
+        purchase="as in the price file" if has_prices else catalog.purchase,
+        max_total_vcpus=catalog.max_total_vcpus,
+        make=local_instance if catalog.info.is_this_machine else None,
+    )

@@ -18,8 +18,15 @@ from typing import Literal
 
 import msgspec
 
-from stoker.catalog.catalog import Catalog, Instance
-from stoker.catalog.table import Row, Table, extended, load_catalog, parse_table
+from stoker.catalog.catalog import (
+    Catalog,
+    Instance,
+    Row,
+    Table,
+    extended,
+    load_catalog,
+    parse_table,
+)
 from stoker.records import (
     Json,
     KubernetesSettings,
@@ -29,7 +36,7 @@ from stoker.records import (
     bare_type,
     read_text,
 )
-from stoker.records.cloud import amount
+from stoker.records.platforms import amount
 
 _SOURCE = "kubernetes.pools_file"
 _EFFECTS: tuple[Literal["NoSchedule", "PreferNoSchedule", "NoExecute"], ...] = (
@@ -220,7 +227,7 @@ class ClusterPool:
     Attributes:
         name: What plans call it.
         nodes: Names of those that are there now.
-        instance_type: Of the machine, where its label says it.
+        instance_type: Type of the machine, where a label says it.
         cpu: Cores that pods can have of a node, daemons among them; of the smallest node.
         memory: Bytes, likewise.
         gpu_memory: GiB of one GPU, where a label says it.
@@ -286,7 +293,7 @@ def pools_of(
     """Returns a cluster's pools by name, and what is to be said of nodes that are in none.
 
     Args:
-        nodes: As the API gives them.
+        nodes: Nodes as the API gives them.
         pool_label: Label whose value is a node's pool; absent: those of the known providers.
     """
     labels = (pool_label,) if pool_label else _POOL_LABELS

@@ -12,9 +12,8 @@ from decimal import Decimal
 from importlib import resources
 from math import floor
 
-from stoker.catalog.catalog import Catalog, Instance
+from stoker.catalog.catalog import Catalog, Instance, Table
 from stoker.catalog.pools import ClusterPool
-from stoker.catalog.table import Table
 from stoker.errors import UsageError
 from stoker.records import Json, bare_type
 
@@ -31,7 +30,7 @@ class PoolsTable:
     """A pools file.
 
     Attributes:
-        columns: In order.
+        columns: Names of the columns, in order.
         rows: Cells by column; a pool each.
         notes: What is to be said of them, for people.
     """
@@ -59,7 +58,7 @@ def pools_table(
     """Returns the pools as a pools file holds them.
 
     Args:
-        pools: Of the cluster.
+        pools: Pools of the cluster.
         daemons: Cores and bytes that daemons ask of a node, by pool.
         catalog: Prices and speeds of machines.
         earlier: The file as it was: prices that stand there are kept.
@@ -203,7 +202,7 @@ def _notes(pool: ClusterPool, machine: Instance | None, *, is_priced: bool) -> l
             why = "its nodes are spot, whose price changes"
             if machine and machine.usd_per_hour:
                 why += f" (on demand: {machine.usd_per_hour:g} $ an hour)"
-        notes.append(f"{pool.name} has no price, and is no part of plans: {why}; put it in")
+        notes.append(f"{pool.name} has no price, so plans leave it out: {why}; put it in")
     if machine and machine.accelerators and not pool.gpus:
         notes.append(
             f"{pool.name} offers none of the {machine.accelerators} GPUs of a {machine.type}: "
@@ -410,7 +409,7 @@ class RenewedTable:
     """A catalog's table.
 
     Attributes:
-        columns: In order.
+        columns: Names of the columns, in order.
         rows: Cells by column.
         notes: What was not found or has changed, for people.
         priced: Types with a price of today, on SageMaker and on EC2.
@@ -458,7 +457,7 @@ def renewed(
 
     Args:
         text: The table's CSV, of SHIPPED_REGION.
-        region: Of the prices.
+        region: Region of the prices.
         training: SageMaker's.
         ec2: EC2's.
         described: EC2's types; empty: figures stay as they are.

@@ -1,45 +1,75 @@
-"""`stoker` has these verbs; what a verb needs is imported when it runs, so that help is quick."""
+"""`stoker` has these verbs; only the module of the verb that was typed is imported."""
 
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
 
-from stoker.cli.catalog import catalog_verb
-from stoker.cli.compile import compile_verb
-from stoker.cli.decide import decide_verb
-from stoker.cli.doctor import doctor_verb
-from stoker.cli.evaluate import evaluate_verb
-from stoker.cli.init import init_verb
-from stoker.cli.launch import launch_verb
-from stoker.cli.options import print_version, with_options
-from stoker.cli.pipelines import (
-    logs_verb,
-    schedule_verb,
-    start_verb,
-    status_verb,
-    stop_verb,
-    upload_verb,
+from stoker.cli.options import Verb, print_version, with_options
+
+# The first line of each verb's help: `stoker --help` imports no verb. A test holds them against
+# the verbs' docstrings.
+VERBS: Mapping[str, str] = MappingProxyType(
+    {
+        "run": "Runs the whole chain: profile, decide, train, evaluate, report.",
+        "profile": "Measures what a training step waits for.",
+        "decide": "Ranks clusters for the workload by predicted time and cost.",
+        "train": "Trains on the cluster of a decision, or on groups that you name.",
+        "evaluate": "Checks a training against its quality gates and its prediction.",
+        "report": "Writes the HTML report of a run again, or compares several runs.",
+        "watch": "Shows the hosts, rates and waits of a run while it trains.",
+        "doctor": "Checks what this host has, and what it lacks for stoker.",
+        "init": "Makes a project folder with pipelines, components and configs.",
+        "catalog": "Lists the instance types and prices that decide uses.",
+        "schema": "Prints the JSON Schema of a record.",
+        "render": "Prints YAML that a cluster administrator applies once.",
+        "compile": "Compiles the pipeline of a workload to a file, without network.",
+        "upload": "Creates or updates the pipeline, after showing what changes.",
+        "start": "Starts a run of the uploaded pipeline.",
+        "schedule": "Starts runs of the uploaded pipeline at regular times.",
+        "status": "Shows the steps of a run, with times, errors and links.",
+        "logs": "Prints the logs of all steps and hosts so far.",
+        "stop": "Stops a run or a training job, and waits until it has ended.",
+        "launch": "Starts this host's part of a job; the entry point of the image.",
+    }
 )
-from stoker.cli.profile import profile_verb
-from stoker.cli.render import render_verb
-from stoker.cli.report import report_verb
-from stoker.cli.run import run_verb
-from stoker.cli.schema import schema_verb
-from stoker.cli.train import train_verb
-from stoker.cli.watch import watch_verb
-
-app = typer.Typer(
-    name="stoker",
-    help="Keeps accelerators fed: profile, decide, train, evaluate.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+# These verbs are in one module, `pipelines`; each other one is in the module of its name.
+_OF_PIPELINES = ("upload", "start", "schedule", "status", "logs", "stop")
 
 
-@app.callback()
-def stoker(
+def app_for(*words: str) -> typer.Typer:
+    """Returns the parser: verbs among `words` with their options, the others with help alone."""
+    app = typer.Typer(
+        name="stoker",
+        help="Keeps accelerators fed: profile, decide, train, evaluate.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_stoker)
+    for name, line in VERBS.items():
+        if name not in words:
+            app.command(name, help=line)(_no_verb)
+        elif name == "launch":
+            # All that follows `launch` is another command, with options of its own.
+            settings = {"ignore_unknown_options": True}
+            app.command(name, context_settings=settings)(verb_named(name))
+        else:
+            app.command(name)(with_options(verb_named(name)))
+    return app
+
+
+def verb_named(name: str) -> Verb:
+    """Returns the function of a verb."""
+    module = "pipelines" if name in _OF_PIPELINES else name
+    verb: Verb = getattr(import_module(f"stoker.cli.{module}"), f"{name}_verb")
+    return verb
+
+
+def _stoker(
     *,
     version: Annotated[
         bool,
@@ -54,28 +84,5 @@ def stoker(
     """Keeps accelerators fed: profile, decide, train, evaluate."""
 
 
-VERBS = {
-    "run": run_verb,
-    "profile": profile_verb,
-    "decide": decide_verb,
-    "train": train_verb,
-    "evaluate": evaluate_verb,
-    "report": report_verb,
-    "watch": watch_verb,
-    "doctor": doctor_verb,
-    "init": init_verb,
-    "catalog": catalog_verb,
-    "schema": schema_verb,
-    "render": render_verb,
-    "compile": compile_verb,
-    "upload": upload_verb,
-    "start": start_verb,
-    "schedule": schedule_verb,
-    "status": status_verb,
-    "logs": logs_verb,
-    "stop": stop_verb,
-}
-for _name, _verb in VERBS.items():
-    app.command(_name)(with_options(_verb))
-# All that follows `launch` is another command, with options of its own.
-app.command("launch", context_settings={"ignore_unknown_options": True})(launch_verb)
+def _no_verb() -> None:
+    """Stands for a verb that was not typed."""

@@ -1,14 +1,15 @@
 """Before anything is billed, stoker prints its cost and prediction, and asks whether to start."""
 
-import sys
 from collections.abc import Sequence
 
 from stoker.catalog import Catalog, catalog_of
-from stoker.cli.progress import say
+from stoker.cli.progress import ask, say
 from stoker.cli.workloads import describe
 from stoker.decide.pricing import START_UP_SECONDS, break_even_words
 from stoker.errors import UsageError
-from stoker.records import Decision, Group, Predicted, Workload
+from stoker.records import Decision, Group, Predicted, Workload, bare_type
+from stoker.settings import named_instance_type
+from stoker.text import ms, usd
 
 
 def confirm(
@@ -29,7 +30,26 @@ def confirm(
         return
     for line in bill(workload, groups, catalog=catalog, decision=decision):
         say(line, quiet=quiet)
-    _ask(assume_yes=assume_yes, quiet=quiet)
+    _ask(assume_yes=assume_yes or quiet)
+
+
+def say_unused_types(workload: Workload, groups: Sequence[Group], *, quiet: bool) -> None:
+    """Says so where a type is named that the local platform does not start.
+
+    A job of one host may name any type there: on a machine of that type, or in the pod of a
+    pipeline's step, its record then says what it ran on. Elsewhere somebody may expect that type.
+    """
+    here = named_instance_type()
+    for group in groups if workload.platform_info.is_this_machine else ():
+        name = bare_type(group.instance_type)
+        if name.startswith("local.") or (here and name == bare_type(here)):
+            continue
+        other = "sagemaker" if name != group.instance_type else "kubernetes"
+        say(
+            f"note: {group.instance_type} is not started: the platform is local, so all runs on "
+            f"this machine, and the records have that name; to start one: --platform {other}",
+            quiet=quiet,
+        )
 
 
 def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
@@ -45,20 +65,17 @@ def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
         say(f"profile on {lines[0]}", quiet=quiet)
     most = workload.constraints.max_usd_per_hour
     limit = (
-        f"at most ${most:.2f} per hour"
+        f"at most {usd(most)} per hour"
         if most
         else "without a limit: set constraints.max_usd_per_hour"
     )
     say(f"then the training, on the cluster that the run decides on; {limit}", quiet=quiet)
-    _ask(assume_yes=assume_yes, quiet=quiet)
+    _ask(assume_yes=assume_yes or quiet)
 
 
-def _ask(*, assume_yes: bool, quiet: bool) -> None:
-    if assume_yes or quiet or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return
-    print("start it? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UsageError("not started: you said no", fix="use --yes to start without this question")
+def _ask(*, assume_yes: bool) -> None:
+    refused = UsageError("not started: you said no", fix="use --yes to start without this question")
+    ask("start it", assume_yes=assume_yes, refused=refused)
 
 
 def bill(
@@ -69,10 +86,10 @@ def bill(
     decision: Decision | None,
 ) -> list[str]:
     """Returns the lines on the job's cost per hour and to start, its prediction, and break-even."""
-    usd = catalog.usd_per_hour(groups)
+    price = catalog.usd_per_hour(groups)
     lines = [
         f"{workload.platform}: {describe(groups)}"
-        + (", the price is not known" if usd is None else f", ${usd:.2f} per hour in total")
+        + (", the price is not known" if price is None else f", {usd(price)} per hour in total")
     ]
     is_chosen = decision is not None and decision.plan.groups == tuple(groups)
     plan = decision.plan if decision and is_chosen else None
@@ -81,11 +98,11 @@ def bill(
     keep = next((p.predicted for p in plans if p.action == "keep"), None)
     if promise:
         lines.append(_promise(promise))
-    if usd is not None:
-        start = usd * START_UP_SECONDS / 3600
+    if price is not None:
+        start = price * START_UP_SECONDS / 3600
         lines.append(
             f"start-up: all hosts for about {START_UP_SECONDS / 60:.0f} min before the first step, "
-            f"${start:.2f} (an estimate)"
+            f"{usd(start)} (an estimate)"
         )
     if promise and keep and plan and plan.action != "keep":
         lines.append(break_even_words(promise, keep))
@@ -95,9 +112,9 @@ def bill(
 def _promise(promise: Predicted) -> str:
     total = ""
     if promise.total_hours is not None and promise.total_usd is not None:
-        total = f"; the whole training {promise.total_hours:.2f} h, ${promise.total_usd:.2f}"
+        total = f"; the whole training {promise.total_hours:.2f} h, {usd(promise.total_usd)}"
     return (
-        f"predicted: {promise.step_seconds * 1000:.1f} ms per step "
-        f"({promise.step_seconds_low * 1000:.1f} to {promise.step_seconds_high * 1000:.1f}), "
+        f"predicted: {ms(promise.step_seconds)} per step "
+        f"({ms(promise.step_seconds_low)} to {ms(promise.step_seconds_high)}), "
         f"{promise.speedup:.2f} times as fast{total}"
     )

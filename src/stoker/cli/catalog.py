@@ -9,10 +9,12 @@ import typer
 
 from stoker.cli.options import AsJson, Prices, writable_file
 from stoker.cli.progress import say
-from stoker.errors import UsageError
+from stoker.errors import PlatformError, UsageError
 
 if TYPE_CHECKING:
-    from stoker.catalog.table import Table
+    from stoker.catalog.catalog import Table
+    from stoker.catalog.refresh import RenewedTable
+    from stoker.platforms.aws import Aws
 
 
 def catalog_verb(
@@ -79,8 +81,6 @@ def catalog_verb(
     _check(action, from_cluster=from_cluster, region=region)
     if not from_cluster:
         _check_aws(context=context, pool_label=pool_label, prices=prices)
-        from stoker.cli.catalog_refresh import refresh_from_aws
-
         refresh_from_aws(region=region, out=out, as_json=as_json, today=date.today())
         return
     _refresh_pools(
@@ -146,8 +146,8 @@ def _refresh_pools(
         pods = pods_of_node(cluster, pool.nodes[0])
         if pods is None:
             notes.append(
-                "what daemons request is not known, for want of the right to list pods in all "
-                "namespaces: half a core and 1 GiB per node are left to them"
+                "what daemons request is not known, as you may not list pods in all namespaces: "
+                "half a core and 1 GiB per node are left to them"
             )
             break
         daemons[pool.name] = daemon_requests(pods)
@@ -173,9 +173,114 @@ def _refresh_pools(
 
 def _earlier(out: Path | None) -> "Table | None":
     """Reads the pools file, if there is one."""
-    from stoker.catalog.table import parse_table
+    from stoker.catalog.catalog import parse_table
     from stoker.records import read_text
 
     if out is None or not out.is_file():
         return None
     return parse_table(read_text(out), platform="kubernetes", source=str(out))
+
+
+def refresh_from_aws(*, region: str | None, out: Path | None, as_json: bool, today: date) -> None:
+    """Writes the table to `out` or stdout, and prints what was not found.
+
+    Raises:
+        PlatformError: If AWS refuses or cannot be reached, or lists no price of the region.
+    """
+    from stoker.platforms.aws import Aws, AwsError, failed, price_list_region
+    from stoker.records import write_text
+
+    aws = Aws(region=region)
+    where = region or aws.region
+    pricing = Aws(region=price_list_region(where))
+    say(f"prices of {where}: reading AWS's price list, which takes a minute", quiet=as_json)
+    try:
+        table, notes = refreshed(aws, pricing, region=where, today=today)
+    except AwsError as err:
+        fix = (
+            err.fix
+            or "try again later; the table that came with stoker still works: stoker catalog"
+        )
+        raise failed(err.what, err.action, where=err.where, code=err.code, fix=fix) from err
+    if out:
+        write_text(out, table.csv())
+    elif not as_json:
+        print(table.csv(), end="")
+    if as_json:
+        document = {
+            "region": where,
+            "priced_on": today.isoformat(),
+            "types": len(table.rows),
+            "priced": {"sagemaker": table.priced[0], "ec2": table.priced[1]},
+            "notes": notes,
+            "file": str(out or ""),
+        }
+        print(json.dumps(document, indent=2))
+        return
+    for note in notes:
+        say(f"note: {note}", quiet=False)
+    if out:
+        print(
+            f"{len(table.rows)} types, {table.priced[0]} with today's SageMaker price, "
+            f"{table.priced[1]} with today's EC2 price\nwritten: {out}\n"
+            f"next: stoker decide profile.json --prices {out}"
+        )
+
+
+def refreshed(
+    aws: "Aws", pricing: "Aws", *, region: str, today: date
+) -> "tuple[RenewedTable, list[str]]":
+    """Returns the table, and notes on what was not found.
+
+    Args:
+        aws: The account, in the region.
+        pricing: The account, in a region that has the price list.
+        region: Region of the prices.
+        today: Date of the prices.
+
+    Raises:
+        PlatformError: If AWS refuses or cannot be reached, or lists no price of the region.
+    """
+    from stoker.catalog.refresh import (
+        ec2_filters,
+        ec2_prices,
+        machines,
+        renewed,
+        shipped_text,
+        shipped_types,
+        training_filters,
+        training_prices,
+    )
+    from stoker.platforms.aws import AwsError, described_types, products, trainable_types
+
+    training = training_prices(
+        products(pricing, service="AmazonSageMaker", filters=training_filters(region)),
+        region=region,
+    )
+    if not training.usd:
+        raise PlatformError(
+            f"AWS's price list has no training prices for {region}",
+            where="pricing:GetProducts, service AmazonSageMaker",
+            fix="check the region's name",
+        )
+    ec2 = ec2_prices(
+        products(pricing, service="AmazonEC2", filters=ec2_filters(region)), region=region
+    )
+    notes: list[str] = []
+    try:
+        described = machines(described_types(aws, shipped_types()))
+    except AwsError as err:
+        if not err.is_denied:
+            raise
+        described = {}
+        notes.append(f"the sizes are those that came with stoker: {err.what}")
+    table = renewed(
+        shipped_text(),
+        region=region,
+        training=training,
+        ec2=ec2,
+        described=described,
+        trainable=trainable_types(aws),
+        today=today,
+    )
+    return table, [*notes, *table.notes]

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.options import AsJson, NativeDecision, Overrides, WorkloadFile, writable_file
+from stoker.cli.options import (
+    AsJson,
+    NativeDecision,
+    Overrides,
+    TargetName,
+    WorkloadFile,
+    writable_file,
+)
 from stoker.cli.progress import say
 from stoker.errors import UsageError
 
@@ -18,9 +25,7 @@ _TARGETS = ("sagemaker", "kubeflow")
 
 
 def compile_verb(
-    target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="sagemaker or kubeflow.", show_default=False)
-    ],
+    target: TargetName,
     workload: WorkloadFile,
     *,
     out: Annotated[
@@ -55,23 +60,16 @@ def compile_verb(
     as_json: AsJson = False,
 ) -> None:
     """Compiles the pipeline of a workload to a file, without network."""
-    from stoker.orchestrators.sagemaker.compile import compile_pipeline
-    from stoker.records import Decision, nearest, read_json, write_text
+    from stoker.records import nearest, write_text
     from stoker.settings import read_workload
 
     if target not in _TARGETS:
         raise UsageError(f"there is no target {target}", fix=nearest(target, _TARGETS))
     is_kubeflow = target == "kubeflow"
     record = read_workload(workload, overrides=overrides or ())
-    if is_kubeflow:
-        compiled = _for_kubeflow(record, train_step=train_step, decision=decision)
-    else:
-        compiled = compile_pipeline(
-            record,
-            train_step=train_step,
-            decision=read_json(decision, Decision) if decision else None,
-            components=components,
-        )
+    compiled = compiled_for(
+        target, record, train_step=train_step, decision=decision, components=components
+    )
     write_text(out, compiled.definition)
     files = _write_components(record, components) if is_kubeflow and components else []
     defaults = {
@@ -93,17 +91,40 @@ def compile_verb(
     say(f"next:      stoker upload {target} {workload}", quiet=False)
 
 
-def _for_kubeflow(record: "Workload", *, train_step: str, decision: Path | None) -> "Compiled":
-    from stoker.orchestrators.kubeflow.compile import compile_kubeflow
+def compiled_for(
+    target: str,
+    workload: "Workload",
+    *,
+    train_step: str,
+    decision: Path | None,
+    components: Path | None = None,
+) -> "Compiled":
+    """Compiles the pipeline of a workload for the target; `components` are for SageMaker.
 
-    if train_step != "launched" or decision:
-        raise UsageError(
-            "--train-step native and --decision are only for sagemaker: on Kubeflow each run "
-            "trains on its own decision",
-            where="--train-step, --decision",
-            fix="leave them out",
-        )
-    return compile_kubeflow(record)
+    Raises:
+        UsageError: If the workload lacks what the pipeline needs, or a flag is not for the target.
+    """
+    from stoker.records import Decision, read_json
+
+    if target == "kubeflow":
+        if train_step != "launched" or decision:
+            raise UsageError(
+                "--train-step native and --decision are only for sagemaker: on Kubeflow each run "
+                "trains on its own decision",
+                where="--train-step, --decision",
+                fix="leave them out",
+            )
+        from stoker.orchestrators.kubeflow.compile import compile_kubeflow
+
+        return compile_kubeflow(workload)
+    from stoker.orchestrators.sagemaker.compile import compile_pipeline
+
+    return compile_pipeline(
+        workload,
+        train_step=train_step,
+        decision=read_json(decision, Decision) if decision else None,
+        components=components,
+    )
 
 
 def _write_components(record: "Workload", folder: Path) -> list[Path]:

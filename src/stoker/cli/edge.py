@@ -1,22 +1,30 @@
-"""The process edge turns errors and signals into exit codes and three lines of text."""
+"""The process edge turns errors and signals into exit codes and three lines of text.
 
+It also handles an output pipe that its reader closes, as `stoker catalog | head -1` does: a command
+that only prints ends then, without an error; a training goes on, and its later output is dropped.
+"""
+
+import io
 import os
 import signal
+import stat
 import sys
 import traceback
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
-from stoker.cli.closed_pipes import ReaderGoneError, guard_standard_streams
-from stoker.cli.exit_codes import (
-    EXIT_BUG,
+from stoker.errors import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
-    EXIT_USAGE,
+    StokerError,
     TerminatedError,
+    UsageError,
 )
-from stoker.errors import StokerError, UsageError
 from stoker.logs import printable
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 
 _LINES = "\n\t"
 
@@ -43,7 +51,7 @@ def main() -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Runs one command line and gives its exit code; prints errors to stderr."""
     # Imported here: a launcher needs no parser.
-    from stoker.cli.app import app
+    from stoker.cli.app import VERBS, app_for
 
     debug = "--debug" in arguments
     if arguments[:1] == ["help"]:
@@ -51,16 +59,17 @@ def run(arguments: list[str]) -> int:
     try:
         _refuse_unprintable(arguments)
         # As the object of the context: verbs print how to go on, with the words that were typed.
-        code = app(args=arguments, prog_name="stoker", standalone_mode=False, obj=arguments)
+        code = app_for(*arguments[:1])(
+            args=arguments, prog_name="stoker", standalone_mode=False, obj=arguments
+        )
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except _usage_error() as err:
         message = err.format_message().rstrip(".")
         if message.startswith("Usage:"):
-            return _say(message, code=EXIT_USAGE)
-        verbs = [each.name for each in app.registered_commands]
-        verb = f" {arguments[0]}" if arguments and arguments[0] in verbs else ""
-        return _say(f"error: {message}\ntry:   stoker{verb} --help", code=EXIT_USAGE)
+            return _say(message, code=UsageError.exit_code)
+        verb = f" {arguments[0]}" if arguments and arguments[0] in VERBS else ""
+        return _say(f"error: {message}\ntry:   stoker{verb} --help", code=UsageError.exit_code)
     except KeyboardInterrupt:
         return _say("interrupted; everything that ran was told to stop", code=EXIT_INTERRUPTED)
     except TerminatedError:
@@ -80,12 +89,12 @@ def run(arguments: list[str]) -> int:
             return _say(
                 f"error: a name that is not UTF-8: {printable(str(err.object))[:200]}\n"
                 f"where: folder {printable(os.getcwd())}\ntry:   rename it",
-                code=EXIT_USAGE,
+                code=UsageError.exit_code,
             )
         return _say(
             f"error: {type(err).__name__}: {err}\nwhere: inside stoker: this is a bug\n"
             "try:   run it again with --debug, and report the traceback",
-            code=EXIT_BUG,
+            code=StokerError.exit_code,
         )
 
 
@@ -112,15 +121,15 @@ def _launch(arguments: list[str]) -> int:
     if not command or command[0] in ("-h", "--help"):
         print(
             "Usage: stoker launch -- CMD\n       stoker launch train\n\n"
-            "  Starts this host's part of a job; `train` stands for the command that the job names."
+            "  Starts this host's part of a job; `train` means the command that the job names."
         )
-        return 0 if command else EXIT_USAGE
+        return 0 if command else UsageError.exit_code
     try:
         from stoker.settings import from_environment
 
         if from_environment().profile_file:
             # Imported only for a profile: it needs the statistics of the profile.
-            from stoker.cli.profile_job import launch_profile
+            from stoker.profile.entrypoint import launch_profile
 
             return launch_profile(command, os.environ)
         from stoker.launch import launch
@@ -137,3 +146,61 @@ def _say(text: str, *, code: int) -> int:
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
     raise TerminatedError
+
+
+# These verbs do work that goes on when nobody reads their output; all others only print.
+_WORKING_VERBS = ("run", "profile", "train", "start", "upload")
+
+
+class ReaderGoneError(BaseException):
+    """The reader of this command's output has gone."""
+
+
+def guard_standard_streams(arguments: list[str]) -> None:
+    """Replaces sys.stdout and sys.stderr where they are pipes.
+
+    Args:
+        arguments: The command line, whose verb decides what a closed pipe means.
+    """
+    goes_on = any(verb in arguments[:1] for verb in _WORKING_VERBS)
+    sys.stdout = _guarded(sys.stdout, goes_on=goes_on)
+    # A person who closes stderr has read enough of it; the command goes on.
+    sys.stderr = _guarded(sys.stderr, goes_on=True)
+
+
+def _guarded(stream: TextIO, *, goes_on: bool) -> TextIO:
+    """Returns the stream, or one that handles a closed pipe in its place."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    try:
+        mode = os.fstat(stream.fileno()).st_mode
+    except (OSError, ValueError):
+        return stream
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return stream
+    raw = _Pipe(stream.fileno(), goes_on=goes_on)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+class _Pipe(io.FileIO):
+    def __init__(self, descriptor: int, *, goes_on: bool) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._goes_on = goes_on
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Writes; after the reader has gone, this and all later output is dropped."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            if self._goes_on:
+                return len(memoryview(data).cast("B"))
+            raise ReaderGoneError from None

@@ -66,8 +66,13 @@ def evaluate_verb(
 
     The record is evaluation.json, unless --out names another file.
     """
-    from stoker.cli.outputs import EVALUATE_PARAMETERS, deliver, outputs_of, told_of_evaluation
-    from stoker.cli.verdicts import exit_code_of
+    from stoker.cli.outputs import (
+        EVALUATE_PARAMETERS,
+        deliver,
+        exit_code_of,
+        outputs_of,
+        told_of_evaluation,
+    )
     from stoker.cli.workloads import read_with_params
     from stoker.evaluate import evaluate, summary
     from stoker.platforms.aws import Aws
@@ -105,7 +110,7 @@ def evaluate_verb(
     )
     if report:
         # Imports the templates of the page: only where a report is wanted.
-        from stoker.cli.report_files import report_of_records
+        from stoker.cli.report import report_of_records
 
         report_of_records(
             report,

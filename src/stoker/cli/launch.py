@@ -10,6 +10,6 @@ def launch_verb(
     command: Annotated[list[str], typer.Argument(metavar="-- CMD", help="The training command.")],
 ) -> int:
     """Starts this host's part of a job; the entry point of the image."""
-    from stoker.cli.profile_job import launch_profile
+    from stoker.profile.entrypoint import launch_profile
 
     return launch_profile(command, os.environ)

@@ -7,7 +7,7 @@ import inspect
 import os
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Protocol, cast
+from typing import Annotated, Protocol
 
 import typer
 
@@ -21,15 +21,14 @@ class Verb(Protocol):
         """Runs the verb with the values that the command line names."""
 
 
-def with_options(function: object) -> Verb:
+def with_options(verb: Verb) -> Verb:
     """Returns the verb in the form that typer reads: with one parameter for each option.
 
     Adds --debug, which `stoker.cli.edge` reads from the command line.
 
     Args:
-        function: A verb; some of its parameters may be dataclasses whose fields are options.
+        verb: Some of its parameters may be dataclasses whose fields are options.
     """
-    verb = cast("Verb", function)
     groups = {}
     options: list[inspect.Parameter] = []
     for parameter in inspect.signature(verb).parameters.values():
@@ -103,6 +102,9 @@ Words = Annotated[
 ]
 WorkloadFile = Annotated[
     str, typer.Argument(metavar="WORKLOAD", help="The workload file (.yaml).", show_default=False)
+]
+TargetName = Annotated[
+    str, typer.Argument(metavar="TARGET", help="sagemaker or kubeflow.", show_default=False)
 ]
 NativeDecision = Annotated[
     Path | None,

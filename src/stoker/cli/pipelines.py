@@ -1,38 +1,47 @@
-"""The verbs of compiled pipelines are upload, start, schedule, status, logs and stop."""
+"""The verbs of compiled pipelines are upload, start, schedule, status, logs and stop.
+
+A run, its steps and its schedules are shown in lines, or as JSON.
+"""
 
 import json
 import shlex
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.exit_codes import EXIT_INTERRUPTED, EXIT_TERMINATED, TerminatedError
-from stoker.cli.options import AsJson, NativeDecision, Overrides, Params, WorkloadFile, Yes
-from stoker.cli.progress import say
-from stoker.cli.run_lines import change_line, document, schedule_line, tree
-from stoker.errors import UsageError
+from stoker.cli.options import (
+    AsJson,
+    NativeDecision,
+    Overrides,
+    Params,
+    TargetName,
+    WorkloadFile,
+    Yes,
+)
+from stoker.cli.progress import ask, say
+from stoker.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, TerminatedError, UsageError
+from stoker.text import duration
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from stoker.orchestrators.base import (
         Orchestrator,
-        Pipeline,
         RunState,
+        Schedule,
         Started,
         StepState,
         Timing,
         UploadPlan,
     )
     from stoker.orchestrators.kubeflow.runs import RunOptions
-    from stoker.records import Decision, Json, Workload
+    from stoker.records import Json, Workload
 
-TargetName = Annotated[
-    str, typer.Argument(metavar="TARGET", help="sagemaker or kubeflow.", show_default=False)
-]
+
 RunName = Annotated[
     str,
     typer.Argument(
@@ -226,17 +235,19 @@ def upload_verb(
     yes: Yes = False,
 ) -> None:
     """Creates or updates the pipeline, after showing what changes."""
-    from stoker.records import Decision, read_json
+    from stoker.cli.compile import compiled_for
 
     of = workload_of(workload, overrides=overrides or ())
     service = reach.target(target, workload=of)
-    decided = read_json(decision, Decision) if decision else None
-    compiled = _compiled(service.name, of, train_step=train_step, decision=decided)
+    compiled = compiled_for(service.name, of, train_step=train_step, decision=decision)
     plan = service.plan(compiled)
     for line in _plan_lines(plan):
         say(line, quiet=as_json)
     if plan.exists and plan.changes:
-        _confirm(plan, assume_yes=yes or as_json)
+        refused = UsageError(
+            "not updated: you said no", fix="use --yes to update without this question"
+        )
+        ask(f"update {plan.pipeline.name}", assume_yes=yes or as_json, refused=refused)
     done = service.upload(plan)
     if as_json:
         uploaded: dict[str, Json] = {
@@ -507,25 +518,6 @@ def workload_of(file: str, *, overrides: Sequence[str]) -> "Workload":
     return resolve([file], overrides=overrides)
 
 
-def _compiled(
-    target: str, workload: "Workload", *, train_step: str, decision: "Decision | None"
-) -> "Pipeline":
-    if target == "kubeflow":
-        if train_step != "launched" or decision is not None:
-            raise UsageError(
-                "--train-step native and --decision are only for sagemaker: on Kubeflow each run "
-                "trains on its own decision",
-                where="--train-step, --decision",
-                fix="leave them out",
-            )
-        from stoker.orchestrators.kubeflow.compile import compile_kubeflow
-
-        return compile_kubeflow(workload, folder=Path.cwd())
-    from stoker.orchestrators.sagemaker.compile import compile_pipeline
-
-    return compile_pipeline(workload, train_step=train_step, decision=decision, folder=Path.cwd())
-
-
 def _plan_lines(plan: "UploadPlan") -> list[str]:
     name = plan.pipeline.name
     lines = [f"input:   {uri}" for uri in plan.missing]
@@ -534,16 +526,6 @@ def _plan_lines(plan: "UploadPlan") -> list[str]:
     if not plan.changes:
         return [f"pipeline {name}: no change", *lines]
     return [f"pipeline {name} changes:", *(f"  {line}" for line in plan.changes), *lines]
-
-
-def _confirm(plan: "UploadPlan", *, assume_yes: bool) -> None:
-    if assume_yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return
-    print(f"update {plan.pipeline.name}? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UsageError(
-            "not updated: you said no", fix="use --yes to update without this question"
-        )
 
 
 def _wait(target: "Orchestrator", started: "Started", *, as_json: bool, where: str) -> int:
@@ -595,3 +577,100 @@ def _timing(target: str, *, cron: str | None, every: str, time_zone: str) -> "Ti
         expression=cron_expression(cron) if cron is not None else rate_expression(every),
         time_zone=checked_zone(time_zone),
     )
+
+
+_NAME = 24
+_KIND = 14
+_REASON = 400
+
+
+def tree(state: "RunState", *, target: str, now: datetime, where: str = "") -> Iterator[str]:
+    """Yields the run and its steps, one line each, with reasons, pages and logs below.
+
+    Args:
+        now: Time in UTC.
+        where: Flags with which the next commands reach the target, with a blank in front.
+    """
+    yield f"{state.run}  {state.status}{_took(state.began, state.ended, now)}"
+    if state.reason:
+        yield f"  why:  {_short(state.reason)}"
+    if state.url:
+        yield f"  page: {state.url}"
+    for name, value in (state.parameters or {}).items():
+        yield f"  with: {name} = {_short(value)}"
+    for step in state.steps:
+        yield from _step(step, now=now)
+        if step.status == "failed" and step.job and state.pipeline:
+            # A job that a step started has groups of hosts; logs of the step itself have its name.
+            own = "" if step.name.startswith("job ") else f" --group {step.name}"
+            yield f"{'  ' * step.depth}    logs: stoker logs {target} {state.run}{own}{where}"
+
+
+def change_line(step: "StepState", *, now: datetime) -> str:
+    """Returns a step that changed, in one line."""
+    outcome = f", {step.outcome}" if step.outcome else ""
+    reason = f": {_short(step.reason)}" if step.reason else ""
+    return f"{now.astimezone():%H:%M:%S}  {step.name:<{_NAME}} {step.status}{outcome}{reason}"
+
+
+def schedule_line(schedule: "Schedule") -> str:
+    """Describes a schedule: its name, when it runs, next when, and with what."""
+    zone = schedule.timing.time_zone
+    if not schedule.is_on:
+        following = "off"
+    elif schedule.next_run is None:
+        following = "next: see the console"
+    else:
+        following = f"next {schedule.next_run:%Y-%m-%d %H:%M} UTC"
+    values = ", ".join(f"{name}={value}" for name, value in schedule.parameters.items())
+    note = f"  ({schedule.note})" if schedule.note else ""
+    return (
+        f"{schedule.name:<{_NAME}} {schedule.timing.expression}  {zone}  {following}"
+        f"  {values or 'defaults'}{note}"
+    )
+
+
+def document(value: "DataclassInstance") -> "dict[str, Json]":
+    """Returns a value as JSON: times as ISO 8601."""
+    return {key: _plain(item) for key, item in asdict(value).items()}
+
+
+def _step(step: "StepState", *, now: datetime) -> Iterator[str]:
+    indent = "  " * step.depth
+    name = f"{indent}{step.name}"
+    words: list[str] = [step.status]
+    if step.outcome:
+        words.append(f"→ {step.outcome}")
+    if step.is_cached:
+        words.append("(an earlier run's result)")
+    if step.attempts > 1:
+        words.append(f"(attempt {step.attempts})")
+    text = f"{name:<{_NAME}} {step.kind:<{_KIND}} {' '.join(words)}"
+    yield text.rstrip() + _took(step.began, step.ended, now)
+    below = f"{indent}    "
+    if step.reason:
+        yield f"{below}why:  {_short(step.reason)}"
+    if step.url:
+        yield f"{below}page: {step.url}"
+
+
+def _took(began: datetime | None, ended: datetime | None, now: datetime) -> str:
+    if began is None:
+        return ""
+    took: timedelta = (ended or now) - began
+    return f"  {duration(took.total_seconds())}"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _REASON else line[: _REASON - 1] + "…"
+
+
+def _plain(value: object) -> "Json":
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, bool | int | float | str) else None

@@ -20,6 +20,7 @@ from stoker.cli.options import (
 from stoker.cli.progress import relative, say, step_line
 from stoker.errors import UsageError
 from stoker.logs import parse_line
+from stoker.text import ms, percentage
 
 if TYPE_CHECKING:
     from stoker.cli.outputs import Outputs
@@ -75,7 +76,7 @@ def profile_verb(
     unless --out names another file.
     """
     from stoker.catalog import catalog_of
-    from stoker.cli.billing import confirm
+    from stoker.cli.billing import confirm, say_unused_types
     from stoker.cli.outputs import deliver, outputs_of, told_of_profile
     from stoker.cli.workloads import new_run_dir, region_of, resolve
     from stoker.platforms import platform_named
@@ -107,9 +108,11 @@ def profile_verb(
         raise refused
     workload = resolve(words or (), overrides=sets, params=params or ())
     cluster = _cluster(workload, is_command=workload.command == tuple(words or ()))
+    today = [Group.of_today(cluster.dnn)]
+    say_unused_types(workload, today, quiet=as_json)
     confirm(
         workload,
-        [Group.of_today(cluster.dnn)],
+        today,
         catalog=catalog_of(workload),
         decision=None,
         assume_yes=yes,
@@ -199,11 +202,11 @@ def _loader(values: Mapping[str, str]) -> str:
 
 
 def _share(values: Mapping[str, str]) -> str:
-    return f"{float(values['wait_share']):.0%}"
+    return percentage(float(values["wait_share"]))
 
 
 def _ms(seconds: str) -> str:
-    return f"{float(seconds) * 1000:.1f} ms"
+    return ms(float(seconds))
 
 
 _WORDS: Mapping[str, tuple[str, Callable[[Mapping[str, str]], str]]] = {
@@ -236,7 +239,7 @@ def observe(
     from stoker.platforms.aws import Aws
     from stoker.platforms.sagemaker.cloudwatch import describe_job, observe_job
     from stoker.profile import explain
-    from stoker.profile.job import observed_profile, steps_in
+    from stoker.profile.observed_job import observed_profile, steps_in
 
     lines = _lines_of(logs) if logs else None
     steps = steps_in(lines, source=str(logs)) if lines is not None else None

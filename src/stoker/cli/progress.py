@@ -16,7 +16,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker.errors import UsageError
 from stoker.logs import LogEvent, parse_line
+from stoker.text import ms, percentage
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -136,6 +138,19 @@ def say(text: str, *, quiet: bool) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def ask(question: str, *, assume_yes: bool, refused: UsageError) -> None:
+    """Asks whether to go on; without a terminal there is no question.
+
+    Raises:
+        UsageError: `refused`, if the person says no.
+    """
+    if assume_yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    print(f"{question}? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise refused
+
+
 def step_line(verb: str, text: str, seconds: float | None) -> str:
     """Returns `verb  what came of it ...... 12.3 s`: the time at the right, long words wrapped."""
     right = "" if seconds is None else f"{seconds:.1f} s"
@@ -168,7 +183,7 @@ class Follow:
         for text in self._news.take(event):
             self._show(text)
         if event.event in _WARNINGS:
-            # Shown once, whatever the number of ranks that log it.
+            # Shown once, however many ranks log it.
             text = event.values.get("text", "")
             if text not in self._warned:
                 self._warned.add(text)
@@ -185,7 +200,7 @@ class Follow:
     def progress(self, progress: "LoggedProgress") -> None:
         """Shows how far the run is."""
         wait = progress.wait_seconds / progress.step_seconds if progress.step_seconds else 0.0
-        words = f"{progress.step_seconds * 1000:.1f} ms per step, {wait:.0%} of it waiting"
+        words = f"{ms(progress.step_seconds)} per step, {percentage(wait)} of it waiting"
         if self._bar and self._task is not None:
             self._bar.update(
                 self._task, completed=progress.steps, total=progress.total_steps, words=words

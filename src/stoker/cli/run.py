@@ -1,12 +1,32 @@
 """`stoker run` runs the four components in a row, with their records in one folder."""
 
-from typing import Annotated
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stoker.cli.options import AsJson, Overrides, Prices, WorkloadFile, Yes
 from stoker.cli.progress import relative, say, step_line
 from stoker.errors import StokerError, UsageError
+from stoker.logs import printable
+
+if TYPE_CHECKING:
+    from stoker.records import Decision, Evaluation, Group, Profile, Training, Workload
+    from stoker.records.base import RecordT
+
+_LINES = "\n\t"
+_RECORD_OF = {
+    "profile": "profile",
+    "decide": "decision",
+    "train": "training",
+    "evaluate": "evaluation",
+}
+STEPS = tuple(_RECORD_OF)
 
 
 def run_verb(
@@ -31,20 +51,13 @@ def run_verb(
 
     All records, logs and the report are in a new folder, runs/NAME-DATE-TIME.
     """
-    from stoker.cli.chain import (
-        STEPS,
-        Chain,
-        forget_later,
-        fresh_run_dir,
-        needed_files,
-        report_of_chain,
-        say_stopped,
-        steps,
-    )
-    from stoker.cli.workloads import latest_run_dir, resolve
-    from stoker.records import nearest, to_json
+    from stoker.cli.billing import say_unused_types
+    from stoker.cli.workloads import latest_run_dir, resolve, todays_cluster
+    from stoker.records import Group, nearest, to_json
 
     record = resolve([workload], overrides=overrides or ())
+    today = todays_cluster(record).dnn
+    say_unused_types(record, [Group.of_today(today)], quiet=as_json)
     if from_step is not None and from_step not in STEPS:
         raise UsageError(f"--from {from_step} is not a step", fix=nearest(from_step, STEPS))
     first = STEPS.index(from_step) if from_step else 0
@@ -78,3 +91,198 @@ def run_verb(
     say(step_line("report", relative(report), None), quiet=as_json)
     say(f"next:      stoker run {workload} --from train     to train again", quiet=as_json)
     return code
+
+
+@dataclass(slots=True, kw_only=True)
+class Chain:
+    """One run of the chain; `run_dir` holds what is done."""
+
+    workload: "Workload"
+    source: str
+    run_dir: Path
+    first: int
+    prices: Path | None
+    quiet: bool
+    assume_yes: bool
+    arguments: Sequence[str]
+    doing: str = STEPS[0]
+
+    def step(
+        self,
+        name: str,
+        kind: "type[RecordT]",
+        make: "Callable[[], RecordT]",
+        words: "Callable[[RecordT], str]",
+    ) -> "RecordT":
+        """Makes the step's record and writes it, or reads the earlier one.
+
+        Args:
+            name: One of STEPS.
+            kind: Class of the record.
+            make: Does the step; `train` writes its record itself.
+            words: The record in one line.
+        """
+        from stoker.records import read_json, write_json
+
+        file = self.run_dir / f"{_RECORD_OF[name]}.json"
+        if STEPS.index(name) < self.first:
+            record = read_json(file, kind)
+            say(step_line(name, f"re-used: {words(record)}", None), quiet=self.quiet)
+            return record
+        began, self.doing = time.monotonic(), name
+        record = make()
+        if name != "train":
+            write_json(file, record)
+        took = time.monotonic() - began
+        say(step_line(name, words(record), took), quiet=self.quiet)
+        return record
+
+
+def say_stopped(chain: Chain) -> None:
+    """Says what is kept of a chain that was stopped before or after its training."""
+    from stoker.cli.train import command_line
+
+    if chain.doing == "train":
+        # `keep_stopped` has printed it.
+        return
+    done = STEPS[: STEPS.index(chain.doing)]
+    kept = ", ".join(relative(chain.run_dir / f"{_RECORD_OF[step]}.json") for step in done)
+    again = command_line(chain.arguments, from_step=chain.doing if done else None)
+    say(f"stopped in {chain.doing}\nkept:  {kept or 'nothing'}\nagain: {again}", quiet=chain.quiet)
+
+
+def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
+    """Runs the steps; returns the exit code, and the evaluation if the training succeeded."""
+    from stoker.catalog import catalog_of
+    from stoker.cli.billing import confirm
+    from stoker.cli.outputs import (
+        decision_words,
+        evaluation_words,
+        exit_code_of,
+        free_advice,
+        profile_words,
+        training_words,
+    )
+    from stoker.cli.train import command_line, train_and_keep
+    from stoker.cli.workloads import region_of, todays_cluster
+    from stoker.decide import decide
+    from stoker.evaluate import evaluate
+    from stoker.platforms import platform_named
+    from stoker.profile import profile
+    from stoker.records import Decision, Evaluation, Group, Profile, Training
+    from stoker.train import prepare
+
+    workload, run_dir = chain.workload, chain.run_dir
+    platform = platform_named(workload.platform, region=region_of(workload))
+    catalog = catalog_of(workload, chain.prices)
+
+    def ask(groups: "Sequence[Group]", decision: "Decision | None" = None) -> None:
+        confirm(
+            workload,
+            groups,
+            catalog=catalog,
+            decision=decision,
+            assume_yes=chain.assume_yes,
+            quiet=chain.quiet,
+        )
+
+    def measured() -> "Profile":
+        cluster = todays_cluster(workload)
+        ask([Group.of_today(cluster.dnn)])
+        return profile(
+            workload,
+            cluster=cluster,
+            platform=platform,
+            run_dir=run_dir / "profile",
+            name=f"{run_dir.name}-profile",
+            verdict_on_interrupt=False,
+        )
+
+    profiled = chain.step(
+        "profile",
+        Profile,
+        measured,
+        profile_words,
+    )
+    decision = chain.step(
+        "decide",
+        Decision,
+        lambda: decide(
+            profiled,
+            catalog=catalog,
+            constraints=workload.constraints,
+            training=workload.training,
+            feed=workload.feed,
+            today=date.today(),
+            workload_sha256=workload.digest(),
+            processes_per_host=todays_cluster(workload).dnn.processes_per_host,
+        ),
+        decision_words,
+    )
+    for text in free_advice(profiled, decision):
+        say(step_line("  free", text, None), quiet=chain.quiet)
+
+    def trained() -> "Training":
+        ask(decision.plan.groups, decision)
+        job = prepare(
+            workload=workload, groups=decision.plan.groups, run_dir=run_dir, decision=decision
+        )
+        return train_and_keep(
+            job,
+            platform=platform,
+            catalog=catalog,
+            decision=decision,
+            total_steps=workload.training.total_steps(),
+            out=None,
+            again=command_line(chain.arguments, from_step="train"),
+            quiet=chain.quiet,
+            echo=False,
+        )
+
+    training = chain.step("train", Training, trained, training_words)
+    if training.status != "succeeded":
+        say(
+            f"{printable(training.failure or '', keep=_LINES)}\nlogs: {relative(run_dir / 'logs')}",
+            quiet=chain.quiet,
+        )
+        return exit_code_of(training), None
+    evaluation = chain.step(
+        "evaluate",
+        Evaluation,
+        lambda: evaluate(workload=workload, profile=profiled, decision=decision, training=training),
+        evaluation_words,
+    )
+    return (0 if all(gate.passed for gate in evaluation.gates) else 3), evaluation
+
+
+def fresh_run_dir(workload: "Workload") -> Path:
+    """Makes the folder of a new run, with its workload."""
+    from stoker.cli.workloads import new_run_dir
+    from stoker.records import write_json, write_text
+
+    run_dir = new_run_dir(workload.name)
+    write_text(run_dir / "workload.sha256", workload.digest() + "\n")
+    write_json(run_dir / "workload.json", workload)
+    return run_dir
+
+
+def needed_files(first: int) -> tuple[str, ...]:
+    """Returns the records that an earlier run must have, to begin with step number `first`."""
+    return tuple(f"{_RECORD_OF[step]}.json" for step in STEPS[:first])
+
+
+def forget_later(run_dir: Path, first: int) -> None:
+    """Removes what the steps to come will write: an old record must not pass for a new one."""
+    for step in STEPS[first:]:
+        (run_dir / f"{_RECORD_OF[step]}.json").unlink(missing_ok=True)
+    if first <= STEPS.index("train"):
+        for folder in ("hosts", "logs"):
+            shutil.rmtree(run_dir / folder, ignore_errors=True)
+
+
+def report_of_chain(chain: Chain, *, failure: str | None = None) -> Path:
+    """Writes the report of the run, and returns its path."""
+    from stoker.cli.report import report_of_run
+
+    command = f"stoker run {chain.source}"
+    return report_of_run(chain.run_dir, workload=chain.workload, command=command, failure=failure)

@@ -1,9 +1,12 @@
-"""`stoker schema` prints what a record may hold, for other programs."""
+"""`stoker schema` prints what a record may hold, for editors and other languages."""
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from stoker.records import Json
 
 
 def schema_verb(
@@ -17,6 +20,21 @@ def schema_verb(
     ] = "",
 ) -> None:
     """Prints the JSON Schema of a record."""
-    from stoker.records import json_schema
-
     print(json.dumps(json_schema(record), indent=2))
+
+
+def json_schema(name: str) -> "dict[str, Json]":
+    """Returns the JSON Schema (2020-12) of a record.
+
+    Raises:
+        UsageError: If there is no record of that name.
+    """
+    import msgspec
+
+    from stoker.errors import UsageError
+    from stoker.records import RECORDS, nearest
+
+    if name not in RECORDS:
+        raise UsageError(f"no record is called {name}", fix=nearest(name, list(RECORDS)))
+    schema: dict[str, Json] = msgspec.json.schema(RECORDS[name])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

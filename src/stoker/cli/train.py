@@ -1,7 +1,11 @@
-"""`stoker train` runs a workload on a cluster, or prints the request for it."""
+"""`stoker train` runs a workload on a cluster, or prints the request for it.
+
+A training that Ctrl-C or SIGTERM stops keeps its record, and prints what is kept and how to go on.
+"""
 
 import json
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,12 +23,13 @@ from stoker.cli.options import (
     Words,
     Yes,
 )
-from stoker.cli.progress import say
+from stoker.cli.progress import following, relative, say
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
+    from stoker.catalog import Catalog
     from stoker.platforms.base import JobSpec, Platform, RequestT
-    from stoker.records import Json, KubernetesSettings, Workload
+    from stoker.records import Decision, Json, KubernetesSettings, Training, Workload
 
 _CleanUp = Callable[[str, "KubernetesSettings | None"], str]
 
@@ -105,16 +110,16 @@ def train_verb(
     import secrets
 
     from stoker.catalog import catalog_of
-    from stoker.cli.billing import confirm
+    from stoker.cli.billing import confirm, say_unused_types
     from stoker.cli.outputs import (
         TRAIN_PARAMETERS,
         deliver,
+        exit_code_of,
         kept_model,
         outputs_of,
         told_of_training,
+        training_words,
     )
-    from stoker.cli.stopping import command_line, train_and_keep
-    from stoker.cli.verdicts import exit_code_of, training_words
     from stoker.cli.workloads import (
         RUNS,
         groups_of,
@@ -127,7 +132,7 @@ def train_verb(
     from stoker.platforms import platform_named
     from stoker.platforms.local import write_secret
     from stoker.records import Decision, read_json
-    from stoker.records.training_facts import copied_to
+    from stoker.records.training import copied_to
     from stoker.train import prepare
 
     sets = [*(overrides or ()), *([f"platform={platform}"] if platform else ())]
@@ -163,6 +168,7 @@ def train_verb(
             replace_dataloader=replace_dataloader,
         )
 
+    say_unused_types(workload, chosen, quiet=as_json)
     if dry_run:
         print(_request_of(runs_on, prepared(RUNS / (name or "dry-run")), as_json=as_json))
         return 0
@@ -238,3 +244,93 @@ def _state(status: str) -> tuple[str, str]:
     error = found.get("error")
     message = error.get("message") if isinstance(error, Mapping) else None
     return str(found.get("state") or "unknown").lower(), str(message or "")
+
+
+def train_and_keep(
+    job: "JobSpec",
+    *,
+    platform: "Platform[object]",
+    catalog: "Catalog",
+    decision: "Decision | None",
+    total_steps: int | None,
+    out: Path | None,
+    again: str,
+    quiet: bool,
+    echo: bool,
+) -> "Training":
+    """Trains and shows how far it is; keeps the record of a training that is stopped.
+
+    Args:
+        job: What to train; its folder gets the record of a training that is stopped.
+        platform: The platform that runs the job.
+        catalog: Prices of that platform.
+        decision: The decision that predicted its time, if there is one.
+        total_steps: Steps of the whole training, if known.
+        out: Second file for the record of a training that is stopped.
+        again: The command that goes on after a stop.
+        quiet: Whether to show nothing.
+        echo: Whether to show the lines of the script, too.
+    """
+    from stoker.train import train
+
+    with following(quiet=quiet, echo=echo) as follow:
+        return train(
+            job,
+            platform=platform,
+            catalog=catalog,
+            decision=decision,
+            total_steps=total_steps,
+            on_line=follow.line,
+            on_progress=follow.progress,
+            on_stop=lambda stopped: keep_stopped(
+                stopped, run_dir=job.run_dir, out=out, again=again, quiet=quiet
+            ),
+        )
+
+
+def keep_stopped(
+    record: "Training", *, run_dir: Path, out: Path | None, again: str, quiet: bool
+) -> None:
+    """Copies the record of a stopped training, and prints what is kept and how to go on.
+
+    Args:
+        record: What was measured until then, as it is in the run's folder; status `stopped`.
+        run_dir: Folder of the run.
+        out: Second file for the record.
+        again: The command that goes on.
+        quiet: Whether to print nothing.
+
+    Raises:
+        UsageError: If the record cannot be written.
+    """
+    from stoker.cli.outputs import training_words
+    from stoker.records import write_json
+    from stoker.records.training import copied_to
+
+    files = [run_dir / "training.json", *([out] if out else [])]
+    if out:
+        write_json(out, copied_to(out, record, run_dir=run_dir))
+    say(
+        f"{training_words(record)}: all hosts have ended\n"
+        f"kept:  {', '.join(map(relative, files))} (status: stopped), "
+        f"{relative(run_dir / 'logs')}, and what the script saved\n"
+        f"again: {again}",
+        quiet=quiet,
+    )
+
+
+def command_line(arguments: Sequence[str], *, from_step: str | None = None) -> str:
+    """Returns the command line as a person would type it again.
+
+    Args:
+        arguments: The words after `stoker`.
+        from_step: Step for `--from`, which is replaced or added.
+    """
+    words = ["stoker", *arguments]
+    if from_step is not None:
+        if "--from" in words:
+            at = words.index("--from")
+            del words[at : at + 2]
+        words = [word for word in words if not word.startswith("--from=")]
+        words += ["--from", from_step]
+    return shlex.join(words)

@@ -1,10 +1,10 @@
 """States, fixes and warnings give advice next to the plans."""
 
-from stoker.decide.flow_chart import Walk, best_of
+from stoker.decide.choose import Walk, best_of, cluster
 from stoker.decide.pricing import Rules, why_unusable
-from stoker.decide.words import cluster
 from stoker.records import Advice, PlatformInfo, Prices, Profile
 from stoker.records.parts import WAITS
+from stoker.text import percentage
 
 # A state that is less of a step than this leaves enough for a plan to gain.
 _MIN_SHARE = 0.15
@@ -138,7 +138,8 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
             Advice(
                 id="offload-gpu",
                 text="Decode and augment on the accelerators (DALI, nvJPEG, torchvision v2).",
-                when=f"these operations exist there; they are busy {utilization:.0%} of a step",
+                when="these operations exist there; they are busy "
+                f"{percentage(utilization)} of a step",
             )
         )
     wider = best_of(found, ("scale_out",))
@@ -153,8 +154,8 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
             advice.append(
                 Advice(
                     id="more-accelerators",
-                    text=f"{cluster(wider)} would train on the same samples {-saved:.0%} cheaper, "
-                    "with another global batch.",
+                    text=f"{cluster(wider)} would train on the same samples {percentage(-saved)} "
+                    "cheaper, with another global batch.",
                     when="the training works with a larger batch",
                 )
             )

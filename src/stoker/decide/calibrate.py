@@ -45,9 +45,9 @@ def calibrate(runs: Iterable[EarlierRun], *, like: Profile, catalog: Catalog) ->
     """Returns the constants as earlier runs on hosts like the profiled ones correct them.
 
     Args:
-        runs: In any order; what does not match is passed over.
+        runs: Earlier runs in any order; those that do not match are left out.
         like: The profile that is to be decided on.
-        catalog: Of the platform that it will run on.
+        catalog: Catalog of the platform that it will run on.
     """
     found: dict[Constant, list[float]] = {"efficiency": [], "receive": []}
     for run in runs:

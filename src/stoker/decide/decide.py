@@ -17,8 +17,7 @@ from stoker.decide.candidates import (
     scale_up,
     tune,
 )
-from stoker.decide.choose import choose, objective_value, ranked
-from stoker.decide.flow_chart import Walk, walk
+from stoker.decide.choose import Walk, choose, objective_value, ranked, walk
 from stoker.decide.model import ClusterShape, Hosts, Work
 from stoker.decide.pricing import (
     Rules,
@@ -48,6 +47,7 @@ from stoker.records import (
     TrainingSize,
 )
 from stoker.records.parts import too_busy
+from stoker.text import percentage, usd
 
 _NOTHING = "no step was timed, so nothing can be predicted for another cluster"
 _CPU = "Is the CPU the limit?"
@@ -159,9 +159,9 @@ def _advice(
             advice.append(
                 Advice(
                     id="break-even",
-                    text=f"One {best.type} next to today's hosts ({best.usd_per_hour:.3f} $/hour) "
-                    f"would pay for itself from {ratio:.2f}x on; whether it gets there is not "
-                    "known.",
+                    text=f"One {best.type} next to today's hosts ({usd(best.usd_per_hour)} per "
+                    f"hour) would pay for itself from {ratio:.2f}x on; whether it gets there is "
+                    "not known.",
                 )
             )
     elif observed.suspect == "neither":
@@ -211,7 +211,7 @@ def _best_data_type(catalog: Catalog, constraints: Constraints) -> Instance | No
 
 
 def _percent(value: float | None) -> str:
-    return "not known" if value is None else f"{value:.0%}"
+    return "not known" if value is None else percentage(value)
 
 
 # Data types whose plans are listed: the best by the objective, and by the other one.

@@ -4,11 +4,10 @@ import math
 from collections.abc import Sequence
 
 from stoker.decide.calibrate import LEAST_RUNS
-from stoker.decide.choose import error_band, pareto_front
+from stoker.decide.choose import cluster, error_band, limit_words, limits, pareto_front, pays
 from stoker.decide.pricing import ASKED_FOR
-from stoker.decide.words import cluster, limit_words, limits, pays
 from stoker.records import Decision, Group, Plan, Prices
-from stoker.text import ms, wrapped
+from stoker.text import ms, percentage, usd, wrapped
 
 _MOST_ROWS = 12
 _MOST_OF_FRONT = 6
@@ -40,7 +39,7 @@ def _verdict(decision: Decision) -> str:
         return f"stoker does not help here: keep today's cluster. {_sentence(plan.reason)}"
     text = f"{plan.action}: {cluster(plan)}. {_sentence(plan.reason)}"
     if outcome is not None:
-        text += f" Sure to ±{error_band(outcome):.0%}."
+        text += f" Sure to ±{percentage(error_band(outcome))}."
     return text
 
 
@@ -51,16 +50,16 @@ def _limits(decision: Decision) -> list[str]:
     lines = [f"Today the limit is {limit}"]
     if keep is not None:
         lines[0] += (
-            f": {ms(keep.step_seconds)} per step, {keep.usd_per_1000_steps:.4g} $/1000 steps"
+            f": {ms(keep.step_seconds)} per step, {usd(keep.usd_per_1000_steps)} per 1000 steps"
         )
     outcome = decision.plan.predicted
     if decision.plan.action != "keep" and outcome is not None:
         lines.append(
             f"With the plan it is {limits(outcome)}: {ms(outcome.step_seconds)} per step "
             f"({ms(outcome.step_seconds_low)} to {ms(outcome.step_seconds_high)}), "
-            f"{outcome.usd_per_1000_steps:.4g} $/1000 steps"
+            f"{usd(outcome.usd_per_1000_steps)} per 1000 steps"
         )
-        busy = f"accelerators are busy {outcome.accelerator_utilization:.0%} of a step"
+        busy = f"accelerators are busy {percentage(outcome.accelerator_utilization)} of a step"
         lines.append(f"Break-even: {pays(outcome)}; {busy}")
     found = decision.calibration
     if found is not None and not found.runs:
@@ -201,9 +200,9 @@ def _times(speedup: float) -> str:
     return f"{speedup:.2f}x" if speedup < 100 else f"{speedup:.0e}"
 
 
-def _money(usd: float) -> str:
-    if usd == 0 or 0.001 <= usd < 10:
-        return f"{usd:.3f}"
-    if 1e-4 <= usd < 0.001:
-        return f"{usd:.4f}"
-    return f"{usd:.1f}" if 10 <= usd < 1e4 else f"{usd:.0e}"
+def _money(value: float) -> str:
+    if value == 0 or 0.001 <= value < 10:
+        return f"{value:.3f}"
+    if 1e-4 <= value < 0.001:
+        return f"{value:.4f}"
+    return f"{value:.1f}" if 10 <= value < 1e4 else f"{value:.0e}"

@@ -57,7 +57,7 @@ class Work:
         loader_cpu_seconds: Loading and augmenting, all ranks: those that were measured.
         loader_wall_seconds: Worker-seconds of the same work, with the fewest workers.
         trainer_cpu_seconds: The trainer processes themselves, all ranks.
-        reserved_vcpus: Of one host, instead of trainer_cpu_seconds.
+        reserved_vcpus: vCPUs of one host for the trainer, instead of trainer_cpu_seconds.
         receive_cpu_seconds: The feed's receive side for a whole global batch, all ranks.
         batch_bytes: 0: not known.
         read_seconds: What the storage of today's hosts needs for a step; 0: not known.
@@ -195,7 +195,7 @@ class Estimate:
     """The model's figures for a cluster.
 
     Attributes:
-        step_seconds: For today's global batch, also where the replicas differ.
+        step_seconds: Time of a step with today's global batch, also where the replicas differ.
         remote_share: Fraction of batches made on the data hosts.
         limit: The binding term.
         second_limit: The next one.
@@ -219,11 +219,12 @@ def estimate(work: Work, shape: ClusterShape) -> Estimate:
     accelerator = local.accelerator_seconds * work.factor("accelerator")
     lines, share = _lines(work, shape, local)
     terms = dict.fromkeys(_LIMITS, 0.0)
+    # The trainer's thread receives between two steps of the accelerator: its time is added.
     terms["accelerator"] = accelerator + receive * work.factor("accelerator")
     for line in lines:
         terms[line.limit] = max(terms[line.limit], line.at(share))
     largest = max(terms.values())
-    # Two lines that cross are one limit, whatever the last digits say.
+    # Two lines that cross are one limit, whatever their last digits are.
     limit = next(name for name in _LIMITS if terms[name] >= largest * (1 - 1e-9))
     second = max(
         (name for name in _LIMITS if name != limit and not _is_one(work, limit, name)),
@@ -252,7 +253,7 @@ def parts_on(work: Work, shape: ClusterShape) -> Parts:
         accelerator_seconds=_accelerator_seconds(work, shape),
         receive_seconds=0.0 if loads_itself else max(receive, work.handover_seconds),
         loader_cpu_seconds=work.loader_cpu_seconds,
-        # Where the trainer loads by itself, nobody shares with it.
+        # Where the trainer loads, it shares with no worker.
         loader_wall_seconds=worker_seconds(work, instance)
         + work.shared.least * work.shared.seconds * storage,
         trainer_cpu_seconds=work.trainer_cpu_seconds
@@ -272,6 +273,7 @@ def free_vcpus(work: Work, hosts: Hosts) -> float:
     """
     instance = hosts.instance
     reserved = work.reserved_vcpus
+    # A trainer process for each accelerator: more accelerators, more vCPUs for them.
     if work.reference.accelerators:
         reserved *= instance.accelerators / work.reference.accelerators
     if instance.type == work.reference.type:
@@ -286,6 +288,7 @@ def worker_seconds(work: Work, instance: Instance, *, efficiency: float = 1.0) -
 
     The part that the workers share is left out.
     """
+    # A faster CPU shortens computing alone; a read or a service takes its time on any host.
     parallel = work.parallel_seconds
     waiting = max(0.0, parallel - work.loader_cpu_seconds)
     running = parallel - waiting
@@ -304,6 +307,7 @@ def _is_one(work: Work, one: Limit, other: Limit) -> bool:
 
 
 def _accelerator_seconds(work: Work, shape: ClusterShape) -> float:
+    # The global batch stays: N replicas divide it, and each further one is worth `scaling`.
     seconds = work.accelerator_seconds
     if shape.replicas != 1:
         seconds /= shape.replicas * (shape.scaling if shape.replicas > 1 else 1.0)
@@ -318,6 +322,8 @@ def _lines(work: Work, shape: ClusterShape, parts: Parts) -> tuple[list[_TermLin
         terms = parts.terms
         alone = [_TermLine(name, terms[name], 0.0) for name in ("cpu", "latency", "storage")]
         return _corrected(work, alone), 0.0
+    # Data hosts that make all batches reach more of their CPU than next to dnn hosts that make
+    # some: both are tried, and the shorter step counts.
     alone = _corrected(work, _mixed_lines(work, shape, parts, efficiency=EFFICIENCY))
     if shape.dnn.workers == 0:
         return alone, 1.0
@@ -344,12 +350,14 @@ def _mixed_lines(
     network = [_network_seconds(work, (shape.dnn,)), _network_seconds(work, data)]
     training = work.trainer_cpu_seconds / parts.vcpus
     lines = [
+        # dnn hosts: ((1-x) c + trainer + x receive) / V; data hosts: x c / their vCPUs.
         _TermLine("cpu", dnn["cpu"], training + work.receive_cpu_seconds / parts.vcpus),
         _TermLine("cpu", 0.0, work.loader_cpu_seconds / cpu),
+        # One thread of a rank receives: more vCPUs do not help it.
         _TermLine("receive", 0.0, work.receive_cpu_seconds / ranks),
         *(_TermLine("network", 0.0, seconds) for seconds in network),
     ]
-    # What all hosts share takes as long whoever reads; what each has is divided.
+    # Storage that all hosts share takes the same time for each reader; work of a host is divided.
     divided = 1 / workers if workers else 0.0
     shared, read = work.shared.seconds, work.read_seconds
     own = work.hosts / shape.data_hosts
@@ -382,6 +390,7 @@ def _remote_rates(work: Work, data: Sequence[Hosts], *, efficiency: float) -> tu
     rated: list[tuple[float, int, Hosts]] = []
     for index, hosts in enumerate(data):
         instance = hosts.instance
+        # The agent seals and sends: a vCPU of its own where a host has many, else it shares.
         agent = 1 if instance.vcpus >= 8 else 0
         rated.append(((instance.capacity - agent) * _speed(work, instance), index, hosts))
     left, cpu, steps_a_second = MANY_HOSTS, 0.0, 0.0
@@ -389,6 +398,7 @@ def _remote_rates(work: Work, data: Sequence[Hosts], *, efficiency: float) -> tu
         first = min(hosts.count, left)
         left -= first
         workers = hosts.instance.vcpus if hosts.workers is None else hosts.workers
+        # Hosts up to the eighth, then those of this type beyond it.
         for count, less in ((first, 1.0), (hosts.count - first, WORTH_BEYOND)):
             worth = efficiency * less * work.efficiency
             seconds = worker_seconds(work, hosts.instance, efficiency=worth)
@@ -401,6 +411,7 @@ def _network_seconds(work: Work, group: Sequence[Hosts]) -> float:
     gbps = 0.0
     for hosts in group:
         sustained = hosts.instance.sustained_gbps
+        # Not known is no limit: a plan is not refused for a figure that is missing.
         if sustained is None:
             return 0.0
         gbps += hosts.count * sustained
@@ -408,6 +419,8 @@ def _network_seconds(work: Work, group: Sequence[Hosts]) -> float:
 
 
 def _best_share(lines: Sequence[_TermLine]) -> float:
+    # The largest of several lines is convex: it is least at an end, or where a falling line
+    # crosses a rising one. Two lines cross between the ends if their order there differs.
     shares = {0.0, 1.0}
     for index, one in enumerate(lines):
         for other in lines[index + 1 :]:

@@ -8,6 +8,7 @@ from stoker.decide.candidates import Candidate
 from stoker.decide.model import ClusterShape, Doubt, Estimate, Hosts, Work
 from stoker.errors import UsageError
 from stoker.records import Constraints, Plan, Predicted, Profile
+from stoker.text import usd
 
 # Hosts are billed from their start; images and data come before the first step. An estimate: it
 # depends on the image's size, the data and the type.
@@ -20,7 +21,7 @@ def break_even_speedup(usd_per_hour: float, *, today_usd_per_hour: float) -> flo
 
 
 def break_even_steps(promise: Predicted, keep: Predicted) -> float | None:
-    """Returns the steps after which the dearer start is paid back; None where it never is."""
+    """Returns the steps after which the more expensive start is paid back; None: never."""
     saved = (keep.usd_per_1000_steps - promise.usd_per_1000_steps) / 1000
     if saved <= 0:
         return None
@@ -29,7 +30,7 @@ def break_even_steps(promise: Predicted, keep: Predicted) -> float | None:
 
 
 def break_even_words(promise: Predicted, keep: Predicted) -> str:
-    """Says from which speedup the plan pays for its hosts, and when its dearer start pays back."""
+    """Says from which speedup the plan pays for its hosts, and when its start is paid back."""
     ratio = break_even_speedup(promise.usd_per_hour, today_usd_per_hour=keep.usd_per_hour)
     if ratio is None:
         return "break-even: today's price is not known"
@@ -65,7 +66,7 @@ class Rules:
 
     Attributes:
         allowed: Types that dnn and data hosts may have; None: all.
-        total_steps: Of the whole training; None: not known.
+        total_steps: Steps of the whole training; None: not known.
     """
 
     constraints: Constraints
@@ -98,8 +99,8 @@ def predicted(
     work: Work, candidate: Candidate, *, today_usd: float | None, total_steps: int | None
 ) -> Predicted | None:
     """Returns time and cost of a candidate; None where there is no estimate or no price."""
-    made, usd = candidate.estimate, usd_per_hour(candidate.shape)
-    if made is None or usd is None or today_usd is None:
+    made, price = candidate.estimate, usd_per_hour(candidate.shape)
+    if made is None or price is None or today_usd is None:
         return None
     width = band(work, candidate.shape, made)
     step = made.step_seconds
@@ -107,7 +108,7 @@ def predicted(
         made,
         step=(step, step * (1 - width), step * (1 + width)),
         today=(work.step_seconds, today_usd),
-        usd=usd,
+        price=price,
         total_steps=total_steps,
     )
 
@@ -138,7 +139,7 @@ def measured(
         made,
         step=(step, min(low, step) or step, max(high, step)),
         today=(step, today_usd),
-        usd=today_usd,
+        price=today_usd,
         total_steps=total_steps,
     )
 
@@ -148,11 +149,11 @@ def _priced(
     *,
     step: tuple[float, float, float],
     today: tuple[float, float],
-    usd: float,
+    price: float,
     total_steps: int | None,
 ) -> Predicted:
     seconds, low, high = step
-    cost, cost_today = seconds * usd * 1000 / 3600, today[0] * today[1] * 1000 / 3600
+    cost, cost_today = seconds * price * 1000 / 3600, today[0] * today[1] * 1000 / 3600
     return Predicted(
         step_seconds=seconds,
         step_seconds_low=low,
@@ -160,14 +161,14 @@ def _priced(
         limit=made.limit,
         second_limit=made.second_limit,
         accelerator_utilization=min(1.0, made.accelerator_seconds / seconds),
-        usd_per_hour=usd,
+        usd_per_hour=price,
         usd_per_1000_steps=cost,
         speedup=today[0] / seconds,
         cost_change=cost / cost_today - 1,
         total_hours=None if total_steps is None else total_steps * seconds / 3600,
         total_usd=None if total_steps is None else total_steps * cost / 1000,
         second_limit_seconds=made.second_seconds,
-        break_even_speedup=break_even_speedup(usd, today_usd_per_hour=today[1]),
+        break_even_speedup=break_even_speedup(price, today_usd_per_hour=today[1]),
     )
 
 
@@ -191,7 +192,7 @@ def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) ->
         return f"needs {vcpus} cores, this machine has {most}"
     budget = rules.constraints.max_usd_per_hour
     if budget is not None and outcome.usd_per_hour > budget * (1 + 1e-9):
-        return f"{outcome.usd_per_hour:.3f} $/hour is above the budget of {budget:.3f}"
+        return f"{usd(outcome.usd_per_hour)} per hour is above the budget of {usd(budget)}"
     deadline = rules.constraints.deadline_hours
     if deadline is not None and outcome.total_hours is not None and outcome.total_hours > deadline:
         return f"{outcome.total_hours:.2f} hours miss the deadline of {deadline:.2f}"

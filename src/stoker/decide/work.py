@@ -24,7 +24,7 @@ from stoker.records.parts import (
     speed_words,
     too_busy,
 )
-from stoker.text import ms
+from stoker.text import ms, percentage
 
 _NumberT = TypeVar("_NumberT", int, float)
 
@@ -92,6 +92,7 @@ def measure(
     guesses_trainer = profile.timed_step.trainer_cpu_seconds is None
     free = replace(raw, reserved_vcpus=0.0, trainer_cpu_seconds=0.0) if guesses_trainer else raw
     at_least = min(modelled.step_seconds, estimate(free, shape).step_seconds)
+    # Beyond five times it corrects nothing: the parts are wrong, and `_unexplained` says so.
     ratio = raw.step_seconds / modelled.step_seconds
     work = replace(
         raw, correction=min(max(ratio, 0.2), 5.0), corrected=_CORRECTED.get(modelled.limit, ())
@@ -149,6 +150,7 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
     else:
         doubts.append(Doubt(width=0.23, text="the trainer's own CPU use was not measured"))
         if today.accelerators:
+            # A vCPU that launches kernels for each accelerator, and one for the rest.
             reserved = min(today.accelerators + 1, today.capacity / 2)
         else:
             trainer = (step.accelerator_step_seconds or 0.0) * ranks
@@ -203,6 +205,8 @@ def _with_inferred(work: Work, profile: Profile) -> Work:
     work = replace(work, loader_cpu_seconds=cpu or 0.0, loader_wall_seconds=wall or 0.0)
     accelerator = evidence.accelerator_seconds
     if accelerator is None:
+        # If loading alone gives today's step, the accelerator may take any time below it: 0 says
+        # that it is no limit. Else the step is the accelerator's.
         accelerator = 0.0
         bare = estimate(work, ClusterShape(dnn=_todays(work), processes=_processes(work)))
         is_loading = cpu is not None and bare.step_seconds >= 0.85 * work.step_seconds
@@ -218,6 +222,7 @@ def _evidence(profile: Profile) -> _Evidence:
     utilization = observed.gpu_utilization if observed else None
     accelerator = step.accelerator_step_seconds
     doubts: tuple[Doubt, ...] = ()
+    # The best evidence first: measured with cached batches, the step less its wait, utilization.
     if accelerator is None and step.wait_seconds is not None:
         busy = step.step_seconds - step.wait_seconds - (step.receive_seconds or 0.0)
         accelerator = max(0.0, busy)
@@ -253,8 +258,10 @@ def _loading(
         wall = step.loader_wall_seconds
         return (None, None) if wall is None else (wall, wall)
     doubts.append(Doubt(width=0.15, text="loading is taken to use all the CPU of today's hosts"))
+    # Loading keeps up with half of what is free, or with less: how much less is not known.
     if not evidence.is_starved:
         return free / 2, _or(step.loader_wall_seconds, free / 2)
+    # Starved: loading takes all that it can get, which the number of workers bounds.
     if work.num_workers == 0:
         alone = seconds - (evidence.accelerator_seconds or 0.0) - work.receive_seconds
         free = min(free, max(0.0, alone) * work.ranks)
@@ -270,7 +277,9 @@ def _unexplained(profile: Profile, modelled: float, *, at_least: float) -> str:
         return f"not measured, as no DataLoader of torch makes the batches: {parts} alone"
     if check is not None:
         # The profile judged it where it was measured, and knows what else kept the CPUs busy.
-        missed = f"the parts of the profile miss the measured step by {abs(check.error):.0%}"
+        missed = (
+            f"the parts of the profile miss the measured step by {percentage(abs(check.error))}"
+        )
         missed += f", which its state explains: {check.state}" if check.state else ""
         return "" if check.explained else missed
     known = (step.loader_cpu_seconds, step.accelerator_step_seconds, step.wait_seconds)
@@ -300,12 +309,12 @@ def _refuse_absurd(profile: Profile, today: Instance) -> None:
             raise UsageError(
                 f"{value:g} is beyond any machine (from {low:g} to {high:g})",
                 where=f"profile, key {name}",
-                fix="mind the unit: seconds and bytes",
+                fix="check the unit: seconds and bytes",
             )
 
 
 def _known_batch(step: StepTerms) -> int | None:
-    """Returns the samples of a step; None: not known (1 stands for that with a bare step time)."""
+    """Returns the samples of a step; None: not known (1 means that, too, with a bare step time)."""
     size = step.global_batch_size
     return size if size and size > 1 else None
 

@@ -35,8 +35,7 @@ from stoker.launch.topology import Topology
 from stoker.logs import Log, now_utc, parse_line
 from stoker.platforms.pod_outputs import log_files
 from stoker.records import Event, Group, Host, Job, Training, write_json, write_text
-from stoker.records.training import cause_of
-from stoker.records.training_facts import TrainingFacts, write_training
+from stoker.records.training import TrainingFacts, cause_of, write_training
 from stoker.settings import ProcessSettings
 
 # SageMaker shows the first 1024 characters of output/failure as the job's FailureReason.

@@ -1,23 +1,33 @@
-"""The ranks change phase at the same step, and say what each has found so far.
+"""The ranks change phase at the same step, say what each has found so far, and end together.
 
 A rank that waits in all-reduce for one that has stopped would hang. Lockstep by all-reduce means
 that nobody is more than a step ahead, so a step a few ahead of rank 0's lies ahead of everybody's.
 
 Launchers inside a script (Lightning, torch.multiprocessing) set no RANK before they start a rank.
+
+A profiled process ends at once: without the script's exit handlers, and with nothing left running.
 """
 
+import contextlib
 import os
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import msgspec
+import psutil
 
+from stoker.host.counters import descendants
 from stoker.host.cpu import vcpu_capacity
-from stoker.profile.raw import RankResult
+from stoker.profile.rank_results import RankResult
 from stoker.records import write_text
+from stoker.settings import PROFILE_ENDED_FILE
 
 # Steps between the announcement and the change. Without accelerators a rank is at most one step
 # ahead; with them the host runs ahead of the device by as many steps as its queue takes.
@@ -38,7 +48,7 @@ class Board(Protocol):
         """Returns the note, or None where there is none yet; never blocks.
 
         Raises:
-            RuntimeError: If whoever holds the notes is gone.
+            RuntimeError: If the process that holds the notes is gone.
         """
         ...
 
@@ -132,7 +142,7 @@ class Agreement:
             self._board.post(f"profile-host-{self._rank}", host)
 
     def arrive(self, name: str) -> None:
-        """Says that this rank is at `name`, and waits for nobody."""
+        """Says that this rank is at `name`; does not wait."""
         if self._world_size > 1:
             self._board.post(f"profile-{name}-{self._rank}", "here")
 
@@ -175,9 +185,9 @@ class Findings:
     """The result of this rank, which grows from phase to phase.
 
     Args:
-        folder: Where `profile-rank{R}.json` goes.
+        folder: Folder of `profile-rank{R}.json`.
         host: Its name.
-        is_stopped: Whether the profile was told to end: nobody is waited for then.
+        is_stopped: Whether the profile was told to end: then it waits for no other rank.
     """
 
     def __init__(
@@ -221,7 +231,7 @@ class Findings:
         self._notes.extend(notes)
 
     def write(self, *, missing: str = "") -> None:
-        """Writes the file, for whoever reads it if this process ends now.
+        """Writes the file, which is read if this process is killed.
 
         Args:
             missing: Why the profile is not complete; empty where it is.
@@ -263,3 +273,66 @@ class Findings:
 
     def _text(self) -> str:
         return msgspec.json.format(msgspec.json.encode(self._result)).decode()
+
+
+_GRACE_SECONDS = 2.0
+# torchrun does nothing of the user's behind its ranks, and says itself how they ended.
+_SPARED = ("torch.distributed.run", "torchrun", "stoker.launch.strategies.elastic")
+
+
+def end_process(*, folder: Path, launcher_pid: int | None) -> NoReturn:
+    """Kills the processes below this one, and those above it up to the launcher; ends it with 0.
+
+    Neither the script's own exit handlers (a last checkpoint, an upload) nor what a shell script, a
+    notebook or a parent would do behind it may run: the training was cut off. Multiprocessing's
+    tracker is spared: it cleans up and ends on its own.
+
+    Args:
+        folder: STOKER_OUTPUT; a file there tells the launcher that the profile ended the command.
+        launcher_pid: Process up to which parents are ended; None: no parent is ended.
+    """
+    try:
+        # Torch's handler would raise in the script, for a worker that was killed here.
+        is_main = threading.current_thread() is threading.main_thread()
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT) if is_main else ():
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN)
+        with contextlib.suppress(OSError):
+            (folder / PROFILE_ENDED_FILE).touch()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        doomed = [*_above(launcher_pid), *_below()]
+        for process in doomed:
+            with contextlib.suppress(OSError):
+                os.kill(process.pid, signal.SIGKILL)
+        if is_main:
+            psutil.wait_procs(doomed, timeout=_GRACE_SECONDS)
+    finally:
+        os._exit(0)
+
+
+def _below() -> list[psutil.Process]:
+    tracker: object = getattr(resource_tracker, "_resource_tracker", None)
+    spared = getattr(tracker, "_pid", None)
+    return [child for child in descendants() if child.pid != spared]
+
+
+def _above(launcher_pid: int | None) -> list[psutil.Process]:
+    """Returns the processes between the launcher and this one, the uppermost first."""
+    try:
+        above = psutil.Process().parents()
+    except psutil.Error:
+        return []
+    pids = [process.pid for process in above]
+    if launcher_pid not in pids:
+        return []
+    between = above[: pids.index(launcher_pid)]
+    return [process for process in reversed(between) if not _is_torchrun(process)]
+
+
+def _is_torchrun(process: psutil.Process) -> bool:
+    try:
+        words = process.cmdline()[:4]
+    except psutil.Error:
+        return False
+    return any(word.endswith(_SPARED) for word in words)

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from stoker.feed.wire.sizes import num_bytes
-from stoker.profile.raw import BatchFacts, LoaderFacts
+from stoker.profile.rank_results import BatchFacts, LoaderFacts
 from stoker.profile.steps import AsIsSteps
 
 # Of a large batch only this many values are looked at: enough to tell bytes from real numbers.

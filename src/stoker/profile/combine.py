@@ -6,9 +6,17 @@ import msgspec
 
 from stoker.errors import UsageError
 from stoker.profile.fixes import find_fixes
-from stoker.profile.raw import AcceleratorOnly, AsIs, BatchFacts, Cost, Drain, Quartiles, RankResult
+from stoker.profile.rank_results import (
+    AcceleratorOnly,
+    AsIs,
+    BatchFacts,
+    Cost,
+    Drain,
+    Quartiles,
+    RankResult,
+)
 from stoker.profile.states import Signs, find_states, others_of, signs_of
-from stoker.profile.watch import speed_spread
+from stoker.profile.steps import speed_spread
 from stoker.records import (
     Check,
     LoaderRate,
@@ -89,7 +97,7 @@ def host_of(
     Args:
         rank: The first one.
         group: Today's.
-        settings: With the type that the user gave, if any.
+        settings: Settings of the profile, with the type that the user gave, if any.
         is_named: Whether the workload itself names `group`'s type.
     """
     found = rank.inventory
@@ -146,11 +154,11 @@ def explaining_state(
     """Returns the state with which the parts give the measured step; None: no state found does.
 
     Args:
-        states: That were found, the strongest first.
-        signs: Of all ranks.
-        parts: Of the step.
+        states: States that were found, the strongest first.
+        signs: Signs of all ranks.
+        parts: Parts of the step.
         measured_seconds: The step.
-        tolerance: As for an explained step.
+        tolerance: Error up to which a step counts as explained.
     """
     for state in states:
         with_it = _with_limit(state.id, signs, parts, measured_seconds=measured_seconds)
@@ -187,11 +195,11 @@ def combine(
     """Returns the profile of a *global* step from the results of all ranks.
 
     Args:
-        ranks: Of all hosts.
+        ranks: Ranks of all hosts.
         group: Today's dnn group.
-        settings: Of the profile.
+        settings: Settings of the profile.
         workload_sha256: Of the workload.
-        what: Of the run.
+        what: Facts about the run, for the record.
         is_named: False: the type of `group` is a guess, and what the host calls itself is better.
 
     Raises:

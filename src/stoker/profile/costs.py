@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from stoker.feed.wire.sizes import num_bytes
 from stoker.profile import batches
 from stoker.profile.loader_phases import TaskSource, run_in_workers
-from stoker.profile.raw import Cost
+from stoker.profile.rank_results import Cost
 
 _DEPTH = 4
 _MAX_CHILDREN = 64

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from stoker.profile.raw import RankResult
+from stoker.profile.rank_results import RankResult
 from stoker.profile.states import MIN_SHARE, Signs, signs_of
 from stoker.records import Fix, Parts, ProfileState, StepTerms
 from stoker.records.parts import WAITS, tuned
@@ -50,7 +50,7 @@ def find_fixes(
     """Returns the fixes that the figures support, the most valuable first.
 
     Args:
-        states: That the training was found in.
+        states: States that were found.
     """
     named = {state.id for state in states}
     waiting = max(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.profile.raw import GrownFile, RankResult
+from stoker.profile.rank_results import GrownFile, RankResult
 from stoker.records import Profile
 from stoker.settings import ProcessSettings
 from stoker.text import size
@@ -49,7 +49,7 @@ def snapshot(
     Args:
         folders: Those that do not exist are left out.
         skipped: Folders that are not looked into; so are environments and caches.
-        max_files: After so many it is enough.
+        max_files: The scan ends after this number of files.
         max_seconds: Likewise.
     """
     until = time.monotonic() + max_seconds
@@ -135,7 +135,7 @@ class Growth:
     """The files of one run of a script, from now on.
 
     Args:
-        folders: To look into.
+        folders: Folders to scan.
         skipped: And not into these: stoker's own.
     """
 

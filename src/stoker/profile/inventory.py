@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 import torch
 
-from stoker.profile.raw import Inventory
+from stoker.profile.rank_results import Inventory
 from stoker.settings import named_instance_type
 
 METADATA_ADDRESS = "169.254.169.254:80"
@@ -53,7 +53,7 @@ def take_inventory(*, given: str | None = None) -> Inventory:
     """Looks this host over; blocks for some seconds at most.
 
     Args:
-        given: What it is called; `auto`: asks the metadata service whatever the machine says.
+        given: Its name, if the user gave one; `auto`: always asks the metadata service.
     """
     count, model = accelerators()
     name, source = instance_type(given=given)

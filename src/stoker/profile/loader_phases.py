@@ -34,7 +34,7 @@ from stoker.host.counters import (
     threads_cpu_seconds,
 )
 from stoker.logs import Log
-from stoker.profile.raw import Drain, Quartiles, Reads, Receive, block_means, quartiles
+from stoker.profile.rank_results import Drain, Quartiles, Reads, Receive, block_means, quartiles
 
 # Beyond its share a drain may last this long, until its slowest workers have begun.
 _START_SECONDS = 20.0
@@ -54,7 +54,7 @@ class Round:
     """One drain of a loader.
 
     Attributes:
-        stamps: Of the batches of each worker.
+        stamps: Stamps of each worker's batches.
         handovers: Seconds of the reader to take batches that were ready.
     """
 
@@ -163,7 +163,7 @@ def _handovers(iterator: Iterator[object], *, every: float, until: float) -> lis
     """Returns seconds in next() at a pace where batches are ready, yet the workers are busy.
 
     Torch opens the memory of a batch by asking its worker, which answers between two of its own
-    operations: 2 to 3 ms where the worker holds the interpreter lock, and no CPU time of anybody.
+    operations: 2 to 3 ms where the worker holds the interpreter lock, without any CPU time.
     """
     num = min(_MOST_PACED, int((until - time.monotonic()) / every)) if every > 0 else 0
     if num < _LEAST_PACED:
@@ -198,6 +198,8 @@ def summarize(rounds: list[Round], *, workers: int) -> Drain | None:
     return Drain(
         workers=workers,
         cpu_seconds=quartiles([later[1] - earlier[1] for earlier, later in pairs]),
+        # Less the time when the worker was ready to run and others had the CPU: with more workers
+        # than vCPUs that is most of it, and it says nothing about the loader.
         wall_seconds=quartiles(
             [later[2] - earlier[2] - (later[3] - earlier[3]) for earlier, later in pairs]
         ),
@@ -218,6 +220,7 @@ def _with_workers(
 ) -> "DataLoader[object]":
     is_iterable = isinstance(loader.dataset, IterableDataset)
     batches = loader.batch_sampler is not None
+    # Torch takes a batch_sampler only with its default batch_size of 1, and without a sampler.
     return torch.utils.data.DataLoader(
         loader.dataset,
         batch_size=loader.batch_size if is_iterable else 1 if batches else None,
@@ -247,10 +250,10 @@ class TaskSource:
     """The script's dataset inside a worker, and how its loader makes batches of it.
 
     Attributes:
-        indices: Of each batch a list, or of each item an index where `is_batched` is false; of a
+        indices: A list for each batch, or an index for each item where `is_batched` is false; of a
             stream only their number counts.
         is_batched: Whether items are collated by the loader.
-        batch_size: Of a stream that is batched.
+        batch_size: Batch size of a stream that is batched.
     """
 
     dataset: object
@@ -302,7 +305,7 @@ def run_in_workers(
     Blocks for about `seconds`, and the start of the workers.
 
     Args:
-        num_batches: For each worker.
+        num_batches: Number of batches for each worker.
         iterate: Torch's own `DataLoader.__iter__`.
 
     Raises:
@@ -450,6 +453,7 @@ def measure_loading(
     for index, workers in enumerate(turns):
         if workers in failed:
             continue
+        # The time that is left, divided among the turns to come: a short turn leaves more to them.
         share = (until - time.monotonic()) / (len(turns) - index)
         if is_stopped() or (index and share < _MIN_SECONDS):
             if workers not in rounds_of:
@@ -521,6 +525,7 @@ class ReadPasses:
         """Returns the three passes; the later ones are empty where the first read nothing."""
         if bytes_read() is None:
             return None
+        # A third of the time for the first pass: cold reads may be much slower, warm ones are not.
         opened = OpenedFiles()
         begun = time.monotonic()
         first = _read(source, until=begun + (until - begun) / 3)
@@ -575,6 +580,8 @@ def summarize_reads(reports: Sequence[Passes], *, workers: int) -> tuple[Reads |
             "the storage was not measured: data stays in memory after the first read, or the "
             "kernel does not see these reads"
         ]
+    # What a cold read waits longer than a warm one is the storage's; the rest (locks, other
+    # services) is in both.
     waits = [max(0.0, one.wait_seconds - other.wait_seconds) for one, other in pairs]
     is_waiting = sum(waits) >= _MIN_WAIT * sum(each.wall_seconds for each in cold)
     fetched = [each.fetched for each in cold]
@@ -703,6 +710,7 @@ def _take(
     off: list[float] = []
     before = 0.0
     while len(own) < _MOST_RECEIVED and (time.monotonic() < until or len(own) < _LEAST_BATCHES):
+        # CPU time of this thread alone: the wait for the batch is not in it.
         started = time.thread_time()
         try:
             payload = landed.get(timeout=_WAIT_SECONDS)
@@ -718,11 +726,11 @@ def _take(
         off.append(now - before)
         before = now
     skipped = min(_WARM_UP, len(own) - 1)
-    # The threads beside work ahead: of single batches most would be said to cost nothing.
-    beside = block_means(off[skipped:], workers=_BLOCK)
+    # The other threads work ahead: most single batches would seem to cost nothing.
+    blocks = block_means(off[skipped:], workers=_BLOCK)
     return Receive(
         thread_seconds=quartiles(own[skipped:]),
-        cpu_seconds=quartiles(beside, samples=len(off) - skipped),
+        cpu_seconds=quartiles(blocks, samples=len(off) - skipped),
     )
 
 
@@ -730,6 +738,8 @@ def _cold_read_seconds(payload: Bytes) -> float:
     """Returns what the first look at a batch costs more than the second: another core wrote it."""
     if not payload.size:
         return 0.0
+    # max() reads every byte: the first time from the other core's cache or from memory, the
+    # second time from this core's cache.
     started = time.thread_time()
     payload.max()
     first = time.thread_time()
@@ -766,7 +776,7 @@ def _receive(connection: socket.socket, key: bytes, landed: "queue.Queue[Bytes |
 
 
 def _empty(landed: "queue.Queue[Bytes | None]") -> None:
-    """Frees a receiver that waits for room; it stands before `put` at most once more."""
+    """Frees a receiver that waits for room; it waits in `put` at most once more."""
     for _ in range(4):
         try:
             landed.get(timeout=0.1)

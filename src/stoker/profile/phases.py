@@ -27,8 +27,8 @@ from stoker.profile.loader_phases import (
     try_receive,
     worker_counts,
 )
-from stoker.profile.raw import quartiles
-from stoker.profile.reading import (
+from stoker.profile.rank_results import quartiles
+from stoker.profile.script_phases import (
     Reading,
     Replay,
     SoFar,
@@ -76,13 +76,13 @@ def measure_afterwards(
     they do in the training.
 
     Args:
-        findings: Of this rank.
+        findings: Findings of this rank.
         loader: The main one.
         inner: Its iterator, whose workers are ended first.
         cached: Batches; at least one.
-        budget_seconds: Of the whole profile.
+        budget_seconds: Budget of the whole profile.
         iterate: Torch's own `DataLoader.__iter__`.
-        log: For one line a number of workers.
+        log: Log; gets one line for each number of workers.
         instance_type: What the user calls this host; `auto`: to be found out.
     """
     shut_down(inner)
@@ -192,7 +192,7 @@ def _what_stays_here(loader: "DataLoader[object]") -> list[str]:
 Loader = DataLoader[object]
 Iterate = Callable[[Loader], Iterator[object]]
 
-# What is known is written so often, for whoever reads it if the process is killed now.
+# What is known is written this often: it is read if the process is killed.
 _KEEP_SECONDS = 5.0
 
 
@@ -200,9 +200,9 @@ class ProfileSession:
     """Measures the main loader of this process: the first that is read to train on.
 
     Args:
-        folder: For the results.
-        board: Where ranks leave notes for each other.
-        lead_steps: As `Agreement`.
+        folder: Folder for the results.
+        board: Board on which ranks leave notes for each other.
+        lead_steps: See `Agreement`.
         iterate: Torch's own `DataLoader.__iter__`.
     """
 
@@ -326,7 +326,7 @@ class ProfileSession:
         return batch
 
     def at_exit(self) -> None:
-        """Leaves what is known, and says what is missing: the script ends by itself."""
+        """Leaves what is known, and says what is missing: the script ends on its own."""
         if self.is_here and self.has_begun:
             self._look_at_files()
             self.leave_word()

@@ -21,7 +21,7 @@ from stoker.logs import now_utc, parse_line
 from stoker.platforms.base import JobEnd, JobSpec, LogLine, Platform, Run
 from stoker.profile.combine import combine
 from stoker.profile.grown_files import with_grown_files, words_of
-from stoker.profile.raw import RankResult, read_ranks
+from stoker.profile.rank_results import RankResult, read_ranks
 from stoker.records import (
     Cluster,
     Group,
@@ -34,7 +34,7 @@ from stoker.records import (
 )
 from stoker.records.base import Value
 from stoker.settings import PROFILE_ENDED_FILE
-from stoker.text import ms
+from stoker.text import ms, percentage
 
 _TIMELINE = "timeline-rank0.csv"
 NOTE = (
@@ -52,7 +52,7 @@ def timed_profile(
     Args:
         output: Folder of the leader, where its launcher left the profile.
         ranks: What the probe of DataLoaders found.
-        what: Of the record.
+        what: Facts about the run, for the record.
 
     Raises:
         UsageError: If the launcher's file is malformed.
@@ -131,7 +131,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """One process's report about itself at the end of the command.
 
     Attributes:
-        packages: That it had imported.
+        packages: Packages that it had imported.
         problem: Why the profiler could not be put in; empty where it could, or had no reason to.
     """
 
@@ -144,8 +144,8 @@ class Used:
     """The time and CPU that the command and all below it used, all hosts together.
 
     Attributes:
-        wall_seconds: Of the host that took longest.
-        vcpus: That it may use of one host.
+        wall_seconds: Time of the host that took longest.
+        vcpus: vCPUs of one host that it may use.
     """
 
     wall_seconds: float
@@ -237,13 +237,13 @@ def unmeasured(
     Args:
         ranks: What they left.
         seen: What its processes said of themselves.
-        used: By the command.
-        command: As it was given.
+        used: What the command used.
+        command: The command as it was given.
         group: Today's.
-        what: Of the record.
+        what: Facts about the run, for the record.
         timed: Why what `stoker.timed` saw does not do; empty where it saw nothing.
-        cut_off_seconds: After how long it was stopped, because no loader was read by then; None:
-            it ended by itself.
+        cut_off_seconds: Time after which it was stopped because no loader had been read; None:
+            it ended on its own.
     """
     if ranks and all(rank.accelerator for rank in ranks):
         return None
@@ -333,12 +333,12 @@ def _observations(ranks: Sequence[RankResult], used: Used | None) -> list[str]:
         on = f"{used.hosts} hosts of {used.vcpus:g}" if used.hosts > 1 else f"{used.vcpus:g}"
         found.append(
             f"it ran {used.wall_seconds:.1f} s and used {used.cpu_seconds:.1f} CPU-seconds: "
-            f"{used.utilization:.0%} of {on} vCPUs"
+            f"{percentage(used.utilization)} of {on} vCPUs"
         )
     for rank in ranks[:1]:
         if rank.as_is:
             step, wait = rank.as_is.step_seconds.median, rank.as_is.wait_seconds.median
-            found.append(f"a step took {ms(step)}, {wait / step:.0%} of it waiting")
+            found.append(f"a step took {ms(step)}, {percentage(wait / step)} of it waiting")
         if rank.loader:
             found.append(f"num_workers={rank.loader.num_workers}")
         grown = words_of(rank.grown_files, cwd=Path.cwd())
@@ -405,9 +405,9 @@ def profile(
 
     Args:
         cluster: Today's; absent: the workload's own.
-        name: Of the job; absent: that of `run_dir`.
+        name: Name of the job; None: that of `run_dir`.
         on_line: Sees each line of the job's log.
-        verdict_on_interrupt: False: an interrupt is raised again, whatever was found by then.
+        verdict_on_interrupt: False: an interrupt is raised again, even if a verdict was found.
 
     Raises:
         UnmeasuredError: If the script never read from a DataLoader, or not in time, or ended before
@@ -591,7 +591,9 @@ def _progress(ranks: Sequence[RankResult]) -> str:
     words = f"after {first.steps} steps of rank {first.rank}"
     if first.as_is:
         step, wait = first.as_is.step_seconds.median, first.as_is.wait_seconds.median
-        words += f": one took {step:.3g} s, {min(1.0, wait / step):.0%} of it waiting for data"
+        words += (
+            f": one took {step:.3g} s, {percentage(min(1.0, wait / step))} of it waiting for data"
+        )
     return words
 
 

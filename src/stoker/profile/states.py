@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from stoker.profile.raw import AsIs, Drain, Evidence, RankResult
+from stoker.profile.rank_results import AsIs, Drain, Evidence, RankResult
 from stoker.records import Parts, ProfileState
 from stoker.records.parts import MAX_OTHERS
-from stoker.text import ms, size
+from stoker.text import ms, percentage, size
 
 # Below this share of a step a state is not worth a line; it is what two profiles of one training
 # differ by.
@@ -21,9 +21,9 @@ class Signs:
     """The figures of a rank's phases, taken together.
 
     Attributes:
-        rank: As it was measured.
+        rank: The rank's measurements.
         as_is: Its steps.
-        evidence: What was seen beside them; nothing was, where all is zero.
+        evidence: What was seen meanwhile; all zero: nothing.
         alone: The loader with its fewest workers, and
         many: with its most, where it was tried with more than one number of them.
     """
@@ -54,6 +54,7 @@ class Signs:
         """Share of a step that cached batches would save, waiting included; 0 to 1."""
         if self.rank.accelerator is None:
             return self.wait_share
+        # Loading on the trainer's CPUs slows its steps even where no batch is waited for.
         replayed = self.rank.accelerator.step_seconds.median
         return max(self.wait_share, 1 - replayed / self.step_seconds)
 
@@ -69,6 +70,7 @@ class Signs:
         """Tells that steps wait, and that today's workers alone load no faster than that."""
         if self.wait_share < MIN_SHARE or self.alone is None:
             return False
+        # The loader alone makes rate * step_seconds batches in a step's time; one is needed.
         rate = self.rate(max(1, self.workers)) or self.alone.batches_per_second
         return rate * self.step_seconds * MIN_LOADING <= 1
 
@@ -153,7 +155,7 @@ def vcpus_of(signs: Sequence[Signs]) -> float:
 
 
 def busy_share(signs: Sequence[Signs], *, vcpus: float) -> float:
-    """Returns the share of all hosts' vCPUs that is busy, whoever keeps them busy."""
+    """Returns the share of all hosts' vCPUs that is busy with any program."""
     machines = {own.rank.host: own.evidence.busy_vcpus for own in signs}
     used = sum(
         (own.as_is.trainer_cpu_seconds + own.as_is.children_cpu_seconds)
@@ -177,6 +179,8 @@ def others_of(signs: Sequence[Signs]) -> float:
             (own.trainer_cpu_seconds + own.children_cpu_seconds) / own.step_seconds.mean
             for own in ranks
         )
+        # Of B busy vCPUs a rank calls B - u others', u being its own: over n ranks, with what they
+        # used, that is n B.
         busy = sum(own.others_vcpus for own in ranks) + used
         found += max(0.0, busy / len(ranks) - used)
     return found
@@ -193,7 +197,7 @@ MIN_PERIODS = 5
 # A share of so many knocks is known to about 0.1.
 MIN_KNOCKS = 15
 # A loop of Python code holds the interpreter lock at 0.98 of all knocks, a small model of torch's
-# operations at 0.05, the same beside a busy thread at 0.9 (2 cores, python 3.11). What the main
+# operations at 0.05, the same next to a busy thread at 0.9 (2 cores, python 3.11). What the main
 # thread's own CPU does not explain, others hold.
 MIN_HELD = 0.4
 MIN_HELD_BY_OTHERS = 0.3
@@ -210,7 +214,7 @@ MIN_STRAGGLING = 0.15
 
 
 def throttled(signs: Sequence[Signs]) -> ProfileState | None:
-    """Finds a CPU quota that stops the processes, whatever the machine has left."""
+    """Finds a CPU quota that stops the processes, even if the machine has idle CPUs."""
 
     def stopped(own: Signs) -> float:
         seen = own.evidence
@@ -241,6 +245,8 @@ def interpreter_lock(signs: Sequence[Signs]) -> ProfileState | None:
     starved = seen.idle_seconds / seen.outside_seconds
     ran = seen.own_cpu_seconds / seen.outside_seconds
     others = seen.other_threads_seconds / seen.seconds
+    # The lock is held more than the main thread's own CPU time explains, another thread is busy,
+    # and the main thread neither ran nor could: that thread has the lock.
     if (
         seen.held_share >= max(MIN_HELD, ran + MIN_HELD_BY_OTHERS)
         and others >= MIN_OTHER_THREADS
@@ -251,7 +257,7 @@ def interpreter_lock(signs: Sequence[Signs]) -> ProfileState | None:
             id="gil",
             text=f"GIL-bound main process: {held}, and another thread of the trainer used "
             f"{others:.1f} vCPUs while the main one neither ran nor was ready to, "
-            f"{starved:.0%} of its time outside next(){where(worst, signs)}",
+            f"{percentage(starved)} of its time outside next(){where(worst, signs)}",
             share=min(1.0, seen.idle_seconds / seen.seconds),
         )
     outside = seen.outside_seconds / seen.seconds
@@ -263,8 +269,8 @@ def interpreter_lock(signs: Sequence[Signs]) -> ProfileState | None:
     ):
         return ProfileState(
             id="gil",
-            text=f"GIL-bound main process: {held}: {seen.held_share * outside:.0%} of a step is "
-            f"Python code in the trainer's main thread, not the model{where(worst, signs)}",
+            text=f"GIL-bound main process: {held}: {percentage(seen.held_share * outside)} of a "
+            f"step is Python code in the trainer's main thread, not the model{where(worst, signs)}",
             share=min(1.0, seen.held_share * outside),
         )
     return None
@@ -276,6 +282,7 @@ def straggler(signs: Sequence[Signs]) -> ProfileState | None:
         return None
     slowest = max(signs, key=lambda own: own.own_seconds)
     others = [own for own in signs if own is not slowest]
+    # In a collective all ranks wait for the last one: it alone spends its time outside of it.
     usual = median(own.own_seconds for own in others)
     late = slowest.own_seconds - usual
     share = late / slowest.step_seconds
@@ -298,7 +305,7 @@ def straggler(signs: Sequence[Signs]) -> ProfileState | None:
     )
 
 
-# Taking a batch over from its worker costs this much of a short step, whoever made it.
+# Taking a batch over from its worker costs this much of a short step, on any worker.
 MAX_LOST = 0.15
 # With less waiting between batches, time that a loader does not compute is pages and pipes.
 MIN_WORKER_IDLE = 0.5
@@ -316,14 +323,14 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[Pr
     """Returns the states that the figures support, the one with the largest share of a step first.
 
     Args:
-        ranks: Whose steps as is are all known.
-        parts: Of the step; None: the loader could not be measured alone.
+        ranks: Ranks whose steps as is are known.
+        parts: Parts of the step; None: the loader could not be measured alone.
     """
     signs = [signs_of(rank) for rank in ranks]
     waiting = max(signs, key=lambda own: own.as_is.wait_seconds.median)
     stopped = throttled(signs)
     vcpus = vcpus_of(signs)
-    # A group that is stopped has no idle vCPUs, whatever the machine has.
+    # A group that is stopped has no idle vCPUs, even if the machine has.
     busy = 1.0 if stopped else busy_share(signs, vcpus=vcpus)
     binding = within(parts, vcpus=vcpus, is_throttled=bool(stopped)).limit if parts else None
     is_serial = parts is not None and parts.workers == 0
@@ -377,8 +384,12 @@ def _cpu(signs: Sequence[Signs], *, vcpus: float, busy: float) -> ProfileState |
     return ProfileState(
         id="cpu",
         text=f"CPU-bound: a step uses {workers:.3f} CPU-seconds of loader workers and "
-        f"{trainers:.3f} of trainers, on {vcpus:.3g} vCPUs that were {busy:.0%} busy"
-        + (f", {others / vcpus:.0%} with other programs" if others > MAX_OTHERS * vcpus else ""),
+        f"{trainers:.3f} of trainers, on {vcpus:.3g} vCPUs that were {percentage(busy)} busy"
+        + (
+            f", {percentage(others / vcpus)} with other programs"
+            if others > MAX_OTHERS * vcpus
+            else ""
+        ),
         share=lost,
     )
 
@@ -435,7 +446,7 @@ def _few_workers(own: Signs, *, busy: float, is_limit: bool) -> ProfileState | N
     why = (
         f"{own.batch_words}: it waits for its data, not for a CPU"
         if is_waiting
-        else f"the vCPUs are {busy:.0%} busy"
+        else f"the vCPUs are {percentage(busy)} busy"
     )
     workers = "1 worker loads" if own.workers == 1 else f"{own.workers} workers load"
     return ProfileState(
@@ -486,6 +497,6 @@ def _accelerator(signs: Sequence[Signs], *, is_binding: bool) -> ProfileState | 
     return ProfileState(
         id="accelerator",
         text=f"accelerator-bound: a step takes {ms(waiting.step_seconds)}, with cached batches "
-        f"{ms(replayed)}; {waiting.wait_share:.0%} of it is waiting for data",
+        f"{ms(replayed)}; {percentage(waiting.wait_share)} of it is waiting for data",
         share=min(1.0, replayed / waiting.step_seconds),
     )

@@ -1,9 +1,45 @@
-"""The trainer's steps are timed: as is, and with cached batches. Times are passed in."""
+"""The trainer's steps are timed, as is and with cached batches, and a thread watches them.
 
-from collections.abc import Callable
+The thread looks at the interpreter lock, the machine, and the CPU's own speed: a virtual machine
+that shares its cores with others becomes slower and faster without any sign in /proc, with no steal
+time and no other program. What is measured then holds for those seconds only.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, variance
+from types import FrameType
 
-from stoker.profile.raw import AcceleratorOnly, AsIs, block_means, quartiles
+import msgspec
+
+from stoker.host.counters import (
+    OwnSchedule,
+    Scheduled,
+    Throttling,
+    elsewhere_cpu_seconds,
+    machine_cpu_seconds,
+    received_bytes,
+    scheduled,
+    storage_stall_seconds,
+    threads_cpu_seconds,
+    throttling,
+)
+from stoker.host.cpu import cpu_groups, cpu_quota
+from stoker.profile.rank_results import (
+    AcceleratorOnly,
+    AsIs,
+    Evidence,
+    ProfiledEpoch,
+    block_means,
+    quartiles,
+)
 
 # Steps that are not counted: first kernels, first allocations, cold caches.
 WARM_UP_STEPS = 10
@@ -56,8 +92,8 @@ class AsIsSteps:
         children_cpu: CPU-seconds so far of all processes below this one; asked for at the begin
             and end of an epoch only, for it takes milliseconds.
         machine_cpu: CPU-seconds so far of all processes of the machine, on the vCPUs of this one.
-        warm_up_seconds: After so long the warm-up is over, however few steps it had.
-        clock_batches: With this batch its clock begins. Ranks get their first ones seconds apart,
+        warm_up_seconds: The warm-up ends after this time, however few steps it had.
+        clock_batches: The clock begins with this batch. Ranks get their first ones seconds apart,
             the second ones together: where it is 2, their warm-ups end together, too.
     """
 
@@ -111,7 +147,7 @@ class AsIsSteps:
         self._last = (now, cpu) if self._is_warm(now) else None
 
     def goes_on(self, *, now: float, cpu: float) -> None:
-        """Notes that the script has its batch: what was done after `got` is none of its step."""
+        """Notes that the script has its batch: what was done after `got` is in no step."""
         if self._last is not None:
             self._last = (now, cpu)
 
@@ -212,7 +248,7 @@ class ReplaySteps:
 
 
 def missing_of(as_is: AsIsSteps | None, replay: ReplaySteps | None) -> str:
-    """Says what a script that ended by itself did not leave time for."""
+    """Says what a script that ended on its own did not leave time for."""
     if replay is not None:
         return f"the script ended after {replay.count} steps with cached batches"
     if as_is is None:
@@ -221,4 +257,357 @@ def missing_of(as_is: AsIsSteps | None, replay: ReplaySteps | None) -> str:
     return (
         f"the script ended after {as_is.batches} batches of its main loader{epoch}; "
         f"{WARM_UP_STEPS + USUAL_STEPS} are needed"
+    )
+
+
+# The machine's lateness is known to this much.
+TICK_SECONDS = 50e-6
+_CLOCK_MONOTONIC = 1
+_NANOSECONDS = 1_000_000_000
+
+
+class _TimerSpec(ctypes.Structure):
+    """The kernel's `struct itimerspec`: after how long it expires first, and then how often."""
+
+    _fields_ = (
+        ("interval_seconds", ctypes.c_long),
+        ("interval_nanoseconds", ctypes.c_long),
+        ("seconds", ctypes.c_long),
+        ("nanoseconds", ctypes.c_long),
+    )
+
+
+class Alarm:
+    """Wakes one thread after a while, or when another thread calls `ring`; close it after use.
+
+    A thread may be late because the machine wakes it late (a virtual machine whose vCPU was given
+    away, a busy CPU, timer slack) or because it waits for the interpreter lock. To tell one from
+    the other, it sleeps in a read of a timer that ticks on: the kernel counts the ticks when the
+    thread runs again, before it asks for the lock.
+    """
+
+    def __init__(self) -> None:
+        self._is_rung = False
+        self._timer: int | None = None
+        with contextlib.suppress(OSError, AttributeError):
+            # PyDLL keeps the lock during a call: to give it up would be to wait for it again.
+            libc = ctypes.PyDLL(None, use_errno=True)
+            self._set = libc.timerfd_settime
+            timer = libc.timerfd_create(_CLOCK_MONOTONIC, os.O_CLOEXEC)
+            self._timer = timer if timer >= 0 else None
+
+    def sleep(self, seconds: float) -> float:
+        """Returns after `seconds`, or at once when the alarm has been rung.
+
+        Returns:
+            Seconds by which the machine woke this thread too late; 0 where the kernel does not
+            tell, as outside Linux.
+        """
+        if self._timer is None:
+            if not self._is_rung:
+                time.sleep(seconds)
+            return 0.0
+        self._expire_in(seconds)
+        # After the timer is set: a call of `ring` from now on sets it anew.
+        if self._is_rung:
+            return 0.0
+        ticks = int.from_bytes(os.read(self._timer, 8), "little")
+        return (ticks - 1) * TICK_SECONDS
+
+    def ring(self) -> None:
+        """Ends the sleep, and all later ones at once."""
+        self._is_rung = True
+        if self._timer is not None:
+            self._expire_in(1 / _NANOSECONDS)
+
+    @property
+    def is_rung(self) -> bool:
+        """Tells whether `ring` was called."""
+        return self._is_rung
+
+    def close(self) -> None:
+        """Closes the timer; may be called twice, but not while a thread waits on it."""
+        if self._timer is not None:
+            os.close(self._timer)
+            self._timer = None
+
+    def _expire_in(self, seconds: float) -> None:
+        whole, rest = divmod(max(1, round(seconds * _NANOSECONDS)), _NANOSECONDS)
+        spec = _TimerSpec(0, round(TICK_SECONDS * _NANOSECONDS), whole, rest)
+        self._set(self._timer, 0, ctypes.byref(spec), None)
+
+
+LOOK_SECONDS = 0.1
+# About 0.2 ms, outside of the interpreter lock: 0.2 % of a vCPU.
+_ROUNDS = 500
+# Looks are averaged over so many, which is a second: what differs within it averages out anyway.
+_LOOKS_OF_A_WINDOW = 10
+_LEAST_WINDOWS = 4
+
+
+def look() -> float:
+    """Times a fixed computation once: returns its CPU-seconds."""
+    began = time.thread_time()
+    hashlib.pbkdf2_hmac("sha256", b"stoker", b"stoker", _ROUNDS)
+    return time.thread_time() - began
+
+
+def speed_spread(looks: Sequence[float]) -> float | None:
+    """Returns the CPU speed's standard deviation from second to second, as a share of its mean.
+
+    Looks differ by chance as well, for instance by what runs on a core's other hyper-thread at that
+    moment. What they differ by within a second is taken off the difference between seconds, as in
+    an analysis of variance.
+
+    Args:
+        looks: CPU-seconds each, one every LOOK_SECONDS, in order.
+
+    Returns:
+        None where there are too few looks to say.
+    """
+    size = _LOOKS_OF_A_WINDOW
+    windows = [looks[at : at + size] for at in range(0, len(looks) - size + 1, size)]
+    if len(windows) < _LEAST_WINDOWS:
+        return None
+    mean = fmean(looks)
+    between = variance([fmean(window) for window in windows])
+    by_chance = fmean([variance(window) for window in windows]) / size
+    return float(max(0.0, between - by_chance) ** 0.5 / mean)
+
+
+# 50 knocks a second next to a busy interpreter take 0.3 % of a vCPU; its loop became no slower than
+# it differs from one second to the next, by 0.5 %.
+KNOCK_SECONDS = 0.02
+# Python code gives the lock up after 5 ms, if asked; where the main thread asks for it again and
+# again, between torch's operations, a knock gets it within 0.7 to 1.5 ms. Torch's operations do not
+# hold it. How late the machine woke the thread is known and left out: 0.1 ms of timer slack, or
+# several ms on a virtual machine that was idle.
+HELD_SECONDS = 0.0005
+_FRAMES = 8
+_COLLECTIVES = (
+    os.path.join("torch", "distributed") + os.sep,
+    os.path.join("torch", "autograd", "graph.py"),
+)
+
+
+class StepWatch:
+    """Sees the reading thread's steps, the process's threads and the machine; cheap.
+
+    While steps are watched, a thread knocks: it sleeps, and sees how long it then waits for the
+    interpreter lock. It is not there when workers are forked.
+    """
+
+    def __init__(self) -> None:
+        self._evidence = Evidence()
+        self._passes: list[ProfiledEpoch] = []
+        self._waits: list[float] = []
+        self._pass_began = 0.0
+        self._last = 0.0
+        self._is_reading = False
+        self._watched: _WatchedStretch | None = None
+
+    def asked(self) -> None:
+        """Notes that the reading thread asks for a batch."""
+        self._is_reading = True
+
+    def got(self, *, now: float, wait: float, receive: float, is_counted: bool) -> None:
+        """Notes that the reading thread has its batch.
+
+        Args:
+            now: Monotonic seconds.
+            wait: Seconds after it asked.
+            receive: CPU-seconds of this thread meanwhile.
+            is_counted: Whether steps count by now; else they are warm-up.
+        """
+        self._is_reading = False
+        if not self._waits:
+            self._pass_began = now
+        self._waits.append(wait)
+        self._last = now
+        if self._watched is not None:
+            self._watched.got(wait=wait, receive=receive)
+        elif is_counted:
+            self._watched = _WatchedStretch(is_reading=lambda: self._is_reading)
+
+    def pause(self) -> None:
+        """Watches no more until the next batch; may be called twice."""
+        if self._watched is not None:
+            self._evidence = _sum(self._evidence, self._watched.end())
+            self._watched = None
+
+    def pass_ended(self) -> None:
+        """Ends the epoch; may be called twice."""
+        self.pause()
+        steps = len(self._waits) - 1
+        if steps > 0:
+            self._passes.append(
+                ProfiledEpoch(
+                    batches=steps,
+                    wait_seconds=sum(self._waits[1:]) / steps,
+                    step_seconds=(self._last - self._pass_began) / steps,
+                )
+            )
+        self._waits.clear()
+        self._is_reading = False
+
+    def result(self) -> Evidence:
+        """Returns all that was seen, once the last epoch has ended."""
+        return msgspec.structs.replace(self._evidence, passes=tuple(self._passes))
+
+
+class _WatchedStretch:
+    """One stretch of steps without a pause."""
+
+    def __init__(self, *, is_reading: Callable[[], bool]) -> None:
+        self._thread_id = threading.get_native_id()
+        self._task = f"/proc/self/task/{self._thread_id}"
+        self._steps = 0
+        self._wait = 0.0
+        self._receive = 0.0
+        self._groups = cpu_groups()
+        self._throttled = [throttling(group) for group in self._groups]
+        self._received = received_bytes()
+        self._stall = storage_stall_seconds()
+        self._machine = machine_cpu_seconds()
+        self._elsewhere = elsewhere_cpu_seconds()
+        self._thread = scheduled(self._task) or Scheduled(0.0, 0.0)
+        self._process = time.process_time()
+        self._own = threads_cpu_seconds({self._thread_id})
+        self._began = time.monotonic()
+        self._knocker = _Knocker(is_reading=is_reading)
+        self._knocker.start()
+
+    def got(self, *, wait: float, receive: float) -> None:
+        self._steps += 1
+        self._wait += wait
+        self._receive += receive
+
+    def end(self) -> Evidence:
+        """Blocks for a moment, until the knocking thread has ended."""
+        seconds = time.monotonic() - self._began
+        own = threads_cpu_seconds({self._thread_id}) - self._own
+        others = time.process_time() - self._process - own
+        thread = scheduled(self._task) or self._thread
+        machine = machine_cpu_seconds() - self._machine
+        elsewhere = elsewhere_cpu_seconds() - self._elsewhere
+        knocker = self._knocker
+        knocker.stop()
+        periods = [
+            throttling(group).since(before)
+            for group, before in zip(self._groups, self._throttled, strict=True)
+        ]
+        worst = max(periods, key=lambda each: each.throttled_seconds, default=Throttling())
+        stall = storage_stall_seconds()
+        return Evidence(
+            seconds=seconds,
+            steps=self._steps,
+            wait_seconds=self._wait,
+            own_cpu_seconds=max(0.0, own - self._receive),
+            queued_seconds=max(0.0, thread.queued - self._thread.queued),
+            other_threads_seconds=max(0.0, others),
+            knocks=knocker.knocks,
+            held_knocks=knocker.held_knocks,
+            collective_knocks=knocker.collective_knocks,
+            busy_vcpus=machine / seconds if seconds else 0.0,
+            elsewhere_vcpus=elsewhere / seconds if seconds else 0.0,
+            quota_vcpus=cpu_quota(),
+            periods=worst.periods,
+            throttled_periods=worst.throttled_periods,
+            throttled_seconds=worst.throttled_seconds,
+            received_bytes=max(0, received_bytes() - self._received),
+            storage_stall_seconds=None
+            if stall is None or self._stall is None
+            else stall - self._stall,
+            core_looks=tuple(knocker.core_looks),
+        )
+
+
+class _Knocker:
+    """The knocking thread.
+
+    Args:
+        is_reading: Whether the thread that made this is in next() now.
+    """
+
+    def __init__(self, *, is_reading: Callable[[], bool]) -> None:
+        self.knocks = 0
+        self.held_knocks = 0
+        self.collective_knocks = 0
+        self.core_looks: list[float] = []
+        self._is_reading = is_reading
+        self._reader = threading.get_ident()
+        self._alarm = Alarm()
+        self._thread = threading.Thread(target=self._knock, name="stoker-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._alarm.ring()
+        self._thread.join()
+        self._alarm.close()
+
+    def _knock(self) -> None:
+        schedule = OwnSchedule()
+        speed_looked = time.monotonic()
+        before = schedule.queued_seconds()
+        asked = time.monotonic()
+        while True:
+            machine_late = self._alarm.sleep(KNOCK_SECONDS)
+            if self._alarm.is_rung:
+                break
+            now = time.monotonic()
+            # What is read first is read before the lock is given up again.
+            is_reading = self._is_reading()
+            frame = sys._current_frames().get(self._reader)
+            queued = schedule.queued_seconds()
+            if not is_reading:
+                # Time ready to run is mostly in the machine's lateness; what is not comes after it.
+                late = now - asked - KNOCK_SECONDS
+                self.knocks += 1
+                self.held_knocks += late - max(machine_late, queued - before) >= HELD_SECONDS
+                self.collective_knocks += _is_collective(frame)
+            del frame
+            if now - speed_looked >= LOOK_SECONDS:
+                speed_looked = now
+                self.core_looks.append(look())
+                queued = schedule.queued_seconds()
+            before = queued
+            asked = time.monotonic()
+        schedule.close()
+
+
+def _is_collective(frame: FrameType | None) -> bool:
+    for _ in range(_FRAMES):
+        if frame is None:
+            return False
+        if any(place in frame.f_code.co_filename for place in _COLLECTIVES):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _sum(first: Evidence, second: Evidence) -> Evidence:
+    stalls = [own.storage_stall_seconds for own in (first, second)]
+    seconds = first.seconds + second.seconds
+    means = ("busy_vcpus", "elsewhere_vcpus")
+    sums = {
+        name: getattr(first, name) + getattr(second, name)
+        for name in Evidence.__struct_fields__
+        if name not in (*means, "quota_vcpus", "storage_stall_seconds", "passes")
+    }
+    busy, elsewhere = (
+        sum(getattr(own, name) * own.seconds for own in (first, second)) / seconds
+        if seconds
+        else 0.0
+        for name in means
+    )
+    return Evidence(
+        **sums,
+        busy_vcpus=busy,
+        elsewhere_vcpus=elsewhere,
+        quota_vcpus=second.quota_vcpus,
+        storage_stall_seconds=sum(own for own in stalls if own is not None)
+        if second.storage_stall_seconds is not None
+        else None,
     )

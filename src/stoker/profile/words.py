@@ -1,11 +1,11 @@
-"""The profile is told in words: a verdict, a table of terms, and what to do at no cost. Pure."""
+"""The profile is put into words: a verdict, a table of terms, and what to do at no cost. Pure."""
 
 from collections.abc import Sequence
 
-from stoker.profile.job import explain_observed, observed_words
+from stoker.profile.observed_job import explain_observed, observed_words
 from stoker.records import Profile, StepTerms, TransformCost, parts_of
 from stoker.records.parts import speed_words, too_busy
-from stoker.text import ms, size, wrapped
+from stoker.text import ms, percentage, size, wrapped
 
 _ROWS = 8
 _NAME = 44
@@ -113,12 +113,12 @@ def _verdict(profile: Profile) -> str:
     if step.wait_seconds is None:
         return f"A step takes {ms(step.step_seconds)}; what it waits for was not measured."
     share = step.wait_seconds / step.step_seconds
-    said = f"{share:.0%} of a step is waiting for data"
+    said = f"{percentage(share)} of a step is waiting for data"
     if step.accelerator_step_seconds is not None:
         # Where loading shares the CPUs with the model, it costs more than the wait in next().
         lost = 1 - step.accelerator_step_seconds / step.step_seconds
         if lost > share + _MIN_WAIT:
-            said += f", and {lost - share:.0%} is lost to loading on the same CPUs"
+            said += f", and {percentage(lost - share)} is lost to loading on the same CPUs"
             share = lost
     busy = _too_busy(profile)
     if busy:
@@ -153,9 +153,10 @@ def _limit(profile: Profile) -> str | None:
 def _check(profile: Profile) -> str:
     assert profile.check is not None
     check = profile.check
+    error = percentage(check.error, signed=True)
     text = (
         f"self-check: the parts give {ms(check.predicted_step_seconds)} per step, measured were "
-        f"{ms(check.predicted_step_seconds / (1 + check.error))} ({check.error:+.0%})"
+        f"{ms(check.predicted_step_seconds / (1 + check.error))} ({error})"
     )
     if check.explained:
         return text

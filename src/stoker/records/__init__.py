@@ -1,5 +1,8 @@
 """The records are typed, versioned documents, the only thing that components pass to each other."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from stoker.records.base import (
     Json,
     Place,
@@ -14,21 +17,6 @@ from stoker.records.base import (
     to_json,
     write_json,
     write_text,
-)
-from stoker.records.cloud import (
-    ControlSettings,
-    Framework,
-    KubeflowSettings,
-    KubernetesSettings,
-    MetricDefinition,
-    ModelSettings,
-    NodePool,
-    NodeRule,
-    PodSettings,
-    PodVolume,
-    SageMakerSettings,
-    Toleration,
-    Vpc,
 )
 from stoker.records.decision import (
     Action,
@@ -53,7 +41,25 @@ from stoker.records.engine import (
     StrategySettings,
 )
 from stoker.records.parts import Parts, SharedLoading, parts_of
-from stoker.records.platforms import PLATFORM_INFOS, PlatformInfo, PlatformName, bare_type
+from stoker.records.platforms import (
+    PLATFORM_INFOS,
+    ControlSettings,
+    Framework,
+    KubeflowSettings,
+    KubernetesSettings,
+    MetricDefinition,
+    ModelSettings,
+    NodePool,
+    NodeRule,
+    PlatformInfo,
+    PlatformName,
+    PodSettings,
+    PodVolume,
+    SageMakerSettings,
+    Toleration,
+    Vpc,
+    bare_type,
+)
 from stoker.records.profile import (
     Check,
     Fix,
@@ -67,7 +73,6 @@ from stoker.records.profile import (
     StepTerms,
     TransformCost,
 )
-from stoker.records.schema import RECORDS, json_schema
 from stoker.records.training import (
     Band,
     Evaluation,
@@ -90,6 +95,16 @@ from stoker.records.workload import (
     TodaysGroup,
     TrainingSize,
     Workload,
+)
+
+RECORDS: Mapping[str, type[Record]] = MappingProxyType(
+    {
+        "workload": Workload,
+        "profile": Profile,
+        "decision": Decision,
+        "training": Training,
+        "evaluation": Evaluation,
+    }
 )
 
 __all__ = [
@@ -166,7 +181,6 @@ __all__ = [
     "Workload",
     "bare_type",
     "convert",
-    "json_schema",
     "nearest",
     "parts_of",
     "read_json",

@@ -29,7 +29,7 @@ Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 Scalar = None | bool | int | float | str
 Value = Scalar | list[Scalar] | dict[str, Scalar]
 
-_RecordT = TypeVar("_RecordT", bound="Record")
+RecordT = TypeVar("RecordT", bound="Record")
 _PATH = re.compile(r" - at `(?:key in )?\$(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `(?P<key>[^`]*)`")
 _REQUIRED = re.compile(r"missing required field `(?P<key>[^`]*)`")
@@ -54,7 +54,7 @@ class Place:
     """The place of keys: the file's name, and line numbers where the parser keeps them.
 
     Args:
-        source: Name of the file, or of whatever else the document came from.
+        source: Name of the file, or of another source of the document.
         lines: Key path to line number.
         overridden: Key paths that were set on the command line.
     """
@@ -83,7 +83,7 @@ class Place:
         return f"{head}, key {path}" if path else head
 
 
-def convert(document: Json, kind: type[_RecordT], place: Place) -> _RecordT:
+def convert(document: Json, kind: type[RecordT], place: Place) -> RecordT:
     """Turns a parsed document into a record.
 
     Raises:
@@ -98,7 +98,7 @@ def convert(document: Json, kind: type[_RecordT], place: Place) -> _RecordT:
         raise _explain(str(err), document, kind, place) from None
 
 
-def read_json(path: Path | str, kind: type[_RecordT]) -> _RecordT:
+def read_json(path: Path | str, kind: type[RecordT]) -> RecordT:
     """Reads a record from a JSON file, or the document itself: a text that begins with a brace.
 
     Raises:
@@ -198,7 +198,7 @@ def _unique_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     if len(document) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"key {twice!r} stands there twice")
+        raise ValueError(f"key {twice!r} is there twice")
     return document
 
 

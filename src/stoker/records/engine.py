@@ -69,8 +69,8 @@ class StrategySettings(Record, frozen=True, kw_only=True):
         """Says why a dnn group of such hosts cannot train so, and what to do; None: it can.
 
         Args:
-            instance_type: With or without `ml.`.
-            processes_per_host: As far as it is known; else 1.
+            instance_type: Instance type, with or without `ml.`.
+            processes_per_host: Processes of a host; 1 where it is not known.
         """
         if self.name == "none" and processes_per_host > 1:
             return (
@@ -92,7 +92,7 @@ class ReadyProbe(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         port: Name of one of the engine's ports, on which it must listen.
-        path: Of an HTTP request on that port that must be answered with a code below 400; absent:
+        path: Path of an HTTP request on that port that must get a code below 400; absent:
             a connection is enough.
         seconds: How long that may take, from the start of the command.
     """
@@ -103,9 +103,9 @@ class ReadyProbe(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineCommand(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A command that an engine runs beside the training, on each host of a group or on the leader.
+    """A command that an engine runs next to the training, on each host of a group or on the leader.
 
-    It stays in the foreground: where it ends before the training, whatever its code, it has failed.
+    It stays in the foreground: if it ends before the training, with any code, it has failed.
 
     Attributes:
         command: Program and arguments. `{PLACE}` in an argument stands for what the host knows: one
@@ -115,7 +115,7 @@ class EngineCommand(Record, frozen=True, kw_only=True, omit_defaults=True):
         environment: More variables for it, with the same places.
         needs_workers: Runs only on hosts that have data workers, as `feed.local_workers` or the
             plan say: of dnn hosts, those that help the data group.
-        followers_only: Of the dnn hosts, not on the leader, which has a command of its own.
+        followers_only: Does not run on the leading dnn host, which has a command of its own.
     """
 
     command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -128,17 +128,17 @@ class EngineCommand(Record, frozen=True, kw_only=True, omit_defaults=True):
 class EngineSettings(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The engine that makes data on the hosts of the data group.
 
-    In a run without a data group no engine runs, whatever stands here.
+    In a run without a data group no engine runs, whatever the settings are.
 
     Attributes:
         name: `feed`: stoker's own; `command`: the commands below; `tf.data.service` and `ray`: the
             same with commands of their own, each of which may be replaced below.
-        leader: Runs beside the training on the first dnn host only: a dispatcher, a head.
-        dnn: Runs beside the training on every dnn host.
+        leader: Runs next to the training on the first dnn host only: a dispatcher, a head.
+        dnn: Runs next to the training on every dnn host.
         data: Runs on every data host.
-        ports: By name, the same on every host (local hosts, which share an address, get free ones).
+        ports: Ports by name, the same on every host; local hosts share an address: free ones.
         environment: More variables for the training command, with the places of EngineCommand.
-        stop_seconds: From the end of the training until what still runs is killed.
+        stop_seconds: Time from the end of the training until what still runs is killed.
         needs_all: The run fails when a data host or its command is lost before the training ends,
             unless lost hosts are started again (Kubernetes); else the training goes on, or fails by
             itself. Absent: as the preset says, else no.
@@ -210,8 +210,8 @@ def mistake(
     """Returns what is wrong with a place: in words, the wrong word, and the valid ones; or None.
 
     Args:
-        place: From a text.
-        ports: Of the engine.
+        place: Name of a place in a text.
+        ports: Ports of the engine.
     """
     if place.name == TF_CONFIG:
         tasks = tuple(task for task in TF_TASKS if task in ports)

@@ -105,9 +105,9 @@ def check_engine(engine: EngineSettings, *, feed: FeedSettings, place: Place) ->
     """Checks what a launcher would else find out when all hosts are up.
 
     Args:
-        engine: As the workload has it.
+        engine: Engine of the workload.
         feed: Its ports are not the engine's.
-        place: Of the workload.
+        place: Place of the workload's document, for errors.
 
     Raises:
         UsageError: With the key, and the nearest known word for an unknown one.
@@ -148,7 +148,7 @@ def _check_ports(engine: EngineSettings, feed: FeedSettings, place: Place) -> No
         key = f"engine.ports.{name}"
         if not PORT_NAME.fullmatch(name) or name in NAMES:
             raise UsageError(
-                f"{name} is no name for a port",
+                f"{name} is not a name for a port",
                 where=place.at(key),
                 fix="letters, digits, _ and -, beginning with a letter, and none of: "
                 + ", ".join(sorted(NAMES)),
@@ -186,7 +186,7 @@ def _check_command(key: str, command: EngineCommand, engine: EngineSettings, pla
 def _check_variable(key: str, name: str, text: str, engine: EngineSettings, place: Place) -> None:
     if name.startswith("STOKER_") or "=" in name:
         raise UsageError(
-            f"{name} is no variable that an engine may set",
+            f"{name} is not a variable that an engine may set",
             where=place.at(key),
             fix="STOKER_... are stoker's own; take another name",
         )

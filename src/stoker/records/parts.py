@@ -53,7 +53,7 @@ class SharedLoading:
     """The resource that loader workers share, by their measured throughput.
 
     Attributes:
-        seconds: Of a global step, with any number of workers; 0: more workers load more.
+        seconds: Time of a global step with any number of workers; 0: more workers load more.
         least: The fewest workers that were tried, of all hosts; 0: not known.
         most: The most workers that were tried, of all hosts; 0: not known.
     """
@@ -68,8 +68,8 @@ class Parts:
     """The parts of a global step on the hosts that train, all ranks together.
 
     Attributes:
-        accelerator_seconds: Of the trainer with data at hand.
-        receive_seconds: Of the trainer's own thread to take a batch from a worker, wall clock.
+        accelerator_seconds: Time of the trainer's step with data at hand.
+        receive_seconds: Wall-clock time of the trainer's thread to take a batch from a worker.
         loader_cpu_seconds: CPU-seconds of loading.
         loader_wall_seconds: Worker-seconds of loading with the fewest workers.
         trainer_cpu_seconds: CPU-seconds of the trainer processes, receiving inside.
@@ -177,7 +177,7 @@ def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
 def read_seconds(profile: Profile) -> float:
     """Returns the seconds that today's storage needs for a step; 0: it keeps up, or not known.
 
-    Cold reads that would take longer than the step itself are none of the step's: it found its
+    Cold reads that would take longer than the step itself are not part of it: it found its
     files in memory.
     """
     step = profile.timed_step
@@ -205,11 +205,11 @@ def shared_by_rates(
     """Returns what the workers share, by throughputs at different numbers of them.
 
     Args:
-        rates: Of the loader alone.
+        rates: Rates of the loader alone.
         wall: Worker-seconds of a step's loading.
         cpu: CPU-seconds of it.
-        vcpus: That the loader had, of all hosts.
-        hosts: That the loader was tried on at once.
+        vcpus: vCPUs of all hosts that the loader had.
+        hosts: Hosts that the loader was tried on at once.
     """
     known = sorted(rates, key=lambda rate: rate.workers)
     if not known:
@@ -239,7 +239,7 @@ def others_width(profile: Profile, *, vcpus: float) -> float:
     """Returns the relative error that other programs may cause; 0 where they are hardly there.
 
     Args:
-        vcpus: Of all hosts.
+        vcpus: vCPUs of all hosts.
     """
     return _width(others_vcpus_of(profile), vcpus=vcpus)
 
@@ -274,8 +274,8 @@ def too_busy(profile: Profile, *, vcpus: float, machine_vcpus: float | None = No
     """Says why other programs' load forbids to judge another cluster; empty where it does not.
 
     Args:
-        vcpus: Of all hosts.
-        machine_vcpus: Of the machine that all plans have to run on; None: they have their own.
+        vcpus: vCPUs of all hosts.
+        machine_vcpus: vCPUs of the machine that all plans must run on; None: they have their own.
     """
     if others_width(profile, vcpus=vcpus) > _BEYOND_TELLING:
         return (

@@ -1,9 +1,18 @@
-"""The facts about platforms that rooms other than `platforms` need, one value for each platform."""
+"""Facts about each platform, and the settings that a workload may have for it.
+
+The facts are what rooms other than `platforms` need. The settings, of SageMaker and of Kubernetes,
+are what jobs need next to the plan.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
+
+from stoker.records.base import Name, NonNegativeInt, PositiveFloat, PositiveInt, Record
 
 PlatformName = Literal["local", "sagemaker", "kubernetes"]
 
@@ -16,13 +25,13 @@ class PlatformInfo:
     """The facts about one platform.
 
     Attributes:
-        type_prefix: In front of the names of its instance types.
+        type_prefix: Prefix of the names of its instance types.
         is_this_machine: Its hosts are processes of this machine: nothing is billed, prices are
             nominal, a type is made as it is named, and today's cluster need not be named.
         has_node_pools: Its types may be the node pools of a cluster.
         needs_training_enum: Its jobs take only types that its API lists for training.
         max_groups: Instance groups that a job may have; None: no bound.
-        payer: Whose prices of AWS's it has: `sagemaker` or `ec2`; empty: none.
+        payer: AWS service whose prices hold there: `sagemaker` or `ec2`; empty: none.
         price_list: The words for these prices.
     """
 
@@ -55,3 +64,328 @@ PLATFORM_INFOS: Mapping[PlatformName, PlatformInfo] = MappingProxyType(
 def bare_type(name: str) -> str:
     """Returns an instance type without the prefix `ml.` that SageMaker puts in front of it."""
     return name.removeprefix(_PREFIX)
+
+
+Uri = Annotated[str, msgspec.Meta(pattern="^s3://[^/]+(/.*)?$", max_length=1024)]
+Role = Annotated[str, msgspec.Meta(pattern="^arn:aws[a-z-]*:iam::[0-9]{12}:role/?[^ ]+$")]
+
+
+class Vpc(Record, frozen=True, kw_only=True):
+    """The network that hosts join; its security groups must let them reach each other by TCP."""
+
+    subnets: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1)]
+    security_groups: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1)]
+
+
+class MetricDefinition(Record, frozen=True, kw_only=True):
+    """A metric that the service reads from the log; `regex` has one group."""
+
+    name: Name
+    regex: Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
+
+
+class Framework(Record, frozen=True, kw_only=True):
+    """The framework of an image; heterogeneous clusters need PyTorch 1.10 or TensorFlow 2.6."""
+
+    name: Literal["pytorch", "tensorflow"]
+    version: Annotated[str, msgspec.Meta(pattern="^[0-9]+\\.[0-9]+([.+].*)?$")]
+
+
+class ControlSettings(Record, frozen=True, kw_only=True):
+    """The small steps of the pipeline: decide, evaluate, and train as it waits for its job.
+
+    Attributes:
+        image: Absent: the workload's own.
+        role: ARN of the role with which they run, the one that may create the training job; absent:
+            the job's own, which then may create jobs, too.
+        instance_type: A processing type; CPU is enough.
+        max_run_seconds: Train waits for the whole training; the service's limit is 5 days.
+    """
+
+    image: Name | None = None
+    role: Role | None = None
+    instance_type: Name = "ml.t3.medium"
+    volume_gb: PositiveInt = 30
+    max_run_seconds: Annotated[int, msgspec.Meta(ge=60, le=432000)] = 432000
+
+
+class ModelSettings(Record, frozen=True, kw_only=True):
+    """The registration of a model that passed its gate.
+
+    Attributes:
+        group: Group of the model registry; absent: the workload's name.
+        image: Image that serves the model; absent: the workload's own.
+    """
+
+    group: Name | None = None
+    image: Name | None = None
+    approval: Literal["Approved", "Rejected", "PendingManualApproval"] = "PendingManualApproval"
+    content_types: tuple[Name, ...] = ("application/json",)
+    response_types: tuple[Name, ...] = ("application/json",)
+
+
+class SageMakerSettings(Record, frozen=True, kw_only=True):
+    """The settings that SageMaker needs for a workload, next to its plan.
+
+    Attributes:
+        role: ARN of the role that the job takes on.
+        output_uri: Prefix for outputs, models, tokens and packed code.
+        region: Absent: what boto3 finds (AWS_REGION, the profile).
+        source: Folder with the training's code, packed and handed to all hosts as one more
+            channel, or an s3:// address of such a package (.tar.gz); absent: it is in the image.
+        entrypoint: What the image runs; the command follows. The last word is `--`.
+        framework: Framework of the image, if stoker shall check it.
+        volume_gb: Disk of each host of all groups; types with NVMe disks of their own ignore it.
+        max_run_seconds: The service stops the job after this time.
+        encrypt_traffic: The service encrypts between the hosts; the feed then does not, too.
+        network_isolation: No network but the hosts' own; data comes by channels only.
+        checkpoint_uri: Kept in step with /opt/ml/checkpoints while the job runs.
+        keep_alive_seconds: Warm pool; homogeneous jobs only.
+        spot: Managed spot; homogeneous jobs only.
+        max_wait_seconds: With spot: limit for the wait for capacity and the training together.
+        metric_definitions: Absent: those of the launcher's progress line (step and wait seconds).
+        pipeline_role: ARN of the role with which the pipeline starts its steps; absent: the job's.
+        schedule_role: ARN of the role with which the scheduler starts the pipeline.
+        cache_days: A step with the same request within so many days is not run again; 0: always.
+    """
+
+    role: Role
+    output_uri: Uri
+    region: Name | None = None
+    source: Name | None = None
+    entrypoint: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("stoker", "launch", "--")
+    framework: Framework | None = None
+    volume_gb: PositiveInt = 100
+    volume_kms_key: Name | None = None
+    output_kms_key: Name | None = None
+    max_run_seconds: PositiveInt = 86400
+    vpc: Vpc | None = None
+    encrypt_traffic: bool = False
+    network_isolation: bool = False
+    checkpoint_uri: Uri | None = None
+    keep_alive_seconds: NonNegativeInt = 0
+    spot: bool = False
+    max_wait_seconds: PositiveInt | None = None
+    environment: dict[Name, str] = msgspec.field(default_factory=dict)
+    tags: dict[Name, str] = msgspec.field(default_factory=dict)
+    metric_definitions: tuple[MetricDefinition, ...] | None = None
+    control: ControlSettings = ControlSettings()
+    model: ModelSettings = ModelSettings()
+    pipeline_role: Role | None = None
+    schedule_role: Role | None = None
+    cache_days: NonNegativeInt = 0
+
+
+_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|[MGTP]i?)?$"
+
+Quantity = Annotated[str, msgspec.Meta(pattern=_QUANTITY)] | PositiveInt | PositiveFloat
+Namespace = Annotated[str, msgspec.Meta(pattern="^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+Claim = Annotated[str, msgspec.Meta(pattern="^pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/.*)?$")]
+
+
+class Toleration(Record, frozen=True, kw_only=True):
+    """A taint that pods put up with; without an effect: with all of its effects."""
+
+    key: Name | None = None
+    operator: Literal["Exists", "Equal"] = "Exists"
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+
+class NodeRule(Record, frozen=True, kw_only=True):
+    """A rule on a node's label: a requirement; with a weight, 1 to 100, only a preference."""
+
+    key: Name
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = "In"
+    values: tuple[str, ...] = ()
+    weight: Annotated[int, msgspec.Meta(ge=1, le=100)] | None = None
+
+
+class NodePool(Record, frozen=True, kw_only=True):
+    """Nodes of one kind: what a plan calls an instance type.
+
+    Attributes:
+        node_selector: Labels of these nodes; absent: node.kubernetes.io/instance-type=NAME.
+        cpu: What one pod asks for: of a whole node, what daemons leave of it.
+        gpus: GPUs of one pod; 0: the nodes have none.
+    """
+
+    node_selector: dict[Name, str] | None = None
+    tolerations: tuple[Toleration, ...] = ()
+    cpu: Quantity | None = None
+    memory: Quantity | None = None
+    gpus: NonNegativeInt | None = None
+
+
+class PodVolume(Record, frozen=True, kw_only=True):
+    """A volume of a group's pods, from exactly one of claim, secret, config_map and scratch.
+
+    Attributes:
+        claim: Name of a PersistentVolumeClaim.
+        scratch: Size of an empty folder on the node, gone with the pod.
+        sub_path: Folder within it.
+    """
+
+    name: Annotated[str, msgspec.Meta(pattern="^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+    mount_path: Annotated[str, msgspec.Meta(pattern="^/[^:]*$")]
+    claim: Name | None = None
+    secret: Name | None = None
+    config_map: Name | None = None
+    scratch: Quantity | None = None
+    sub_path: Name | None = None
+    read_only: bool = True
+
+
+class PodSettings(Record, frozen=True, kw_only=True):
+    """The needs of one role's pods, next to their pool.
+
+    Attributes:
+        cpu: Asked for; absent: the pool's.
+        cpu_limit: Absent: what is asked for. The launcher starts as many workers as it allows.
+        memory_limit: Absent: what is asked for; of a pod that takes more a process is killed.
+        gpus: GPUs of one pod; absent: the pool's. The data group has none.
+        resources: Further requests and limits, for example vpc.amazonaws.com/efa.
+        node_rules: Node affinity; all of those without a weight must hold.
+        service_account: Absent: that of the settings.
+        env_from_secrets: Secrets whose keys become variables, for example of S3.
+        labels: Labels of the pods.
+    """
+
+    cpu: Quantity | None = None
+    memory: Quantity | None = None
+    cpu_limit: Quantity | None = None
+    memory_limit: Quantity | None = None
+    gpus: NonNegativeInt | None = None
+    resources: dict[Name, Quantity] = msgspec.field(default_factory=dict)
+    node_selector: dict[Name, str] = msgspec.field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+    node_rules: tuple[NodeRule, ...] = ()
+    priority_class: Name | None = None
+    service_account: Name | None = None
+    volumes: tuple[PodVolume, ...] = ()
+    environment: dict[Name, str] = msgspec.field(default_factory=dict)
+    env_from_secrets: tuple[Name, ...] = ()
+    labels: dict[Name, str] = msgspec.field(default_factory=dict)
+    annotations: dict[Name, str] = msgspec.field(default_factory=dict)
+
+
+class KubeflowSettings(Record, frozen=True, kw_only=True):
+    """The address of Kubeflow Pipelines, and what its runs belong to.
+
+    Attributes:
+        host: Address of its API; behind a login often the site's with /pipeline. Absent: the
+            variable KF_PIPELINES_ENDPOINT, else the service of the cluster that the pod stoker runs
+            in or the kube config names.
+        ui: Address of its pages, for links; absent: the variable KF_PIPELINES_UI_ENDPOINT, else
+            the host.
+        namespace: Namespace of the user, if it has many; absent: that of the settings around it.
+        experiment: Experiment of runs and schedules; absent: one named as the workload.
+        service_account: Account of the steps' pods; absent: Kubeflow's own for pipelines.
+        token_file: File with the token that it asks for.
+        cookie_file: File with the cookie of a session, as NAME=VALUE, where it asks for one.
+        ca_file: Certificates that it is trusted by; absent: those of public authorities.
+        verify: Whether its certificate is checked.
+    """
+
+    host: Name | None = None
+    ui: Name | None = None
+    namespace: Namespace | None = None
+    experiment: Name | None = None
+    service_account: Name | None = None
+    token_file: Name | None = None
+    cookie_file: Name | None = None
+    ca_file: Name | None = None
+    verify: bool = True
+
+
+class KubernetesSettings(Record, frozen=True, kw_only=True):
+    """The settings that Kubernetes needs for a workload, next to its plan.
+
+    Attributes:
+        api: jobset: a JobSet; trainer: a TrainJob of Kubeflow Trainer, with its runtime.
+        runtime: With trainer: a TrainingRuntime that is there already (`stoker render runtime`);
+            absent: one is made for each run.
+        namespace: Absent: that of the pod stoker runs in, else of the kube config.
+        context: Context of the kube config; absent: its current one.
+        entrypoint: What the image runs; the command follows. The last word is `--`.
+        output: Where model, checkpoints and output of the dnn group are kept, as
+            pvc://CLAIM/FOLDER, in a folder of the run's name; absent: they are gone with the pods.
+        pools: Node pools by the name that plans call their instance type.
+        pools_file: CSV file of node pools with prices, in the catalog's columns, or its text: when
+            the workload is read, the text takes the place of the file's name. Then plans are made
+            of these pools and those of `pools`, which say more of the same ones.
+        dnn: Settings of the dnn group's pods.
+        data: Settings of the data group's pods.
+        gpu_resource: What GPUs are called, and the taint of their nodes that dnn pods tolerate.
+        zone: Whether all pods of a run are to be in one zone: traffic between zones is slow, and
+            billed.
+        queue: Kueue's LocalQueue.
+        image_pull_policy: Absent: the cluster's own rule.
+        run_as: User and group of the pods' processes; images whose user is root need it, too.
+        shm: Size of /dev/shm; absent: up to the memory limit.
+        scratch: Size of the job folder on the node, where there is no output; absent: no limit.
+        max_restarts: How often all pods are started again when the dnn group has failed.
+        max_run_seconds: Limit for the dnn group, the wait for its nodes included; absent: none.
+        grace_seconds: Time from SIGTERM to SIGKILL; the launcher gives the command 90 s of it.
+        keep_seconds: A job that has ended is deleted after this time, with its logs.
+        labels: Labels of all objects.
+        kubeflow: The Kubeflow where pipelines run, for stoker upload, start, schedule ...
+    """
+
+    api: Literal["jobset", "trainer"] = "jobset"
+    runtime: Name | None = None
+    namespace: Namespace | None = None
+    context: Name | None = None
+    entrypoint: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("stoker", "launch", "--")
+    output: Claim | None = None
+    pools: dict[Name, NodePool] = msgspec.field(default_factory=dict)
+    pools_file: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    dnn: PodSettings = PodSettings()
+    data: PodSettings = PodSettings()
+    gpu_resource: Name = "nvidia.com/gpu"
+    zone: Literal["prefer", "require", "any"] = "prefer"
+    queue: Name | None = None
+    service_account: Name | None = None
+    image_pull_secrets: tuple[Name, ...] = ()
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    run_as: PositiveInt = 1000
+    shm: Quantity | None = None
+    scratch: Quantity | None = None
+    max_restarts: NonNegativeInt = 0
+    max_run_seconds: PositiveInt | None = None
+    grace_seconds: PositiveInt = 120
+    keep_seconds: NonNegativeInt = 86400
+    labels: dict[Name, str] = msgspec.field(default_factory=dict)
+    kubeflow: KubeflowSettings | None = None
+
+
+_SUFFIXES = {
+    "n": Decimal("0.000000001"),
+    "u": Decimal("0.000001"),
+    "m": Decimal("0.001"),
+    "k": Decimal(10**3),
+    "M": Decimal(10**6),
+    "G": Decimal(10**9),
+    "T": Decimal(10**12),
+    "P": Decimal(10**15),
+    "E": Decimal(10**18),
+    "Ki": Decimal(2**10),
+    "Mi": Decimal(2**20),
+    "Gi": Decimal(2**30),
+    "Ti": Decimal(2**40),
+    "Pi": Decimal(2**50),
+    "Ei": Decimal(2**60),
+}
+
+
+def written(quantity: str | int | float) -> str:
+    """Returns the quantity as an object holds it."""
+    return str(quantity)
+
+
+def amount(quantity: str) -> Decimal:
+    """Returns the quantity as a number."""
+    for suffix in (quantity[-2:], quantity[-1:]):
+        if suffix in _SUFFIXES:
+            return Decimal(quantity.removesuffix(suffix)) * _SUFFIXES[suffix]
+    return Decimal(quantity)

@@ -26,11 +26,11 @@ class ProfiledHost(Record, frozen=True, kw_only=True):
     """The hosts that were measured; vcpus and accelerators of one host, else the catalog's.
 
     Attributes:
-        vcpus: That the training may use, by affinity and control group's quota; whole ones.
+        vcpus: Whole vCPUs that the training may use, by affinity and the control group's quota.
         quota_vcpus: What the quota allows, where that is no whole number: 1.5.
-        accelerators: As NVML or the driver counts them.
+        accelerators: Accelerators that NVML or the driver counts.
         accelerator_model: Their name, as the driver spells it.
-        cpu_model: As the kernel spells it.
+        cpu_model: Model of the CPU, as the kernel spells it.
     """
 
     instance_type: Name
@@ -48,7 +48,7 @@ class ProfiledHost(Record, frozen=True, kw_only=True):
 
 
 class ProfiledData(Record, frozen=True, kw_only=True):
-    """Data hosts of one type that worked beside the hosts that were measured."""
+    """Data hosts of one type that worked next to the hosts that were measured."""
 
     instance_type: Name
     count: PositiveInt
@@ -60,10 +60,10 @@ class StepTerms(Record, frozen=True, kw_only=True):
 
     Attributes:
         step_seconds: Wall clock, median, as is.
-        wait_seconds: Of it, waiting for data, of the rank that waits longest.
+        wait_seconds: Part of step_seconds that the rank that waits longest waits for data.
         accelerator_step_seconds: Replaying cached batches, all-reduce inside.
         loader_cpu_seconds: CPU-seconds of loading and augmenting, all ranks, every vCPU busy.
-        receive_seconds: Of the trainer's own thread, not overlapped, a rank, with the feed.
+        receive_seconds: Time of a rank's own thread to receive with the feed, not overlapped.
         local_receive_seconds: The same with today's local workers.
         handover_seconds: Wall clock of that thread to take a batch that is ready from a local
             worker that makes the next one, a rank; not with CUDA, where the GPU works meanwhile.
@@ -182,7 +182,7 @@ class TransformCost(Record, frozen=True, kw_only=True):
         name: `getitem`, `collate`, or a transform's class or function.
         within: The row that holds this one; absent: none.
         cpu_seconds: CPU-seconds a sample.
-        share: Of getitem and collate together.
+        share: Share of getitem and collate together.
         bytes_in: Mean bytes of what it is given, where that can be told.
         bytes_out: Mean bytes of what it gives.
         samples: Calls that were timed.
@@ -212,7 +212,7 @@ class ProfileState(Record, frozen=True, kw_only=True):
     Attributes:
         id: cpu, accelerator, storage (or network), workers, gil, throttled, straggler or
             other-programs; other versions may know others.
-        share: Of a step that it explains or costs.
+        share: Share of a step that it explains or costs.
     """
 
     id: Name
@@ -231,7 +231,7 @@ class Profile(Record, frozen=True, kw_only=True):
         loader_rates: Throughput of the loader alone, by number of workers: no plan is promised
             more from workers than these say.
         transforms: What loading a sample is made of, the dearest first.
-        unmeasured: Parts that cannot be measured where batches are none of a DataLoader of torch:
+        unmeasured: Parts that cannot be measured where no DataLoader of torch makes the batches:
             `accelerator`, `loader`. No spending is advised then.
     """
 

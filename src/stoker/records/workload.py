@@ -14,9 +14,14 @@ from stoker.records.base import (
     Scalar,
     sha256_of,
 )
-from stoker.records.cloud import KubernetesSettings, SageMakerSettings
 from stoker.records.engine import EngineName, EngineSettings, StrategyName, StrategySettings
-from stoker.records.platforms import PLATFORM_INFOS, PlatformInfo, PlatformName
+from stoker.records.platforms import (
+    PLATFORM_INFOS,
+    KubernetesSettings,
+    PlatformInfo,
+    PlatformName,
+    SageMakerSettings,
+)
 
 
 class TodaysGroup(Record, frozen=True, kw_only=True):
@@ -46,7 +51,7 @@ class Channel(Record, frozen=True, kw_only=True):
         uri: Where the data is: a folder (local), an s3:// address (SageMaker), or pvc://CLAIM/FOLDER
             (Kubernetes).
         groups: Instance groups that get it; absent: all.
-        attribute_names: Of an augmented manifest: what of each line is streamed, in this order.
+        attribute_names: Keys of an augmented manifest that are streamed, in this order.
         record_wrapper: RecordIO delimits what a pipe streams; absent: RecordIO for augmented
             manifests, else None.
     """
@@ -68,7 +73,7 @@ class Constraints(Record, frozen=True, kw_only=True):
         max_usd_per_hour: Dollars an hour of the whole cluster.
         deadline_hours: Hours for the whole training; needs its number of steps.
         max_data_hosts: 0: no data group.
-        allowed_instance_types: For dnn and data hosts alike; today's type is always allowed.
+        allowed_instance_types: Types for dnn and data hosts; today's type is always allowed.
         regions: Regions whose prices may be used.
         storage: Whether data hosts bring storage bandwidth of their own (local disks), or read
             from what all hosts share; absent: not known, taken as shared.
@@ -134,7 +139,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
             are the first replica, N to 2 N - 1 the second. Those of a replica that load get the
             same batches, byte for byte, if their samplers and generators are the same.
         replicas: The same for any other layout: the ranks of each replica. A rank in none of them
-            is one by itself.
+            is a replica alone.
         lease_seconds: A launcher that is silent for longer is lost. One whose process has died is
             noticed within 10 s; a data host that serves a trainer is never lost by silence alone.
         start_deadline_seconds: How long hosts wait for the first sign of each other; on Kubernetes
@@ -210,7 +215,7 @@ class Workload(Record, frozen=True, kw_only=True):
 
     Attributes:
         command: Program and arguments; relative paths are relative to the folder stoker runs in.
-        image: Of all hosts, where the platform runs images.
+        image: Image of all hosts, where the platform runs images.
         hyperparameters: Put behind the command as `--name value`, on every platform.
         strategy: How the processes of the dnn group are started; a name, or settings with a name.
         engine: What makes data on the data group; a name, or settings with a name.

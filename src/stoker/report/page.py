@@ -12,14 +12,6 @@ from markupsafe import Markup
 from stoker.profile.words import TERMS, term
 from stoker.records import Decision, Evaluation, Plan, Profile, Training, Workload, write_text
 from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
-from stoker.report.figures import (
-    Figures,
-    collect,
-    group_arguments,
-    plan_name,
-    todays_group,
-    transform_rows,
-)
 from stoker.report.plans import draw_plans
 from stoker.report.strips import (
     Interval,
@@ -31,7 +23,15 @@ from stoker.report.strips import (
     draw_strips,
 )
 from stoker.report.timeline import flat_timeline, read_timeline
-from stoker.report.verdict import judge
+from stoker.report.verdict import (
+    Figures,
+    collect,
+    group_arguments,
+    judge,
+    plan_name,
+    todays_group,
+    transform_rows,
+)
 from stoker.text import (
     TimeUnit,
     count,

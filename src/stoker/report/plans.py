@@ -60,7 +60,7 @@ class Scaling:
     """Step time against the number of data hosts of one type.
 
     Attributes:
-        rungs: From no data host on.
+        rungs: Numbers of data hosts, from none on.
         floor_seconds: The accelerators' own step: no data host makes it shorter.
     """
 
@@ -212,11 +212,11 @@ def _draw_front(
     top: float,
     panel: float,
 ) -> None:
-    # Much dearer plans would flatten the others: they are counted at the head instead.
+    # Much more expensive plans would flatten the others: they are counted at the head instead.
     needed = [spot for spot in spots if spot.is_front or spot.is_today or spot.is_chosen]
     most_x = 1.08 * max(spot.step_seconds for spot in spots)
     most_y = 1.25 * max(spot.usd for spot in needed) or 1.0
-    dearer = sum(spot.usd > most_y for spot in spots)
+    num_left_out = sum(spot.usd > most_y for spot in spots)
     spots = [spot for spot in spots if spot.usd <= most_y]
     marks = ticks(most_y, at_most=5)
     plane = axes(
@@ -236,8 +236,8 @@ def _draw_front(
     drawing.text(
         plane.right, plane.floor + 36, f"step, {unit.symbol}", css="quiet", size=12, anchor="end"
     )
-    if dearer:
-        text = f"{dearer} costlier plans are left out"
+    if num_left_out:
+        text = f"{num_left_out} costlier plans are left out"
         drawing.text(plane.left, plane.floor + 36, text, css="quiet", size=12)
     lines: list[Box] = []
     front = sorted((s.step_seconds, s.usd) for s in spots if s.is_front)

@@ -38,8 +38,8 @@ class Point:
     Attributes:
         size: What the axis counts.
         samples_per_second: Median of the runs.
-        low: Of the slowest run.
-        high: Of the fastest run.
+        low: Figure of the slowest run.
+        high: Figure of the fastest run.
         usd: Dollars for a million samples, median; None where a price is not known.
         num_runs: So many were measured.
         efficiency: Throughput over `size` times that of one of the smallest size; None of no data
@@ -61,7 +61,7 @@ class ScalingOfRuns:
 
     Attributes:
         what: What was made more of: `trainer processes`, `dnn hosts` or `data hosts`.
-        points: From the smallest size on, at least two.
+        points: At least two, the smallest size first.
         notes: What makes the runs hard to compare.
     """
 
@@ -79,7 +79,7 @@ def scaling_of_runs(runs: Mapping[str, Training]) -> ScalingOfRuns:
     """Orders runs by what they differ in: trainer processes, else dnn hosts, else data hosts.
 
     Args:
-        runs: By name; one size may have been run several times.
+        runs: Runs by name; one size may have been run several times.
 
     Raises:
         UsageError: If fewer than two sizes were measured, or a run has no measured step.
@@ -306,7 +306,7 @@ def write_scaling(path: Path, *, scaling: ScalingOfRuns, runs: Mapping[str, Trai
     Args:
         path: The HTML file, replaced in one go.
         scaling: What is drawn.
-        runs: By folder, as they were named.
+        runs: Runs by folder, as they were named.
 
     Raises:
         UsageError: If the file cannot be written.

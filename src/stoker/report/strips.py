@@ -23,7 +23,7 @@ class Strip:
 
     Attributes:
         name: `Before` or `After`.
-        what: Where it ran, in a few words.
+        what: Cluster that it ran on, in a few words.
         step_seconds: Its median step over the whole run, above 0.
     """
 

@@ -28,7 +28,7 @@ from stoker.records import (
     Toleration,
     bare_type,
 )
-from stoker.records.cloud import amount, written
+from stoker.records.platforms import amount, written
 from stoker.settings import RunEnvironment, RunGroup
 
 # A pod is called NAME-JOB-0-INDEX-xxxxx, in 63 characters: with room for a job's name of 9

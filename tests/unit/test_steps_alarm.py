@@ -8,14 +8,14 @@ import time
 
 import psutil
 
-from stoker.profile.watch import Alarm
+from stoker.profile.steps import Alarm
 from support.cluster import wait_until
 
 SLEEP_SECONDS = 0.5
 LATE_SECONDS = 0.3
 AT_REST = (psutil.STATUS_SLEEPING, psutil.STATUS_ZOMBIE)
 SLEEPING = f"""
-from stoker.profile.watch import Alarm
+from stoker.profile.steps import Alarm
 alarm = Alarm()
 late = alarm.sleep(0.001)
 while late < {LATE_SECONDS / 2}:

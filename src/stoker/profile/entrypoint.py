@@ -36,7 +36,7 @@ from stoker.profile.profiled_job import (
     was_cut_off,
     what_of,
 )
-from stoker.profile.raw import read_ranks
+from stoker.profile.rank_results import read_ranks
 from stoker.records import ProfileSettings, TodaysGroup, Training, read_json, write_json
 from stoker.settings import ProcessSettings, from_environment
 

@@ -16,8 +16,8 @@ class ProfiledEpoch(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         batches: So many are behind the means.
-        wait_seconds: In next(), a step.
-        step_seconds: From batch to batch.
+        wait_seconds: Time per step in next().
+        step_seconds: Time from one batch to the next.
     """
 
     batches: int
@@ -31,23 +31,23 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     The *reading thread* is the one that takes batches: the trainer's main thread, as a rule.
 
     Attributes:
-        seconds: That was watched.
-        steps: In it.
-        wait_seconds: Of the reading thread in next().
+        seconds: Time that was watched.
+        steps: Steps in that time.
+        wait_seconds: Time that the reading thread spent in next().
         own_cpu_seconds: CPU of the reading thread outside next().
         queued_seconds: The reading thread was ready to run and others had the CPU.
         other_threads_seconds: CPU of the trainer process's other threads.
         knocks: How often another thread asked for the interpreter lock, the reading thread being
             outside next().
-        held_knocks: Of them, the lock was held for 0.5 ms or more.
-        collective_knocks: Of them, the reading thread was in a collective or in backward.
-        busy_vcpus: vCPUs of ours that were busy, whoever kept them so; under a quota, of its group.
+        held_knocks: Knocks at which the lock was held for 0.5 ms or more.
+        collective_knocks: Knocks at which the reading thread was in a collective or backward.
+        busy_vcpus: vCPUs that were busy with any program; under a quota, those of its group.
         elsewhere_vcpus: vCPUs of this machine that this process may not use, and that were busy.
         quota_vcpus: What the CPU quota of this control group, or of one above it, allows.
-        periods: Of that quota; 0: there is none.
-        throttled_periods: Of them, the group was stopped in.
-        throttled_seconds: In which its threads were stopped, summed over vCPUs.
-        received_bytes: By the network interfaces of this host or pod, loopback left out.
+        periods: Periods of the CPU quota; 0: there is no quota.
+        throttled_periods: Periods in which the group was stopped.
+        throttled_seconds: Time for which its threads were stopped, summed over vCPUs.
+        received_bytes: Bytes that the network interfaces of this host or pod got, without loopback.
         storage_stall_seconds: Some process of the machine waited for storage; None: not known.
         core_looks: CPU-seconds of one and the same short computation, one every 0.1 s.
         passes: The epochs, in order.
@@ -110,10 +110,10 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
     """The user's loop, untouched.
 
     Attributes:
-        step_seconds: From one batch to the next, of blocks of steps (workers deliver in bursts).
-        wait_seconds: Of it, in next().
-        trainer_cpu_seconds: Of the trainer process, a step; with no workers the loading is inside.
-        children_cpu_seconds: Of all processes below it, a step.
+        step_seconds: Time from batch to batch, over blocks of steps (workers deliver in bursts).
+        wait_seconds: Part of step_seconds in next().
+        trainer_cpu_seconds: CPU time of the trainer per step; without workers, loading included.
+        children_cpu_seconds: CPU time per step of all processes below the trainer.
         receive_seconds: CPU-seconds of the trainer's own thread inside next(), a step.
         first_wait_seconds: Median wait for the first batch of an epoch; None: not met.
         others_vcpus: vCPUs of ours that processes of others kept busy meanwhile.
@@ -142,11 +142,11 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
     """The loader without the model, at one number of workers of this rank.
 
     Attributes:
-        cpu_seconds: Of a worker, a batch: fetch, collate and hand-over.
-        wall_seconds: Of a worker, a batch, without the time when it was ready to run and others
-            had the CPU: more than cpu_seconds where it waits for storage or a service.
-        batches_per_second: Of all its workers; 0: too few batches to say.
-        handover_seconds: Of the reader, to take a batch that is ready while its worker makes the
+        cpu_seconds: CPU time of a worker for a batch: fetch, collate and hand-over.
+        wall_seconds: Time of a worker for a batch, less the time when it was ready to run and
+            others had the CPU: more than cpu_seconds where it waits for storage or a service.
+        batches_per_second: Rate of all its workers; 0: too few batches to say.
+        handover_seconds: Time to take a batch that is ready, while its worker makes the
             next one; None: not measured.
     """
 
@@ -161,7 +161,7 @@ class Receive(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of the feed for the trainer, per batch, measured by sealed ones over loopback.
 
     Attributes:
-        thread_seconds: Of the trainer's own thread.
+        thread_seconds: CPU time of the trainer's own thread.
         cpu_seconds: CPU-seconds off that thread: receiving, decryption.
     """
 
@@ -173,13 +173,13 @@ class Reads(msgspec.Struct, frozen=True, kw_only=True):
     """The reads of this rank's workers, with their files dropped from the page cache and again.
 
     Attributes:
-        workers: That read side by side.
+        workers: Workers that read at the same time.
         batch_bytes: Bytes from storage, a batch.
-        cold_seconds: Of a worker, a batch, from storage; without the time in which it was ready
+        cold_seconds: Time of a worker for a batch from storage, less the time in which it was ready
             to run and others had the CPU.
-        warm_seconds: The same batches again, from memory.
-        bytes_per_second: Of all these workers, from the time that cold batches waited longer than
-            warm ones; None: they did not, the storage keeps up.
+        warm_seconds: Time for the same batches again, from memory.
+        bytes_per_second: Rate of all these workers, from the time that cold batches waited
+            longer than warm ones; None: they did not, the storage keeps up.
     """
 
     workers: int
@@ -204,9 +204,9 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     """The equipment and the name of this host; None: not known.
 
     Attributes:
-        accelerators: That the driver shows.
+        accelerators: Accelerators that the driver shows.
         accelerator_model: Its first one.
-        instance_type: As the cloud or the platform calls the host.
+        instance_type: The host's type, as the cloud or the platform calls it.
         source: Who said so.
     """
 
@@ -222,8 +222,8 @@ class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         samples: Samples of one rank.
-        num_bytes: Of its tensors and arrays.
-        float_image_bytes: Of float32 tensors of four or more dimensions.
+        num_bytes: Bytes of its tensors and arrays.
+        float_image_bytes: Bytes of its float32 tensors of four or more dimensions.
         is_uint8_like: Those hold only multiples of 1/255, or whole numbers from 0 to 255.
         sizes: Bytes of all batches that were kept.
     """
@@ -253,7 +253,7 @@ class GrownFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that the script wrote while it was profiled.
 
     Attributes:
-        num_bytes: By which it grew; of a new or rewritten one its size.
+        num_bytes: Bytes by which it grew; the size of a new or rewritten file.
     """
 
     path: str
@@ -267,10 +267,10 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         missing: Why the profile is not complete; empty where it is.
-        vcpus: That this process may use: 1.5 under a quota of one and a half.
+        vcpus: vCPUs that this process may use: 1.5 under a quota of one and a half.
         ranks_on_host: Trainer processes that share them.
         notes: What a reader of the numbers should know.
-        replayed_steps: That got cached batches so far.
+        replayed_steps: Steps that got cached batches so far.
         has_ended: The profile ended the process, not the script.
         grown_files: Seen by rank 0.
     """

@@ -9,7 +9,7 @@ from stoker.logs import parse_line
 from stoker.platforms.sagemaker.cloudwatch import HostLoad, ObservedJob, group_loads
 from stoker.records import Observed, Profile, ProfiledHost, Spread, StepTerms
 from stoker.records.base import Value
-from stoker.text import wrapped
+from stoker.text import percentage, wrapped
 
 MIN_SAMPLES = 20
 # Longer or shorter ones are no steps of a training.
@@ -47,8 +47,8 @@ def steps_in(lines: Iterable[str], *, source: str = "--logs") -> LoggedSteps:
     """Returns the median step of a log, by the lines in which stoker tells its progress.
 
     Args:
-        lines: Of the log.
-        source: Where they are from.
+        lines: Lines of the log.
+        source: Name of the log.
 
     Raises:
         UsageError: If fewer than MIN_SAMPLES lines tell a step's time.
@@ -107,7 +107,7 @@ def observed_profile(
     Args:
         job: The job, and the load of each of its hosts.
         sizes: Instance type to its vCPUs and GPUs, as the loads were normalised by.
-        steps: Of its log, where one was given.
+        steps: Steps in its log, if a log was given.
     """
     kind, count = job.groups[job.dnn]
     loads = {load.group: load for load in group_loads(job.loads, types=job.types)}
@@ -233,4 +233,4 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _load(value: object) -> str:
-    return f"{value:.0%}" if isinstance(value, int | float) else "n/a"
+    return percentage(value) if isinstance(value, int | float) else "n/a"

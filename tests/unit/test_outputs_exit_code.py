@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from stoker.cli.verdicts import exit_code_of, training_words
+from stoker.cli.outputs import exit_code_of, training_words
 from stoker.records import Event, Training
 from support.sample_records import training
 

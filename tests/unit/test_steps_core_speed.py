@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from stoker.profile.watch import look, speed_spread
+from stoker.profile.steps import look, speed_spread
 
 
 def test_a_look_takes_a_moment_of_cpu() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stoker.catalog import load_catalog
-from stoker.cli.calibrate import calibration_of
+from stoker.cli.decide import calibration_of
 from stoker.errors import UsageError
 from stoker.records import Calibration, write_json
 from support import sample_records

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.cli.stopping import command_line
+from stoker.cli.train import command_line
 
 
 @pytest.mark.parametrize(

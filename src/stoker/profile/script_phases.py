@@ -17,13 +17,11 @@ from stoker.feed.timeline import Steps, Timeline
 from stoker.host.counters import children_cpu_seconds, machine_cpu_seconds
 from stoker.logs import Log
 from stoker.profile import batches
-from stoker.profile.agree import Findings
+from stoker.profile.agree import Findings, end_process
 from stoker.profile.batches import Cache, LoadersBeside, facts_of, is_cuda_used, length_of
-from stoker.profile.ending import end_process
 from stoker.profile.loader_phases import workers_rest
-from stoker.profile.raw import AcceleratorOnly, AsIs, Evidence
-from stoker.profile.steps import REPLAY_ENOUGH, WARM_UP_REPLAYS, AsIsSteps, ReplaySteps
-from stoker.profile.watch import StepWatch
+from stoker.profile.rank_results import AcceleratorOnly, AsIs, Evidence
+from stoker.profile.steps import REPLAY_ENOUGH, WARM_UP_REPLAYS, AsIsSteps, ReplaySteps, StepWatch
 
 # After the first batch; words are promised within 20 s of it.
 FIRST_WORDS_SECONDS = 12.0
@@ -34,9 +32,9 @@ class SoFar:
     """The figures of the steps after the first batch, warm-up and unfinished step included.
 
     Attributes:
-        steps: That have ended.
+        steps: Steps that have ended.
         step_seconds: Mean of those; None where none has.
-        wait_share: Of all time after the first batch.
+        wait_share: Share of all time after the first batch.
     """
 
     steps: int
@@ -49,7 +47,7 @@ class FirstWords:
 
     Args:
         say: Told what is known.
-        seconds: Until then.
+        seconds: Time until then.
     """
 
     def __init__(
@@ -121,11 +119,11 @@ class Reading:
     """Reads the main loader as the script would, and keeps batches to be replayed.
 
     Args:
-        budget_seconds: Of the whole profile.
+        budget_seconds: Budget of the whole profile.
         say: Told early what is known, in a thread of its own.
 
     Attributes:
-        steps: Of the main loader; None before its first batch.
+        steps: Steps of the main loader; None before its first batch.
         cache: Its first batches.
         beside: Loaders that are read within its steps.
     """
@@ -198,7 +196,7 @@ class Reading:
         return batch
 
     def goes_on(self) -> None:
-        """Notes that the script has its batch: what was done meanwhile is none of its step."""
+        """Notes that the script has its batch: what was done meanwhile is not part of its step."""
         if self.steps is not None:
             self.steps.goes_on(now=time.monotonic(), cpu=time.process_time())
 
@@ -279,15 +277,15 @@ def close_profile(
     launcher_pid: int | None,
     log: Log,
 ) -> NoReturn:
-    """Measures the rest, hands the findings over and ends the process, whatever goes wrong.
+    """Measures the rest, hands the findings over, and always ends the process.
 
     Args:
-        findings: With what is known so far already written.
+        findings: Findings of this rank; what is known so far has been written.
         measure: The phases that are left.
         look_at_files: Learns what the script wrote.
         folder: STOKER_OUTPUT.
-        launcher_pid: As `end_process`; used by the first rank of a host.
-        log: For the last word.
+        launcher_pid: Passed to `end_process` by the first rank of a host.
+        log: Log for the last event.
     """
     try:
         measure()
@@ -333,8 +331,8 @@ class Replay:
     """Gives out the cached batches in turn, again and again, and times the steps on it.
 
     Args:
-        cache: With one batch at least.
-        steps: That are still to come.
+        cache: Cache with at least one batch.
+        steps: Steps that are still to come.
         uses_cuda: The accelerator is waited for at the end of each block of steps.
     """
 
@@ -384,11 +382,11 @@ def begin_replay(
 
     Args:
         loader: The main one.
-        steps: As it was read.
-        reading: With the cache.
-        findings: That know what the steps were.
-        budget_seconds: Of the whole profile.
-        is_stopped: Whether nobody waits any more.
+        steps: Steps as is.
+        reading: The reading that filled the cache.
+        findings: Findings with the steps as is.
+        budget_seconds: Budget of the whole profile.
+        is_stopped: Whether to stop waiting.
     """
     if loader.num_workers and not workers_rest(
         seconds=_SETTLE_SHARE * budget_seconds, is_stopped=is_stopped
