@@ -25,7 +25,7 @@ from stoker.launch.finish import (
     write_cause,
     write_failure,
 )
-from stoker.launch.measure import (
+from stoker.launch.passive_profile import (
     MeasuredStep,
     main_loader,
     measure,

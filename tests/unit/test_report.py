@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.launch.measure import MeasuredStep
+from stoker.launch.passive_profile import MeasuredStep
 from stoker.records import (
     Advice,
     Decision,

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader
 
 import stoker
 from stoker.feed.process import this_process
+from stoker.feed.resource_usage import LoaderUsage, read_usage
 from stoker.feed.timed import num_samples
-from stoker.feed.usage import LoaderUsage, read_usage
 from stoker.keras import _FitSteps
-from stoker.launch.measure import MeasuredStep, read_timeline
+from stoker.launch.passive_profile import MeasuredStep, read_timeline
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ def test_the_cpu_of_all_processes_below_counts(run: Path) -> None:
         child.stdout.readline()
         try:
             own = LoaderUsage(is_elsewhere=True)
-            from stoker.feed.usage import _Span
+            from stoker.feed.resource_usage import _Span
 
             assert _Span(own).num_children >= 1
             assert _Span(LoaderUsage()).num_children == 0

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from stoker.feed.books import LoaderBooks
+from stoker.feed.resource_usage import Usage
 from stoker.feed.timeline import Timeline
-from stoker.feed.usage import Usage
 from stoker.settings import ProcessSettings, from_environment
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from stoker.feed.usage import Usage
+from stoker.feed.resource_usage import Usage
 
 COLUMNS = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples"
 

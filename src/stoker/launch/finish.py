@@ -18,11 +18,11 @@ import msgspec
 
 from stoker.catalog import load_catalog
 from stoker.errors import UsageError
-from stoker.feed.usage import read_usage
+from stoker.feed.resource_usage import read_usage
 from stoker.feed.wire.protocol import Progress
 from stoker.host import cpu
 from stoker.host.processes import ended_words
-from stoker.launch.measure import (
+from stoker.launch.passive_profile import (
     FILE,
     MeasuredStep,
     Ran,

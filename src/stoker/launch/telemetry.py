@@ -45,7 +45,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
-from stoker.launch.measure import MeasuredStep, step_of
+from stoker.launch.passive_profile import MeasuredStep, step_of
 from stoker.logs import Log, LogEvent
 from stoker.platforms.logs import FileTail
 

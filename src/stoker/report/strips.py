@@ -6,7 +6,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from stoker.launch.measure import MeasuredStep
+from stoker.launch.passive_profile import MeasuredStep
 from stoker.report.svg import Drawing, fit, text_width, ticks
 from stoker.report.timeline import Bin, Quantiles, RunTimeline, shown_seconds
 from stoker.text import NBSP, TimeUnit, percent, whole

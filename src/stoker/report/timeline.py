@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.launch import measure
-from stoker.launch.measure import MeasuredStep, main_loader
+from stoker.launch import passive_profile
+from stoker.launch.passive_profile import MeasuredStep, main_loader
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class RunTimeline:
 
 def read_timeline(path: Path) -> RunTimeline | None:
     """Reads the main loader's steps; None where the file is missing or holds no step."""
-    steps = main_loader(measure.read_timeline(path))
+    steps = main_loader(passive_profile.read_timeline(path))
     return RunTimeline(tuple(sorted(steps, key=lambda step: step.start_seconds))) if steps else None
 
 

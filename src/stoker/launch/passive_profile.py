@@ -20,7 +20,7 @@ from statistics import fmean, median
 
 from stoker.catalog import Catalog
 from stoker.errors import UsageError
-from stoker.feed.usage import LoaderUsage, RankUsage
+from stoker.feed.resource_usage import LoaderUsage, RankUsage
 from stoker.feed.wire.protocol import Progress
 from stoker.records import Group, Measured, Observed, Profile, ProfiledHost, Spread, StepTerms
 from stoker.records.base import Value
