@@ -28,14 +28,14 @@ from stoker.records import (
     Workload,
 )
 from stoker.report import write_report
-from stoker.report.strips import Interval, Strip, intervals_drawing, series_drawing, strips_drawing
-from stoker.report.svg import Drawing
-from stoker.report.timeline import (
-    RunTimeline,
+from stoker.report.step_times import (
+    StepTimes,
     flat_timeline,
     read_timeline,
     shown_seconds,
 )
+from stoker.report.strips import Interval, Strip, intervals_drawing, series_drawing, strips_drawing
+from stoker.report.svg import Drawing
 from stoker.text import MILLISECONDS, count, digits, percent, signed_percent, usd
 from stoker.text import time_unit as choose_time_unit
 from support import sample_records
@@ -578,7 +578,7 @@ seconds = st.floats(min_value=1e-5, max_value=100)
 
 
 @st.composite
-def timelines(draw: st.DrawFn) -> RunTimeline:
+def timelines(draw: st.DrawFn) -> StepTimes:
     waits = draw(st.lists(st.floats(min_value=0, max_value=10), min_size=1, max_size=60))
     compute = draw(seconds)
     now, steps = 0.0, []
@@ -595,12 +595,12 @@ def timelines(draw: st.DrawFn) -> RunTimeline:
             )
         )
         now += wait + compute
-    return RunTimeline(tuple(steps), measured=draw(st.booleans()))
+    return StepTimes(tuple(steps), measured=draw(st.booleans()))
 
 
 @settings(max_examples=60, deadline=None)
 @given(timeline=timelines(), at_most=st.integers(min_value=1, max_value=80))
-def test_bins_hold_every_step_once_and_add_up(timeline: RunTimeline, at_most: int) -> None:
+def test_bins_hold_every_step_once_and_add_up(timeline: StepTimes, at_most: int) -> None:
     bins = timeline.bins(at_most)
     assert len(bins) <= at_most
     assert sum(part.steps for part in bins) == len(timeline.steps)
@@ -611,7 +611,7 @@ def test_bins_hold_every_step_once_and_add_up(timeline: RunTimeline, at_most: in
 @settings(max_examples=60, deadline=None)
 @given(timeline=timelines(), length=seconds)
 def test_window_is_consecutive_and_not_longer_than_asked(
-    timeline: RunTimeline, length: float
+    timeline: StepTimes, length: float
 ) -> None:
     window = timeline.window(length)
     first = window[0].batch
@@ -640,7 +640,7 @@ names = st.sampled_from(["today's cluster", "two data hosts (ml.c5.18xlarge) and
 @settings(max_examples=60, deadline=None)
 @given(before=timelines(), after=timelines(), what=names, width=widths)
 def test_labels_of_strips_and_series_never_clash(
-    before: RunTimeline, after: RunTimeline, what: str, width: float
+    before: StepTimes, after: StepTimes, what: str, width: float
 ) -> None:
     strips = [
         Strip(name, what, timeline.median()[0], timeline)

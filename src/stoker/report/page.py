@@ -21,6 +21,7 @@ from stoker.report.figures import (
     transform_rows,
 )
 from stoker.report.plans import draw_plans
+from stoker.report.step_times import flat_timeline, read_timeline
 from stoker.report.strips import (
     Interval,
     Strip,
@@ -30,7 +31,6 @@ from stoker.report.strips import (
     draw_series,
     draw_strips,
 )
-from stoker.report.timeline import flat_timeline, read_timeline
 from stoker.report.verdict import judge
 from stoker.text import (
     TimeUnit,

@@ -7,8 +7,8 @@ from typing import Literal
 from markupsafe import Markup
 
 from stoker.launch.passive_profile import MeasuredStep
+from stoker.report.step_times import Bin, Quantiles, StepTimes, shown_seconds
 from stoker.report.svg import Drawing, fit, text_width, ticks
-from stoker.report.timeline import Bin, Quantiles, RunTimeline, shown_seconds
 from stoker.text import NBSP, TimeUnit, percent, whole
 
 _TITLE = 15.0
@@ -30,7 +30,7 @@ class Strip:
     name: str
     what: str
     step_seconds: float
-    timeline: RunTimeline
+    timeline: StepTimes
 
 
 def draw_strips(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: str) -> Markup:

@@ -37,7 +37,7 @@ class Quantiles:
 
 
 @dataclass(frozen=True, slots=True)
-class RunTimeline:
+class StepTimes:
     """Steps of the main loader in the order of their start.
 
     Attributes:
@@ -92,18 +92,18 @@ class RunTimeline:
         return bins
 
 
-def read_timeline(path: Path) -> RunTimeline | None:
+def read_timeline(path: Path) -> StepTimes | None:
     """Reads the main loader's steps; None where the file is missing or holds no step."""
     steps = main_loader(passive_profile.read_timeline(path))
-    return RunTimeline(tuple(sorted(steps, key=lambda step: step.start_seconds))) if steps else None
+    return StepTimes(tuple(sorted(steps, key=lambda step: step.start_seconds))) if steps else None
 
 
-def flat_timeline(*, wait_seconds: float, compute_seconds: float, steps: int) -> RunTimeline | None:
+def flat_timeline(*, wait_seconds: float, compute_seconds: float, steps: int) -> StepTimes | None:
     """Returns a run of equal steps, for want of a timeline; None for steps of no length."""
     step_seconds = wait_seconds + compute_seconds
     if step_seconds <= 0:
         return None
-    return RunTimeline(
+    return StepTimes(
         tuple(
             MeasuredStep(
                 loader=0,
