@@ -11,9 +11,9 @@ import torch
 from stoker.catalog import load_catalog
 from stoker.decide import decide
 from stoker.feed.resource_usage import LoaderUsage, RankUsage, Usage, read_usage
-from stoker.feed.timeline import Timeline
+from stoker.feed.timeline import MeasuredStep, Timeline
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
-from stoker.launch.passive_profile import MIN_STEPS, MeasuredStep, Ran, measure, passive_profile
+from stoker.launch.passive_profile import MIN_STEPS, Ran, measure, passive_profile
 from stoker.records import Constraints, Group, Place, Profile, convert, to_document
 
 BATCH_BYTES = 4096

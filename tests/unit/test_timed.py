@@ -16,8 +16,8 @@ import stoker
 from stoker.feed.process import this_process
 from stoker.feed.resource_usage import LoaderUsage, read_usage
 from stoker.feed.timed import num_samples
+from stoker.feed.timeline import MeasuredStep, read_timeline
 from stoker.keras import _FitSteps
-from stoker.launch.passive_profile import MeasuredStep, read_timeline
 
 
 @pytest.fixture

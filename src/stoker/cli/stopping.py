@@ -38,15 +38,13 @@ def train_and_keep(
         quiet: Whether to show nothing.
         echo: Whether to show the lines of the script, too.
     """
-    with following(quiet=quiet, echo=echo) as follow:
+    with following(quiet=quiet, echo=echo, total_steps=total_steps) as follow:
         return train(
             job,
             platform=platform,
             catalog=catalog,
             decision=decision,
-            total_steps=total_steps,
             on_line=follow.line,
-            on_progress=follow.progress,
             on_stop=lambda stopped: keep_stopped(
                 stopped, run_dir=job.run_dir, out=out, again=again, quiet=quiet
             ),

@@ -3,7 +3,8 @@
 This is the passive half of a profile: CPU clocks are read at each step, or 100 times a second where
 steps are shorter (a read costs 5 us), what lies outside the process once a second, and the sums go
 to STOKER_OUTPUT/usage-rankR.json. What a step asks of its hosts is read from them when the training
-has ended.
+has ended. It is kept apart from the telemetry (`launch.telemetry`): nobody looks at it while the
+run goes on, and it is about a process, with or without a feed.
 """
 
 import contextlib

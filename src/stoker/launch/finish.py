@@ -19,17 +19,16 @@ import msgspec
 from stoker.catalog import load_catalog
 from stoker.errors import UsageError
 from stoker.feed.resource_usage import read_usage
+from stoker.feed.timeline import MeasuredStep, read_timelines
 from stoker.feed.wire.protocol import Progress
 from stoker.host import cpu
 from stoker.host.processes import ended_words
 from stoker.launch.passive_profile import (
     FILE,
-    MeasuredStep,
     Ran,
     is_elsewhere,
     measure,
     passive_profile,
-    read_timelines,
 )
 from stoker.launch.topology import Topology
 from stoker.logs import Log, now_utc, parse_line

@@ -8,19 +8,19 @@ that bands on it are wider. With a data group the step is that of the whole clus
 counted in CPU-seconds of the dnn hosts' type.
 """
 
-import csv
-import math
-import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, quantiles
+
+import msgspec
 
 from stoker.catalog import Catalog
 from stoker.errors import UsageError
+from stoker.feed import timeline
 from stoker.feed.resource_usage import LoaderUsage, RankUsage
+from stoker.feed.timeline import MeasuredStep
 from stoker.feed.wire.protocol import Progress
 from stoker.records import Group, Measured, Observed, Profile, ProfiledHost, Spread, StepTerms
 from stoker.records.base import Value
@@ -31,71 +31,6 @@ SKIPPED_STEPS = 2
 # Consecutive steps of an epoch whose mean is one sample: longer than any burst, and still dozens of
 # blocks in a run of a minute.
 BLOCK_STEPS = 20
-_NAME = "timeline-rank{rank}.csv"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredStep:
-    """One row of a timeline: the trainer waits for its batch, then computes.
-
-    Attributes:
-        start_seconds: Since the first batch of the process.
-    """
-
-    loader: int
-    epoch: int
-    batch: int = 0
-    start_seconds: float = 0.0
-    wait_seconds: float
-    compute_seconds: float
-    samples: int
-
-    @property
-    def seconds(self) -> float:
-        """Returns the seconds of the whole step."""
-        return self.wait_seconds + self.compute_seconds
-
-    @property
-    def end_seconds(self) -> float:
-        """Returns the time at which the next batch was asked for."""
-        return self.start_seconds + self.seconds
-
-
-def step_of(row: Mapping[str, str]) -> MeasuredStep | None:
-    """Returns the step in a row of a timeline; None if the row is cut."""
-    try:
-        step = MeasuredStep(
-            loader=int(row["loader"]),
-            epoch=int(row["epoch"]),
-            batch=int(row["batch"]),
-            start_seconds=float(row["start_seconds"]),
-            wait_seconds=float(row["wait_seconds"]),
-            compute_seconds=float(row["compute_seconds"]),
-            samples=int(row["samples"]),
-        )
-    except (KeyError, TypeError, ValueError):
-        return None
-    is_whole = math.isfinite(step.end_seconds) and min(step.wait_seconds, step.compute_seconds) >= 0
-    return step if is_whole else None
-
-
-def read_timeline(path: Path) -> list[MeasuredStep]:
-    """Returns the steps in a timeline, without rows that are cut (the process was killed)."""
-    try:
-        with path.open(encoding="utf-8", errors="replace", newline="") as file:
-            steps = [step_of(row) for row in csv.DictReader(file)]
-    except OSError:
-        return []
-    return [step for step in steps if step is not None]
-
-
-def main_loader(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
-    """Returns the steps of the loader that made most batches: that of the training."""
-    counts = Counter(step.loader for step in steps)
-    if not counts:
-        return []
-    busiest = counts.most_common(1)[0][0]
-    return [step for step in steps if step.loader == busiest]
 
 
 def steady(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
@@ -120,18 +55,8 @@ def block_means(
     for values in epochs.values():
         count = max(1, len(values) // BLOCK_STEPS)
         bounds = [len(values) * block // count for block in range(count + 1)]
-        means += [statistics.fmean(values[low:high]) for low, high in pairwise(bounds)]
+        means += [fmean(values[low:high]) for low, high in pairwise(bounds)]
     return means
-
-
-def read_timelines(output: Path) -> dict[int, list[MeasuredStep]]:
-    """Returns the steps of the main loader of each rank that left a timeline in `output`."""
-    ranks = {
-        int(path.stem.removeprefix("timeline-rank")): main_loader(read_timeline(path))
-        for path in output.glob(_NAME.format(rank="*"))
-        if path.stem.removeprefix("timeline-rank").isdigit()
-    }
-    return {rank: steps for rank, steps in sorted(ranks.items()) if steps}
 
 
 def measure(
@@ -162,13 +87,13 @@ def measure(
         "compute_seconds": block_means(kept, lambda step: step.compute_seconds),
     }
     return Measured(
-        step_seconds=statistics.median(fields["step_seconds"]),
-        wait_seconds=statistics.median(fields["wait_seconds"]),
-        compute_seconds=statistics.median(fields["compute_seconds"]),
+        step_seconds=median(fields["step_seconds"]),
+        wait_seconds=median(fields["wait_seconds"]),
+        compute_seconds=median(fields["compute_seconds"]),
         samples_per_second=sum(rates.values()),
         steps=len(ranks[first]),
         spread={name: spread_of(values) for name, values in fields.items()},
-        timeline_file=_NAME.format(rank=first),
+        timeline_file=timeline.FILE.format(rank=first),
     )
 
 
@@ -186,7 +111,7 @@ def spread_of(values: Sequence[float]) -> Spread:
     """Returns the quartiles of at least one value."""
     if len(values) < 2:
         return Spread(low=values[0], high=values[0], samples=1)
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    low, _, high = quantiles(values, n=4, method="inclusive")
     return Spread(low=low, high=high, samples=len(values))
 
 
@@ -240,26 +165,23 @@ def passive_profile(
     usage = [main for each in usages if (main := _main(each)) is not None]
     dnn, *data = ran.groups
     world = dnn.count * ran.processes_per_host
-    waits = [_wait(steps) for steps in timelines.values()] or [measured.wait_seconds]
-    loading = _loading(usage, ran=ran, progress=progress, world=world, catalog=catalog)
+    waits = [
+        median(block_means(steady(steps), lambda step: step.wait_seconds))
+        for steps in timelines.values()
+    ] or [measured.wait_seconds]
     sizes = [own.batch_bytes / own.sized_batches for own in usage if own.sized_batches]
-    read = _read_bytes(usage, world)
+    terms, spread = _loading(usage, ran=ran, progress=progress, world=world, catalog=catalog)
     step = StepTerms(
         step_seconds=measured.step_seconds,
         wait_seconds=min(max(waits), measured.step_seconds),
-        loader_cpu_seconds=loading.cpu_seconds,
-        loader_wall_seconds=loading.wall_seconds,
-        receive_cpu_seconds=loading.receive_cpu_seconds,
-        trainer_cpu_seconds=loading.trainer_cpu_seconds,
-        num_workers=loading.num_workers,
         global_batch_size=_samples(timelines, world),
         batch_bytes=fmean(sizes) * world if sizes else None,
-        read_bytes=read,
+        read_bytes=_read_bytes(usage, world),
     )
-    spread = dict(measured.spread)
-    spread.pop("compute_seconds", None)
-    spread |= loading.spread
-    known = {name for name in step.__struct_fields__ if getattr(step, name) is not None}
+    step = msgspec.structs.replace(step, **terms)
+    spread = {**measured.spread, **spread}
+    # Of what is no term, or not known, there is no spread.
+    known = {name for name, value in msgspec.structs.asdict(step).items() if value is not None}
     return Profile(
         workload_sha256=ran.workload_sha256,
         host=ProfiledHost(instance_type=dnn.instance_type, count=dnn.count, vcpus=ran.vcpus),
@@ -279,18 +201,6 @@ def passive_profile(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Loading:
-    """The cost of loading a global step; None: not known."""
-
-    cpu_seconds: float | None = None
-    wall_seconds: float | None = None
-    receive_cpu_seconds: float | None = None
-    trainer_cpu_seconds: float | None = None
-    num_workers: int | None = None
-    spread: Mapping[str, Spread]
-
-
 def _loading(
     usage: Sequence[LoaderUsage],
     *,
@@ -298,60 +208,51 @@ def _loading(
     progress: Mapping[int, Progress],
     world: int,
     catalog: Catalog,
-) -> _Loading:
-    """Finds the cost of loading where it arises: in the feed, in children, or in the trainer."""
-    trainer = [own.trainer_cpu_seconds / own.steps for own in usage]
+) -> tuple[dict[str, float | None], dict[str, Spread]]:
+    """Finds the cost of loading where it arises: in the feed, in children, or in the trainer.
+
+    Returns:
+        Terms of a global step, as far as they are known, and their spreads.
+    """
     if any(own.is_elsewhere for own in usage):
         # The trainer's threads may make batches, and so may hosts that nobody here can see.
-        return _Loading(spread={})
+        return {}, {}
+    terms: dict[str, float | None] = {"num_workers": ran.groups[0].workers_per_host}
+    trainer = fmean(own.trainer_cpu_seconds / own.steps for own in usage) if usage else None
     spans = [span for own in usage for span in own.spans]
-    feed = [own.feed_cpu_seconds / own.span_steps for own in usage if own.span_steps]
-    made = _made_by_feed(progress, ran=ran, world=world, catalog=catalog)
-    spread: dict[str, Spread] = {}
-    workers = ran.groups[0].workers_per_host
-    if spans:
-        seconds = [world * (span[0] - span[2]) for span in spans]
-        spread["trainer_cpu_seconds"] = spread_of([max(0.0, each) for each in seconds])
-    if made is not None:
-        receive = fmean(feed) if feed else None
-        own = max(0.0, fmean(trainer) - (receive or 0.0)) if trainer else None
-        spread["loader_cpu_seconds"] = spread_of(made)
-        if receive is not None and spans:
-            spread["receive_cpu_seconds"] = spread_of([span[2] for span in spans])
-        return _Loading(
-            cpu_seconds=fmean(made),
-            receive_cpu_seconds=receive,
-            trainer_cpu_seconds=None if own is None else own * world,
-            num_workers=workers,
-            spread=spread,
-        )
-    if not usage:
-        return _Loading(num_workers=workers, spread=spread)
-    if all(own.num_workers == 0 for own in usage):
+    samples = {"trainer_cpu_seconds": [max(0.0, world * (own - feed)) for own, _, feed in spans]}
+    counted = [own for own in usage if own.span_steps]
+    if made := _made_by_feed(progress, ran=ran, world=world, catalog=catalog):
+        samples["loader_cpu_seconds"] = made
+        terms["loader_cpu_seconds"] = fmean(made)
+        receive = 0.0
+        if counted:
+            receive = fmean(own.feed_cpu_seconds / own.span_steps for own in counted)
+            terms["receive_cpu_seconds"] = receive
+            samples["receive_cpu_seconds"] = [feed for _, _, feed in spans]
+        if trainer is not None:
+            terms["trainer_cpu_seconds"] = max(0.0, trainer - receive) * world
+    elif trainer is not None and all(own.num_workers == 0 for own in usage):
         # Loaded by the trainer itself, while it asks for a batch.
         loads = [own.next_cpu_seconds / own.steps for own in usage]
-        spread["loader_cpu_seconds"] = spread_of([each * world for each in loads])
-        spread.pop("trainer_cpu_seconds", None)
-        return _Loading(
-            cpu_seconds=fmean(loads) * world,
-            trainer_cpu_seconds=max(0.0, fmean(trainer) - fmean(loads)) * world,
-            num_workers=0,
-            spread=spread,
-        )
-    loads = [own.children_cpu_seconds / own.span_steps for own in usage if own.span_steps]
-    if spans:
-        spread["loader_cpu_seconds"] = spread_of([span[1] * world for span in spans])
-    return _Loading(
-        cpu_seconds=fmean(loads) * world if loads else None,
-        trainer_cpu_seconds=fmean(trainer) * world,
-        num_workers=round(fmean([own.num_workers for own in usage]) * ran.processes_per_host),
-        spread=spread,
-    )
+        samples = {"loader_cpu_seconds": [each * world for each in loads]}
+        terms["loader_cpu_seconds"] = fmean(loads) * world
+        terms["trainer_cpu_seconds"] = max(0.0, trainer - fmean(loads)) * world
+        terms["num_workers"] = 0
+    elif trainer is not None:
+        samples["loader_cpu_seconds"] = [children * world for _, children, _ in spans]
+        if counted:
+            loads = [own.children_cpu_seconds / own.span_steps for own in counted]
+            terms["loader_cpu_seconds"] = fmean(loads) * world
+        terms["trainer_cpu_seconds"] = trainer * world
+        workers = fmean(own.num_workers for own in usage)
+        terms["num_workers"] = round(workers * ran.processes_per_host)
+    return terms, {name: spread_of(values) for name, values in samples.items() if values}
 
 
 def _made_by_feed(
     progress: Mapping[int, Progress], *, ran: Ran, world: int, catalog: Catalog
-) -> list[float] | None:
+) -> list[float]:
     """Returns, rank by rank, the CPU-seconds of a global step's batches, on the dnn hosts' CPU."""
     here = ran.groups[0].instance_type
     found = []
@@ -363,7 +264,7 @@ def _made_by_feed(
             seconds += host.cpu_seconds * _speed(catalog, kind, over=here)
         if batches:
             found.append(world * seconds / batches)
-    return found or None
+    return found
 
 
 def _speed(catalog: Catalog, instance_type: str, *, over: str) -> float:
@@ -388,11 +289,6 @@ def _main(usage: RankUsage) -> LoaderUsage | None:
     """Returns the loader with most steps."""
     busiest = max(usage.loaders.values(), key=lambda own: own.steps, default=None)
     return busiest if busiest is not None and busiest.steps else None
-
-
-def _wait(steps: Sequence[MeasuredStep]) -> float:
-    """Returns the median of a rank's wait, over blocks."""
-    return median(block_means(steady(steps), lambda step: step.wait_seconds))
 
 
 def _samples(timelines: Mapping[int, Sequence[MeasuredStep]], world: int) -> int | None:
