@@ -151,7 +151,10 @@ def run_folder(tmp_path: Path) -> Path:
 
 def test_once_says_how_it_is_and_ends(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     watch_verb(str(run_folder), once=True, as_json=False)
-    assert "mnist-1: running" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "mnist-1: running"
+    limit = next(line for line in lines if line.startswith("limit:"))
+    assert limit.endswith("40% of a step is wait"), "no line is broken"
     watch_verb(str(run_folder), once=True, as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert (document["status"], document["steps"]) == ("running", 120)

@@ -23,7 +23,7 @@ from stoker.logs import LogEvent
 
 _HOSTS_IN_A_LINE = 6
 _RANKS_SHOWN = 6
-_FILE_WIDTH = 200
+_FILE_WIDTH = 500
 _EVENTS = 5
 # Events of hosts and workers, in words for people.
 _HAPPENINGS = {
@@ -113,9 +113,10 @@ def shower(stack: ExitStack, *, as_json: bool, once: bool) -> Callable[[RunView]
         return lambda view: print(json.dumps(view.document()), flush=True)
     console = Console()
     if once:
-        # What is not a terminal has no width that lines would have to be broken at.
-        width = None if console.is_terminal else _FILE_WIDTH
-        return lambda view: console.print(as_table(view, max_ranks=None), width=width)
+        if not console.is_terminal:
+            # No line is broken that somebody may search for.
+            console = Console(width=_FILE_WIDTH)
+        return lambda view: console.print(as_table(view, max_ranks=None))
     if console.is_terminal:
         # Hosts of the local platform are cores of this machine: a view must not use their time.
         live = stack.enter_context(Live(console=console, auto_refresh=False))

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Protocol
 
 from stoker.cli.live_view import RunView
 from stoker.cli.workloads import RUNS
@@ -21,22 +20,6 @@ POLL_SECONDS = 0.25
 SILENCE_SECONDS = 1800.0
 _CHUNK_BYTES = 1 << 16
 _LINES_LOOKED_AT = 100_000
-
-
-class LogSource(Protocol):
-    """A source of log lines."""
-
-    def read(self) -> Iterator[str]:
-        """Yields the lines that are new."""
-        ...
-
-    def has_ended(self) -> bool:
-        """Returns whether other signs than the log end the run: read once more, then stop."""
-        ...
-
-    def close(self) -> None:
-        """Closes what is open; may be called twice."""
-        ...
 
 
 class LogOfRun:
@@ -59,7 +42,7 @@ class LogOfRun:
             yield from tail.read()
 
     def has_ended(self) -> bool:
-        """Returns whether the run's record is there: it is written last. A log has none."""
+        """Returns whether the run's record is there: it is written last. A log alone has none."""
         return (self._path / "training.json").is_file()
 
     def close(self) -> None:
@@ -97,6 +80,9 @@ class StandardInput:
 
     def close(self) -> None:
         """Leaves standard input open."""
+
+
+LogSource = LogOfRun | StandardInput
 
 
 def source_of(run: str) -> LogSource:

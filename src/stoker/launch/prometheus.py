@@ -8,40 +8,22 @@ names and counts, never a token or a sample.
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from socketserver import BaseServer
-from typing import Literal, NamedTuple, Protocol, cast
+from typing import Literal, NamedTuple, cast
 
 import msgspec
 
 from stoker.errors import PlatformError, UsageError
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
+from stoker.launch.coordinator import Coordinator
 from stoker.logs import Log
 from stoker.records import FeedSettings
 
 # A scraper that sends or takes nothing for so long is cut off.
 REQUEST_SECONDS = 10.0
 LOOPBACK = "127.0.0.1"
-
-
-class FeedSeen(Protocol):
-    """The part of the coordinator, or of a double of it, that metrics show."""
-
-    @property
-    def progress(self) -> Mapping[int, Progress]:
-        """Returns the last report of each rank."""
-        ...
-
-    @property
-    def live_agents(self) -> frozenset[str]:
-        """Returns data hosts whose lease runs."""
-        ...
-
-    @property
-    def expected_agents(self) -> frozenset[str]:
-        """Returns all data hosts of the run."""
-        ...
 
 
 class _Metric(NamedTuple):
@@ -118,12 +100,12 @@ class Metrics:
     """Gives a scrape its metrics: a collector of prometheus-client.
 
     Args:
-        seen: The coordinator.
+        coordinator: What it knows of ranks and data hosts is shown.
         run_id: Label of every metric.
     """
 
-    def __init__(self, seen: FeedSeen, *, run_id: str) -> None:
-        self._seen = seen
+    def __init__(self, coordinator: Coordinator, *, run_id: str) -> None:
+        self._coordinator = coordinator
         self._run_id = run_id
 
     def collect(self) -> Iterator[object]:
@@ -146,15 +128,15 @@ class Metrics:
             "goes on with the hosts that are there.",
             labels=("run", "host"),
         )
-        live = self._seen.live_agents
-        for name in sorted(self._seen.expected_agents):
+        live = self._coordinator.live_agents
+        for name in sorted(self._coordinator.expected_agents):
             up.add_metric((self._run_id, name), float(name in live))
         yield up
 
     def _records(self) -> Iterator[tuple[msgspec.Struct, tuple[str, ...]]]:
         """Yields each record in the ranks' reports, with the values of its labels."""
         run = self._run_id
-        for number, report in sorted(self._seen.progress.items()):
+        for number, report in sorted(self._coordinator.progress.items()):
             rank = str(number)
             yield report, (run, rank)
             if report.feed is None:
@@ -168,13 +150,13 @@ class Metrics:
 
 @contextmanager
 def metrics_served(
-    feed: FeedSettings, seen: FeedSeen | None, *, run_id: str, log: Log
+    feed: FeedSettings, coordinator: Coordinator | None, *, run_id: str, log: Log
 ) -> Iterator[None]:
     """Serves /metrics during the block, where the settings ask for it.
 
     Args:
         feed: Port and interface.
-        seen: The coordinator; None in a run of one host, which has no feed to look into.
+        coordinator: None in a run of one host, which has no feed to look into.
         run_id: Of the run.
         log: Of the leader.
 
@@ -185,12 +167,12 @@ def metrics_served(
     if feed.metrics_port is None:
         yield
         return
-    if seen is None:
+    if coordinator is None:
         log.event("metrics_not_served", reason="a run of one host has no feed to look into")
         yield
         return
     address = feed.metrics_address or LOOPBACK
-    server, thread = _start(Metrics(seen, run_id=run_id), address, feed.metrics_port)
+    server, thread = _start(Metrics(coordinator, run_id=run_id), address, feed.metrics_port)
     log.event("metrics_served", address=address, port=feed.metrics_port)
     try:
         yield

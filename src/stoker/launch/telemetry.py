@@ -191,25 +191,24 @@ def _joined(rates: Iterable[tuple[float, _RateT]], whole: float) -> tuple[_RateT
     by_name: dict[str, list[tuple[float, _RateT]]] = {}
     for seconds, rate in rates:
         by_name.setdefault(rate.name, []).append((seconds, rate))
-    return tuple(_join(parts, whole=whole) for parts in by_name.values())
-
-
-def _join(parts: Sequence[tuple[float, _RateT]], *, whole: float) -> _RateT:
-    last = parts[-1][1]
-    figures = dataclasses.asdict(last)
-    for name in figures.keys() & _FIGURES.keys():
-        known = [(s, value) for s, rate in parts if (value := getattr(rate, name)) is not None]
-        total = sum(seconds * value for seconds, value in known)
-        match _FIGURES[name]:
-            case "rate":
-                figures[name] = total / whole
-            case "known" if known:
-                figures[name] = total / sum(seconds for seconds, _ in known)
-            case "most":
-                figures[name] = max(value for _, value in known)
-            case "sum":
-                figures[name] = sum(value for _, value in known)
-    return msgspec.convert(figures, type(last))
+    found = []
+    for parts in by_name.values():
+        last = parts[-1][1]
+        figures = dataclasses.asdict(last)
+        for name in figures.keys() & _FIGURES.keys():
+            known = [(s, value) for s, rate in parts if (value := getattr(rate, name)) is not None]
+            total = sum(seconds * value for seconds, value in known)
+            match _FIGURES[name]:
+                case "rate":
+                    figures[name] = total / whole
+                case "known" if known:
+                    figures[name] = total / sum(seconds for seconds, _ in known)
+                case "most":
+                    figures[name] = max(value for _, value in known)
+                case "sum":
+                    figures[name] = sum(value for _, value in known)
+        found.append(msgspec.convert(figures, type(last)))
+    return tuple(found)
 
 
 class _Share(NamedTuple):
@@ -219,6 +218,10 @@ class _Share(NamedTuple):
     seconds: float
     was: HostWork
     now: HostWork
+
+
+_NO_WORK = FeedWork(seconds=0.0)
+_NOTHING = Progress(rank=0, steps=0, samples=0, wait_seconds=0.0, compute_seconds=0.0)
 
 
 def interval_between(
@@ -238,11 +241,10 @@ def interval_between(
     for rank, now in sorted(after.items()):
         if now.feed is None:
             continue
-        then = before.get(rank)
-        if then is None or then.feed is None or then.feed.seconds > now.feed.seconds:
-            then, was = _unstarted(rank), FeedWork(seconds=0.0)
-        else:
-            was = then.feed
+        then = before.get(rank, _NOTHING)
+        was = then.feed or _NO_WORK
+        if was.seconds > now.feed.seconds:
+            then, was = _NOTHING, _NO_WORK
         span = now.feed.seconds - was.seconds
         if span <= 0:
             continue
@@ -271,10 +273,6 @@ def interval_between(
         ranks=tuple(ranks),
         hosts=tuple(_host_rate(name, shares) for name, shares in sorted(hosts.items())),
     )
-
-
-def _unstarted(rank: int) -> Progress:
-    return Progress(rank=rank, steps=0, samples=0, wait_seconds=0.0, compute_seconds=0.0)
 
 
 def _host_rate(name: str, shares: Sequence[_Share]) -> HostRate:
