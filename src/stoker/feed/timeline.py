@@ -215,13 +215,13 @@ class Steps:
         """Notes that the batch is there; its step begins."""
         self._open = (self._asked, self._clock(), samples)
         if self._timeline.usage is not None:
-            self._timeline.usage.got(samples)
+            self._timeline.usage.got()
 
     def took(self, *, seconds: float, wait: float, samples: int) -> None:
         """Notes a whole step that ends now, of which `wait` was waiting for its batch."""
         usage, start = self._timeline.usage, self._clock() - seconds
         if usage is not None:
-            usage.got(samples)
+            usage.got()
         self._open = (start, start + wait, samples)
         self._complete(start + seconds)
         if usage is not None:

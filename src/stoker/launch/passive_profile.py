@@ -10,7 +10,6 @@ counted in CPU-seconds of the dnn hosts' type.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median, quantiles
 
@@ -22,8 +21,17 @@ from stoker.feed import timeline
 from stoker.feed.resource_usage import LoaderUsage, RankUsage
 from stoker.feed.timeline import MeasuredStep
 from stoker.feed.wire.protocol import Progress
-from stoker.records import Group, Measured, Observed, Profile, ProfiledHost, Spread, StepTerms
-from stoker.records.base import Value
+from stoker.logs import now_utc
+from stoker.records import (
+    Group,
+    Measured,
+    Observed,
+    Profile,
+    ProfiledHost,
+    Spread,
+    StepTerms,
+    Training,
+)
 from stoker.records.profile import ProfiledData
 
 # The first steps of an epoch hold the start of workers and the filling of the pipeline.
@@ -122,55 +130,45 @@ UNMEASURED = ("accelerator", "loader")
 MIN_STEPS = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
-    """The hosts, types and processes that a run had.
-
-    Attributes:
-        groups: dnn first.
-        host_types: Type of each data host, by its name.
-        vcpus: Of this dnn host, usable.
-        processes_per_host: Of a dnn host.
-        what: For the record.
-    """
-
-    groups: tuple[Group, ...]
-    host_types: Mapping[str, str]
-    vcpus: int
-    processes_per_host: int
-    workload_sha256: str | None
-    what: Mapping[str, Value]
-
-
 def passive_profile(
-    ran: Ran,
+    record: Training,
     *,
     timelines: Mapping[int, Sequence[MeasuredStep]],
     usages: Sequence[RankUsage],
-    measured: Measured | None,
     progress: Mapping[int, Progress],
+    host_types: Mapping[str, str],
+    vcpus: int,
     catalog: Catalog,
 ) -> Profile | None:
     """Makes the profile of a run that ended, from what its ranks left; None if that is too little.
 
     Args:
+        record: Of the leader; its dnn group is the first.
         timelines: The main loader's steps of the leader's ranks.
         usages: What they used.
-        measured: What the timelines said.
         progress: Last report of each rank, where there is a data group.
+        host_types: Type of each data host, by its name.
+        vcpus: Of this dnn host, usable.
         catalog: For the CPU speeds of types.
     """
+    measured = record.measured
     if measured is None or measured.steps < MIN_STEPS or not measured.step_seconds:
         return None
     usage = [main for each in usages if (main := _main(each)) is not None]
-    dnn, *data = ran.groups
-    world = dnn.count * ran.processes_per_host
+    dnn, *data = record.groups
+    world = dnn.count * (dnn.processes_per_host or 1)
     waits = [
         median(block_means(steady(steps), lambda step: step.wait_seconds))
         for steps in timelines.values()
     ] or [measured.wait_seconds]
     sizes = [own.batch_bytes / own.sized_batches for own in usage if own.sized_batches]
-    terms, spread = _loading(usage, ran=ran, progress=progress, world=world, catalog=catalog)
+    made = [
+        world * seconds
+        for report in progress.values()
+        if (seconds := _batch_cpu_seconds(report, dnn, host_types=host_types, catalog=catalog))
+        is not None
+    ]
+    terms, spread = _loading(usage, made=made, dnn=dnn)
     step = StepTerms(
         step_seconds=measured.step_seconds,
         wait_seconds=min(max(waits), measured.step_seconds),
@@ -183,8 +181,8 @@ def passive_profile(
     # Of what is no term, or not known, there is no spread.
     known = {name for name, value in msgspec.structs.asdict(step).items() if value is not None}
     return Profile(
-        workload_sha256=ran.workload_sha256,
-        host=ProfiledHost(instance_type=dnn.instance_type, count=dnn.count, vcpus=ran.vcpus),
+        workload_sha256=record.workload_sha256,
+        host=ProfiledHost(instance_type=dnn.instance_type, count=dnn.count, vcpus=vcpus),
         data=tuple(
             ProfiledData(
                 instance_type=group.instance_type,
@@ -194,22 +192,29 @@ def passive_profile(
             for group in data
         ),
         step=step,
-        observed=_observed(usage, ran),
+        observed=_observed(usage, vcpus),
         unmeasured=UNMEASURED if is_elsewhere(usages) else (),
         spread={name: each for name, each in spread.items() if name in known},
-        what={**ran.what, "passive": True, "ranks": world, "steps": measured.steps},
+        what={
+            "run": record.job.name,
+            "when": now_utc(),
+            "status": record.status,
+            "passive": True,
+            "ranks": world,
+            "steps": measured.steps,
+        },
     )
 
 
 def _loading(
-    usage: Sequence[LoaderUsage],
-    *,
-    ran: Ran,
-    progress: Mapping[int, Progress],
-    world: int,
-    catalog: Catalog,
+    usage: Sequence[LoaderUsage], *, made: list[float], dnn: Group
 ) -> tuple[dict[str, float | None], dict[str, Spread]]:
     """Finds the cost of loading where it arises: in the feed, in children, or in the trainer.
+
+    Args:
+        usage: Of the main loader, rank by rank.
+        made: CPU-seconds of a global step's batches that the feed made, rank by rank.
+        dnn: The group of the ranks.
 
     Returns:
         Terms of a global step, as far as they are known, and their spreads.
@@ -217,12 +222,14 @@ def _loading(
     if any(own.is_elsewhere for own in usage):
         # The trainer's threads may make batches, and so may hosts that nobody here can see.
         return {}, {}
-    terms: dict[str, float | None] = {"num_workers": ran.groups[0].workers_per_host}
+    processes = dnn.processes_per_host or 1
+    world = dnn.count * processes
+    terms: dict[str, float | None] = {"num_workers": dnn.workers_per_host}
     trainer = fmean(own.trainer_cpu_seconds / own.steps for own in usage) if usage else None
     spans = [span for own in usage for span in own.spans]
     samples = {"trainer_cpu_seconds": [max(0.0, world * (own - feed)) for own, _, feed in spans]}
     counted = [own for own in usage if own.span_steps]
-    if made := _made_by_feed(progress, ran=ran, world=world, catalog=catalog):
+    if made:
         samples["loader_cpu_seconds"] = made
         terms["loader_cpu_seconds"] = fmean(made)
         receive = 0.0
@@ -246,25 +253,21 @@ def _loading(
             terms["loader_cpu_seconds"] = fmean(loads) * world
         terms["trainer_cpu_seconds"] = trainer * world
         workers = fmean(own.num_workers for own in usage)
-        terms["num_workers"] = round(workers * ran.processes_per_host)
+        terms["num_workers"] = round(workers * processes)
     return terms, {name: spread_of(values) for name, values in samples.items() if values}
 
 
-def _made_by_feed(
-    progress: Mapping[int, Progress], *, ran: Ran, world: int, catalog: Catalog
-) -> list[float]:
-    """Returns, rank by rank, the CPU-seconds of a global step's batches, on the dnn hosts' CPU."""
-    here = ran.groups[0].instance_type
-    found = []
-    for report in progress.values():
-        batches, seconds = 0, 0.0
-        for host in report.feed.hosts if report.feed else ():
-            kind = here if host.is_local else ran.host_types.get(host.host, here)
-            batches += host.batches
-            seconds += host.cpu_seconds * _speed(catalog, kind, over=here)
-        if batches:
-            found.append(world * seconds / batches)
-    return found
+def _batch_cpu_seconds(
+    report: Progress, dnn: Group, *, host_types: Mapping[str, str], catalog: Catalog
+) -> float | None:
+    """Returns what a batch of the feed cost, in CPU-seconds of the dnn hosts; None without any."""
+    here = dnn.instance_type
+    batches, seconds = 0, 0.0
+    for host in report.feed.hosts if report.feed else ():
+        kind = here if host.is_local else host_types.get(host.host, here)
+        batches += host.batches
+        seconds += host.cpu_seconds * _speed(catalog, kind, over=here)
+    return seconds / batches if batches else None
 
 
 def _speed(catalog: Catalog, instance_type: str, *, over: str) -> float:
@@ -309,7 +312,7 @@ def _read_bytes(usage: Sequence[LoaderUsage], world: int) -> float | None:
     return fmean(known) * world or None if known else None
 
 
-def _observed(usage: Sequence[LoaderUsage], ran: Ran) -> Observed | None:
+def _observed(usage: Sequence[LoaderUsage], vcpus: int) -> Observed | None:
     """Returns how busy the ranks of this host kept its vCPUs; None where that is not known."""
     if not usage or any(not own.wall_seconds for own in usage):
         return None
@@ -322,4 +325,4 @@ def _observed(usage: Sequence[LoaderUsage], ran: Ran) -> Observed | None:
         )
         for own in usage
     )
-    return Observed(cpu_utilization=min(1.0, busy / ran.vcpus), hosts=1)
+    return Observed(cpu_utilization=min(1.0, busy / vcpus), hosts=1)
